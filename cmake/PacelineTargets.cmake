@@ -1,0 +1,35 @@
+# What every target of this project is compiled with, and the two functions that make one.
+
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+
+add_library(paceline_options INTERFACE)
+target_compile_features(paceline_options INTERFACE cxx_std_20)
+target_compile_options(paceline_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Werror)
+if(PACELINE_SANITIZE)
+  target_compile_options(paceline_options INTERFACE -fsanitize=${PACELINE_SANITIZE}
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(paceline_options INTERFACE -fsanitize=${PACELINE_SANITIZE})
+endif()
+
+# paceline_layer(NAME SOURCES ... [LIBRARIES ...]): one folder below src/ as the OBJECT library
+# paceline_NAME. LIBRARIES may name layers and outside libraries; layers are not linked into each
+# other but all into whatever is built of them (paceline_compose).
+function(paceline_layer name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  add_library(paceline_${name} OBJECT ${arg_SOURCES})
+  set_target_properties(paceline_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(paceline_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+  target_link_libraries(paceline_${name}
+    PRIVATE $<BUILD_INTERFACE:paceline_options>
+    PUBLIC Threads::Threads $<BUILD_INTERFACE:${arg_LIBRARIES}>)
+endfunction()
+
+# paceline_compose(TARGET LAYER...): compiles these layers' objects into TARGET. An OBJECT library
+# gives its objects to what links it directly only, so every layer needed has to be named.
+function(paceline_compose target)
+  list(TRANSFORM ARGN PREPEND paceline_)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:paceline_options> ${ARGN})
+endfunction()

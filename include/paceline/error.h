@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace paceline {
+
+// Every exception that Paceline throws on purpose is an Error. The message says what was got, from
+// where, what is allowed and what to do; docs/errors.md lists the cases.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The program asked for something that is not allowed: an option, an argument, a call out of order.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A file does not hold what its format promises; the message names the path and the byte offset.
+class CorruptFile : public Error {
+ public:
+  using Error::Error;
+};
+
+// The base of the errors about other ranks.
+class PeerError : public Error {
+ public:
+  PeerError(const std::string& message, std::vector<int> ranks, std::string operation,
+            std::uint64_t sequence)
+      : Error(message),
+        ranks_(std::move(ranks)),
+        operation_(std::move(operation)),
+        sequence_(sequence) {}
+
+  // The ranks at fault, numbered as in the group whose operation failed, in ascending order.
+  const std::vector<int>& ranks() const { return ranks_; }
+  // What this rank was doing: "all_reduce", "connect", "backward" and so on.
+  const std::string& operation() const { return operation_; }
+  // The number of that operation in its group (in DDP: the step), counted from 1; 0 if it has none.
+  std::uint64_t sequence() const { return sequence_; }
+
+ private:
+  std::vector<int> ranks_;
+  std::string operation_;
+  std::uint64_t sequence_;
+};
+
+// A rank has ended, or has left the group because of an exception whose text is in the message.
+class PeerLost : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+// A rank is alive as far as can be seen and did not arrive before the deadline.
+class Timeout : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+// The ranks do not agree on what they do: another operation, shape, type, root or model.
+class Mismatch : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+}  // namespace paceline

@@ -1,0 +1,81 @@
+#include "base/cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace paceline::base {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<double> read_quota(const fs::path& directory) {
+  double quota = 0;
+  double period = 0;
+  if (std::ifstream file(directory / "cpu.max"); file >> quota >> period && period > 0) {
+    return quota / period;  // "max" is no number: no limit
+  }
+  std::ifstream quota_file(directory / "cpu.cfs_quota_us");
+  std::ifstream period_file(directory / "cpu.cfs_period_us");
+  if (quota_file >> quota && period_file >> period && quota > 0 && period > 0) {
+    return quota / period;
+  }
+  return std::nullopt;
+}
+
+// The process's path in the hierarchy that limits the CPU: "0::/a/b" (version 2) or
+// "4:cpu,cpuacct:/a/b" (version 1).
+struct Membership {
+  fs::path root;
+  fs::path group;
+};
+
+Membership find_membership() {
+  const fs::path mount = "/sys/fs/cgroup";
+  Membership found{mount, mount};
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const fs::path path = fs::path(line.substr(second + 1)).relative_path();
+    if (controllers.find(",cpu,") != std::string::npos)
+      return {mount / "cpu", mount / "cpu" / path};
+    if (controllers == ",,") found.group = mount / path;
+  }
+  return found;
+}
+
+int affinity_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+}  // namespace
+
+int cgroup_cores(const fs::path& root, const fs::path& cgroup) {
+  std::optional<double> tightest;
+  for (fs::path at = cgroup;; at = at.parent_path()) {
+    if (const auto quota = read_quota(at)) {
+      tightest = tightest ? std::min(*tightest, *quota) : *quota;
+    }
+    if (at == root || at == at.parent_path()) break;
+  }
+  return tightest ? std::max(1, static_cast<int>(std::ceil(*tightest))) : 0;
+}
+
+int available_cores() {
+  const Membership membership = find_membership();
+  const int quota = cgroup_cores(membership.root, membership.group);
+  const int cores = std::max(1, affinity_cores());
+  return quota > 0 ? std::min(cores, quota) : cores;
+}
+
+}  // namespace paceline::base

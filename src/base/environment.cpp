@@ -1,0 +1,96 @@
+#include "base/environment.h"
+
+#include <fmt/format.h>
+
+#include <paceline/error.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+namespace paceline::base {
+namespace {
+
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+
+int parse_int(const char* name, std::string_view text, int low, int high) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+    throw UsageError(fmt::format("{}={} is not a whole number {}", name, text,
+                                 high == kMaxInt ? fmt::format("of at least {}", low)
+                                                 : fmt::format("from {} to {}", low, high)));
+  }
+  return value;
+}
+
+class Reader {
+ public:
+  explicit Reader(const Getenv& getenv) : getenv_(getenv) {}
+
+  std::optional<std::string> text(const char* name) const {
+    const char* const value = getenv_(name);
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return value;
+  }
+
+  std::optional<int> integer(const char* name, int low, int high = kMaxInt) const {
+    const auto value = text(name);
+    if (!value) return std::nullopt;
+    return parse_int(name, *value, low, high);
+  }
+
+  std::vector<int> integers(const char* name) const {
+    std::vector<int> values;
+    const auto list = text(name);
+    if (!list) return values;
+    for (std::size_t begin = 0; begin <= list->size();) {
+      const std::size_t end = std::min(list->find(',', begin), list->size());
+      values.push_back(
+          parse_int(name, std::string_view(*list).substr(begin, end - begin), 0, kMaxInt));
+      begin = end + 1;
+    }
+    return values;
+  }
+
+ private:
+  const Getenv& getenv_;
+};
+
+void check_below(const char* name, std::optional<int> value, const char* bound_name,
+                 std::optional<int> bound) {
+  if (value && bound && *value >= *bound) {
+    throw UsageError(fmt::format("{}={} is not below {}={}", name, *value, bound_name, *bound));
+  }
+}
+
+}  // namespace
+
+Environment parse_environment(const Getenv& getenv) {
+  const Reader read(getenv);
+  Environment result;
+  result.rank = read.integer("RANK", 0);
+  result.world_size = read.integer("WORLD_SIZE", 1);
+  result.local_rank = read.integer("LOCAL_RANK", 0);
+  result.local_world_size = read.integer("LOCAL_WORLD_SIZE", 1);
+  result.node_rank = read.integer("GROUP_RANK", 0);
+  result.master_addr = read.text("MASTER_ADDR");
+  result.master_port = read.integer("MASTER_PORT", 0, 65535);
+  result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
+  result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
+  result.links = read.integers("PACELINE_LINKS");
+  result.store_fd = read.integer("PACELINE_STORE_FD", 0);
+  check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
+  check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
+  return result;
+}
+
+const Environment& environment() {
+  static const Environment instance =
+      parse_environment([](const char* name) { return std::getenv(name); });
+  return instance;
+}
+
+}  // namespace paceline::base

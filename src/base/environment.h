@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paceline::base {
+
+// What a launcher told this process, in torchrun's variables and two of our own.
+// An unset or empty variable is nullopt.
+struct Environment {
+  std::optional<int> rank;                 // RANK
+  std::optional<int> world_size;           // WORLD_SIZE
+  std::optional<int> local_rank;           // LOCAL_RANK
+  std::optional<int> local_world_size;     // LOCAL_WORLD_SIZE
+  std::optional<int> node_rank;            // GROUP_RANK
+  std::optional<std::string> master_addr;  // MASTER_ADDR
+  std::optional<int> master_port;          // MASTER_PORT
+  bool use_agent_store = false;            // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves
+                                           // the store at MASTER_ADDR:MASTER_PORT
+  std::optional<int> restart_count;        // TORCHELASTIC_RESTART_COUNT
+  std::optional<std::string> error_file;   // TORCHELASTIC_ERROR_FILE
+
+  // PACELINE_LINKS, set by `paceline run`: inherited Unix seqpacket sockets, comma separated. Rank
+  // 0 has one for each other rank, in order; each other rank has the one that leads to rank 0.
+  std::vector<int> links;
+  // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
+  // file of a c10d::FileStore.
+  std::optional<int> store_fd;
+};
+
+using Getenv = std::function<const char*(const char*)>;
+
+// Throws UsageError naming the variable, its value and what is allowed.
+Environment parse_environment(const Getenv& getenv);
+
+// The environment of this process as it was at the first call. Throws as parse_environment does.
+const Environment& environment();
+
+}  // namespace paceline::base

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <paceline/log.h>
+
+#include <string_view>
+
+namespace paceline::base {
+
+bool has_log_callback();
+void log_message(LogLevel level, std::string_view message);
+
+template <typename... Args>
+void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  if (has_log_callback()) log_message(level, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace paceline::base

@@ -1,0 +1,160 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "base/cores.h"
+#include "base/deadline.h"
+#include "base/environment.h"
+#include "base/errno_error.h"
+#include "base/log.h"
+#include "base/unique_fd.h"
+
+namespace paceline::base {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Environment parse(const std::map<std::string, std::string>& variables) {
+  return parse_environment([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string parse_failure(const std::map<std::string, std::string>& variables) {
+  try {
+    parse(variables);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Environment, EmptyIsNothingSet) {
+  const Environment environment = parse({{"RANK", ""}});
+  EXPECT_FALSE(environment.rank);
+  EXPECT_FALSE(environment.world_size);
+  EXPECT_FALSE(environment.use_agent_store);
+  EXPECT_TRUE(environment.links.empty());
+}
+
+TEST(Environment, ReadsTorchrunsVariables) {
+  const Environment environment = parse({{"RANK", "3"},
+                                         {"WORLD_SIZE", "4"},
+                                         {"LOCAL_RANK", "1"},
+                                         {"LOCAL_WORLD_SIZE", "2"},
+                                         {"GROUP_RANK", "1"},
+                                         {"MASTER_ADDR", "127.0.0.1"},
+                                         {"MASTER_PORT", "29500"},
+                                         {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                         {"PACELINE_LINKS", "7,8,21"},
+                                         {"PACELINE_STORE_FD", "9"}});
+  EXPECT_EQ(environment.rank, 3);
+  EXPECT_EQ(environment.world_size, 4);
+  EXPECT_EQ(environment.local_rank, 1);
+  EXPECT_EQ(environment.local_world_size, 2);
+  EXPECT_EQ(environment.node_rank, 1);
+  EXPECT_EQ(environment.master_addr, "127.0.0.1");
+  EXPECT_EQ(environment.master_port, 29500);
+  EXPECT_TRUE(environment.use_agent_store);
+  EXPECT_THAT(environment.links, ElementsAre(7, 8, 21));
+  EXPECT_EQ(environment.store_fd, 9);
+}
+
+TEST(Environment, BadValuesAreNamed) {
+  EXPECT_EQ(parse_failure({{"RANK", "-1"}}), "RANK=-1 is not a whole number of at least 0");
+  EXPECT_EQ(parse_failure({{"WORLD_SIZE", "two"}}),
+            "WORLD_SIZE=two is not a whole number of at least 1");
+  EXPECT_EQ(parse_failure({{"MASTER_PORT", "65536"}}),
+            "MASTER_PORT=65536 is not a whole number from 0 to 65535");
+  EXPECT_EQ(parse_failure({{"RANK", "4"}, {"WORLD_SIZE", "4"}}),
+            "RANK=4 is not below WORLD_SIZE=4");
+  EXPECT_EQ(parse_failure({{"RANK", "99999999999"}}),
+            "RANK=99999999999 is not a whole number of at least 0");
+  for (const char* links : {"1,", ",", "1,,2", "x", "1;2", "-1"}) {
+    EXPECT_THAT(parse_failure({{"PACELINE_LINKS", links}}), HasSubstr("PACELINE_LINKS=")) << links;
+  }
+}
+
+TEST(Deadline, CountsDownAndForEverDoesNotOverflow) {
+  EXPECT_TRUE(Deadline::after(0ms).expired());
+  EXPECT_EQ(Deadline::after(0ms).remaining(), 0ms);
+  const Deadline never = Deadline::after(std::chrono::milliseconds::max());
+  EXPECT_FALSE(never.expired());
+  EXPECT_GT(never.remaining(), std::chrono::hours(24 * 365));
+}
+
+TEST(UniqueFd, ClosesOnceAndMoves) {
+  UniqueFd first(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int fd = first.get();
+  UniqueFd second(std::move(first));
+  EXPECT_EQ(second.get(), fd);
+  EXPECT_NE(::fcntl(fd, F_GETFD), -1);
+  second.reset();
+  EXPECT_EQ(::fcntl(fd, F_GETFD), -1);
+}
+
+TEST(ErrnoError, SaysReasonAndName) {
+  EXPECT_STREQ(errno_error("cannot open x", ENOENT).what(),
+               "cannot open x: No such file or directory (ENOENT)");
+  EXPECT_STREQ(errno_error("odd", 9999).what(), "odd: unknown error (9999)");
+}
+
+TEST(Log, GoesToTheCallbackOnly) {
+  std::vector<std::string> seen;
+  log(LogLevel::info, "nobody listens to {}", 1);
+  set_log_callback([&](LogLevel, std::string_view message) { seen.emplace_back(message); });
+  log(LogLevel::warning, "rank {} of {}", 1, 2);
+  set_log_callback({});
+  log(LogLevel::error, "nobody again");
+  EXPECT_THAT(seen, ElementsAre("rank 1 of 2"));
+}
+
+class CgroupCores : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = ::testing::TempDir() + "cgroup.XXXXXX";
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    root_ = name;
+    std::filesystem::create_directories(root_ / "a/b");
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& file, const std::string& text) {
+    std::ofstream(root_ / file) << text;
+  }
+  std::filesystem::path root_;
+};
+
+TEST_F(CgroupCores, TightestQuotaOnThePathCounts) {
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
+  write("a/b/cpu.max", "max 100000\n");
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
+  write("a/cpu.max", "150000 100000\n");
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 2);
+  write("cpu.max", "50000 100000\n");
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 1);
+  write("cpu.max", "nonsense");
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 2);
+}
+
+TEST_F(CgroupCores, VersionOneToo) {
+  write("a/cpu.cfs_quota_us", "300000\n");
+  write("a/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 3);
+  write("a/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
+}
+
+TEST(Cores, AtLeastOne) {
+  EXPECT_GE(available_cores(), 1);
+}
+
+}  // namespace
+}  // namespace paceline::base
