@@ -1,0 +1,100 @@
+# Finds LibTorch without TorchConfig.cmake, which refuses a CUDA wheel where no CUDA toolkit is.
+#
+# Looked for, in this order:
+#   LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): what was given on
+#     purpose, so a version outside the wanted range there is an error;
+#   the package `torch` of the active Python, found but not imported: it may be there for another
+#     purpose, so one outside the range is skipped, and that is said;
+#   LibTorch_FALLBACK: where tools/setup puts it.
+# Nothing is cached: a later configure sees a torch that has moved or changed.
+#
+# Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_PREFIX (the directory with include/ and lib/)
+# and makes the target LibTorch::torch.
+
+# Sets `out` to the version whose headers lie below `prefix`, or to "" where there is no LibTorch.
+function(_libtorch_read_version prefix out)
+  set(${out} "" PARENT_SCOPE)
+  # Before 2.9 the numbers stood in the second of these headers.
+  foreach(header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+    if(NOT EXISTS ${prefix}/include/${header} OR NOT EXISTS ${prefix}/lib/libtorch_cpu.so)
+      continue()
+    endif()
+    file(READ ${prefix}/include/${header} text)
+    if(text MATCHES "TORCH_VERSION_MAJOR ([0-9]+).*TORCH_VERSION_MINOR ([0-9]+).*TORCH_VERSION_PATCH ([0-9]+)")
+      set(${out} ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}.${CMAKE_MATCH_3} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+# Sets `out` to the directories that may be meant by what the user gave.
+function(_libtorch_given_prefixes out)
+  set(prefixes ${LibTorch_ROOT} $ENV{LibTorch_ROOT})
+  foreach(dir ${Torch_DIR} $ENV{Torch_DIR})
+    list(APPEND prefixes ${dir}/../../..)  # <prefix>/share/cmake/Torch
+  endforeach()
+  string(REPLACE ":" ";" environment "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(dir ${CMAKE_PREFIX_PATH} ${environment})
+    # A prefix, a site-packages directory, or torch.utils.cmake_prefix_path (<prefix>/share/cmake).
+    list(APPEND prefixes ${dir} ${dir}/torch ${dir}/../..)
+  endforeach()
+  set(${out} ${prefixes} PARENT_SCOPE)
+endfunction()
+
+function(_libtorch_python_prefix out)
+  execute_process(
+    COMMAND python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    RESULT_VARIABLE result OUTPUT_VARIABLE dir ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT result EQUAL 0)
+    set(dir "")
+  endif()
+  set(${out} ${dir} PARENT_SCOPE)
+endfunction()
+
+include(FindPackageHandleStandardArgs)
+set(LibTorch_PREFIX "")
+set(LibTorch_VERSION "")
+set(_libtorch_reason "No LibTorch was found: set Torch_DIR or CMAKE_PREFIX_PATH to one, or run tools/setup, which puts it into .deps")
+
+_libtorch_given_prefixes(_libtorch_given)
+_libtorch_python_prefix(_libtorch_python)
+foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_python} ${LibTorch_FALLBACK})
+  get_filename_component(_libtorch_dir ${_libtorch_dir} ABSOLUTE)
+  _libtorch_read_version(${_libtorch_dir} _libtorch_version)
+  if(NOT _libtorch_version)
+    continue()
+  endif()
+  find_package_check_version(${_libtorch_version} _libtorch_usable HANDLE_VERSION_RANGE)
+  if(NOT _libtorch_usable AND _libtorch_dir STREQUAL "${_libtorch_python}")
+    message(STATUS "Skipping the active Python's LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
+                   "wanted is ${LibTorch_FIND_VERSION_COMPLETE}")
+    continue()
+  endif()
+  if(_libtorch_usable)
+    set(LibTorch_PREFIX ${_libtorch_dir})
+    set(LibTorch_VERSION ${_libtorch_version})
+  else()
+    set(_libtorch_reason "${_libtorch_dir} holds LibTorch ${_libtorch_version}, wanted is ${LibTorch_FIND_VERSION_COMPLETE}: take it out of LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH, or name another")
+  endif()
+  break()
+endforeach()
+
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_PREFIX
+  VERSION_VAR LibTorch_VERSION
+  HANDLE_VERSION_RANGE
+  REASON_FAILURE_MESSAGE "${_libtorch_reason}")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
+  add_library(LibTorch::c10 SHARED IMPORTED)
+  set_target_properties(LibTorch::c10 PROPERTIES
+    IMPORTED_LOCATION ${LibTorch_PREFIX}/lib/libc10.so)
+  target_include_directories(LibTorch::c10 INTERFACE
+    ${LibTorch_PREFIX}/include ${LibTorch_PREFIX}/include/torch/csrc/api/include)
+  target_compile_features(LibTorch::c10 INTERFACE cxx_std_20)
+
+  add_library(LibTorch::torch SHARED IMPORTED)
+  set_target_properties(LibTorch::torch PROPERTIES
+    IMPORTED_LOCATION ${LibTorch_PREFIX}/lib/libtorch_cpu.so)
+  target_link_libraries(LibTorch::torch INTERFACE LibTorch::c10)
+endif()
