@@ -3,9 +3,10 @@
 # Looked for, in this order:
 #   LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): what was given on
 #     purpose, so a version outside the wanted range there is an error;
-#   the package `torch` of the active Python, found but not imported: it may be there for another
-#     purpose, so one outside the range is skipped, and that is said;
+#   the package `torch` of the active Python, found but not imported;
 #   LibTorch_FALLBACK: where tools/setup puts it.
+# The last two may be there for another purpose or from another day, so a version outside the
+# range is skipped there, and that is said.
 # Nothing is cached: a later configure sees a torch that has moved or changed.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_PREFIX (the directory with include/ and lib/)
@@ -52,30 +53,28 @@ function(_libtorch_python_prefix out)
 endfunction()
 
 include(FindPackageHandleStandardArgs)
-set(LibTorch_PREFIX "")
-set(LibTorch_VERSION "")
+unset(LibTorch_PREFIX)
+unset(LibTorch_VERSION)
 set(_libtorch_reason "No LibTorch was found: set Torch_DIR or CMAKE_PREFIX_PATH to one, or run tools/setup, which puts it into .deps")
 
 _libtorch_given_prefixes(_libtorch_given)
-_libtorch_python_prefix(_libtorch_python)
-foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_python} ${LibTorch_FALLBACK})
+_libtorch_python_prefix(_libtorch_by_chance)
+list(APPEND _libtorch_by_chance ${LibTorch_FALLBACK})
+foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
   get_filename_component(_libtorch_dir ${_libtorch_dir} ABSOLUTE)
   _libtorch_read_version(${_libtorch_dir} _libtorch_version)
   if(NOT _libtorch_version)
     continue()
   endif()
   find_package_check_version(${_libtorch_version} _libtorch_usable HANDLE_VERSION_RANGE)
-  if(NOT _libtorch_usable AND _libtorch_dir STREQUAL "${_libtorch_python}")
-    message(STATUS "Skipping the active Python's LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
+  if(NOT _libtorch_usable AND _libtorch_dir IN_LIST _libtorch_by_chance)
+    message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
                    "wanted is ${LibTorch_FIND_VERSION_COMPLETE}")
     continue()
   endif()
-  if(_libtorch_usable)
-    set(LibTorch_PREFIX ${_libtorch_dir})
-    set(LibTorch_VERSION ${_libtorch_version})
-  else()
-    set(_libtorch_reason "${_libtorch_dir} holds LibTorch ${_libtorch_version}, wanted is ${LibTorch_FIND_VERSION_COMPLETE}: take it out of LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH, or name another")
-  endif()
+  set(LibTorch_PREFIX ${_libtorch_dir})
+  set(LibTorch_VERSION ${_libtorch_version})
+  set(_libtorch_reason "Take that one out of LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH, or name another there")
   break()
 endforeach()
 
@@ -85,7 +84,8 @@ find_package_handle_standard_args(LibTorch
   HANDLE_VERSION_RANGE
   REASON_FAILURE_MESSAGE "${_libtorch_reason}")
 
-if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
+# A script (cmake -P) may ask whether there is a LibTorch, but has no targets.
+if(LibTorch_FOUND AND NOT TARGET LibTorch::torch AND NOT CMAKE_SCRIPT_MODE_FILE)
   add_library(LibTorch::c10 SHARED IMPORTED)
   set_target_properties(LibTorch::c10 PROPERTIES
     IMPORTED_LOCATION ${LibTorch_PREFIX}/lib/libc10.so)

@@ -1,0 +1,7 @@
+# The LibTorch this project is built with. tools/setup runs it as a script (cmake -P) to learn whether
+# one is there.
+
+cmake_minimum_required(VERSION 3.25)
+list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
+get_filename_component(LibTorch_FALLBACK ${CMAKE_CURRENT_LIST_DIR}/../.deps/torch ABSOLUTE)
+find_package(LibTorch 2.15...<2.16 REQUIRED)
