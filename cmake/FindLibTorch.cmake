@@ -74,7 +74,7 @@ foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
   endif()
   set(LibTorch_PREFIX ${_libtorch_dir})
   set(LibTorch_VERSION ${_libtorch_version})
-  set(_libtorch_reason "Take that one out of LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH, or name another there")
+  set(_libtorch_reason "${_libtorch_dir} holds LibTorch ${_libtorch_version}, wanted is ${LibTorch_FIND_VERSION_COMPLETE}: name another in LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH")
   break()
 endforeach()
 
