@@ -1,0 +1,40 @@
+# Short names for what tools/ and CMake do.
+
+NPROC ?= 2
+PREFIX ?= /usr/local
+ARGS ?=
+
+.PHONY: help run build test lint bench install clean
+
+help:  ## print this
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+
+run:  ## train the Fashion-MNIST example on NPROC=2 ranks; ARGS go to the example
+	@tools/setup run
+	@test -f build/release/build.ninja || \
+	  cmake --preset release -DPACELINE_TESTS=OFF -DPACELINE_BENCHMARKS=OFF
+	@cmake --build --preset release --target bin/paceline bin/fashion_mnist
+	@build/release/bin/paceline run --nproc-per-node $(NPROC) build/release/bin/fashion_mnist $(ARGS)
+
+build:  ## build everything
+	@tools/setup test
+	@tools/configure release
+	@cmake --build --preset release
+
+test:  ## run all tests, then those of the torch-free layers under sanitizers
+	@tools/setup test
+	@tools/run_tests release asan tsan
+
+lint:  ## check format, includes and clang-tidy's findings
+	@tools/setup lint
+	@tools/configure release
+	@tools/lint
+
+bench: build  ## measure; ARGS go to paceline bench (default: collectives)
+	@build/release/bin/paceline bench $(or $(ARGS),collectives)
+
+install: build  ## install to PREFIX=/usr/local
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean:  ## remove what was built, not .deps
+	@rm -rf build
