@@ -1,0 +1,77 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <string_view>
+
+#include <paceline/error.h>
+
+#include "launch/program.h"
+#include "other_command.h"
+#include "run_command.h"
+
+namespace {
+
+constexpr int kUsageExitCode = 2;
+
+constexpr std::string_view kHelp =
+    R"(Distributed data-parallel training for C++.
+
+Usage: paceline COMMAND [arguments...]
+
+Commands:
+  run      start a program as several processes on this machine
+  bench    measure collectives and training steps
+  doctor   describe this machine and what Paceline finds on it
+
+paceline COMMAND --help tells more. For example:
+  paceline run --nproc-per-node 2 ./train
+)";
+
+// A pipe that got one of these numbers could not be told from the standard streams.
+void open_standard_streams() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) ::close(fd);
+}
+
+int dispatch(int argc, char** argv) {
+  const std::string_view command = argc > 1 ? argv[1] : "--help";
+  if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
+  if (command == "bench" || command == "doctor") {
+    paceline::app::become_other_command(std::string(command), argv + 1);
+  }
+  if (command == "--help" || command == "-h" || command == "help") {
+    std::fputs(kHelp.data(), stdout);
+    return 0;
+  }
+  if (command == "--version") {
+    std::puts("paceline " PACELINE_VERSION);
+    return 0;
+  }
+  throw paceline::UsageError(fmt::format("'{}' is no command: run, bench and doctor are", command));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_standard_streams();
+  const char* const prefix =
+      argc > 1 && std::string_view(argv[1]) == "run" ? "paceline run" : "paceline";
+  try {
+    return dispatch(argc, argv);
+  } catch (const paceline::launch::ProgramError& error) {
+    fmt::print(stderr, "{}: {}\n", prefix, error.what());
+    return error.exit_code();
+  } catch (const paceline::UsageError& error) {
+    fmt::print(stderr, "{}: {}\n{} --help tells more\n", prefix, error.what(), prefix);
+    return kUsageExitCode;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}: {}\n", prefix, error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,27 @@
+#include "other_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include <paceline/error.h>
+
+#include "base/errno_error.h"
+
+namespace paceline::app {
+
+void become_other_command(const std::string& name, char** arguments) {
+  const auto here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const auto beside = here / ("paceline-" + name);
+  const auto libexec = here.parent_path() / "libexec" / "paceline" / ("paceline-" + name);
+  for (const auto& path : {beside, libexec}) {
+    if (!std::filesystem::exists(path)) continue;
+    ::execv(path.c_str(), arguments);
+    throw base::errno_error(fmt::format("cannot execute {}", path.string()));
+  }
+  throw UsageError(fmt::format("paceline {} is not installed: there is neither {} nor {}", name,
+                               beside.string(), libexec.string()));
+}
+
+}  // namespace paceline::app

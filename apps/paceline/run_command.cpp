@@ -1,0 +1,92 @@
+#include "run_command.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/cores.h"
+#include "base/errno_error.h"
+#include "launch/console.h"
+#include "launch/job.h"
+#include "launch/program.h"
+#include "launch/report.h"
+#include "run_options.h"
+
+namespace paceline::app {
+namespace {
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      throw base::errno_error(fd == STDOUT_FILENO ? "cannot write to standard output"
+                                                  : "cannot write to standard error");
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+launch::Console::Target target(int fd) {
+  return {[fd](std::string_view text) { write_all(fd, text); }, ::isatty(fd) != 0};
+}
+
+// Of the terminal behind `fd`; 0 if there is none, 80 if it does not say.
+int terminal_columns(int fd) {
+  if (::isatty(fd) == 0) return 0;
+  winsize size{};
+  return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string plural(int count, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
+// Sets the threads of each process unless the user has, and says what they are.
+std::string choose_threads(launch::JobSpec& spec, int cores) {
+  const std::string processes = plural(spec.processes, "process", "processes");
+  const char* const chosen = std::getenv("OMP_NUM_THREADS");
+  if (chosen != nullptr && *chosen != '\0') {
+    return fmt::format("paceline: {}, OMP_NUM_THREADS={} each ({})\n", processes, chosen,
+                       plural(cores, "core", "cores"));
+  }
+  const int threads = std::max(1, cores / spec.processes);
+  spec.environment["OMP_NUM_THREADS"] = std::to_string(threads);
+  return fmt::format("paceline: {}, {} each ({})\n", processes,
+                     plural(threads, "thread", "threads"), plural(cores, "core", "cores"));
+}
+
+}  // namespace
+
+int run_command(const std::vector<std::string>& arguments) {
+  const int cores = base::available_cores();
+  std::string help;
+  auto spec = parse_run_options(arguments, cores, help);
+  if (!spec) {
+    write_all(STDOUT_FILENO, help);
+    return 0;
+  }
+  launch::find_program(spec->command.front());  // if there is none, that is all there is to say
+  const auto [least, most] =
+      std::minmax({terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO)});
+  // Told to the worker only if both are terminals: whichever it draws on, it is seen.
+  if (least > 0) spec->terminal_columns = launch::Console::columns_beside_prefix(least);
+  const std::string heading = choose_threads(*spec, cores);
+  launch::Console console(target(STDOUT_FILENO), target(STDERR_FILENO), spec->processes, most);
+  spec->output = [&](int rank, launch::Stream stream, std::string_view bytes) {
+    console.write(rank, stream, bytes);
+  };
+  spec->forward_signals = true;
+  write_all(STDERR_FILENO, heading);
+  const launch::JobResult result = launch::run_job(*spec);
+  console.finish();
+  write_all(STDERR_FILENO, launch::failure_report(result));
+  return result.exit_code();
+}
+
+}  // namespace paceline::app

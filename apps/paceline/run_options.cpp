@@ -1,0 +1,174 @@
+#include "run_options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <memory>
+
+#include <paceline/error.h>
+
+namespace paceline::app {
+namespace {
+
+struct Flags {
+  std::string nproc_per_node = "1";
+  std::string nnodes = "1";
+  std::string master_addr = "127.0.0.1";
+  std::optional<int> master_port;
+  bool pass_local_rank = false;
+  double failure_grace = 0.5;
+  double stop_grace = 5;
+};
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(30); }
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "\nUsage: paceline run [flags] program [arguments...]\n\n";
+  }
+  // Without its leading empty line; there is one between groups already.
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
+    return CLI::Formatter::make_group(group, is_positional, options).substr(1);
+  }
+};
+
+void describe(CLI::App& app, Flags& flags) {
+  app.formatter(std::make_shared<HelpFormatter>());
+  // Defaults stand in the descriptions: CLI11 would print its own type and range beside them.
+  const auto add = [&](const std::string& name, auto& value, const char* unit, const char* group,
+                       const char* description) {
+    return app.add_option(name, value, description)->type_name(unit)->group(group);
+  };
+  const char* const processes = "Processes";
+  const char* const rendezvous = "Rendezvous";
+  const char* const stopping = "Stopping";
+  add("--nproc-per-node", flags.nproc_per_node, "N", processes,
+      "How many processes (default 1); auto or cpu: one per core");
+  add("--nnodes", flags.nnodes, "N", processes, "How many machines: only 1 (default) so far");
+  app.add_flag("--pass-local-rank", flags.pass_local_rank,
+               "Append --local_rank=R to the arguments of local rank R's process")
+      ->group(processes);
+  add("--master-addr", flags.master_addr, "HOST", rendezvous,
+      "MASTER_ADDR of the processes (default 127.0.0.1)");
+  add("--master-port", flags.master_port, "PORT", rendezvous,
+      "MASTER_PORT of the processes (default: one that is free)");
+  add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
+      "From the first failure to SIGTERM for the others (default 0.5)");
+  add("--stop-grace", flags.stop_grace, "SECONDS", stopping,
+      "From SIGTERM, or from Ctrl-C, to SIGKILL (default 5)");
+  app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
+  app.footer(
+      "Flags may also be spelled with underscores, as in --nproc_per_node; those after the\n"
+      "program belong to the program. Each process gets RANK, LOCAL_RANK, WORLD_SIZE and\n"
+      "torchrun's other variables, and OMP_NUM_THREADS unless it is set: the cores divided by\n"
+      "the processes. The exit code is that of the first process that failed, 128 + N if\n"
+      "signal N ended it.\n"
+      "\n"
+      "Example:\n"
+      "  paceline run --nproc-per-node 2 ./train --epochs 5");
+}
+
+// The name that CLI11 knows: "--nproc_per_node=2" is "--nproc-per-node=2".
+std::string with_dashes(std::string flag) {
+  std::replace(flag.begin(),
+               flag.begin() + static_cast<std::ptrdiff_t>(std::min(flag.find('='), flag.size())),
+               '_', '-');
+  return flag;
+}
+
+// Splits our flags from the program and what belongs to it.
+struct SplitArguments {
+  std::vector<std::string> flags;
+  std::vector<std::string> command;
+};
+
+SplitArguments split(const CLI::App& app, const std::vector<std::string>& arguments) {
+  SplitArguments result;
+  auto at = arguments.begin();
+  while (at != arguments.end() && at->size() > 1 && at->front() == '-' && *at != "--") {
+    const std::string& flag = result.flags.emplace_back(with_dashes(*at++));
+    const std::size_t equals = flag.find('=');
+    const CLI::Option* const option = app.get_option_no_throw(flag.substr(0, equals));
+    if (option == nullptr) throw UsageError(fmt::format("there is no flag {}", flag));
+    const bool takes_value = option->get_items_expected_max() > 0;
+    if (equals != std::string::npos) {
+      if (!takes_value) throw UsageError(fmt::format("{}: this flag takes no value", flag));
+    } else if (takes_value && at != arguments.end()) {
+      result.flags.push_back(*at++);
+    }
+  }
+  if (at != arguments.end() && *at == "--") ++at;
+  result.command.assign(at, arguments.end());
+  return result;
+}
+
+int parse_processes(const std::string& text, int cores) {
+  if (text == "auto" || text == "cpu") return cores;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
+      value > launch::kMaxProcesses) {
+    throw UsageError(
+        fmt::format("--nproc-per-node {}: a number from 1 to {}, auto or cpu is needed", text,
+                    launch::kMaxProcesses));
+  }
+  return value;
+}
+
+std::chrono::milliseconds parse_seconds(const char* flag, double seconds) {
+  constexpr double day = 86400;
+  if (!(seconds >= 0 && seconds <= day)) {
+    throw UsageError(fmt::format("{} {}: 0 to {} seconds are possible", flag, seconds, day));
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+launch::JobSpec make_spec(const Flags& flags, int cores) {
+  if (flags.nnodes != "1") {
+    throw UsageError(fmt::format(
+        "--nnodes {}: paceline run starts processes on this machine only; leave the flag out",
+        flags.nnodes));
+  }
+  launch::JobSpec spec;
+  spec.processes = parse_processes(flags.nproc_per_node, cores);
+  spec.pass_local_rank = flags.pass_local_rank;
+  spec.master_addr = flags.master_addr;
+  if (flags.master_port) {
+    if (*flags.master_port < 1 || *flags.master_port > 65535) {
+      throw UsageError(
+          fmt::format("--master-port {}: a number from 1 to 65535 is needed", *flags.master_port));
+    }
+    spec.master_port = *flags.master_port;
+  }
+  spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);
+  spec.stop_grace = parse_seconds("--stop-grace", flags.stop_grace);
+  return spec;
+}
+
+}  // namespace
+
+std::optional<launch::JobSpec> parse_run_options(const std::vector<std::string>& arguments,
+                                                 int cores, std::string& help) {
+  CLI::App app("Starts a program as several processes on this machine.");
+  Flags flags;
+  describe(app, flags);
+  SplitArguments parts = split(app, arguments);
+  std::reverse(parts.flags.begin(), parts.flags.end());  // as CLI11 wants them
+  try {
+    app.parse(parts.flags);
+  } catch (const CLI::CallForHelp&) {
+    help = app.help();
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  launch::JobSpec spec = make_spec(flags, cores);
+  spec.command = std::move(parts.command);
+  if (spec.command.empty()) throw UsageError("which program? Its name goes after the flags");
+  return spec;
+}
+
+}  // namespace paceline::app

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/job.h"
+
+namespace paceline::app {
+
+// Translates the arguments after `paceline run`. Nothing if they ask for help, which is then in
+// `help`. Throws UsageError.
+std::optional<launch::JobSpec> parse_run_options(const std::vector<std::string>& arguments,
+                                                 int cores, std::string& help);
+
+}  // namespace paceline::app

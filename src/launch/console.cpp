@@ -1,0 +1,96 @@
+#include "launch/console.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace paceline::launch {
+namespace {
+
+std::string prefix(int rank) {
+  return fmt::format("[rank{}]: ", rank);
+}
+
+}  // namespace
+
+Console::Console(Target out, Target err, int ranks, int columns)
+    : targets_{std::move(out), std::move(err)},
+      sources_(static_cast<std::size_t>(ranks)),
+      columns_(columns) {}
+
+Console::Source& Console::source(int rank, Stream stream) {
+  return sources_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)];
+}
+
+int Console::columns_beside_prefix(int columns) {
+  return std::max(1, columns - static_cast<int>(prefix(0).size()));
+}
+
+void Console::write(int rank, Stream stream, std::string_view bytes) {
+  if (target(stream).terminal) {
+    write_screen(rank, stream, bytes);
+  } else {
+    write_plain(rank, stream, bytes);
+  }
+}
+
+void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
+  std::string text;
+  source(rank, stream).plain.feed(bytes, [&](std::string_view line, char end) {
+    text.append(prefix(rank)).append(line).push_back(end);
+  });
+  if (!text.empty()) target(stream).write(text);
+}
+
+void Console::write_screen(int rank, Stream stream, std::string_view bytes) {
+  std::string lines;
+  source(rank, stream).screen.feed(bytes, [&](std::string_view line) {
+    lines.append(prefix(rank)).append(line).push_back('\n');
+  });
+  if (rank == 0) bar_stream_ = stream;
+  if (lines.empty() && rank != 0) return;
+  std::string text = erase_bar();
+  text += lines;
+  text += draw_bar();
+  if (!text.empty()) target(stream).write(text);
+}
+
+std::string Console::erase_bar() {
+  return std::exchange(bar_drawn_, false) ? "\r\x1b[K" : "";
+}
+
+std::string Console::draw_bar() {
+  const std::string_view bar = source(0, bar_stream_).screen.current();
+  // A line that wraps could not be erased; it waits for its end.
+  bar_drawn_ = !bar.empty() && display_width(bar) <= columns_beside_prefix(columns_);
+  return bar_drawn_ ? prefix(0).append(bar) : std::string();
+}
+
+void Console::finish() {
+  for (const Stream stream : {Stream::out, Stream::err}) {
+    std::string text = target(stream).terminal ? erase_bar() : "";
+    for (int rank = 0; rank < static_cast<int>(sources_.size()); ++rank) {
+      const Source& from = source(rank, stream);
+      const auto rest = target(stream).terminal ? from.screen.current() : from.plain.pending();
+      if (!rest.empty()) text.append(prefix(rank)).append(rest).push_back('\n');
+    }
+    if (!text.empty()) target(stream).write(text);
+  }
+}
+
+int display_width(std::string_view text) {
+  int width = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte == 0x1b && i + 1 < text.size() && text[i + 1] == '[') {
+      // An escape sequence "\x1b[31m" ends with a byte from '@' to '~'.
+      for (i += 2; i < text.size() && (text[i] < '@' || text[i] > '~');) ++i;
+    } else if (byte >= 0x20 && (byte & 0xC0) != 0x80) {
+      ++width;  // not a control character, not a continuation of a UTF-8 sequence
+    }
+  }
+  return width;
+}
+
+}  // namespace paceline::launch

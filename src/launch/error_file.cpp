@@ -1,0 +1,90 @@
+#include "launch/error_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/errno_error.h"
+#include "base/unique_fd.h"
+
+namespace paceline::launch {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMaxBytes = 1 << 20;
+
+// A worker may have put anything there, a FIFO too: only a regular file is read, without blocking.
+std::optional<std::string> read_small_file(const std::filesystem::path& path) {
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
+      static_cast<std::size_t>(info.st_size) > kMaxBytes) {
+    return std::nullopt;
+  }
+  std::string text(static_cast<std::size_t>(info.st_size), '\0');
+  const ssize_t size = ::read(fd.get(), text.data(), text.size());
+  if (size < 0) return std::nullopt;
+  text.resize(static_cast<std::size_t>(size));
+  return text;
+}
+
+std::optional<std::string> text_of(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) return std::nullopt;
+  return found->get<std::string>();
+}
+
+std::vector<int> blamed_ranks_of(const json& message) {
+  std::vector<int> ranks;
+  const auto extra = message.find("extraInfo");
+  if (extra == message.end() || !extra->is_object()) return ranks;
+  const auto blamed = extra->find("blamed_ranks");
+  if (blamed == extra->end() || !blamed->is_array()) return ranks;
+  for (const json& rank : *blamed) {
+    if (rank.is_number_integer()) ranks.push_back(rank.get<int>());
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void write_error_file(const std::filesystem::path& path, std::string_view message,
+                      std::span<const int> blamed_ranks) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  json extra = {
+      {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())}};
+  if (!blamed_ranks.empty()) extra["blamed_ranks"] = blamed_ranks;
+  const json content = {{"message", {{"message", message}, {"extraInfo", extra}}}};
+
+  const auto temporary = fmt::format("{}.{}", path.string(), ::getpid());
+  std::ofstream file(temporary);
+  file << content.dump(-1, ' ', false, json::error_handler_t::replace);
+  file.close();
+  if (!file || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int code = errno;
+    ::unlink(temporary.c_str());
+    throw base::errno_error(fmt::format("cannot write the error file {}", path.string()), code);
+  }
+}
+
+std::optional<ErrorFile> read_error_file(const std::filesystem::path& path) {
+  const auto text = read_small_file(path);
+  if (!text) return std::nullopt;
+  const json content = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!content.is_object()) return std::nullopt;
+  if (auto message = text_of(content, "message")) return ErrorFile{std::move(*message), {}};
+  const auto inner = content.find("message");
+  if (inner == content.end() || !inner->is_object()) return std::nullopt;
+  auto message = text_of(*inner, "message");
+  if (!message) return std::nullopt;
+  return ErrorFile{std::move(*message), blamed_ranks_of(*inner)};
+}
+
+}  // namespace paceline::launch

@@ -1,0 +1,68 @@
+#include "launch/inheritance.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <string>
+
+#include "base/errno_error.h"
+
+namespace paceline::launch {
+namespace {
+
+Error descriptor_error(const char* what) {
+  const bool limit = errno == EMFILE;
+  const Error error = base::errno_error(what);
+  return limit ? Error(std::string(error.what()) + "; raise the limit with ulimit -n") : error;
+}
+
+}  // namespace
+
+Inheritance make_inheritance(int ranks) {
+  Inheritance result;
+  result.links.resize(static_cast<std::size_t>(ranks));
+  for (std::size_t rank = 1; rank < result.links.size(); ++rank) {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+      throw descriptor_error("cannot create the link between two ranks");
+    }
+    result.links[0].emplace_back(ends[0]);
+    result.links[rank].emplace_back(ends[1]);
+  }
+  result.store = base::UniqueFd(::memfd_create("paceline-store", MFD_CLOEXEC));
+  if (!result.store) throw descriptor_error("cannot create the ranks' shared file");
+  return result;
+}
+
+Pipe make_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw descriptor_error("cannot create a pipe for a rank's output");
+  }
+  Pipe pipe{base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+  if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
+    throw base::errno_error("cannot make a pipe non-blocking");
+  }
+  return pipe;
+}
+
+int find_free_port() {
+  const base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (!fd || ::bind(fd.get(), generic, size) != 0 || ::getsockname(fd.get(), generic, &size) != 0) {
+    throw base::errno_error("cannot find a free port on 127.0.0.1 for MASTER_PORT");
+  }
+  return ntohs(address.sin_port);
+}
+
+}  // namespace paceline::launch

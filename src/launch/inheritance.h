@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace paceline::launch {
+
+// The descriptors that the workers of a job inherit, all closed on exec until a worker claims its
+// own. The creating process has to close them after the workers have started: a link hangs up when
+// the last copy of its other end is gone.
+struct Inheritance {
+  std::vector<std::vector<base::UniqueFd>> links;  // of each rank, as PACELINE_LINKS describes
+  base::UniqueFd store;                            // an empty memfd
+};
+
+// Throws Error.
+Inheritance make_inheritance(int ranks);
+
+struct Pipe {
+  base::UniqueFd read_end;  // does not block
+  base::UniqueFd write_end;
+};
+
+// Throws Error.
+Pipe make_pipe();
+
+// A TCP port of 127.0.0.1 that nobody listens on at the moment. Throws Error.
+int find_free_port();
+
+}  // namespace paceline::launch

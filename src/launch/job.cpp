@@ -1,0 +1,216 @@
+#include "launch/job.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/errno_error.h"
+#include "launch/inheritance.h"
+#include "launch/last_lines.h"
+#include "launch/program.h"
+#include "launch/signal_forwarding.h"
+#include "launch/supervision.h"
+#include "launch/worker_environment.h"
+
+namespace paceline::launch {
+namespace {
+
+namespace fs = std::filesystem;
+using base::UniqueFd;
+
+class PrivateDirectory {
+ public:
+  PrivateDirectory() {
+    std::error_code error;
+    const fs::path parent = fs::temp_directory_path(error);
+    std::string name = (error ? fs::path("/tmp") : parent) / "paceline-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw base::errno_error(fmt::format("cannot create the directory {} for error files", name));
+    }
+    path_ = name;
+  }
+  PrivateDirectory(const PrivateDirectory&) = delete;
+  PrivateDirectory& operator=(const PrivateDirectory&) = delete;
+  ~PrivateDirectory() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+void check(const JobSpec& spec) {
+  if (spec.processes < 1 || spec.processes > kMaxProcesses) {
+    throw UsageError(fmt::format("cannot start {} processes: 1 to {} are possible", spec.processes,
+                                 kMaxProcesses));
+  }
+  if (spec.command.empty()) throw UsageError("there is no program to start");
+  if (spec.master_port < 0 || spec.master_port > 65535) {
+    throw UsageError(
+        fmt::format("{} is not a port: 1 to 65535 are, 0 stands for a free one", spec.master_port));
+  }
+}
+
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+// The output of one rank on its way to the caller.
+struct Source {
+  int rank;
+  Stream stream;
+  UniqueFd fd;
+};
+
+class Job {
+ public:
+  explicit Job(const JobSpec& spec);
+  JobResult run();
+
+ private:
+  Worker make_worker(int rank, const Inheritance& inheritance) const;
+  UniqueFd add_source(int rank, Stream stream);
+  void pass_output_until_end(Supervision& supervision);
+  void forward_signal(Supervision& supervision, int signal);
+  bool read_some(Source& source);
+  JobResult collect(std::span<const WorkerState> workers) const;
+
+  const JobSpec& spec_;
+  const std::string file_;
+  const PrivateDirectory directory_;
+  const JobIdentity identity_;
+  SignalForwarding signals_;
+  std::vector<Source> sources_;
+  std::vector<LastLines> last_lines_;
+  int signal_ = 0;
+};
+
+Job::Job(const JobSpec& spec)
+    : spec_(spec),
+      file_(find_program(spec.command.front())),
+      identity_{random_id(), spec.master_port != 0 ? spec.master_port : find_free_port(),
+                directory_.path()},
+      signals_(spec.forward_signals),
+      last_lines_(static_cast<std::size_t>(spec.processes)) {}
+
+JobResult Job::run() {
+  std::optional<Supervision> supervision;
+  {
+    // Only the workers are to hold these ends, or no hang-up would tell of their end.
+    const Inheritance inheritance = make_inheritance(spec_.processes);
+    const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!null) throw base::errno_error("cannot open /dev/null");
+    std::vector<UniqueFd> write_ends;
+    Plan plan{.workers = {},
+              .worker_mask = signals_.original_mask(),
+              .failure_grace = spec_.failure_grace,
+              .stop_grace = spec_.stop_grace,
+              .directory = directory_.path()};
+    for (int rank = 0; rank < spec_.processes; ++rank) {
+      Worker& worker = plan.workers.emplace_back(make_worker(rank, inheritance));
+      worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
+      worker.standard[1] = write_ends.emplace_back(add_source(rank, Stream::out)).get();
+      worker.standard[2] = write_ends.emplace_back(add_source(rank, Stream::err)).get();
+    }
+    supervision.emplace(plan);
+  }
+  pass_output_until_end(*supervision);
+  return collect(supervision->result());
+}
+
+Worker Job::make_worker(int rank, const Inheritance& inheritance) const {
+  Worker worker;
+  worker.file = file_;
+  worker.arguments = spec_.command;
+  if (spec_.pass_local_rank) worker.arguments.push_back(fmt::format("--local_rank={}", rank));
+  for (const UniqueFd& link : inheritance.links[static_cast<std::size_t>(rank)]) {
+    worker.inherited.push_back(link.get());
+  }
+  worker.environment = worker_environment(spec_, identity_, rank, worker.inherited,
+                                          inheritance.store.get(), ::environ);
+  worker.inherited.push_back(inheritance.store.get());
+  return worker;
+}
+
+UniqueFd Job::add_source(int rank, Stream stream) {
+  Pipe pipe = make_pipe();
+  sources_.push_back({rank, stream, std::move(pipe.read_end)});
+  return std::move(pipe.write_end);
+}
+
+void Job::pass_output_until_end(Supervision& supervision) {
+  std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
+  for (const Source& source : sources_) fds.push_back({source.fd.get(), POLLIN, 0});
+  for (bool ended = false; !ended;) {
+    if (::poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) {
+      throw base::errno_error("cannot wait for the workers");
+    }
+    // Looked at before the output: what is read after the end is all there is.
+    ended = fds[0].revents != 0;
+    while (const int signal = signals_.next()) forward_signal(supervision, signal);
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      if (!ended && fds[i + 2].revents == 0) continue;
+      bool open = read_some(sources_[i]);
+      while (ended && open) open = read_some(sources_[i]);
+      if (!open) fds[i + 2].fd = -1;
+    }
+  }
+}
+
+// False at the end, and once the workers have ended also where there is nothing more.
+bool Job::read_some(Source& source) {
+  std::array<char, 65536> buffer;
+  const ssize_t size = ::read(source.fd.get(), buffer.data(), buffer.size());
+  if (size <= 0) return false;
+  const std::string_view bytes(buffer.data(), static_cast<std::size_t>(size));
+  last_lines_[static_cast<std::size_t>(source.rank)].feed(source.stream, bytes);
+  if (spec_.output) spec_.output(source.rank, source.stream, bytes);
+  return true;
+}
+
+void Job::forward_signal(Supervision& supervision, int signal) {
+  if (signal == SIGTSTP) {
+    supervision.send(SIGSTOP);
+    ::raise(SIGSTOP);
+    supervision.send(SIGCONT);
+    return;
+  }
+  supervision.send(signal == SIGINT && signal_ == SIGINT ? SIGKILL : signal);
+  if (signal_ == 0) signal_ = signal;
+}
+
+JobResult Job::collect(std::span<const WorkerState> workers) const {
+  JobResult result{.ranks = {}, .signal = signal_};
+  for (std::size_t rank = 0; rank < workers.size(); ++rank) {
+    result.ranks.push_back(
+        {.status = workers[rank].status,
+         .order = workers[rank].order,
+         .stopped = workers[rank].stopped,
+         .error = read_error_file(error_file_path(identity_, static_cast<int>(rank))),
+         .last_lines = last_lines_[rank].lines()});
+  }
+  return result;
+}
+
+}  // namespace
+
+JobResult run_job(const JobSpec& spec) {
+  check(spec);
+  return Job(spec).run();
+}
+
+}  // namespace paceline::launch

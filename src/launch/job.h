@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "launch/job_result.h"
+#include "launch/output.h"
+
+namespace paceline::launch {
+
+constexpr int kMaxProcesses = 1024;
+
+// N processes of one program on this machine.
+struct JobSpec {
+  int processes = 1;                 // 1 to kMaxProcesses
+  std::vector<std::string> command;  // the program, found as a shell would, and its arguments
+  bool pass_local_rank = false;      // append --local_rank=R to the arguments
+
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;  // 0: one that is free now
+
+  // Set for every worker, on top of this process's environment.
+  std::map<std::string, std::string> environment;
+  // The columns that rank 0 has for a progress bar where its output ends on a terminal, which it
+  // cannot see itself; told as PACELINE_TERMINAL. 0: no terminal.
+  int terminal_columns = 0;
+
+  // Called on the thread of run_job. May be empty.
+  OutputSink output;
+
+  // SIGINT, SIGTERM, SIGHUP and SIGTSTP are taken from the calling thread while the job runs and
+  // passed on to the workers, except those that this process ignores. The first that ends the job
+  // is JobResult::signal; a second SIGINT kills at once. Other threads have to block them.
+  bool forward_signals = false;
+
+  // From the first failure to SIGTERM: the time in which the other ranks notice and say so.
+  std::chrono::milliseconds failure_grace{500};
+  // From SIGTERM, or a forwarded signal, to SIGKILL.
+  std::chrono::milliseconds stop_grace{5000};
+};
+
+// Starts the processes, waits for all of them and returns how they ended. Each leads a process
+// group of its own, has torchrun's variables and those of base/environment.h, and only the
+// descriptors 0, 1, 2 and those the variables name; rank 0 has this process's standard input unless
+// that is a terminal, the others have none.
+//
+// No process of the job outlives the call, nor this process if it is killed: a supervisor process
+// is the parent of the workers, adopts what they leave behind and ends all of it.
+//
+// Throws UsageError for a bad spec, ProgramError (nothing was started), and Error for what the
+// system refuses. An exception from `output` kills the job and leaves through here.
+JobResult run_job(const JobSpec& spec);
+
+}  // namespace paceline::launch

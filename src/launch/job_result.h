@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/error_file.h"
+
+namespace paceline::launch {
+
+struct RankResult {
+  int status = 0;        // as wait() gives it
+  int order = 0;         // 0 for the rank that ended first, and so on
+  bool stopped = false;  // it ended after the job was told to stop
+  std::optional<ErrorFile> error;
+  std::vector<std::string> last_lines;
+};
+
+struct JobResult {
+  std::vector<RankResult> ranks;
+  int signal = 0;  // the signal that was passed on and ended the job, if one did
+
+  // The rank whose failure ended the job; nothing if none failed before the job was told to stop.
+  // Where an error file blames another rank that failed by itself too, it is that one: a rank that
+  // loses its peer may well be gone before the peer is.
+  std::optional<int> first_failed() const;
+
+  // 0, or that of the rank that failed first, or 128 + signal.
+  int exit_code() const;
+};
+
+// The code for a status as wait() gives it: 128 + signal for a death by a signal.
+int exit_code_of(int status);
+
+}  // namespace paceline::launch

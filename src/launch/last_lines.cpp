@@ -1,0 +1,24 @@
+#include "launch/last_lines.h"
+
+namespace paceline::launch {
+
+void LastLines::feed(Stream stream, std::string_view bytes) {
+  streams_[static_cast<std::size_t>(stream)].feed(bytes,
+                                                  [this](std::string_view line) { keep(line); });
+}
+
+std::vector<std::string> LastLines::lines() const {
+  LastLines all = *this;
+  for (const ScreenLine& stream : streams_) {
+    if (!stream.current().empty()) all.keep(stream.current());
+  }
+  return {all.lines_.begin(), all.lines_.end()};
+}
+
+void LastLines::keep(std::string_view line) {
+  if (lines_.size() == kMaxLines) lines_.pop_front();
+  lines_.emplace_back(line.substr(0, kMaxBytes));
+  if (line.size() > kMaxBytes) lines_.back() += "...";
+}
+
+}  // namespace paceline::launch

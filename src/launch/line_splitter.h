@@ -1,0 +1,71 @@
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+namespace paceline::launch {
+
+// Cuts a stream of bytes at '\n' and '\r'. A line longer than kMaxLine is cut there too, so that a
+// worker that never ends a line cannot fill the launcher's memory.
+class LineSplitter {
+ public:
+  static constexpr std::size_t kMaxLine = 1 << 20;
+
+  // Calls emit(std::string_view line, char end) for each line that `bytes` completes; `end`, '\n'
+  // or '\r', is not part of the line.
+  template <typename Emit>
+  void feed(std::string_view bytes, Emit&& emit) {
+    while (!bytes.empty()) {
+      const std::size_t end = std::min(bytes.find_first_of("\r\n"), bytes.size());
+      const std::size_t taken = std::min(end, kMaxLine - pending_.size());
+      pending_.append(bytes.substr(0, taken));
+      bytes.remove_prefix(taken);
+      if (!bytes.empty() && taken == end) {
+        emit_pending(bytes.front(), emit);
+        bytes.remove_prefix(1);
+      } else if (pending_.size() == kMaxLine) {
+        emit_pending('\n', emit);
+      }
+    }
+  }
+
+  // The start of a line whose end has not come yet.
+  std::string_view pending() const { return pending_; }
+
+ private:
+  template <typename Emit>
+  void emit_pending(char end, Emit& emit) {
+    emit(std::string_view(pending_), end);
+    pending_.clear();
+  }
+
+  std::string pending_;
+};
+
+// The same for a reader who sees a terminal: text after a '\r' replaces the line so far, as a
+// progress bar means it.
+class ScreenLine {
+ public:
+  // Calls emit(std::string_view line) for each line that a '\n' in `bytes` completes.
+  template <typename Emit>
+  void feed(std::string_view bytes, Emit&& emit) {
+    splitter_.feed(bytes, [&](std::string_view line, char end) {
+      if (!line.empty()) shown_ = line;
+      if (end == '\r') return;
+      emit(std::string_view(shown_));
+      shown_.clear();
+    });
+  }
+
+  // The line so far.
+  std::string_view current() const {
+    return splitter_.pending().empty() ? std::string_view(shown_) : splitter_.pending();
+  }
+
+ private:
+  LineSplitter splitter_;
+  std::string shown_;
+};
+
+}  // namespace paceline::launch

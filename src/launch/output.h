@@ -1,0 +1,13 @@
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+namespace paceline::launch {
+
+enum class Stream { out, err };
+
+// Receives what a rank wrote, in pieces that need not end where lines do.
+using OutputSink = std::function<void(int rank, Stream stream, std::string_view bytes)>;
+
+}  // namespace paceline::launch

@@ -1,0 +1,64 @@
+#include "launch/process_tree.h"
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+
+namespace paceline::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <typename Number>
+bool take_number(std::string_view& text, Number& number) {
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return error == std::errc();
+}
+
+std::multimap<pid_t, Process> processes_by_parent() {
+  std::multimap<pid_t, Process> processes;
+  std::error_code error;
+  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream file(entry->path() / "stat");
+    const std::string stat(std::istreambuf_iterator<char>(file), {});  // empty if it has just ended
+    if (const auto process = parse_stat(stat)) processes.emplace(process->parent, *process);
+  }
+  return processes;
+}
+
+}  // namespace
+
+std::optional<Process> parse_stat(std::string_view stat) {
+  Process process{};
+  std::string_view rest = stat;
+  if (!take_number(rest, process.pid)) return std::nullopt;
+  // "PID (name) state parent group": the name may hold anything, parentheses and newlines too.
+  const std::size_t name_end = rest.rfind(')');
+  if (name_end == std::string_view::npos || name_end + 3 >= rest.size()) return std::nullopt;
+  rest.remove_prefix(name_end + 3);
+  if (!take_number(rest, process.parent) || !take_number(rest, process.group)) return std::nullopt;
+  return process;
+}
+
+std::vector<Process> descendants(pid_t root) {
+  auto processes = processes_by_parent();
+  std::vector<Process> found;
+  const auto add_children = [&](pid_t parent) {
+    const auto [begin, end] = processes.equal_range(parent);
+    for (auto child = begin; child != end; ++child) found.push_back(child->second);
+    processes.erase(begin, end);  // no snapshot: a number used twice must not make a cycle
+  };
+  add_children(root);
+  for (std::size_t i = 0; i < found.size(); ++i) add_children(found[i].pid);
+  return found;
+}
+
+}  // namespace paceline::launch

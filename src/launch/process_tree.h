@@ -1,0 +1,24 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace paceline::launch {
+
+struct Process {
+  pid_t pid;
+  pid_t parent;
+  pid_t group;
+};
+
+// What /proc/PID/stat begins with; nothing if `stat` is not the content of such a file.
+std::optional<Process> parse_stat(std::string_view stat);
+
+// The children of `root`, their children and so on, as /proc shows them now. Processes that are
+// just being created may be missing: repeat until there are none.
+std::vector<Process> descendants(pid_t root);
+
+}  // namespace paceline::launch

@@ -1,0 +1,113 @@
+#include "launch/report.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "launch/signal_names.h"
+
+namespace paceline::launch {
+namespace {
+
+constexpr std::size_t kMaxMessage = 4000;
+constexpr std::size_t kMaxSummary = 300;
+
+std::string clip(std::string_view text, std::size_t size) {
+  if (text.size() <= size) return std::string(text);
+  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;  // UTF-8
+  return fmt::format("{}...", text.substr(0, size));
+}
+
+// Each line of `text` after the first moved below the first's start.
+std::string indent(std::string_view text, std::string_view space) {
+  std::string result;
+  for (const char c : text) {
+    result += c;
+    if (c == '\n') result += space;
+  }
+  return result;
+}
+
+std::string_view first_line(std::string_view text) {
+  return text.substr(0, text.find('\n'));
+}
+
+std::string_view without_trailing_newlines(std::string_view text) {
+  return text.substr(0, text.find_last_not_of("\r\n ") + 1);
+}
+
+std::string describe_other(const RankResult& rank) {
+  if (rank.stopped && WIFSIGNALED(rank.status)) {
+    return fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));
+  }
+  std::string text = describe_end(rank.status);
+  if (rank.stopped) text += " when told to stop";
+  if (rank.error) {
+    text += ": " + clip(first_line(without_trailing_newlines(rank.error->message)), kMaxSummary);
+  }
+  return text;
+}
+
+// In the order in which they ended; neighbours with the same end share a line.
+std::string describe_others(const JobResult& result, int first) {
+  std::vector<int> ranks(result.ranks.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto at = [&](int rank) -> const RankResult& {
+    return result.ranks[static_cast<std::size_t>(rank)];
+  };
+  std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return at(a).order < at(b).order; });
+
+  std::vector<std::pair<std::vector<int>, std::string>> groups;
+  for (const int rank : ranks) {
+    if (rank == first) continue;
+    std::string end = describe_other(at(rank));
+    if (groups.empty() || groups.back().second != end) groups.push_back({{}, std::move(end)});
+    groups.back().first.push_back(rank);
+  }
+  std::string text;
+  for (auto& [members, end] : groups) {
+    std::sort(members.begin(), members.end());
+    text += fmt::format("  {} {}: {}\n", members.size() == 1 ? "rank" : "ranks",
+                        fmt::join(members, ", "), end);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string describe_end(int status) {
+  if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
+  const int signal = WTERMSIG(status);
+  const auto meaning = signal_meaning(signal);
+  return fmt::format("killed by {}{}", signal_name(signal),
+                     meaning.empty() ? "" : fmt::format(" ({})", meaning));
+}
+
+std::string failure_report(const JobResult& result) {
+  const auto first = result.first_failed();
+  if (!first) {
+    return result.signal == 0
+               ? ""
+               : fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
+  }
+  const RankResult& rank = result.ranks[static_cast<std::size_t>(*first)];
+  std::string text =
+      fmt::format("paceline: rank {}{} {}\n", *first,
+                  result.ranks.size() > 1 ? " failed first:" : "", describe_end(rank.status));
+  if (rank.error) {
+    const auto message = clip(without_trailing_newlines(rank.error->message), kMaxMessage);
+    text += fmt::format("  error: {}\n", indent(message, "         "));
+  }
+  if (!rank.last_lines.empty()) {
+    text += fmt::format("  last lines of rank {}:\n", *first);
+    for (const std::string& line : rank.last_lines) text += fmt::format("    | {}\n", line);
+  }
+  return text + describe_others(result, *first);
+}
+
+}  // namespace paceline::launch

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "launch/job_result.h"
+
+namespace paceline::launch {
+
+// "exited with code 1", "killed by SIGKILL (often the kernel's out-of-memory killer)".
+std::string describe_end(int status);
+
+// The block that tells which rank failed first, how, and what became of the others; lines ended by
+// '\n'. One line if the job was ended by a signal; empty if nothing failed.
+std::string failure_report(const JobResult& result);
+
+}  // namespace paceline::launch

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <csignal>
+
+#include "base/unique_fd.h"
+
+namespace paceline::launch {
+
+// While it lives, SIGINT, SIGTERM, SIGHUP and SIGTSTP are blocked on the thread that made it and
+// can be read from fd() instead; those that the process ignores stay ignored.
+class SignalForwarding {
+ public:
+  // Throws Error. If not `enabled`, it does nothing and has no fd.
+  explicit SignalForwarding(bool enabled);
+  SignalForwarding(const SignalForwarding&) = delete;
+  SignalForwarding& operator=(const SignalForwarding&) = delete;
+  ~SignalForwarding();
+
+  int fd() const { return fd_.get(); }
+  // The next signal, 0 if there is none.
+  int next();
+  // What the thread's mask was before.
+  const sigset_t& original_mask() const { return original_mask_; }
+
+ private:
+  sigset_t original_mask_{};
+  base::UniqueFd fd_;
+};
+
+}  // namespace paceline::launch

@@ -1,0 +1,50 @@
+#include "launch/signal_names.h"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstring>
+
+namespace paceline::launch {
+
+std::string signal_name(int signal) {
+  const char* const name = ::sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+std::string_view signal_meaning(int signal) {
+  switch (signal) {
+    case SIGKILL:
+      return "often the kernel's out-of-memory killer";
+    case SIGSEGV:
+      return "an invalid memory access";
+    case SIGBUS:
+      return "memory that is not there: often a full /dev/shm, or a mapped file cut short";
+    case SIGABRT:
+      return "an uncaught exception, a failed assertion or a corrupted heap";
+    case SIGFPE:
+      return "usually an integer division by zero";
+    case SIGILL:
+      return "usually an instruction that this processor lacks";
+    case SIGTRAP:
+      return "a breakpoint or a failed check";
+    case SIGSYS:
+      return "a system call that a sandbox forbids";
+    case SIGPIPE:
+      return "it wrote to a pipe or socket that nobody reads";
+    case SIGXCPU:
+      return "the limit on CPU time";
+    case SIGXFSZ:
+      return "the limit on the size of a file";
+    case SIGTERM:
+      return "something outside asked it to stop";
+    case SIGINT:
+      return "Ctrl-C";
+    case SIGHUP:
+      return "its terminal was closed";
+    default:
+      return "";
+  }
+}
+
+}  // namespace paceline::launch

@@ -1,0 +1,96 @@
+#include "launch/supervision.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <new>
+
+#include "base/errno_error.h"
+
+namespace paceline::launch {
+namespace {
+
+std::string start_failure(const std::string& program, int code) {
+  std::string message = base::errno_error(fmt::format("cannot start {}", program), code).what();
+  if (code == ENOENT) message += "; the interpreter that its first line names may be missing";
+  if (code == ENOEXEC) message += "; a script needs a first line such as #!/bin/sh";
+  return message;
+}
+
+}  // namespace
+
+Supervision::SharedMemory::SharedMemory(std::size_t workers)
+    : size_(sizeof(SharedState) + workers * sizeof(WorkerState)),
+      address_(::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+  if (address_ == MAP_FAILED) throw base::errno_error("cannot map memory for the supervisor");
+  auto* const states =
+      reinterpret_cast<WorkerState*>(static_cast<char*>(address_) + sizeof(SharedState));
+  new (address_) SharedState{0, {states, workers}};
+}
+
+Supervision::SharedMemory::~SharedMemory() {
+  ::munmap(address_, size_);
+}
+
+Supervision::Supervision(const Plan& plan)
+    : memory_(plan.workers.size()), program_(plan.workers.front().file) {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw base::errno_error("cannot create the supervisor's socket");
+  }
+  control_ = base::UniqueFd(ends[0]);
+  const base::UniqueFd far_end(ends[1]);
+  const base::UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!self) throw base::errno_error("cannot watch the launcher's process");
+
+  // Blocked before the fork: no signal may reach a supervisor that is not ready.
+  sigset_t all;
+  sigset_t mask;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &mask);
+  pid_ = ::fork();
+  // Other threads' locks may be held here for ever, except malloc's, which glibc releases.
+  if (pid_ == 0) supervise(plan, memory_.state(), far_end.get(), self.get());
+  const int code = errno;
+  ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  if (pid_ < 0) throw base::errno_error("cannot start the supervisor", code);
+}
+
+// Shut down, not just closed: a process forked meanwhile may have a copy.
+Supervision::~Supervision() {
+  send(SIGKILL);
+  ::shutdown(control_.get(), SHUT_WR);
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Supervision::send(int signal) {
+  ::send(control_.get(), &signal, sizeof(signal), MSG_NOSIGNAL);
+}
+
+std::span<const WorkerState> Supervision::result() {
+  const SharedState& state = memory_.state();
+  if (state.start_error != 0) throw Error(start_failure(program_, state.start_error));
+  for (const WorkerState& worker : state.workers) {
+    if (worker.ended) continue;
+    kill_unsupervised();
+    throw Error("the job's supervisor process was killed, and the workers with it");
+  }
+  return state.workers;
+}
+
+// The workers die with their supervisor; this is for the rest of their groups.
+void Supervision::kill_unsupervised() {
+  for (const WorkerState& worker : memory_.state().workers) {
+    if (worker.pid != 0 && !worker.ended) ::kill(-worker.pid, SIGKILL);
+  }
+}
+
+}  // namespace paceline::launch

@@ -1,0 +1,265 @@
+#include "launch/supervisor.h"
+
+#include <linux/close_range.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "launch/process_tree.h"
+
+namespace paceline::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+using base::UniqueFd;
+
+// Killing is repeated, for processes that were being created meanwhile, at growing intervals, for
+// those that the kernel cannot end yet.
+constexpr auto kFirstKillInterval = 10ms;
+constexpr auto kLastKillInterval = 500ms;
+
+// Above all the other ends of the links and pipes, which tell of a worker's end by hanging up.
+void close_all_but(std::vector<int> keep) {
+  std::sort(keep.begin(), keep.end());
+  unsigned first = 0;
+  for (const int fd : keep) {
+    const auto kept = static_cast<unsigned>(fd);
+    if (kept > first) ::close_range(first, kept - 1, 0);
+    first = kept + 1;
+  }
+  ::close_range(first, ~0U, 0);
+}
+
+class Supervisor {
+ public:
+  Supervisor(const Plan& plan, SharedState& state, int control, int launcher);
+
+  void run();
+
+ private:
+  // The job only moves forward through these.
+  enum class Phase { running, failing, stopping, killing };
+
+  void start_workers();
+  void watch(std::size_t rank, pid_t pid);
+  void close_foreign_descriptors() const;
+  bool anything_left() const;
+  void wait_for_event();
+  void receive_command();
+  void collect_ends();
+  void record_end(std::size_t rank, int status);
+  void check_deadline();
+  void stop(int signal);
+  void kill_all();
+  void signal_all(int signal);
+  bool in_live_group(const Process& process) const;
+
+  const Plan& plan_;
+  SharedState& state_;
+  const int control_;
+  const int launcher_;
+  UniqueFd children_;  // readable after a child has ended
+  UniqueFd exits_;     // an epoll of pidfds: the only witness of the order in which workers ended
+  std::vector<UniqueFd> pidfds_;
+  Phase phase_ = Phase::running;
+  std::optional<Deadline> deadline_;
+  std::chrono::milliseconds kill_interval_ = kFirstKillInterval;
+  bool stop_sent_ = false;
+  int ended_ = 0;
+};
+
+Supervisor::Supervisor(const Plan& plan, SharedState& state, int control, int launcher)
+    : plan_(plan), state_(state), control_(control), launcher_(launcher) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  children_ = UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  exits_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+}
+
+void Supervisor::run() {
+  if (!children_ || !exits_) {
+    state_.start_error = errno;
+    return;
+  }
+  start_workers();
+  close_foreign_descriptors();
+  while (anything_left()) {
+    wait_for_event();
+    collect_ends();
+    check_deadline();
+  }
+}
+
+void Supervisor::start_workers() {
+  for (std::size_t rank = 0; rank < plan_.workers.size(); ++rank) {
+    const Started started = start_worker(plan_.workers[rank], plan_.worker_mask);
+    if (started.error != 0) {
+      state_.start_error = started.error;
+      return kill_all();
+    }
+    watch(rank, started.pid);
+  }
+}
+
+void Supervisor::watch(std::size_t rank, pid_t pid) {
+  state_.workers[rank].pid = pid;
+  pidfds_.emplace_back(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
+  // Without it the worker's end is seen by its SIGCHLD, only less surely in order.
+  ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_.back().get(), &event);
+}
+
+void Supervisor::close_foreign_descriptors() const {
+  std::vector<int> keep{control_, launcher_, children_.get(), exits_.get()};
+  for (const UniqueFd& pidfd : pidfds_) {
+    if (pidfd) keep.push_back(pidfd.get());
+  }
+  close_all_but(std::move(keep));
+}
+
+bool Supervisor::anything_left() const {
+  siginfo_t info{};
+  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+void Supervisor::wait_for_event() {
+  std::array<pollfd, 3> fds{
+      {{control_, POLLIN, 0}, {launcher_, POLLIN, 0}, {children_.get(), POLLIN, 0}}};
+  if (phase_ == Phase::killing) {
+    // The launcher has nothing more to say, and its hang-up would end every wait.
+    fds[0].fd = fds[1].fd = -1;
+  }
+  const int timeout = deadline_ ? static_cast<int>(deadline_->remaining().count()) : -1;
+  if (::poll(fds.data(), fds.size(), timeout) <= 0) return;
+  if (fds[1].revents != 0) {
+    kill_all();
+  } else if (fds[0].revents != 0) {
+    receive_command();
+  }
+  signalfd_siginfo ignored{};
+  while (::read(children_.get(), &ignored, sizeof(ignored)) > 0) {
+  }
+}
+
+void Supervisor::receive_command() {
+  int signal = 0;
+  if (::recv(control_, &signal, sizeof(signal), 0) != sizeof(signal) || signal == SIGKILL) {
+    kill_all();
+  } else if (signal == SIGSTOP || signal == SIGCONT) {
+    signal_all(signal);
+  } else {
+    stop(signal);
+  }
+}
+
+void Supervisor::collect_ends() {
+  epoll_event event{};
+  while (::epoll_wait(exits_.get(), &event, 1, 0) == 1) {
+    const std::size_t rank = event.data.u64;
+    int status = 0;
+    ::waitpid(state_.workers[rank].pid, &status, 0);
+    record_end(rank, status);
+  }
+  int status = 0;
+  for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+    const auto worker =
+        std::find_if(state_.workers.begin(), state_.workers.end(),
+                     [&](const WorkerState& w) { return w.pid == pid && !w.ended; });
+    if (worker == state_.workers.end()) continue;  // a process that a worker left behind
+    record_end(static_cast<std::size_t>(worker - state_.workers.begin()), status);
+  }
+}
+
+void Supervisor::record_end(std::size_t rank, int status) {
+  WorkerState& worker = state_.workers[rank];
+  worker.status = status;
+  worker.order = ended_++;
+  worker.stopped = stop_sent_;
+  worker.ended = true;
+  pidfds_[rank].reset();
+  if (status != 0 && phase_ == Phase::running) {
+    phase_ = Phase::failing;
+    deadline_ = Deadline::after(plan_.failure_grace);
+  }
+}
+
+void Supervisor::check_deadline() {
+  const bool all_ended = ended_ == static_cast<int>(state_.workers.size());
+  if (all_ended && phase_ < Phase::stopping) {
+    if (anything_left()) stop(SIGTERM);  // what the workers left behind
+  } else if (deadline_ && deadline_->expired()) {
+    phase_ == Phase::failing ? stop(SIGTERM) : kill_all();
+  }
+}
+
+void Supervisor::stop(int signal) {
+  collect_ends();  // those that have ended by themselves
+  stop_sent_ = true;
+  signal_all(signal);
+  signal_all(SIGCONT);  // a suspended process cannot end
+  if (phase_ >= Phase::stopping) return;
+  phase_ = Phase::stopping;
+  deadline_ = Deadline::after(plan_.stop_grace);
+}
+
+void Supervisor::kill_all() {
+  stop_sent_ = true;
+  phase_ = Phase::killing;
+  signal_all(SIGKILL);
+  deadline_ = Deadline::after(kill_interval_);
+  kill_interval_ = std::min<std::chrono::milliseconds>(2 * kill_interval_, kLastKillInterval);
+}
+
+// A worker's group while its leader is not reaped, for then the number is surely its own; each
+// other process by itself: the rest of a group, and what has left for a session of its own.
+void Supervisor::signal_all(int signal) {
+  for (const WorkerState& worker : state_.workers) {
+    if (worker.pid != 0 && !worker.ended) ::kill(-worker.pid, signal);
+  }
+  for (const Process& process : descendants(::getpid())) {
+    if (!in_live_group(process)) ::kill(process.pid, signal);
+  }
+}
+
+bool Supervisor::in_live_group(const Process& process) const {
+  return std::any_of(state_.workers.begin(), state_.workers.end(), [&](const WorkerState& worker) {
+    return worker.pid == process.group && !worker.ended;
+  });
+}
+
+}  // namespace
+
+void supervise(const Plan& plan, SharedState& state, int control, int launcher) {
+  // Its own group, so that a signal to the launcher's, as from Ctrl-C, does not reach it.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  ::signal(SIGCHLD, SIG_DFL);
+  Supervisor(plan, state, control, launcher).run();
+
+  ::shutdown(control, SHUT_WR);
+  std::array<pollfd, 2> fds{{{control, POLLIN, 0}, {launcher, POLLIN, 0}}};
+  int ignored = 0;
+  do {
+    ::poll(fds.data(), fds.size(), -1);
+  } while (fds[1].revents == 0 && ::recv(control, &ignored, sizeof(ignored), MSG_DONTWAIT) > 0);
+  std::error_code error;
+  std::filesystem::remove_all(plan.directory, error);
+  ::_exit(0);
+}
+
+}  // namespace paceline::launch

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "launch/start_worker.h"
+
+namespace paceline::launch {
+
+// What a supervisor process is told at its start.
+struct Plan {
+  std::vector<Worker> workers;
+  sigset_t worker_mask;
+  std::chrono::milliseconds failure_grace;
+  std::chrono::milliseconds stop_grace;
+  std::filesystem::path directory;  // removed in the end
+};
+
+// What it tells: memory that both processes share, complete once the supervisor has hung up.
+struct WorkerState {
+  pid_t pid;  // 0: not started
+  bool ended;
+  bool stopped;  // it ended after the job was told to stop
+  int status;    // as wait() gives it
+  int order;     // of ending, from 0
+};
+
+struct SharedState {
+  int start_error;  // an errno: the next worker could not be started, and the job was ended
+  std::span<WorkerState> workers;
+};
+
+// The body of the supervisor process, which has one thread and has blocked all signals.
+//
+// Starts the workers and waits until they, and all processes that they left behind, have ended.
+// `control` leads to the launcher: each int read from it is a signal to send to the job (SIGSTOP
+// and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end); its hang-up, or the
+// end of the process `launcher` (a pidfd), ends the job at once. When nothing is left it shuts down
+// its side, waits for the launcher to do the same, and removes the directory.
+[[noreturn]] void supervise(const Plan& plan, SharedState& state, int control, int launcher);
+
+}  // namespace paceline::launch
