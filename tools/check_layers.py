@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Checks the #include lines against the order of the layers in docs/architecture.md.
+
+    tools/check_layers.py [ROOT]
+
+Prints one line per violation and exits with 1 if there is any.
+"""
+
+import functools
+import pathlib
+import re
+import sys
+
+# A layer includes itself and those before it; `launch` stands beside `node`.
+LIBRARY = ["base", "node", "launch", "distributed", "backends", "parallel", "data", "checkpoint",
+           "trace", "train"]
+MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
+MAY_INCLUDE["launch"].remove("node")
+MAY_INCLUDE |= {
+    "apps/paceline": {"base", "launch", "apps/paceline"},
+    "apps": {*LIBRARY, "models", "benchmarks", "apps"},
+    "models": {"models"},
+    "examples": {"models", "examples"},
+    "benchmarks": {*LIBRARY, "models", "benchmarks"},
+    "python": {*LIBRARY, "python"},
+    "public": {"public"},
+}
+SEES_PUBLIC_API = {"models", "examples"}
+TORCH_FREE = {"base", "node", "launch", "apps/paceline"}
+
+TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
+TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
+
+
+def sources(root):
+    """The C++ files of the project, relative to root."""
+    for top in TOP:
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix in (".h", ".cpp"):
+                yield path.relative_to(root)
+
+
+@functools.cache
+def includes(root, path):
+    """What a file includes: [(line, name as written, path relative to root or None if not ours)]."""
+    text = (root / path).read_text()
+    found = []
+    for match in INCLUDE.finditer(text):
+        name = match[1]
+        places = [path.parent, *map(pathlib.Path, ("include", "src", "", "tests"))]
+        ours = next((p / name for p in places if (root / p / name).is_file()), None)
+        found.append((text.count("\n", 0, match.start(1)) + 1, name, ours))
+    return found
+
+
+def closure(root, path):
+    """The file and every file of ours that it includes, also through others."""
+    seen, pending = set(), [path]
+    while pending:
+        file = pending.pop()
+        if file not in seen:
+            seen.add(file)
+            pending += [ours for _, _, ours in includes(root, file) if ours]
+    return seen
+
+
+def layer_of(path):
+    parts = path.parts
+    if parts[0] == "src":
+        return parts[1]
+    if parts[:2] == ("apps", "paceline"):
+        return "apps/paceline"
+    return "public" if parts[0] == "include" else parts[0]
+
+
+def implementing_layer(root, header):
+    """The layer of a public header: the one with the source of that name, base if there is none."""
+    found = [layer for layer in LIBRARY if list((root / "src" / layer).rglob(f"{header.stem}.cpp"))]
+    return found[0] if found else "base"
+
+
+def complaint(root, source, target):
+    """Why `source` must not include `target`, or None if it may."""
+    layer, other = layer_of(source), layer_of(target)
+    if layer == "tests":
+        return None
+    if other == "public":
+        if layer == "public" or layer in SEES_PUBLIC_API:
+            return None
+        other = implementing_layer(root, target)
+    if other in MAY_INCLUDE[layer]:
+        return None
+    return f"{layer} must not include {other}"
+
+
+def violations(root):
+    for source in sources(root):
+        layer = layer_of(source)
+        if layer != "tests" and layer not in MAY_INCLUDE:
+            yield f"{source}:1: no layer is called {layer}; tools/check_layers.py lists them"
+            continue
+        for line, name, target in includes(root, source):
+            why = complaint(root, source, target) if target else None
+            if layer in TORCH_FREE:
+                reached = closure(root, target) if target else ()
+                names = [name, *(n for file in reached for _, n, _ in includes(root, file))]
+                if any(map(TORCH.match, names)):
+                    why = f"{layer} is free of torch"
+            if why:
+                yield f"{source}:{line}: includes {name}, but {why}"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
+    if len(sys.argv) == 1:
+        root = root.parent.parent
+    found = list(violations(root))
+    print(*found, sep="\n", end="\n" if found else "")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

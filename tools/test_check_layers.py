@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Plants each kind of violation in a small tree and expects check_layers.py to name it."""
+
+import pathlib
+import tempfile
+import unittest
+
+import check_layers
+
+CLEAN = {
+    "include/paceline/error.h": "#include <string>",
+    "include/paceline/ddp.h": "#include <torch/torch.h>\n#include <paceline/error.h>",
+    "src/base/log.h": '#include "paceline/error.h"',
+    "src/node/group.h": '#include "base/log.h"',
+    "src/launch/job.h": '#include "base/log.h"',
+    "src/parallel/ddp/ddp.cpp": '#include "paceline/ddp.h"\n#include "node/group.h"',
+    "apps/paceline/main.cpp": '#include "launch/job.h"',
+    "examples/one/main.cpp": "#include <paceline/ddp.h>",
+    "tests/support/ranks.h": '#include "node/group.h"',
+}
+
+
+class CheckLayers(unittest.TestCase):
+    def violations(self, **planted):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            for name, text in {**CLEAN, **planted.get("files", {})}.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+            return list(check_layers.violations(root))
+
+    def expect(self, name, text, message):
+        self.assertEqual(self.violations(files={name: text}), [f"{name}:{message}"])
+
+    def test_a_clean_tree_passes(self):
+        self.assertEqual(self.violations(), [])
+
+    def test_upward_include(self):
+        self.expect("src/base/cores.cpp", '\n#include "node/group.h"',
+                    "2: includes node/group.h, but base must not include node")
+
+    def test_launch_beside_node(self):
+        self.expect("src/launch/job.cpp", '#include "node/group.h"',
+                    "1: includes node/group.h, but launch must not include node")
+
+    def test_public_header_of_a_higher_layer(self):
+        self.expect("src/distributed/init.cpp", "#include <paceline/ddp.h>",
+                    "1: includes paceline/ddp.h, but distributed must not include parallel")
+
+    def test_torch_directly_and_through_a_header(self):
+        self.expect("src/node/bad.cpp", "#include <c10/core/Device.h>",
+                    "1: includes c10/core/Device.h, but node is free of torch")
+        found = self.violations(files={"src/base/bad.h": "#include <ATen/core/Tensor.h>",
+                                       "apps/paceline/bad.cpp": '#include "base/bad.h"'})
+        self.assertEqual(found, [
+            "src/base/bad.h:1: includes ATen/core/Tensor.h, but base is free of torch",
+            "apps/paceline/bad.cpp:1: includes base/bad.h, but apps/paceline is free of torch"])
+
+    def test_public_header_includes_internal(self):
+        self.expect("include/paceline/log.h", '#include "base/log.h"',
+                    "1: includes base/log.h, but public must not include base")
+
+    def test_example_sees_the_public_api_only(self):
+        self.expect("examples/one/more.cpp", '#include "node/group.h"',
+                    "1: includes node/group.h, but examples must not include node")
+
+    def test_nothing_but_tests_includes_tests(self):
+        self.expect("src/node/bad.cpp", '#include "support/ranks.h"',
+                    "1: includes support/ranks.h, but node must not include tests")
+
+    def test_unknown_folder(self):
+        self.expect("src/misc/x.cpp", "",
+                    "1: no layer is called misc; tools/check_layers.py lists them")
+
+
+if __name__ == "__main__":
+    unittest.main()
