@@ -1,0 +1,238 @@
+#include "node/channel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <paceline/error.h>
+
+#include "node/kernels.h"
+
+namespace paceline::node {
+namespace {
+
+std::byte* allocate_or_throw(Region& region, std::size_t bytes) {
+  if (void* const memory = region.allocate(bytes)) return static_cast<std::byte*>(memory);
+  region.check_usable({"allocate", 0});
+  throw Error(fmt::format("no room for {} bytes of shared memory in group {}: {} bytes are in use",
+                          bytes, region.options().name, region.bytes_in_use()));
+}
+
+}  // namespace
+
+class Channel::BucketWait : public Waiting {
+ public:
+  BucketWait(const Channel& channel, std::size_t bucket, Word BucketWords::*word)
+      : Waiting({"backward", channel.step_}), channel_(channel), bucket_(bucket), word_(word) {}
+
+  std::uint64_t missing() const override {
+    std::uint64_t ranks = 0;
+    for (int rank = 0; rank < channel_.region_->size(); ++rank) {
+      const Word& word = channel_.words(rank, bucket_).*word_;
+      if (!Region::reached(word, channel_.step_)) ranks |= std::uint64_t{1} << rank;
+    }
+    return ranks;
+  }
+  std::string describe() const override {
+    return fmt::format("backward, {}, bucket {} ({})", channel_.position(), bucket_,
+                       channel_.describe_(bucket_));
+  }
+  // Not a failure of the group: all ranks may give the step up together and go on.
+  void check(int peer) const override {
+    if (!Region::reached(channel_.progress(peer).abandoned, channel_.step_)) return;
+    throw Mismatch(fmt::format("rank {} gave up {}: an exception ended its backward before bucket "
+                               "{} ({}) was ready",
+                               peer, channel_.position(), bucket_, channel_.describe_(bucket_)),
+                   {peer}, activity.operation, activity.sequence);
+  }
+
+ private:
+  const Channel& channel_;
+  std::size_t bucket_;
+  Word BucketWords::*word_;
+};
+
+class Channel::AbandonWait : public Waiting {
+ public:
+  explicit AbandonWait(const Channel& channel)
+      : Waiting({"forward", channel.step_}), channel_(channel) {}
+  std::uint64_t missing() const override {
+    std::uint64_t ranks = 0;
+    for (int rank = 0; rank < channel_.region_->size(); ++rank) {
+      if (!Region::reached(channel_.progress(rank).abandoned, channel_.step_)) {
+        ranks |= std::uint64_t{1} << rank;
+      }
+    }
+    return ranks;
+  }
+  std::string describe() const override {
+    return "giving up " + channel_.position() + ", whose backward did not complete";
+  }
+
+ private:
+  const Channel& channel_;
+};
+
+Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describe)
+    : region_(group.region()),
+      buckets_(buckets.begin(), buckets.end()),
+      describe_(std::move(describe)) {
+  for (const Bucket& bucket : buckets_) {
+    std::byte* const memory = allocate_or_throw(*region_, bucket.count * element_size(bucket.type));
+    data_.emplace_back(memory, [region = region_](std::byte* pointer) { region->free(pointer); });
+  }
+  const std::size_t control_bytes = sizeof(Progress) + buckets_.size() * sizeof(BucketWords);
+  control_ = allocate_or_throw(*region_, control_bytes);
+  std::memset(control_, 0, control_bytes);
+  exchange_addresses(group);
+}
+
+Channel::~Channel() {
+  retire_all();
+}
+
+// A peer may have yet to read the words of a step that is finished here, so the control block is
+// never reused, small as it is.
+void Channel::retire_all() {
+  region_->retire(control_);
+  if (!in_step_) return;
+  for (const auto& memory : data_) region_->retire(memory.get());
+}
+
+void Channel::exchange_addresses(Group& group) {
+  const auto ranks = static_cast<std::size_t>(region_->size());
+  const std::size_t row = 1 + buckets_.size();
+  std::vector<std::uint64_t> table(ranks * row);
+  std::vector<void*> rows;
+  for (std::size_t rank = 0; rank < ranks; ++rank) rows.push_back(&table[rank * row]);
+
+  std::uint64_t* const mine = &table[static_cast<std::size_t>(region_->rank()) * row];
+  const auto offset_of = [&](const void* pointer) { return *region_->shared_offset(pointer, 0); };
+  mine[0] = offset_of(control_);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) mine[1 + b] = offset_of(data_[b].get());
+  group.all_gather(mine, rows, row, DataType::int64);
+
+  const auto address = [&](std::size_t rank, std::size_t column, std::size_t bytes) {
+    std::byte* const found =
+        region_->resolve(static_cast<int>(rank), table[rank * row + column], bytes);
+    if (found == nullptr) fail(fmt::format("rank {} published memory that is not its own", rank));
+    return found;
+  };
+  peers_.resize(buckets_.size());
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    progress_.push_back(reinterpret_cast<Progress*>(
+        address(rank, 0, sizeof(Progress) + buckets_.size() * sizeof(BucketWords))));
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      peers_[b].push_back(address(rank, 1 + b, buckets_[b].count * element_size(buckets_[b].type)));
+    }
+  }
+}
+
+Channel::BucketWords& Channel::words(int rank, std::size_t bucket) const {
+  return reinterpret_cast<BucketWords*>(&progress(rank) + 1)[bucket];
+}
+
+std::string Channel::position() const {
+  return fmt::format("step {} of group {}", step_, region_->options().name);
+}
+
+void Channel::begin_step(std::uint32_t forwards) {
+  region_->check_usable({"backward", step_ + 1});
+  ++step_;
+  in_step_ = true;
+  forwards_checked_ = false;
+  pending_.clear();
+  Progress& mine = progress(region_->rank());
+  mine.forwards.store(forwards, std::memory_order_relaxed);
+  mine.step.store(step_, std::memory_order_release);
+}
+
+void Channel::publish(std::size_t bucket) {
+  pending_.push_back(bucket);
+  region_->publish(words(region_->rank(), bucket).published, step_);
+}
+
+bool Channel::published_by_all(std::size_t bucket) const {
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    if (!Region::reached(words(rank, bucket).published, step_)) return false;
+  }
+  return true;
+}
+
+void Channel::try_progress() {
+  std::erase_if(pending_, [&](std::size_t bucket) {
+    if (!published_by_all(bucket)) return false;
+    reduce_slice(bucket);
+    return true;
+  });
+}
+
+void Channel::reduce_slice(std::size_t bucket) {
+  if (!forwards_checked_) check_forwards();
+  const auto& [count, type, op] = buckets_[bucket];
+  const Slice slice = slice_of(count, element_size(type), region_->rank(), region_->size());
+  std::array<void*, kMaxRanks> parts;
+  const std::span<void* const> used = std::span(parts).first(peers_[bucket].size());
+  for (std::size_t rank = 0; rank < used.size(); ++rank) {
+    parts[rank] = static_cast<std::byte*>(peers_[bucket][rank]) + slice.begin * element_size(type);
+  }
+  reduce(type, op, {const_cast<const void* const*>(used.data()), used.size()}, used, slice.count());
+  region_->publish(words(region_->rank(), bucket).reduced, step_);
+}
+
+void Channel::check_forwards() {
+  forwards_checked_ = true;
+  const std::uint32_t mine = progress(region_->rank()).forwards.load(std::memory_order_relaxed);
+  std::string counts;
+  bool agree = true;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const std::uint32_t theirs = progress(rank).forwards.load(std::memory_order_relaxed);
+    agree = agree && theirs == mine;
+    counts += fmt::format("{}rank {} {}", counts.empty() ? "" : ", ", rank, theirs);
+  }
+  if (agree) return;
+  fail(fmt::format(
+      "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
+      "forward was not followed by a backward that reached the model, so its gradients would be "
+      "averaged with those of other batches. Run forwards without a backward under "
+      "torch::NoGradGuard, in eval mode or on module(), or on every rank alike.",
+      position(), counts));
+}
+
+void Channel::finish() {
+  for (const std::size_t bucket : pending_) {
+    BucketWait waiting(*this, bucket, &BucketWords::published);
+    for (int rank = 0; rank < region_->size(); ++rank) {
+      region_->await(words(rank, bucket).published, step_, rank, waiting);
+    }
+    reduce_slice(bucket);
+  }
+  pending_.clear();
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    BucketWait waiting(*this, bucket, &BucketWords::reduced);
+    for (int rank = 0; rank < region_->size(); ++rank) {
+      region_->await(words(rank, bucket).reduced, step_, rank, waiting);
+    }
+  }
+  in_step_ = false;
+}
+
+void Channel::abandon_step() {
+  if (!in_step_) return;
+  region_->check_usable({"forward", step_});
+  region_->publish(progress(region_->rank()).abandoned, step_);
+  AbandonWait waiting(*this);
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    region_->await(progress(rank).abandoned, step_, rank, waiting);
+  }
+  in_step_ = false;
+}
+
+void Channel::fail(const std::string& text) {
+  region_->fail({FailureKind::mismatch, std::uint64_t{1} << region_->rank(), text},
+                {"backward", step_});
+}
+
+}  // namespace paceline::node

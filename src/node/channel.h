@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "node/group.h"
+
+namespace paceline::node {
+
+// Reduces a fixed set of buckets once per step, in whatever order the ranks get them ready, apart
+// from the calls of the group. No rank waits before `finish`.
+//
+// A step runs: begin_step; write to data(b) and publish(b), for every b in any order, with
+// try_progress in between as often as it pleases; finish. Then data(b) holds the reduced bucket on
+// every rank. Until the next publish(b), data(b) is this rank's own again.
+//
+// Used by one thread at a time, which need not be the one that uses the group.
+class Channel {
+ public:
+  struct Bucket {
+    std::size_t count;
+    DataType type;
+    ReduceOp op;
+  };
+  // Names what is in a bucket, for messages: "fc.weight and fc.bias".
+  using Describe = std::function<std::string(std::size_t bucket)>;
+
+  // Collective. All ranks must give the same buckets; Mismatch if their number differs.
+  Channel(Group& group, std::span<const Bucket> buckets, Describe describe);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+  // In the middle of a step, peers may still write to the buckets: their memory is then retired.
+  ~Channel();
+
+  // This rank's memory of a bucket. It may be kept beyond the channel.
+  const std::shared_ptr<std::byte>& data(std::size_t bucket) const { return data_[bucket]; }
+
+  // `forwards` counts what this rank has done towards its steps; ranks that begin a step with
+  // different counts throw Mismatch, since they would reduce gradients that do not belong together.
+  void begin_step(std::uint32_t forwards);
+  bool in_step() const { return in_step_; }
+  std::uint64_t steps() const { return step_; }
+
+  void publish(std::size_t bucket);
+  // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
+  void try_progress();
+  // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up.
+  void finish();
+
+  // Gives up a step that will not be finished, and waits until every rank has: after that no peer
+  // touches this rank's buckets. Does nothing outside a step.
+  void abandon_step();
+
+  // Makes `text` the failure that this and every other rank throws.
+  [[noreturn]] void fail(const std::string& text);
+
+ private:
+  class BucketWait;
+  class AbandonWait;
+  // What a rank lets the others know; in its arena.
+  struct alignas(kCacheLine) Progress {
+    Word step;
+    Word abandoned;
+    Word forwards;
+  };
+  struct alignas(kCacheLine) BucketWords {
+    Word published;
+    Word reduced;
+  };
+
+  void exchange_addresses(Group& group);
+  BucketWords& words(int rank, std::size_t bucket) const;
+  Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
+  bool published_by_all(std::size_t bucket) const;
+  void reduce_slice(std::size_t bucket);
+  void check_forwards();
+  void retire_all();
+  std::string position() const;
+
+  std::shared_ptr<Region> region_;
+  std::vector<Bucket> buckets_;
+  Describe describe_;
+  std::vector<std::shared_ptr<std::byte>> data_;
+  std::byte* control_ = nullptr;
+  std::vector<Progress*> progress_;        // by rank
+  std::vector<std::vector<void*>> peers_;  // by bucket, then by rank
+  std::vector<std::size_t> pending_;       // published here, slice not reduced yet
+  std::uint32_t step_ = 0;
+  bool in_step_ = false;
+  bool forwards_checked_ = false;
+};
+
+}  // namespace paceline::node

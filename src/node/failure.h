@@ -1,0 +1,57 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace paceline::node {
+
+enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch };
+
+// Why a group can no longer be used, in words that make sense on every rank.
+struct Failure {
+  FailureKind kind = FailureKind::none;
+  std::uint64_t ranks = 0;  // a bit for each rank at fault
+  std::string text;
+};
+
+// The first failure of a group, in the shared region: the first rank that records one wins, and all
+// others read it. Lives in zero-initialised shared memory and may be damaged by a peer: reading it
+// is safe whatever it holds.
+class FailureRecord {
+ public:
+  static constexpr std::size_t kMaxText = 3072;
+
+  // True if this call recorded it, false if another failure was there before.
+  bool record(const Failure& failure);
+  // Whether something has been, or is just being, recorded. One relaxed load.
+  bool present() const { return state_.load(std::memory_order_relaxed) != kEmpty; }
+  // The failure on record. A writer that died half-way yields a peer_lost that names nobody.
+  Failure read() const;
+
+ private:
+  static constexpr std::uint32_t kEmpty = 0, kWriting = 1, kComplete = 2;
+
+  std::atomic<std::uint32_t> state_;
+  std::atomic<std::uint32_t> kind_;
+  std::atomic<std::uint64_t> ranks_;
+  std::atomic<std::uint32_t> length_;
+  std::array<std::atomic<char>, kMaxText> text_;
+};
+
+std::vector<int> rank_list(std::uint64_t bits);
+// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
+std::string describe_ranks(const std::vector<int>& ranks);
+
+// What this rank was doing when it found out; goes into the error.
+struct Activity {
+  const char* operation;
+  std::uint64_t sequence;
+};
+
+// Throws PeerLost, Timeout or Mismatch.
+[[noreturn]] void throw_failure(const Failure& failure, const Activity& activity);
+
+}  // namespace paceline::node

@@ -1,0 +1,352 @@
+#include "node/join.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <paceline/error.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <optional>
+
+#include "base/errno_error.h"
+#include "node/failure.h"
+#include "node/mapping.h"
+#include "node/socket.h"
+
+namespace paceline::node {
+namespace {
+
+constexpr Activity kConnecting{"connect", 0};
+constexpr std::uint32_t kProtocol = 1;
+
+// A rank's first packet; its pipe's read end travels with it.
+struct Hello {
+  std::uint32_t protocol;
+  std::int32_t rank;
+  std::int32_t size;
+  std::uint64_t memory_bytes;
+};
+
+template <typename T>
+std::string to_bytes(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(T)};
+}
+
+template <typename T>
+std::optional<T> from_bytes(const std::string& bytes) {
+  T value;
+  if (bytes.size() != sizeof(T)) return std::nullopt;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value;
+}
+
+std::string encode(const Failure& failure) {
+  return "F" + to_bytes(failure.kind) + to_bytes(failure.ranks) + failure.text;
+}
+
+base::UniqueFd open_pidfd(pid_t pid) {
+  if (pid <= 0) return {};
+  return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+struct Pipe {
+  base::UniqueFd read;
+  base::UniqueFd write;
+};
+
+Pipe make_pipe() {
+  std::array<int, 2> fds{};
+  if (::pipe2(fds.data(), O_CLOEXEC) != 0) throw base::errno_error("cannot make a pipe");
+  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
+}
+
+Failure lost(int rank) {
+  return {FailureKind::peer_lost, std::uint64_t{1} << rank,
+          fmt::format("rank {} was lost while the group was being formed", rank)};
+}
+
+// Rank 0's side. Links may be known to lead to a rank from the start (inherited) or only once their
+// hello has come (accepted).
+class Host {
+ public:
+  Host(int size, std::size_t memory_bytes, const base::Deadline& deadline)
+      : size_(size),
+        memory_bytes_(memory_bytes),
+        deadline_(deadline),
+        peers_(size),
+        greeted_(size) {
+    greeted_[0] = true;
+  }
+
+  void add_link(base::UniqueFd socket, std::optional<int> rank) {
+    want_credentials(socket.get());
+    links_.push_back({std::move(socket), rank});
+  }
+  void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
+  // Watches a rank that has not connected yet.
+  void expect(int rank, pid_t pid) { expected_.push_back({open_pidfd(pid), rank}); }
+
+  Membership run() {
+    while (std::count(greeted_.begin(), greeted_.end(), false) > 0) {
+      if (auto failure = gather_some()) {
+        tell_all(encode(*failure), {});
+        throw_failure(*failure, kConnecting);
+      }
+    }
+    return welcome();
+  }
+
+ private:
+  struct Link {
+    base::UniqueFd socket;
+    std::optional<int> rank;
+  };
+
+  std::optional<Failure> gather_some() {
+    std::vector<int> fds{listener_.get()};
+    for (const Link& link : links_) fds.push_back(link.socket.get());
+    for (const Link& one : expected_) fds.push_back(greeted_[*one.rank] ? -1 : one.socket.get());
+    const auto ready = wait_readable(fds, deadline_);
+    if (std::find(ready.begin(), ready.end(), true) == ready.end()) return too_late();
+
+    const std::size_t links = links_.size();
+    for (std::size_t i = 0; i < links; ++i) {
+      if (!ready[1 + i]) continue;
+      if (auto failure = receive_hello(links_[i])) return failure;
+    }
+    if (ready[0]) {
+      if (auto socket = accept_from_same_user(listener_.get())) {
+        add_link(std::move(socket), std::nullopt);
+        return std::nullopt;  // what it sent before it ended, if it did, comes first
+      }
+    }
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      if (ready[1 + links + i] && !greeted_[*expected_[i].rank] && !ready[0]) {
+        return lost(*expected_[i].rank);
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Failure> receive_hello(Link& link) {
+    Packet packet = receive_packet(link.socket.get(), sizeof(Hello) + 1);
+    if (packet.closed) {
+      link.socket.reset();
+      return link.rank ? std::optional(lost(*link.rank)) : std::nullopt;
+    }
+    const auto hello = from_bytes<Hello>(packet.bytes);
+    if (!hello || packet.fds.size() != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
+        hello->rank >= size_ || link.rank.value_or(hello->rank) != hello->rank) {
+      return Failure{
+          FailureKind::mismatch, link.rank ? std::uint64_t{1} << *link.rank : 0,
+          "a process that wants to join the group speaks another version of Paceline, or "
+          "two ranks have the same number"};
+    }
+    if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
+      return Failure{
+          FailureKind::mismatch, std::uint64_t{1} << hello->rank,
+          fmt::format("rank 0 forms a group of {} ranks with {} bytes of shared memory, "
+                      "rank {} one of {} ranks with {} bytes",
+                      size_, memory_bytes_, hello->rank, hello->size, hello->memory_bytes)};
+    }
+    link.rank = hello->rank;
+    greeted_[hello->rank] = true;
+    base::UniqueFd pidfd = open_pidfd(packet.pid);
+    peers_[hello->rank] = {pidfd ? std::move(pidfd) : std::move(packet.fds.front()), packet.pid};
+    return std::nullopt;
+  }
+
+  Failure too_late() const {
+    Failure failure{FailureKind::timeout, 0, ""};
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!greeted_[rank]) failure.ranks |= std::uint64_t{1} << rank;
+    }
+    failure.text =
+        fmt::format("{} did not join the group within {} s",
+                    describe_ranks(rank_list(failure.ranks)), deadline_.budget().count() / 1000.0);
+    return failure;
+  }
+
+  void tell_all(const std::string& bytes, const std::vector<int>& fds) {
+    for (const Link& link : links_) {
+      // One that is gone now is found out by whoever waits for it next.
+      if (link.socket) send_packet(link.socket.get(), bytes, fds);
+    }
+  }
+
+  Membership welcome() {
+    Membership result;
+    Pipe own = make_pipe();
+    base::UniqueFd pidfd = open_pidfd(::getpid());
+    peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read), ::getpid()};
+    result.own_liveness = std::move(own.write);
+    result.memory = Mapping::create_memory(memory_bytes_);
+
+    std::string bytes = "W";
+    std::vector<int> fds{result.memory.get()};
+    for (const Peer& peer : peers_) {
+      bytes += to_bytes(peer.pid);
+      fds.push_back(peer.watch.get());
+    }
+    tell_all(bytes, fds);
+    peers_[0].watch.reset();
+    result.peers = std::move(peers_);
+    return result;
+  }
+
+  int size_;
+  std::size_t memory_bytes_;
+  base::Deadline deadline_;
+  base::UniqueFd listener_;
+  std::vector<Link> links_;
+  std::vector<Link> expected_;
+  std::vector<Peer> peers_;
+  std::vector<bool> greeted_;
+};
+
+Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t memory_bytes,
+                          const base::Deadline& deadline) {
+  Pipe own = make_pipe();
+  const std::array<int, 1> mine{own.read.get()};
+  const Hello hello{kProtocol, rank, size, memory_bytes};
+  // If rank 0 is gone, the wait below says so.
+  send_packet(link.get(), to_bytes(hello), mine);
+  own.read.reset();
+
+  const std::array<int, 1> fds{link.get()};
+  if (!wait_readable(fds, deadline).front()) {
+    throw_failure({FailureKind::timeout, 1,
+                   fmt::format("rank 0 did not form the group within {} s",
+                               deadline.budget().count() / 1000.0)},
+                  kConnecting);
+  }
+  Packet packet = receive_packet(link.get(), 2 * FailureRecord::kMaxText);
+  if (packet.closed) throw_failure(lost(0), kConnecting);
+
+  constexpr std::size_t kFailureHead = 1 + sizeof(FailureKind) + sizeof(std::uint64_t);
+  if (packet.bytes.front() == 'F' && packet.bytes.size() >= kFailureHead) {
+    Failure failure;
+    std::memcpy(&failure.kind, packet.bytes.data() + 1, sizeof(failure.kind));
+    std::memcpy(&failure.ranks, packet.bytes.data() + 1 + sizeof(failure.kind),
+                sizeof(failure.ranks));
+    failure.text = packet.bytes.substr(kFailureHead);
+    throw_failure(failure, kConnecting);
+  }
+  const auto count = static_cast<std::size_t>(size);
+  if (packet.bytes.size() != 1 + count * sizeof(pid_t) || packet.fds.size() != 1 + count) {
+    throw_failure({FailureKind::mismatch, 1, "rank 0 speaks another version of Paceline"},
+                  kConnecting);
+  }
+  Membership result;
+  result.memory = std::move(packet.fds.front());
+  result.own_liveness = std::move(own.write);
+  for (std::size_t i = 0; i < count; ++i) {
+    Peer peer;
+    if (static_cast<int>(i) != rank) peer.watch = std::move(packet.fds[1 + i]);
+    std::memcpy(&peer.pid, packet.bytes.data() + 1 + i * sizeof(pid_t), sizeof(pid_t));
+    result.peers.push_back(std::move(peer));
+  }
+  return result;
+}
+
+// What two processes must share to meet at an abstract socket.
+std::string machine_identity() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 64> net{};
+  const ssize_t length = ::readlink("/proc/self/ns/net", net.data(), net.size());
+  return boot + " " +
+         std::string(net.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+}
+
+std::string random_name() {
+  std::array<unsigned char, 16> bytes{};
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    throw base::errno_error("cannot get random bytes");
+  }
+  std::string name = "paceline-";
+  for (const unsigned char byte : bytes) name += fmt::format("{:02x}", byte);
+  return name;
+}
+
+// What a rank tells the others through the Exchange.
+struct Card {
+  pid_t pid;
+  std::string machine;
+  std::string socket;
+
+  std::string encode() const { return fmt::format("{}\n{}\n{}", pid, machine, socket); }
+  static Card decode(const std::string& text) {
+    const auto first = text.find('\n');
+    const auto second = text.find('\n', first + 1);
+    if (second == std::string::npos) throw Error("a rank sent something else than its address");
+    return {static_cast<pid_t>(std::strtol(text.c_str(), nullptr, 10)),
+            text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+  }
+};
+
+void check_one_machine(const std::vector<Card>& cards) {
+  std::vector<int> elsewhere;
+  for (std::size_t rank = 1; rank < cards.size(); ++rank) {
+    if (cards[rank].machine != cards[0].machine) elsewhere.push_back(static_cast<int>(rank));
+  }
+  if (elsewhere.empty()) return;
+  throw UsageError(fmt::format(
+      "{} run{} on another machine (or in another network namespace) than rank 0; shared "
+      "memory reaches the ranks of one machine only. Use the backend gloo.",
+      describe_ranks(elsewhere), elsewhere.size() == 1 ? "s" : ""));
+}
+
+}  // namespace
+
+bool Peer::ended() const {
+  pollfd one{watch.get(), POLLIN, 0};
+  return watch && ::poll(&one, 1, 0) > 0;
+}
+
+Membership join(Links links, int rank, int size, std::size_t memory_bytes,
+                const base::Deadline& deadline) {
+  if (links.size() != static_cast<std::size_t>(rank == 0 ? size - 1 : 1)) {
+    throw UsageError(
+        fmt::format("rank {} of {} has {} links to the other ranks", rank, size, links.size()));
+  }
+  if (rank > 0) {
+    return join_as_member(std::move(links.front()), rank, size, memory_bytes, deadline);
+  }
+  Host host(size, memory_bytes, deadline);
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    host.add_link(std::move(links[i]), static_cast<int>(i) + 1);
+  }
+  return host.run();
+}
+
+Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline) {
+  const int rank = exchange.rank();
+  Card mine{::getpid(), machine_identity(), rank == 0 ? random_name() : ""};
+  base::UniqueFd listener;
+  if (rank == 0) listener = listen_abstract(mine.socket);
+  std::vector<Card> cards;
+  for (const auto& blob : exchange.all_gather(mine.encode(), deadline)) {
+    cards.push_back(Card::decode(blob));
+  }
+  check_one_machine(cards);
+  if (rank > 0) {
+    base::UniqueFd link = connect_abstract(cards[0].socket);
+    if (!link) throw_failure(lost(0), kConnecting);
+    return join_as_member(std::move(link), rank, exchange.size(), memory_bytes, deadline);
+  }
+  Host host(exchange.size(), memory_bytes, deadline);
+  host.accept_at(std::move(listener));
+  for (int other = 1; other < exchange.size(); ++other) host.expect(other, cards[other].pid);
+  return host.run();
+}
+
+}  // namespace paceline::node

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+
+#include "base/unique_fd.h"
+
+namespace paceline::node {
+
+// A shared, writable mapping of a whole memfd, zero where nothing was written. Pages take memory
+// once they are touched, so a mapping may be far larger than the machine's memory.
+class Mapping {
+ public:
+  // A new memfd of `size` bytes. Throws Error saying what was needed.
+  static base::UniqueFd create_memory(std::size_t size);
+
+  // Maps `size` bytes of `memory`; refuses a file that is not exactly that large.
+  Mapping(base::UniqueFd memory, std::size_t size);
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::byte* data_;
+  std::size_t size_;
+};
+
+}  // namespace paceline::node

@@ -1,0 +1,279 @@
+#include "node/region.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <paceline/error.h>
+
+#include <new>
+
+#include "base/cores.h"
+
+namespace paceline::node {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kPage = 4096;
+// How long a wait costs CPU before it sleeps in the kernel. Spinning covers the skew between ranks
+// that run side by side; yielding lets a rank that shares this core get on with it.
+constexpr int kSpins = 1000;
+constexpr auto kYielding = std::chrono::microseconds(200);
+// How long it sleeps before it looks after its peers; bounds how late a death is noticed.
+constexpr auto kSleep = std::chrono::milliseconds(10);
+
+std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::size_t physical_memory() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Counts the forks between this process and the first one that asked.
+std::atomic<unsigned>& fork_generation() {
+  static std::atomic<unsigned> generation{0};
+  static const int registered = ::pthread_atfork(
+      nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+  static_cast<void>(registered);
+  return generation;
+}
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+struct Region::Layout {
+  Layout(int size, const RegionOptions& options)
+      : staging(round_up(options.staging_bytes, kPage)),
+        stride(round_up(sizeof(RankState), kPage) + 4 * staging),
+        arena(round_up(options.arena_bytes != 0 ? options.arena_bytes : physical_memory(), kPage)),
+        ranks_begin(round_up(sizeof(Header), kPage)),
+        arenas_begin(ranks_begin + static_cast<std::size_t>(size) * stride),
+        total(arenas_begin + static_cast<std::size_t>(size) * arena) {
+    if (size < 1 || size > kMaxRanks) {
+      throw UsageError(
+          fmt::format("a group of {} ranks on one machine: 1 to {} are allowed", size, kMaxRanks));
+    }
+  }
+  std::size_t staging, stride, arena, ranks_begin, arenas_begin, total;
+};
+
+std::shared_ptr<Region> Region::enter(Membership membership, int rank, int size,
+                                      const RegionOptions& options) {
+  const Layout layout(size, options);
+  auto mapping = std::make_shared<Mapping>(std::move(membership.memory), layout.total);
+  return std::shared_ptr<Region>(
+      new Region(std::move(mapping), std::move(membership), rank, size, options, layout));
+}
+
+std::shared_ptr<Region> Region::create(Exchange& exchange, const RegionOptions& options) {
+  const Layout layout(exchange.size(), options);
+  return enter(join(exchange, layout.total, base::Deadline::after(options.timeout)),
+               exchange.rank(), exchange.size(), options);
+}
+
+std::shared_ptr<Region> Region::create(Links links, int rank, int size,
+                                       const RegionOptions& options) {
+  const Layout layout(size, options);
+  return enter(
+      join(std::move(links), rank, size, layout.total, base::Deadline::after(options.timeout)),
+      rank, size, options);
+}
+
+std::vector<std::shared_ptr<Region>> Region::create_for_threads(int size,
+                                                                const RegionOptions& options) {
+  const Layout layout(size, options);
+  auto mapping = std::make_shared<Mapping>(Mapping::create_memory(layout.total), layout.total);
+  std::vector<std::shared_ptr<Region>> regions;
+  for (int rank = 0; rank < size; ++rank) {
+    Membership alone;
+    alone.peers.resize(static_cast<std::size_t>(size));
+    regions.emplace_back(new Region(mapping, std::move(alone), rank, size, options, layout));
+  }
+  return regions;
+}
+
+Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
+               const RegionOptions& options, const Layout& layout)
+    : mapping_(std::move(mapping)),
+      membership_(std::move(membership)),
+      rank_(rank),
+      size_(size),
+      options_(options),
+      rank_stride_(layout.stride),
+      rank_begin_(layout.ranks_begin),
+      arena_stride_(layout.arena),
+      arena_begin_(layout.arenas_begin),
+      may_spin_(size <= base::available_cores()),
+      fork_generation_(fork_generation().load()),
+      arena_(layout.arenas_begin + static_cast<std::size_t>(rank) * layout.arena, layout.arena) {
+  options_.staging_bytes = layout.staging;
+}
+
+Region::~Region() {
+  if (in_forked_child()) return;
+  publish(state(rank_).departed, 1);
+}
+
+bool Region::in_forked_child() const {
+  return fork_generation().load(std::memory_order_relaxed) != fork_generation_;
+}
+
+Region::RankState& Region::state(int rank) const {
+  return *reinterpret_cast<RankState*>(mapping_->data() + rank_begin_ +
+                                       static_cast<std::size_t>(rank) * rank_stride_);
+}
+
+Slot& Region::slot(int rank, std::uint32_t step) const {
+  return state(rank).slots[step % 2];
+}
+
+std::byte* Region::staging(int rank, std::uint32_t index) const {
+  return reinterpret_cast<std::byte*>(&state(rank)) + round_up(sizeof(RankState), kPage) +
+         index * options_.staging_bytes;
+}
+
+std::byte* Region::input(int rank, std::uint32_t step) const {
+  return staging(rank, step % 2);
+}
+std::byte* Region::output(int rank, std::uint32_t step) const {
+  return staging(rank, 2 + step % 2);
+}
+
+std::size_t Region::arena_begin(int rank) const {
+  return arena_begin_ + static_cast<std::size_t>(rank) * arena_stride_;
+}
+
+void* Region::allocate(std::size_t bytes) {
+  if (failed() || in_forked_child()) return nullptr;
+  const auto offset = arena_.allocate(bytes);
+  return offset ? mapping_->data() + *offset : nullptr;
+}
+
+void Region::free(void* pointer) {
+  if (in_forked_child()) return;
+  arena_.free(offset_in_mapping(pointer));
+}
+
+void Region::retire(void* pointer) {
+  if (in_forked_child()) return;
+  arena_.retire(offset_in_mapping(pointer));
+}
+
+std::size_t Region::offset_in_mapping(const void* pointer) const {
+  return static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - mapping_->data());
+}
+
+std::optional<std::uint64_t> Region::shared_offset(const void* pointer, std::size_t bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const auto begin = reinterpret_cast<std::uintptr_t>(mapping_->data()) + arena_begin(rank_);
+  if (address < begin || address - begin > arena_stride_ ||
+      bytes > arena_stride_ - (address - begin)) {
+    return std::nullopt;
+  }
+  return arena_begin(rank_) + (address - begin);
+}
+
+std::byte* Region::resolve(int peer, std::uint64_t offset, std::size_t bytes) const {
+  const std::size_t begin = arena_begin(peer);
+  if (offset < begin || offset - begin > arena_stride_ ||
+      bytes > arena_stride_ - (offset - begin)) {
+    return nullptr;
+  }
+  return mapping_->data() + offset;
+}
+
+void Region::publish(Word& word, std::uint32_t value) {
+  // Sequentially consistent, as is the sleeper's side: either it sees the new value, or we see it.
+  word.store(value, std::memory_order_seq_cst);
+  if (state(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
+}
+
+void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
+  if (may_spin_) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (reached(word, target)) return;
+      pause();
+    }
+  }
+  for (const auto end = Clock::now() + kYielding; Clock::now() < end;) {
+    ::sched_yield();
+    if (reached(word, target)) return;
+    if (failed()) break;
+  }
+  if (!waiting.deadline) waiting.deadline = base::Deadline::after(options_.timeout);
+  Word& sleepers = state(peer).sleepers;
+  while (true) {
+    check_progress(word, target, peer, waiting);
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+    const bool arrived = static_cast<std::int32_t>(seen - target) >= 0;
+    if (!arrived) futex_wait(word, seen, kSleep);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (arrived || reached(word, target)) return;
+  }
+}
+
+// Throws if there is no point in waiting any longer.
+void Region::check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
+  if (failed()) throw_failure(header().failure.read(), waiting.activity);
+  waiting.check(peer);
+  const Peer& watched = membership_.peers[static_cast<std::size_t>(peer)];
+  const bool departed = state(peer).departed.load(std::memory_order_acquire) != 0;
+  const bool ended = watched.ended();
+  // What it did last, it may have done between our looking at the word and at the rank.
+  if ((departed || ended) && !reached(word, target)) {
+    const std::string how = departed ? "has left the group"
+                            : watched.pid != 0
+                                ? fmt::format("was lost (its process {} ended)", watched.pid)
+                                : "was lost (its process ended)";
+    fail({FailureKind::peer_lost, std::uint64_t{1} << peer,
+          fmt::format("rank {} {} and is missing in {}", peer, how, waiting.describe())},
+         waiting.activity);
+  }
+  if (waiting.deadline->expired() && !reached(word, target)) {
+    const std::uint64_t missing = waiting.missing() | (std::uint64_t{1} << peer);
+    fail({FailureKind::timeout, missing,
+          fmt::format("{} did not arrive within {} s at {}", describe_ranks(rank_list(missing)),
+                      waiting.deadline->budget().count() / 1000.0, waiting.describe())},
+         waiting.activity);
+  }
+}
+
+void Region::fail(const Failure& failure, const Activity& activity) {
+  if (header().failure.record(failure)) throw_failure(failure, activity);
+  throw_failure(header().failure.read(), activity);
+}
+
+void Region::check_usable(const Activity& activity) const {
+  if (in_forked_child()) {
+    throw UsageError(
+        fmt::format("{} in a forked child of rank {}: the group belongs to the parent "
+                    "process. Start processes afresh instead of forking.",
+                    activity.operation, rank_));
+  }
+  if (failed()) throw_failure(header().failure.read(), activity);
+}
+
+void Region::abort(const std::string& text) noexcept {
+  if (in_forked_child()) return;
+  try {
+    header().failure.record(
+        {FailureKind::peer_lost, std::uint64_t{1} << rank_,
+         fmt::format("rank {} left the group with an exception: {}", rank_, text)});
+  } catch (const std::bad_alloc&) {
+    // Without the text, then: the peers find out when this rank has departed.
+  }
+}
+
+}  // namespace paceline::node

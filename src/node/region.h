@@ -1,0 +1,170 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "node/arena.h"
+#include "node/failure.h"
+#include "node/futex.h"
+#include "node/join.h"
+#include "node/mapping.h"
+
+namespace paceline::node {
+
+inline constexpr int kMaxRanks = 64;
+inline constexpr std::size_t kCacheLine = 64;
+
+struct RegionOptions {
+  std::string name = "world";                                    // for messages
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each wait
+  // Each rank has four staging buffers of this many bytes.
+  std::size_t staging_bytes = std::size_t{512} << 10;
+  // What each rank can allocate; address space until it is touched. 0: as much as the machine has.
+  std::size_t arena_bytes = 0;
+};
+
+// What a rank says of the collective call that it publishes with a step; see Group.
+struct Call {
+  std::uint8_t kind = 0;
+  std::uint8_t type = 0;
+  std::uint8_t op = 0;
+  std::int32_t root = 0;
+  std::uint64_t count = 0;
+  std::uint64_t offset = 0;  // of the rank's tensor in the region; kNotShared if it is elsewhere
+
+  static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
+};
+
+// One cache line that a rank writes and all others read.
+struct alignas(kCacheLine) Slot {
+  Word step;
+  Call call;
+};
+static_assert(sizeof(Slot) == kCacheLine);
+
+// What a wait is about. Made on the stack for each call; asked only when something went wrong.
+class Waiting {
+ public:
+  explicit Waiting(Activity what) : activity(what) {}
+  // A bit for each rank that has not done what is waited for.
+  virtual std::uint64_t missing() const = 0;
+  // "all_reduce of 10 float32, call 17 of group world".
+  virtual std::string describe() const = 0;
+  // Throws if waiting for `peer` is pointless for a reason that the region does not know.
+  virtual void check(int /*peer*/) const {}
+
+  Activity activity;
+  std::optional<base::Deadline> deadline;  // set when waiting turns out to take time
+
+ protected:
+  ~Waiting() = default;
+};
+
+// The memory that the ranks of one group on one machine share, and the ways to wait for each other
+// in it. docs/node-protocol.md describes the layout and why the protocol is safe.
+//
+// Blocks allocated from it keep it alive through the shared_ptr. allocate, free, shared_offset and
+// fail may be called from any thread. In a forked child every call throws UsageError, and the
+// destructor only unmaps.
+class Region : public std::enable_shared_from_this<Region> {
+ public:
+  // Collective over the ranks of the exchange or at the ends of the links.
+  static std::shared_ptr<Region> create(Exchange& exchange, const RegionOptions& options);
+  static std::shared_ptr<Region> create(Links links, int rank, int size,
+                                        const RegionOptions& options);
+  // For `size` ranks that are threads of this process, over one mapping, so that ThreadSanitizer
+  // sees every access. For tests.
+  static std::vector<std::shared_ptr<Region>> create_for_threads(int size,
+                                                                 const RegionOptions& options);
+
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const RegionOptions& options() const { return options_; }
+
+  // Shared memory of this rank, at Arena::kAlignment; nullptr if there is no room. After a failure
+  // nothing is handed out any more: a rank that wakes up late may still write to what was.
+  void* allocate(std::size_t bytes);
+  void free(void* pointer);
+  // For memory that a peer may still touch: never handed out again, whether freed or not.
+  void retire(void* pointer);
+  std::size_t bytes_in_use() const { return arena_.bytes_in_use(); }
+  // Where [pointer, pointer + bytes) lies in the region, if it lies in this rank's arena.
+  std::optional<std::uint64_t> shared_offset(const void* pointer, std::size_t bytes) const;
+  // The memory at an offset that `peer` published; nullptr if that is not in the peer's arena.
+  std::byte* resolve(int peer, std::uint64_t offset, std::size_t bytes) const;
+
+  // What step `step` of a rank is published with: two of each, used in turn.
+  Slot& slot(int rank, std::uint32_t step) const;
+  std::byte* input(int rank, std::uint32_t step) const;
+  std::byte* output(int rank, std::uint32_t step) const;
+
+  // Sets a word of this rank and wakes whoever sleeps on it.
+  void publish(Word& word, std::uint32_t value);
+  // Returns once `word`, written by `peer`, is at `target` or past it, at once if it is. Throws the
+  // group's failure, or PeerLost or Timeout, which then becomes the group's failure.
+  void await(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
+    if (!reached(word, target)) await_slowly(word, target, peer, waiting);
+  }
+  static bool reached(const Word& word, std::uint32_t target) {
+    return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
+  }
+
+  bool failed() const { return header().failure.present(); }
+  // Makes this the group's failure unless there is one, and throws the one that stands.
+  [[noreturn]] void fail(const Failure& failure, const Activity& activity);
+  // Throws if the group has failed or this process is a forked child.
+  void check_usable(const Activity& activity) const;
+  // Tells the peers that this rank left because of an exception, with its text.
+  void abort(const std::string& text) noexcept;
+
+ private:
+  // At the head of each rank's part of the region.
+  struct RankState {
+    alignas(kCacheLine) Slot slots[2];
+    alignas(kCacheLine) Word sleepers;  // how many wait in the kernel for a word of this rank
+    alignas(kCacheLine) Word departed;  // 1 once the rank has left in good order
+  };
+  struct Header {
+    FailureRecord failure;
+  };
+  struct Layout;
+
+  Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
+         const RegionOptions& options, const Layout& layout);
+  static std::shared_ptr<Region> enter(Membership membership, int rank, int size,
+                                       const RegionOptions& options);
+
+  Header& header() const { return *reinterpret_cast<Header*>(mapping_->data()); }
+  RankState& state(int rank) const;
+  std::byte* staging(int rank, std::uint32_t index) const;
+  std::size_t arena_begin(int rank) const;
+  std::size_t offset_in_mapping(const void* pointer) const;
+  void await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
+  void check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
+  bool in_forked_child() const;
+
+  std::shared_ptr<Mapping> mapping_;
+  Membership membership_;
+  int rank_;
+  int size_;
+  RegionOptions options_;
+  std::size_t rank_stride_;
+  std::size_t rank_begin_;
+  std::size_t arena_stride_;
+  std::size_t arena_begin_;
+  bool may_spin_;
+  unsigned fork_generation_;
+  Arena arena_;
+};
+
+}  // namespace paceline::node

@@ -1,0 +1,210 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "node/channel.h"
+#include "support/thread_ranks.h"
+
+namespace paceline::node {
+namespace {
+
+using test::kWorldSizes;
+using test::run_thread_ranks;
+using ::testing::HasSubstr;
+
+std::string bucket_name(std::size_t bucket) {
+  return "layer" + std::to_string(bucket);
+}
+
+constexpr Channel::Bucket kBuckets[] = {{5, DataType::float32, ReduceOp::avg},
+                                        {40000, DataType::float64, ReduceOp::sum},
+                                        {64, DataType::int64, ReduceOp::max}};
+
+double value_of(int rank, std::size_t step, std::size_t bucket) {
+  return static_cast<double>(10 * rank + static_cast<int>(step % 7) + static_cast<int>(bucket));
+}
+
+template <typename T>
+void fill(const Channel& channel, std::size_t bucket, double value) {
+  auto* const data = reinterpret_cast<T*>(channel.data(bucket).get());
+  std::fill_n(data, kBuckets[bucket].count, static_cast<T>(value));
+}
+template <typename T>
+void expect(const Channel& channel, std::size_t bucket, double value) {
+  const auto* const data = reinterpret_cast<const T*>(channel.data(bucket).get());
+  for (std::size_t i = 0; i < kBuckets[bucket].count; ++i) {
+    ASSERT_DOUBLE_EQ(static_cast<double>(data[i]), value) << "bucket " << bucket << " at " << i;
+  }
+}
+
+void fill_bucket(const Channel& channel, std::size_t bucket, double value) {
+  if (bucket == 0) fill<float>(channel, bucket, value);
+  if (bucket == 1) fill<double>(channel, bucket, value);
+  if (bucket == 2) fill<std::int64_t>(channel, bucket, value);
+}
+
+void check_step(const Channel& channel, int size, std::size_t step) {
+  double sum[3] = {0, 0, 0};
+  for (int rank = 0; rank < size; ++rank) {
+    for (std::size_t b = 0; b < 3; ++b) sum[b] += value_of(rank, step, b);
+  }
+  expect<float>(channel, 0, static_cast<float>(sum[0]) / static_cast<float>(size));
+  expect<double>(channel, 1, sum[1]);
+  expect<std::int64_t>(channel, 2, value_of(size - 1, step, 2));
+}
+
+void run_step(Channel& channel, const Region& region, std::size_t step, std::mt19937& random) {
+  std::vector<std::size_t> order{0, 1, 2};
+  std::shuffle(order.begin(), order.end(), random);
+  channel.begin_step(static_cast<std::uint32_t>(step));
+  for (const std::size_t bucket : order) {
+    fill_bucket(channel, bucket, value_of(region.rank(), step, bucket));
+    channel.publish(bucket);
+    if (random() % 2 == 0) channel.try_progress();
+  }
+  channel.finish();
+  check_step(channel, region.size(), step);
+}
+
+TEST(Channel, ReducesWhateverTheOrderOnEachRank) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name);
+      std::mt19937 random(static_cast<unsigned>(region->rank()));  // another order on each rank
+      for (std::size_t step = 1; step <= 50; ++step) run_step(channel, *region, step, random);
+    });
+  }
+}
+
+TEST(Channel, SeveralChannelsAndTheGroupsCallsDoNotDisturbEachOther) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    Channel first(group, kBuckets, bucket_name);
+    Channel second(group, kBuckets, bucket_name);
+    std::mt19937 random(static_cast<unsigned>(region->rank()));
+    for (std::size_t step = 1; step <= 30; ++step) {
+      first.begin_step(static_cast<std::uint32_t>(step));
+      fill_bucket(first, 0, value_of(region->rank(), step, 0));
+      first.publish(0);
+      std::int64_t one = 1;
+      group.all_reduce(&one, &one, 1, DataType::int64, ReduceOp::sum);
+      EXPECT_EQ(one, 3);
+      run_step(second, *region, step, random);
+      for (const std::size_t bucket : {2u, 1u}) {
+        fill_bucket(first, bucket, value_of(region->rank(), step, bucket));
+        first.publish(bucket);
+      }
+      first.finish();
+      check_step(first, region->size(), step);
+    }
+  });
+}
+
+TEST(Channel, ComesAndGoesWithoutLosingTrack) {
+  run_thread_ranks(4, [](auto region) {
+    Group group(region);
+    std::mt19937 random(static_cast<unsigned>(region->rank()));
+    for (int round = 0; round < 20; ++round) {
+      Channel channel(group, kBuckets, bucket_name);
+      for (std::size_t step = 1; step <= 3; ++step) run_step(channel, *region, step, random);
+    }
+    EXPECT_EQ(region->bytes_in_use(), 0u);
+  });
+}
+
+TEST(Channel, GoesOnAfterAStepThatAllGaveUp) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name);
+      std::mt19937 random(static_cast<unsigned>(region->rank()));
+      for (std::size_t step = 1; step <= 30; ++step) {
+        if (step % 3 == 0) {
+          channel.begin_step(static_cast<std::uint32_t>(step));
+          for (std::size_t bucket = 0; bucket < random() % 3; ++bucket) {
+            fill_bucket(channel, bucket, 1e6);
+            channel.publish(bucket);
+            channel.try_progress();
+          }
+          channel.abandon_step();
+        } else {
+          run_step(channel, *region, step, random);
+        }
+      }
+    });
+  }
+}
+
+TEST(Channel, ARankThatGivesUpIsNamedAndAllCanGoOn) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    std::mt19937 random(static_cast<unsigned>(region->rank()));
+    channel.begin_step(1);
+    fill_bucket(channel, 0, 1);
+    channel.publish(0);
+    if (region->rank() != 1) {
+      channel.publish(1);
+      channel.publish(2);
+      try {
+        channel.finish();
+        ADD_FAILURE() << "finished without rank 1";
+      } catch (const Mismatch& error) {
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+        EXPECT_THAT(error.what(), HasSubstr("rank 1 gave up step 1 of group test"));
+        EXPECT_THAT(error.what(), HasSubstr("(layer"));
+      }
+    }
+    channel.abandon_step();
+    run_step(channel, *region, 2, random);
+  });
+}
+
+TEST(Channel, ForwardsWithoutBackwardOnOneRankAreNoticed) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    channel.begin_step(region->rank() == 0 ? 1 : 2);
+    for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+    try {
+      channel.finish();
+      ADD_FAILURE() << "gradients of different batches were averaged";
+    } catch (const Mismatch& error) {
+      EXPECT_THAT(error.what(), HasSubstr("(rank 0 1, rank 1 2)"));
+    }
+  });
+}
+
+TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
+  run_thread_ranks(
+      2,
+      [](auto region) {
+        Group group(region);
+        Channel channel(group, kBuckets, bucket_name);
+        channel.begin_step(1);
+        if (region->rank() == 1) {
+          while (!region->failed()) std::this_thread::yield();
+          return;
+        }
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+        try {
+          channel.finish();
+          ADD_FAILURE() << "finished alone";
+        } catch (const Timeout& error) {
+          EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+          EXPECT_STREQ(error.what(),
+                       "rank 1 did not arrive within 0.2 s at backward, step 1 of group test, "
+                       "bucket 0 (layer0)");
+        }
+      },
+      test::small_region(std::chrono::milliseconds(200)));
+}
+
+}  // namespace
+}  // namespace paceline::node

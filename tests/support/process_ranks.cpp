@@ -1,0 +1,111 @@
+#include "support/process_ranks.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <exception>
+
+#include "base/errno_error.h"
+
+namespace paceline::test {
+namespace {
+
+std::string read_all(int fd) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  for (ssize_t n = 0; (n = ::read(fd, buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  return text;
+}
+
+std::string run_body(const std::function<std::string()>& body, bool& failed) {
+  try {
+    std::string report = body();
+    failed = ::testing::Test::HasFailure();
+    return report;
+  } catch (const std::exception& error) {
+    failed = true;
+    return std::string("threw: ") + error.what();
+  }
+}
+
+[[noreturn]] void be_rank(const std::function<std::string()>& body, int report) {
+  bool failed = false;
+  const std::string text = run_body(body, failed);
+  if (::write(report, text.data(), text.size()) < 0) failed = true;
+  ::_exit(failed ? 1 : 0);
+}
+
+struct Ends {
+  base::UniqueFd first;
+  base::UniqueFd second;
+};
+
+Ends make_link() {
+  std::array<int, 2> fds{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.data()) != 0) {
+    throw base::errno_error("socketpair");
+  }
+  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
+}
+
+Ends make_pipe() {
+  std::array<int, 2> fds{};
+  if (::pipe2(fds.data(), O_CLOEXEC) != 0) throw base::errno_error("pipe2");
+  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
+}
+
+}  // namespace
+
+std::vector<RankEnd> run_process_ranks(int size,
+                                       const std::function<std::string(int, node::Links)>& body) {
+  const auto count = static_cast<std::size_t>(size);
+  std::vector<Ends> links(count);
+  std::vector<Ends> pipes(count);
+  for (std::size_t rank = 1; rank < count; ++rank) links[rank] = make_link();
+  for (auto& pipe : pipes) pipe = make_pipe();
+
+  std::vector<pid_t> pids;
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    const pid_t pid = ::fork();
+    if (pid < 0) throw base::errno_error("fork");
+    if (pid == 0) {
+      node::Links mine;
+      for (std::size_t other = 1; other < count; ++other) {
+        if (rank == 0) mine.push_back(std::move(links[other].first));
+        if (rank == other) mine.push_back(std::move(links[other].second));
+      }
+      const int report = pipes[rank].second.release();
+      links.clear();
+      pipes.clear();
+      be_rank([&] { return body(static_cast<int>(rank), std::move(mine)); }, report);
+    }
+    pids.push_back(pid);
+  }
+  links.clear();
+  std::vector<RankEnd> ends(count);
+  for (auto& pipe : pipes) pipe.second.reset();
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    ends[rank].report = read_all(pipes[rank].first.get());
+    ::waitpid(pids[rank], &ends[rank].status, 0);
+  }
+  return ends;
+}
+
+void expect_process_ranks(int size, const std::function<void(int, node::Links)>& body) {
+  const auto ends = run_process_ranks(size, [&](int rank, node::Links links) {
+    body(rank, std::move(links));
+    return std::string();
+  });
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_TRUE(ends[rank].exited_cleanly())
+        << "rank " << rank << " of " << size << ": " << ends[rank].report;
+  }
+}
+
+}  // namespace paceline::test

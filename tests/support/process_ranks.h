@@ -1,0 +1,29 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "node/join.h"
+
+namespace paceline::test {
+
+// How a rank that was a process of its own ended.
+struct RankEnd {
+  int status = 0;      // as waitpid gives it
+  std::string report;  // what the body returned, or "threw: " and the exception's text
+  bool exited_cleanly() const { return status == 0; }
+};
+
+// Forks `size` processes with links to each other, as `paceline run` would, runs `body` in each and
+// waits for all of them. A rank whose body returns exits with 0 and reports what it returned; one
+// whose body throws, or fails a gtest expectation, exits with 1.
+std::vector<RankEnd> run_process_ranks(
+    int size, const std::function<std::string(int rank, node::Links links)>& body);
+
+// For bodies that return nothing: expects every rank to exit cleanly.
+void expect_process_ranks(int size, const std::function<void(int rank, node::Links links)>& body);
+
+}  // namespace paceline::test

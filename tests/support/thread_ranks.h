@@ -1,0 +1,47 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "node/region.h"
+
+namespace paceline::test {
+
+// The world sizes every test over several ranks runs at; most of them exceed the cores here.
+inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 5, 8};
+
+inline node::RegionOptions small_region(
+    std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
+  return {.name = "test",
+          .timeout = timeout,
+          .staging_bytes = std::size_t{64} << 10,
+          .arena_bytes = std::size_t{64} << 20};
+}
+
+// Runs `body` as ranks 0 to size-1 in threads of this process that share one mapping, and rethrows
+// the exception of the lowest rank that threw.
+inline void run_thread_ranks(int size,
+                             const std::function<void(std::shared_ptr<node::Region>)>& body,
+                             const node::RegionOptions& options = small_region()) {
+  auto regions = node::Region::create_for_threads(size, options);
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(std::move(regions[rank]));
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace paceline::test
