@@ -43,7 +43,7 @@ Membership find_membership() {
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const auto controllers = ',' + line.substr(first + 1, second - first - 1) + ',';
     const fs::path path = fs::path(line.substr(second + 1)).relative_path();
     if (controllers.find(",cpu,") != std::string::npos)
       return {mount / "cpu", mount / "cpu" / path};

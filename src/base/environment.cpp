@@ -82,6 +82,8 @@ Environment parse_environment(const Getenv& getenv) {
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
   result.links = read.integers("PACELINE_LINKS");
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
+  result.terminal_columns = read.integer("PACELINE_TERMINAL", 1);
+  result.data_root = read.text("PACELINE_DATA");
   check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
   return result;

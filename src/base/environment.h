@@ -28,6 +28,11 @@ struct Environment {
   // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
   // file of a c10d::FileStore.
   std::optional<int> store_fd;
+  // PACELINE_TERMINAL, set by `paceline run` for rank 0: its output ends up on a terminal, and has
+  // this many columns there.
+  std::optional<int> terminal_columns;
+  // PACELINE_DATA: the directory where data sets lie.
+  std::optional<std::string> data_root;
 };
 
 using Getenv = std::function<const char*(const char*)>;

@@ -55,7 +55,9 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"MASTER_PORT", "29500"},
                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                          {"PACELINE_LINKS", "7,8,21"},
-                                         {"PACELINE_STORE_FD", "9"}});
+                                         {"PACELINE_STORE_FD", "9"},
+                                         {"PACELINE_TERMINAL", "80"},
+                                         {"PACELINE_DATA", "/data"}});
   EXPECT_EQ(environment.rank, 3);
   EXPECT_EQ(environment.world_size, 4);
   EXPECT_EQ(environment.local_rank, 1);
@@ -66,6 +68,8 @@ TEST(Environment, ReadsTorchrunsVariables) {
   EXPECT_TRUE(environment.use_agent_store);
   EXPECT_THAT(environment.links, ElementsAre(7, 8, 21));
   EXPECT_EQ(environment.store_fd, 9);
+  EXPECT_EQ(environment.terminal_columns, 80);
+  EXPECT_EQ(environment.data_root, "/data");
 }
 
 TEST(Environment, BadValuesAreNamed) {

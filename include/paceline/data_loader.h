@@ -1,0 +1,194 @@
+#pragma once
+
+#include <paceline/collate.h>
+#include <paceline/sampler.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace paceline::data {
+
+struct DataLoaderOptions {
+  // Samples a batch, at least 1. It is the size per rank.
+  std::int64_t batch_size = 1;
+  // Threads that fetch ahead; 0: fetched by the thread that iterates, when it asks.
+  int num_workers = 0;
+  // Leave out a last batch that is not full.
+  bool drop_last = false;
+  // How many batches each worker may be ahead, at least 1.
+  int prefetch_factor = 2;
+};
+
+namespace detail {
+
+// Fetches the batches of one epoch on threads of its own and hands them out in order. Knows
+// nothing of what a batch is.
+class BatchStream {
+ public:
+  using Batch = std::shared_ptr<void>;
+  // Called by several threads at once. Should return soon, with anything, once stop is requested.
+  using Fetch = std::function<Batch(std::span<const std::int64_t>, const std::stop_token&)>;
+
+  BatchStream(std::vector<std::int64_t> indices, const DataLoaderOptions& options, Fetch fetch);
+  BatchStream(BatchStream&&) noexcept;
+  BatchStream& operator=(BatchStream&&) noexcept;
+  // Waits for the samples being fetched at this moment.
+  ~BatchStream();
+
+  // The next batch, null after the last. Throws what its fetch threw; null from then on.
+  Batch next();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+void check_options(const DataLoaderOptions& options);
+std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options);
+
+// Call it in a handler: throws an Error that says which samples failed and why, with the exception
+// being handled nested in it.
+[[noreturn]] void throw_sample_error(std::span<const std::int64_t> indices);
+
+// A data set that makes a whole batch at once, which for small samples is many times faster.
+template <typename Dataset>
+concept MakesBatches = requires(Dataset& dataset, std::span<const std::int64_t> indices) {
+  dataset.get_batch(indices);
+};
+
+template <typename Dataset, typename Collate>
+struct BatchOf {
+  using Sample = std::remove_cvref_t<decltype(std::declval<Dataset&>().get(std::int64_t{}))>;
+  static_assert(std::invocable<const Collate&, std::vector<Sample>>,
+                "these samples have no default collation: give the DataLoader a collate function");
+  using Type = std::invoke_result_t<const Collate&, std::vector<Sample>>;
+};
+
+template <MakesBatches Dataset>
+struct BatchOf<Dataset, DefaultCollate> {
+  using Type = std::remove_cvref_t<decltype(std::declval<Dataset&>().get_batch({}))>;
+};
+
+}  // namespace detail
+
+// Iterates over a data set in batches:
+//
+//   for (auto& [x, y] : loader.epoch(epoch)) ...
+//
+// A data set is anything with get(i), i an index from the sampler; `dataset` must outlive the
+// loader. Its samples are collated by DefaultCollate, by the function given, or, without one, by
+// the data set itself if it has get_batch(std::span<const std::int64_t>).
+//
+// With num_workers > 0, get, get_batch and collate are called by several threads at once, which
+// start with an iteration and end with it, also when the loop is left early. Batches come in the
+// sampler's order; they are the same for every number of workers as long as a sample depends on
+// its index only. Workers run PyTorch's operations on one thread each.
+//
+// What get, get_batch or collate throw is thrown by the iteration when it comes to that batch, as
+// an Error which names the sample, with the original exception nested in it. The iteration is then
+// over; the loader can be iterated again.
+//
+// One thread at a time; iterations may overlap.
+template <typename Dataset, typename Collate = DefaultCollate>
+class DataLoader {
+ public:
+  using Batch = typename detail::BatchOf<Dataset, Collate>::Type;
+
+  // Single pass. Owns its threads; ends them when it is destroyed.
+  class Iterator {
+   public:
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(detail::BatchStream stream) : stream_(std::move(stream)) { ++*this; }
+
+    Batch& operator*() const { return *batch_; }
+    Iterator& operator++() {
+      batch_.reset();
+      batch_ = std::static_pointer_cast<Batch>(stream_.next());
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+   private:
+    detail::BatchStream stream_;
+    std::shared_ptr<Batch> batch_;
+  };
+
+  // Throws UsageError if an option is out of its range.
+  template <std::derived_from<Sampler> SamplerType>
+  DataLoader(Dataset& dataset, SamplerType sampler, DataLoaderOptions options = {},
+             Collate collate = {})
+      : dataset_(&dataset),
+        sampler_(std::make_unique<SamplerType>(std::move(sampler))),
+        options_(options),
+        collate_(std::move(collate)) {
+    detail::check_options(options_);
+  }
+
+  // The number of batches in an epoch, of this rank.
+  std::int64_t size() const { return detail::count_batches(sampler_->size(), options_); }
+
+  // Sets the sampler's epoch.
+  DataLoader& epoch(std::int64_t epoch) {
+    sampler_->set_epoch(epoch);
+    return *this;
+  }
+
+  // The iterator refers to the loader. The sampler is asked now: a later epoch() does not change
+  // this iteration.
+  Iterator begin() {
+    const auto fetch = [this](std::span<const std::int64_t> indices, const std::stop_token& stop) {
+      return this->fetch(indices, stop);
+    };
+    return Iterator(detail::BatchStream(sampler_->indices(), options_, fetch));
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  using Indices = std::span<const std::int64_t>;
+  static constexpr bool kMakesBatches =
+      detail::MakesBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
+
+  std::shared_ptr<Batch> fetch(Indices indices, const std::stop_token& stop) {
+    if constexpr (kMakesBatches) {
+      return attempt(indices,
+                     [&] { return std::make_shared<Batch>(dataset_->get_batch(indices)); });
+    } else {
+      std::vector<typename detail::BatchOf<Dataset, Collate>::Sample> samples;
+      samples.reserve(indices.size());
+      for (std::size_t i = 0; i < indices.size() && !stop.stop_requested(); ++i) {
+        attempt(indices.subspan(i, 1), [&] { samples.push_back(dataset_->get(indices[i])); });
+      }
+      if (stop.stop_requested()) return nullptr;
+      return attempt(indices,
+                     [&] { return std::make_shared<Batch>(collate_(std::move(samples))); });
+    }
+  }
+
+  template <typename Function>
+  static auto attempt(Indices indices, Function function) {
+    try {
+      return function();
+    } catch (...) {
+      detail::throw_sample_error(indices);
+    }
+  }
+
+  Dataset* dataset_;
+  std::unique_ptr<Sampler> sampler_;
+  DataLoaderOptions options_;
+  Collate collate_;
+};
+
+}  // namespace paceline::data

@@ -1,0 +1,147 @@
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <paceline/data_loader.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+// OpenMP's, where LibTorch brings OpenMP along, as it usually does.
+extern "C" [[gnu::weak]] void omp_set_num_threads(int);
+
+namespace paceline::data::detail {
+namespace {
+
+// Keeps PyTorch's operations on the calling thread, or each worker would start a team of its own.
+// at::set_num_threads is no help: it changes the default of threads that start later, too.
+void compute_alone() {
+  at::get_num_threads();  // or PyTorch sets OpenMP's number itself, at this thread's first
+                          // operation
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
+}
+
+}  // namespace
+
+class BatchStream::Impl {
+ public:
+  Impl(std::vector<std::int64_t> indices, const DataLoaderOptions& options, Fetch fetch);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Batch next();
+  bool in_forked_child() const { return ::getpid() != owner_; }
+
+ private:
+  struct Slot {
+    bool ready = false;
+    Batch batch;
+    std::exception_ptr error;
+  };
+
+  void work(const std::stop_token& stop);
+  Slot run(std::int64_t number, const std::stop_token& stop) const;
+  Slot take();
+
+  const std::vector<std::int64_t> indices_;
+  const std::int64_t batch_size_;
+  const std::int64_t count_;
+  const Fetch fetch_;
+  const pid_t owner_ = ::getpid();
+  bool failed_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable_any room_;
+  std::condition_variable ready_;
+  std::vector<Slot> slots_;  // batch n is in slot n % slots_.size() from claimed to taken
+  std::int64_t claimed_ = 0;
+  std::int64_t taken_ = 0;  // changed by the consumer only
+
+  std::vector<std::jthread> workers_;  // last: they use everything above
+};
+
+BatchStream::Impl::Impl(std::vector<std::int64_t> indices, const DataLoaderOptions& options,
+                        Fetch fetch)
+    : indices_(std::move(indices)),
+      batch_size_(options.batch_size),
+      count_(count_batches(static_cast<std::int64_t>(indices_.size()), options)),
+      fetch_(std::move(fetch)) {
+  const std::int64_t workers = std::min<std::int64_t>(options.num_workers, count_);
+  slots_.resize(static_cast<std::size_t>(
+      std::min(count_, workers * static_cast<std::int64_t>(options.prefetch_factor))));
+  for (std::int64_t i = 0; i < workers; ++i) {
+    workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+  }
+}
+
+// All are told before the first is waited for.
+BatchStream::Impl::~Impl() {
+  for (auto& worker : workers_) worker.request_stop();
+}
+
+BatchStream::Batch BatchStream::Impl::next() {
+  if (failed_ || taken_ == count_) return nullptr;
+  Slot slot = workers_.empty() ? run(taken_++, {}) : take();
+  if (slot.error) {
+    failed_ = true;
+    for (auto& worker : workers_) worker.request_stop();
+    std::rethrow_exception(slot.error);
+  }
+  return std::move(slot.batch);
+}
+
+BatchStream::Impl::Slot BatchStream::Impl::take() {
+  std::unique_lock lock(mutex_);
+  Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
+  ready_.wait(lock, [&] { return slot.ready; });
+  ++taken_;
+  room_.notify_one();
+  return std::exchange(slot, {});
+}
+
+void BatchStream::Impl::work(const std::stop_token& stop) {
+  compute_alone();
+  const auto capacity = static_cast<std::int64_t>(slots_.size());
+  std::unique_lock lock(mutex_);
+  const auto may_go_on = [&] { return claimed_ == count_ || claimed_ < taken_ + capacity; };
+  while (room_.wait(lock, stop, may_go_on) && !stop.stop_requested() && claimed_ < count_) {
+    const std::int64_t number = claimed_++;
+    lock.unlock();
+    Slot slot = run(number, stop);
+    lock.lock();
+    slots_[static_cast<std::size_t>(number % capacity)] = std::move(slot);
+    if (number == taken_) ready_.notify_one();
+  }
+}
+
+BatchStream::Impl::Slot BatchStream::Impl::run(std::int64_t number,
+                                               const std::stop_token& stop) const {
+  const auto begin = static_cast<std::size_t>(number * batch_size_);
+  const auto size = std::min(static_cast<std::size_t>(batch_size_), indices_.size() - begin);
+  try {
+    return {true, fetch_(std::span(indices_).subspan(begin, size), stop), nullptr};
+  } catch (...) {
+    return {true, nullptr, std::current_exception()};
+  }
+}
+
+BatchStream::BatchStream(std::vector<std::int64_t> indices, const DataLoaderOptions& options,
+                         Fetch fetch)
+    : impl_(std::make_unique<Impl>(std::move(indices), options, std::move(fetch))) {}
+
+BatchStream::BatchStream(BatchStream&&) noexcept = default;
+BatchStream& BatchStream::operator=(BatchStream&&) noexcept = default;
+
+// A forked child has none of the threads, and perhaps a lock that one of them held.
+BatchStream::~BatchStream() {
+  if (impl_ && impl_->in_forked_child()) static_cast<void>(impl_.release());
+}
+
+BatchStream::Batch BatchStream::next() {
+  return impl_->next();
+}
+
+}  // namespace paceline::data::detail

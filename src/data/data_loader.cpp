@@ -1,0 +1,58 @@
+#include <paceline/data_loader.h>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <paceline/error.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+
+namespace paceline::data::detail {
+namespace {
+
+void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
+  if (value >= least) return;
+  throw UsageError(fmt::format("DataLoader: {} is {}; it must be at least {}", name, value, least));
+}
+
+std::string current_exception_text() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+std::string describe(std::span<const std::int64_t> indices) {
+  constexpr std::size_t kShown = 8;
+  const auto shown = indices.first(std::min(indices.size(), kShown));
+  return fmt::format("{} {}{}", indices.size() == 1 ? "sample" : "a batch of the samples",
+                     fmt::join(shown, ", "), shown.size() < indices.size() ? ", ..." : "");
+}
+
+}  // namespace
+
+void check_options(const DataLoaderOptions& options) {
+  check_at_least("batch_size", options.batch_size, 1);
+  check_at_least("num_workers", options.num_workers, 0);
+  check_at_least("prefetch_factor", options.prefetch_factor, 1);
+}
+
+std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options) {
+  const std::int64_t full = samples / options.batch_size;
+  return options.drop_last || samples % options.batch_size == 0 ? full : full + 1;
+}
+
+void throw_sample_error(std::span<const std::int64_t> indices) {
+  std::throw_with_nested(
+      Error(fmt::format("DataLoader: {}: {}", describe(indices), current_exception_text())));
+}
+
+}  // namespace paceline::data::detail

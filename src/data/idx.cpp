@@ -1,0 +1,147 @@
+#include "data/idx.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <limits>
+
+#include "base/errno_error.h"
+#include "base/unique_fd.h"
+#include "data/byte_source.h"
+
+namespace paceline::data {
+namespace {
+
+// 0 for a code that the format does not know.
+std::uint64_t element_size(std::uint8_t type) {
+  switch (static_cast<IdxType>(type)) {
+    case IdxType::uint8:
+    case IdxType::int8:
+      return 1;
+    case IdxType::int16:
+      return 2;
+    case IdxType::int32:
+    case IdxType::float32:
+      return 4;
+    case IdxType::float64:
+      return 8;
+  }
+  return 0;
+}
+
+std::uint32_t read_word(ByteSource& source, const char* what) {
+  std::array<std::uint8_t, 4> word{};
+  if (source.read(word) != word.size()) {
+    source.fail(source.offset(), fmt::format("an IDX file ends inside its {}", what));
+  }
+  return std::uint32_t{word[0]} << 24 | std::uint32_t{word[1]} << 16 | std::uint32_t{word[2]} << 8 |
+         std::uint32_t{word[3]};
+}
+
+void read_header(ByteSource& source, IdxArray& array) {
+  const std::uint32_t magic = read_word(source, "magic number");
+  const auto type = static_cast<std::uint8_t>(magic >> 8);
+  const std::uint32_t dimensions = magic & 0xff;
+  if (magic >> 16 != 0 || element_size(type) == 0 || dimensions == 0) {
+    source.fail(0, fmt::format("no IDX file: it starts with 0x{:08x}; IDX's magic number is two "
+                               "zero bytes, a type (08, 09, 0b, 0c, 0d, 0e) and the number of "
+                               "dimensions (at least 1)",
+                               magic));
+  }
+  array.type = static_cast<IdxType>(type);
+  for (std::uint32_t i = 0; i < dimensions; ++i) {
+    array.shape.push_back(read_word(source, "dimensions"));
+  }
+}
+
+// The bytes that the header promises. A zero dimension makes an empty array, but the others must
+// make sense all the same, because strides are computed from them.
+std::uint64_t payload_size(const ByteSource& source, const IdxArray& array) {
+  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  const auto fail = [&](std::string_view what) {
+    source.fail(4, fmt::format("the dimensions {} need {}", fmt::join(array.shape, " x "), what));
+  };
+  std::uint64_t size = element_size(static_cast<std::uint8_t>(array.type));
+  for (const std::int64_t extent : array.shape) {
+    const bool overflow =
+        __builtin_mul_overflow(size, static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)),
+                               &size) ||
+        size > most;
+    if (overflow) fail("more bytes than can be counted");
+  }
+  if (std::ranges::find(array.shape, 0) != array.shape.end()) return 0;
+  const std::uint64_t available = source.limit() - std::min(source.limit(), source.offset());
+  if (size > available) {
+    fail(fmt::format("{} bytes, and a file of this size holds at most {}", size, available));
+  }
+  return size;
+}
+
+// Grows with what has come, so that a lying header costs no memory.
+void read_payload(ByteSource& source, std::uint64_t size, std::vector<std::uint8_t>& bytes) {
+  constexpr std::uint64_t kStep = 1 << 20;
+  while (bytes.size() < size) {
+    const std::size_t begin = bytes.size();
+    bytes.resize(std::min(size, begin + std::max<std::uint64_t>(kStep, begin)));
+    const auto rest = std::span(bytes).subspan(begin);
+    if (source.read(rest) != rest.size()) {
+      source.fail(source.offset(),
+                  fmt::format("an IDX file ends too early: {} bytes were promised", size));
+    }
+  }
+}
+
+void to_native_order(std::vector<std::uint8_t>& bytes, std::uint64_t size) {
+  if constexpr (std::endian::native == std::endian::big) return;
+  const auto step = static_cast<std::ptrdiff_t>(size);
+  for (auto at = bytes.begin(); step > 1 && at != bytes.end(); at += step) {
+    std::reverse(at, at + step);
+  }
+}
+
+std::vector<std::uint8_t> read_file(const std::filesystem::path& path) {
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0)
+    throw base::errno_error("cannot open " + path.string());
+  if (!S_ISREG(status.st_mode)) throw Error(path.string() + " is not a regular file");
+  std::vector<std::uint8_t> content(static_cast<std::size_t>(status.st_size));
+  std::size_t have = 0;
+  while (have < content.size()) {
+    const ssize_t count = ::read(fd.get(), content.data() + have, content.size() - have);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw base::errno_error("cannot read " + path.string());
+    if (count == 0) break;  // it has become shorter meanwhile
+    have += static_cast<std::size_t>(count);
+  }
+  content.resize(have);
+  return content;
+}
+
+}  // namespace
+
+IdxArray parse_idx(std::span<const std::uint8_t> file, const std::string& path) {
+  ByteSource source(file, path);
+  IdxArray array;
+  read_header(source, array);
+  const std::uint64_t size = payload_size(source, array);
+  read_payload(source, size, array.bytes);
+  const std::uint64_t end = source.offset();
+  std::array<std::uint8_t, 1> extra{};
+  if (source.read(extra) != 0) source.fail(end, "the array ends here, and the file goes on");
+  to_native_order(array.bytes, element_size(static_cast<std::uint8_t>(array.type)));
+  return array;
+}
+
+IdxArray read_idx_file(const std::filesystem::path& path) {
+  return parse_idx(read_file(path), path.string());
+}
+
+}  // namespace paceline::data

@@ -1,0 +1,123 @@
+#include <paceline/progress.h>
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <paceline/distributed.h>
+#include <paceline/error.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/environment.h"
+
+namespace paceline {
+namespace {
+
+using namespace std::chrono_literals;
+
+int terminal_columns(std::FILE* output) {
+  if (const auto told = base::environment().terminal_columns) return *told;
+  winsize size{};
+  const int fd = ::fileno(output);
+  if (!::isatty(fd)) return 0;
+  constexpr int kUsual = 80;
+  return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsual;
+}
+
+// 1234567 as "1,234,567", whatever the locale.
+std::string with_thousands(std::int64_t value) {
+  if (value < 1000) return fmt::to_string(value);
+  return fmt::format("{},{:03}", with_thousands(value / 1000), value % 1000);
+}
+
+// "0:07", "12:30", "2:05:00".
+std::string format_duration(double seconds) {
+  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  const auto minutes = whole / 60;
+  if (minutes < 60) return fmt::format("{}:{:02}", minutes, whole % 60);
+  return fmt::format("{}:{:02}:{:02}", minutes / 60, minutes % 60, whole % 60);
+}
+
+// "[####----]  " in at most `room` columns, or nothing where a bar would be too short to show much.
+std::string draw_bar(std::int64_t done, std::int64_t all, std::int64_t room) {
+  constexpr std::int64_t kFrame = 4;
+  constexpr std::int64_t kMostCells = 40;
+  const std::int64_t cells = std::min(room - kFrame, kMostCells);
+  if (cells < 5) return "";
+  return fmt::format("[{:-<{}}]  ", std::string(static_cast<std::size_t>(cells * done / all), '#'),
+                     cells);
+}
+
+}  // namespace
+
+Progress::Progress(ProgressOptions options)
+    : options_(std::move(options)),
+      world_size_(options_.world_size ? *options_.world_size : get_world_size()) {
+  if (options_.epochs < 1 || options_.steps < 1) {
+    throw UsageError(fmt::format("Progress: {} epochs of {} steps; both must be at least 1",
+                                 options_.epochs, options_.steps));
+  }
+  if ((options_.rank ? *options_.rank : get_rank()) != 0) options_.output = nullptr;
+  if (options_.output == nullptr) return;
+  columns_ = options_.columns ? *options_.columns : terminal_columns(options_.output);
+  interval_ = options_.interval.value_or(columns_ > 0 ? 100ms : 5s);
+  start_epoch(0);
+}
+
+Progress::~Progress() {
+  if (line_open_) write("\n");
+}
+
+void Progress::start_epoch(int epoch) {
+  if (options_.output == nullptr) return;
+  state_ = {.epoch = epoch};
+  epoch_start_ = last_report_ = options_.clock();
+}
+
+void Progress::step(std::int64_t samples, double loss) {
+  if (options_.output == nullptr) return;
+  ++state_.step;
+  state_.samples += samples;
+  state_.loss_sum += loss;
+  const auto now = options_.clock();
+  const bool last = state_.step == options_.steps;
+  if (last || now - last_report_ >= interval_) report(now, last);
+}
+
+void Progress::report(Clock::time_point now, bool last) {
+  last_report_ = now;
+  const double elapsed = std::max(std::chrono::duration<double>(now - epoch_start_).count(), 1e-9);
+  const auto done = static_cast<double>(state_.step);
+  const auto left =
+      static_cast<double>(options_.steps * (options_.epochs - state_.epoch) - state_.step);
+  const std::string epoch = fmt::format("epoch {}/{}  ", state_.epoch + 1, options_.epochs);
+  const std::string step = fmt::format("{}/{}  ", state_.step, options_.steps);
+  const std::string rate = fmt::format(
+      "{} samples/s  ",
+      with_thousands(std::llround(static_cast<double>(state_.samples) * world_size_ / elapsed)));
+  const double loss = state_.loss_sum / done;
+  const std::string time = format_duration(elapsed / done * left) + " left";
+  if (columns_ == 0) {
+    write(fmt::format("{}step {}{}loss {:.4f}  {}\n", epoch, step, rate, loss, time));
+    return;
+  }
+  // The last column stays empty: some terminals wrap as soon as it is written.
+  const int room = columns_ - 1;
+  const std::string tail = fmt::format("{}{}loss {:.3f}  {}", step, rate, loss, time);
+  const auto text = static_cast<std::int64_t>(epoch.size() + tail.size());
+  const std::string line = epoch + draw_bar(state_.step, options_.steps, room - text) + tail;
+  line_open_ = !last;
+  write(fmt::format("\r{}\x1b[K{}", line.substr(0, static_cast<std::size_t>(room)),
+                    last ? "\n" : ""));
+}
+
+void Progress::write(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), options_.output);
+  std::fflush(options_.output);
+}
+
+}  // namespace paceline

@@ -1,0 +1,134 @@
+#include <gmock/gmock.h>
+#include <zlib.h>
+
+#include <paceline/distributed.h>
+#include <paceline/error.h>
+#include <paceline/sampler.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+namespace paceline::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
+
+struct Expected {
+  std::int64_t size;
+  int replicas;
+  int rank;
+  bool shuffle;
+  std::uint64_t seed;
+  bool drop_last;
+  std::int64_t epoch;
+  std::size_t count;
+  std::uint32_t checksum;
+  std::vector<std::int64_t> first;
+};
+
+const std::vector<Expected> kExpected = {
+#include "distributed_sampler_expected.inc"
+};
+
+TEST(DistributedSampler, YieldsWhatPythonYields) {
+  for (const Expected& expected : kExpected) {
+    SCOPED_TRACE(::testing::Message() << expected.size << " samples, rank " << expected.rank << "/"
+                                      << expected.replicas << ", epoch " << expected.epoch);
+    DistributedSampler sampler(expected.size, {.num_replicas = expected.replicas,
+                                               .rank = expected.rank,
+                                               .shuffle = expected.shuffle,
+                                               .seed = expected.seed,
+                                               .drop_last = expected.drop_last});
+    sampler.set_epoch(expected.epoch);
+    const auto indices = sampler.indices();
+    EXPECT_EQ(sampler.size(), static_cast<std::int64_t>(expected.count));
+    ASSERT_EQ(indices.size(), expected.count);
+    EXPECT_THAT(std::vector(indices.begin(), indices.begin() + std::ssize(expected.first)),
+                ElementsAreArray(expected.first));
+    EXPECT_EQ(::crc32(0, reinterpret_cast<const Bytef*>(indices.data()),
+                      static_cast<uInt>(indices.size() * sizeof(std::int64_t))),
+              expected.checksum);
+  }
+}
+
+TEST(DistributedSampler, WithoutPaddingEachSampleComesExactlyOnce) {
+  for (const std::int64_t size : {0, 1, 3, 10, 10000}) {
+    for (const int replicas : {1, 2, 3, 7}) {
+      for (const bool shuffle : {false, true}) {
+        std::vector<std::int64_t> all;
+        for (int rank = 0; rank < replicas; ++rank) {
+          const DistributedSampler sampler(
+              size, {.num_replicas = replicas, .rank = rank, .shuffle = shuffle, .pad = false});
+          const auto indices = sampler.indices();
+          EXPECT_EQ(sampler.size(), std::ssize(indices));
+          all.insert(all.end(), indices.begin(), indices.end());
+        }
+        std::vector<std::int64_t> once(static_cast<std::size_t>(size));
+        std::iota(once.begin(), once.end(), 0);
+        std::ranges::sort(all);
+        EXPECT_EQ(all, once) << size << " samples on " << replicas << " ranks";
+      }
+    }
+  }
+}
+
+TEST(DistributedSampler, AnEmptyDataSetHasNoIndices) {
+  EXPECT_THAT(DistributedSampler(0, {.num_replicas = 3, .rank = 1}).indices(), IsEmpty());
+}
+
+TEST(DistributedSampler, AsksForRankAndWorldSizeByDefault) {
+  const DistributedSampler sampler(5, {.shuffle = false});
+  const DistributedSampler same(
+      5, {.num_replicas = get_world_size(), .rank = get_rank(), .shuffle = false});
+  EXPECT_EQ(sampler.indices(), same.indices());
+}
+
+TEST(DistributedSampler, RefusesWhatMakesNoSense) {
+  const auto make = [](std::int64_t size, DistributedSamplerOptions options) {
+    return [=] { DistributedSampler(size, options); };
+  };
+  EXPECT_THAT(make(3, {.num_replicas = 2, .rank = 2}),
+              ThrowsMessage<UsageError>(HasSubstr("rank 2 of 2")));
+  EXPECT_THAT(make(3, {.num_replicas = 2, .rank = -1}),
+              ThrowsMessage<UsageError>(HasSubstr("rank -1 of 2")));
+  EXPECT_THAT(make(3, {.num_replicas = 0, .rank = 0}),
+              ThrowsMessage<UsageError>(HasSubstr("rank 0 of 0")));
+  EXPECT_THAT(make(-1, {.num_replicas = 1, .rank = 0}),
+              ThrowsMessage<UsageError>(HasSubstr("dataset_size is -1")));
+  EXPECT_THAT(make(3, {.num_replicas = 1, .rank = 0, .drop_last = true, .pad = false}),
+              ThrowsMessage<UsageError>(HasSubstr("choose one")));
+}
+
+TEST(DistributedSampler, SeedAndEpochMayWrapAround) {
+  DistributedSampler sampler(
+      5, {.num_replicas = 1, .rank = 0, .seed = std::numeric_limits<std::uint64_t>::max()});
+  sampler.set_epoch(1);
+  EXPECT_EQ(sampler.indices(), DistributedSampler(5, {.num_replicas = 1, .rank = 0}).indices());
+}
+
+TEST(SequentialSampler, CountsUpwards) {
+  EXPECT_THAT(SequentialSampler(4).indices(), ElementsAre(0, 1, 2, 3));
+  EXPECT_THROW(SequentialSampler(-1), UsageError);
+}
+
+TEST(RandomSampler, HasAnOrderPerSeedAndEpoch) {
+  RandomSampler sampler(60, 5);
+  const auto first = sampler.indices();
+  EXPECT_EQ(first, RandomSampler(60, 5).indices());
+  sampler.set_epoch(2);
+  const auto third = sampler.indices();
+  EXPECT_NE(first, third);
+  EXPECT_EQ(third, RandomSampler(60, 7).indices());
+  EXPECT_THAT(third, ::testing::UnorderedElementsAreArray(first));
+  EXPECT_THROW(RandomSampler(-1), UsageError);
+}
+
+}  // namespace
+}  // namespace paceline::data
