@@ -65,13 +65,13 @@ int main(int argc, char** argv) {
   try {
     return dispatch(argc, argv);
   } catch (const paceline::launch::ProgramError& error) {
-    fmt::print(stderr, "{}: {}\n", prefix, error.what());
+    std::fprintf(stderr, "%s: %s\n", prefix, error.what());
     return error.exit_code();
   } catch (const paceline::UsageError& error) {
-    fmt::print(stderr, "{}: {}\n{} --help tells more\n", prefix, error.what(), prefix);
+    std::fprintf(stderr, "%s: %s\n%s --help tells more\n", prefix, error.what(), prefix);
     return kUsageExitCode;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", prefix, error.what());
+    std::fprintf(stderr, "%s: %s\n", prefix, error.what());
     return 1;
   }
 }

@@ -7,8 +7,10 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
@@ -48,7 +50,9 @@ std::vector<int> blamed_ranks_of(const json& message) {
   const auto blamed = extra->find("blamed_ranks");
   if (blamed == extra->end() || !blamed->is_array()) return ranks;
   for (const json& rank : *blamed) {
-    if (rank.is_number_integer()) ranks.push_back(rank.get<int>());
+    if (!rank.is_number_integer()) continue;
+    const auto number = rank.get<std::int64_t>();
+    if (std::in_range<int>(number)) ranks.push_back(static_cast<int>(number));
   }
   return ranks;
 }

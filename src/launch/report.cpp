@@ -66,7 +66,8 @@ std::string describe_others(const JobResult& result, int first) {
   for (const int rank : ranks) {
     if (rank == first) continue;
     std::string end = describe_other(at(rank));
-    if (groups.empty() || groups.back().second != end) groups.push_back({{}, std::move(end)});
+    if (groups.empty() || groups.back().second != end)
+      groups.emplace_back(std::vector<int>(), std::move(end));
     groups.back().first.push_back(rank);
   }
   std::string text;

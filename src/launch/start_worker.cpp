@@ -4,6 +4,7 @@
 #include <linux/close_range.h>
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,31 +48,35 @@ void execute(const Worker& worker, const std::vector<char*>& arguments,
 
 }  // namespace
 
-Started start_worker(const Worker& worker, const sigset_t& mask) {
+int start_worker(const Worker& worker, const sigset_t& mask,
+                 const std::function<void(pid_t)>& created) {
   const std::vector<char*> arguments = c_strings(worker.arguments);
   const std::vector<char*> environment = c_strings(worker.environment);
-  // Closed by a successful exec; carries errno otherwise.
-  std::array<int, 2> report{};
-  if (::pipe2(report.data(), O_CLOEXEC) != 0) return {.error = errno};
-  const base::UniqueFd read_end(report[0]);
-  base::UniqueFd write_end(report[1]);
+  // Carries one byte when the new process may go on, and back from it an errno; a successful exec
+  // closes its end.
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return errno;
+  const base::UniqueFd near_end(ends[0]);
+  base::UniqueFd far_end(ends[1]);
 
   const pid_t parent = ::getpid();
-  Started started{.pid = ::fork()};
-  if (started.pid < 0) return {.error = errno};
-  if (started.pid == 0) {
+  const pid_t pid = ::fork();
+  if (pid < 0) return errno;
+  if (pid == 0) {
+    char go = 0;
+    if (::read(far_end.get(), &go, sizeof(go)) != sizeof(go)) ::_exit(127);
     execute(worker, arguments, environment, mask, parent);
     const int error = errno;
-    [[maybe_unused]] const ssize_t ignored = ::write(write_end.get(), &error, sizeof(error));
+    ::send(far_end.get(), &error, sizeof(error), MSG_NOSIGNAL);
     ::_exit(127);
   }
-  write_end.reset();
-  ssize_t size = 0;
-  do {
-    size = ::read(read_end.get(), &started.error, sizeof(started.error));
-  } while (size < 0 && errno == EINTR);
-  if (started.error != 0) ::waitpid(started.pid, nullptr, 0);
-  return started;
+  far_end.reset();
+  created(pid);
+  ::send(near_end.get(), "", 1, MSG_NOSIGNAL);
+  int error = 0;
+  if (::recv(near_end.get(), &error, sizeof(error), MSG_WAITALL) <= 0) return 0;
+  ::waitpid(pid, nullptr, 0);
+  return error;
 }
 
 }  // namespace paceline::launch

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <csignal>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,11 @@ struct Worker {
   std::vector<int> inherited;     // stay open under their numbers; all others do not
 };
 
-struct Started {
-  pid_t pid = -1;
-  int error = 0;  // an errno if the worker could not be started
-};
-
 // Starts it as the leader of a process group of its own with the signal mask `mask`. It gets
-// SIGKILL when the calling thread ends. Returns once the program runs, or cannot.
-Started start_worker(const Worker& worker, const sigset_t& mask);
+// SIGKILL when the calling thread ends. `created` is called with its process id before the program
+// begins. Returns once the program runs, with 0, or cannot, with an errno; then there is no
+// process.
+int start_worker(const Worker& worker, const sigset_t& mask,
+                 const std::function<void(pid_t)>& created);
 
 }  // namespace paceline::launch

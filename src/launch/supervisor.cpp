@@ -107,12 +107,13 @@ void Supervisor::run() {
 
 void Supervisor::start_workers() {
   for (std::size_t rank = 0; rank < plan_.workers.size(); ++rank) {
-    const Started started = start_worker(plan_.workers[rank], plan_.worker_mask);
-    if (started.error != 0) {
-      state_.start_error = started.error;
+    const int error =
+        start_worker(plan_.workers[rank], plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
+    if (error != 0) {
+      state_.workers[rank].pid = 0;
+      state_.start_error = error;
       return kill_all();
     }
-    watch(rank, started.pid);
   }
 }
 

@@ -1,0 +1,398 @@
+// The real `paceline` with small shell programs as workers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "support/child_process.h"
+#include "support/temporary_directory.h"
+
+namespace paceline {
+namespace {
+
+using support::ChildProcess;
+using support::eventually;
+using support::is_gone;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+class Launcher : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_THAT(left_behind(), IsEmpty()) << "in the directory for temporary files";
+  }
+
+  // Starts `script` as the program of `ranks` workers; `flags` go before it.
+  ChildProcess run(int ranks, const std::string& script, std::vector<std::string> flags = {},
+                   Environment environment = {}) {
+    std::vector<std::string> command{PACELINE_COMMAND, "run", "--nproc-per-node",
+                                     std::to_string(ranks)};
+    command.insert(command.end(), flags.begin(), flags.end());
+    command.insert(command.end(), {"sh", "-c", script});
+    environment.emplace_back("TMPDIR", temporary_.path().string());
+    return ChildProcess(std::move(command), environment);
+  }
+
+  static ChildProcess paceline(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), PACELINE_COMMAND);
+    return ChildProcess(std::move(arguments));
+  }
+
+  // The launcher's directory goes last, a moment after a launcher that was killed.
+  std::vector<std::string> left_behind() const {
+    std::vector<std::string> names;
+    const auto look = [&] {
+      names.clear();
+      for (const auto& entry : std::filesystem::directory_iterator(temporary_.path())) {
+        names.push_back(entry.path().filename().string());
+      }
+      return names.empty();
+    };
+    eventually(look);
+    return names;
+  }
+
+  support::TemporaryDirectory temporary_;
+};
+
+// All numbers that follow `label` in `text`.
+std::vector<pid_t> pids_after(const std::string& text, const std::string& label) {
+  std::vector<pid_t> pids;
+  const std::string pattern = label + "=";
+  for (auto at = text.find(pattern); at != text.npos; at = text.find(pattern, at + 1)) {
+    pids.push_back(std::atoi(text.c_str() + at + pattern.size()));
+  }
+  return pids;
+}
+
+pid_t pid_after(const std::string& text, const std::string& label) {
+  const auto pids = pids_after(text, label);
+  return pids.size() == 1 ? pids.front() : throw std::runtime_error(label + " in " + text);
+}
+
+TEST_F(Launcher, PrefixesOutputAndKeepsTheStreamsApart) {
+  auto job = run(2, "echo out $RANK of $WORLD_SIZE; echo err >&2; printf unfinished");
+  EXPECT_EQ(job.wait(), 0);
+  for (const char* line : {"[rank0]: out 0 of 2\n", "[rank1]: out 1 of 2\n",
+                           "[rank0]: unfinished\n", "[rank1]: unfinished\n"}) {
+    EXPECT_THAT(job.out(), HasSubstr(line));
+  }
+  EXPECT_THAT(job.err(), HasSubstr("[rank0]: err\n"));
+  EXPECT_THAT(job.err(), HasSubstr("[rank1]: err\n"));
+  EXPECT_THAT(job.out(), Not(HasSubstr("err")));
+}
+
+TEST_F(Launcher, LosesNoOutput) {
+  auto job = run(2, "seq 1 50000");
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(std::count(job.out().begin(), job.out().end(), '\n'), 100000);
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: 50000\n"));
+}
+
+TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
+  auto chosen = run(2, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", ""}});
+  EXPECT_EQ(chosen.wait(), 0);
+  const auto threads = pids_after(chosen.out(), "threads");
+  ASSERT_EQ(threads.size(), 2U);
+  EXPECT_THAT(chosen.err(), HasSubstr("paceline: 2 processes, " + std::to_string(threads[0]) +
+                                      (threads[0] == 1 ? " thread each (" : " threads each (")));
+  auto given = run(1, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", "7"}});
+  EXPECT_EQ(given.wait(), 0);
+  EXPECT_EQ(given.out(), "[rank0]: threads=7\n");
+  EXPECT_THAT(given.err(), HasSubstr("OMP_NUM_THREADS=7"));
+}
+
+TEST_F(Launcher, BothSpellingsAndTheProgramsOwnFlags) {
+  ChildProcess job({PACELINE_COMMAND, "run", "--nproc_per_node=2", "--pass_local_rank", "echo",
+                    "--nproc-per-node", "9"});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(job.out(), HasSubstr("[rank0]: --nproc-per-node 9 --local_rank=0\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: --nproc-per-node 9 --local_rank=1\n"));
+}
+
+// The lines of one rank, without their prefix.
+std::vector<std::string> lines_of(const std::string& text, int rank) {
+  std::vector<std::string> lines;
+  const std::string prefix = "[rank" + std::to_string(rank) + "]: ";
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.rfind(prefix, 0) == 0) lines.push_back(line.substr(prefix.size()));
+  }
+  return lines;
+}
+
+TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
+  const base::UniqueFd stray(::dup(STDERR_FILENO));  // the launcher inherits it, its workers do not
+  auto job = run(3,
+                 "echo 0 1 2 $PACELINE_LINKS $PACELINE_STORE_FD | tr ', ' '\n\n' | sort;"
+                 "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
+  EXPECT_EQ(job.wait(), 0);
+  for (const int rank : {0, 1, 2}) {
+    const auto lines = lines_of(job.out(), rank);
+    const auto are = std::find(lines.begin(), lines.end(), "are");
+    const auto open = std::find(lines.begin(), lines.end(), "open");
+    ASSERT_NE(open, lines.end()) << job.out();
+    EXPECT_EQ(std::vector(lines.begin(), are), std::vector(are + 1, open));
+    EXPECT_EQ(std::distance(lines.begin(), are), rank == 0 ? 6 : 5);
+    const auto sockets = std::count_if(open, lines.end(), [](const std::string& target) {
+      return target.rfind("socket:", 0) == 0;
+    });
+    EXPECT_EQ(sockets, rank == 0 ? 2 : 1);
+    EXPECT_THAT(lines, Contains(HasSubstr("memfd:paceline-store")));
+  }
+}
+
+TEST_F(Launcher, ExitCodeIsThatOfTheFirstFailure) {
+  auto job = run(3, "test $RANK = 1 && { echo last words; exit 7; }; exec sleep 1000");
+  EXPECT_EQ(job.wait(), 7);
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 failed first: exited with code 7\n"
+                                   "  last lines of rank 1:\n"
+                                   "    | last words\n"
+                                   "  ranks 0, 2: stopped by SIGTERM\n"));
+}
+
+TEST_F(Launcher, DeathByASignalIsDecoded) {
+  auto job = run(2, "test $RANK = 0 && kill -KILL $$; exec sleep 1000");
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: killed by SIGKILL (often the kernel's"));
+}
+
+TEST_F(Launcher, ErrorFilesAreReportedAndBlameIsFollowed) {
+  // Rank 0 is certainly gone first, and says that it was because of rank 1.
+  auto job = run(2, R"(
+    if [ $RANK = 0 ]; then
+      printf '{"message": {"message": "lost", "extraInfo": {"blamed_ranks": [1]}}}' \
+        > $TORCHELASTIC_ERROR_FILE
+      echo gone > $TMPDIR/go; exit 1
+    fi
+    until [ -e $TMPDIR/go ]; do :; done
+    rm $TMPDIR/go
+    printf '{"message": {"message": "the real reason"}}' > $TORCHELASTIC_ERROR_FILE
+    exit 5)",
+                 {"--failure-grace", "20"});
+  EXPECT_EQ(job.wait(), 5);
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: exited with code 5\n"
+                                   "  error: the real reason\n"
+                                   "  rank 0: exited with code 1: lost\n"));
+}
+
+TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
+  auto job = run(2, R"(
+    if [ $RANK = 1 ]; then echo $$ > $TMPDIR/new; mv $TMPDIR/new $TMPDIR/pid; exit 3; fi
+    until [ -e $TMPDIR/pid ]; do :; done
+    read pid < $TMPDIR/pid
+    rm $TMPDIR/pid
+    while kill -0 $pid 2> /dev/null; do :; done
+    exit 4)",
+                 {"--failure-grace", "20"});
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_THAT(job.err(), HasSubstr("rank 0: exited with code 4\n"));
+}
+
+TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
+  auto job = run(2, "test $RANK = 1 && { echo failing; exit 3; }; exec sleep 1000");
+  job.wait_for("failing");
+  const auto start = base::Deadline::Clock::now();
+  EXPECT_EQ(job.wait(), 3);
+  const auto took = base::Deadline::Clock::now() - start;
+  EXPECT_GE(took, std::chrono::milliseconds(400));
+  EXPECT_LT(took, std::chrono::milliseconds(4000));  // well before SIGKILL would have come
+}
+
+TEST_F(Launcher, WhoIgnoresSigtermIsKilled) {
+  auto job = run(2, "test $RANK = 1 && exit 3; trap '' TERM; while :; do sleep 1000; done",
+                 {"--failure-grace", "0.1", "--stop-grace", "0.2"});
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_THAT(job.err(), HasSubstr("rank 0: stopped by SIGKILL\n"));
+}
+
+TEST_F(Launcher, OrderOfFailuresIsTrueEvenIfNoticedLate) {
+  auto job = run(2, "echo supervisor$RANK=$PPID worker$RANK=$$; exec sleep 1000");
+  job.wait_for("worker0=");
+  job.wait_for("worker1=");
+  const pid_t supervisor = pid_after(job.out(), "supervisor0");
+  ::kill(supervisor, SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return support::process_state(supervisor) == 'T'; }));
+  for (const auto& [worker, number] : {std::pair{"worker1", SIGSEGV}, {"worker0", SIGABRT}}) {
+    const pid_t pid = pid_after(job.out(), worker);
+    ::kill(pid, number);
+    ASSERT_TRUE(eventually([&] { return support::process_state(pid) == 'Z'; }));
+  }
+  ::kill(supervisor, SIGCONT);
+  EXPECT_EQ(job.wait(), 128 + SIGSEGV);
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: killed by SIGSEGV"));
+}
+
+// A worker with a child in its group and one that has left for its own session.
+constexpr const char* kFamily =
+    "sleep 1000 & echo child=$!; setsid sh -c 'echo escaped=$$; exec sleep 1000' & "
+    "echo worker=$$; echo supervisor=$PPID; ";
+
+void wait_for_families(ChildProcess& job, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const char* label : {"child=", "escaped=", "worker="}) {
+      job.wait_for("[rank" + std::to_string(rank) + "]: " + label);
+    }
+  }
+}
+
+void expect_all_gone(const ChildProcess& job) {
+  for (const char* label : {"child", "escaped", "worker", "supervisor"}) {
+    const auto pids = pids_after(job.out(), label);
+    EXPECT_THAT(pids, Not(IsEmpty()));
+    for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << label;
+  }
+}
+
+TEST_F(Launcher, KilledLauncherLeavesNoProcess) {
+  auto job = run(2, std::string(kFamily) + "wait");
+  wait_for_families(job, 2);
+  job.signal(SIGKILL);
+  const auto start = base::Deadline::Clock::now();
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  expect_all_gone(job);
+  EXPECT_LT(base::Deadline::Clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST_F(Launcher, KilledSupervisorTakesTheWorkersAlong) {
+  auto job = run(2, "echo supervisor=$PPID worker=$$; sleep 1000 & echo child=$!; wait");
+  for (int rank : {0, 1}) job.wait_for("[rank" + std::to_string(rank) + "]: child=");
+  ::kill(pids_after(job.out(), "supervisor").front(), SIGKILL);
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
+  for (const char* label : {"worker", "child"}) {
+    for (const pid_t pid : pids_after(job.out(), label)) {
+      EXPECT_TRUE(eventually([&] { return is_gone(pid) || support::process_state(pid) == 'Z'; }));
+    }
+  }
+}
+
+TEST_F(Launcher, WhatWorkersLeaveBehindEndsWithTheJob) {
+  auto job = run(2, std::string(kFamily) + "exit 0");
+  EXPECT_EQ(job.wait(), 0);
+  expect_all_gone(job);
+}
+
+TEST_F(Launcher, FailureEndsWholeFamilies) {
+  auto job =
+      run(2, std::string(kFamily) + "test $RANK = 1 && exit 9; trap '' TERM; wait; wait; wait",
+          {"--stop-grace", "0.2"});
+  EXPECT_EQ(job.wait(), 9);
+  expect_all_gone(job);
+}
+
+TEST_F(Launcher, InterruptIsPassedOn) {
+  auto job = run(2, "trap 'echo caught; exit 0' INT; echo ready; while :; do sleep 0.01; done");
+  for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT);
+  EXPECT_THAT(job.out(), HasSubstr("[rank0]: caught\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: caught\n"));
+  EXPECT_THAT(job.err(), HasSubstr("paceline: stopped by SIGINT\n"));
+}
+
+TEST_F(Launcher, SigtermIsPassedOn) {
+  auto job = run(2, "echo ready; exec sleep 1000");
+  for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+}
+
+TEST_F(Launcher, SecondInterruptKills) {
+  auto job = run(2, "trap 'echo caught' INT; echo ready; while :; do sleep 0.01; done",
+                 {"--stop-grace", "86400"});
+  for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
+  job.signal(SIGINT);
+  for (const char* line : {"[rank0]: caught", "[rank1]: caught"}) job.wait_for(line);
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT);
+}
+
+TEST_F(Launcher, SuspendsAndResumesTheJob) {
+  auto job = run(2, "echo worker=$$; while :; do sleep 0.01; done");
+  for (const char* line : {"[rank0]: worker=", "[rank1]: worker="}) job.wait_for(line);
+  const auto workers = pids_after(job.out(), "worker");
+  const auto all_stopped = [&](bool stopped) {
+    return std::all_of(workers.begin(), workers.end(),
+                       [&](pid_t pid) { return (support::process_state(pid) == 'T') == stopped; });
+  };
+  job.signal(SIGTSTP);
+  EXPECT_TRUE(eventually([&] { return all_stopped(true); }));
+  EXPECT_TRUE(eventually([&] { return support::process_state(job.pid()) == 'T'; }));
+  job.signal(SIGCONT);
+  EXPECT_TRUE(eventually([&] { return all_stopped(false); }));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+}
+
+TEST_F(Launcher, ProgramsThatCannotBeStartedAreNamed) {
+  const support::TemporaryDirectory directory;
+  const auto script = directory.path() / "script";
+  std::ofstream(script) << "#!/no/such/interpreter\n";
+  auto plain = paceline({"run", script.string()});
+  EXPECT_EQ(plain.wait(), 126);
+  EXPECT_THAT(plain.err(), HasSubstr("script is not executable"));
+  auto missing = paceline({"run", "--nproc-per-node", "2", "no-such-program"});
+  EXPECT_EQ(missing.wait(), 127);
+  EXPECT_EQ(missing.err(), "paceline run: there is no program 'no-such-program' on PATH\n");
+
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  auto broken = paceline({"run", script.string()});
+  EXPECT_EQ(broken.wait(), 1);
+  EXPECT_THAT(broken.err(), HasSubstr("interpreter that its first line names may be missing"));
+}
+
+TEST_F(Launcher, BadFlagsAreNamed) {
+  for (const auto& flags : std::vector<std::vector<std::string>>{{"--nproc-per-node", "0"},
+                                                                 {"--nproc-per-node", "-3"},
+                                                                 {"--nproc-per-node", "10000"},
+                                                                 {"--nproc-per-node", "two"},
+                                                                 {"--nnodes", "2"},
+                                                                 {"--master-port", "70000"},
+                                                                 {"--stop-grace", "-1"},
+                                                                 {"--stop-grace", "nan"},
+                                                                 {"--pass-local-rank=1"},
+                                                                 {"--no-such-flag"}}) {
+    std::vector<std::string> arguments{"run"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    arguments.emplace_back("true");
+    auto command = paceline(arguments);
+    EXPECT_EQ(command.wait(), 2) << flags[0];
+    EXPECT_THAT(command.err(), HasSubstr(flags[0]));
+    EXPECT_THAT(command.err(), Not(HasSubstr("processes, ")));
+  }
+}
+
+TEST_F(Launcher, HelpAndMissingCommands) {
+  auto help = paceline({});
+  EXPECT_EQ(help.wait(), 0);
+  EXPECT_THAT(help.out(), HasSubstr("Usage: paceline COMMAND"));
+  auto run_help = paceline({"run", "-h"});
+  EXPECT_EQ(run_help.wait(), 0);
+  EXPECT_THAT(run_help.out(), HasSubstr("--nproc-per-node N"));
+  auto unknown = paceline({"ruin"});
+  EXPECT_EQ(unknown.wait(), 2);
+  EXPECT_THAT(unknown.err(), HasSubstr("'ruin'"));
+  // Beside a copy of the command there is neither bench nor doctor.
+  const support::TemporaryDirectory directory;
+  const auto copy = directory.path() / "paceline";
+  std::filesystem::copy(PACELINE_COMMAND, copy);
+  ChildProcess bench({copy.string(), "bench"});
+  EXPECT_EQ(bench.wait(), 2);
+  EXPECT_THAT(bench.err(), HasSubstr("paceline bench is not installed"));
+}
+
+}  // namespace
+}  // namespace paceline

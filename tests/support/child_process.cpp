@@ -1,0 +1,116 @@
+#include "support/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <thread>
+
+#include "base/deadline.h"
+
+namespace paceline::support {
+namespace {
+
+using base::Deadline;
+using base::UniqueFd;
+
+std::array<UniqueFd, 2> make_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+bool read_into(UniqueFd& fd, std::string& text) {
+  std::array<char, 4096> buffer;
+  const ssize_t size = ::read(fd.get(), buffer.data(), buffer.size());
+  if (size > 0) text.append(buffer.data(), static_cast<std::size_t>(size));
+  if (size <= 0) fd.reset();
+  return size > 0;
+}
+
+}  // namespace
+
+bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = Deadline::after(kPatience);
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+char process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  const auto name_end = stat.rfind(')');
+  return name_end == std::string::npos ? '\0' : stat.at(name_end + 2);
+}
+
+ChildProcess::ChildProcess(std::vector<std::string> command,
+                           const std::vector<std::pair<std::string, std::string>>& environment) {
+  auto [out_read, out_write] = make_pipe();
+  auto [err_read, err_write] = make_pipe();
+  std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
+  for (std::string& argument : command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
+  pid_ = ::fork();
+  if (pid_ < 0) throw std::runtime_error("fork failed");
+  if (pid_ == 0) {
+    ::setsid();
+    ::dup2(out_write.get(), STDOUT_FILENO);
+    ::dup2(err_write.get(), STDERR_FILENO);
+    for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+    ::execvp(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  out_fd_ = std::move(out_read);
+  err_fd_ = std::move(err_read);
+}
+
+ChildProcess::~ChildProcess() {
+  if (pid_ < 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void ChildProcess::signal(int number) const {
+  ::kill(pid_, number);
+}
+
+bool ChildProcess::read_some() {
+  std::array<pollfd, 2> fds{{{out_fd_.get(), POLLIN, 0}, {err_fd_.get(), POLLIN, 0}}};
+  const auto patience = std::chrono::milliseconds(kPatience).count();
+  if (::poll(fds.data(), fds.size(), static_cast<int>(patience)) == 0) {
+    throw std::runtime_error("no output for too long; so far:\n" + out_ + err_);
+  }
+  if (fds[0].revents != 0) read_into(out_fd_, out_);
+  if (fds[1].revents != 0) read_into(err_fd_, err_);
+  return out_fd_ || err_fd_;
+}
+
+void ChildProcess::wait_for(const std::string& text) {
+  while (out_.find(text) == std::string::npos) {
+    if (!read_some()) throw std::runtime_error("ended without '" + text + "':\n" + out_ + err_);
+  }
+}
+
+int ChildProcess::wait() {
+  while (out_fd_ || err_fd_) read_some();
+  int status = 0;
+  if (!eventually([&] { return ::waitpid(pid_, &status, WNOHANG) != 0; })) {
+    throw std::runtime_error("does not end:\n" + out_ + err_);
+  }
+  pid_ = -1;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace paceline::support

@@ -1,0 +1,130 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launch/console.h"
+#include "launch/last_lines.h"
+#include "launch/line_splitter.h"
+
+namespace paceline::launch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+std::vector<std::string> split(LineSplitter& splitter, std::string_view bytes) {
+  std::vector<std::string> lines;
+  splitter.feed(bytes, [&](std::string_view line, char end) {
+    lines.push_back(std::string(line) + (end == '\n' ? "\\n" : "\\r"));
+  });
+  return lines;
+}
+
+TEST(LineSplitter, TheSameInPiecesOfAnySize) {
+  const std::string text = "a\nbc\r\n\nde\rf";
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    LineSplitter splitter;
+    std::vector<std::string> lines;
+    for (std::size_t at = 0; at < text.size(); at += size) {
+      const auto more = split(splitter, std::string_view(text).substr(at, size));
+      lines.insert(lines.end(), more.begin(), more.end());
+    }
+    EXPECT_THAT(lines, ElementsAre("a\\n", "bc\\r", "\\n", "\\n", "de\\r")) << size;
+    EXPECT_EQ(splitter.pending(), "f");
+  }
+}
+
+TEST(LineSplitter, EndlessLinesAreCut) {
+  constexpr std::size_t most = LineSplitter::kMaxLine;
+  LineSplitter splitter;
+  std::vector<std::size_t> sizes;
+  const auto note = [&](std::string_view line, char) { sizes.push_back(line.size()); };
+  splitter.feed(std::string(2 * most + 5, 'x'), note);
+  EXPECT_THAT(sizes, ElementsAre(most, most));
+  EXPECT_THAT(splitter.pending(), SizeIs(5));
+  splitter.feed(std::string(most - 6, 'x') + "\n", note);
+  EXPECT_THAT(sizes, ElementsAre(most, most, most - 1));
+}
+
+TEST(LastLines, KeepsTheLastAsATerminalShowsThem) {
+  LastLines lines;
+  for (int i = 0; i < 30; ++i) lines.feed(Stream::out, "line " + std::to_string(i) + "\n");
+  lines.feed(Stream::err, "\r10%\r20%\r100%\r\n");
+  lines.feed(Stream::out, "unfinished");
+  const auto last = lines.lines();
+  ASSERT_THAT(last, SizeIs(LastLines::kMaxLines));
+  EXPECT_EQ(last.front(), "line 12");
+  EXPECT_EQ(last[18], "100%");
+  EXPECT_EQ(last[19], "unfinished");
+  lines.feed(Stream::out, std::string(1000, 'x') + "\n");
+  EXPECT_EQ(lines.lines().back(), "unfinished" + std::string(490, 'x') + "...");
+}
+
+struct Screen {
+  std::string out;
+  std::string err;
+  Console console;
+  Screen(bool out_terminal, bool err_terminal, int columns = 40)
+      : console({[this](std::string_view text) { out += text; }, out_terminal},
+                {[this](std::string_view text) { err += text; }, err_terminal}, 2, columns) {}
+};
+
+TEST(Console, PrefixesWholeLinesIntoFiles) {
+  Screen screen(false, false);
+  screen.console.write(0, Stream::out, "hel");
+  screen.console.write(1, Stream::out, "other\nsecond ");
+  screen.console.write(0, Stream::out, "lo\n");
+  screen.console.write(1, Stream::err, "10%\r20%\r");
+  EXPECT_EQ(screen.out, "[rank1]: other\n[rank0]: hello\n");
+  screen.console.finish();
+  EXPECT_EQ(screen.out, "[rank1]: other\n[rank0]: hello\n[rank1]: second \n");
+  EXPECT_EQ(screen.err, "[rank1]: 10%\r[rank1]: 20%\r");
+}
+
+TEST(Console, RankZeroMayDrawABarOnATerminal) {
+  Screen screen(true, true);
+  screen.console.write(0, Stream::err, "\r10%");
+  EXPECT_EQ(screen.err, "[rank0]: 10%");
+  screen.err.clear();
+  screen.console.write(0, Stream::err, "\r20%");
+  EXPECT_EQ(screen.err, "\r\x1b[K[rank0]: 20%");
+  screen.err.clear();
+  screen.console.write(1, Stream::out, "hello\n");  // goes above the bar
+  EXPECT_EQ(screen.out, "\r\x1b[K[rank1]: hello\n[rank0]: 20%");
+  screen.out.clear();
+  screen.console.write(0, Stream::err, "\r100%\n");
+  EXPECT_EQ(screen.err, "\r\x1b[K[rank0]: 100%\n");
+}
+
+TEST(Console, BarsOfOtherRanksShowTheirLastStateOnly) {
+  Screen screen(true, true);
+  screen.console.write(1, Stream::err, "\r10%\r20%");
+  EXPECT_EQ(screen.err, "");
+  screen.console.write(1, Stream::err, "\r30%\r\n");
+  EXPECT_EQ(screen.err, "[rank1]: 30%\n");
+}
+
+TEST(Console, WhatWouldWrapIsNotDrawnBeforeItsEnd) {
+  Screen screen(true, true, 20);
+  screen.console.write(0, Stream::out, "0123456789ab");  // 9 + 12 columns
+  EXPECT_EQ(screen.out, "");
+  screen.console.finish();
+  EXPECT_EQ(screen.out, "[rank0]: 0123456789ab\n");
+}
+
+TEST(Console, FinishEndsTheBarOnce) {
+  Screen screen(true, true);
+  screen.console.write(0, Stream::err, "\r50%");
+  screen.console.finish();
+  EXPECT_EQ(screen.out + screen.err.substr(screen.err.find('%') + 1), "\r\x1b[K[rank0]: 50%\n");
+}
+
+TEST(DisplayWidth, CountsNeitherEscapesNorContinuations) {
+  EXPECT_EQ(display_width("abc"), 3);
+  EXPECT_EQ(display_width("\x1b[1;32mabc\x1b[0m"), 3);
+  EXPECT_EQ(display_width("\xE2\x96\x88\xE2\x96\x88"), 2);
+  EXPECT_EQ(display_width("\x1b["), 0);
+  EXPECT_EQ(display_width("\x1b"), 0);
+}
+
+}  // namespace
+}  // namespace paceline::launch

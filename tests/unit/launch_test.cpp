@@ -1,0 +1,254 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "launch/error_file.h"
+#include "launch/job.h"
+#include "launch/process_tree.h"
+#include "launch/program.h"
+#include "launch/report.h"
+#include "launch/signal_names.h"
+#include "launch/worker_environment.h"
+#include "support/temporary_directory.h"
+
+namespace paceline::launch {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class ErrorFileTest : public ::testing::Test {
+ protected:
+  std::optional<ErrorFile> read(const std::string& content) const {
+    std::ofstream(path_) << content;
+    return read_error_file(path_);
+  }
+  support::TemporaryDirectory directory_;
+  std::filesystem::path path_ = directory_.path() / "error.json";
+};
+
+TEST_F(ErrorFileTest, ReadsWhatWasWritten) {
+  write_error_file(path_, "line 1\n\"quoted\" \xff not UTF-8", std::vector<int>{2, 0});
+  const auto error = read_error_file(path_);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->message, "line 1\n\"quoted\" \xEF\xBF\xBD not UTF-8");
+  EXPECT_THAT(error->blamed_ranks, ElementsAre(2, 0));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+TEST_F(ErrorFileTest, ReadsTorchrunsForms) {
+  const auto full =
+      read(R"({"message": {"message": "RuntimeError: x", "extraInfo": {"py_callstack": "...", )"
+           R"("timestamp": "1732183701"}}})");
+  ASSERT_TRUE(full);
+  EXPECT_EQ(full->message, "RuntimeError: x");
+  EXPECT_THAT(full->blamed_ranks, IsEmpty());
+  ASSERT_TRUE(read(R"({"message": "just text"})"));
+  EXPECT_EQ(read(R"({"message": "just text"})")->message, "just text");
+}
+
+TEST_F(ErrorFileTest, GarbageIsNothing) {
+  EXPECT_FALSE(read_error_file(path_));
+  const std::string whole = R"({"message": {"message": "m", "extraInfo": {"timestamp": "1"}}})";
+  for (std::size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_FALSE(read(whole.substr(0, size))) << size;
+  }
+  for (const char* content : {"[]", "7", "\"text\"", "{\"message\": 3}", "{\"message\": {}}",
+                              "{\"message\": {\"message\": []}}", "\xff\xfe\x00"}) {
+    EXPECT_FALSE(read(content)) << content;
+  }
+  EXPECT_FALSE(read(std::string(100'000, '[')));
+  EXPECT_FALSE(read(R"({"message": ")" + std::string(2 << 20, 'x') + "\"}"));
+}
+
+TEST_F(ErrorFileTest, OddBlameIsIgnored) {
+  const auto error = read(
+      R"({"message": {"message": "m", "extraInfo": {"blamed_ranks": [1, "2", null, 99999999999]}}})");
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->message, "m");
+  EXPECT_THAT(error->blamed_ranks, ElementsAre(1));
+}
+
+TEST_F(ErrorFileTest, NeitherFifoNorDirectoryIsWaitedFor) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_FALSE(read_error_file(path_));
+  EXPECT_FALSE(read_error_file(directory_.path()));
+}
+
+TEST_F(ErrorFileTest, WritingWhereNothingCanBeWrittenSaysWhere) {
+  try {
+    write_error_file(directory_.path() / "no" / "x.json", "m");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no/x.json"));
+    EXPECT_THAT(error.what(), HasSubstr("ENOENT"));
+  }
+}
+
+TEST(SignalNames, CommonAndUnnamed) {
+  EXPECT_EQ(signal_name(SIGKILL), "SIGKILL");
+  EXPECT_EQ(signal_name(SIGBUS), "SIGBUS");
+  EXPECT_EQ(signal_name(40), "signal 40");
+  EXPECT_THAT(std::string(signal_meaning(SIGKILL)), HasSubstr("out-of-memory"));
+  EXPECT_EQ(signal_meaning(SIGUSR1), "");
+}
+
+TEST(ParseStat, NamesMayHoldAnything) {
+  const auto process = parse_stat("42 (a) S 7 9 (b\n) R 12 34 34 0 -1 4194560");
+  ASSERT_TRUE(process);
+  EXPECT_EQ(process->pid, 42);
+  EXPECT_EQ(process->parent, 12);
+  EXPECT_EQ(process->group, 34);
+  for (const char* stat : {"", "42", "42 (sh", "42 (sh)", "42 (sh) ", "42 (sh) S", "42 (sh) S x 3",
+                           "42 (sh) S 3", "x (sh) S 1 2"}) {
+    EXPECT_FALSE(parse_stat(stat)) << stat;
+  }
+}
+
+TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
+  JobSpec spec;
+  spec.processes = 3;
+  spec.environment = {{"OMP_NUM_THREADS", "4"}, {"RANK", "99"}};
+  spec.terminal_columns = 70;
+  const JobIdentity job{"id", 1234, "/d"};
+  const char* const inherited[] = {"HOME=/h=x",
+                                   "RANK=7",
+                                   "TORCHELASTIC_USE_AGENT_STORE=True",
+                                   "PACELINE_LINKS=9",
+                                   "PACELINE_TERMINAL=5",
+                                   "broken",
+                                   nullptr};
+  EXPECT_THAT(worker_environment(spec, job, 0, {5, 6}, 8, inherited),
+              ElementsAre("GROUP_RANK=0", "GROUP_WORLD_SIZE=1", "HOME=/h=x", "LOCAL_RANK=0",
+                          "LOCAL_WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1234",
+                          "OMP_NUM_THREADS=4", "PACELINE_LINKS=5,6", "PACELINE_STORE_FD=8",
+                          "PACELINE_TERMINAL=70", "RANK=0", "ROLE_NAME=default", "ROLE_RANK=0",
+                          "ROLE_WORLD_SIZE=3", "TORCHELASTIC_ERROR_FILE=/d/rank0.json",
+                          "TORCHELASTIC_MAX_RESTARTS=0", "TORCHELASTIC_RESTART_COUNT=0",
+                          "TORCHELASTIC_RUN_ID=id", "WORLD_SIZE=3"));
+  const auto second = worker_environment(spec, job, 2, {7}, 8, inherited);
+  EXPECT_THAT(second, Contains("RANK=2"));
+  EXPECT_THAT(second, Contains("PACELINE_LINKS=7"));
+  EXPECT_THAT(second, Not(Contains(StartsWith("PACELINE_TERMINAL"))));
+}
+
+TEST(FindProgram, SearchesAsAShellDoes) {
+  const support::TemporaryDirectory directory;
+  const auto file = directory.path() / "tool";
+  std::ofstream(file) << "#!/bin/sh\n";
+  const auto code = [&](const std::string& name) {
+    try {
+      find_program(name, directory.path().string());
+      return 0;
+    } catch (const ProgramError& error) {
+      return error.exit_code();
+    }
+  };
+  EXPECT_EQ(code("tool"), 127);  // not executable: not a candidate on PATH
+  EXPECT_EQ(code(file.string()), 126);
+  EXPECT_EQ(code(directory.path().string()), 126);
+  std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+  EXPECT_EQ(find_program("tool", "/nowhere:" + directory.path().string()), file.string());
+  EXPECT_EQ(find_program(file.string(), ""), file.string());
+  EXPECT_EQ(code("tool2"), 127);
+  EXPECT_EQ(code(""), 127);
+}
+
+TEST(RunJob, BadSpecsAreRefused) {
+  JobSpec spec;
+  EXPECT_THROW(run_job(spec), UsageError);  // no program
+  spec.command = {"true"};
+  for (const int processes : {0, -1, kMaxProcesses + 1}) {
+    spec.processes = processes;
+    EXPECT_THROW(run_job(spec), UsageError) << processes;
+  }
+  spec.processes = 1;
+  spec.master_port = 65536;
+  EXPECT_THROW(run_job(spec), UsageError);
+}
+
+TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {
+  JobSpec spec;
+  spec.processes = 2;
+  spec.command = {"sh", "-c", "echo rank $RANK; test $RANK = 0 || exec sleep 1000"};
+  spec.output = [](int, Stream, std::string_view bytes) {
+    if (bytes == "rank 1\n") throw std::runtime_error("enough");
+  };
+  EXPECT_THROW(run_job(spec), std::runtime_error);
+}
+
+RankResult ended(int order, int status, bool stopped = false) {
+  return {.status = status, .order = order, .stopped = stopped, .error = {}, .last_lines = {}};
+}
+
+constexpr int exited(int code) {
+  return code << 8;
+}
+
+TEST(FirstFailed, EarliestUnlessItBlamesAnother) {
+  JobResult result;
+  result.ranks = {ended(1, exited(1)), ended(2, SIGSEGV), ended(0, exited(0))};
+  EXPECT_EQ(result.first_failed(), 0);
+  EXPECT_EQ(result.exit_code(), 1);
+  result.ranks[0].error = ErrorFile{"PeerLost", {1}};
+  EXPECT_EQ(result.first_failed(), 1);
+  EXPECT_EQ(result.exit_code(), 128 + SIGSEGV);
+  result.ranks[0].error =
+      ErrorFile{"blames one that did not fail, itself, and nobody", {2, 0, 9, -1}};
+  EXPECT_EQ(result.first_failed(), 0);
+}
+
+TEST(FirstFailed, BlameInACircleEnds) {
+  JobResult result;
+  result.ranks = {ended(0, exited(3)), ended(1, exited(4))};
+  result.ranks[0].error = ErrorFile{"", {1}};
+  result.ranks[1].error = ErrorFile{"", {0}};
+  EXPECT_EQ(result.first_failed(), 0);
+}
+
+TEST(FirstFailed, WhoWasStoppedDidNotFail) {
+  JobResult result;
+  result.ranks = {ended(0, SIGINT, true), ended(1, exited(1), true)};
+  result.signal = SIGINT;
+  EXPECT_FALSE(result.first_failed());
+  EXPECT_EQ(result.exit_code(), 130);
+  EXPECT_EQ(failure_report(result), "paceline: stopped by SIGINT\n");
+}
+
+TEST(FailureReport, OneBlock) {
+  JobResult result;
+  result.ranks = {ended(1, exited(1)), ended(0, SIGKILL), ended(3, SIGTERM, true),
+                  ended(2, SIGTERM, true), ended(4, exited(0), true)};
+  result.ranks[0].error = ErrorFile{"PeerLost: rank 1 has ended\nmore", {1}};
+  result.ranks[1].error = ErrorFile{"two\nlines\n", {}};
+  result.ranks[1].last_lines = {"step 1", "step 2"};
+  EXPECT_EQ(failure_report(result),
+            "paceline: rank 1 failed first: killed by SIGKILL (often the kernel's out-of-memory "
+            "killer)\n"
+            "  error: two\n"
+            "         lines\n"
+            "  last lines of rank 1:\n"
+            "    | step 1\n"
+            "    | step 2\n"
+            "  rank 0: exited with code 1: PeerLost: rank 1 has ended\n"
+            "  ranks 2, 3: stopped by SIGTERM\n"
+            "  rank 4: exited with code 0 when told to stop\n");
+}
+
+TEST(FailureReport, NothingFailedSaysNothing) {
+  JobResult result;
+  result.ranks = {ended(0, 0)};
+  EXPECT_EQ(failure_report(result), "");
+  EXPECT_EQ(result.exit_code(), 0);
+}
+
+}  // namespace
+}  // namespace paceline::launch
