@@ -30,7 +30,7 @@ bool same_call(const Call& a, const Call& b) {
 class Group::StepWait : public Waiting {
  public:
   explicit StepWait(const Group& group)
-      : Waiting({kind_name(group.call_.kind), group.sequence_}), group_(group) {}
+      : Waiting({kind_name(group.call_.kind), group.sequence_}, group.timeout_), group_(group) {}
 
   std::uint64_t missing() const override {
     std::uint64_t ranks = 0;
@@ -49,7 +49,8 @@ class Group::StepWait : public Waiting {
   const Group& group_;
 };
 
-Group::Group(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+Group::Group(std::shared_ptr<Region> region)
+    : region_(std::move(region)), timeout_(region_->options().timeout) {}
 
 void Group::begin(Kind kind, std::size_t count, DataType type, ReduceOp op, int root) {
   call_ = {static_cast<std::uint8_t>(kind),

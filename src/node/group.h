@@ -26,6 +26,8 @@ class Group {
   const std::shared_ptr<Region>& region() const { return region_; }
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
+  // How long the calls from here on may wait; at first the region's timeout.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   void barrier();
   // `data` holds `count` elements of `type` on every rank.
@@ -62,6 +64,7 @@ class Group {
   void all_reduce_staged(const void* input, void* output);
 
   std::shared_ptr<Region> region_;
+  std::chrono::milliseconds timeout_;
   std::uint64_t sequence_ = 0;
   std::uint32_t step_ = 0;
   Call call_;

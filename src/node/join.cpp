@@ -49,7 +49,9 @@ std::optional<T> from_bytes(const std::string& bytes) {
 }
 
 std::string encode(const Failure& failure) {
-  return "F" + to_bytes(failure.kind) + to_bytes(failure.ranks) + failure.text;
+  std::string bytes("F");
+  bytes.append(to_bytes(failure.kind)).append(to_bytes(failure.ranks)).append(failure.text);
+  return bytes;
 }
 
 base::UniqueFd open_pidfd(pid_t pid) {

@@ -18,8 +18,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kPage = 4096;
 // How long a wait costs CPU before it sleeps in the kernel. Spinning covers the skew between ranks
-// that run side by side; yielding lets a rank that shares this core get on with it.
-constexpr int kSpins = 1000;
+// that run side by side; it is short because ranks may share a core though there are enough, and
+// yielding then lets the other get on with it.
+constexpr auto kSpinning = std::chrono::microseconds(2);
 constexpr auto kYielding = std::chrono::microseconds(200);
 // How long it sleeps before it looks after its peers; bounds how late a death is noticed.
 constexpr auto kSleep = std::chrono::milliseconds(10);
@@ -120,7 +121,9 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
   options_.staging_bytes = layout.staging;
 }
 
-Region::~Region() {
+Region::~Region() { depart(); }
+
+void Region::depart() noexcept {
   if (in_forked_child()) return;
   publish(state(rank_).departed, 1);
 }
@@ -201,9 +204,11 @@ void Region::publish(Word& word, std::uint32_t value) {
 
 void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
   if (may_spin_) {
-    for (int i = 0; i < kSpins; ++i) {
-      if (reached(word, target)) return;
-      pause();
+    for (const auto end = Clock::now() + kSpinning; Clock::now() < end;) {
+      for (int i = 0; i < 8; ++i) {
+        if (reached(word, target)) return;
+        pause();
+      }
     }
   }
   for (const auto end = Clock::now() + kYielding; Clock::now() < end;) {
@@ -211,7 +216,7 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
     if (reached(word, target)) return;
     if (failed()) break;
   }
-  if (!waiting.deadline) waiting.deadline = base::Deadline::after(options_.timeout);
+  if (!waiting.deadline) waiting.deadline = base::Deadline::after(waiting.timeout);
   Word& sleepers = state(peer).sleepers;
   while (true) {
     check_progress(word, target, peer, waiting);

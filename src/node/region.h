@@ -22,7 +22,7 @@ inline constexpr std::size_t kCacheLine = 64;
 
 struct RegionOptions {
   std::string name = "world";                                    // for messages
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each wait
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each call
   // Each rank has four staging buffers of this many bytes.
   std::size_t staging_bytes = std::size_t{512} << 10;
   // What each rank can allocate; address space until it is touched. 0: as much as the machine has.
@@ -51,7 +51,7 @@ static_assert(sizeof(Slot) == kCacheLine);
 // What a wait is about. Made on the stack for each call; asked only when something went wrong.
 class Waiting {
  public:
-  explicit Waiting(Activity what) : activity(what) {}
+  Waiting(Activity what, std::chrono::milliseconds limit) : activity(what), timeout(limit) {}
   // A bit for each rank that has not done what is waited for.
   virtual std::uint64_t missing() const = 0;
   // "all_reduce of 10 float32, call 17 of group world".
@@ -60,6 +60,7 @@ class Waiting {
   virtual void check(int /*peer*/) const {}
 
   Activity activity;
+  std::chrono::milliseconds timeout;
   std::optional<base::Deadline> deadline;  // set when waiting turns out to take time
 
  protected:
@@ -126,6 +127,8 @@ class Region : public std::enable_shared_from_this<Region> {
   void check_usable(const Activity& activity) const;
   // Tells the peers that this rank left because of an exception, with its text.
   void abort(const std::string& text) noexcept;
+  // Tells the peers that this rank makes no further call. The destructor does it too.
+  void depart() noexcept;
 
  private:
   // At the head of each rank's part of the region.

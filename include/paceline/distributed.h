@@ -1,0 +1,110 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <paceline/error.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace paceline {
+
+using namespace std::chrono_literals;
+
+// How this process joins the others. The fields come in the order of PyTorch's arguments.
+struct InitOptions {
+  // "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
+  std::string backend = "paceline";
+  // Where the ranks meet, unless `store` is given:
+  //   env://             what the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR,
+  //                      MASTER_PORT); under `paceline run` that is inherited, and opens no port.
+  //                      With none of RANK and WORLD_SIZE set, a world of one.
+  //   tcp://host:port    rank 0 listens there, and only there
+  //   file:///path       a file on a file system with locks that all ranks see. It must be gone
+  //                      before a job starts; ranks that are killed leave it behind.
+  // tcp:// and file:// take ?rank=R&world_size=N as well.
+  std::string init_method = "env://";
+  // How long joining, and later each collective call, may take before it throws Timeout.
+  std::chrono::milliseconds timeout = 30min;
+  // -1: from the init method.
+  int world_size = -1;
+  int rank = -1;
+  // Any c10d store that all ranks share; then world_size and rank are required.
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+// Membership in the job, for as long as this object lives; move-only, one at a time in a process.
+// The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
+// aborts all groups instead: the peers then throw PeerLost naming this rank and, if an enclosing
+// `record` sees the exception, giving its text.
+class World {
+ public:
+  World(World&& other) noexcept;
+  World& operator=(World&& other) noexcept;
+  ~World();
+
+ private:
+  friend World init_process_group(InitOptions options);
+  World();
+
+  bool owner_ = true;
+  int exceptions_at_start_;
+};
+
+// Joins the job: collective over all ranks. Throws UsageError for options or variables that make no
+// sense or when there is a world already, Timeout naming the ranks that did not come, PeerLost
+// naming those that ended meanwhile.
+[[nodiscard]] World init_process_group(InitOptions options = {});
+
+// Leaves: no further calls are possible until the next init_process_group. Does not wait for the
+// others. The World object, if it still exists, does nothing then. Without a world it does nothing.
+void destroy_process_group();
+
+bool is_initialized();
+bool is_paceline_available();
+bool is_gloo_available();
+
+struct GroupOptions {
+  std::chrono::milliseconds timeout = -1ms;  // -1: the world's
+  std::string backend;                       // empty: the world's
+};
+
+// A group of ranks: a cheap handle. Default-constructed it means the world there is when it is
+// used.
+class ProcessGroup {
+ public:
+  ProcessGroup() = default;
+  // Any group of c10d's, made by whomever.
+  explicit ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  // False on the ranks that were left out of new_group. On them, collectives over the group do
+  // nothing, and get_rank and get_world_size give -1.
+  bool is_member() const { return member_; }
+  // The group itself. Throws UsageError if there is no world or this rank is no member.
+  c10::intrusive_ptr<c10d::ProcessGroup> c10d() const;
+
+ private:
+  friend ProcessGroup new_group(std::vector<int> ranks, GroupOptions options);
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  bool member_ = true;
+};
+
+// A group of some ranks of the world, all of them if `ranks` is empty. Every rank of the world must
+// call it, with the same arguments and in the same order. Group ranks follow the order of world
+// ranks, as in PyTorch.
+ProcessGroup new_group(std::vector<int> ranks = {}, GroupOptions options = {});
+
+// Before init_process_group, and in a world of one, these answer from the launcher's environment;
+// without a launcher, rank 0 of 1.
+int get_rank(const ProcessGroup& group = {});
+int get_world_size(const ProcessGroup& group = {});
+int get_local_rank();
+int get_local_world_size();
+int get_node_rank();
+// "paceline", "gloo".
+std::string get_backend(const ProcessGroup& group = {});
+
+}  // namespace paceline

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <functional>
+#include <type_traits>
+
+namespace paceline {
+
+namespace detail {
+int record(const std::function<int()>& body);
+}
+
+// Runs `body` as the main of a rank and gives the process's exit code: what body returns if it
+// returns an int, 0 if it returns nothing, 1 if an exception leaves it. Such an exception is
+// reported to the launcher (in the file that TORCHELASTIC_ERROR_FILE names, in torchrun's format),
+// on stderr, and to the other ranks of the job. While body runs, the library's messages of level
+// info and above go to stderr. Flushes stdout and stderr.
+template <typename Body>
+int record(Body&& body) {
+  if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
+    return detail::record([&] {
+      body();
+      return 0;
+    });
+  } else {
+    return detail::record([&] { return static_cast<int>(body()); });
+  }
+}
+
+}  // namespace paceline

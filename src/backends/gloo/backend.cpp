@@ -1,0 +1,28 @@
+#include <paceline/error.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <cstdlib>
+
+#include "distributed/backend.h"
+
+namespace paceline::backends {
+namespace {
+
+// LibTorch's own Gloo. Ranks that are known to share a host talk over that address only; otherwise
+// the interface is GLOO_SOCKET_IFNAME's, or that of this machine's name, as in PyTorch.
+c10::intrusive_ptr<c10d::Backend> make(distributed::BackendRequest request) {
+  auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
+  const bool interface_given = std::getenv("GLOO_SOCKET_IFNAME") != nullptr;
+  options->devices.push_back(request.host.empty() || interface_given
+                                 ? c10d::ProcessGroupGloo::createDefaultDevice()
+                                 : c10d::ProcessGroupGloo::createDeviceForHostname(request.host));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
+                                                     options);
+}
+
+const bool registered =
+    distributed::register_backend("gloo", {&make, c10d::ProcessGroup::BackendType::GLOO});
+
+}  // namespace
+}  // namespace paceline::backends

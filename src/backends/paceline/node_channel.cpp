@@ -1,0 +1,33 @@
+#include "backends/paceline/node_channel.h"
+
+#include <ATen/ATen.h>
+
+#include "backends/paceline/tensors.h"
+
+namespace paceline::backends {
+namespace {
+
+std::vector<node::Channel::Bucket> to_node(
+    const std::vector<distributed::BucketChannel::Bucket>& buckets) {
+  std::vector<node::Channel::Bucket> result;
+  for (const auto& bucket : buckets) {
+    result.push_back({static_cast<std::size_t>(bucket.count),
+                      node_type(bucket.type, "DistributedDataParallel"),
+                      bucket.op == distributed::BucketChannel::Op::max ? node::ReduceOp::max
+                                                                       : node::ReduceOp::avg});
+  }
+  return result;
+}
+
+}  // namespace
+
+NodeChannel::NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe)
+    : channel_(group, to_node(buckets), std::move(describe)) {
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const auto& memory = channel_.data(b);
+    tensors_.push_back(at::from_blob(
+        memory.get(), {buckets[b].count}, [memory](void*) {}, at::dtype(buckets[b].type)));
+  }
+}
+
+}  // namespace paceline::backends

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <vector>
+
+#include "distributed/bucket_channel.h"
+#include "node/channel.h"
+
+namespace paceline::backends {
+
+// node::Channel with tensors.
+class NodeChannel final : public distributed::BucketChannel {
+ public:
+  NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe);
+
+  const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
+  void begin_step(std::uint32_t forwards) override { channel_.begin_step(forwards); }
+  bool in_step() const override { return channel_.in_step(); }
+  void publish(std::size_t bucket) override { channel_.publish(bucket); }
+  void try_progress() override { channel_.try_progress(); }
+  void finish() override { channel_.finish(); }
+  void abandon_step() override { channel_.abandon_step(); }
+  [[noreturn]] void fail(const std::string& text) override { channel_.fail(text); }
+
+ private:
+  node::Channel channel_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace paceline::backends

@@ -1,0 +1,36 @@
+#include "distributed/backend.h"
+
+#include <fmt/format.h>
+
+#include <paceline/error.h>
+
+#include <map>
+
+namespace paceline::distributed {
+namespace {
+
+std::map<std::string, BackendKind>& registry() {
+  static std::map<std::string, BackendKind> kinds;
+  return kinds;
+}
+
+}  // namespace
+
+bool register_backend(const std::string& name, BackendKind kind) {
+  return registry().emplace(name, std::move(kind)).second;
+}
+
+bool is_backend_available(const std::string& name) {
+  return registry().contains(name);
+}
+
+const BackendKind& find_backend(const std::string& name) {
+  const auto found = registry().find(name);
+  if (found != registry().end()) return found->second;
+  std::string names;
+  for (const auto& [known, kind] : registry()) names += (names.empty() ? "" : ", ") + known;
+  throw UsageError(
+      fmt::format("backend '{}' is not in this build of Paceline, which has: {}", name, names));
+}
+
+}  // namespace paceline::distributed

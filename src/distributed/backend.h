@@ -1,0 +1,54 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "distributed/bucket_channel.h"
+
+namespace paceline::distributed {
+
+// What a backend can do for us beyond c10d::Backend's virtuals.
+class ExtendedBackend : public c10d::Backend {
+ public:
+  using c10d::Backend::Backend;
+  // Collective over the group.
+  virtual std::unique_ptr<BucketChannel> make_bucket_channel(
+      const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe) = 0;
+  // Leaves because of an exception: the peers throw PeerLost with this text.
+  virtual void abort_because(const std::string& text) noexcept = 0;
+};
+
+// What a backend is made of.
+struct BackendRequest {
+  c10::intrusive_ptr<c10d::Store> store;  // keys in it are this group's own
+  int rank;
+  int size;
+  std::chrono::milliseconds timeout;
+  std::string group_name;
+  // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made
+  // them; else empty.
+  std::vector<base::UniqueFd> links;
+  // Where the group's ranks are, when it is known that all are there; else empty.
+  std::string host;
+};
+
+struct BackendKind {
+  std::function<c10::intrusive_ptr<c10d::Backend>(BackendRequest)> make;
+  c10d::ProcessGroup::BackendType type;
+};
+
+// Each folder of src/backends registers itself when the library is loaded.
+bool register_backend(const std::string& name, BackendKind kind);
+bool is_backend_available(const std::string& name);
+// Throws UsageError that lists the names there are.
+const BackendKind& find_backend(const std::string& name);
+
+}  // namespace paceline::distributed

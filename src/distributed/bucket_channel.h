@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace paceline::distributed {
+
+// Reduces a fixed set of buckets once per step, while other work goes on.
+//
+// A step runs: begin_step; write to tensor(b) and publish(b), for every b in any order, with
+// try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Nothing waits
+// but finish and abandon_step. One thread at a time.
+class BucketChannel {
+ public:
+  enum class Op { average, max };
+  struct Bucket {
+    std::int64_t count;
+    at::ScalarType type;
+    at::Device device;
+    Op op;
+  };
+  // Names what is in a bucket, for messages.
+  using Describe = std::function<std::string(std::size_t bucket)>;
+
+  virtual ~BucketChannel() = default;
+
+  // The bucket's flat tensor, the same one for the life of the channel. Its memory may outlive it.
+  virtual const at::Tensor& tensor(std::size_t bucket) const = 0;
+
+  // `forwards`: how many forwards this rank has run towards its steps. Where the channel can tell,
+  // ranks that begin a step with different numbers throw Mismatch.
+  virtual void begin_step(std::uint32_t forwards) = 0;
+  virtual bool in_step() const = 0;
+  virtual void publish(std::size_t bucket) = 0;
+  virtual void try_progress() = 0;
+  virtual void finish() = 0;
+  // Gives up a step that an exception has cut short, so that the next one can begin. Does nothing
+  // outside a step.
+  virtual void abandon_step() = 0;
+  // Throws an Error with this text here and, where the channel can reach them, on the other ranks.
+  [[noreturn]] virtual void fail(const std::string& text) = 0;
+};
+
+// The channel that suits the group's backend for `device`. Collective.
+std::unique_ptr<BucketChannel> make_bucket_channel(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
+    const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe);
+
+}  // namespace paceline::distributed

@@ -1,0 +1,239 @@
+#include <paceline/collectives.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <cstring>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "distributed/process_state.h"
+#include "distributed/translate.h"
+
+namespace paceline {
+
+using distributed::translate;
+
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// Null on ranks that are no members: their call does nothing, as in PyTorch.
+BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation) {
+  if (group.is_member()) {
+    return translate(operation, [&] { return group.c10d()->getBackend(device); });
+  }
+  base::log(LogLevel::warning, "{} on a rank that is no member of the group does nothing",
+            operation);
+  return nullptr;
+}
+
+// Every call is one of these twice: started, and waited for unless it is asynchronous. With
+// asyncOp off, the backend may do it on this thread.
+template <typename Start>
+Work start(const ProcessGroup& group, c10::DeviceType device, const char* operation,
+           std::vector<at::Tensor> keep, Start&& body) {
+  const BackendPtr backend = backend_of(group, device, operation);
+  if (!backend) return {};
+  return Work(translate(operation, [&] { return body(*backend); }), std::move(keep));
+}
+
+Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options, bool async) {
+  return start(options.group, tensor.device().type(), "all_reduce", {tensor},
+               [&](c10d::Backend& backend) {
+                 std::vector<at::Tensor> tensors{tensor};
+                 c10d::AllreduceOptions request;
+                 request.reduceOp = options.op;
+                 request.asyncOp = async;
+                 return backend.allreduce(tensors, request);
+               });
+}
+
+Work start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, bool async) {
+  return start(options.group, tensor.device().type(), "broadcast", {tensor},
+               [&](c10d::Backend& backend) {
+                 std::vector<at::Tensor> tensors{tensor};
+                 c10d::BroadcastOptions request;
+                 request.rootRank = distributed::group_rank_of(options.group, options.src);
+                 request.asyncOp = async;
+                 return backend.broadcast(tensors, request);
+               });
+}
+
+Work start_all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+                      const GatherOptions& options, bool async) {
+  auto keep = tensors;
+  keep.push_back(tensor);
+  return start(options.group, tensor.device().type(), "all_gather", std::move(keep),
+               [&](c10d::Backend& backend) {
+                 std::vector<std::vector<at::Tensor>> outputs{tensors};
+                 std::vector<at::Tensor> inputs{tensor};
+                 c10d::AllgatherOptions request;
+                 request.asyncOp = async;
+                 return backend.allgather(outputs, inputs, request);
+               });
+}
+
+Work start_all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
+                                  const GatherOptions& options, bool async) {
+  return start(options.group, input.device().type(), "all_gather_into_tensor", {output, input},
+               [&](c10d::Backend& backend) {
+                 at::Tensor to = output;
+                 at::Tensor from = input;
+                 c10d::AllgatherOptions request;
+                 request.asyncOp = async;
+                 return backend.all_gather_single(to, from, request);
+               });
+}
+
+Work start_reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                          const ReduceScatterOptions& options, bool async) {
+  auto keep = inputs;
+  keep.push_back(output);
+  return start(options.group, output.device().type(), "reduce_scatter", std::move(keep),
+               [&](c10d::Backend& backend) {
+                 std::vector<at::Tensor> to{output};
+                 std::vector<std::vector<at::Tensor>> from{inputs};
+                 c10d::ReduceScatterOptions request;
+                 request.reduceOp = options.op;
+                 request.asyncOp = async;
+                 return backend.reduce_scatter(to, from, request);
+               });
+}
+
+Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                                 const ReduceScatterOptions& options, bool async) {
+  return start(options.group, output.device().type(), "reduce_scatter_tensor", {output, input},
+               [&](c10d::Backend& backend) {
+                 at::Tensor to = output;
+                 at::Tensor from = input;
+                 c10d::ReduceScatterOptions request;
+                 request.reduceOp = options.op;
+                 request.asyncOp = async;
+                 return backend.reduce_scatter_single(to, from, request);
+               });
+}
+
+Work start_barrier(const BarrierOptions& options, bool async) {
+  return start(options.group, c10::DeviceType::CPU, "barrier", {}, [&](c10d::Backend& backend) {
+    c10d::BarrierOptions request;
+    request.asyncOp = async;
+    return backend.barrier(request);
+  });
+}
+
+}  // namespace
+
+Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors)
+    : work_(std::move(work)), tensors_(std::move(tensors)) {}
+
+void Work::wait() {
+  if (work_) translate("wait", [&] { work_->wait(); });
+}
+
+void Work::wait(std::chrono::milliseconds timeout) {
+  if (!work_) return;
+  // Zero means for ever to c10d, and its own timeout error is not of one type over the backends.
+  const auto deadline = base::Deadline::after(timeout);
+  try {
+    work_->wait(std::max(timeout, 1ms));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    if (work_->isCompleted() || !deadline.expired()) wait();
+    throw Timeout("the operation is not complete after " +
+                      std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
+                  {}, "wait", 0);
+  }
+}
+
+bool Work::is_completed() const {
+  return !work_ || work_->isCompleted();
+}
+
+void all_reduce(const at::Tensor& tensor, AllReduceOptions options) {
+  start_all_reduce(tensor, options, false).wait();
+}
+void broadcast(const at::Tensor& tensor, BroadcastOptions options) {
+  start_broadcast(tensor, options, false).wait();
+}
+void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+                GatherOptions options) {
+  start_all_gather(tensors, tensor, options, false).wait();
+}
+void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
+                            GatherOptions options) {
+  start_all_gather_into_tensor(output, input, options, false).wait();
+}
+void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                    ReduceScatterOptions options) {
+  start_reduce_scatter(output, inputs, options, false).wait();
+}
+void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                           ReduceScatterOptions options) {
+  start_reduce_scatter_tensor(output, input, options, false).wait();
+}
+void barrier(BarrierOptions options) {
+  start_barrier(options, false).wait();
+}
+
+Work all_reduce_async(const at::Tensor& tensor, AllReduceOptions options) {
+  return start_all_reduce(tensor, options, true);
+}
+Work broadcast_async(const at::Tensor& tensor, BroadcastOptions options) {
+  return start_broadcast(tensor, options, true);
+}
+Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+                      GatherOptions options) {
+  return start_all_gather(tensors, tensor, options, true);
+}
+Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                  GatherOptions options) {
+  return start_all_gather_into_tensor(output, input, options, true);
+}
+Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                          ReduceScatterOptions options) {
+  return start_reduce_scatter(output, inputs, options, true);
+}
+Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                 ReduceScatterOptions options) {
+  return start_reduce_scatter_tensor(output, input, options, true);
+}
+Work barrier_async(BarrierOptions options) {
+  return start_barrier(options, true);
+}
+
+std::string broadcast_bytes(std::string_view bytes, BroadcastOptions options) {
+  if (!options.group.is_member()) return {};
+  const bool root =
+      get_rank(options.group) == distributed::group_rank_of(options.group, options.src);
+  const auto size = at::tensor({static_cast<std::int64_t>(root ? bytes.size() : 0)}, at::kLong);
+  broadcast(size, options);
+  const auto data = at::empty({size.item<std::int64_t>()}, at::kByte);
+  if (root && !bytes.empty()) std::memcpy(data.data_ptr(), bytes.data(), bytes.size());
+  broadcast(data, options);
+  return {static_cast<const char*>(data.data_ptr()), static_cast<std::size_t>(data.numel())};
+}
+
+std::vector<std::string> all_gather_bytes(std::string_view bytes, GatherOptions options) {
+  if (!options.group.is_member()) return {};
+  const std::int64_t ranks = get_world_size(options.group);
+  const auto sizes = at::empty({ranks}, at::kLong);
+  all_gather_into_tensor(sizes, at::tensor({static_cast<std::int64_t>(bytes.size())}, at::kLong),
+                         options);
+  const auto longest = sizes.max().item<std::int64_t>();
+  const auto mine = at::zeros({longest}, at::kByte);
+  if (!bytes.empty()) std::memcpy(mine.data_ptr(), bytes.data(), bytes.size());
+  const auto all = at::empty({ranks, longest}, at::kByte);
+  all_gather_into_tensor(all, mine, options);
+
+  std::vector<std::string> result;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const auto* const row = static_cast<const char*>(all.data_ptr()) + rank * longest;
+    result.emplace_back(row, static_cast<std::size_t>(sizes[rank].item<std::int64_t>()));
+  }
+  return result;
+}
+
+}  // namespace paceline

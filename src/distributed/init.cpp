@@ -1,0 +1,221 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <utility>
+
+#include <paceline/distributed.h>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "distributed/backend.h"
+#include "distributed/process_state.h"
+#include "distributed/rendezvous.h"
+#include "distributed/translate.h"
+
+namespace paceline {
+
+using distributed::ActiveWorld;
+using distributed::ProcessState;
+
+namespace {
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_name,
+                                                  distributed::BackendRequest request) {
+  const auto& kind = distributed::find_backend(backend_name);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
+  const std::string name = request.group_name;
+  auto backend = distributed::translate(
+      fmt::format("forming group {} over the backend {}", name, backend_name).c_str(),
+      [&] { return kind.make(std::move(request)); });
+  group->setBackend(c10::DeviceType::CPU, kind.type, backend);
+  group->setDefaultBackend(kind.type);
+  group->setGroupName(name);
+  return group;
+}
+
+void check_timeout(std::chrono::milliseconds timeout) {
+  if (timeout > 0ms) return;
+  throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
+}
+
+std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, int count) {
+  distributed::find_backend(options.backend);
+  check_timeout(options.timeout);
+  const auto& environment = base::environment();
+  const auto plan = distributed::plan_rendezvous(options, environment);
+  auto meeting = distributed::rendezvous(plan, options, environment, count == 0);
+
+  auto world = std::make_unique<ActiveWorld>();
+  // Each attempt and each world of a process has keys of its own in a store that outlives it.
+  world->store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), count), meeting.store);
+  world->backend = options.backend;
+  world->timeout = options.timeout;
+  world->host = meeting.host;
+  world->group =
+      make_group(options.backend,
+                 {c10::make_intrusive<c10d::PrefixStore>("world", world->store), meeting.rank,
+                  meeting.size, options.timeout, "world", std::move(meeting.links), meeting.host});
+  return world;
+}
+
+ActiveWorld& active_world() {
+  auto& world = ProcessState::instance().world;
+  if (world) return *world;
+  throw UsageError("there is no world: call init_process_group first, and keep its World alive");
+}
+
+}  // namespace
+
+World::World() : exceptions_at_start_(std::uncaught_exceptions()) {}
+
+World::World(World&& other) noexcept
+    : owner_(std::exchange(other.owner_, false)),
+      exceptions_at_start_(other.exceptions_at_start_) {}
+
+World& World::operator=(World&& other) noexcept {
+  std::swap(owner_, other.owner_);
+  std::swap(exceptions_at_start_, other.exceptions_at_start_);
+  return *this;
+}
+
+World::~World() {
+  if (!owner_) return;
+  auto& state = ProcessState::instance();
+  if (std::uncaught_exceptions() <= exceptions_at_start_) {
+    state.leave();
+  } else if (state.in_record()) {
+    state.put_off_abort();
+  } else {
+    state.abort("its World was left by an exception (paceline::record would tell its text)");
+  }
+}
+
+World init_process_group(InitOptions options) {
+  auto& state = ProcessState::instance();
+  int count = 0;
+  {
+    std::lock_guard lock(state.mutex);
+    if (state.world) {
+      throw UsageError("init_process_group was called twice: destroy the first World before");
+    }
+    count = state.inits++;
+  }
+  auto world = form_world(options, count);
+  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", world->group->getRank(),
+            world->group->getSize(), options.backend, options.init_method);
+  std::lock_guard lock(state.mutex);
+  state.world = std::move(world);
+  return {};
+}
+
+void destroy_process_group() {
+  ProcessState::instance().leave();
+}
+
+bool is_initialized() {
+  auto& state = ProcessState::instance();
+  std::lock_guard lock(state.mutex);
+  return state.world != nullptr;
+}
+
+bool is_paceline_available() {
+  return distributed::is_backend_available("paceline");
+}
+bool is_gloo_available() {
+  return distributed::is_backend_available("gloo");
+}
+
+ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group)
+    : group_(std::move(group)) {
+  if (!group_) throw UsageError("a ProcessGroup needs a group of c10d's, and got a null pointer");
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
+  if (!member_) throw UsageError("this rank is no member of the group");
+  if (group_) return group_;
+  auto& state = ProcessState::instance();
+  std::lock_guard lock(state.mutex);
+  return active_world().group;
+}
+
+ProcessGroup new_group(std::vector<int> ranks, GroupOptions options) {
+  auto& state = ProcessState::instance();
+  std::unique_lock lock(state.mutex);
+  ActiveWorld& world = active_world();
+  const int size = world.group->getSize();
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  if (ranks.front() < 0 || ranks.back() >= size ||
+      std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
+    throw UsageError(fmt::format("new_group({}): ranks must be different and from 0 to {}",
+                                 fmt::join(ranks, ", "), size - 1));
+  }
+  const std::string name = fmt::format("group {}", ++world.groups_made);
+  const std::string backend = options.backend.empty() ? world.backend : options.backend;
+  const auto timeout = options.timeout == -1ms ? world.timeout : options.timeout;
+  check_timeout(timeout);
+  distributed::find_backend(backend);
+
+  ProcessGroup group;
+  const auto mine = std::find(ranks.begin(), ranks.end(), world.group->getRank());
+  group.member_ = mine != ranks.end();
+  if (!group.member_) return group;
+  auto store = c10::make_intrusive<c10d::PrefixStore>(name, world.store);
+  const std::string host = world.host;
+  lock.unlock();
+  group.group_ = make_group(backend, {std::move(store),
+                                      static_cast<int>(mine - ranks.begin()),
+                                      static_cast<int>(ranks.size()),
+                                      timeout,
+                                      name,
+                                      {},
+                                      host});
+  lock.lock();
+  active_world().groups.push_back({group.group_, backend, std::move(ranks)});
+  return group;
+}
+
+int get_rank(const ProcessGroup& group) {
+  if (!group.is_member()) return -1;
+  if (!is_initialized()) return base::environment().rank.value_or(0);
+  return group.c10d()->getRank();
+}
+
+int get_world_size(const ProcessGroup& group) {
+  if (!group.is_member()) return -1;
+  if (!is_initialized()) return base::environment().world_size.value_or(1);
+  return group.c10d()->getSize();
+}
+
+int get_local_rank() {
+  return base::environment().local_rank.value_or(0);
+}
+int get_local_world_size() {
+  return base::environment().local_world_size.value_or(1);
+}
+int get_node_rank() {
+  return base::environment().node_rank.value_or(0);
+}
+
+std::string get_backend(const ProcessGroup& group) {
+  const auto target = group.c10d();
+  auto& state = ProcessState::instance();
+  std::lock_guard lock(state.mutex);
+  if (state.world && target == state.world->group) return state.world->backend;
+  if (state.world) {
+    for (const auto& member : state.world->groups) {
+      if (member.group == target) return member.backend;
+    }
+  }
+  return target->getBackendName();
+}
+
+}  // namespace paceline

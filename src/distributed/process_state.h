@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <paceline/distributed.h>
+
+namespace paceline::distributed {
+
+// The world this process is in, and the groups it has made.
+struct ActiveWorld {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string backend;
+  std::chrono::milliseconds timeout;
+  std::string host;
+  int groups_made = 0;
+
+  struct Member {
+    c10::intrusive_ptr<c10d::ProcessGroup> group;
+    std::string backend;
+    std::vector<int> ranks;  // of the world, by group rank
+  };
+  std::vector<Member> groups;  // new_group's
+};
+
+class ProcessState {
+ public:
+  static ProcessState& instance();
+
+  // Null without a world. Guarded by `mutex`.
+  std::unique_ptr<ActiveWorld> world;
+  std::mutex mutex;
+  int inits = 0;
+
+  // Ends the world, if there is one: in good order, or with an exception's text for the peers.
+  void leave() noexcept;
+  void abort(const std::string& text) noexcept;
+
+  // Between these, an abort is put off until its text is known; see record.
+  void enter_record() { ++record_depth_; }
+  void exit_record(const std::string& exception_text) noexcept;
+  bool in_record() const { return record_depth_ > 0; }
+  void put_off_abort() noexcept;
+
+ private:
+  int record_depth_ = 0;
+  std::unique_ptr<ActiveWorld> aborting_;
+};
+
+// The rank in `group` of a rank of the world. Throws UsageError if it is none of its members.
+int group_rank_of(const ProcessGroup& group, int world_rank);
+
+}  // namespace paceline::distributed

@@ -1,0 +1,78 @@
+#include <paceline/record.h>
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <paceline/distributed.h>
+#include <paceline/log.h>
+
+#include "base/environment.h"
+#include "distributed/process_state.h"
+#include "launch/error_file.h"
+
+namespace paceline::detail {
+namespace {
+
+void log_to_stderr(LogLevel level, std::string_view message) {
+  if (level == LogLevel::debug) return;
+  constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error"};
+  const std::string line =
+      fmt::format("paceline {}: {}\n", kLevels[static_cast<std::size_t>(level)], message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+void tell_launcher(const std::string& text, const std::vector<int>& blamed) noexcept {
+  try {
+    const auto& path = base::environment().error_file;
+    if (path) launch::write_error_file(*path, text, blamed);
+  } catch (const std::exception& error) {
+    log_to_stderr(LogLevel::warning, error.what());
+  }
+}
+
+// What is told of an exception: its text, and whom it blames.
+struct Report {
+  std::string text = "an exception that is no std::exception";
+  std::vector<int> blamed;
+};
+
+Report describe_current_exception() {
+  Report report;
+  try {
+    throw;
+  } catch (const PeerError& error) {
+    report = {error.what(), error.ranks()};
+  } catch (const std::exception& error) {
+    report.text = error.what();
+  } catch (...) {
+    return report;
+  }
+  return report;
+}
+
+}  // namespace
+
+int record(const std::function<int()>& body) {
+  auto& state = distributed::ProcessState::instance();
+  set_log_callback(log_to_stderr);
+  state.enter_record();
+  int code = 1;
+  try {
+    code = body();
+    state.exit_record("");
+  } catch (...) {
+    const Report report = describe_current_exception();
+    state.exit_record(report.text);
+    tell_launcher(report.text, report.blamed);
+    log_to_stderr(LogLevel::error, report.text);
+  }
+  set_log_callback({});
+  std::fflush(stdout);
+  std::fflush(stderr);
+  return code;
+}
+
+}  // namespace paceline::detail

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+#include <paceline/distributed.h>
+
+namespace paceline::ddp {
+
+struct NamedTensor {
+  std::string name;  // the path in the module: "layer1.0.conv1.weight"
+  at::Tensor tensor;
+};
+
+// The parameters that take gradients; each tensor once, under its first name.
+std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module);
+std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& module);
+
+// Throws Mismatch, the same on every rank, if the ranks' parameters differ in number, name, shape
+// or type. Collective.
+void check_same_parameters(const std::vector<NamedTensor>& parameters, const ProcessGroup& group);
+
+// Makes the tensors the group's rank 0's, one broadcast for each type. Collective.
+void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
+
+}  // namespace paceline::ddp
