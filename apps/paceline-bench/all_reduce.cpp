@@ -1,0 +1,61 @@
+#include "all_reduce.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <algorithm>
+#include <memory>
+
+namespace paceline::bench {
+namespace {
+
+using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
+
+BackendPointer backend_of(const ProcessGroup& group) {
+  return group.c10d()->getBackend(c10::DeviceType::CPU);
+}
+
+// Small tensors are reduced a batch at a time, each call on memory that was written since the last,
+// for the clock and the start together would cost as much as one call.
+int calls_of(std::int64_t bytes) {
+  constexpr std::int64_t kBatchBytes = std::int64_t{64} << 10;
+  constexpr std::int64_t kMaxCalls = 64;
+  return static_cast<int>(std::clamp(kBatchBytes / bytes, std::int64_t{1}, kMaxCalls));
+}
+
+at::Tensor allocate(const BackendPointer& backend, bool shared, std::int64_t elements) {
+  const auto options = at::TensorOptions(at::kFloat);
+  return shared ? backend->allocateTensor(elements, options) : at::empty({elements}, options);
+}
+
+Contender contender(std::string implementation, std::string variant, const BackendPointer& backend,
+                    std::int64_t bytes) {
+  using Call = std::vector<at::Tensor>;
+  auto calls = std::make_shared<std::vector<Call>>();
+  for (int i = 0; i < calls_of(bytes); ++i) {
+    calls->push_back({allocate(backend, variant == "shared", bytes / 4)});
+  }
+  return {.implementation = std::move(implementation),
+          .variant = std::move(variant),
+          .prepare =
+              [calls] {
+                for (const Call& call : *calls) call.front().fill_(1);
+              },
+          .run =
+              [calls, backend] {
+                for (Call& call : *calls) backend->allreduce(call, {})->wait();
+              },
+          .calls = static_cast<int>(calls->size())};
+}
+
+}  // namespace
+
+Result measure_all_reduce(const std::optional<ProcessGroup>& gloo, std::int64_t bytes,
+                          const RoundPlan& plan) {
+  const BackendPointer ours = backend_of({});
+  std::vector<Contender> contenders{contender("paceline", "shared", ours, bytes),
+                                    contender("paceline", "ordinary", ours, bytes)};
+  if (gloo) contenders.push_back(contender("gloo", "", backend_of(*gloo), bytes));
+  return {"all_reduce", get_world_size(), bytes, measure(contenders, plan)};
+}
+
+}  // namespace paceline::bench

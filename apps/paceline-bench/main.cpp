@@ -1,0 +1,91 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <paceline/distributed.h>
+#include <paceline/error.h>
+
+#include "base/errno_error.h"
+#include "jobs.h"
+#include "machine.h"
+#include "models/models.h"
+#include "options.h"
+#include "table.h"
+#include "worker.h"
+
+namespace paceline::bench {
+namespace {
+
+constexpr int kUsageExitCode = 2;
+
+// Opened before anything is measured, so that a wrong path costs no run.
+std::ofstream open_json(const std::string& path) {
+  std::ofstream file;
+  if (path.empty()) return file;
+  file.open(path);
+  if (!file) throw base::errno_error(fmt::format("--json {}: cannot write this file", path));
+  return file;
+}
+
+void write_json(std::ofstream& file, const Options& options, const nlohmann::ordered_json& report) {
+  if (options.json.empty()) return;
+  file << report.dump(2) << '\n';
+  if (!file.flush()) throw base::errno_error(fmt::format("cannot write {}", options.json));
+}
+
+int run(const Options& options, const std::vector<std::string>& arguments) {
+  std::ofstream file = open_json(options.json);
+  nlohmann::ordered_json report{{"machine", describe_machine()},
+                                {"rows", nlohmann::ordered_json::array()}};
+  report["machine"]["threads_per_rank"] = options.threads;
+  const auto& machine = report["machine"];
+  fmt::print("{}, {} cores; {} rounds; load before: {:.1f}\n",
+             machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
+             machine["load_before"].get<double>());
+  if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
+
+  int code = 0;
+  for (const int ranks : options.ranks) {
+    fmt::print("{}",
+               table_heading(options.benchmark == Benchmark::ddp ? "ddp" : "all_reduce", ranks));
+    code = run_ranks(arguments, ranks, options.threads, [&](const Result& result) {
+      for (auto& row : to_rows(result)) report["rows"].push_back(std::move(row));
+      fmt::print("{}", table_rows(result));
+      std::fflush(stdout);
+    });
+    if (code != 0) break;
+  }
+  write_json(file, options, report);
+  return code;
+}
+
+int main_or_throw(const std::vector<std::string>& arguments) {
+  std::vector<std::string> known;
+  for (const models::Model& model : models::all_models()) known.push_back(model.name);
+  std::string help;
+  const auto options = parse_options(arguments, known, help);
+  if (!options) {
+    fmt::print("{}", help);
+    return 0;
+  }
+  return options->worker ? run_worker(*options) : run(*options, arguments);
+}
+
+}  // namespace
+}  // namespace paceline::bench
+
+int main(int argc, char** argv) {
+  try {
+    return paceline::bench::main_or_throw({argv + 1, argv + argc});
+  } catch (const paceline::UsageError& error) {
+    fmt::print(stderr, "paceline bench: {}\npaceline bench --help tells more\n", error.what());
+    return paceline::bench::kUsageExitCode;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "paceline bench: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,144 @@
+#include "options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include <paceline/error.h>
+
+#include "node/region.h"
+
+namespace paceline::bench {
+namespace {
+
+constexpr int kMinRounds = 30;  // fewer give no interval worth the name
+constexpr int kMaxRounds = 100'000;
+constexpr int kMaxThreads = 1024;
+constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
+
+constexpr std::int64_t operator""_K(unsigned long long n) {
+  return static_cast<std::int64_t>(n) << 10;
+}
+constexpr std::int64_t operator""_M(unsigned long long n) {
+  return static_cast<std::int64_t>(n) << 20;
+}
+
+void describe(CLI::App& app, Options& options) {
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all");
+  app.get_option("--help-all")->group("");
+  app.fallthrough();
+  app.add_option("--ranks", options.ranks,
+                 "Numbers of ranks, a job for each (default 2, collectives also 4)")
+      ->delimiter(',')
+      ->type_name("N");
+  app.add_option(
+         "--rounds", options.rounds,
+         fmt::format("Rounds in which all take their turn (default 40; quick {}, the least)",
+                     kMinRounds))
+      ->type_name("N");
+  app.add_option("--threads", options.threads, "Threads of each rank (default 1)")->type_name("N");
+  app.add_option("--json", options.json, "Write all rows to this file")->type_name("FILE");
+  app.add_flag("--quick", options.quick, "A selection that takes less than a minute");
+  app.add_flag("--worker", options.worker)->group("");  // how this program starts its ranks
+  app.footer(
+      "Implementations take turns, round by round, in the same processes; every rank waits for\n"
+      "the others before the clock starts. A time is that of the slowest rank, \"cpu\" the CPU\n"
+      "time of all ranks together; \"over X\" is how many times faster than X, the median of the\n"
+      "rounds and its 90 % confidence interval. Run it on a machine that does nothing else.");
+
+  CLI::App* const collectives =
+      app.add_subcommand("collectives", "all_reduce of float32, 2 and 4 ranks, 4 bytes to 100 MiB");
+  collectives->add_option("--bytes", options.bytes, "Sizes, as in 4,64KB,25MB (KB: 1024 bytes)")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE");
+  CLI::App* const ddp = app.add_subcommand("ddp", "A training step of some models, 2 ranks");
+  ddp->add_option("--models", options.models, "Which models, or all")
+      ->delimiter(',')
+      ->type_name("NAME");
+  app.parse_complete_callback([&options, ddp] {
+    options.benchmark = ddp->parsed() ? Benchmark::ddp : Benchmark::collectives;
+  });
+}
+
+void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) {
+    throw UsageError(fmt::format("{} {}: {} to {} are possible", flag, value, low, high));
+  }
+}
+
+void set_models(Options& options, const std::vector<std::string>& known) {
+  if (options.models == std::vector<std::string>{"all"}) options.models = known;
+  if (options.models.empty()) {
+    options.models = {"tiny_mlp", "lenet", "wide_mlp"};
+    if (!options.quick) options.models.emplace_back("resnet18");
+  }
+  for (const std::string& name : options.models) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      throw UsageError(
+          fmt::format("--models {}: there are {}, and all", name, fmt::join(known, ", ")));
+    }
+  }
+}
+
+void set_bytes(Options& options) {
+  if (options.bytes.empty()) {
+    options.bytes =
+        options.quick
+            ? std::vector{std::int64_t{4}, 1_K, 64_K, 1_M, 25_M}
+            : std::vector{
+                  std::int64_t{4}, std::int64_t{64}, 1_K, 16_K, 64_K, 256_K, 1_M, 4_M, 25_M, 100_M};
+  }
+  for (const std::int64_t bytes : options.bytes) {
+    check_range("--bytes", bytes, 4, kMaxBytes);
+    if (bytes % 4 != 0) {
+      throw UsageError(fmt::format("--bytes {}: float32 needs a multiple of 4", bytes));
+    }
+  }
+}
+
+void complete(Options& options, const std::vector<std::string>& models) {
+  const bool collectives = options.benchmark == Benchmark::collectives;
+  if (options.ranks.empty()) {
+    options.ranks = collectives && !options.quick ? std::vector{2, 4} : std::vector{2};
+  }
+  if (options.rounds == 0) options.rounds = options.quick ? kMinRounds : 40;
+  for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, node::kMaxRanks);
+  check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
+  check_range("--threads", options.threads, 1, kMaxThreads);
+  if (collectives) {
+    set_bytes(options);
+  } else {
+    set_models(options, models);
+  }
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(const std::vector<std::string>& arguments,
+                                     const std::vector<std::string>& models, std::string& help) {
+  CLI::App app("Measures Paceline and what it finds to compare with.", "paceline bench");
+  Options options;
+  describe(app, options);
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    help = app.help();
+    return std::nullopt;
+  } catch (const CLI::CallForAllHelp&) {
+    help = app.help("", CLI::AppFormatMode::All);
+    return std::nullopt;
+  } catch (const CLI::RequiredError&) {  // a subcommand is all that is required
+    throw UsageError("which benchmark? collectives and ddp are there");
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  complete(options, models);
+  return options;
+}
+
+}  // namespace paceline::bench

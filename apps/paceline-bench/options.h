@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paceline::bench {
+
+enum class Benchmark { collectives, ddp };
+
+struct Options {
+  Benchmark benchmark = Benchmark::collectives;
+  bool quick = false;
+  std::vector<int> ranks;           // numbers of ranks, one job for each
+  std::vector<std::int64_t> bytes;  // collectives
+  std::vector<std::string> models;  // ddp
+  int rounds = 0;
+  int threads = 1;      // of each rank
+  std::string json;     // the file to write; empty: none
+  bool worker = false;  // this process is one of the ranks
+};
+
+// The arguments after the program's name, where `models` are those that there are. Nothing if they
+// ask for help, which is then in `help`. Throws UsageError naming the flag, its value and what is
+// allowed.
+std::optional<Options> parse_options(const std::vector<std::string>& arguments,
+                                     const std::vector<std::string>& models, std::string& help);
+
+}  // namespace paceline::bench

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace paceline::bench {
+
+// What was measured of one implementation, round by round.
+struct Series {
+  std::string implementation;
+  std::string variant;          // "" if there is only one
+  std::vector<double> wall_us;  // of one call or step, on the rank that took longest
+  std::vector<double> cpu_us;   // of one call or step, all ranks together
+};
+
+// Implementations that took turns, so that their rounds are pairs.
+struct Result {
+  std::string benchmark;  // "all_reduce", "ddp"
+  int ranks = 0;
+  std::variant<std::int64_t, std::string> subject;  // bytes, or a model's name
+  std::vector<Series> series;
+};
+
+// A result on its way from rank 0 to the process that started the ranks: one line of JSON.
+std::string to_line(const Result& result);
+// Throws Error for a line that is not of to_line.
+Result from_line(const std::string& line);
+
+// One row for each series: {"benchmark", "implementation", "variant", "ranks", "bytes" or "model",
+// "median_us", "p10_us", "p90_us", "cpu_us", "rounds", "speedup_over"}. cpu_us is the median of the
+// rounds. speedup_over has an entry for each other implementation of the result, the fastest
+// variant of it if there are several.
+nlohmann::ordered_json to_rows(const Result& result);
+
+}  // namespace paceline::bench

@@ -1,0 +1,109 @@
+#include "rounds.h"
+
+#include <paceline/collectives.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <span>
+#include <string_view>
+
+#include <paceline/error.h>
+
+namespace paceline::bench {
+namespace {
+
+// Buckets are rebuilt after the first step and allocators settle within a few.
+constexpr int kWarmups = 3;
+constexpr int kMaxRepeats = 1000;
+
+double now_us(clockid_t clock) {
+  timespec time{};
+  ::clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
+}
+
+struct Sample {
+  double wall_us = 0;
+  double cpu_us = 0;
+};
+
+// The CPU clock covers the backends' own threads; it costs a system call, which stays outside of
+// what the wall clock sees.
+Sample measure_once(const Contender& contender) {
+  if (contender.prepare) contender.prepare();
+  barrier();
+  const double cpu = now_us(CLOCK_PROCESS_CPUTIME_ID);
+  const double wall = now_us(CLOCK_MONOTONIC);
+  contender.run();
+  const double wall_end = now_us(CLOCK_MONOTONIC);
+  return {wall_end - wall, now_us(CLOCK_PROCESS_CPUTIME_ID) - cpu};
+}
+
+// The mean of a call over `repeats` runs.
+Sample measure_round(const Contender& contender, int repeats) {
+  Sample sum;
+  for (int i = 0; i < repeats; ++i) {
+    const Sample one = measure_once(contender);
+    sum.wall_us += one.wall_us;
+    sum.cpu_us += one.cpu_us;
+  }
+  const double calls = static_cast<double>(repeats) * contender.calls;
+  return {sum.wall_us / calls, sum.cpu_us / calls};
+}
+
+std::vector<std::vector<Sample>> gather(std::span<const Sample> mine) {
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
+  std::vector<std::vector<Sample>> result;
+  for (const std::string& theirs : all_gather_bytes(bytes)) {
+    auto& samples = result.emplace_back(theirs.size() / sizeof(Sample));
+    std::memcpy(samples.data(), theirs.data(), theirs.size());
+  }
+  return result;
+}
+
+// All ranks have to repeat a run equally often, so they decide together.
+int choose_repeats(const Contender& contender, std::chrono::microseconds length) {
+  for (int i = 0; i < kWarmups; ++i) measure_once(contender);
+  const Sample mine = measure_once(contender);
+  double slowest = 0;
+  for (const auto& theirs : gather({&mine, 1})) {
+    slowest = std::max(slowest, theirs.front().wall_us);
+  }
+  const double repeats = static_cast<double>(length.count()) / std::max(slowest, 1e-3);
+  return static_cast<int>(std::clamp(repeats, 1.0, static_cast<double>(kMaxRepeats)));
+}
+
+Series combine(const Contender& contender, std::span<const Sample> mine) {
+  Series series{contender.implementation, contender.variant, {}, {}};
+  series.wall_us.resize(mine.size());
+  series.cpu_us.resize(mine.size());
+  for (const auto& theirs : gather(mine)) {
+    for (std::size_t round = 0; round < mine.size(); ++round) {
+      series.wall_us[round] = std::max(series.wall_us[round], theirs[round].wall_us);
+      series.cpu_us[round] += theirs[round].cpu_us;
+    }
+  }
+  return series;
+}
+
+}  // namespace
+
+std::vector<Series> measure(const std::vector<Contender>& contenders, const RoundPlan& plan) {
+  std::vector<int> repeats;
+  for (const Contender& one : contenders) repeats.push_back(choose_repeats(one, plan.length));
+
+  const std::size_t n = contenders.size();
+  std::vector<std::vector<Sample>> samples(n);
+  for (std::size_t round = 0; round < static_cast<std::size_t>(plan.rounds); ++round) {
+    for (std::size_t turn = 0; turn < n; ++turn) {
+      const std::size_t i = (round + turn) % n;
+      samples[i].push_back(measure_round(contenders[i], repeats[i]));
+    }
+  }
+  std::vector<Series> series;
+  for (std::size_t i = 0; i < n; ++i) series.push_back(combine(contenders[i], samples[i]));
+  return series;
+}
+
+}  // namespace paceline::bench

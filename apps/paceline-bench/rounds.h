@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "result.h"
+
+namespace paceline::bench {
+
+// One of the implementations that are measured against each other.
+struct Contender {
+  std::string implementation;
+  std::string variant;
+  // Before the clock starts; may be empty. Its end need not be simultaneous on all ranks.
+  std::function<void()> prepare;
+  // What is timed: `calls` calls, so many that the clock's own cost does not count.
+  std::function<void()> run;
+  int calls = 1;
+};
+
+struct RoundPlan {
+  int rounds;
+  // A contender repeats its run in each round until about this much time has passed.
+  std::chrono::microseconds length;
+};
+
+// Lets the contenders take turns for all rounds; who comes first changes from round to round, so
+// that none always follows the same other. Collective over the world; complete on rank 0, which
+// gets from each round the time of the slowest rank and the CPU time of all.
+std::vector<Series> measure(const std::vector<Contender>& contenders, const RoundPlan& plan);
+
+}  // namespace paceline::bench

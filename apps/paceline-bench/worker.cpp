@@ -1,0 +1,46 @@
+#include "worker.h"
+
+#include <ATen/Parallel.h>
+#include <paceline/distributed.h>
+#include <paceline/record.h>
+
+#include <cstdio>
+
+#include "all_reduce.h"
+#include "training_step.h"
+
+namespace paceline::bench {
+namespace {
+
+using namespace std::chrono_literals;
+
+void send(const Result& result) {
+  if (get_rank() != 0) return;
+  const std::string line = to_line(result);
+  std::fwrite(line.data(), 1, line.size(), stdout);
+  std::fflush(stdout);
+}
+
+void run(const Options& options) {
+  at::set_num_threads(options.threads);
+  const auto world = init_process_group();
+  std::optional<ProcessGroup> gloo;
+  if (is_gloo_available()) gloo = new_group({}, {.backend = "gloo"});
+
+  const RoundPlan plan{options.rounds, options.quick ? 2ms : 5ms};
+  if (options.benchmark == Benchmark::collectives) {
+    for (const auto bytes : options.bytes) send(measure_all_reduce(gloo, bytes, plan));
+  } else {
+    for (const auto& name : options.models) {
+      send(measure_training_step(gloo, *models::find_model(name), plan));
+    }
+  }
+}
+
+}  // namespace
+
+int run_worker(const Options& options) {
+  return record([&] { run(options); });
+}
+
+}  // namespace paceline::bench

@@ -1,0 +1,205 @@
+// The parts of paceline bench that need neither torch nor ranks.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <paceline/error.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "options.h"
+#include "result.h"
+#include "statistics.h"
+#include "table.h"
+
+namespace paceline::bench {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+TEST(Quantile, InterpolatesBetweenSamples) {
+  const std::vector<double> samples{5, 1, 4, 2, 3};
+  EXPECT_DOUBLE_EQ(quantile(samples, 0), 1);
+  EXPECT_DOUBLE_EQ(quantile(samples, 0.1), 1.4);
+  EXPECT_DOUBLE_EQ(quantile(samples, 0.5), 3);
+  EXPECT_DOUBLE_EQ(quantile(samples, 0.9), 4.6);
+  EXPECT_DOUBLE_EQ(quantile(samples, 1), 5);
+  EXPECT_DOUBLE_EQ(quantile(std::vector<double>{7}, 0.9), 7);
+}
+
+// The ranks of the order statistics are those of any table of the sign test: with 30 samples the
+// 11th and the 20th, with 40 the 15th and the 26th, with 5 the extremes.
+TEST(PairedSpeedup, IntervalIsThatOfTheSignTest) {
+  for (const auto& [n, low, high] : {std::tuple{30, 11, 20}, {40, 15, 26}, {5, 1, 5}, {1, 1, 1}}) {
+    std::vector<double> theirs(static_cast<std::size_t>(n));
+    std::iota(theirs.begin(), theirs.end(), 1);
+    std::shuffle(theirs.begin(), theirs.end(), std::mt19937(1));
+    const Interval ratio = paired_speedup(std::vector<double>(theirs.size(), 1.0), theirs);
+    EXPECT_EQ(ratio.low, low) << n;
+    EXPECT_EQ(ratio.high, high) << n;
+    EXPECT_DOUBLE_EQ(ratio.median, (n + 1) / 2.0) << n;
+  }
+}
+
+TEST(PairedSpeedup, IsTheirTimeOverOursInTheSameRound) {
+  // The machine is ten times slower in every other round; the pairs do not care.
+  const Interval ratio = paired_speedup(std::vector<double>{1, 10, 1, 10, 1, 10},
+                                        std::vector<double>{3, 30, 3, 30, 3, 30});
+  EXPECT_DOUBLE_EQ(ratio.median, 3);
+  EXPECT_DOUBLE_EQ(ratio.low, 3);
+  EXPECT_DOUBLE_EQ(ratio.high, 3);
+}
+
+TEST(PairedSpeedup, IntervalHoldsTheMedianNineTimesInTen) {
+  std::mt19937 random(1);
+  std::lognormal_distribution<double> noise;  // of median 1
+  int held = 0;
+  constexpr int trials = 2000;
+  for (int i = 0; i < trials; ++i) {
+    std::vector<double> theirs(30);
+    std::generate(theirs.begin(), theirs.end(), [&] { return noise(random); });
+    const Interval ratio = paired_speedup(std::vector<double>(theirs.size(), 1.0), theirs);
+    held += ratio.low <= 1 && 1 <= ratio.high;
+  }
+  EXPECT_GE(held, trials * 0.89);
+  EXPECT_LE(held, trials * 0.93);  // 11th to 20th of 30: 90.1 %
+}
+
+Result sample_result() {
+  return {"all_reduce",
+          2,
+          std::int64_t{1024},
+          {{"paceline", "shared", {1, 2, 3}, {2, 2, 2}},
+           {"paceline", "ordinary", {2, 4, 6}, {4, 4, 4}},
+           {"gloo", "", {100, 200, 300}, {150, 150, 150}}}};
+}
+
+TEST(Result, SurvivesTheWayToTheParent) {
+  const std::string line = to_line(sample_result());
+  EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
+  EXPECT_EQ(to_line(from_line(line)), line);
+  Result step{"ddp", 4, "lenet", {{"none", "", {0.1}, {0.2}}}};
+  EXPECT_EQ(std::get<std::string>(from_line(to_line(step)).subject), "lenet");
+}
+
+TEST(Result, WhatIsNoResultIsSaid) {
+  for (const std::string line : {"", "hello", "{}", R"({"benchmark": "ddp", "ranks": "two"})",
+                                 R"({"benchmark": "ddp", "ranks": 2, "model": "x"})"}) {
+    EXPECT_THAT([&] { from_line(line); },
+                ThrowsMessage<Error>(HasSubstr("a rank wrote '" + line + "'")));
+  }
+}
+
+TEST(Result, RowsHaveTheFieldsThatAreDocumented) {
+  const auto rows = to_rows(sample_result());
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(nlohmann::json(rows[0]), nlohmann::json::parse(R"({
+    "benchmark": "all_reduce", "implementation": "paceline", "variant": "shared", "ranks": 2,
+    "bytes": 1024, "median_us": 2.0, "p10_us": 1.2, "p90_us": 2.8, "cpu_us": 2.0, "rounds": 3,
+    "speedup_over": {"gloo": {"median": 100.0, "low": 100.0, "high": 100.0}}})"));
+  EXPECT_EQ(rows[1]["speedup_over"]["gloo"]["median"], 50.0);
+  EXPECT_EQ(rows[2]["speedup_over"]["paceline"]["median"], 0.01);  // the fastest variant
+  EXPECT_EQ(to_rows({"ddp", 2, "lenet", {{"none", "", {1}, {1}}}})[0]["model"], "lenet");
+}
+
+TEST(Table, FitsInto100Columns) {
+  Result wide{"ddp", 2, "resnet18_b64", {}};
+  for (const char* name : {"c10d_reducer_gloo", "none", "paceline"}) {
+    wide.series.push_back({name, "", {123456, 234567, 1234}, {987654, 1, 2}});
+  }
+  const std::string text = table_heading("ddp", 64) + table_rows(wide) +
+                           table_heading("all_reduce", 2) + table_rows(sample_result());
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    EXPECT_LE(end - begin, 100u) << text.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  EXPECT_THAT(text, HasSubstr("100x (100-100)"));
+  EXPECT_THAT(text, HasSubstr("paceline ordinary"));
+}
+
+TEST(Table, QuantitiesReadWell) {
+  EXPECT_EQ(describe_bytes(4), "4 B");
+  EXPECT_EQ(describe_bytes(1000), "1000 B");
+  EXPECT_EQ(describe_bytes(64 << 10), "64 KiB");
+  EXPECT_EQ(describe_bytes(25 << 20), "25 MiB");
+  EXPECT_EQ(describe_time(0.314), "0.31 us");
+  EXPECT_EQ(describe_time(46.24), "46.2 us");
+  EXPECT_EQ(describe_time(18415), "18.4 ms");
+  EXPECT_EQ(describe_time(1.2e6), "1.20 s");
+}
+
+const std::vector<std::string> kModels{"tiny_mlp", "lenet", "wide_mlp", "resnet18", "other"};
+
+Options parse(const std::vector<std::string>& arguments) {
+  std::string help;
+  return parse_options(arguments, kModels, help).value();
+}
+
+TEST(Options, Defaults) {
+  const Options all = parse({"collectives"});
+  EXPECT_EQ(all.benchmark, Benchmark::collectives);
+  EXPECT_THAT(all.ranks, ElementsAre(2, 4));
+  EXPECT_THAT(all.bytes, ElementsAre(4, 64, 1024, 16384, 65536, 262144, 1048576, 4194304, 26214400,
+                                     104857600));
+  EXPECT_GE(all.rounds, 30);
+  EXPECT_EQ(all.threads, 1);
+  EXPECT_FALSE(all.worker);
+
+  const Options steps = parse({"ddp"});
+  EXPECT_EQ(steps.benchmark, Benchmark::ddp);
+  EXPECT_THAT(steps.ranks, ElementsAre(2));
+  EXPECT_THAT(steps.models, ElementsAre("tiny_mlp", "lenet", "wide_mlp", "resnet18"));
+  EXPECT_EQ(parse({"--quick", "ddp"}).rounds, 30);
+}
+
+TEST(Options, SelectWhatIsMeasured) {
+  const Options sizes = parse({"collectives", "--quick", "--ranks", "2,3", "--bytes", "4,1KB,25MB",
+                               "--rounds", "50", "--threads", "2", "--json", "out.json"});
+  EXPECT_THAT(sizes.ranks, ElementsAre(2, 3));
+  EXPECT_THAT(sizes.bytes, ElementsAre(4, 1024, 25 << 20));
+  EXPECT_EQ(sizes.rounds, 50);
+  EXPECT_EQ(sizes.threads, 2);
+  EXPECT_EQ(sizes.json, "out.json");
+  EXPECT_THAT(parse({"ddp", "--models", "lenet,other"}).models, ElementsAre("lenet", "other"));
+  EXPECT_EQ(parse({"ddp", "--models", "all"}).models, kModels);
+  EXPECT_TRUE(parse({"--worker", "ddp", "--quick"}).worker);
+}
+
+TEST(Options, MistakesAreNamed) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes{
+      {{}, "collectives and ddp are there"},
+      {{"collective"}, "collectives and ddp are there"},
+      {{"collectives", "ddp"}, "not expected: ddp"},
+      {{"collectives", "--models", "lenet"}, "--models"},
+      {{"collectives", "--ranks", "0"}, "--ranks 0: 1 to 64"},
+      {{"collectives", "--ranks", "65"}, "--ranks 65: 1 to 64"},
+      {{"collectives", "--ranks", "two"}, "two"},
+      {{"collectives", "--bytes", "6"}, "--bytes 6: float32 needs a multiple of 4"},
+      {{"collectives", "--bytes", "0"}, "--bytes 0: 4 to"},
+      {{"collectives", "--bytes", "8GB"}, "--bytes 8589934592: 4 to"},
+      {{"collectives", "--bytes", "many"}, "many"},
+      {{"collectives", "--rounds", "29"}, "--rounds 29: 30 to"},
+      {{"ddp", "--threads", "0"}, "--threads 0: 1 to"},
+      {{"ddp", "--models", "vgg"}, "--models vgg: there are tiny_mlp, lenet"},
+  };
+  for (const auto& [arguments, message] : mistakes) {
+    EXPECT_THAT([&] { parse(arguments); }, ThrowsMessage<UsageError>(HasSubstr(message)));
+  }
+}
+
+TEST(Options, HelpNamesThemAll) {
+  std::string help;
+  EXPECT_FALSE(parse_options({"--help"}, kModels, help));
+  EXPECT_THAT(help, testing::AllOf(HasSubstr("collectives"), HasSubstr("ddp"), HasSubstr("--ranks"),
+                                   HasSubstr("--json"), testing::Not(HasSubstr("--worker"))));
+  EXPECT_FALSE(parse_options({"ddp", "--help"}, kModels, help));
+  EXPECT_THAT(help, HasSubstr("--models"));
+}
+
+}  // namespace
+}  // namespace paceline::bench
