@@ -51,7 +51,9 @@ auto column(std::vector<Sample>& samples, Get get) {
 // a new first dimension, numbers become a tensor, and pairs, tuples, arrays and structs with the
 // members `data` and `target` (torch::data::Example) are collated member by member.
 struct DefaultCollate {
-  at::Tensor operator()(std::vector<at::Tensor> samples) const { return detail::stack(samples); }
+  at::Tensor operator()(const std::vector<at::Tensor>& samples) const {
+    return detail::stack(samples);
+  }
 
   template <detail::Number T>
   at::Tensor operator()(const std::vector<T>& samples) const {

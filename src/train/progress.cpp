@@ -36,7 +36,7 @@ std::string with_thousands(std::int64_t value) {
 
 // "0:07", "12:30", "2:05:00".
 std::string format_duration(double seconds) {
-  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   const auto minutes = whole / 60;
   if (minutes < 60) return fmt::format("{}:{:02}", minutes, whole % 60);
   return fmt::format("{}:{:02}:{:02}", minutes / 60, minutes % 60, whole % 60);

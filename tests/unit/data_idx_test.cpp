@@ -86,8 +86,10 @@ TEST(Idx, ReadsEveryElementType) {
   const auto read = [](std::uint8_t type, const Bytes& payload, auto value) {
     const IdxArray array = parse(header(type, {1}) + payload);
     EXPECT_EQ(static_cast<std::uint8_t>(array.type), type);
-    ASSERT_EQ(array.bytes.size(), sizeof(value));
-    EXPECT_EQ(std::memcmp(array.bytes.data(), &value, sizeof(value)), 0) << int{type};
+    auto got = value;
+    ASSERT_EQ(array.bytes.size(), sizeof(got));
+    std::memcpy(&got, array.bytes.data(), sizeof(got));
+    EXPECT_EQ(got, value);
   };
   read(0x08, {0xfe}, std::uint8_t{254});
   read(0x09, {0xfe}, std::int8_t{-2});
