@@ -42,7 +42,9 @@ Contender contender(std::string implementation, std::string variant, const Backe
               },
           .run =
               [calls, backend] {
-                for (Call& call : *calls) backend->allreduce(call, {})->wait();
+                c10d::AllreduceOptions options;
+                options.asyncOp = false;  // as a caller that waits at once says, in PyTorch too
+                for (Call& call : *calls) backend->allreduce(call, options)->wait();
               },
           .calls = static_cast<int>(calls->size())};
 }

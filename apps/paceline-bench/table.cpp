@@ -10,15 +10,14 @@
 namespace paceline::bench {
 namespace {
 
-// The two implementations that a table compares the others with.
+// What a table compares with; there may be no second.
 struct Yardsticks {
   std::string_view first;
   std::string_view second;
 };
 
 Yardsticks yardsticks(std::string_view benchmark) {
-  return benchmark == "ddp" ? Yardsticks{"none", "c10d_reducer_gloo"}
-                            : Yardsticks{"gloo", "openmpi"};
+  return benchmark == "ddp" ? Yardsticks{"none", "c10d_reducer_gloo"} : Yardsticks{"gloo", ""};
 }
 
 const Series* find(const Result& result, std::string_view implementation) {
@@ -71,15 +70,14 @@ std::string describe_time(double us) {
 }
 
 std::string table_heading(const std::string& benchmark, int ranks) {
-  const auto [first, second] = yardsticks(benchmark);
-  const bool step = benchmark == "ddp";
-  return fmt::format(
-             "\n{}, {} rank{}\n",
-             step ? "A training step with one thread per rank" : "all_reduce of float32, SUM",
-             ranks, ranks == 1 ? "" : "s") +
-         line(step ? "model" : "size", "implementation", "median", "p10", "p90", "cpu",
-              step ? "over none" : fmt::format("over {}", first),
-              step ? "over c10d_reducer" : fmt::format("over {}", second));
+  const std::string on = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+  if (benchmark == "ddp") {
+    return fmt::format("\nA training step, {}\n", on) + line("model", "implementation", "median",
+                                                             "p10", "p90", "cpu", "over none",
+                                                             "over c10d_reducer");
+  }
+  return fmt::format("\nall_reduce of float32, SUM, {}\n", on) +
+         line("size", "implementation", "median", "p10", "p90", "cpu", "over gloo", "");
 }
 
 std::string table_rows(const Result& result) {
