@@ -24,21 +24,21 @@ using ReduceOp = c10d::ReduceOp;
 
 struct AllReduceOptions {
   ReduceOp op = ReduceOp::SUM;
-  ProcessGroup group;
+  ProcessGroup group{};
 };
 struct BroadcastOptions {
   int src = 0;  // rank in the world, as in PyTorch, also when `group` is smaller
-  ProcessGroup group;
+  ProcessGroup group{};
 };
 struct GatherOptions {
-  ProcessGroup group;
+  ProcessGroup group{};
 };
 struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::SUM;
-  ProcessGroup group;
+  ProcessGroup group{};
 };
 struct BarrierOptions {
-  ProcessGroup group;
+  ProcessGroup group{};
 };
 
 // An operation under way. It keeps its tensors alive; they must not be touched before wait()

@@ -18,7 +18,7 @@ struct DdpOptions {
   // a forward in training mode with grad mode on, if the step before it was synchronised.
   bool broadcast_buffers = true;
   // Who averages gradients; by default the world.
-  ProcessGroup process_group;
+  ProcessGroup process_group{};
   // Gradients are reduced in buckets of this many MiB. The first one to be ready is at most 1 MiB,
   // so that communication starts early.
   double bucket_cap_mb = 25;

@@ -32,7 +32,7 @@ struct InitOptions {
   int world_size = -1;
   int rank = -1;
   // Any c10d store that all ranks share; then world_size and rank are required.
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> store{};
 };
 
 // Membership in the job, for as long as this object lives; move-only, one at a time in a process.
@@ -68,7 +68,7 @@ bool is_gloo_available();
 
 struct GroupOptions {
   std::chrono::milliseconds timeout = -1ms;  // -1: the world's
-  std::string backend;                       // empty: the world's
+  std::string backend = "";                  // empty: the world's
 };
 
 // A group of ranks: a cheap handle. Default-constructed it means the world there is when it is

@@ -29,6 +29,16 @@ BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const c
   return nullptr;
 }
 
+c10::DeviceType device_of(const at::Tensor& tensor, const char* operation) {
+  if (tensor.defined()) return tensor.device().type();
+  throw UsageError(std::string(operation) + " of an undefined tensor");
+}
+
+// Backends differ in whether they take a concatenation or a stack; all take it flat.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+}
+
 // Every call is one of these twice: started, and waited for unless it is asynchronous. With
 // asyncOp off, the backend may do it on this thread.
 template <typename Start>
@@ -40,7 +50,7 @@ Work start(const ProcessGroup& group, c10::DeviceType device, const char* operat
 }
 
 Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options, bool async) {
-  return start(options.group, tensor.device().type(), "all_reduce", {tensor},
+  return start(options.group, device_of(tensor, "all_reduce"), "all_reduce", {tensor},
                [&](c10d::Backend& backend) {
                  std::vector<at::Tensor> tensors{tensor};
                  c10d::AllreduceOptions request;
@@ -51,7 +61,7 @@ Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options,
 }
 
 Work start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, bool async) {
-  return start(options.group, tensor.device().type(), "broadcast", {tensor},
+  return start(options.group, device_of(tensor, "broadcast"), "broadcast", {tensor},
                [&](c10d::Backend& backend) {
                  std::vector<at::Tensor> tensors{tensor};
                  c10d::BroadcastOptions request;
@@ -65,7 +75,7 @@ Work start_all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& 
                       const GatherOptions& options, bool async) {
   auto keep = tensors;
   keep.push_back(tensor);
-  return start(options.group, tensor.device().type(), "all_gather", std::move(keep),
+  return start(options.group, device_of(tensor, "all_gather"), "all_gather", std::move(keep),
                [&](c10d::Backend& backend) {
                  std::vector<std::vector<at::Tensor>> outputs{tensors};
                  std::vector<at::Tensor> inputs{tensor};
@@ -77,10 +87,10 @@ Work start_all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& 
 
 Work start_all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                   const GatherOptions& options, bool async) {
-  return start(options.group, input.device().type(), "all_gather_into_tensor", {output, input},
-               [&](c10d::Backend& backend) {
-                 at::Tensor to = output;
-                 at::Tensor from = input;
+  return start(options.group, device_of(input, "all_gather_into_tensor"), "all_gather_into_tensor",
+               {output, input}, [&](c10d::Backend& backend) {
+                 at::Tensor to = flat(output);
+                 at::Tensor from = flat(input);
                  c10d::AllgatherOptions request;
                  request.asyncOp = async;
                  return backend.all_gather_single(to, from, request);
@@ -91,8 +101,8 @@ Work start_reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor
                           const ReduceScatterOptions& options, bool async) {
   auto keep = inputs;
   keep.push_back(output);
-  return start(options.group, output.device().type(), "reduce_scatter", std::move(keep),
-               [&](c10d::Backend& backend) {
+  return start(options.group, device_of(output, "reduce_scatter"), "reduce_scatter",
+               std::move(keep), [&](c10d::Backend& backend) {
                  std::vector<at::Tensor> to{output};
                  std::vector<std::vector<at::Tensor>> from{inputs};
                  c10d::ReduceScatterOptions request;
@@ -104,10 +114,10 @@ Work start_reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor
 
 Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                  const ReduceScatterOptions& options, bool async) {
-  return start(options.group, output.device().type(), "reduce_scatter_tensor", {output, input},
-               [&](c10d::Backend& backend) {
-                 at::Tensor to = output;
-                 at::Tensor from = input;
+  return start(options.group, device_of(output, "reduce_scatter_tensor"), "reduce_scatter_tensor",
+               {output, input}, [&](c10d::Backend& backend) {
+                 at::Tensor to = flat(output);
+                 at::Tensor from = flat(input);
                  c10d::ReduceScatterOptions request;
                  request.reduceOp = options.op;
                  request.asyncOp = async;

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -43,6 +44,13 @@ bool same_user(int socket) {
          peer.uid == ::geteuid();
 }
 
+void put_control(cmsghdr* header, int type, const void* data, std::size_t bytes) {
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = type;
+  header->cmsg_len = CMSG_LEN(bytes);
+  std::memcpy(CMSG_DATA(header), data, bytes);
+}
+
 void read_control(msghdr& message, Packet& packet) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET) continue;
@@ -65,18 +73,19 @@ void read_control(msghdr& message, Packet& packet) {
 
 bool send_packet(int socket, const std::string& bytes, std::span<const int> fds) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
-  std::vector<char> control(fds.empty() ? 0 : CMSG_SPACE(fds.size_bytes()));
+  // Explicit credentials reach a receiver that asks for them only after they were sent.
+  const ucred self{::getpid(), ::geteuid(), ::getegid()};
+  std::vector<char> control(CMSG_SPACE(sizeof(self)) +
+                            (fds.empty() ? 0 : CMSG_SPACE(fds.size_bytes())));
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const credentials = CMSG_FIRSTHDR(&message);
+  put_control(credentials, SCM_CREDENTIALS, &self, sizeof(self));
   if (!fds.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+    put_control(CMSG_NXTHDR(&message, credentials), SCM_RIGHTS, fds.data(), fds.size_bytes());
   }
   while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
     if (errno == EPIPE || errno == ECONNRESET) return false;
