@@ -46,7 +46,7 @@ torch::Tensor C10dReducerDdp::forward(const torch::Tensor& x) {
   reducer_->prepare_for_forward();
   reducer_->rebuild_buckets();
   if (!buffers_.empty()) c10d::broadcast_coalesced(group_, buffers_, kBroadcastBytes);
-  const torch::Tensor y = module_->forward(x);
+  torch::Tensor y = module_->forward(x);
   // Which outputs the loss is made of matters only where unused parameters are looked for.
   reducer_->prepare_for_backward({});
   return y;

@@ -82,10 +82,10 @@ int main(int argc, char** argv) {
   try {
     return paceline::bench::main_or_throw({argv + 1, argv + argc});
   } catch (const paceline::UsageError& error) {
-    fmt::print(stderr, "paceline bench: {}\npaceline bench --help tells more\n", error.what());
+    std::fprintf(stderr, "paceline bench: %s\npaceline bench --help tells more\n", error.what());
     return paceline::bench::kUsageExitCode;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "paceline bench: {}\n", error.what());
+    std::fprintf(stderr, "paceline bench: %s\n", error.what());
     return 1;
   }
 }

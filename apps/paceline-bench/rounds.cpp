@@ -90,10 +90,10 @@ Series combine(const Contender& contender, std::span<const Sample> mine) {
 }  // namespace
 
 std::vector<Series> measure(const std::vector<Contender>& contenders, const RoundPlan& plan) {
-  std::vector<int> repeats;
-  for (const Contender& one : contenders) repeats.push_back(choose_repeats(one, plan.length));
-
   const std::size_t n = contenders.size();
+  std::vector<int> repeats(n);
+  for (std::size_t i = 0; i < n; ++i) repeats[i] = choose_repeats(contenders[i], plan.length);
+
   std::vector<std::vector<Sample>> samples(n);
   for (std::size_t round = 0; round < static_cast<std::size_t>(plan.rounds); ++round) {
     for (std::size_t turn = 0; turn < n; ++turn) {
@@ -101,8 +101,8 @@ std::vector<Series> measure(const std::vector<Contender>& contenders, const Roun
       samples[i].push_back(measure_round(contenders[i], repeats[i]));
     }
   }
-  std::vector<Series> series;
-  for (std::size_t i = 0; i < n; ++i) series.push_back(combine(contenders[i], samples[i]));
+  std::vector<Series> series(n);
+  for (std::size_t i = 0; i < n; ++i) series[i] = combine(contenders[i], samples[i]);
   return series;
 }
 
