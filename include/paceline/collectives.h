@@ -15,7 +15,7 @@ namespace paceline {
 // Every rank of the group must make the same calls in the same order. The calls return when this
 // rank's tensors are final, and throw on failure: Mismatch if the ranks do not agree, PeerLost,
 // Timeout, UsageError for arguments that cannot work. Tensors are modified in place; those that are
-// not contiguous go through a copy.
+// not contiguous through a copy, which for asynchronous calls is written back by wait().
 //
 // On the backend paceline: reductions take float32, float64, bfloat16 and int64 with SUM, AVG (not
 // int64), MIN and MAX; the calls that only move data take every type. Tensors live on the CPU.
@@ -42,12 +42,14 @@ struct BarrierOptions {
 };
 
 // An operation under way. It keeps its tensors alive; they must not be touched before wait()
-// returns. Dropping it lets the operation finish by itself.
+// returns. Dropping it lets the operation finish by itself. Used by one thread at a time.
 class [[nodiscard]] Work {
  public:
   // Of a call on a group that this rank is no member of: complete.
   Work() = default;
-  explicit Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors);
+  // `dense[i]` is what the operation works on for `tensors[i]`: the same, or a contiguous copy.
+  Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
+       std::vector<at::Tensor> dense);
 
   // Returns once the operation is complete and throws its error if it failed. With a timeout,
   // throws Timeout if it takes longer; the operation itself goes on.
@@ -56,8 +58,11 @@ class [[nodiscard]] Work {
   bool is_completed() const;
 
  private:
+  void write_back();
+
   c10::intrusive_ptr<c10d::Work> work_;
   std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> dense_;
 };
 
 void all_reduce(const at::Tensor& tensor, AllReduceOptions options = {});

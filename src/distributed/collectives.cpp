@@ -34,77 +34,83 @@ c10::DeviceType device_of(const at::Tensor& tensor, const char* operation) {
   throw UsageError(std::string(operation) + " of an undefined tensor");
 }
 
-// Backends differ in whether they take a concatenation or a stack; all take it flat.
-at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+// Backends differ in what they make of strides, and in whether they take a concatenation or a
+// stack: all of them get contiguous tensors, and for the single-tensor calls flat ones.
+std::vector<at::Tensor> contiguous(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> dense;
+  for (const at::Tensor& tensor : tensors) dense.push_back(tensor.contiguous());
+  return dense;
 }
 
-// Every call is one of these twice: started, and waited for unless it is asynchronous. With
-// asyncOp off, the backend may do it on this thread.
+// Every call is this twice: started, and waited for unless it is asynchronous. With asyncOp off,
+// the backend may do it on this thread. `body` gets the contiguous tensors.
 template <typename Start>
-Work start(const ProcessGroup& group, c10::DeviceType device, const char* operation,
-           std::vector<at::Tensor> keep, Start&& body) {
-  const BackendPtr backend = backend_of(group, device, operation);
+Work start(const ProcessGroup& group, const char* operation, std::vector<at::Tensor> tensors,
+           Start&& body) {
+  const BackendPtr backend = backend_of(
+      group, tensors.empty() ? c10::DeviceType::CPU : device_of(tensors[0], operation), operation);
   if (!backend) return {};
-  return Work(translate(operation, [&] { return body(*backend); }), std::move(keep));
+  auto dense = translate(operation, [&] { return contiguous(tensors); });
+  auto work = translate(operation, [&] { return body(*backend, dense); });
+  return {std::move(work), std::move(tensors), std::move(dense)};
 }
+
+std::vector<at::Tensor> with(const at::Tensor& first, const std::vector<at::Tensor>& others) {
+  std::vector<at::Tensor> all{first};
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
+using Tensors = std::vector<at::Tensor>;
 
 Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options, bool async) {
-  return start(options.group, device_of(tensor, "all_reduce"), "all_reduce", {tensor},
-               [&](c10d::Backend& backend) {
-                 std::vector<at::Tensor> tensors{tensor};
-                 c10d::AllreduceOptions request;
-                 request.reduceOp = options.op;
-                 request.asyncOp = async;
-                 return backend.allreduce(tensors, request);
-               });
+  return start(options.group, "all_reduce", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
+    c10d::AllreduceOptions request;
+    request.reduceOp = options.op;
+    request.asyncOp = async;
+    return backend.allreduce(dense, request);
+  });
 }
 
 Work start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, bool async) {
-  return start(options.group, device_of(tensor, "broadcast"), "broadcast", {tensor},
-               [&](c10d::Backend& backend) {
-                 std::vector<at::Tensor> tensors{tensor};
-                 c10d::BroadcastOptions request;
-                 request.rootRank = distributed::group_rank_of(options.group, options.src);
-                 request.asyncOp = async;
-                 return backend.broadcast(tensors, request);
-               });
+  return start(options.group, "broadcast", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
+    c10d::BroadcastOptions request;
+    request.rootRank = distributed::group_rank_of(options.group, options.src);
+    request.asyncOp = async;
+    return backend.broadcast(dense, request);
+  });
 }
 
-Work start_all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+Work start_all_gather(const Tensors& tensors, const at::Tensor& tensor,
                       const GatherOptions& options, bool async) {
-  auto keep = tensors;
-  keep.push_back(tensor);
-  return start(options.group, device_of(tensor, "all_gather"), "all_gather", std::move(keep),
-               [&](c10d::Backend& backend) {
-                 std::vector<std::vector<at::Tensor>> outputs{tensors};
-                 std::vector<at::Tensor> inputs{tensor};
+  return start(options.group, "all_gather", with(tensor, tensors),
+               [&](c10d::Backend& backend, Tensors& dense) {
+                 Tensors input{dense[0]};
+                 std::vector<Tensors> outputs{Tensors(dense.begin() + 1, dense.end())};
                  c10d::AllgatherOptions request;
                  request.asyncOp = async;
-                 return backend.allgather(outputs, inputs, request);
+                 return backend.allgather(outputs, input, request);
                });
 }
 
 Work start_all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                   const GatherOptions& options, bool async) {
-  return start(options.group, device_of(input, "all_gather_into_tensor"), "all_gather_into_tensor",
-               {output, input}, [&](c10d::Backend& backend) {
-                 at::Tensor to = flat(output);
-                 at::Tensor from = flat(input);
+  return start(options.group, "all_gather_into_tensor", {input, output},
+               [&](c10d::Backend& backend, Tensors& dense) {
+                 at::Tensor from = dense[0].view({-1});
+                 at::Tensor to = dense[1].view({-1});
                  c10d::AllgatherOptions request;
                  request.asyncOp = async;
                  return backend.all_gather_single(to, from, request);
                });
 }
 
-Work start_reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs,
                           const ReduceScatterOptions& options, bool async) {
-  auto keep = inputs;
-  keep.push_back(output);
-  return start(options.group, device_of(output, "reduce_scatter"), "reduce_scatter",
-               std::move(keep), [&](c10d::Backend& backend) {
-                 std::vector<at::Tensor> to{output};
-                 std::vector<std::vector<at::Tensor>> from{inputs};
+  return start(options.group, "reduce_scatter", with(output, inputs),
+               [&](c10d::Backend& backend, Tensors& dense) {
+                 Tensors to{dense[0]};
+                 std::vector<Tensors> from{Tensors(dense.begin() + 1, dense.end())};
                  c10d::ReduceScatterOptions request;
                  request.reduceOp = options.op;
                  request.asyncOp = async;
@@ -114,10 +120,10 @@ Work start_reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor
 
 Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                  const ReduceScatterOptions& options, bool async) {
-  return start(options.group, device_of(output, "reduce_scatter_tensor"), "reduce_scatter_tensor",
-               {output, input}, [&](c10d::Backend& backend) {
-                 at::Tensor to = flat(output);
-                 at::Tensor from = flat(input);
+  return start(options.group, "reduce_scatter_tensor", {output, input},
+               [&](c10d::Backend& backend, Tensors& dense) {
+                 at::Tensor to = dense[0].view({-1});
+                 at::Tensor from = dense[1].view({-1});
                  c10d::ReduceScatterOptions request;
                  request.reduceOp = options.op;
                  request.asyncOp = async;
@@ -126,7 +132,7 @@ Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& inp
 }
 
 Work start_barrier(const BarrierOptions& options, bool async) {
-  return start(options.group, c10::DeviceType::CPU, "barrier", {}, [&](c10d::Backend& backend) {
+  return start(options.group, "barrier", {}, [&](c10d::Backend& backend, Tensors& /*dense*/) {
     c10d::BarrierOptions request;
     request.asyncOp = async;
     return backend.barrier(request);
@@ -135,11 +141,23 @@ Work start_barrier(const BarrierOptions& options, bool async) {
 
 }  // namespace
 
-Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors)
-    : work_(std::move(work)), tensors_(std::move(tensors)) {}
+Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
+           std::vector<at::Tensor> dense)
+    : work_(std::move(work)), tensors_(std::move(tensors)), dense_(std::move(dense)) {}
 
 void Work::wait() {
-  if (work_) translate("wait", [&] { work_->wait(); });
+  if (!work_) return;
+  translate("wait", [&] { work_->wait(); });
+  write_back();
+}
+
+void Work::write_back() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (!dense_[i].is_same(tensors_[i])) tensors_[i].copy_(dense_[i]);
+  }
+  tensors_.clear();
+  dense_.clear();
 }
 
 void Work::wait(std::chrono::milliseconds timeout) {
@@ -148,10 +166,11 @@ void Work::wait(std::chrono::milliseconds timeout) {
   const auto deadline = base::Deadline::after(timeout);
   try {
     work_->wait(std::max(timeout, 1ms));
+    write_back();
   } catch (const Error&) {
     throw;
   } catch (const std::exception&) {
-    if (work_->isCompleted() || !deadline.expired()) wait();
+    if (work_->isCompleted() || !deadline.expired()) return wait();
     throw Timeout("the operation is not complete after " +
                       std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
                   {}, "wait", 0);

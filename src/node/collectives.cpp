@@ -118,34 +118,46 @@ void Group::all_reduce_shared(std::span<void* const> tensors) {
 }
 
 // A pipeline of chunks: while chunk t is copied in, chunk t-1 is reduced, slice by slice, and chunk
-// t-2 is copied out, so that each chunk costs one step.
+// t-2 is copied out, so that each chunk costs one step. A rank's own slice does not pass through
+// its staging buffers on the way in nor on the way out.
 void Group::all_reduce_staged(const void* input, void* output) {
   const auto type = static_cast<DataType>(call_.type);
+  const auto op = static_cast<ReduceOp>(call_.op);
   const std::size_t element = element_size(type);
   const std::size_t bytes = call_.count * element;
   const std::size_t chunk = region_->options().staging_bytes;
   const std::size_t chunks = (bytes + chunk - 1) / chunk;
-  const auto chunk_bytes = [&](std::size_t t) { return std::min(chunk, bytes - t * chunk); };
+  // The bytes of chunk t that rank `peer` reduces, counted from the chunk's begin.
+  const auto slice = [&](std::size_t t, int peer) {
+    const Slice part =
+        slice_of(std::min(chunk, bytes - t * chunk) / element, element, peer, size());
+    return Slice{part.begin * element, part.end * element};
+  };
   std::vector<const void*> sources(static_cast<std::size_t>(size()));
 
   for (std::size_t t = 0; t < chunks + 2; ++t) {
-    if (t < chunks) {
-      copy_bytes(region_->input(rank(), step_ + 1), advance(input, t * chunk), chunk_bytes(t));
+    for (int peer = 0; t < chunks && peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Slice part = slice(t, peer);
+      copy_bytes(region_->input(rank(), step_ + 1) + part.begin,
+                 advance(input, t * chunk + part.begin), part.count());
     }
     if (t >= 1 && t <= chunks) {
-      const Slice slice = slice_of(chunk_bytes(t - 1) / element, element, rank(), size());
+      const Slice part = slice(t - 1, rank());
+      const std::size_t offset = (t - 1) * chunk + part.begin;
       for (int peer = 0; peer < size(); ++peer) {
-        sources[static_cast<std::size_t>(peer)] = input_of(peer) + slice.begin * element;
+        sources[static_cast<std::size_t>(peer)] =
+            peer == rank() ? advance(input, offset) : input_of(peer) + part.begin;
       }
-      void* const result = region_->output(rank(), step_ + 1) + slice.begin * element;
-      reduce(type, static_cast<ReduceOp>(call_.op), sources, {&result, 1}, slice.count());
+      void* const results[] = {region_->output(rank(), step_ + 1) + part.begin,
+                               advance(output, offset)};
+      reduce(type, op, sources, results, part.count() / element);
     }
-    if (t >= 2) {
-      for (int peer = 0; peer < size(); ++peer) {
-        const Slice slice = slice_of(chunk_bytes(t - 2) / element, element, peer, size());
-        copy_bytes(advance(output, (t - 2) * chunk + slice.begin * element),
-                   region_->output(peer, step_) + slice.begin * element, slice.count() * element);
-      }
+    for (int peer = 0; t >= 2 && peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Slice part = slice(t - 2, peer);
+      copy_bytes(advance(output, (t - 2) * chunk + part.begin),
+                 region_->output(peer, step_) + part.begin, part.count());
     }
     if (t <= chunks) step();
   }

@@ -23,10 +23,21 @@ std::string read_all(int fd) {
   return text;
 }
 
+int failures() {
+  const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+  int count = 0;
+  for (int i = 0; test != nullptr && i < test->result()->total_part_count(); ++i) {
+    count += test->result()->GetTestPartResult(i).failed() ? 1 : 0;
+  }
+  return count;
+}
+
 std::string run_body(const std::function<std::string()>& body, bool& failed) {
   try {
+    // A failure that the parent had when it forked is none of this rank's.
+    const int before = failures();
     std::string report = body();
-    failed = ::testing::Test::HasFailure();
+    failed = failures() > before;
     return report;
   } catch (const std::exception& error) {
     failed = true;

@@ -1,0 +1,275 @@
+// Ranks that die, leave by an exception, or are there only once.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/record.h>
+
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSizes[] = {2, 3, 4, 8};
+
+// SIGKILL for this process at a point of CLOCK_MONOTONIC, whatever it is doing then.
+void die_at(Clock::time_point when) {
+  const auto ns = std::chrono::nanoseconds(when.time_since_epoch()).count();
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGKILL;
+  timer_t timer{};
+  itimerspec at{};
+  at.it_value = {ns / 1'000'000'000, ns % 1'000'000'000};
+  if (::timer_create(CLOCK_MONOTONIC, &event, &timer) != 0 ||
+      ::timer_settime(timer, TIMER_ABSTIME, &at, nullptr) != 0) {
+    throw std::runtime_error("no timer");
+  }
+}
+
+// What a job could leave behind: files, descriptors, names of sockets. CMake keeps tests that make
+// such things from running beside this one.
+std::set<std::string> leftovers() {
+  std::set<std::string> found;
+  for (const char* directory : {"/dev/shm", "/tmp", "/proc/self/fd"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+      const std::string path = entry.path();
+      if (!path.starts_with("/tmp/") || path.starts_with("/tmp/paceline")) found.insert(path);
+    }
+  }
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    if (const auto name = line.find("@paceline"); name != std::string::npos) {
+      found.insert(line.substr(name));
+    }
+  }
+  return found;
+}
+
+// One rank is killed while all ranks run `body` over and over; every other must name it in time.
+void check_kill(int size, const std::function<void(const RankContext&)>& body) {
+  const auto before = leftovers();
+  const int victim = size / 2;
+  const auto death = Clock::now() + std::chrono::milliseconds(700);
+  const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+    if (context.rank == victim) die_at(death);
+    try {
+      const World world = init_process_group(context.init);
+      while (true) body(context);
+    } catch (const PeerLost& error) {
+      const auto late =
+          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - death).count();
+      EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
+      return fmt::format("{} ms: {}", late, error.what());
+    }
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    const auto& end = ends[static_cast<std::size_t>(rank)];
+    if (rank == victim) {
+      EXPECT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL);
+      continue;
+    }
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    EXPECT_LT(std::stol(end.report), 1000)
+        << "rank " << rank << " of " << size << ": " << end.report;
+    EXPECT_THAT(end.report, HasSubstr(fmt::format("rank {} was lost", victim)));
+  }
+  EXPECT_EQ(leftovers(), before);
+}
+
+TEST(Killed, InsideAnAllReduce) {
+  for (const int size : kSizes) {
+    check_kill(size, [](const RankContext&) {
+      static const auto large = torch::ones({1 << 20});
+      all_reduce(large);
+    });
+  }
+}
+
+TEST(Killed, InsideAnAsynchronousAllReduce) {
+  for (const int size : kSizes) {
+    check_kill(size, [](const RankContext&) {
+      static const auto large = torch::ones({1 << 20});
+      all_reduce_async(large).wait();
+    });
+  }
+}
+
+TEST(Killed, InsideBackward) {
+  for (const int size : kSizes) {
+    check_kill(size, [](const RankContext&) {
+      static DistributedDataParallel model(
+          torch::nn::Sequential(torch::nn::Linear(200, 800), torch::nn::Linear(800, 200)),
+          {.bucket_cap_mb = 0.5});
+      model(torch::ones({8, 200})).sum().backward();
+    });
+  }
+}
+
+TEST(Killed, InsideConstruction) {
+  for (const int size : kSizes) {
+    check_kill(size, [](const RankContext&) {
+      const DistributedDataParallel model(torch::nn::Linear(300, 300));
+    });
+  }
+}
+
+// Links lead to each other as under `paceline run`, where a death before joining shows too.
+TEST(Killed, BeforeItJoins) {
+  for (const int size : kSizes) {
+    const int victim = size - 1;
+    const auto ends =
+        test::run_process_ranks(size, [&](int rank, node::Links links) -> std::string {
+          if (rank == victim) ::raise(SIGKILL);
+          try {
+            node::join(std::move(links), rank, size, 4096, base::Deadline::after(60s));
+            return "joined";
+          } catch (const PeerLost& error) {
+            EXPECT_EQ(error.ranks(), std::vector<int>{victim});
+            return error.what();
+          }
+        });
+    for (int rank = 0; rank < victim; ++rank) {
+      EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report,
+                fmt::format("rank {} was lost while the group was being formed", victim));
+    }
+  }
+}
+
+// Rank 1 throws inside `body`; what the others throw must carry its text.
+void check_exception(const std::function<void(const RankContext&)>& body) {
+  for (const int size : kSizes) {
+    const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+      std::string text = "no error";
+      const int code = record([&] {
+        const World world = init_process_group(context.init);
+        try {
+          while (true) body(context);
+        } catch (const PeerLost& error) {
+          text = error.what();
+        }
+      });
+      return fmt::format("{} {}", code, text);
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      const auto& end = ends[static_cast<std::size_t>(rank)];
+      if (rank == 1) {
+        EXPECT_EQ(end.report, "1 no error");
+      } else {
+        EXPECT_THAT(end.report, AllOf(HasSubstr("rank 1 left the group with an exception"),
+                                      HasSubstr("the disk is full")));
+      }
+    }
+  }
+}
+
+TEST(Thrown, BetweenCollectives) {
+  check_exception([](const RankContext& context) {
+    barrier();
+    if (context.rank == 1) throw std::runtime_error("the disk is full");
+  });
+}
+
+struct ThrowingImpl : torch::nn::Module {
+  torch::nn::Linear fc{register_module("fc", torch::nn::Linear(4, 4))};
+  torch::Tensor forward(const torch::Tensor& x, bool fail_forward, bool fail_backward) {
+    if (fail_forward) throw std::runtime_error("the disk is full");
+    auto y = fc(x);
+    if (fail_backward) {
+      y.register_hook([](const torch::Tensor&) -> torch::Tensor {
+        throw std::runtime_error("the disk is full");
+      });
+    }
+    return y;
+  }
+};
+TORCH_MODULE(Throwing);
+
+TEST(Thrown, InForward) {
+  check_exception([](const RankContext& context) {
+    static DistributedDataParallel model(Throwing{});
+    static int step = 0;
+    const bool fail = context.rank == 1 && ++step == 3;
+    model(torch::ones({2, 4}), fail, false).sum().backward();
+  });
+}
+
+TEST(Thrown, InBackward) {
+  check_exception([](const RankContext& context) {
+    static DistributedDataParallel model(Throwing{});
+    static int step = 0;
+    const bool fail = context.rank == 1 && ++step == 3;
+    model(torch::ones({2, 4}), false, fail).sum().backward();
+  });
+}
+
+// After a failure, gradients no longer lie in memory that a late rank might write to, and the
+// survivors can start again.
+TEST(Lost, SurvivorsGoOn) {
+  const auto ends = test::run_torch_ranks(4, "paceline", [](const RankContext& context) {
+    {
+      const World world = init_process_group(context.init);
+      DistributedDataParallel model(torch::nn::Linear(4, 4));
+      model(torch::ones({1, 4})).sum().backward();
+      if (context.rank == 2) ::raise(SIGKILL);
+      EXPECT_THROW(model(torch::ones({1, 4})).sum().backward(), PeerLost);
+      EXPECT_THROW(barrier(), PeerLost) << "a failed group refuses further calls";
+      EXPECT_EQ(model.parameters()[1].grad()[0].item<float>(), 2) << "accumulated, not averaged";
+    }
+    auto again = context.init;
+    again.world_size = 3;
+    again.rank = context.rank == 3 ? 2 : context.rank;
+    const World world = init_process_group(again);
+    auto t = torch::ones({1});
+    all_reduce(t);
+    EXPECT_EQ(t.item<float>(), 3);
+    return std::string("went on");
+  });
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "went on");
+  }
+}
+
+TEST(Forked, AChildMayExitAndIsRefused) {
+  test::expect_torch_ranks(2, "paceline", [](int, int) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      try {
+        barrier();
+        ::_exit(1);
+      } catch (const UsageError&) {
+        destroy_process_group();
+        ::_exit(0);
+      }
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    auto t = torch::ones({1});
+    all_reduce(t);
+    EXPECT_EQ(t.item<float>(), 2);
+  });
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,454 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <cstring>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+
+#include "support/thread_ranks.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::expect_torch_ranks;
+using test::kWorldSizes;
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kBatch = 6;
+constexpr int kSteps = 20;
+
+// Several parameters of different sizes; with a small bucket cap, several buckets.
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 40))};
+  torch::nn::Linear second{register_module("second", torch::nn::Linear(40, 33))};
+  torch::nn::Linear last{register_module("last", torch::nn::Linear(33, 2))};
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last(torch::tanh(second(torch::tanh(first(x)))));
+  }
+};
+TORCH_MODULE(Net);
+
+Net make_net(at::ScalarType type, std::uint64_t seed = 3) {
+  torch::manual_seed(seed);
+  Net net;
+  net->to(type);
+  return net;
+}
+
+// The batch of one rank in one step.
+torch::Tensor batch_of(int rank, int step, at::ScalarType type) {
+  torch::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
+  return torch::randn({kBatch, 9}, torch::kDouble).to(type);
+}
+
+torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& x) {
+  return (output - torch::stack({x.sum(1), x.prod(1)}, 1)).pow(2).mean();
+}
+
+std::string bytes_of(const std::vector<torch::Tensor>& tensors) {
+  std::string bytes;
+  for (const auto& tensor : tensors) {
+    const auto dense = tensor.detach().contiguous();
+    bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
+  }
+  return bytes;
+}
+
+void expect_close(const std::vector<torch::Tensor>& got, const std::vector<torch::Tensor>& expected,
+                  double relative) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const auto scale = expected[i].abs().max().item<double>();
+    EXPECT_LE((got[i] - expected[i]).abs().max().item<double>(), relative * scale)
+        << "tensor " << i;
+  }
+}
+
+std::vector<torch::Tensor> train_whole_batches(int size, at::ScalarType type) {
+  auto net = make_net(type);
+  torch::optim::SGD sgd(net->parameters(), 0.05);
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<torch::Tensor> parts;
+    for (int rank = 0; rank < size; ++rank) parts.push_back(batch_of(rank, step, type));
+    const auto x = torch::cat(parts);
+    sgd.zero_grad();
+    loss_of(net(x), x).backward();
+    sgd.step();
+  }
+  return net->parameters();
+}
+
+std::vector<torch::Tensor> train_accumulating(int size, at::ScalarType type) {
+  auto net = make_net(type);
+  torch::optim::SGD sgd(net->parameters(), 0.05);
+  for (int step = 0; step < kSteps; ++step) {
+    sgd.zero_grad();
+    for (int rank = 0; rank < size; ++rank) {
+      const auto x = batch_of(rank, step, type);
+      (loss_of(net(x), x) / size).backward();
+    }
+    sgd.step();
+  }
+  return net->parameters();
+}
+
+// Trains with DDP, starting from another model on every rank but 0, and gives the parameters'
+// bytes.
+std::string train_ddp(int rank, int size, at::ScalarType type, bool set_to_none) {
+  DistributedDataParallel model(make_net(type, rank == 0 ? 3 : 77), {.bucket_cap_mb = 0.004});
+  torch::optim::SGD sgd(model.parameters(), 0.05);
+  for (int step = 0; step < kSteps; ++step) {
+    const auto x = batch_of(rank, step, type);
+    sgd.zero_grad(set_to_none);
+    loss_of(model(x), x).backward();
+    sgd.step();
+  }
+  const double relative = type == at::kDouble ? 1e-12 : 1e-5;
+  expect_close(model.parameters(), train_whole_batches(size, type), relative);
+  expect_close(model.parameters(), train_accumulating(size, type), relative);
+  return bytes_of(model.parameters());
+}
+
+TEST(Ddp, EqualsOneProcess) {
+  for (const auto& backend : backends()) {
+    for (const int size : kWorldSizes) {
+      std::string first_run;
+      for (int run = 0; run < 2; ++run) {
+        const auto ends = test::run_torch_ranks(size, backend, [](const RankContext& context) {
+          const World world = init_process_group(context.init);
+          train_ddp(context.rank, context.size, at::kDouble, false);
+          const std::string mine = train_ddp(context.rank, context.size, at::kFloat, true);
+          return std::to_string(std::hash<std::string>{}(mine));
+        });
+        if (run == 0) first_run = ends[0].report;
+        for (const auto& end : ends) {
+          EXPECT_TRUE(end.exited_cleanly()) << backend << ' ' << size << ": " << end.report;
+          EXPECT_EQ(end.report, ends[0].report) << "ranks differ on " << backend;
+          if (backend == "paceline") {
+            EXPECT_EQ(end.report, first_run) << "runs differ";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Ddp, GradientsEqualThoseOfPyTorchsReducer) {
+  for (const auto& backend : backends()) {
+    for (const int size : kWorldSizes) {
+      expect_torch_ranks(size, backend, [](int rank, int) {
+        const auto x = batch_of(rank, 0, at::kDouble);
+        DistributedDataParallel ours(make_net(at::kDouble));
+        loss_of(ours(x), x).backward();
+
+        auto net = make_net(at::kDouble);
+        const auto parameters = net->parameters();
+        std::vector<std::size_t> all(parameters.size());
+        for (std::size_t i = 0; i < all.size(); ++i) all[i] = all.size() - 1 - i;
+        c10d::Reducer reducer(parameters, {all}, ProcessGroup().c10d(),
+                              std::vector<bool>(parameters.size(), false), 25 << 20, false, false,
+                              {}, 1 << 20, false, false, {});
+        reducer.prepare_for_forward();
+        const auto output = net(x);
+        reducer.prepare_for_backward({});
+        loss_of(output, x).backward();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const auto mine = ours.parameters()[i].grad();
+          EXPECT_TRUE(torch::allclose(mine, parameters[i].grad(), 1e-13, 1e-15)) << i;
+        }
+      });
+    }
+  }
+}
+
+TEST(Ddp, TwoModelsAndOtherCollectivesInOneStep) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3, 8}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        DistributedDataParallel one(make_net(at::kDouble));
+        DistributedDataParallel two(make_net(at::kDouble, 5));
+        auto plain_one = make_net(at::kDouble);
+        auto plain_two = make_net(at::kDouble, 5);
+        for (int step = 0; step < 5; ++step) {
+          one.module()->zero_grad();
+          two.module()->zero_grad();
+          const auto x = batch_of(rank, step, at::kDouble);
+          const auto from_one = one(x);
+          auto count = torch::ones({1});
+          all_reduce(count);
+          EXPECT_EQ(count.item<float>(), n);
+          // One backward through both models.
+          loss_of(two(x) + from_one, x).backward();
+
+          plain_one->zero_grad();
+          plain_two->zero_grad();
+          for (int r = 0; r < n; ++r) {
+            const auto y = batch_of(r, step, at::kDouble);
+            (loss_of(plain_two(y) + plain_one(y), y) / n).backward();
+          }
+          for (std::size_t i = 0; i < one.parameters().size(); ++i) {
+            EXPECT_TRUE(torch::allclose(one.parameters()[i].grad(),
+                                        plain_one->parameters()[i].grad(), 1e-12, 1e-14));
+            EXPECT_TRUE(torch::allclose(two.parameters()[i].grad(),
+                                        plain_two->parameters()[i].grad(), 1e-12, 1e-14));
+          }
+        }
+      });
+    }
+  }
+}
+
+// Part of the model is used only when told; `extra` never gets a gradient otherwise.
+struct BranchesImpl : torch::nn::Module {
+  torch::nn::Linear base{register_module("base", torch::nn::Linear(9, 4))};
+  torch::nn::Linear extra{register_module("extra", torch::nn::Linear(9, 4))};
+  torch::Tensor forward(const torch::Tensor& x, bool use_extra) {
+    return use_extra ? base(x) + extra(x) : base(x);
+  }
+};
+TORCH_MODULE(Branches);
+
+Branches make_branches() {
+  torch::manual_seed(4);
+  Branches net;
+  net->to(at::kDouble);
+  return net;
+}
+
+// Whether a rank uses the extra branch in a micro-batch of a step: in step 0 nobody, in step 1
+// rank 0, in step 2 the last rank in the first micro-batch only, in step 3 everybody.
+bool uses_extra(int rank, int size, int step, int micro) {
+  if (step == 1) return rank == 0;
+  if (step == 2) return rank == size - 1 && micro == 0;
+  return step == 3;
+}
+
+TEST(Ddp, AccumulationWithUnusedParameters) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3, 5}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        DistributedDataParallel model(make_branches(),
+                                      {.bucket_cap_mb = 0.0001, .find_unused_parameters = true});
+        auto plain = make_branches();
+        const auto mark = torch::full({4, 9}, 7.0, at::kDouble);
+        model.module()->extra->weight.mutable_grad() = mark.clone();
+        plain->extra->weight.mutable_grad() = mark.clone();
+        for (int step = 0; step < 4; ++step) {
+          if (step > 0) {
+            model.module()->zero_grad(step % 2 == 0);
+            plain->zero_grad(step % 2 == 0);
+          }
+          for (int micro = 0; micro < 3; ++micro) {
+            const auto guard = model.no_sync(micro < 2);
+            const auto x = batch_of(rank, 10 * step + micro, at::kDouble);
+            model(x, uses_extra(rank, n, step, micro)).pow(2).sum().backward();
+            for (int r = 0; r < n; ++r) {
+              const auto y = batch_of(r, 10 * step + micro, at::kDouble);
+              (plain(y, uses_extra(r, n, step, micro)).pow(2).sum() / n).backward();
+            }
+          }
+          for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+            const auto expected = plain->parameters()[i].grad();
+            const auto got = model.parameters()[i].grad();
+            ASSERT_EQ(got.defined(), expected.defined()) << "step " << step << " tensor " << i;
+            if (expected.defined()) {
+              EXPECT_TRUE(torch::allclose(got, expected, 1e-12, 1e-13)) << "step " << step << i;
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(Ddp, NothingIsReducedUnderNoSync) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kDouble));
+    auto plain = make_net(at::kDouble);
+    const auto x = batch_of(rank, 0, at::kDouble);
+    {
+      const auto guard = model.no_sync();
+      loss_of(model(x), x).backward();
+    }
+    loss_of(plain(x), x).backward();
+    for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+      EXPECT_TRUE(torch::equal(model.parameters()[i].grad(), plain->parameters()[i].grad()));
+    }
+  });
+}
+
+TEST(Ddp, ParametersWithoutGradientAreNamedOnEveryRank) {
+  for (const int size : {2, 3}) {
+    const auto ends = test::run_torch_ranks(size, "paceline", [](const RankContext& context) {
+      const World world = init_process_group(context.init);
+      DistributedDataParallel model(make_branches());
+      const auto x = batch_of(context.rank, 0, at::kDouble);
+      model(x, context.rank != 1).sum().backward();
+      return std::string("no error");
+    });
+    for (const auto& end : ends) {
+      EXPECT_THAT(end.report, AllOf(HasSubstr("2 of 4 parameters got no gradient"),
+                                    HasSubstr("extra.weight, extra.bias"),
+                                    HasSubstr("find_unused_parameters")));
+    }
+  }
+}
+
+TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3, 8}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
+        auto plain = make_net(at::kDouble);
+        for (int step = 0; step < 4; ++step) {
+          model.module()->zero_grad();
+          const auto x = batch_of(rank, step, at::kDouble);
+          if (step % 2 == 0) {
+            auto hidden = torch::tanh(model.module()->first(x));
+            hidden.register_hook([](const torch::Tensor&) -> torch::Tensor {
+              throw std::runtime_error("bad grad");
+            });
+            static_cast<void>(model(x));  // arms the step
+            const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
+            EXPECT_THROW(loss_of(output, x).backward(), std::exception);
+            continue;
+          }
+          loss_of(model(x), x).backward();
+          plain->zero_grad();
+          for (int r = 0; r < n; ++r) {
+            const auto y = batch_of(r, step, at::kDouble);
+            (loss_of(plain(y), y) / n).backward();
+          }
+          for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+            EXPECT_TRUE(torch::allclose(model.parameters()[i].grad(), plain->parameters()[i].grad(),
+                                        1e-12, 1e-14));
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(Ddp, DifferentModelsAreNamed) {
+  const auto construct = [](const std::string& backend, auto make) {
+    return test::run_torch_ranks(3, backend, [&](const RankContext& context) {
+      const World world = init_process_group(context.init);
+      const DistributedDataParallel model(make(context.rank));
+      return std::string("no error");
+    });
+  };
+  for (const auto& backend : backends()) {
+    for (const auto& end :
+         construct(backend, [](int rank) { return torch::nn::Linear(9, rank == 1 ? 5 : 4); })) {
+      EXPECT_THAT(end.report, AllOf(HasSubstr("rank 0 has weight of shape [4, 9] and type Float"),
+                                    HasSubstr("rank 1 has weight of shape [5, 9]")));
+    }
+    for (const auto& end : construct(backend, [](int rank) {
+           torch::nn::Linear linear(9, 4);
+           if (rank == 2) linear->to(at::kDouble);
+           return linear;
+         })) {
+      EXPECT_THAT(end.report, HasSubstr("rank 2 has weight of shape [4, 9] and type Double"));
+    }
+    for (const auto& end : construct(backend, [](int rank) {
+           return torch::nn::Linear(torch::nn::LinearOptions(9, 4).bias(rank != 1));
+         })) {
+      EXPECT_THAT(end.report, AllOf(HasSubstr("rank 0 has 2 parameters, rank 1 has 1"),
+                                    HasSubstr("rank 1 has nothing more")));
+    }
+  }
+}
+
+TEST(Ddp, BuffersFollowRankZeroByPyTorchsRule) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      for (const bool broadcast_buffers : {true, false}) {
+        torch::nn::BatchNorm1d norm(3);
+        norm->running_mean.fill_(rank);
+        DistributedDataParallel model(norm, {.broadcast_buffers = broadcast_buffers});
+        EXPECT_EQ(norm->running_mean[0].item<float>(), 0) << "construction makes them equal";
+
+        const auto x = torch::randn({5, 3}) + rank;
+        const auto step = [&](bool sync) {
+          const auto guard = model.no_sync(!sync);
+          model(x).pow(2).sum().backward();
+        };
+        norm->running_mean.fill_(rank);
+        step(true);
+        norm->running_mean.fill_(rank);
+        {
+          const at::NoGradGuard no_grad;
+          model.eval();
+          static_cast<void>(model(x));
+          model.train();
+        }
+        EXPECT_EQ(norm->running_mean[0].item<float>(), rank) << "not with grad mode off";
+        norm->options.momentum(0.0);
+        step(false);  // the step before was synchronised
+        EXPECT_EQ(norm->running_mean[0].item<float>(), broadcast_buffers ? 0 : rank);
+        norm->running_mean.fill_(rank);
+        step(true);  // the step before was not
+        EXPECT_EQ(norm->running_mean[0].item<float>(), rank);
+      }
+    });
+  }
+}
+
+struct PairImpl : torch::nn::Module {
+  torch::Tensor w{register_parameter("w", torch::ones({2}))};
+  std::pair<torch::Tensor, int> forward(const torch::Tensor& a, const std::string& b, int c) {
+    return {(w * a).sum() * static_cast<double>(b.size()), c};
+  }
+};
+TORCH_MODULE(Pair);
+
+TEST(Ddp, AnyForwardSignatureAndSharedParameters) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(Pair{});
+    const auto [loss, number] = model(torch::full({2}, rank + 1.0f), "abc", 5);
+    loss.backward();
+    EXPECT_EQ(number, 5);
+    EXPECT_EQ(model.module()->w.grad()[0].item<float>(), 4.5f);
+
+    auto shared = std::make_shared<torch::nn::Linear>(3, 3);
+    torch::nn::Sequential twice(*shared, torch::nn::Tanh(), *shared);
+    DistributedDataParallel tied(twice);
+    tied(torch::ones({1, 3})).sum().backward();
+  });
+}
+
+TEST(Ddp, SecondBackwardThroughOneForwardIsReducedToo) {
+  expect_torch_ranks(3, "paceline", [](int rank, int n) {
+    DistributedDataParallel model(make_net(at::kDouble));
+    auto plain = make_net(at::kDouble);
+    const auto x = batch_of(rank, 0, at::kDouble);
+    const auto output = model(x);
+    loss_of(output, x).backward({}, /*retain_graph=*/true);
+    output.sum().backward();
+    for (int r = 0; r < n; ++r) {
+      const auto y = batch_of(r, 0, at::kDouble);
+      ((loss_of(plain(y), y) + plain(y).sum()) / n).backward();
+    }
+    for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+      EXPECT_TRUE(torch::allclose(model.parameters()[i].grad(), plain->parameters()[i].grad(),
+                                  1e-12, 1e-14));
+    }
+  });
+}
+
+TEST(Ddp, OptionsThatMakeNoSenseAreRefused) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    EXPECT_THROW(DistributedDataParallel(Net{}, {.bucket_cap_mb = 0}), UsageError);
+    EXPECT_THROW(DistributedDataParallel(torch::nn::Tanh()), UsageError);
+  });
+}
+
+}  // namespace
+}  // namespace paceline

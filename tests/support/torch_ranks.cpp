@@ -1,0 +1,45 @@
+#include "support/torch_ranks.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+namespace paceline::test {
+
+std::vector<std::string> backends() {
+  return is_gloo_available() ? std::vector<std::string>{"paceline", "gloo"}
+                             : std::vector<std::string>{"paceline"};
+}
+
+std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
+                                     const std::function<std::string(const RankContext&)>& body) {
+  const base::UniqueFd memory(::memfd_create("store", MFD_CLOEXEC));
+  const std::string path = fmt::format("/proc/self/fd/{}", memory.get());
+  return run_process_ranks(size, [&](int rank, node::Links links) {
+    links.clear();
+    at::set_num_threads(1);
+    return body({rank, size,
+                 InitOptions{.backend = backend,
+                             .timeout = 60s,
+                             .world_size = size,
+                             .rank = rank,
+                             .store = c10::make_intrusive<c10d::FileStore>(path, size)}});
+  });
+}
+
+void expect_torch_ranks(int size, const std::string& backend,
+                        const std::function<void(int, int)>& body) {
+  const auto ends = run_torch_ranks(size, backend, [&](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    body(context.rank, context.size);
+    return std::string();
+  });
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_TRUE(ends[rank].exited_cleanly())
+        << "rank " << rank << " of " << size << " on " << backend << ": " << ends[rank].report;
+  }
+}
+
+}  // namespace paceline::test
