@@ -1,11 +1,14 @@
 #include "launch/process_tree.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <string>
+
+#include "base/unique_fd.h"
 
 namespace paceline::launch {
 namespace {
@@ -27,14 +30,23 @@ std::multimap<pid_t, Process> processes_by_parent() {
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream file(entry->path() / "stat");
-    const std::string stat(std::istreambuf_iterator<char>(file), {});  // empty if it has just ended
-    if (const auto process = parse_stat(stat)) processes.emplace(process->parent, *process);
+    const base::UniqueFd file(::open((entry->path() / "stat").c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) continue;  // it has just ended
+    const auto process = parse_stat(read_stat(file.get()));
+    if (process) processes.emplace(process->parent, *process);
   }
   return processes;
 }
 
 }  // namespace
+
+// Not through a stream: libstdc++'s throws when the process ends between open and read.
+std::string read_stat(int fd) {
+  std::string text(1024, '\0');  // some 350 are usual
+  const ssize_t size = ::read(fd, text.data(), text.size());
+  text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+  return text;
+}
 
 std::optional<Process> parse_stat(std::string_view stat) {
   Process process{};

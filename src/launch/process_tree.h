@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +14,9 @@ struct Process {
   pid_t parent;
   pid_t group;
 };
+
+// The content of the open /proc/PID/stat `fd`; empty if the process has ended meanwhile.
+std::string read_stat(int fd);
 
 // What /proc/PID/stat begins with; nothing if `stat` is not the content of such a file.
 std::optional<Process> parse_stat(std::string_view stat);

@@ -20,6 +20,7 @@ namespace {
 
 using support::ChildProcess;
 using support::eventually;
+using support::has_ended;
 using support::is_gone;
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -84,7 +85,7 @@ pid_t pid_after(const std::string& text, const std::string& label) {
 
 TEST_F(Launcher, PrefixesOutputAndKeepsTheStreamsApart) {
   auto job = run(2, "echo out $RANK of $WORLD_SIZE; echo err >&2; printf unfinished");
-  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.wait(), 0) << job.err();
   for (const char* line : {"[rank0]: out 0 of 2\n", "[rank1]: out 1 of 2\n",
                            "[rank0]: unfinished\n", "[rank1]: unfinished\n"}) {
     EXPECT_THAT(job.out(), HasSubstr(line));
@@ -96,7 +97,7 @@ TEST_F(Launcher, PrefixesOutputAndKeepsTheStreamsApart) {
 
 TEST_F(Launcher, LosesNoOutput) {
   auto job = run(2, "seq 1 50000");
-  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(std::count(job.out().begin(), job.out().end(), '\n'), 100000);
   EXPECT_THAT(job.out(), HasSubstr("[rank1]: 50000\n"));
 }
@@ -117,7 +118,7 @@ TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
 TEST_F(Launcher, BothSpellingsAndTheProgramsOwnFlags) {
   ChildProcess job({PACELINE_COMMAND, "run", "--nproc_per_node=2", "--pass_local_rank", "echo",
                     "--nproc-per-node", "9"});
-  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(job.out(), HasSubstr("[rank0]: --nproc-per-node 9 --local_rank=0\n"));
   EXPECT_THAT(job.out(), HasSubstr("[rank1]: --nproc-per-node 9 --local_rank=1\n"));
 }
@@ -138,7 +139,7 @@ TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
   auto job = run(3,
                  "echo 0 1 2 $PACELINE_LINKS $PACELINE_STORE_FD | tr ', ' '\n\n' | sort;"
                  "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
-  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.wait(), 0) << job.err();
   for (const int rank : {0, 1, 2}) {
     const auto lines = lines_of(job.out(), rank);
     const auto are = std::find(lines.begin(), lines.end(), "are");
@@ -156,7 +157,7 @@ TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
 
 TEST_F(Launcher, ExitCodeIsThatOfTheFirstFailure) {
   auto job = run(3, "test $RANK = 1 && { echo last words; exit 7; }; exec sleep 1000");
-  EXPECT_EQ(job.wait(), 7);
+  EXPECT_EQ(job.wait(), 7) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 failed first: exited with code 7\n"
                                    "  last lines of rank 1:\n"
                                    "    | last words\n"
@@ -165,7 +166,7 @@ TEST_F(Launcher, ExitCodeIsThatOfTheFirstFailure) {
 
 TEST_F(Launcher, DeathByASignalIsDecoded) {
   auto job = run(2, "test $RANK = 0 && kill -KILL $$; exec sleep 1000");
-  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: killed by SIGKILL (often the kernel's"));
 }
 
@@ -182,7 +183,7 @@ TEST_F(Launcher, ErrorFilesAreReportedAndBlameIsFollowed) {
     printf '{"message": {"message": "the real reason"}}' > $TORCHELASTIC_ERROR_FILE
     exit 5)",
                  {"--failure-grace", "20"});
-  EXPECT_EQ(job.wait(), 5);
+  EXPECT_EQ(job.wait(), 5) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: exited with code 5\n"
                                    "  error: the real reason\n"
                                    "  rank 0: exited with code 1: lost\n"));
@@ -197,7 +198,7 @@ TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
     while kill -0 $pid 2> /dev/null; do :; done
     exit 4)",
                  {"--failure-grace", "20"});
-  EXPECT_EQ(job.wait(), 3);
+  EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0: exited with code 4\n"));
 }
 
@@ -205,7 +206,7 @@ TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
   auto job = run(2, "test $RANK = 1 && { echo failing; exit 3; }; exec sleep 1000");
   job.wait_for("failing");
   const auto start = base::Deadline::Clock::now();
-  EXPECT_EQ(job.wait(), 3);
+  EXPECT_EQ(job.wait(), 3) << job.err();
   const auto took = base::Deadline::Clock::now() - start;
   EXPECT_GE(took, std::chrono::milliseconds(400));
   EXPECT_LT(took, std::chrono::milliseconds(4000));  // well before SIGKILL would have come
@@ -214,7 +215,7 @@ TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
 TEST_F(Launcher, WhoIgnoresSigtermIsKilled) {
   auto job = run(2, "test $RANK = 1 && exit 3; trap '' TERM; while :; do sleep 1000; done",
                  {"--failure-grace", "0.1", "--stop-grace", "0.2"});
-  EXPECT_EQ(job.wait(), 3);
+  EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0: stopped by SIGKILL\n"));
 }
 
@@ -231,14 +232,19 @@ TEST_F(Launcher, OrderOfFailuresIsTrueEvenIfNoticedLate) {
     ASSERT_TRUE(eventually([&] { return support::process_state(pid) == 'Z'; }));
   }
   ::kill(supervisor, SIGCONT);
-  EXPECT_EQ(job.wait(), 128 + SIGSEGV);
+  EXPECT_EQ(job.wait(), 128 + SIGSEGV) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: killed by SIGSEGV"));
 }
 
-// A worker with a child in its group and one that has left for its own session.
-constexpr const char* kFamily =
-    "sleep 1000 & echo child=$!; setsid sh -c 'echo escaped=$$; exec sleep 1000' & "
-    "echo worker=$$; echo supervisor=$PPID; ";
+// A worker with a child in its group and one that has left for its own session, both up when the
+// worker goes on.
+constexpr const char* kFamily = R"(
+  sleep 1000 & echo child=$!
+  setsid sh -c 'echo escaped=$$; : > $TMPDIR/up$RANK; exec sleep 1000' &
+  until [ -e $TMPDIR/up$RANK ]; do :; done
+  rm $TMPDIR/up$RANK
+  echo supervisor=$PPID; echo worker=$$
+)";
 
 void wait_for_families(ChildProcess& job, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
@@ -249,11 +255,14 @@ void wait_for_families(ChildProcess& job, int ranks) {
 }
 
 void expect_all_gone(const ChildProcess& job) {
-  for (const char* label : {"child", "escaped", "worker", "supervisor"}) {
+  for (const char* label : {"child", "escaped", "worker"}) {
     const auto pids = pids_after(job.out(), label);
-    EXPECT_THAT(pids, Not(IsEmpty()));
+    EXPECT_THAT(pids, Not(IsEmpty())) << label;
     for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << label;
   }
+  // Without its launcher it is a zombie until the machine's first process comes round to it.
+  const pid_t supervisor = pids_after(job.out(), "supervisor").at(0);
+  EXPECT_TRUE(eventually([&] { return has_ended(supervisor); }));
 }
 
 TEST_F(Launcher, KilledLauncherLeavesNoProcess) {
@@ -261,27 +270,27 @@ TEST_F(Launcher, KilledLauncherLeavesNoProcess) {
   wait_for_families(job, 2);
   job.signal(SIGKILL);
   const auto start = base::Deadline::Clock::now();
-  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.err();
   expect_all_gone(job);
-  EXPECT_LT(base::Deadline::Clock::now() - start, std::chrono::seconds(2));
+  EXPECT_LT(base::Deadline::Clock::now() - start, std::chrono::seconds(1));
 }
 
 TEST_F(Launcher, KilledSupervisorTakesTheWorkersAlong) {
   auto job = run(2, "echo supervisor=$PPID worker=$$; sleep 1000 & echo child=$!; wait");
   for (int rank : {0, 1}) job.wait_for("[rank" + std::to_string(rank) + "]: child=");
   ::kill(pids_after(job.out(), "supervisor").front(), SIGKILL);
-  EXPECT_EQ(job.wait(), 1);
+  EXPECT_EQ(job.wait(), 1) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
   for (const char* label : {"worker", "child"}) {
     for (const pid_t pid : pids_after(job.out(), label)) {
-      EXPECT_TRUE(eventually([&] { return is_gone(pid) || support::process_state(pid) == 'Z'; }));
+      EXPECT_TRUE(eventually([&] { return has_ended(pid); }));
     }
   }
 }
 
 TEST_F(Launcher, WhatWorkersLeaveBehindEndsWithTheJob) {
   auto job = run(2, std::string(kFamily) + "exit 0");
-  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.wait(), 0) << job.err();
   expect_all_gone(job);
 }
 
@@ -289,7 +298,7 @@ TEST_F(Launcher, FailureEndsWholeFamilies) {
   auto job =
       run(2, std::string(kFamily) + "test $RANK = 1 && exit 9; trap '' TERM; wait; wait; wait",
           {"--stop-grace", "0.2"});
-  EXPECT_EQ(job.wait(), 9);
+  EXPECT_EQ(job.wait(), 9) << job.err();
   expect_all_gone(job);
 }
 
@@ -297,7 +306,7 @@ TEST_F(Launcher, InterruptIsPassedOn) {
   auto job = run(2, "trap 'echo caught; exit 0' INT; echo ready; while :; do sleep 0.01; done");
   for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
   job.signal(SIGINT);
-  EXPECT_EQ(job.wait(), 128 + SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT) << job.err();
   EXPECT_THAT(job.out(), HasSubstr("[rank0]: caught\n"));
   EXPECT_THAT(job.out(), HasSubstr("[rank1]: caught\n"));
   EXPECT_THAT(job.err(), HasSubstr("paceline: stopped by SIGINT\n"));
@@ -307,7 +316,17 @@ TEST_F(Launcher, SigtermIsPassedOn) {
   auto job = run(2, "echo ready; exec sleep 1000");
   for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
   job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+TEST_F(Launcher, SuspendedWorkersEndTooWhenAsked) {
+  auto job = run(1, "echo worker=$$; while :; do sleep 0.01; done", {"--stop-grace", "86400"});
+  job.wait_for("worker=");
+  const pid_t worker = pid_after(job.out(), "worker");
+  ::kill(worker, SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return support::process_state(worker) == 'T'; }));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
 TEST_F(Launcher, SecondInterruptKills) {
@@ -317,11 +336,11 @@ TEST_F(Launcher, SecondInterruptKills) {
   job.signal(SIGINT);
   for (const char* line : {"[rank0]: caught", "[rank1]: caught"}) job.wait_for(line);
   job.signal(SIGINT);
-  EXPECT_EQ(job.wait(), 128 + SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT) << job.err();
 }
 
 TEST_F(Launcher, SuspendsAndResumesTheJob) {
-  auto job = run(2, "echo worker=$$; while :; do sleep 0.01; done");
+  auto job = run(2, "echo worker=$$; exec sleep 1000");
   for (const char* line : {"[rank0]: worker=", "[rank1]: worker="}) job.wait_for(line);
   const auto workers = pids_after(job.out(), "worker");
   const auto all_stopped = [&](bool stopped) {
@@ -334,7 +353,7 @@ TEST_F(Launcher, SuspendsAndResumesTheJob) {
   job.signal(SIGCONT);
   EXPECT_TRUE(eventually([&] { return all_stopped(false); }));
   job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
 TEST_F(Launcher, ProgramsThatCannotBeStartedAreNamed) {

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <thread>
 
@@ -49,7 +48,8 @@ bool eventually(const std::function<bool()>& condition) {
 
 char process_state(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  std::string stat;
+  std::getline(file, stat);
   const auto name_end = stat.rfind(')');
   return name_end == std::string::npos ? '\0' : stat.at(name_end + 2);
 }

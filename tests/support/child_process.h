@@ -20,9 +20,14 @@ bool eventually(const std::function<bool()>& condition);
 // The state letter of /proc/PID/stat; 0 if there is no such process.
 char process_state(pid_t pid);
 
-// Neither there nor a zombie.
+// Not there, nor as a zombie.
 inline bool is_gone(pid_t pid) {
   return process_state(pid) == 0;
+}
+
+// Not there, or a zombie.
+inline bool has_ended(pid_t pid) {
+  return is_gone(pid) || process_state(pid) == 'Z';
 }
 
 // A program under test in its own session, with what it has written so far. Destroying it kills it.

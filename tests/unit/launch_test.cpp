@@ -1,11 +1,16 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 
+#include "base/unique_fd.h"
 #include "launch/error_file.h"
 #include "launch/job.h"
 #include "launch/process_tree.h"
@@ -111,6 +116,44 @@ TEST(ParseStat, NamesMayHoldAnything) {
                            "42 (sh) S 3", "x (sh) S 1 2"}) {
     EXPECT_FALSE(parse_stat(stat)) << stat;
   }
+}
+
+TEST(ReadStat, IsEmptyForAProcessThatEndedAfterTheOpen) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  const base::UniqueFd stat(::open(("/proc/" + std::to_string(child) + "/stat").c_str(), O_RDONLY));
+  ASSERT_TRUE(stat);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(read_stat(stat.get()), "");
+}
+
+TEST(Descendants, FindsGrandchildrenWhileOthersVanish) {
+  // A child whose own children live for a moment only: each may end between any two steps of a
+  // walk.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) {
+      const pid_t grandchild = ::fork();
+      if (grandchild == 0) ::_exit(0);
+      ::waitpid(grandchild, nullptr, 0);
+    }
+  }
+  bool grandchild_seen = false;
+  EXPECT_NO_THROW({
+    for (int walk = 0; walk < 50; ++walk) {
+      for (const Process& process : descendants(::getpid())) {
+        grandchild_seen = grandchild_seen || process.parent == child;
+      }
+    }
+  });
+  EXPECT_TRUE(grandchild_seen);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
