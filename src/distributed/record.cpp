@@ -58,6 +58,9 @@ Report describe_current_exception() {
 int record(const std::function<int()>& body) {
   auto& state = distributed::ProcessState::instance();
   set_log_callback(log_to_stderr);
+  // Under a launcher stdout is a pipe, which would be buffered in full and hold a line back for
+  // long.
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   state.enter_record();
   int code = 1;
   try {

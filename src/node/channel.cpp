@@ -25,7 +25,10 @@ std::byte* allocate_or_throw(Region& region, std::size_t bytes) {
 class Channel::BucketWait : public Waiting {
  public:
   BucketWait(const Channel& channel, std::size_t bucket, Word BucketWords::*word)
-      : Waiting({"backward", channel.step_}, channel.region_->options().timeout), channel_(channel), bucket_(bucket), word_(word) {}
+      : Waiting({"backward", channel.step_}, channel.region_->options().timeout),
+        channel_(channel),
+        bucket_(bucket),
+        word_(word) {}
 
   std::uint64_t missing() const override {
     std::uint64_t ranks = 0;
@@ -57,7 +60,8 @@ class Channel::BucketWait : public Waiting {
 class Channel::AbandonWait : public Waiting {
  public:
   explicit AbandonWait(const Channel& channel)
-      : Waiting({"forward", channel.step_}, channel.region_->options().timeout), channel_(channel) {}
+      : Waiting({"forward", channel.step_}, channel.region_->options().timeout),
+        channel_(channel) {}
   std::uint64_t missing() const override {
     std::uint64_t ranks = 0;
     for (int rank = 0; rank < channel_.region_->size(); ++rank) {

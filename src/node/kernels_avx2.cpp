@@ -1,2 +1,2 @@
 #define PACELINE_KERNEL_NAMESPACE avx2
-#include "node/kernels_body.h"
+#include "node/kernels_body.inc"

@@ -1,2 +1,2 @@
 #define PACELINE_KERNEL_NAMESPACE baseline
-#include "node/kernels_body.h"
+#include "node/kernels_body.inc"

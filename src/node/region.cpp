@@ -121,7 +121,9 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
   options_.staging_bytes = layout.staging;
 }
 
-Region::~Region() { depart(); }
+Region::~Region() {
+  depart();
+}
 
 void Region::depart() noexcept {
   if (in_forked_child()) return;
