@@ -187,8 +187,9 @@ TEST(Options, MistakesAreNamed) {
       {{"ddp", "--threads", "0"}, "--threads 0: 1 to"},
       {{"ddp", "--models", "vgg"}, "--models vgg: there are tiny_mlp, lenet"},
   };
-  for (const auto& [arguments, message] : mistakes) {
-    EXPECT_THAT([&] { parse(arguments); }, ThrowsMessage<UsageError>(HasSubstr(message)));
+  for (const auto& mistake : mistakes) {
+    EXPECT_THAT([&] { parse(mistake.first); },
+                ThrowsMessage<UsageError>(HasSubstr(mistake.second)));
   }
 }
 
