@@ -3,16 +3,19 @@
 
     tools/tidy.py BUILD_DIR
 
-Tests that include torch are left out: 20 seconds each, for what never ships.
-A file that was clean is not looked at again before it, a header of ours that it includes, its
-compile command, .clang-tidy or clang-tidy's version changes: build/lint holds a stamp for each.
+Reading torch's headers takes clang-tidy half a minute, so the files that include them are read
+together, one job for each top folder; tests that include torch are left out.
+A job that was clean is not done again before one of its files, a header of ours that they include,
+a compile command, .clang-tidy or clang-tidy's version changes: build/lint holds a stamp for each.
 """
 
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -21,39 +24,38 @@ import check_layers
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAMPS = ROOT / "build" / "lint"
 
-# Each of these costs about a second in a file that includes torch/torch.h, since clang-tidy 14
-# matches inside system headers too; together, half the time. What is left still holds the static
-# analyzer, which follows uses after a move as well.
-TOO_SLOW_WITH_TORCH = """
-    bugprone-assert-side-effect bugprone-dangling-handle
-    bugprone-implicit-widening-of-multiplication-result bugprone-infinite-loop
-    bugprone-misplaced-widening-cast bugprone-multiple-statement-macro
-    bugprone-not-null-terminated-result bugprone-reserved-identifier bugprone-sizeof-expression
-    bugprone-stringview-nullptr bugprone-suspicious-semicolon bugprone-suspicious-string-compare
-    bugprone-unused-raii bugprone-unused-return-value bugprone-use-after-move
-    misc-definitions-in-headers misc-unused-using-decls modernize-use-nullptr modernize-use-using
-    performance-move-const-arg performance-unnecessary-value-param
-    readability-container-size-empty""".split()
 
-
-def includes_torch(files):
+def includes_torch(source):
     return any(check_layers.TORCH.match(name)
-               for file in files for _, name, _ in check_layers.includes(ROOT, file))
+               for file in check_layers.closure(ROOT, source)
+               for _, name, _ in check_layers.includes(ROOT, file))
+
+
+def flags(entry):
+    """What a compile command says beside the compiler, the input and the output: tuples of words."""
+    words = iter(shlex.split(entry["command"])[1:])
+    for word in words:
+        flag = (word, next(words)) if word in ("-c", "-o", "-isystem") else (word,)
+        if word not in ("-c", "-o"):
+            yield flag
 
 
 class Job:
-    """One source file and how it is checked."""
+    """Source files that are read as one, and how they are checked."""
 
-    def __init__(self, build, entry, version):
-        self.source = pathlib.Path(entry["file"]).relative_to(ROOT)
-        files = sorted(check_layers.closure(ROOT, self.source))
-        self.slow = includes_torch(files)
-        checks = ",".join(f"-{check}" for check in TOO_SLOW_WITH_TORCH) if self.slow else ""
+    def __init__(self, name, entries, version):
+        self.text = "".join(f'#include "{entry["file"]}"\n' for entry in entries)
+        self.together = STAMPS / f"{name}.cpp" if len(entries) > 1 else None
+        source = self.together or entries[0]["file"]
+        options = dict.fromkeys(flag for entry in entries for flag in flags(entry))
+        checks = "-bugprone-suspicious-include" if self.together else ""
         # The compile commands are GCC's, which knows warnings that Clang does not.
-        self.command = ["clang-tidy", "--quiet", f"-p={build}", f"--checks={checks}",
-                        "--extra-arg=-Wno-unknown-warning-option", str(self.source)]
-        key = hashlib.sha256(repr((version, entry["command"], self.command)).encode())
-        for file in [ROOT / ".clang-tidy", *files]:
+        self.command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
+                        f"--checks={checks}", str(source), "--", *itertools.chain(*options),
+                        "-Wno-unknown-warning-option"]
+        files = set().union(*(check_layers.closure(ROOT, source_of(entry)) for entry in entries))
+        key = hashlib.sha256(repr((version, self.text, self.command)).encode())
+        for file in [ROOT / ".clang-tidy", *sorted(files)]:
             key.update((ROOT / file).read_bytes())
         self.stamp = STAMPS / key.hexdigest()
 
@@ -61,11 +63,17 @@ class Job:
         """The complaints, empty if there are none."""
         if self.stamp.exists():
             return ""
+        if self.together:
+            self.together.write_text(self.text)
         done = subprocess.run(self.command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode == 0:
             self.stamp.touch()
             return ""
         return done.stdout or done.stderr
+
+
+def source_of(entry):
+    return pathlib.Path(entry["file"]).relative_to(ROOT)
 
 
 def jobs(build):
@@ -75,9 +83,14 @@ def jobs(build):
     ours = {entry["file"]: entry for entry in entries
             if pathlib.Path(entry["file"]).is_relative_to(ROOT)
             and not pathlib.Path(entry["file"]).is_relative_to(build)}
-    found = [Job(build, entry, version) for entry in ours.values()]
-    found = [job for job in found if not (job.slow and job.source.parts[0] == "tests")]
-    return sorted(found, key=lambda job: not job.slow)  # the long ones first
+    together, alone = {}, []
+    for entry in ours.values():
+        source = source_of(entry)
+        if not includes_torch(source):
+            alone.append(Job(source.stem, [entry], version))
+        elif source.parts[0] != "tests":
+            together.setdefault(source.parts[0], []).append(entry)
+    return [Job(top, entries, version) for top, entries in together.items()] + alone
 
 
 def main():
@@ -90,9 +103,9 @@ def main():
             if complaints:
                 failed += 1
                 print(complaints, flush=True)
-    for stale in set(STAMPS.iterdir()) - {job.stamp for job in todo}:
+    for stale in set(STAMPS.iterdir()) - {path for job in todo for path in (job.stamp, job.together)}:
         stale.unlink()
-    print(f"clang-tidy: {len(todo)} files, {failed} with complaints")
+    print(f"clang-tidy: {len(todo)} runs, {failed} with complaints")
     sys.exit(1 if failed else 0)
 
 

@@ -65,38 +65,39 @@ class [[nodiscard]] Work {
   std::vector<at::Tensor> dense_;
 };
 
-void all_reduce(const at::Tensor& tensor, AllReduceOptions options = {});
-void broadcast(const at::Tensor& tensor, BroadcastOptions options = {});
+void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
+void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
 // tensors[r] receives rank r's `tensor`; all have the same shape and type.
 void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                GatherOptions options = {});
+                const GatherOptions& options = {});
 // `output` is the concatenation of every rank's `input`: get_world_size(group) times its elements.
 void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
-                            GatherOptions options = {});
+                            const GatherOptions& options = {});
 // `output` receives the reduction of every rank's inputs[r], r being this rank.
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                    ReduceScatterOptions options = {});
+                    const ReduceScatterOptions& options = {});
 // The same with the inputs in one tensor, one after the other.
 void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                           ReduceScatterOptions options = {});
-void barrier(BarrierOptions options = {});
+                           const ReduceScatterOptions& options = {});
+void barrier(const BarrierOptions& options = {});
 
 // These return at once; operations of one group run in the order in which they were called, the
 // calls above included.
-Work all_reduce_async(const at::Tensor& tensor, AllReduceOptions options = {});
-Work broadcast_async(const at::Tensor& tensor, BroadcastOptions options = {});
+Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {});
+Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
 Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                      GatherOptions options = {});
+                      const GatherOptions& options = {});
 Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                  GatherOptions options = {});
+                                  const GatherOptions& options = {});
 Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                          ReduceScatterOptions options = {});
+                          const ReduceScatterOptions& options = {});
 Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                 ReduceScatterOptions options = {});
-Work barrier_async(BarrierOptions options = {});
+                                 const ReduceScatterOptions& options = {});
+Work barrier_async(const BarrierOptions& options = {});
 
 // Strings of any content, which may differ in length between ranks.
-std::string broadcast_bytes(std::string_view bytes, BroadcastOptions options = {});
-std::vector<std::string> all_gather_bytes(std::string_view bytes, GatherOptions options = {});
+std::string broadcast_bytes(std::string_view bytes, const BroadcastOptions& options = {});
+std::vector<std::string> all_gather_bytes(std::string_view bytes,
+                                          const GatherOptions& options = {});
 
 }  // namespace paceline

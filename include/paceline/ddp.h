@@ -14,8 +14,9 @@
 namespace paceline {
 
 struct DdpOptions {
-  // Whether rank 0's buffers (BatchNorm's running statistics, say) are copied to all ranks before
-  // a forward in training mode with grad mode on, if the step before it was synchronised.
+  // Whether rank 0's buffers, those that the module has at construction (BatchNorm's running
+  // statistics, say) are copied to all ranks before a forward in training mode with grad mode on,
+  // if the step before it was synchronised.
   bool broadcast_buffers = true;
   // Who averages gradients; by default the world.
   ProcessGroup process_group{};
@@ -82,11 +83,11 @@ class [[nodiscard]] NoSyncGuard {
 template <std::derived_from<torch::nn::Module> M>
 class DistributedDataParallel {
  public:
-  explicit DistributedDataParallel(std::shared_ptr<M> module, DdpOptions options = {})
+  explicit DistributedDataParallel(std::shared_ptr<M> module, const DdpOptions& options = {})
       : module_(std::move(module)), handle_(*module_, options) {}
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<M>& module,
-                                   DdpOptions options = {})
-      : DistributedDataParallel(module.ptr(), std::move(options)) {}
+                                   const DdpOptions& options = {})
+      : DistributedDataParallel(module.ptr(), options) {}
 
   // The module's own forward, whatever its signature.
   template <typename... Args>

@@ -86,7 +86,7 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> c10d() const;
 
  private:
-  friend ProcessGroup new_group(std::vector<int> ranks, GroupOptions options);
+  friend ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool member_ = true;
@@ -95,7 +95,7 @@ class ProcessGroup {
 // A group of some ranks of the world, all of them if `ranks` is empty. Every rank of the world must
 // call it, with the same arguments and in the same order. Group ranks follow the order of world
 // ranks, as in PyTorch.
-ProcessGroup new_group(std::vector<int> ranks = {}, GroupOptions options = {});
+ProcessGroup new_group(std::vector<int> ranks = {}, const GroupOptions& options = {});
 
 // Before init_process_group, and in a world of one, these answer from the launcher's environment;
 // without a launcher, rank 0 of 1.

@@ -181,59 +181,59 @@ bool Work::is_completed() const {
   return !work_ || work_->isCompleted();
 }
 
-void all_reduce(const at::Tensor& tensor, AllReduceOptions options) {
+void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
   start_all_reduce(tensor, options, false).wait();
 }
-void broadcast(const at::Tensor& tensor, BroadcastOptions options) {
+void broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   start_broadcast(tensor, options, false).wait();
 }
 void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                GatherOptions options) {
+                const GatherOptions& options) {
   start_all_gather(tensors, tensor, options, false).wait();
 }
 void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
-                            GatherOptions options) {
+                            const GatherOptions& options) {
   start_all_gather_into_tensor(output, input, options, false).wait();
 }
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                    ReduceScatterOptions options) {
+                    const ReduceScatterOptions& options) {
   start_reduce_scatter(output, inputs, options, false).wait();
 }
 void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                           ReduceScatterOptions options) {
+                           const ReduceScatterOptions& options) {
   start_reduce_scatter_tensor(output, input, options, false).wait();
 }
-void barrier(BarrierOptions options) {
+void barrier(const BarrierOptions& options) {
   start_barrier(options, false).wait();
 }
 
-Work all_reduce_async(const at::Tensor& tensor, AllReduceOptions options) {
+Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options) {
   return start_all_reduce(tensor, options, true);
 }
-Work broadcast_async(const at::Tensor& tensor, BroadcastOptions options) {
+Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
   return start_broadcast(tensor, options, true);
 }
 Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                      GatherOptions options) {
+                      const GatherOptions& options) {
   return start_all_gather(tensors, tensor, options, true);
 }
 Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                  GatherOptions options) {
+                                  const GatherOptions& options) {
   return start_all_gather_into_tensor(output, input, options, true);
 }
 Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                          ReduceScatterOptions options) {
+                          const ReduceScatterOptions& options) {
   return start_reduce_scatter(output, inputs, options, true);
 }
 Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                 ReduceScatterOptions options) {
+                                 const ReduceScatterOptions& options) {
   return start_reduce_scatter_tensor(output, input, options, true);
 }
-Work barrier_async(BarrierOptions options) {
+Work barrier_async(const BarrierOptions& options) {
   return start_barrier(options, true);
 }
 
-std::string broadcast_bytes(std::string_view bytes, BroadcastOptions options) {
+std::string broadcast_bytes(std::string_view bytes, const BroadcastOptions& options) {
   if (!options.group.is_member()) return {};
   const bool root =
       get_rank(options.group) == distributed::group_rank_of(options.group, options.src);
@@ -245,7 +245,7 @@ std::string broadcast_bytes(std::string_view bytes, BroadcastOptions options) {
   return {static_cast<const char*>(data.data_ptr()), static_cast<std::size_t>(data.numel())};
 }
 
-std::vector<std::string> all_gather_bytes(std::string_view bytes, GatherOptions options) {
+std::vector<std::string> all_gather_bytes(std::string_view bytes, const GatherOptions& options) {
   if (!options.group.is_member()) return {};
   const std::int64_t ranks = get_world_size(options.group);
   const auto sizes = at::empty({ranks}, at::kLong);

@@ -143,7 +143,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
   return active_world().group;
 }
 
-ProcessGroup new_group(std::vector<int> ranks, GroupOptions options) {
+ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   auto& state = ProcessState::instance();
   std::unique_lock lock(state.mutex);
   ActiveWorld& world = active_world();

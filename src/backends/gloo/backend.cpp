@@ -11,7 +11,7 @@ namespace {
 
 // LibTorch's own Gloo. Ranks that are known to share a host talk over that address only; otherwise
 // the interface is GLOO_SOCKET_IFNAME's, or that of this machine's name, as in PyTorch.
-c10::intrusive_ptr<c10d::Backend> make(distributed::BackendRequest request) {
+c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
   auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
   const bool interface_given = std::getenv("GLOO_SOCKET_IFNAME") != nullptr;
   options->devices.push_back(request.host.empty() || interface_given
@@ -21,7 +21,7 @@ c10::intrusive_ptr<c10d::Backend> make(distributed::BackendRequest request) {
                                                      options);
 }
 
-const bool registered =
+const bool gloo_registered =
     distributed::register_backend("gloo", {&make, c10d::ProcessGroup::BackendType::GLOO});
 
 }  // namespace

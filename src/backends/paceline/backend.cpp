@@ -14,7 +14,7 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-const bool registered = distributed::register_backend(
+const bool paceline_registered = distributed::register_backend(
     "paceline",
     {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
        node::RegionOptions options{.name = request.group_name, .timeout = request.timeout};

@@ -18,7 +18,7 @@ class DdpCore {
       throw UsageError(
           fmt::format("bucket_cap_mb of {}: it must be positive", options.bucket_cap_mb));
     }
-    auto parameters = ddp::trainable_parameters(module);
+    const auto parameters = ddp::trainable_parameters(module);
     if (parameters.empty()) {
       throw UsageError(
           "DistributedDataParallel needs a module with a parameter that requires a "
@@ -27,16 +27,16 @@ class DdpCore {
     if (get_world_size(options.process_group) == 1) return;
     ddp::check_same_parameters(parameters, options.process_group);
     ddp::broadcast_from_first(ddp::parameters_and_buffers(module), options.process_group);
-    reducer_ = std::make_unique<ddp::Reducer>(std::move(parameters), options);
+    buffers_ = module.buffers();
+    reducer_ = std::make_unique<ddp::Reducer>(parameters, options);
   }
 
   void before_forward() {
     if (!reducer_ || !at::GradMode::is_enabled()) return;
     const bool training = module_.is_training();
     reducer_->before_forward(*sync_, training);
-    if (training && options_.broadcast_buffers && buffers_may_differ_) {
-      const auto buffers = module_.buffers();
-      if (!buffers.empty()) ddp::broadcast_from_first(buffers, options_.process_group);
+    if (training && options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty()) {
+      ddp::broadcast_from_first(buffers_, options_.process_group);
     }
     buffers_may_differ_ = *sync_;
   }
@@ -48,7 +48,8 @@ class DdpCore {
   DdpOptions options_;
   std::shared_ptr<bool> sync_;
   std::unique_ptr<ddp::Reducer> reducer_;  // none in a world of one
-  bool buffers_may_differ_ = false;        // the last forward was synchronised
+  std::vector<at::Tensor> buffers_;
+  bool buffers_may_differ_ = false;  // the last forward was synchronised
 };
 
 DdpHandle::DdpHandle(torch::nn::Module& module, const DdpOptions& options)

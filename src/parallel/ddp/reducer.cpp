@@ -35,7 +35,7 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
 
 }  // namespace
 
-Reducer::Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options)
+Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options)
     : find_unused_(options.find_unused_parameters),
       plan_(plan_buckets(tensors_of(parameters), kFirstBucketBytes,
                          static_cast<std::size_t>(options.bucket_cap_mb * 1024 * 1024))) {
@@ -48,7 +48,7 @@ Reducer::Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options)
     buckets.push_back({static_cast<std::int64_t>(parameters.size()), at::kLong, at::kCPU,
                        BucketChannel::Op::max});
   }
-  for (auto& [name, tensor] : parameters) parameters_.push_back({name, tensor, {}, nullptr});
+  for (const auto& [name, tensor] : parameters) parameters_.push_back({name, tensor, {}, nullptr});
   channel_ = distributed::make_bucket_channel(
       options.process_group.c10d(), plan_.buckets.front().device.type(), buckets,
       [this](std::size_t bucket) { return describe_bucket(bucket); });

@@ -23,7 +23,7 @@ namespace paceline::ddp {
 // thread that called backward, for gradients on the CPU.
 class Reducer {
  public:
-  Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options);
+  Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
