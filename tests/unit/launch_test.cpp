@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -132,26 +134,35 @@ TEST(ReadStat, IsEmptyForAProcessThatEndedAfterTheOpen) {
 }
 
 TEST(Descendants, FindsGrandchildrenWhileOthersVanish) {
-  // A child whose own children live for a moment only: each may end between any two steps of a
-  // walk.
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const base::UniqueFd reader(ends[0]);
+  const base::UniqueFd writer(ends[1]);
+  // A child with one child that stays, and others that live for a moment only: each of those may
+  // end between any two steps of a walk.
   const pid_t child = ::fork();
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const pid_t staying = ::fork();
+    if (staying == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (;;) ::pause();
+    }
+    if (::write(writer.get(), &staying, sizeof(staying)) != sizeof(staying)) ::_exit(1);
     for (;;) {
-      const pid_t grandchild = ::fork();
-      if (grandchild == 0) ::_exit(0);
-      ::waitpid(grandchild, nullptr, 0);
+      const pid_t passing = ::fork();
+      if (passing == 0) ::_exit(0);
+      ::waitpid(passing, nullptr, 0);
     }
   }
-  bool grandchild_seen = false;
-  EXPECT_NO_THROW({
-    for (int walk = 0; walk < 50; ++walk) {
-      for (const Process& process : descendants(::getpid())) {
-        grandchild_seen = grandchild_seen || process.parent == child;
-      }
-    }
-  });
-  EXPECT_TRUE(grandchild_seen);
+  pid_t staying = 0;
+  ASSERT_EQ(::read(reader.get(), &staying, sizeof(staying)), ssize_t{sizeof(staying)});
+  for (int walk = 0; walk < 50; ++walk) {
+    const auto found = descendants(::getpid());
+    EXPECT_TRUE(std::any_of(found.begin(), found.end(), [&](const Process& process) {
+      return process.pid == staying && process.parent == child;
+    }));
+  }
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
