@@ -17,7 +17,7 @@ struct Yardsticks {
 };
 
 Yardsticks yardsticks(std::string_view benchmark) {
-  return benchmark == "ddp" ? Yardsticks{"none", "c10d_reducer_gloo"} : Yardsticks{"gloo", ""};
+  return benchmark == "ddp" ? Yardsticks{"barrier", "c10d_reducer_gloo"} : Yardsticks{"gloo", ""};
 }
 
 const Series* find(const Result& result, std::string_view implementation) {
@@ -73,7 +73,7 @@ std::string table_heading(const std::string& benchmark, int ranks) {
   const std::string on = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
   if (benchmark == "ddp") {
     return fmt::format("\nA training step, {}\n", on) + line("model", "implementation", "median",
-                                                             "p10", "p90", "cpu", "over none",
+                                                             "p10", "p90", "cpu", "over barrier",
                                                              "over c10d_reducer");
   }
   return fmt::format("\nall_reduce of float32, SUM, {}\n", on) +
