@@ -205,22 +205,22 @@ struct ThrowingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Throwing);
 
-TEST(Thrown, InForward) {
-  check_exception([](const RankContext& context) {
+// Rank 1's third step throws in its forward or in its backward.
+void check_exception_in_step(bool in_forward) {
+  check_exception([in_forward](const RankContext& context) {
     static DistributedDataParallel model(Throwing{});
     static int step = 0;
     const bool fail = context.rank == 1 && ++step == 3;
-    model(torch::ones({2, 4}), fail, false).sum().backward();
+    model(torch::ones({2, 4}), fail && in_forward, fail && !in_forward).sum().backward();
   });
 }
 
+TEST(Thrown, InForward) {
+  check_exception_in_step(true);
+}
+
 TEST(Thrown, InBackward) {
-  check_exception([](const RankContext& context) {
-    static DistributedDataParallel model(Throwing{});
-    static int step = 0;
-    const bool fail = context.rank == 1 && ++step == 3;
-    model(torch::ones({2, 4}), false, fail).sum().backward();
-  });
+  check_exception_in_step(false);
 }
 
 // After a failure, gradients no longer lie in memory that a late rank might write to, and the

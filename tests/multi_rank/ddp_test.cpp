@@ -71,6 +71,14 @@ void expect_close(const std::vector<torch::Tensor>& got, const std::vector<torch
   }
 }
 
+void expect_same_gradients(const std::vector<torch::Tensor>& got,
+                           const std::vector<torch::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(got[i].grad(), expected[i].grad(), 1e-12, 1e-14)) << "tensor " << i;
+  }
+}
+
 std::vector<torch::Tensor> train_whole_batches(int size, at::ScalarType type) {
   auto net = make_net(type);
   torch::optim::SGD sgd(net->parameters(), 0.05);
@@ -193,12 +201,8 @@ TEST(Ddp, TwoModelsAndOtherCollectivesInOneStep) {
             const auto y = batch_of(r, step, at::kDouble);
             (loss_of(plain_two(y) + plain_one(y), y) / n).backward();
           }
-          for (std::size_t i = 0; i < one.parameters().size(); ++i) {
-            EXPECT_TRUE(torch::allclose(one.parameters()[i].grad(),
-                                        plain_one->parameters()[i].grad(), 1e-12, 1e-14));
-            EXPECT_TRUE(torch::allclose(two.parameters()[i].grad(),
-                                        plain_two->parameters()[i].grad(), 1e-12, 1e-14));
-          }
+          expect_same_gradients(one.parameters(), plain_one->parameters());
+          expect_same_gradients(two.parameters(), plain_two->parameters());
         }
       });
     }
@@ -326,10 +330,7 @@ TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
             const auto y = batch_of(r, step, at::kDouble);
             (loss_of(plain(y), y) / n).backward();
           }
-          for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
-            EXPECT_TRUE(torch::allclose(model.parameters()[i].grad(), plain->parameters()[i].grad(),
-                                        1e-12, 1e-14));
-          }
+          expect_same_gradients(model.parameters(), plain->parameters());
         }
       });
     }
@@ -436,10 +437,7 @@ TEST(Ddp, SecondBackwardThroughOneForwardIsReducedToo) {
       const auto y = batch_of(r, 0, at::kDouble);
       ((loss_of(plain(y), y) + plain(y).sum()) / n).backward();
     }
-    for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
-      EXPECT_TRUE(torch::allclose(model.parameters()[i].grad(), plain->parameters()[i].grad(),
-                                  1e-12, 1e-14));
-    }
+    expect_same_gradients(model.parameters(), plain->parameters());
   });
 }
 
