@@ -27,7 +27,7 @@ test:  ## run all tests, then those of the torch-free layers under sanitizers
 
 lint:  ## check format, includes and clang-tidy's findings
 	@tools/setup lint
-	@tools/configure release
+	@tools/configure dev
 	@tools/lint
 
 bench: build  ## measure; ARGS go to paceline bench (default: collectives)

@@ -3,8 +3,9 @@
 
     tools/tidy.py BUILD_DIR
 
-Reading torch's headers takes clang-tidy half a minute, so the files that include them are read
-together, one job for each top folder; tests that include torch are left out.
+Most of the time goes into headers, torch's above all, so the files of a top folder are read together:
+those that include torch, those that do not, and those for an instruction set of their own. Tests are
+read alone, and those that include torch are left out.
 A job that was clean is not done again before one of its files, a header of ours that they include,
 a compile command, .clang-tidy or clang-tidy's version changes: build/lint holds a stamp for each.
 """
@@ -38,6 +39,10 @@ def flags(entry):
         flag = (word, next(words)) if word in ("-c", "-o", "-isystem") else (word,)
         if word not in ("-c", "-o"):
             yield flag
+
+
+def instruction_set(entry):
+    return [flag[0].removeprefix("-m") for flag in flags(entry) if flag[0].startswith("-m")]
 
 
 class Job:
@@ -83,14 +88,16 @@ def jobs(build):
     ours = {entry["file"]: entry for entry in entries
             if pathlib.Path(entry["file"]).is_relative_to(ROOT)
             and not pathlib.Path(entry["file"]).is_relative_to(build)}
-    together, alone = {}, []
+    groups = {}
     for entry in ours.values():
         source = source_of(entry)
-        if not includes_torch(source):
-            alone.append(Job(source.stem, [entry], version))
-        elif source.parts[0] != "tests":
-            together.setdefault(source.parts[0], []).append(entry)
-    return [Job(top, entries, version) for top, entries in together.items()] + alone
+        top, torch = source.parts[0], includes_torch(source)
+        if top != "tests":
+            name = "-".join([top, *["torch"] * torch, *instruction_set(entry)])
+            groups.setdefault(name, []).append(entry)
+        elif not torch:
+            groups[source.stem] = [entry]
+    return [Job(name, entries, version) for name, entries in groups.items()]
 
 
 def main():
