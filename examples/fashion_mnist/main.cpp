@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 namespace data = paceline::data;
@@ -84,6 +85,10 @@ Score evaluate(Model& model, const Options& options) {
 
 void train_and_evaluate(const Options& options) {
   const auto world = paceline::init_process_group();
+  // A path that cannot be written is found out now, not after the training.
+  if (!std::ofstream(options.output, std::ios::app)) {
+    throw paceline::UsageError("--output " + options.output.string() + ": cannot write this file");
+  }
   torch::manual_seed(0);
   Model model{Net()};
 

@@ -18,6 +18,7 @@ using distributed::translate;
 namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using Tensors = std::vector<at::Tensor>;
 
 // Null on ranks that are no members: their call does nothing, as in PyTorch.
 BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation) {
@@ -36,8 +37,8 @@ c10::DeviceType device_of(const at::Tensor& tensor, const char* operation) {
 
 // Backends differ in what they make of strides, and in whether they take a concatenation or a
 // stack: all of them get contiguous tensors, and for the single-tensor calls flat ones.
-std::vector<at::Tensor> contiguous(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> dense;
+Tensors contiguous(const Tensors& tensors) {
+  Tensors dense;
   for (const at::Tensor& tensor : tensors) dense.push_back(tensor.contiguous());
   return dense;
 }
@@ -45,8 +46,7 @@ std::vector<at::Tensor> contiguous(const std::vector<at::Tensor>& tensors) {
 // Every call is this twice: started, and waited for unless it is asynchronous. With asyncOp off,
 // the backend may do it on this thread. `body` gets the contiguous tensors.
 template <typename Start>
-Work start(const ProcessGroup& group, const char* operation, std::vector<at::Tensor> tensors,
-           Start&& body) {
+Work start(const ProcessGroup& group, const char* operation, Tensors tensors, Start&& body) {
   const BackendPtr backend = backend_of(
       group, tensors.empty() ? c10::DeviceType::CPU : device_of(tensors[0], operation), operation);
   if (!backend) return {};
@@ -55,29 +55,22 @@ Work start(const ProcessGroup& group, const char* operation, std::vector<at::Ten
   return {std::move(work), std::move(tensors), std::move(dense)};
 }
 
-std::vector<at::Tensor> with(const at::Tensor& first, const std::vector<at::Tensor>& others) {
-  std::vector<at::Tensor> all{first};
+Tensors with(const at::Tensor& first, const Tensors& others) {
+  Tensors all{first};
   all.insert(all.end(), others.begin(), others.end());
   return all;
 }
 
-using Tensors = std::vector<at::Tensor>;
-
 Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options, bool async) {
   return start(options.group, "all_reduce", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    c10d::AllreduceOptions request;
-    request.reduceOp = options.op;
-    request.asyncOp = async;
-    return backend.allreduce(dense, request);
+    return backend.allreduce(dense, {.reduceOp = options.op, .asyncOp = async});
   });
 }
 
 Work start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, bool async) {
   return start(options.group, "broadcast", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    c10d::BroadcastOptions request;
-    request.rootRank = distributed::group_rank_of(options.group, options.src);
-    request.asyncOp = async;
-    return backend.broadcast(dense, request);
+    const int root = distributed::group_rank_of(options.group, options.src);
+    return backend.broadcast(dense, {.rootRank = root, .asyncOp = async});
   });
 }
 
@@ -87,9 +80,7 @@ Work start_all_gather(const Tensors& tensors, const at::Tensor& tensor,
                [&](c10d::Backend& backend, Tensors& dense) {
                  Tensors input{dense[0]};
                  std::vector<Tensors> outputs{Tensors(dense.begin() + 1, dense.end())};
-                 c10d::AllgatherOptions request;
-                 request.asyncOp = async;
-                 return backend.allgather(outputs, input, request);
+                 return backend.allgather(outputs, input, {.asyncOp = async});
                });
 }
 
@@ -99,9 +90,7 @@ Work start_all_gather_into_tensor(const at::Tensor& output, const at::Tensor& in
                [&](c10d::Backend& backend, Tensors& dense) {
                  at::Tensor from = dense[0].view({-1});
                  at::Tensor to = dense[1].view({-1});
-                 c10d::AllgatherOptions request;
-                 request.asyncOp = async;
-                 return backend.all_gather_single(to, from, request);
+                 return backend.all_gather_single(to, from, {.asyncOp = async});
                });
 }
 
@@ -111,10 +100,8 @@ Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs,
                [&](c10d::Backend& backend, Tensors& dense) {
                  Tensors to{dense[0]};
                  std::vector<Tensors> from{Tensors(dense.begin() + 1, dense.end())};
-                 c10d::ReduceScatterOptions request;
-                 request.reduceOp = options.op;
-                 request.asyncOp = async;
-                 return backend.reduce_scatter(to, from, request);
+                 return backend.reduce_scatter(to, from,
+                                               {.reduceOp = options.op, .asyncOp = async});
                });
 }
 
@@ -124,10 +111,8 @@ Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& inp
                [&](c10d::Backend& backend, Tensors& dense) {
                  at::Tensor to = dense[0].view({-1});
                  at::Tensor from = dense[1].view({-1});
-                 c10d::ReduceScatterOptions request;
-                 request.reduceOp = options.op;
-                 request.asyncOp = async;
-                 return backend.reduce_scatter_single(to, from, request);
+                 return backend.reduce_scatter_single(to, from,
+                                                      {.reduceOp = options.op, .asyncOp = async});
                });
 }
 
@@ -141,8 +126,7 @@ Work start_barrier(const BarrierOptions& options, bool async) {
 
 }  // namespace
 
-Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
-           std::vector<at::Tensor> dense)
+Work::Work(c10::intrusive_ptr<c10d::Work> work, Tensors tensors, Tensors dense)
     : work_(std::move(work)), tensors_(std::move(tensors)), dense_(std::move(dense)) {}
 
 void Work::wait() {
@@ -187,15 +171,14 @@ void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
 void broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   start_broadcast(tensor, options, false).wait();
 }
-void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                const GatherOptions& options) {
+void all_gather(const Tensors& tensors, const at::Tensor& tensor, const GatherOptions& options) {
   start_all_gather(tensors, tensor, options, false).wait();
 }
 void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                             const GatherOptions& options) {
   start_all_gather_into_tensor(output, input, options, false).wait();
 }
-void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+void reduce_scatter(const at::Tensor& output, const Tensors& inputs,
                     const ReduceScatterOptions& options) {
   start_reduce_scatter(output, inputs, options, false).wait();
 }
@@ -213,7 +196,7 @@ Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options)
 Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options) {
   return start_broadcast(tensor, options, true);
 }
-Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+Work all_gather_async(const Tensors& tensors, const at::Tensor& tensor,
                       const GatherOptions& options) {
   return start_all_gather(tensors, tensor, options, true);
 }
@@ -221,7 +204,7 @@ Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& in
                                   const GatherOptions& options) {
   return start_all_gather_into_tensor(output, input, options, true);
 }
-Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+Work reduce_scatter_async(const at::Tensor& output, const Tensors& inputs,
                           const ReduceScatterOptions& options) {
   return start_reduce_scatter(output, inputs, options, true);
 }

@@ -1,6 +1,7 @@
 #include "launch/worker_environment.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <string_view>
 #include <utility>

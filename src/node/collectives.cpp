@@ -52,6 +52,7 @@ void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
         fmt::format("broadcast from rank {}: the group has ranks 0 to {}", root, size() - 1));
   }
   begin(Kind::broadcast, count, type, ReduceOp::sum, root);
+  if (size() == 1) return;
   const std::size_t bytes = count * element_size(type);
   const std::size_t chunk = region_->options().staging_bytes;
   const bool mine = rank() == root;
@@ -82,6 +83,7 @@ void Group::all_reduce(const void* input, void* output, std::size_t count, DataT
   check_reducible("all_reduce", type, op);
   begin(Kind::all_reduce, count, type, op, 0);
   const std::size_t bytes = count * element_size(type);
+  if (size() == 1) return copy_bytes(output, input, bytes);
   if (bytes <= std::min(kSmallBytes, region_->options().staging_bytes)) {
     return all_reduce_small(input, output);
   }
@@ -167,6 +169,7 @@ void Group::all_gather(const void* input, std::span<void* const> outputs, std::s
                        DataType type) {
   begin(Kind::all_gather, count, type, ReduceOp::sum, 0);
   const std::size_t bytes = count * element_size(type);
+  if (size() == 1) return copy_bytes(outputs[0], input, bytes);
   const std::size_t chunk = region_->options().staging_bytes;
   copy_bytes(region_->input(rank(), step_ + 1), input, std::min(bytes, chunk));
   first_step(bytes > chunk ? offset_of(input, bytes) : Call::kNotShared);
@@ -199,6 +202,7 @@ void Group::reduce_scatter(std::span<const void* const> inputs, void* output, st
   const auto ranks = static_cast<std::size_t>(size());
   const std::size_t element = element_size(type);
   const std::size_t bytes = count * element;
+  if (size() == 1) return copy_bytes(output, inputs[0], bytes);
   // Every rank's part of the staging buffer, a whole number of cache lines.
   const std::size_t piece =
       std::max(region_->options().staging_bytes / ranks / kCacheLine, std::size_t{1}) * kCacheLine;

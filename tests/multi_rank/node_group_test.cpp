@@ -11,6 +11,7 @@
 
 #include "node/group.h"
 #include "support/process_ranks.h"
+#include "support/reduction.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::node {
@@ -99,18 +100,7 @@ double tolerance(DataType type, double magnitude) {
 }
 
 double expected_reduction(DataType type, ReduceOp op, int size, std::size_t i) {
-  double result = held(type, value_of(0, i));
-  for (int rank = 1; rank < size; ++rank) {
-    const double next = held(type, value_of(rank, i));
-    if (op == ReduceOp::min) {
-      result = std::min(result, next);
-    } else if (op == ReduceOp::max) {
-      result = std::max(result, next);
-    } else {
-      result += next;
-    }
-  }
-  return op == ReduceOp::avg ? result / size : result;
+  return test::reduced(op, size, [&](int rank) { return held(type, value_of(rank, i)); });
 }
 
 void check_all_reduce(Group& group, DataType type, ReduceOp op, std::size_t count) {

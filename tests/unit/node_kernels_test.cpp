@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "node/kernels.h"
+#include "support/reduction.h"
 
 namespace paceline::node {
 namespace {
@@ -53,24 +54,6 @@ std::vector<T> run(ReduceFunction function, DataType type, ReduceOp op,
   return first;
 }
 
-// What the reduction of element i is, in double.
-template <typename T>
-double oracle(ReduceOp op, const std::vector<std::vector<T>>& sources, std::size_t i,
-              double (*value)(T)) {
-  double result = value(sources[0][i]);
-  for (std::size_t k = 1; k < sources.size(); ++k) {
-    const double next = value(sources[k][i]);
-    if (op == ReduceOp::min) {
-      result = std::min(result, next);
-    } else if (op == ReduceOp::max) {
-      result = std::max(result, next);
-    } else {
-      result += next;
-    }
-  }
-  return op == ReduceOp::avg ? result / static_cast<double>(sources.size()) : result;
-}
-
 template <typename T>
 void check_type(DataType type, double (*value)(T), double tolerance) {
   for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max}) {
@@ -80,7 +63,10 @@ void check_type(DataType type, double (*value)(T), double tolerance) {
         const auto sources = random_sources<T>(ranks, count, static_cast<unsigned>(count) + 7);
         const auto result = run(reduce_variants().front(), type, op, sources);
         for (std::size_t i = 0; i < count; ++i) {
-          ASSERT_NEAR(value(result[i]), oracle(op, sources, i, value), tolerance)
+          const double expected = test::reduced(op, ranks, [&](int rank) {
+            return value(sources[static_cast<std::size_t>(rank)][i]);
+          });
+          ASSERT_NEAR(value(result[i]), expected, tolerance)
               << name(type) << ' ' << name(op) << " ranks " << ranks << " element " << i;
         }
         for (const ReduceFunction variant : reduce_variants()) {

@@ -94,7 +94,7 @@ WorkPtr NodeBackend::broadcast(std::vector<at::Tensor>& tensors,
 WorkPtr NodeBackend::allreduce(std::vector<at::Tensor>& tensors,
                                const c10d::AllreduceOptions& options) {
   const at::Tensor tensor = single(tensors, "all_reduce");
-  const auto type = reducible(tensor, "all_reduce");
+  const auto type = node_type(tensor.scalar_type(), "all_reduce");
   const auto op = reduce_op(options.reduceOp, tensor, "all_reduce");
   return run(c10d::OpType::ALLREDUCE, {tensor}, options.asyncOp, options.timeout,
              [this, tensor, type, op] {
@@ -137,7 +137,7 @@ WorkPtr NodeBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
                                     const c10d::ReduceScatterOptions& options) {
   const at::Tensor output = single(outputs, "reduce_scatter");
   const auto parts = parts_like(inputs, output, getSize(), "reduce_scatter");
-  const auto type = reducible(output, "reduce_scatter");
+  const auto type = node_type(output.scalar_type(), "reduce_scatter");
   const auto op = reduce_op(options.reduceOp, output, "reduce_scatter");
   return run(c10d::OpType::REDUCE_SCATTER, {output}, options.asyncOp, options.timeout,
              [this, output, parts, type, op] {
@@ -153,7 +153,7 @@ WorkPtr NodeBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
 WorkPtr NodeBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
                                            const c10d::ReduceScatterOptions& options) {
   check_concatenation(input, output, getSize(), "reduce_scatter_tensor");
-  const auto type = reducible(output, "reduce_scatter_tensor");
+  const auto type = node_type(output.scalar_type(), "reduce_scatter_tensor");
   const auto op = reduce_op(options.reduceOp, output, "reduce_scatter_tensor");
   return run(
       c10d::OpType::_REDUCE_SCATTER_BASE, {output}, options.asyncOp, options.timeout,

@@ -83,10 +83,6 @@ node::DataType node_type(at::ScalarType type, const char* operation) {
                   operation, c10::toString(type)));
 }
 
-node::DataType reducible(const at::Tensor& tensor, const char* operation) {
-  return node_type(tensor.scalar_type(), operation);
-}
-
 node::ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor,
                          const char* operation) {
   switch (op.op_) {

@@ -23,7 +23,6 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
                          const char* operation);
 
 node::DataType node_type(at::ScalarType type, const char* operation);
-node::DataType reducible(const at::Tensor& tensor, const char* operation);
 node::ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation);
 // How a tensor that is only moved is counted: in elements of its type, or in bytes.
 std::pair<std::size_t, node::DataType> moved(const at::Tensor& tensor);

@@ -26,8 +26,10 @@ class DdpCore {
     }
     if (get_world_size(options.process_group) == 1) return;
     ddp::check_same_parameters(parameters, options.process_group);
-    ddp::broadcast_from_first(ddp::parameters_and_buffers(module), options.process_group);
     buffers_ = module.buffers();
+    auto tensors = module.parameters();
+    tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
+    ddp::broadcast_from_first(tensors, options.process_group);
     reducer_ = std::make_unique<ddp::Reducer>(parameters, options);
   }
 

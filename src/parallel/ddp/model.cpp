@@ -60,13 +60,6 @@ std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& module) {
-  auto tensors = module.parameters();
-  const auto buffers = module.buffers();
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  return tensors;
-}
-
 void check_same_parameters(const std::vector<NamedTensor>& parameters, const ProcessGroup& group) {
   const auto texts =
       all_gather_bytes(fmt::format("{}", fmt::join(describe(parameters), "\n")), {.group = group});

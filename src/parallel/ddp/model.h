@@ -17,7 +17,6 @@ struct NamedTensor {
 
 // The parameters that take gradients; each tensor once, under its first name.
 std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module);
-std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& module);
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters differ in number, name, shape
 // or type. Collective.
