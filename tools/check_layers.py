@@ -12,8 +12,7 @@ import re
 import sys
 
 # A layer includes itself and those before it; `launch` stands beside `node`.
-LIBRARY = ["base", "node", "launch", "distributed", "backends", "parallel", "data", "checkpoint",
-           "trace", "train"]
+LIBRARY = ["base", "node", "launch", "distributed", "backends", "parallel", "data", "train"]
 MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
 MAY_INCLUDE["launch"].remove("node")
 MAY_INCLUDE |= {
@@ -22,13 +21,12 @@ MAY_INCLUDE |= {
     "models": {"models"},
     "examples": {"models", "examples"},
     "benchmarks": {*LIBRARY, "models", "benchmarks"},
-    "python": {*LIBRARY, "python"},
     "public": {"public"},
 }
 SEES_PUBLIC_API = {"models", "examples"}
 TORCH_FREE = {"base", "node", "launch", "apps/paceline"}
 
-TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
+TOP = ["include", "src", "apps", "models", "examples", "benchmarks", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 

@@ -24,7 +24,6 @@ Usage: paceline COMMAND [arguments...]
 Commands:
   run      start a program as several processes on this machine
   bench    measure collectives and training steps
-  doctor   describe this machine and what Paceline finds on it
 
 paceline COMMAND --help tells more. For example:
   paceline run --nproc-per-node 2 ./train
@@ -42,9 +41,7 @@ void open_standard_streams() {
 int dispatch(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "--help";
   if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
-  if (command == "bench" || command == "doctor") {
-    paceline::app::become_other_command(std::string(command), argv + 1);
-  }
+  if (command == "bench") paceline::app::become_other_command(std::string(command), argv + 1);
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(kHelp.data(), stdout);
     return 0;
@@ -53,7 +50,7 @@ int dispatch(int argc, char** argv) {
     std::puts("paceline " PACELINE_VERSION);
     return 0;
   }
-  throw paceline::UsageError(fmt::format("'{}' is no command: run, bench and doctor are", command));
+  throw paceline::UsageError(fmt::format("'{}' is no command: run and bench are", command));
 }
 
 }  // namespace

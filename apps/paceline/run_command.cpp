@@ -5,14 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include "base/cores.h"
-#include "base/errno_error.h"
 #include "launch/console.h"
 #include "launch/job.h"
+#include "launch/patient_writer.h"
 #include "launch/program.h"
 #include "launch/report.h"
 #include "run_options.h"
@@ -20,20 +21,11 @@
 namespace paceline::app {
 namespace {
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      throw base::errno_error(fd == STDOUT_FILENO ? "cannot write to standard output"
-                                                  : "cannot write to standard error");
-    }
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-}
+// For the last of the output, after a signal has ended the job and nobody reads.
+constexpr std::chrono::milliseconds kSignalPatience{1000};
 
-launch::Console::Target target(int fd) {
-  return {[fd](std::string_view text) { write_all(fd, text); }, ::isatty(fd) != 0};
+launch::Console::Target target(launch::PatientWriter& writer) {
+  return {[&writer](std::string_view text) { writer.write(text); }, ::isatty(writer.fd()) != 0};
 }
 
 // Of the terminal behind `fd`; 0 if there is none, 80 if it does not say.
@@ -67,8 +59,11 @@ int run_command(const std::vector<std::string>& arguments) {
   const int cores = base::available_cores();
   std::string help;
   auto spec = parse_run_options(arguments, cores, help);
+  launch::PatientWriter out(STDOUT_FILENO, "standard output");
+  launch::PatientWriter err(STDERR_FILENO, "standard error");
   if (!spec) {
-    write_all(STDOUT_FILENO, help);
+    out.write(help);
+    out.finish({});
     return 0;
   }
   launch::find_program(spec->command.front());  // if there is none, that is all there is to say
@@ -77,15 +72,19 @@ int run_command(const std::vector<std::string>& arguments) {
   // Told to the worker only if both are terminals: whichever it draws on, it is seen.
   if (least > 0) spec->terminal_columns = launch::Console::columns_beside_prefix(least);
   const std::string heading = choose_threads(*spec, cores);
-  launch::Console console(target(STDOUT_FILENO), target(STDERR_FILENO), spec->processes, most);
+  launch::Console console(target(out), target(err), spec->processes, most);
   spec->output = [&](int rank, launch::Stream stream, std::string_view bytes) {
     console.write(rank, stream, bytes);
   };
+  spec->writers = {&out, &err};
   spec->forward_signals = true;
-  write_all(STDERR_FILENO, heading);
+  err.write(heading);
   const launch::JobResult result = launch::run_job(*spec);
   console.finish();
-  write_all(STDERR_FILENO, launch::failure_report(result));
+  err.write(launch::failure_report(result));
+  for (launch::PatientWriter* const writer : spec->writers) {
+    writer->finish(result.signal == 0 ? std::nullopt : std::optional(kSignalPatience));
+  }
   return result.exit_code();
 }
 

@@ -21,7 +21,7 @@ struct DdpOptions {
   // Who averages gradients; by default the world.
   ProcessGroup process_group{};
   // Gradients are reduced in buckets of this many MiB. The first one to be ready is at most 1 MiB,
-  // so that communication starts early.
+  // so that communication starts early. A gradient alone may be larger.
   double bucket_cap_mb = 25;
   // Allows parameters that take no part in a step, for one more small reduction a step. A parameter
   // that took part on some rank gets the average, others counting as zero; one that took part
@@ -35,7 +35,7 @@ class DdpCore;
 // The part that knows no module type.
 class DdpHandle {
  public:
-  DdpHandle(torch::nn::Module& module, const DdpOptions& options);
+  DdpHandle(torch::nn::Module* module, const DdpOptions& options);
   DdpHandle(DdpHandle&&) noexcept;
   DdpHandle& operator=(DdpHandle&&) noexcept;
   ~DdpHandle();
@@ -70,13 +70,15 @@ class [[nodiscard]] NoSyncGuard {
 // Wraps a module so that every backward leaves the average of all ranks' gradients in its
 // parameters, reduced bucket by bucket while the backward still runs (Li et al., "PyTorch
 // Distributed", VLDB 2020). Construction is collective: parameters and buffers become rank 0's, and
-// ranks whose parameters differ in number, name, shape or type throw Mismatch that names the first.
+// ranks whose parameters or buffers differ in number, name, shape, strides or type throw Mismatch
+// that names the first.
 //
 // The forward decides, the backward obeys: whether a backward is synchronised was fixed by the last
 // forward before it. After a synchronised backward, .grad of each parameter is a view into its
 // bucket, and the next backward overwrites it: clone what is to be kept. A backward throws
 // PeerLost, Timeout or Mismatch when another rank fails, and Error for parameters that got no
-// gradient (see find_unused_parameters).
+// gradient (see find_unused_parameters). After a backward that threw, docs/errors.md says when the
+// next forward can go on; gradients that lie in buckets are zero then.
 //
 // Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
 // parameters meanwhile. At most one wrapper around a module at a time.
@@ -84,7 +86,7 @@ template <std::derived_from<torch::nn::Module> M>
 class DistributedDataParallel {
  public:
   explicit DistributedDataParallel(std::shared_ptr<M> module, const DdpOptions& options = {})
-      : module_(std::move(module)), handle_(*module_, options) {}
+      : module_(std::move(module)), handle_(module_.get(), options) {}
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<M>& module,
                                    const DdpOptions& options = {})
       : DistributedDataParallel(module.ptr(), options) {}

@@ -58,8 +58,9 @@ class World {
 // naming those that ended meanwhile.
 [[nodiscard]] World init_process_group(InitOptions options = {});
 
-// Leaves: no further calls are possible until the next init_process_group. Does not wait for the
-// others. The World object, if it still exists, does nothing then. Without a world it does nothing.
+// Leaves: no further calls are possible until the next init_process_group. Waits for this rank's
+// own asynchronous operations, not for the others to leave. The World object, if it still exists,
+// does nothing then. Without a world it does nothing.
 void destroy_process_group();
 
 bool is_initialized();

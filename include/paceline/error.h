@@ -37,7 +37,7 @@ class PeerError : public Error {
         operation_(std::move(operation)),
         sequence_(sequence) {}
 
-  // The ranks at fault, numbered as in the group whose operation failed, in ascending order.
+  // The ranks at fault, by their numbers in the world, in ascending order.
   const std::vector<int>& ranks() const { return ranks_; }
   // What this rank was doing: "all_reduce", "connect", "backward" and so on.
   const std::string& operation() const { return operation_; }

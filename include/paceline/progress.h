@@ -18,8 +18,8 @@ struct ProgressOptions {
   // Which rank this is of how many. Default: get_rank() and get_world_size() at construction.
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
-  // The width of the terminal; 0: there is none. Default: PACELINE_TERMINAL, which `paceline run`
-  // sets where its own output is a terminal, else that of `output`.
+  // The width of the terminal; 0: there is none. Default: that of the terminal which `output` is,
+  // or leads to through `paceline run`.
   std::optional<int> columns = std::nullopt;
   // The time between two reports. Default: 0.1 s on a terminal, 5 s elsewhere.
   std::optional<std::chrono::milliseconds> interval = std::nullopt;

@@ -12,15 +12,15 @@
 namespace paceline::base {
 namespace {
 
-constexpr int kMaxInt = std::numeric_limits<int>::max();
-
-int parse_int(const char* name, std::string_view text, int low, int high) {
-  int value = 0;
+template <typename Integer>
+Integer parse_integer(const char* name, std::string_view text, Integer low, Integer high) {
+  Integer value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
     throw UsageError(fmt::format("{}={} is not a whole number {}", name, text,
-                                 high == kMaxInt ? fmt::format("of at least {}", low)
-                                                 : fmt::format("from {} to {}", low, high)));
+                                 high == std::numeric_limits<Integer>::max()
+                                     ? fmt::format("of at least {}", low)
+                                     : fmt::format("from {} to {}", low, high)));
   }
   return value;
 }
@@ -35,20 +35,23 @@ class Reader {
     return value;
   }
 
-  std::optional<int> integer(const char* name, int low, int high = kMaxInt) const {
+  std::optional<int> integer(const char* name, int low,
+                             int high = std::numeric_limits<int>::max()) const {
     const auto value = text(name);
     if (!value) return std::nullopt;
-    return parse_int(name, *value, low, high);
+    return parse_integer(name, *value, low, high);
   }
 
-  std::vector<int> integers(const char* name) const {
-    std::vector<int> values;
+  template <typename Integer>
+  std::vector<Integer> integers(const char* name) const {
+    std::vector<Integer> values;
     const auto list = text(name);
     if (!list) return values;
     for (std::size_t begin = 0; begin <= list->size();) {
       const std::size_t end = std::min(list->find(',', begin), list->size());
-      values.push_back(
-          parse_int(name, std::string_view(*list).substr(begin, end - begin), 0, kMaxInt));
+      values.push_back(parse_integer<Integer>(name,
+                                              std::string_view(*list).substr(begin, end - begin), 0,
+                                              std::numeric_limits<Integer>::max()));
       begin = end + 1;
     }
     return values;
@@ -63,6 +66,16 @@ void check_below(const char* name, std::optional<int> value, const char* bound_n
   if (value && bound && *value >= *bound) {
     throw UsageError(fmt::format("{}={} is not below {}={}", name, *value, bound_name, *bound));
   }
+}
+
+std::optional<Environment::Terminal> parse_terminal(const std::vector<std::int64_t>& numbers) {
+  if (numbers.empty()) return std::nullopt;
+  constexpr std::int64_t kMost = 10000;
+  if (numbers[0] < 1 || numbers[0] > kMost) {
+    throw UsageError(
+        fmt::format("PACELINE_TERMINAL={},...: a terminal has 1 to {} columns", numbers[0], kMost));
+  }
+  return Environment::Terminal{static_cast<int>(numbers[0]), {numbers.begin() + 1, numbers.end()}};
 }
 
 }  // namespace
@@ -80,9 +93,9 @@ Environment parse_environment(const Getenv& getenv) {
   result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
-  result.links = read.integers("PACELINE_LINKS");
+  result.links = read.integers<int>("PACELINE_LINKS");
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
-  result.terminal_columns = read.integer("PACELINE_TERMINAL", 1);
+  result.terminal = parse_terminal(read.integers<std::int64_t>("PACELINE_TERMINAL"));
   result.data_root = read.text("PACELINE_DATA");
   check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);

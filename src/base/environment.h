@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -28,9 +29,13 @@ struct Environment {
   // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
   // file of a c10d::FileStore.
   std::optional<int> store_fd;
-  // PACELINE_TERMINAL, set by `paceline run` for rank 0: its output ends up on a terminal, and has
-  // this many columns there.
-  std::optional<int> terminal_columns;
+  // PACELINE_TERMINAL=COLUMNS,PIPE..., set by `paceline run` for rank 0: what is written to the
+  // pipes with these inode numbers ends up on a terminal, and has this many columns there.
+  struct Terminal {
+    int columns;
+    std::vector<std::int64_t> pipes;
+  };
+  std::optional<Terminal> terminal;
   // PACELINE_DATA: the directory where data sets lie.
   std::optional<std::string> data_root;
 };

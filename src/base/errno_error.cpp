@@ -14,8 +14,9 @@ Error errno_error(const std::string& what) {
 Error errno_error(const std::string& what, int code) {
   const char* const name = ::strerrorname_np(code);
   const char* const text = ::strerrordesc_np(code);
-  return Error(fmt::format("{}: {} ({})", what, text != nullptr ? text : "unknown error",
-                           name != nullptr ? name : std::to_string(code).c_str()));
+  const char* const way_out = code == EMFILE ? "; raise the limit with ulimit -n" : "";
+  return Error(fmt::format("{}: {} ({}){}", what, text != nullptr ? text : "unknown error",
+                           name != nullptr ? name : std::to_string(code).c_str(), way_out));
 }
 
 }  // namespace paceline::base

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <paceline/data_loader.h>
+#include <paceline/error.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -141,6 +142,10 @@ BatchStream::~BatchStream() {
 }
 
 BatchStream::Batch BatchStream::next() {
+  if (impl_->in_forked_child()) {
+    throw UsageError(
+        "a DataLoader's iteration in a forked child: it belongs to the parent process");
+  }
   return impl_->next();
 }
 

@@ -21,6 +21,8 @@ class ByteSource {
   // Fills `to` from the front and returns how many bytes there were: fewer only at the end.
   std::size_t read(std::span<std::uint8_t> to);
 
+  bool compressed() const { return compressed_; }
+
   // How many bytes have been read. Offsets are those of the data, after decompression.
   std::uint64_t offset() const { return offset_; }
   // No more than so many bytes can be read in all.

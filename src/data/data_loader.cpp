@@ -1,6 +1,5 @@
 #include <paceline/data_loader.h>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,24 +9,14 @@
 #include <exception>
 #include <string>
 
+#include "distributed/translate.h"
+
 namespace paceline::data::detail {
 namespace {
 
 void check_at_least(const char* name, std::int64_t value, std::int64_t least) {
   if (value >= least) return;
   throw UsageError(fmt::format("DataLoader: {} is {}; it must be at least {}", name, value, least));
-}
-
-std::string current_exception_text() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
 }
 
 std::string describe(std::span<const std::int64_t> indices) {
@@ -51,8 +40,8 @@ std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& option
 }
 
 void throw_sample_error(std::span<const std::int64_t> indices) {
-  std::throw_with_nested(
-      Error(fmt::format("DataLoader: {}: {}", describe(indices), current_exception_text())));
+  std::throw_with_nested(Error(
+      fmt::format("DataLoader: {}: {}", describe(indices), distributed::current_exception_text())));
 }
 
 }  // namespace paceline::data::detail

@@ -106,22 +106,42 @@ void to_native_order(std::vector<std::uint8_t>& bytes, std::uint64_t size) {
   }
 }
 
+// Fills `content` on from its first `have` bytes, and cuts it where the file ends.
+void read_rest(int fd, std::size_t have, std::vector<std::uint8_t>& content,
+               const std::string& path) {
+  while (have < content.size()) {
+    const ssize_t count = ::read(fd, content.data() + have, content.size() - have);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw base::errno_error("cannot read " + path);
+    if (count == 0) break;
+    have += static_cast<std::size_t>(count);
+  }
+  content.resize(have);
+}
+
+// Magic number and dimensions of the longest header.
+constexpr std::size_t kMaxHeader = 4 + 255 * 4;
+
 std::vector<std::uint8_t> read_file(const std::filesystem::path& path) {
   const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!fd || ::fstat(fd.get(), &status) != 0)
     throw base::errno_error("cannot open " + path.string());
   if (!S_ISREG(status.st_mode)) throw Error(path.string() + " is not a regular file");
-  std::vector<std::uint8_t> content(static_cast<std::size_t>(status.st_size));
-  std::size_t have = 0;
-  while (have < content.size()) {
-    const ssize_t count = ::read(fd.get(), content.data() + have, content.size() - have);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw base::errno_error("cannot read " + path.string());
-    if (count == 0) break;  // it has become shorter meanwhile
-    have += static_cast<std::size_t>(count);
+  const auto size = static_cast<std::size_t>(status.st_size);
+  std::vector<std::uint8_t> content(std::min(size, kMaxHeader));
+  read_rest(fd.get(), 0, content, path.string());
+  // What is no IDX file is told from its first bytes, however long it is.
+  ByteSource head(content, path.string());
+  IdxArray ignored;
+  if (!head.compressed()) read_header(head, ignored);
+  try {
+    const std::size_t have = content.size();
+    content.resize(size);
+    read_rest(fd.get(), have, content, path.string());
+  } catch (const std::bad_alloc&) {
+    throw Error(fmt::format("{}: no memory for a file of {} bytes", path.string(), size));
   }
-  content.resize(have);
   return content;
 }
 

@@ -16,6 +16,11 @@ std::map<std::string, BackendKind>& registry() {
 
 }  // namespace
 
+void check_peers(c10d::ProcessGroup& group) {
+  const auto backend = group.getDefaultBackend();
+  if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) ours->check_peers();
+}
+
 bool register_backend(const std::string& name, BackendKind kind) {
   return registry().emplace(name, std::move(kind)).second;
 }

@@ -24,26 +24,35 @@ class ExtendedBackend : public c10d::Backend {
       const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
+  // Throws PeerLost if a peer is known to be gone.
+  virtual void check_peers() = 0;
 };
 
 // What a backend is made of.
 struct BackendRequest {
-  c10::intrusive_ptr<c10d::Store> store;  // keys in it are this group's own
-  int rank;
-  int size;
-  std::chrono::milliseconds timeout;
-  std::string group_name;
+  c10::intrusive_ptr<c10d::Store> store{};  // keys in it are this group's own
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{};
+  std::string group_name{};
+  std::vector<int>
+      world_ranks{};  // the group's ranks by their numbers in the world; empty: the same
   // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made
   // them; else empty.
-  std::vector<base::UniqueFd> links;
+  std::vector<base::UniqueFd> links{};
   // Where the group's ranks are, when it is known that all are there; else empty.
-  std::string host;
+  std::string host{};
+  // Throws if it is known that the ranks will not all come; asked while waiting for them.
+  std::function<void()> check_peers = [] {};
 };
 
 struct BackendKind {
   std::function<c10::intrusive_ptr<c10d::Backend>(BackendRequest)> make;
   c10d::ProcessGroup::BackendType type;
 };
+
+// Asks the group's backend, if it is one that can tell.
+void check_peers(c10d::ProcessGroup& group);
 
 // Each folder of src/backends registers itself when the library is loaded.
 bool register_backend(const std::string& name, BackendKind kind);

@@ -1,24 +1,36 @@
 #include "distributed/bucket_channel.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <paceline/error.h>
 
 #include "distributed/backend.h"
+#include "distributed/process_state.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
 namespace {
 
 // Over any c10d::Backend: an asynchronous all-reduce for each bucket. A backend matches calls by
-// their order, so buckets start in ascending order, whatever order they are published in.
+// their order, so buckets start in ascending order, whatever order they are published in, and a
+// rank that gives a step up takes part in what is left of it. The last bucket has an element more
+// for each rank, set by one that gives up: so all ranks come to the same end.
 class WorkChannel final : public BucketChannel {
  public:
-  WorkChannel(c10::intrusive_ptr<c10d::Backend> backend, const std::vector<Bucket>& buckets)
-      : backend_(std::move(backend)), buckets_(buckets), published_(buckets.size()) {
-    for (const Bucket& bucket : buckets_) {
-      tensors_.push_back(at::zeros({bucket.count}, at::device(bucket.device).dtype(bucket.type)));
+  WorkChannel(ProcessGroup group, c10::intrusive_ptr<c10d::Backend> backend,
+              const std::vector<Bucket>& buckets)
+      : group_(std::move(group)),
+        backend_(std::move(backend)),
+        buckets_(buckets),
+        published_(buckets.size()) {
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      const std::int64_t flags = b + 1 == buckets_.size() ? backend_->getSize() : 0;
+      reduced_.push_back(at::zeros({buckets_[b].count + flags},
+                                   at::device(buckets_[b].device).dtype(buckets_[b].type)));
+      tensors_.push_back(reduced_[b].narrow(0, 0, buckets_[b].count));
     }
+    gave_up_ = reduced_.back().narrow(0, buckets_.back().count, backend_->getSize());
   }
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
@@ -26,36 +38,50 @@ class WorkChannel final : public BucketChannel {
 
   void begin_step(std::uint32_t /*forwards*/) override {
     in_step_ = true;
+    ++step_;
     published_.assign(buckets_.size(), false);
     works_.clear();
+    gave_up_.zero_();
   }
 
   void publish(std::size_t bucket) override {
     published_[bucket] = true;
-    while (works_.size() < buckets_.size() && published_[works_.size()]) start(works_.size());
+    while (works_.size() < buckets_.size() && published_[works_.size()]) start();
   }
 
   void try_progress() override {}
 
   void finish() override {
     wait_for_works();
+    check_nobody_gave_up();
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       if (buckets_[b].op == Op::average) tensors_[b].div_(backend_->getSize());
     }
     in_step_ = false;
   }
 
-  void abandon_step() override {
-    if (!in_step_) return;
-    wait_for_works();
+  bool abandon_step() override {
+    if (!in_step_) return false;
     in_step_ = false;
+    if (works_.size() == buckets_.size()) {
+      throw Error(
+          fmt::format("an exception ended the backward of step {} after all its gradients had "
+                      "been handed over: whether other ranks finished the step cannot be "
+                      "told over this backend, so the models may differ from here on",
+                      step_));
+    }
+    gave_up_[backend_->getRank()] = 1;
+    while (works_.size() < buckets_.size()) start();
+    wait_for_works();
+    return true;
   }
 
   [[noreturn]] void fail(const std::string& text) override { throw Error(text); }
 
  private:
-  void start(std::size_t bucket) {
-    std::vector<at::Tensor> tensors{tensors_[bucket]};
+  void start() {
+    const std::size_t bucket = works_.size();
+    std::vector<at::Tensor> tensors{reduced_[bucket]};
     c10d::AllreduceOptions options;
     options.reduceOp = buckets_[bucket].op == Op::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     translate("all_reduce", [&] { works_.push_back(backend_->allreduce(tensors, options)); });
@@ -67,11 +93,27 @@ class WorkChannel final : public BucketChannel {
     });
   }
 
+  void check_nobody_gave_up() {
+    const at::Tensor ranks = gave_up_.nonzero();
+    if (ranks.numel() == 0) return;
+    in_step_ = false;
+    const int rank = world_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
+    throw Mismatch(
+        fmt::format("rank {} gave up step {}: an exception ended its backward before its "
+                    "gradients were ready",
+                    rank, step_),
+        {rank}, "backward", step_);
+  }
+
+  ProcessGroup group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<Bucket> buckets_;
-  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> reduced_;
+  std::vector<at::Tensor> tensors_;  // without the flags
+  at::Tensor gave_up_;
   std::vector<bool> published_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::uint64_t step_ = 0;
   bool in_step_ = false;
 };
 
@@ -84,7 +126,7 @@ std::unique_ptr<BucketChannel> make_bucket_channel(
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
     return ours->make_bucket_channel(buckets, std::move(describe));
   }
-  return std::make_unique<WorkChannel>(std::move(backend), buckets);
+  return std::make_unique<WorkChannel>(ProcessGroup(group), std::move(backend), buckets);
 }
 
 }  // namespace paceline::distributed

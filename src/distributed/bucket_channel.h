@@ -40,9 +40,10 @@ class BucketChannel {
   virtual void publish(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
   virtual void finish() = 0;
-  // Gives up a step that an exception has cut short, so that the next one can begin. Does nothing
-  // outside a step.
-  virtual void abandon_step() = 0;
+  // Gives up a step that an exception has cut short, so that the next one can begin; waits until
+  // all ranks have. What is in the buckets then means nothing. Returns false outside a step, where
+  // it does nothing. Throws Mismatch if another rank has finished the step.
+  virtual bool abandon_step() = 0;
   // Throws an Error with this text here and, where the channel can reach them, on the other ranks.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
 };

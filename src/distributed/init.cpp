@@ -56,16 +56,21 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, int count) {
   world->backend = options.backend;
   world->timeout = options.timeout;
   world->host = meeting.host;
-  world->group =
-      make_group(options.backend,
-                 {c10::make_intrusive<c10d::PrefixStore>("world", world->store), meeting.rank,
-                  meeting.size, options.timeout, "world", std::move(meeting.links), meeting.host});
+  world->group = make_group(options.backend,
+                            {.store = c10::make_intrusive<c10d::PrefixStore>("world", world->store),
+                             .rank = meeting.rank,
+                             .size = meeting.size,
+                             .timeout = options.timeout,
+                             .group_name = "world",
+                             .links = std::move(meeting.links),
+                             .host = meeting.host});
   return world;
 }
 
 ActiveWorld& active_world() {
-  auto& world = ProcessState::instance().world;
-  if (world) return *world;
+  auto& state = ProcessState::instance();
+  if (state.world) return *state.world;
+  state.abort_put_off();
   throw UsageError("there is no world: call init_process_group first, and keep its World alive");
 }
 
@@ -97,6 +102,7 @@ World::~World() {
 
 World init_process_group(InitOptions options) {
   auto& state = ProcessState::instance();
+  state.abort_put_off();
   int count = 0;
   {
     std::lock_guard lock(state.mutex);
@@ -158,7 +164,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
     throw UsageError(fmt::format("new_group({}): ranks must be different and from 0 to {}",
                                  fmt::join(ranks, ", "), size - 1));
   }
-  const std::string name = fmt::format("group {}", ++world.groups_made);
+  const std::string name = std::to_string(++world.groups_made);
   const std::string backend = options.backend.empty() ? world.backend : options.backend;
   const auto timeout = options.timeout == -1ms ? world.timeout : options.timeout;
   check_timeout(timeout);
@@ -168,16 +174,17 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   const auto mine = std::find(ranks.begin(), ranks.end(), world.group->getRank());
   group.member_ = mine != ranks.end();
   if (!group.member_) return group;
-  auto store = c10::make_intrusive<c10d::PrefixStore>(name, world.store);
-  const std::string host = world.host;
+  distributed::BackendRequest request{
+      .store = c10::make_intrusive<c10d::PrefixStore>("group " + name, world.store),
+      .rank = static_cast<int>(mine - ranks.begin()),
+      .size = static_cast<int>(ranks.size()),
+      .timeout = timeout,
+      .group_name = name,
+      .world_ranks = ranks,
+      .host = world.host,
+      .check_peers = [group = world.group] { distributed::check_peers(*group); }};
   lock.unlock();
-  group.group_ = make_group(backend, {std::move(store),
-                                      static_cast<int>(mine - ranks.begin()),
-                                      static_cast<int>(ranks.size()),
-                                      timeout,
-                                      name,
-                                      {},
-                                      host});
+  group.group_ = make_group(backend, std::move(request));
   lock.lock();
   active_world().groups.push_back({group.group_, backend, std::move(ranks)});
   return group;

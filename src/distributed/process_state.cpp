@@ -69,28 +69,49 @@ void ProcessState::abort(const std::string& text) noexcept {
 }
 
 void ProcessState::put_off_abort() noexcept {
+  abort_put_off();
   std::lock_guard lock(mutex);
   aborting_ = std::move(world);
 }
 
-void ProcessState::exit_record(const std::string& exception_text) noexcept {
-  --record_depth_;
-  if (aborting_) abort_world(*aborting_, exception_text);
+void ProcessState::abort_put_off(const std::string& text) noexcept {
+  if (aborting_) abort_world(*aborting_, text);
   aborting_.reset();
 }
 
-int group_rank_of(const ProcessGroup& group, int world_rank) {
+void ProcessState::exit_record(const std::string& exception_text) noexcept {
+  --record_depth_;
+  abort_put_off(exception_text.empty() ? kCaught : exception_text);
+}
+
+namespace {
+
+// The world's ranks by group rank; empty for the world itself and for a group that the user made.
+std::vector<int> members_of(const ProcessGroup& group) {
   const auto target = group.c10d();
   ProcessState& state = ProcessState::instance();
   std::lock_guard lock(state.mutex);
-  if (!state.world || target == state.world->group) return world_rank;
-  for (const auto& member : state.world->groups) {
-    if (member.group != target) continue;
-    const auto found = std::find(member.ranks.begin(), member.ranks.end(), world_rank);
-    if (found != member.ranks.end()) return static_cast<int>(found - member.ranks.begin());
-    throw UsageError(fmt::format("rank {} of the world is no member of the group", world_rank));
+  if (state.world) {
+    for (const auto& member : state.world->groups) {
+      if (member.group == target) return member.ranks;
+    }
   }
-  return world_rank;  // a group that the user made
+  return {};
+}
+
+}  // namespace
+
+int group_rank_of(const ProcessGroup& group, int world_rank) {
+  const auto members = members_of(group);
+  if (members.empty()) return world_rank;
+  const auto found = std::find(members.begin(), members.end(), world_rank);
+  if (found != members.end()) return static_cast<int>(found - members.begin());
+  throw UsageError(fmt::format("rank {} of the world is no member of the group", world_rank));
+}
+
+int world_rank_of(const ProcessGroup& group, int group_rank) {
+  const auto members = members_of(group);
+  return members.empty() ? group_rank : members.at(static_cast<std::size_t>(group_rank));
 }
 
 }  // namespace paceline::distributed

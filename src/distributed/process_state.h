@@ -39,18 +39,26 @@ class ProcessState {
   void leave() noexcept;
   void abort(const std::string& text) noexcept;
 
-  // Between these, an abort is put off until its text is known; see record.
+  // Between these, an abort is put off until its text is known; see record. abort_put_off is for
+  // when it turns out that the exception has been caught.
   void enter_record() { ++record_depth_; }
   void exit_record(const std::string& exception_text) noexcept;
   bool in_record() const { return record_depth_ > 0; }
   void put_off_abort() noexcept;
+  void abort_put_off() noexcept { abort_put_off(kCaught); }
 
  private:
+  static constexpr const char* kCaught = "its World was left by an exception that it then caught";
+
+  void abort_put_off(const std::string& text) noexcept;
+
   int record_depth_ = 0;
   std::unique_ptr<ActiveWorld> aborting_;
 };
 
 // The rank in `group` of a rank of the world. Throws UsageError if it is none of its members.
 int group_rank_of(const ProcessGroup& group, int world_rank);
+// The reverse.
+int world_rank_of(const ProcessGroup& group, int group_rank);
 
 }  // namespace paceline::distributed

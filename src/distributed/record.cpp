@@ -11,6 +11,7 @@
 
 #include "base/environment.h"
 #include "distributed/process_state.h"
+#include "distributed/translate.h"
 #include "launch/error_file.h"
 
 namespace paceline::detail {
@@ -33,24 +34,14 @@ void tell_launcher(const std::string& text, const std::vector<int>& blamed) noex
   }
 }
 
-// What is told of an exception: its text, and whom it blames.
-struct Report {
-  std::string text = "an exception that is no std::exception";
-  std::vector<int> blamed;
-};
-
-Report describe_current_exception() {
-  Report report;
+std::vector<int> blamed_by_current_exception() {
   try {
     throw;
   } catch (const PeerError& error) {
-    report = {error.what(), error.ranks()};
-  } catch (const std::exception& error) {
-    report.text = error.what();
+    return error.ranks();
   } catch (...) {
-    return report;
+    return {};
   }
-  return report;
 }
 
 }  // namespace
@@ -67,10 +58,10 @@ int record(const std::function<int()>& body) {
     code = body();
     state.exit_record("");
   } catch (...) {
-    const Report report = describe_current_exception();
-    state.exit_record(report.text);
-    tell_launcher(report.text, report.blamed);
-    log_to_stderr(LogLevel::error, report.text);
+    const std::string text = distributed::current_exception_text();
+    state.exit_record(text);
+    tell_launcher(text, blamed_by_current_exception());
+    log_to_stderr(LogLevel::error, text);
   }
   set_log_callback({});
   std::fflush(stdout);

@@ -4,36 +4,63 @@
 
 #include <paceline/error.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "distributed/translate.h"
 #include "node/failure.h"
 
 namespace paceline::distributed {
 
+using namespace std::chrono_literals;
+
+namespace {
+
+// How often to look after the peers while the store waits.
+constexpr std::chrono::milliseconds kSlice{50};
+
+}  // namespace
+
+// False if the deadline passes before all keys are there.
+bool StoreExchange::wait_for(const std::vector<std::string>& keys,
+                             const base::Deadline& deadline) const {
+  while (true) {
+    try {
+      request_.store->wait(keys, std::clamp(deadline.remaining(), 1ms, kSlice));
+      return true;
+    } catch (const std::exception&) {
+      // Stores differ in the exceptions that say "not yet"; a store that is gone fails the next
+      // call.
+      if (request_.store->check(keys)) return true;
+      request_.check_peers();
+      if (deadline.expired()) return false;
+    }
+  }
+}
+
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   const auto key = [](int rank) { return fmt::format("rank{}", rank); };
   std::vector<std::string> keys;
-  for (int rank = 0; rank < size_; ++rank) keys.push_back(key(rank));
-  translate("announcing this rank in the store", [&] { store_->set(key(rank_), blob); });
-  try {
-    store_->wait(keys, std::max(deadline.remaining(), std::chrono::milliseconds(1)));
-  } catch (const std::exception& error) {
+  for (int rank = 0; rank < size(); ++rank) keys.push_back(key(rank));
+  translate("announcing this rank in the store", [&] { request_.store->set(key(rank()), blob); });
+  if (!translate("waiting for the other ranks", [&] { return wait_for(keys, deadline); })) {
+    const node::RankNumbers numbers(request_.world_ranks);
     std::vector<int> missing;
     translate("asking the store who has come", [&] {
-      for (int rank = 0; rank < size_; ++rank) {
-        if (!store_->check({key(rank)})) missing.push_back(rank);
+      for (int rank = 0; rank < size(); ++rank) {
+        if (!request_.store->check({key(rank)})) missing.push_back(numbers.of(rank));
       }
     });
-    if (missing.empty()) throw Error(std::string("waiting for the other ranks: ") + error.what());
     throw Timeout(
         fmt::format("{} did not come to the rendezvous within {} s; this is rank {} of {}",
-                    node::describe_ranks(missing), deadline.budget().count() / 1000.0, rank_,
-                    size_),
+                    node::describe_ranks(missing), deadline.budget().count() / 1000.0,
+                    numbers.of(rank()), size()),
         missing, "connect", 0);
   }
   std::vector<std::string> blobs;
   translate("reading the other ranks' addresses from the store", [&] {
-    for (const auto& one : keys) blobs.push_back(store_->get_to_str(one));
+    for (const auto& one : keys) blobs.push_back(request_.store->get_to_str(one));
   });
   return blobs;
 }

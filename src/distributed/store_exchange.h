@@ -1,7 +1,6 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
+#include "distributed/backend.h"
 #include "node/exchange.h"
 
 namespace paceline::distributed {
@@ -9,18 +8,18 @@ namespace paceline::distributed {
 // An all-gather of small blobs over a c10d store whose keys are this group's own. For one use.
 class StoreExchange final : public node::Exchange {
  public:
-  StoreExchange(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-      : store_(std::move(store)), rank_(rank), size_(size) {}
+  // `request` must outlive it.
+  explicit StoreExchange(const BackendRequest& request) : request_(request) {}
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int rank() const override { return request_.rank; }
+  int size() const override { return request_.size; }
   std::vector<std::string> all_gather(const std::string& blob,
                                       const base::Deadline& deadline) override;
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
-  int rank_;
-  int size_;
+  bool wait_for(const std::vector<std::string>& keys, const base::Deadline& deadline) const;
+
+  const BackendRequest& request_;
 };
 
 }  // namespace paceline::distributed

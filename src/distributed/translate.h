@@ -8,6 +8,19 @@
 
 namespace paceline::distributed {
 
+// The text of the exception being handled, without the backtrace that LibTorch's carry.
+inline std::string current_exception_text() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
 // Runs `body` and turns what LibTorch and its backends throw into an Error that says what was being
 // done. Our own errors pass.
 template <typename Body>
@@ -16,10 +29,8 @@ auto translate(const char* operation, Body&& body) {
     return body();
   } catch (const Error&) {
     throw;
-  } catch (const c10::Error& error) {
-    throw Error(std::string(operation) + ": " + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    throw Error(std::string(operation) + ": " + error.what());
+  } catch (const std::exception&) {
+    throw Error(std::string(operation) + ": " + current_exception_text());
   }
 }
 

@@ -14,42 +14,20 @@
 #include "base/errno_error.h"
 
 namespace paceline::launch {
-namespace {
-
-Error descriptor_error(const char* what) {
-  const bool limit = errno == EMFILE;
-  const Error error = base::errno_error(what);
-  return limit ? Error(std::string(error.what()) + "; raise the limit with ulimit -n") : error;
-}
-
-}  // namespace
-
 Inheritance make_inheritance(int ranks) {
   Inheritance result;
   result.links.resize(static_cast<std::size_t>(ranks));
   for (std::size_t rank = 1; rank < result.links.size(); ++rank) {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-      throw descriptor_error("cannot create the link between two ranks");
+      throw base::errno_error("cannot create the link between two ranks");
     }
     result.links[0].emplace_back(ends[0]);
     result.links[rank].emplace_back(ends[1]);
   }
   result.store = base::UniqueFd(::memfd_create("paceline-store", MFD_CLOEXEC));
-  if (!result.store) throw descriptor_error("cannot create the ranks' shared file");
+  if (!result.store) throw base::errno_error("cannot create the ranks' shared file");
   return result;
-}
-
-Pipe make_pipe() {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    throw descriptor_error("cannot create a pipe for a rank's output");
-  }
-  Pipe pipe{base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
-  if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
-    throw base::errno_error("cannot make a pipe non-blocking");
-  }
-  return pipe;
 }
 
 int find_free_port() {

@@ -17,14 +17,6 @@ struct Inheritance {
 // Throws Error.
 Inheritance make_inheritance(int ranks);
 
-struct Pipe {
-  base::UniqueFd read_end;  // does not block
-  base::UniqueFd write_end;
-};
-
-// Throws Error.
-Pipe make_pipe();
-
 // A TCP port of 127.0.0.1 that nobody listens on at the moment. Throws Error.
 int find_free_port();
 

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -16,6 +18,7 @@
 #include <utility>
 
 #include "base/errno_error.h"
+#include "base/pipe.h"
 #include "launch/inheritance.h"
 #include "launch/last_lines.h"
 #include "launch/program.h"
@@ -69,6 +72,13 @@ std::string random_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
+// How a pipe is known to those who hold the other end.
+ino_t inode(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) throw base::errno_error("cannot identify a pipe");
+  return info.st_ino;
+}
+
 // The output of one rank on its way to the caller.
 struct Source {
   int rank;
@@ -86,6 +96,7 @@ class Job {
   UniqueFd add_source(int rank, Stream stream);
   void pass_output_until_end(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal);
+  PatientWriter* blocked_writer() const;
   bool read_some(Source& source);
   JobResult collect(std::span<const WorkerState> workers) const;
 
@@ -96,7 +107,8 @@ class Job {
   SignalForwarding signals_;
   std::vector<Source> sources_;
   std::vector<LastLines> last_lines_;
-  int signal_ = 0;
+  int signal_ = 0;  // the first
+  bool interrupted_ = false;
 };
 
 Job::Job(const JobSpec& spec)
@@ -125,6 +137,11 @@ JobResult Job::run() {
       worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
       worker.standard[1] = write_ends.emplace_back(add_source(rank, Stream::out)).get();
       worker.standard[2] = write_ends.emplace_back(add_source(rank, Stream::err)).get();
+      if (rank == 0 && spec_.terminal_columns > 0) {
+        worker.environment.push_back(fmt::format("PACELINE_TERMINAL={},{},{}",
+                                                 spec_.terminal_columns, inode(worker.standard[1]),
+                                                 inode(worker.standard[2])));
+      }
     }
     supervision.emplace(plan);
   }
@@ -147,34 +164,50 @@ Worker Job::make_worker(int rank, const Inheritance& inheritance) const {
 }
 
 UniqueFd Job::add_source(int rank, Stream stream) {
-  Pipe pipe = make_pipe();
+  base::Pipe pipe = base::make_pipe();
+  if (::fcntl(pipe.read_end.get(), F_SETFL, O_NONBLOCK) != 0) {
+    throw base::errno_error("cannot make a pipe non-blocking");
+  }
   sources_.push_back({rank, stream, std::move(pipe.read_end)});
   return std::move(pipe.write_end);
 }
 
 void Job::pass_output_until_end(Supervision& supervision) {
-  std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
-  for (const Source& source : sources_) fds.push_back({source.fd.get(), POLLIN, 0});
   for (bool ended = false; !ended;) {
-    if (::poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) {
+    PatientWriter* const blocked = blocked_writer();
+    std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
+    if (blocked != nullptr) {
+      fds.push_back({blocked->fd(), POLLOUT, 0});
+    } else {
+      for (const Source& source : sources_) fds.push_back({source.fd.get(), POLLIN, 0});
+    }
+    if (::poll(fds.data(), fds.size(), -1) < 0) {
+      if (errno == EINTR) continue;
       throw base::errno_error("cannot wait for the workers");
     }
+    while (const int signal = signals_.next()) forward_signal(supervision, signal);
+    if (blocked != nullptr) blocked->write_some();
     // Looked at before the output: what is read after the end is all there is.
     ended = fds[0].revents != 0;
-    while (const int signal = signals_.next()) forward_signal(supervision, signal);
     for (std::size_t i = 0; i < sources_.size(); ++i) {
-      if (!ended && fds[i + 2].revents == 0) continue;
-      bool open = read_some(sources_[i]);
-      while (ended && open) open = read_some(sources_[i]);
-      if (!open) fds[i + 2].fd = -1;
+      while (ended && read_some(sources_[i])) {
+      }
+      if (!ended && blocked == nullptr && fds[i + 2].revents != 0) read_some(sources_[i]);
     }
   }
 }
 
-// False at the end, and once the workers have ended also where there is nothing more.
+PatientWriter* Job::blocked_writer() const {
+  const auto found = std::find_if(spec_.writers.begin(), spec_.writers.end(),
+                                  [](const PatientWriter* writer) { return writer->pending(); });
+  return found == spec_.writers.end() ? nullptr : *found;
+}
+
+// False where there is nothing to read now; the source is closed if there never will be.
 bool Job::read_some(Source& source) {
   std::array<char, 65536> buffer;
   const ssize_t size = ::read(source.fd.get(), buffer.data(), buffer.size());
+  if (size == 0) source.fd.reset();
   if (size <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<std::size_t>(size));
   last_lines_[static_cast<std::size_t>(source.rank)].feed(source.stream, bytes);
@@ -189,7 +222,8 @@ void Job::forward_signal(Supervision& supervision, int signal) {
     supervision.send(SIGCONT);
     return;
   }
-  supervision.send(signal == SIGINT && signal_ == SIGINT ? SIGKILL : signal);
+  supervision.send(signal == SIGINT && interrupted_ ? SIGKILL : signal);
+  interrupted_ = interrupted_ || signal == SIGINT;
   if (signal_ == 0) signal_ = signal;
 }
 

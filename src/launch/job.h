@@ -7,6 +7,7 @@
 
 #include "launch/job_result.h"
 #include "launch/output.h"
+#include "launch/patient_writer.h"
 
 namespace paceline::launch {
 
@@ -24,11 +25,14 @@ struct JobSpec {
   // Set for every worker, on top of this process's environment.
   std::map<std::string, std::string> environment;
   // The columns that rank 0 has for a progress bar where its output ends on a terminal, which it
-  // cannot see itself; told as PACELINE_TERMINAL. 0: no terminal.
+  // cannot see itself; told as PACELINE_TERMINAL, with the pipes that lead there. 0: no terminal.
   int terminal_columns = 0;
 
   // Called on the thread of run_job. May be empty.
   OutputSink output;
+  // What `output` writes to. While one of them has text pending, the workers' output is not read,
+  // but signals are.
+  std::vector<PatientWriter*> writers;
 
   // SIGINT, SIGTERM, SIGHUP and SIGTSTP are taken from the calling thread while the job runs and
   // passed on to the workers, except those that this process ignores. The first that ends the job
@@ -46,8 +50,10 @@ struct JobSpec {
 // descriptors 0, 1, 2 and those the variables name; rank 0 has this process's standard input unless
 // that is a terminal, the others have none.
 //
-// No process of the job outlives the call, nor this process if it is killed: a supervisor process
-// is the parent of the workers, adopts what they leave behind and ends all of it.
+// No process of the job outlives the call, nor this process or the supervisor if one of them is
+// killed: the supervisor process is the parent of the workers, adopts what they leave behind and
+// ends all of it. If both are killed at once, what left a worker's process for a session of its own
+// stays.
 //
 // Throws UsageError for a bad spec, ProgramError (nothing was started), and Error for what the
 // system refuses. An exception from `output` kills the job and leaves through here.

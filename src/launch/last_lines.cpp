@@ -1,5 +1,7 @@
 #include "launch/last_lines.h"
 
+#include "launch/clip.h"
+
 namespace paceline::launch {
 
 void LastLines::feed(Stream stream, std::string_view bytes) {
@@ -17,8 +19,7 @@ std::vector<std::string> LastLines::lines() const {
 
 void LastLines::keep(std::string_view line) {
   if (lines_.size() == kMaxLines) lines_.pop_front();
-  lines_.emplace_back(line.substr(0, kMaxBytes));
-  if (line.size() > kMaxBytes) lines_.back() += "...";
+  lines_.push_back(clip(line, kMaxBytes));
 }
 
 }  // namespace paceline::launch

@@ -6,8 +6,9 @@
 
 namespace paceline::launch {
 
-// Cuts a stream of bytes at '\n' and '\r'. A line longer than kMaxLine is cut there too, so that a
-// worker that never ends a line cannot fill the launcher's memory.
+// Cuts a stream of bytes at '\n', '\r' and "\r\n", which counts as '\n'. A line longer than
+// kMaxLine is cut there too, so that a worker that never ends a line cannot fill the launcher's
+// memory.
 class LineSplitter {
  public:
   static constexpr std::size_t kMaxLine = 1 << 20;
@@ -17,15 +18,23 @@ class LineSplitter {
   template <typename Emit>
   void feed(std::string_view bytes, Emit&& emit) {
     while (!bytes.empty()) {
+      if (after_return_) {
+        after_return_ = false;
+        const bool pair = bytes.front() == '\n';
+        if (pair) bytes.remove_prefix(1);
+        emit_pending(pair ? '\n' : '\r', emit);
+        continue;
+      }
       const std::size_t end = std::min(bytes.find_first_of("\r\n"), bytes.size());
       const std::size_t taken = std::min(end, kMaxLine - pending_.size());
       pending_.append(bytes.substr(0, taken));
       bytes.remove_prefix(taken);
-      if (!bytes.empty() && taken == end) {
-        emit_pending(bytes.front(), emit);
-        bytes.remove_prefix(1);
-      } else if (pending_.size() == kMaxLine) {
+      if (taken < end) {
         emit_pending('\n', emit);
+      } else if (!bytes.empty()) {
+        after_return_ = bytes.front() == '\r';
+        bytes.remove_prefix(1);
+        if (!after_return_) emit_pending('\n', emit);
       }
     }
   }
@@ -41,6 +50,7 @@ class LineSplitter {
   }
 
   std::string pending_;
+  bool after_return_ = false;  // a '\r' has come, and what follows it has not
 };
 
 // The same for a reader who sees a terminal: text after a '\r' replaces the line so far, as a

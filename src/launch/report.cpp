@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "launch/clip.h"
 #include "launch/signal_names.h"
 
 namespace paceline::launch {
@@ -17,12 +18,6 @@ namespace {
 
 constexpr std::size_t kMaxMessage = 4000;
 constexpr std::size_t kMaxSummary = 300;
-
-std::string clip(std::string_view text, std::size_t size) {
-  if (text.size() <= size) return std::string(text);
-  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;  // UTF-8
-  return fmt::format("{}...", text.substr(0, size));
-}
 
 // Each line of `text` after the first moved below the first's start.
 std::string indent(std::string_view text, std::string_view space) {

@@ -36,11 +36,13 @@ bool arrange_descriptors(const Worker& worker) {
   return true;
 }
 
-// In the new process: becomes the program, or returns with errno set.
+// In the new process: becomes the program once told to, or returns with errno set.
 void execute(const Worker& worker, const std::vector<char*>& arguments,
-             const std::vector<char*>& environment, const sigset_t& mask, pid_t parent) {
+             const std::vector<char*>& environment, const sigset_t& mask, pid_t parent, int go) {
   if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
-  if (::getppid() != parent) ::_exit(1);  // it ended before the line above
+  if (::getppid() != parent) ::_exit(127);  // it ended before the line above
+  char byte = 0;
+  if (::read(go, &byte, sizeof(byte)) != sizeof(byte)) ::_exit(127);
   if (!arrange_descriptors(worker)) return;
   ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   ::execve(worker.file.c_str(), arguments.data(), environment.data());
@@ -63,9 +65,7 @@ int start_worker(const Worker& worker, const sigset_t& mask,
   const pid_t pid = ::fork();
   if (pid < 0) return errno;
   if (pid == 0) {
-    char go = 0;
-    if (::read(far_end.get(), &go, sizeof(go)) != sizeof(go)) ::_exit(127);
-    execute(worker, arguments, environment, mask, parent);
+    execute(worker, arguments, environment, mask, parent, far_end.get());
     const int error = errno;
     ::send(far_end.get(), &error, sizeof(error), MSG_NOSIGNAL);
     ::_exit(127);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -11,11 +12,19 @@
 #include <array>
 #include <cerrno>
 #include <new>
+#include <thread>
 
+#include "base/deadline.h"
 #include "base/errno_error.h"
+#include "launch/process_tree.h"
 
 namespace paceline::launch {
 namespace {
+
+using namespace std::chrono_literals;
+
+// What the kernel cannot end by then, such as a process in a broken file system, is left to it.
+constexpr auto kKillPatience = 5s;
 
 std::string start_failure(const std::string& program, int code) {
   std::string message = base::errno_error(fmt::format("cannot start {}", program), code).what();
@@ -50,6 +59,9 @@ Supervision::Supervision(const Plan& plan)
   const base::UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!self) throw base::errno_error("cannot watch the launcher's process");
 
+  // Inherits what a supervisor that is killed would leave behind.
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw base::errno_error("cannot adopt processes");
+
   // Blocked before the fork: no signal may reach a supervisor that is not ready.
   sigset_t all;
   sigset_t mask;
@@ -65,6 +77,7 @@ Supervision::Supervision(const Plan& plan)
 
 // Shut down, not just closed: a process forked meanwhile may have a copy.
 Supervision::~Supervision() {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
   send(SIGKILL);
   ::shutdown(control_.get(), SHUT_WR);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
@@ -86,10 +99,15 @@ std::span<const WorkerState> Supervision::result() {
   return state.workers;
 }
 
-// The workers die with their supervisor; this is for the rest of their groups.
+// The workers die with their supervisor; what they leave becomes this process's children.
 void Supervision::kill_unsupervised() {
-  for (const WorkerState& worker : memory_.state().workers) {
-    if (worker.pid != 0 && !worker.ended) ::kill(-worker.pid, SIGKILL);
+  const auto deadline = base::Deadline::after(kKillPatience);
+  for (auto left = descendants(::getpid()); !left.empty() && !deadline.expired();
+       left = descendants(::getpid())) {
+    for (const Process& process : left) ::kill(process.pid, SIGKILL);
+    std::this_thread::sleep_for(1ms);
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
   }
 }
 

@@ -11,7 +11,8 @@
 namespace paceline::launch {
 
 // The launcher's side of a supervisor process. Destroying it kills what is left of the job, lets
-// the supervisor remove the job's directory, and waits for its end.
+// the supervisor remove the job's directory, and waits for its end. While it lives, this process
+// adopts what a supervisor that is killed leaves behind; it must have no other children.
 class Supervision {
  public:
   // Starts the supervisor, which starts the workers. Throws Error.

@@ -56,9 +56,6 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   set("TORCHELASTIC_ERROR_FILE", error_file_path(job, rank).string());
   set("PACELINE_STORE_FD", std::to_string(store_fd));
   if (!links.empty()) set("PACELINE_LINKS", fmt::format("{}", fmt::join(links, ",")));
-  if (rank == 0 && spec.terminal_columns > 0) {
-    set("PACELINE_TERMINAL", std::to_string(spec.terminal_columns));
-  }
 
   std::vector<std::string> entries;
   entries.reserve(variables.size());

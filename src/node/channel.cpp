@@ -24,8 +24,8 @@ std::byte* allocate_or_throw(Region& region, std::size_t bytes) {
 
 class Channel::BucketWait : public Waiting {
  public:
-  BucketWait(const Channel& channel, std::size_t bucket, Word BucketWords::*word)
-      : Waiting({"backward", channel.step_}, channel.region_->options().timeout),
+  BucketWait(Channel& channel, std::size_t bucket, Word BucketWords::*word)
+      : Waiting({"backward", channel.step_}, channel.patience_),
         channel_(channel),
         bucket_(bucket),
         word_(word) {}
@@ -42,13 +42,16 @@ class Channel::BucketWait : public Waiting {
     return fmt::format("backward, {}, bucket {} ({})", channel_.position(), bucket_,
                        channel_.describe_(bucket_));
   }
-  // Not a failure of the group: all ranks may give the step up together and go on.
+  // Not a failure of the group: all ranks may give the step up together and go on. What the peer
+  // did before it gave up counts, so that all who wait for the same come to the same end.
   void check(int peer) const override {
     if (!Region::reached(channel_.progress(peer).abandoned, channel_.step_)) return;
-    throw Mismatch(fmt::format("rank {} gave up {}: an exception ended its backward before bucket "
-                               "{} ({}) was ready",
-                               peer, channel_.position(), bucket_, channel_.describe_(bucket_)),
-                   {peer}, activity.operation, activity.sequence);
+    if (Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_)) return;
+    throw Mismatch(fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
+                               "({}) was ready",
+                               channel_.name_of(peer), channel_.position(), bucket_,
+                               channel_.describe_(bucket_)),
+                   {channel_.region_->numbers().of(peer)}, activity.operation, activity.sequence);
   }
 
  private:
@@ -59,9 +62,8 @@ class Channel::BucketWait : public Waiting {
 
 class Channel::AbandonWait : public Waiting {
  public:
-  explicit AbandonWait(const Channel& channel)
-      : Waiting({"forward", channel.step_}, channel.region_->options().timeout),
-        channel_(channel) {}
+  explicit AbandonWait(Channel& channel)
+      : Waiting({"forward", channel.step_}, channel.patience_), channel_(channel) {}
   std::uint64_t missing() const override {
     std::uint64_t ranks = 0;
     for (int rank = 0; rank < channel_.region_->size(); ++rank) {
@@ -74,6 +76,7 @@ class Channel::AbandonWait : public Waiting {
   std::string describe() const override {
     return "giving up " + channel_.position() + ", whose backward did not complete";
   }
+  void check(int peer) const override { channel_.check_not_finished(peer); }
 
  private:
   const Channel& channel_;
@@ -82,7 +85,8 @@ class Channel::AbandonWait : public Waiting {
 Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describe)
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
-      describe_(std::move(describe)) {
+      describe_(std::move(describe)),
+      patience_{region_->options().timeout} {
   for (const Bucket& bucket : buckets_) {
     std::byte* const memory = allocate_or_throw(*region_, bucket.count * element_size(bucket.type));
     data_.emplace_back(memory, [region = region_](std::byte* pointer) { region->free(pointer); });
@@ -94,6 +98,8 @@ Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describ
 }
 
 Channel::~Channel() {
+  if (region_->in_forked_child()) return;
+  if (in_step_) region_->publish(progress(region_->rank()).abandoned, step_);
   retire_all();
 }
 
@@ -121,7 +127,9 @@ void Channel::exchange_addresses(Group& group) {
   const auto address = [&](std::size_t rank, std::size_t column, std::size_t bytes) {
     std::byte* const found =
         region_->resolve(static_cast<int>(rank), table[rank * row + column], bytes);
-    if (found == nullptr) fail(fmt::format("rank {} published memory that is not its own", rank));
+    if (found == nullptr) {
+      fail(name_of(static_cast<int>(rank)) + " published memory that is not its own");
+    }
     return found;
   };
   peers_.resize(buckets_.size());
@@ -138,6 +146,10 @@ Channel::BucketWords& Channel::words(int rank, std::size_t bucket) const {
   return reinterpret_cast<BucketWords*>(&progress(rank) + 1)[bucket];
 }
 
+std::string Channel::name_of(int rank) const {
+  return fmt::format("rank {}", region_->numbers().of(rank));
+}
+
 std::string Channel::position() const {
   return fmt::format("step {} of group {}", step_, region_->options().name);
 }
@@ -148,9 +160,8 @@ void Channel::begin_step(std::uint32_t forwards) {
   in_step_ = true;
   forwards_checked_ = false;
   pending_.clear();
-  Progress& mine = progress(region_->rank());
-  mine.forwards.store(forwards, std::memory_order_relaxed);
-  mine.step.store(step_, std::memory_order_release);
+  // Read by those who have seen a bucket of this step published.
+  progress(region_->rank()).forwards.store(forwards, std::memory_order_relaxed);
 }
 
 void Channel::publish(std::size_t bucket) {
@@ -194,18 +205,20 @@ void Channel::check_forwards() {
   for (int rank = 0; rank < region_->size(); ++rank) {
     const std::uint32_t theirs = progress(rank).forwards.load(std::memory_order_relaxed);
     agree = agree && theirs == mine;
-    counts += fmt::format("{}rank {} {}", counts.empty() ? "" : ", ", rank, theirs);
+    counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", name_of(rank), theirs);
   }
   if (agree) return;
   fail(fmt::format(
       "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
-      "forward was not followed by a backward that reached the model, so its gradients would be "
-      "averaged with those of other batches. Run forwards without a backward under "
+      "forward was not followed by a backward, or by one that threw before it reached the model, "
+      "so "
+      "gradients of different batches would be averaged. Run forwards without a backward under "
       "torch::NoGradGuard, in eval mode or on module(), or on every rank alike.",
       position(), counts));
 }
 
 void Channel::finish() {
+  patience_.deadline.reset();
   for (const std::size_t bucket : pending_) {
     BucketWait waiting(*this, bucket, &BucketWords::published);
     for (int rank = 0; rank < region_->size(); ++rank) {
@@ -220,18 +233,32 @@ void Channel::finish() {
       region_->await(words(rank, bucket).reduced, step_, rank, waiting);
     }
   }
+  progress(region_->rank()).finished.store(step_, std::memory_order_release);
   in_step_ = false;
 }
 
-void Channel::abandon_step() {
-  if (!in_step_) return;
+bool Channel::abandon_step() {
+  if (!in_step_) return false;
   region_->check_usable({"forward", step_});
   region_->publish(progress(region_->rank()).abandoned, step_);
+  patience_.deadline.reset();
   AbandonWait waiting(*this);
   for (int rank = 0; rank < region_->size(); ++rank) {
     region_->await(progress(rank).abandoned, step_, rank, waiting);
+    check_not_finished(rank);
   }
   in_step_ = false;
+  return true;
+}
+
+void Channel::check_not_finished(int peer) const {
+  if (!Region::reached(progress(peer).finished, step_)) return;
+  const int mine = region_->rank();
+  region_->fail({FailureKind::mismatch, std::uint64_t{1} << mine,
+                 fmt::format("an exception ended the backward of {} in {} after all gradients were "
+                             "reduced: {} finished the step, so the models may differ from here on",
+                             name_of(mine), position(), name_of(peer))},
+                {"forward", step_});
 }
 
 void Channel::fail(const std::string& text) {

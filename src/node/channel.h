@@ -34,7 +34,8 @@ class Channel {
   Channel(Group& group, std::span<const Bucket> buckets, Describe describe);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
-  // In the middle of a step, peers may still write to the buckets: their memory is then retired.
+  // In the middle of a step, gives it up; peers may still write to the buckets, whose memory is
+  // then retired.
   ~Channel();
 
   // This rank's memory of a bucket. It may be kept beyond the channel.
@@ -49,12 +50,14 @@ class Channel {
   void publish(std::size_t bucket);
   // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
   void try_progress();
-  // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up.
+  // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up before
+  // its part was done.
   void finish();
 
-  // Gives up a step that will not be finished, and waits until every rank has: after that no peer
-  // touches this rank's buckets. Does nothing outside a step.
-  void abandon_step();
+  // Gives up a step that will not be finished, and waits until no peer touches this rank's buckets
+  // any more: until every rank has given it up. If one finished it, the ranks differ from here on,
+  // and Mismatch fails the group. Returns false outside a step, where it does nothing.
+  bool abandon_step();
 
   // Makes `text` the failure that this and every other rank throws.
   [[noreturn]] void fail(const std::string& text);
@@ -64,8 +67,8 @@ class Channel {
   class AbandonWait;
   // What a rank lets the others know; in its arena.
   struct alignas(kCacheLine) Progress {
-    Word step;
-    Word abandoned;
+    Word abandoned;  // the last step given up
+    Word finished;   // the last step finished
     Word forwards;
   };
   struct alignas(kCacheLine) BucketWords {
@@ -79,7 +82,9 @@ class Channel {
   bool published_by_all(std::size_t bucket) const;
   void reduce_slice(std::size_t bucket);
   void check_forwards();
+  void check_not_finished(int peer) const;
   void retire_all();
+  std::string name_of(int rank) const;
   std::string position() const;
 
   std::shared_ptr<Region> region_;
@@ -91,6 +96,7 @@ class Channel {
   std::vector<std::vector<void*>> peers_;  // by bucket, then by rank
   std::vector<std::size_t> pending_;       // published here, slice not reduced yet
   std::uint32_t step_ = 0;
+  Patience patience_;  // of the current call
   bool in_step_ = false;
   bool forwards_checked_ = false;
 };

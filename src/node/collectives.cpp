@@ -31,10 +31,10 @@ std::byte* advance(void* pointer, std::size_t bytes) {
 }
 
 void check_reducible(const char* operation, DataType type, ReduceOp op) {
-  if (type == DataType::byte || (type == DataType::int64 && op == ReduceOp::avg)) {
+  if (!is_reducible(type) || (type == DataType::int64 && op == ReduceOp::avg)) {
     throw UsageError(
-        fmt::format("{} of {} with {}: AVG takes floating types only, and bytes cannot "
-                    "be reduced",
+        fmt::format("{} of {} with {}: float32, float64, bfloat16 and int64 can be reduced, int64 "
+                    "not with AVG",
                     operation, name(type), name(op)));
   }
 }

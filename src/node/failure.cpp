@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "base/deadline.h"
+
 namespace paceline::node {
 
 bool FailureRecord::record(const Failure& failure) {
@@ -24,10 +26,10 @@ bool FailureRecord::record(const Failure& failure) {
 }
 
 Failure FailureRecord::read() const {
-  // Writing takes microseconds; a writer that does not finish has died.
-  for (int i = 0; i < 1000 && state_.load(std::memory_order_acquire) == kWriting; ++i) {
-    ::sched_yield();
-  }
+  // Writing takes microseconds, on a busy machine some more; a writer that does not finish has
+  // died.
+  const auto deadline = base::Deadline::after(std::chrono::milliseconds(200));
+  while (state_.load(std::memory_order_acquire) == kWriting && !deadline.expired()) ::sched_yield();
   Failure failure;
   if (state_.load(std::memory_order_acquire) != kComplete) {
     failure.kind = FailureKind::peer_lost;
@@ -48,10 +50,10 @@ Failure FailureRecord::read() const {
   return failure;
 }
 
-std::vector<int> rank_list(std::uint64_t bits) {
+std::vector<int> RankNumbers::list(std::uint64_t bits) const {
   std::vector<int> ranks;
   for (int rank = 0; rank < 64; ++rank) {
-    if ((bits >> rank) & 1) ranks.push_back(rank);
+    if ((bits >> rank) & 1) ranks.push_back(of(rank));
   }
   return ranks;
 }
@@ -65,8 +67,8 @@ std::string describe_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-void throw_failure(const Failure& failure, const Activity& activity) {
-  const auto ranks = rank_list(failure.ranks);
+void throw_failure(const Failure& failure, const Activity& activity, const RankNumbers& numbers) {
+  const auto ranks = numbers.list(failure.ranks);
   switch (failure.kind) {
     case FailureKind::timeout:
       throw Timeout(failure.text, ranks, activity.operation, activity.sequence);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace paceline::node {
@@ -13,7 +14,7 @@ enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch };
 // Why a group can no longer be used, in words that make sense on every rank.
 struct Failure {
   FailureKind kind = FailureKind::none;
-  std::uint64_t ranks = 0;  // a bit for each rank at fault
+  std::uint64_t ranks = 0;  // a bit for each rank at fault, by group rank
   std::string text;
 };
 
@@ -41,7 +42,23 @@ class FailureRecord {
   std::array<std::atomic<char>, kMaxText> text_;
 };
 
-std::vector<int> rank_list(std::uint64_t bits);
+// What ranks are called in messages and errors: by their numbers in the world, of which a group may
+// be a part.
+class RankNumbers {
+ public:
+  RankNumbers() = default;  // the group is the world
+  explicit RankNumbers(std::vector<int> by_group_rank) : numbers_(std::move(by_group_rank)) {}
+
+  int of(int rank) const {
+    const auto at = static_cast<std::size_t>(rank);  // a damaged peer may say anything
+    return at < numbers_.size() ? numbers_[at] : rank;
+  }
+  std::vector<int> list(std::uint64_t bits) const;
+
+ private:
+  std::vector<int> numbers_;
+};
+
 // "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
 std::string describe_ranks(const std::vector<int>& ranks);
 
@@ -52,6 +69,7 @@ struct Activity {
 };
 
 // Throws PeerLost, Timeout or Mismatch.
-[[noreturn]] void throw_failure(const Failure& failure, const Activity& activity);
+[[noreturn]] void throw_failure(const Failure& failure, const Activity& activity,
+                                const RankNumbers& numbers);
 
 }  // namespace paceline::node

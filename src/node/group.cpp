@@ -29,8 +29,8 @@ bool same_call(const Call& a, const Call& b) {
 // Waits for a step of the current call.
 class Group::StepWait : public Waiting {
  public:
-  explicit StepWait(const Group& group)
-      : Waiting({kind_name(group.call_.kind), group.sequence_}, group.timeout_), group_(group) {}
+  explicit StepWait(Group& group)
+      : Waiting({kind_name(group.call_.kind), group.sequence_}, group.patience_), group_(group) {}
 
   std::uint64_t missing() const override {
     std::uint64_t ranks = 0;
@@ -50,7 +50,7 @@ class Group::StepWait : public Waiting {
 };
 
 Group::Group(std::shared_ptr<Region> region)
-    : region_(std::move(region)), timeout_(region_->options().timeout) {}
+    : region_(std::move(region)), patience_{region_->options().timeout} {}
 
 void Group::begin(Kind kind, std::size_t count, DataType type, ReduceOp op, int root) {
   call_ = {static_cast<std::uint8_t>(kind),
@@ -60,6 +60,7 @@ void Group::begin(Kind kind, std::size_t count, DataType type, ReduceOp op, int 
            count,
            Call::kNotShared};
   ++sequence_;
+  patience_.deadline.reset();
   region_->check_usable({kind_name(call_.kind), sequence_});
 }
 
@@ -102,7 +103,8 @@ void Group::check_agreement() {
   std::string text;
   std::uint64_t largest = 0;
   for (const auto& [made, ranks] : parties) {
-    text += fmt::format("{}{}{} {}", text.empty() ? "" : ", ", describe_ranks(rank_list(ranks)),
+    text += fmt::format("{}{}{} {}", text.empty() ? "" : ", ",
+                        describe_ranks(region_->numbers().list(ranks)),
                         text.empty() ? " called" : "", made);
     if (std::popcount(ranks) > std::popcount(largest)) largest = ranks;
   }
@@ -118,7 +120,8 @@ std::string Group::describe(const Call& call) const {
   const auto kind = static_cast<Kind>(call.kind);
   if (kind == Kind::barrier) return text;
   text += fmt::format(" of {} {}", call.count, name(static_cast<DataType>(call.type)));
-  if (kind == Kind::broadcast) text += fmt::format(" from rank {}", call.root);
+  if (kind == Kind::broadcast)
+    text += fmt::format(" from rank {}", region_->numbers().of(call.root));
   if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) {
     const auto op = static_cast<ReduceOp>(call.op);
     if (op != ReduceOp::sum) text += fmt::format(" with {}", name(op));
@@ -137,7 +140,8 @@ std::byte* Group::resolve_or_fail(int peer, std::size_t bytes) {
   region_->fail({FailureKind::mismatch, std::uint64_t{1} << peer,
                  fmt::format("rank {} published memory that is not its own (offset {}) in {}, call "
                              "{} of group {}",
-                             peer, offset, describe(call_), sequence_, region_->options().name)},
+                             region_->numbers().of(peer), offset, describe(call_), sequence_,
+                             region_->options().name)},
                 {kind_name(call_.kind), sequence_});
 }
 

@@ -27,7 +27,7 @@ class Group {
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
   // How long the calls from here on may wait; at first the region's timeout.
-  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  void set_timeout(std::chrono::milliseconds timeout) { patience_.timeout = timeout; }
 
   void barrier();
   // `data` holds `count` elements of `type` on every rank.
@@ -64,7 +64,7 @@ class Group {
   void all_reduce_staged(const void* input, void* output);
 
   std::shared_ptr<Region> region_;
-  std::chrono::milliseconds timeout_;
+  Patience patience_;  // of the current call
   std::uint64_t sequence_ = 0;
   std::uint32_t step_ = 0;
   Call call_;

@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "base/errno_error.h"
+#include "base/pipe.h"
 #include "node/failure.h"
 #include "node/mapping.h"
 #include "node/socket.h"
@@ -59,30 +60,21 @@ base::UniqueFd open_pidfd(pid_t pid) {
   return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
-struct Pipe {
-  base::UniqueFd read;
-  base::UniqueFd write;
-};
-
-Pipe make_pipe() {
-  std::array<int, 2> fds{};
-  if (::pipe2(fds.data(), O_CLOEXEC) != 0) throw base::errno_error("cannot make a pipe");
-  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
-}
-
-Failure lost(int rank) {
+Failure lost(int rank, const RankNumbers& numbers) {
   return {FailureKind::peer_lost, std::uint64_t{1} << rank,
-          fmt::format("rank {} was lost while the group was being formed", rank)};
+          fmt::format("rank {} was lost while the group was being formed", numbers.of(rank))};
 }
 
 // Rank 0's side. Links may be known to lead to a rank from the start (inherited) or only once their
 // hello has come (accepted).
 class Host {
  public:
-  Host(int size, std::size_t memory_bytes, const base::Deadline& deadline)
+  Host(int size, std::size_t memory_bytes, const base::Deadline& deadline,
+       const RankNumbers& numbers)
       : size_(size),
         memory_bytes_(memory_bytes),
         deadline_(deadline),
+        numbers_(numbers),
         peers_(size),
         greeted_(size) {
     greeted_[0] = true;
@@ -100,7 +92,7 @@ class Host {
     while (std::count(greeted_.begin(), greeted_.end(), false) > 0) {
       if (auto failure = gather_some()) {
         tell_all(encode(*failure), {});
-        throw_failure(*failure, kConnecting);
+        throw_failure(*failure, kConnecting, numbers_);
       }
     }
     return welcome();
@@ -132,7 +124,7 @@ class Host {
     }
     for (std::size_t i = 0; i < expected_.size(); ++i) {
       if (ready[1 + links + i] && !greeted_[*expected_[i].rank] && !ready[0]) {
-        return lost(*expected_[i].rank);
+        return lost(*expected_[i].rank, numbers_);
       }
     }
     return std::nullopt;
@@ -142,11 +134,12 @@ class Host {
     Packet packet = receive_packet(link.socket.get(), sizeof(Hello) + 1);
     if (packet.closed) {
       link.socket.reset();
-      return link.rank ? std::optional(lost(*link.rank)) : std::nullopt;
+      return link.rank ? std::optional(lost(*link.rank, numbers_)) : std::nullopt;
     }
     const auto hello = from_bytes<Hello>(packet.bytes);
     if (!hello || packet.fds.size() != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
-        hello->rank >= size_ || link.rank.value_or(hello->rank) != hello->rank) {
+        hello->rank >= size_ || greeted_[hello->rank] ||
+        link.rank.value_or(hello->rank) != hello->rank) {
       return Failure{
           FailureKind::mismatch, link.rank ? std::uint64_t{1} << *link.rank : 0,
           "a process that wants to join the group speaks another version of Paceline, or "
@@ -155,9 +148,10 @@ class Host {
     if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
       return Failure{
           FailureKind::mismatch, std::uint64_t{1} << hello->rank,
-          fmt::format("rank 0 forms a group of {} ranks with {} bytes of shared memory, "
+          fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
                       "rank {} one of {} ranks with {} bytes",
-                      size_, memory_bytes_, hello->rank, hello->size, hello->memory_bytes)};
+                      numbers_.of(0), size_, memory_bytes_, numbers_.of(hello->rank), hello->size,
+                      hello->memory_bytes)};
     }
     link.rank = hello->rank;
     greeted_[hello->rank] = true;
@@ -171,9 +165,9 @@ class Host {
     for (int rank = 0; rank < size_; ++rank) {
       if (!greeted_[rank]) failure.ranks |= std::uint64_t{1} << rank;
     }
-    failure.text =
-        fmt::format("{} did not join the group within {} s",
-                    describe_ranks(rank_list(failure.ranks)), deadline_.budget().count() / 1000.0);
+    failure.text = fmt::format("{} did not join the group within {} s",
+                               describe_ranks(numbers_.list(failure.ranks)),
+                               deadline_.budget().count() / 1000.0);
     return failure;
   }
 
@@ -186,10 +180,10 @@ class Host {
 
   Membership welcome() {
     Membership result;
-    Pipe own = make_pipe();
+    base::Pipe own = base::make_pipe();
     base::UniqueFd pidfd = open_pidfd(::getpid());
-    peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read), ::getpid()};
-    result.own_liveness = std::move(own.write);
+    peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read_end), ::getpid()};
+    result.own_liveness = std::move(own.write_end);
     result.memory = Mapping::create_memory(memory_bytes_);
 
     std::string bytes = "W";
@@ -207,6 +201,7 @@ class Host {
   int size_;
   std::size_t memory_bytes_;
   base::Deadline deadline_;
+  const RankNumbers& numbers_;
   base::UniqueFd listener_;
   std::vector<Link> links_;
   std::vector<Link> expected_;
@@ -215,23 +210,23 @@ class Host {
 };
 
 Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t memory_bytes,
-                          const base::Deadline& deadline) {
-  Pipe own = make_pipe();
-  const std::array<int, 1> mine{own.read.get()};
+                          const base::Deadline& deadline, const RankNumbers& numbers) {
+  base::Pipe own = base::make_pipe();
+  const std::array<int, 1> mine{own.read_end.get()};
   const Hello hello{kProtocol, rank, size, memory_bytes};
   // If rank 0 is gone, the wait below says so.
   send_packet(link.get(), to_bytes(hello), mine);
-  own.read.reset();
+  own.read_end.reset();
 
   const std::array<int, 1> fds{link.get()};
   if (!wait_readable(fds, deadline).front()) {
     throw_failure({FailureKind::timeout, 1,
-                   fmt::format("rank 0 did not form the group within {} s",
+                   fmt::format("rank {} did not form the group within {} s", numbers.of(0),
                                deadline.budget().count() / 1000.0)},
-                  kConnecting);
+                  kConnecting, numbers);
   }
   Packet packet = receive_packet(link.get(), 2 * FailureRecord::kMaxText);
-  if (packet.closed) throw_failure(lost(0), kConnecting);
+  if (packet.closed) throw_failure(lost(0, numbers), kConnecting, numbers);
 
   constexpr std::size_t kFailureHead = 1 + sizeof(FailureKind) + sizeof(std::uint64_t);
   if (packet.bytes.front() == 'F' && packet.bytes.size() >= kFailureHead) {
@@ -240,16 +235,17 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
     std::memcpy(&failure.ranks, packet.bytes.data() + 1 + sizeof(failure.kind),
                 sizeof(failure.ranks));
     failure.text = packet.bytes.substr(kFailureHead);
-    throw_failure(failure, kConnecting);
+    throw_failure(failure, kConnecting, numbers);
   }
   const auto count = static_cast<std::size_t>(size);
   if (packet.bytes.size() != 1 + count * sizeof(pid_t) || packet.fds.size() != 1 + count) {
-    throw_failure({FailureKind::mismatch, 1, "rank 0 speaks another version of Paceline"},
-                  kConnecting);
+    throw_failure({FailureKind::mismatch, 1,
+                   fmt::format("rank {} speaks another version of Paceline", numbers.of(0))},
+                  kConnecting, numbers);
   }
   Membership result;
   result.memory = std::move(packet.fds.front());
-  result.own_liveness = std::move(own.write);
+  result.own_liveness = std::move(own.write_end);
   for (std::size_t i = 0; i < count; ++i) {
     Peer peer;
     if (static_cast<int>(i) != rank) peer.watch = std::move(packet.fds[1 + i]);
@@ -295,16 +291,17 @@ struct Card {
   }
 };
 
-void check_one_machine(const std::vector<Card>& cards) {
+void check_one_machine(const std::vector<Card>& cards, const RankNumbers& numbers) {
   std::vector<int> elsewhere;
   for (std::size_t rank = 1; rank < cards.size(); ++rank) {
-    if (cards[rank].machine != cards[0].machine) elsewhere.push_back(static_cast<int>(rank));
+    if (cards[rank].machine != cards[0].machine)
+      elsewhere.push_back(numbers.of(static_cast<int>(rank)));
   }
   if (elsewhere.empty()) return;
   throw UsageError(fmt::format(
-      "{} run{} on another machine (or in another network namespace) than rank 0; shared "
+      "{} run{} on another machine (or in another network namespace) than rank {}; shared "
       "memory reaches the ranks of one machine only. Use the backend gloo.",
-      describe_ranks(elsewhere), elsewhere.size() == 1 ? "s" : ""));
+      describe_ranks(elsewhere), elsewhere.size() == 1 ? "s" : "", numbers.of(0)));
 }
 
 }  // namespace
@@ -315,22 +312,23 @@ bool Peer::ended() const {
 }
 
 Membership join(Links links, int rank, int size, std::size_t memory_bytes,
-                const base::Deadline& deadline) {
+                const base::Deadline& deadline, const RankNumbers& numbers) {
   if (links.size() != static_cast<std::size_t>(rank == 0 ? size - 1 : 1)) {
     throw UsageError(
         fmt::format("rank {} of {} has {} links to the other ranks", rank, size, links.size()));
   }
   if (rank > 0) {
-    return join_as_member(std::move(links.front()), rank, size, memory_bytes, deadline);
+    return join_as_member(std::move(links.front()), rank, size, memory_bytes, deadline, numbers);
   }
-  Host host(size, memory_bytes, deadline);
+  Host host(size, memory_bytes, deadline, numbers);
   for (std::size_t i = 0; i < links.size(); ++i) {
     host.add_link(std::move(links[i]), static_cast<int>(i) + 1);
   }
   return host.run();
 }
 
-Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline) {
+Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
+                const RankNumbers& numbers) {
   const int rank = exchange.rank();
   Card mine{::getpid(), machine_identity(), rank == 0 ? random_name() : ""};
   base::UniqueFd listener;
@@ -339,13 +337,13 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   for (const auto& blob : exchange.all_gather(mine.encode(), deadline)) {
     cards.push_back(Card::decode(blob));
   }
-  check_one_machine(cards);
+  check_one_machine(cards, numbers);
   if (rank > 0) {
     base::UniqueFd link = connect_abstract(cards[0].socket);
-    if (!link) throw_failure(lost(0), kConnecting);
-    return join_as_member(std::move(link), rank, exchange.size(), memory_bytes, deadline);
+    if (!link) throw_failure(lost(0, numbers), kConnecting, numbers);
+    return join_as_member(std::move(link), rank, exchange.size(), memory_bytes, deadline, numbers);
   }
-  Host host(exchange.size(), memory_bytes, deadline);
+  Host host(exchange.size(), memory_bytes, deadline, numbers);
   host.accept_at(std::move(listener));
   for (int other = 1; other < exchange.size(); ++other) host.expect(other, cards[other].pid);
   return host.run();

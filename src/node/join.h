@@ -9,6 +9,7 @@
 #include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "node/exchange.h"
+#include "node/failure.h"
 
 namespace paceline::node {
 
@@ -35,13 +36,15 @@ struct Membership {
 using Links = std::vector<base::UniqueFd>;
 
 // Forms a group of the ranks at the ends of `links`: rank 0 makes `memory_bytes` of shared memory
-// and hands it out together with the means to watch every rank. Throws PeerLost, Timeout or
-// Mismatch naming the ranks that were lost, did not come, or expect another group size or memory.
+// and hands it out together with the means to watch every rank. `numbers` is for messages. Throws
+// PeerLost, Timeout or Mismatch naming the ranks that were lost, did not come, or expect another
+// group size or memory.
 Membership join(Links links, int rank, int size, std::size_t memory_bytes,
-                const base::Deadline& deadline);
+                const base::Deadline& deadline, const RankNumbers& numbers);
 
 // The same for ranks that have nothing but an Exchange: they meet at an abstract socket of rank 0.
 // Throws UsageError if they do not all run on one machine.
-Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline);
+Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
+                const RankNumbers& numbers);
 
 }  // namespace paceline::node

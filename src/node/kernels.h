@@ -15,7 +15,7 @@ namespace paceline::node {
 // accumulate in themselves. int64 wraps. avg divides the sum by sources.size(). A NaN in any source
 // makes the result the canonical quiet NaN, for min and max too.
 //
-// `type` must not be byte; avg needs a floating type; sources must not be empty.
+// `type` must be reducible; avg needs a floating type; sources must not be empty.
 void reduce(DataType type, ReduceOp op, std::span<const void* const> sources,
             std::span<void* const> destinations, std::size_t count);
 

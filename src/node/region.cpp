@@ -79,16 +79,17 @@ std::shared_ptr<Region> Region::enter(Membership membership, int rank, int size,
 
 std::shared_ptr<Region> Region::create(Exchange& exchange, const RegionOptions& options) {
   const Layout layout(exchange.size(), options);
-  return enter(join(exchange, layout.total, base::Deadline::after(options.timeout)),
-               exchange.rank(), exchange.size(), options);
+  return enter(
+      join(exchange, layout.total, base::Deadline::after(options.timeout), options.numbers),
+      exchange.rank(), exchange.size(), options);
 }
 
 std::shared_ptr<Region> Region::create(Links links, int rank, int size,
                                        const RegionOptions& options) {
   const Layout layout(size, options);
-  return enter(
-      join(std::move(links), rank, size, layout.total, base::Deadline::after(options.timeout)),
-      rank, size, options);
+  return enter(join(std::move(links), rank, size, layout.total,
+                    base::Deadline::after(options.timeout), options.numbers),
+               rank, size, options);
 }
 
 std::vector<std::shared_ptr<Region>> Region::create_for_threads(int size,
@@ -218,7 +219,8 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
     if (reached(word, target)) return;
     if (failed()) break;
   }
-  if (!waiting.deadline) waiting.deadline = base::Deadline::after(waiting.timeout);
+  auto& deadline = waiting.patience.deadline;
+  if (!deadline) deadline = base::Deadline::after(waiting.patience.timeout);
   Word& sleepers = state(peer).sleepers;
   while (true) {
     check_progress(word, target, peer, waiting);
@@ -233,33 +235,34 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
 
 // Throws if there is no point in waiting any longer.
 void Region::check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
-  if (failed()) throw_failure(header().failure.read(), waiting.activity);
+  if (failed()) throw_recorded(waiting.activity);
   waiting.check(peer);
-  const Peer& watched = membership_.peers[static_cast<std::size_t>(peer)];
-  const bool departed = state(peer).departed.load(std::memory_order_acquire) != 0;
-  const bool ended = watched.ended();
+  const std::string how = how_lost(peer);
   // What it did last, it may have done between our looking at the word and at the rank.
-  if ((departed || ended) && !reached(word, target)) {
-    const std::string how = departed ? "has left the group"
-                            : watched.pid != 0
-                                ? fmt::format("was lost (its process {} ended)", watched.pid)
-                                : "was lost (its process ended)";
+  if (!how.empty() && !reached(word, target)) {
     fail({FailureKind::peer_lost, std::uint64_t{1} << peer,
-          fmt::format("rank {} {} and is missing in {}", peer, how, waiting.describe())},
+          fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how,
+                      waiting.describe())},
          waiting.activity);
   }
-  if (waiting.deadline->expired() && !reached(word, target)) {
+  const auto& deadline = waiting.patience.deadline;
+  if (deadline->expired() && !reached(word, target)) {
     const std::uint64_t missing = waiting.missing() | (std::uint64_t{1} << peer);
-    fail({FailureKind::timeout, missing,
-          fmt::format("{} did not arrive within {} s at {}", describe_ranks(rank_list(missing)),
-                      waiting.deadline->budget().count() / 1000.0, waiting.describe())},
-         waiting.activity);
+    fail(
+        {FailureKind::timeout, missing,
+         fmt::format("{} did not arrive within {} s at {}", describe_ranks(numbers().list(missing)),
+                     deadline->budget().count() / 1000.0, waiting.describe())},
+        waiting.activity);
   }
 }
 
 void Region::fail(const Failure& failure, const Activity& activity) {
-  if (header().failure.record(failure)) throw_failure(failure, activity);
-  throw_failure(header().failure.read(), activity);
+  if (header().failure.record(failure)) throw_failure(failure, activity, numbers());
+  throw_recorded(activity);
+}
+
+void Region::throw_recorded(const Activity& activity) const {
+  throw_failure(header().failure.read(), activity, numbers());
 }
 
 void Region::check_usable(const Activity& activity) const {
@@ -267,9 +270,30 @@ void Region::check_usable(const Activity& activity) const {
     throw UsageError(
         fmt::format("{} in a forked child of rank {}: the group belongs to the parent "
                     "process. Start processes afresh instead of forking.",
-                    activity.operation, rank_));
+                    activity.operation, numbers().of(rank_)));
   }
-  if (failed()) throw_failure(header().failure.read(), activity);
+  if (failed()) throw_recorded(activity);
+}
+
+void Region::check_peers(const Activity& activity) {
+  check_usable(activity);
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto how = how_lost(peer);
+    if (how.empty()) continue;
+    fail({FailureKind::peer_lost, std::uint64_t{1} << peer,
+          fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how,
+                      activity.operation)},
+         activity);
+  }
+}
+
+// Empty if it is not.
+std::string Region::how_lost(int peer) const {
+  if (state(peer).departed.load(std::memory_order_acquire) != 0) return "has left the group";
+  const Peer& watched = membership_.peers[static_cast<std::size_t>(peer)];
+  if (!watched.ended()) return "";
+  return watched.pid != 0 ? fmt::format("was lost (its process {} ended)", watched.pid)
+                          : "was lost (its process ended)";
 }
 
 void Region::abort(const std::string& text) noexcept {
@@ -277,7 +301,7 @@ void Region::abort(const std::string& text) noexcept {
   try {
     header().failure.record(
         {FailureKind::peer_lost, std::uint64_t{1} << rank_,
-         fmt::format("rank {} left the group with an exception: {}", rank_, text)});
+         fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)});
   } catch (const std::bad_alloc&) {
     // Without the text, then: the peers find out when this rank has departed.
   }

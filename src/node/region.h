@@ -22,6 +22,7 @@ inline constexpr std::size_t kCacheLine = 64;
 
 struct RegionOptions {
   std::string name = "world";                                    // for messages
+  RankNumbers numbers{};                                         // for messages and errors
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each call
   // Each rank has four staging buffers of this many bytes.
   std::size_t staging_bytes = std::size_t{512} << 10;
@@ -48,10 +49,17 @@ struct alignas(kCacheLine) Slot {
 };
 static_assert(sizeof(Slot) == kCacheLine);
 
-// What a wait is about. Made on the stack for each call; asked only when something went wrong.
+// How long a call may wait in all. The clock is not looked at before waiting takes time.
+struct Patience {
+  std::chrono::milliseconds timeout;
+  std::optional<base::Deadline> deadline{};
+};
+
+// What a wait is about. Made on the stack; asked only when something went wrong.
 class Waiting {
  public:
-  Waiting(Activity what, std::chrono::milliseconds limit) : activity(what), timeout(limit) {}
+  // `shared` is that of the call, which may wait several times.
+  Waiting(Activity what, Patience& shared) : activity(what), patience(shared) {}
   // A bit for each rank that has not done what is waited for.
   virtual std::uint64_t missing() const = 0;
   // "all_reduce of 10 float32, call 17 of group world".
@@ -60,19 +68,18 @@ class Waiting {
   virtual void check(int /*peer*/) const {}
 
   Activity activity;
-  std::chrono::milliseconds timeout;
-  std::optional<base::Deadline> deadline;  // set when waiting turns out to take time
+  Patience& patience;
 
  protected:
   ~Waiting() = default;
 };
 
 // The memory that the ranks of one group on one machine share, and the ways to wait for each other
-// in it. docs/node-protocol.md describes the layout and why the protocol is safe.
+// in it.
 //
 // Blocks allocated from it keep it alive through the shared_ptr. allocate, free, shared_offset and
-// fail may be called from any thread. In a forked child every call throws UsageError, and the
-// destructor only unmaps.
+// fail may be called from any thread. In a forked child check_usable throws UsageError, allocate
+// has no room, free and retire do nothing, and the destructor only unmaps.
 class Region : public std::enable_shared_from_this<Region> {
  public:
   // Collective over the ranks of the exchange or at the ends of the links.
@@ -91,6 +98,7 @@ class Region : public std::enable_shared_from_this<Region> {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const RegionOptions& options() const { return options_; }
+  const RankNumbers& numbers() const { return options_.numbers; }
 
   // Shared memory of this rank, at Arena::kAlignment; nullptr if there is no room. After a failure
   // nothing is handed out any more: a rank that wakes up late may still write to what was.
@@ -121,10 +129,13 @@ class Region : public std::enable_shared_from_this<Region> {
   }
 
   bool failed() const { return header().failure.present(); }
+  bool in_forked_child() const;
   // Makes this the group's failure unless there is one, and throws the one that stands.
   [[noreturn]] void fail(const Failure& failure, const Activity& activity);
   // Throws if the group has failed or this process is a forked child.
   void check_usable(const Activity& activity) const;
+  // Makes the loss of any peer the group's failure, and throws the failure there is.
+  void check_peers(const Activity& activity);
   // Tells the peers that this rank left because of an exception, with its text.
   void abort(const std::string& text) noexcept;
   // Tells the peers that this rank makes no further call. The destructor does it too.
@@ -154,7 +165,8 @@ class Region : public std::enable_shared_from_this<Region> {
   std::size_t offset_in_mapping(const void* pointer) const;
   void await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
   void check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
-  bool in_forked_child() const;
+  std::string how_lost(int peer) const;
+  [[noreturn]] void throw_recorded(const Activity& activity) const;
 
   std::shared_ptr<Mapping> mapping_;
   Membership membership_;

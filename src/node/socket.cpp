@@ -112,6 +112,9 @@ Packet receive_packet(int socket, std::size_t max_bytes) {
   packet.closed = received <= 0;
   packet.bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(received, 0)));
   if (!packet.closed) read_control(message, packet);
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    throw base::errno_error("cannot receive descriptors over a Unix socket", EMFILE);
+  }
   return packet;
 }
 
@@ -147,6 +150,9 @@ base::UniqueFd connect_abstract(const std::string& name) {
 
 base::UniqueFd accept_from_same_user(int listener) {
   base::UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (!socket && errno != ECONNABORTED && errno != EINTR) {
+    throw base::errno_error("cannot accept on a Unix socket");
+  }
   if (socket && !same_user(socket.get())) socket.reset();
   return socket;
 }

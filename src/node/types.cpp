@@ -1,39 +1,36 @@
 #include "node/types.h"
 
+#include <iterator>
+
 namespace paceline::node {
+
+namespace {
+
+struct TypeFacts {
+  const char* name;
+  std::size_t size;
+};
+constexpr TypeFacts kTypes[] = {
+    {"float32", 4},   {"float64", 8},     {"bfloat16", 2}, {"int64", 8}, {"float16", 2},
+    {"int8", 1},      {"uint8", 1},       {"int16", 2},    {"int32", 4}, {"bool", 1},
+    {"complex64", 8}, {"complex128", 16}, {"bytes", 1}};
+static_assert(std::size(kTypes) == static_cast<std::size_t>(DataType::byte) + 1);
 
 // The values of both enumerations cross process borders, where a damaged peer may have written
 // anything: the names answer for every value.
+TypeFacts facts_of(DataType type) {
+  const auto index = static_cast<std::size_t>(type);
+  return index < std::size(kTypes) ? kTypes[index] : TypeFacts{"elements of an unknown type", 1};
+}
+
+}  // namespace
 
 std::size_t element_size(DataType type) {
-  switch (type) {
-    case DataType::byte:
-      return 1;
-    case DataType::bfloat16:
-      return 2;
-    case DataType::float32:
-      return 4;
-    case DataType::float64:
-    case DataType::int64:
-      return 8;
-  }
-  return 1;
+  return facts_of(type).size;
 }
 
 const char* name(DataType type) {
-  switch (type) {
-    case DataType::byte:
-      return "bytes";
-    case DataType::float32:
-      return "float32";
-    case DataType::float64:
-      return "float64";
-    case DataType::bfloat16:
-      return "bfloat16";
-    case DataType::int64:
-      return "int64";
-  }
-  return "elements of an unknown type";
+  return facts_of(type).name;
 }
 
 const char* name(ReduceOp op) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <paceline/distributed.h>
@@ -20,9 +21,14 @@ namespace {
 using namespace std::chrono_literals;
 
 int terminal_columns(std::FILE* output) {
-  if (const auto told = base::environment().terminal_columns) return *told;
-  winsize size{};
   const int fd = ::fileno(output);
+  const auto& told = base::environment().terminal;
+  struct stat info {};
+  if (told && ::fstat(fd, &info) == 0 &&
+      std::ranges::find(told->pipes, static_cast<std::int64_t>(info.st_ino)) != told->pipes.end()) {
+    return told->columns;
+  }
+  winsize size{};
   if (!::isatty(fd)) return 0;
   constexpr int kUsual = 80;
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsual;

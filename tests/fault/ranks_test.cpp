@@ -12,7 +12,6 @@
 #include <csignal>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <stdexcept>
 
@@ -20,6 +19,7 @@
 #include <paceline/ddp.h>
 #include <paceline/record.h>
 
+#include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
 namespace paceline {
@@ -30,7 +30,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
+namespace fs = std::filesystem;
+
 constexpr int kSizes[] = {2, 3, 4, 8};
+// Far more than it takes, for machines that have other things to do.
+constexpr long kLate = 5000;
 
 // SIGKILL for this process at a point of CLOCK_MONOTONIC, whatever it is doing then.
 void die_at(Clock::time_point when) {
@@ -47,28 +51,36 @@ void die_at(Clock::time_point when) {
   }
 }
 
-// What a job could leave behind: files, descriptors, names of sockets. CMake keeps tests that make
-// such things from running beside this one.
-std::set<std::string> leftovers() {
-  std::set<std::string> found;
-  for (const char* directory : {"/dev/shm", "/tmp", "/proc/self/fd"}) {
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-      const std::string path = entry.path();
-      if (!path.starts_with("/tmp/") || path.starts_with("/tmp/paceline")) found.insert(path);
+// What is at hand and could be left behind by ranks: temporary files, descriptors, processes.
+class Leftovers : public ::testing::Environment {
+ public:
+  void SetUp() override { ::setenv("TMPDIR", directory_.path().c_str(), 1); }
+
+  std::set<std::string> find() const {
+    std::set<std::string> found;
+    for (const fs::path& directory : {directory_.path(), fs::path("/proc/self/fd")}) {
+      for (const auto& entry : fs::directory_iterator(directory)) found.insert(entry.path());
     }
-  }
-  std::ifstream sockets("/proc/net/unix");
-  for (std::string line; std::getline(sockets, line);) {
-    if (const auto name = line.find("@paceline"); name != std::string::npos) {
-      found.insert(line.substr(name));
+    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
+      if (entry.path().string().find("paceline") != std::string::npos) found.insert(entry.path());
     }
+    if (::waitpid(-1, nullptr, WNOHANG) >= 0) found.insert("a child process");
+    return found;
   }
-  return found;
+
+ private:
+  const test::TemporaryDirectory directory_;
+};
+
+Leftovers& leftovers() {
+  static auto* const instance = new Leftovers;  // gtest's, which deletes it
+  return *instance;
 }
+const auto* const environment = ::testing::AddGlobalTestEnvironment(&leftovers());
 
 // One rank is killed while all ranks run `body` over and over; every other must name it in time.
 void check_kill(int size, const std::function<void(const RankContext&)>& body) {
-  const auto before = leftovers();
+  const auto before = leftovers().find();
   const int victim = size / 2;
   const auto death = Clock::now() + std::chrono::milliseconds(700);
   const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
@@ -90,11 +102,11 @@ void check_kill(int size, const std::function<void(const RankContext&)>& body) {
       continue;
     }
     EXPECT_TRUE(end.exited_cleanly()) << end.report;
-    EXPECT_LT(std::stol(end.report), 1000)
+    EXPECT_LT(std::stol(end.report), kLate)
         << "rank " << rank << " of " << size << ": " << end.report;
     EXPECT_THAT(end.report, HasSubstr(fmt::format("rank {} was lost", victim)));
   }
-  EXPECT_EQ(leftovers(), before);
+  EXPECT_EQ(leftovers().find(), before);
 }
 
 TEST(Killed, InsideAnAllReduce) {
@@ -134,6 +146,40 @@ TEST(Killed, InsideConstruction) {
   }
 }
 
+TEST(Killed, InAGroupItIsNamedByTheWorld) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    const ProcessGroup group = new_group({1, 2});
+    if (context.rank == 2) ::raise(SIGKILL);
+    if (context.rank == 0) return std::string("no member");
+    try {
+      barrier({.group = group});
+    } catch (const PeerLost& error) {
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(2));
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  EXPECT_THAT(ends[1].report, AllOf(HasSubstr("rank 2 was lost"), HasSubstr("of group 1")));
+}
+
+TEST(Killed, WhileOthersFormAGroup) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    barrier();
+    if (context.rank == 1) ::raise(SIGKILL);
+    try {
+      static_cast<void>(new_group());
+    } catch (const PeerLost& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report, HasSubstr("rank 1 was lost"));
+  }
+}
+
 // Links lead to each other as under `paceline run`, where a death before joining shows too.
 TEST(Killed, BeforeItJoins) {
   for (const int size : kSizes) {
@@ -142,7 +188,7 @@ TEST(Killed, BeforeItJoins) {
         test::run_process_ranks(size, [&](int rank, node::Links links) -> std::string {
           if (rank == victim) ::raise(SIGKILL);
           try {
-            node::join(std::move(links), rank, size, 4096, base::Deadline::after(60s));
+            node::join(std::move(links), rank, size, 4096, base::Deadline::after(60s), {});
             return "joined";
           } catch (const PeerLost& error) {
             EXPECT_EQ(error.ranks(), std::vector<int>{victim});
@@ -188,6 +234,29 @@ TEST(Thrown, BetweenCollectives) {
     barrier();
     if (context.rank == 1) throw std::runtime_error("the disk is full");
   });
+}
+
+// Who catches the exception of a World himself, inside record, is found out at the next call.
+TEST(Thrown, AndCaughtInsideRecord) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    std::string text = "no error";
+    record([&] {
+      try {
+        const World world = init_process_group(context.init);
+        barrier();
+        if (context.rank == 1) throw std::runtime_error("the disk is full");
+        barrier();
+      } catch (const PeerLost& error) {
+        text = error.what();
+      } catch (const std::runtime_error&) {
+        EXPECT_THROW(barrier(), UsageError);
+        text = "caught";
+      }
+    });
+    return text;
+  });
+  EXPECT_EQ(ends[1].report, "caught");
+  EXPECT_THAT(ends[0].report, HasSubstr("rank 1 left the group with an exception"));
 }
 
 struct ThrowingImpl : torch::nn::Module {
@@ -252,16 +321,25 @@ TEST(Lost, SurvivorsGoOn) {
 
 TEST(Forked, AChildMayExitAndIsRefused) {
   test::expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto pending = torch::ones({1});
+    Work work = all_reduce_async(pending);  // from now on the group has a thread
     const pid_t child = ::fork();
     if (child == 0) {
-      try {
-        barrier();
-        ::_exit(1);
-      } catch (const UsageError&) {
-        destroy_process_group();
-        ::_exit(0);
-      }
+      const auto is_refused = [](const auto& call) {
+        try {
+          call();
+          return false;
+        } catch (const UsageError&) {
+          return true;
+        }
+      };
+      const bool refused =
+          is_refused([] { barrier(); }) && is_refused([] { static_cast<void>(barrier_async()); }) &&
+          is_refused([] { const DistributedDataParallel model(torch::nn::Linear(2, 2)); });
+      destroy_process_group();
+      ::_exit(refused ? 0 : 1);
     }
+    work.wait();
     int status = -1;
     ::waitpid(child, &status, 0);
     EXPECT_EQ(status, 0);

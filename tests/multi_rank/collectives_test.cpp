@@ -14,7 +14,9 @@ namespace {
 using test::backends;
 using test::expect_torch_ranks;
 using test::kWorldSizes;
+using test::RankContext;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 // Runs `body` at every world size on every backend.
 void on_all(const std::function<void(int rank, int size)>& body) {
@@ -178,8 +180,45 @@ TEST(Collectives, TypesAndOperationsThatCannotWorkAreRefused) {
   });
 }
 
+TEST(Collectives, TensorsOfDifferentTypesAreNotMoved) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    broadcast(torch::zeros({8}, context.rank == 0 ? at::kHalf : at::kShort));
+    return std::string("no error");
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, HasSubstr("rank 0 called broadcast of 8 float16 from rank 0, rank 1 "
+                                      "broadcast of 8 int16 from rank 0"));
+  }
+}
+
+TEST(Collectives, AGroupThatWasLeftRefusesCalls) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const ProcessGroup group = new_group();
+    const auto t = torch::ones({1});
+    all_reduce_async(t, {.group = group}).wait();
+    const auto backend = group.c10d()->getBackend(at::kCPU);
+    destroy_process_group();
+    std::vector<at::Tensor> tensors{t};
+    for (const bool async : {false, true}) {
+      EXPECT_THAT([&] { backend->allreduce(tensors, {.asyncOp = async}); },
+                  ThrowsMessage<UsageError>(HasSubstr("which this rank has left")));
+    }
+  });
+}
+
+TEST(Collectives, MemoryThatCannotBeIsRefused) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    for (const long size : {-1L, 1L << 61}) {
+      EXPECT_THROW(backend->allocateTensor(size, at::kDouble), UsageError) << size;
+    }
+    EXPECT_THROW(backend->allocateTensor(1L << 50, at::kDouble), Error);
+  });
+}
+
 TEST(Collectives, AMismatchSaysTheSameOnEveryRank) {
-  const auto ends = test::run_torch_ranks(2, "paceline", [](const test::RankContext& context) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     all_reduce(torch::ones({10 + 2 * context.rank}));
     return std::string("no error");

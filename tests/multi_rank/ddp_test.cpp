@@ -3,11 +3,13 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <cstring>
+#include <limits>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/sampler.h>
 
+#include "parallel/ddp/bucketing.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
 
@@ -19,7 +21,9 @@ using test::expect_torch_ranks;
 using test::kWorldSizes;
 using test::RankContext;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr int kBatch = 6;
 constexpr int kSteps = 20;
@@ -305,6 +309,12 @@ TEST(Ddp, ParametersWithoutGradientAreNamedOnEveryRank) {
   }
 }
 
+// A backward that reaches this tensor throws.
+void throw_at(const torch::Tensor& tensor) {
+  tensor.register_hook(
+      [](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("bad grad"); });
+}
+
 TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
   for (const auto& backend : backends()) {
     for (const int size : {2, 3, 8}) {
@@ -315,10 +325,8 @@ TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
           model.module()->zero_grad();
           const auto x = batch_of(rank, step, at::kDouble);
           if (step % 2 == 0) {
-            auto hidden = torch::tanh(model.module()->first(x));
-            hidden.register_hook([](const torch::Tensor&) -> torch::Tensor {
-              throw std::runtime_error("bad grad");
-            });
+            const auto hidden = torch::tanh(model.module()->first(x));
+            throw_at(hidden);
             static_cast<void>(model(x));  // arms the step
             const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
             EXPECT_THROW(loss_of(output, x).backward(), std::exception);
@@ -348,22 +356,115 @@ TEST(Ddp, DifferentModelsAreNamed) {
   for (const auto& backend : backends()) {
     for (const auto& end :
          construct(backend, [](int rank) { return torch::nn::Linear(9, rank == 1 ? 5 : 4); })) {
-      EXPECT_THAT(end.report, AllOf(HasSubstr("rank 0 has weight of shape [4, 9] and type Float"),
-                                    HasSubstr("rank 1 has weight of shape [5, 9]")));
+      EXPECT_THAT(end.report,
+                  AllOf(HasSubstr("weight, a parameter of shape [4, 9] and type Float on rank 0"),
+                        HasSubstr("weight, a parameter of shape [5, 9] and type Float on rank 1")));
     }
     for (const auto& end : construct(backend, [](int rank) {
            torch::nn::Linear linear(9, 4);
            if (rank == 2) linear->to(at::kDouble);
            return linear;
          })) {
-      EXPECT_THAT(end.report, HasSubstr("rank 2 has weight of shape [4, 9] and type Double"));
+      EXPECT_THAT(end.report,
+                  HasSubstr("weight, a parameter of shape [4, 9] and type Double on rank 2"));
     }
     for (const auto& end : construct(backend, [](int rank) {
            return torch::nn::Linear(torch::nn::LinearOptions(9, 4).bias(rank != 1));
          })) {
-      EXPECT_THAT(end.report, AllOf(HasSubstr("rank 0 has 2 parameters, rank 1 has 1"),
-                                    HasSubstr("rank 1 has nothing more")));
+      EXPECT_THAT(end.report,
+                  AllOf(HasSubstr("of 2 parameters and buffers on rank 0, and 1 on rank 1"),
+                        HasSubstr("nothing more on rank 1")));
     }
+    for (const auto& end : construct(backend, [](int rank) {
+           torch::nn::Conv2d conv(3, 4, 2);
+           if (rank == 1)
+             conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+           return conv;
+         })) {
+      EXPECT_THAT(end.report, HasSubstr("type Float with strides [12, 1, 6, 3] on rank 1"));
+    }
+    for (const auto& end : construct(backend, [](int rank) {
+           torch::nn::Linear linear(9, 4);
+           linear->bias.requires_grad_(rank != 2);
+           return linear;
+         })) {
+      EXPECT_THAT(end.report, HasSubstr("bias, a frozen parameter of shape [4] and type Float on "
+                                        "rank 2"));
+    }
+    for (const auto& end : construct(backend, [](int rank) {
+           torch::nn::BatchNorm1d norm(4);
+           if (rank == 1) norm->running_mean.resize_({2, 2});
+           return norm;
+         })) {
+      EXPECT_THAT(end.report, HasSubstr("running_mean, a buffer of shape [2, 2]"));
+    }
+  }
+}
+
+// Rank 1's backward throws when some of its buckets are published; the others learn of it and all
+// go on, whatever zero_grad does.
+TEST(Ddp, AllGoOnAfterOneRanksBackwardThrew) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3, 8}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
+        auto plain = make_net(at::kDouble);
+        for (int step = 0; step < 6; ++step) {
+          const auto x = batch_of(rank, step, at::kDouble);
+          if (step % 2 == 0) {
+            static_cast<void>(model(x));  // arms the step
+            const auto hidden = torch::tanh(model.module()->first(x));
+            if (rank == 1) throw_at(hidden);
+            const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
+            EXPECT_THROW(loss_of(output, x).backward(), std::exception) << "rank " << rank;
+            model.module()->zero_grad(step % 4 == 0);
+            continue;
+          }
+          loss_of(model(x), x).backward();
+          plain->zero_grad();
+          for (int r = 0; r < n; ++r) {
+            const auto y = batch_of(r, step, at::kDouble);
+            (loss_of(plain(y), y) / n).backward();
+          }
+          expect_same_gradients(model.parameters(), plain->parameters());
+          model.module()->zero_grad(false);
+        }
+      });
+    }
+  }
+}
+
+TEST(Ddp, ABackwardAfterOneThatThrewNeedsAForward) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
+      const auto x = batch_of(rank, 0, at::kDouble);
+      static_cast<void>(model(x));
+      const auto hidden = torch::tanh(model.module()->first(x));
+      throw_at(hidden);
+      const auto loss = model.module()->last(torch::tanh(model.module()->second(hidden))).sum();
+      EXPECT_ANY_THROW(loss.backward({}, /*retain_graph=*/true));
+      EXPECT_THAT([&] { loss.backward(); },
+                  ThrowsMessage<UsageError>(HasSubstr("run a forward before the next")));
+      model(x).sum().backward();
+    });
+  }
+}
+
+TEST(Ddp, AForwardInEvalModeOnOneRankAlone) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      DistributedDataParallel model(torch::nn::BatchNorm1d(3));
+      const auto x = torch::randn({5, 3});
+      for (int step = 0; step < 3; ++step) {
+        if (rank == 0) {
+          model.eval();
+          static_cast<void>(model(x));
+          model.train();
+        }
+        model(x).pow(2).sum().backward();
+      }
+    });
   }
 }
 
@@ -441,10 +542,37 @@ TEST(Ddp, SecondBackwardThroughOneForwardIsReducedToo) {
   });
 }
 
+TEST(Ddp, BucketsAreFilledBackwards) {
+  const auto floats = [](std::int64_t n) { return torch::zeros({n}); };
+  const std::vector<at::Tensor> parameters{floats(100), floats(3), floats(40),
+                                           torch::zeros({5}, at::kDouble), floats(17)};
+  const auto plan = ddp::plan_buckets(parameters, 4 * 32, 4 * 64);
+  ASSERT_EQ(plan.buckets.size(), 4u);
+  EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(4)) << "the first is smaller";
+  EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(3)) << "of a type of its own";
+  EXPECT_THAT(plan.buckets[2].parameters, ElementsAre(2, 1));
+  EXPECT_THAT(plan.buckets[3].parameters, ElementsAre(0)) << "larger than a bucket";
+  EXPECT_EQ(plan.places[1].offset, 48) << "on a cache line";
+  EXPECT_EQ(plan.buckets[2].count, 64);
+}
+
+TEST(DistributedSampler, AsksTheWorldForRankAndSize) {
+  expect_torch_ranks(3, "paceline", [](int rank, int size) {
+    EXPECT_EQ(data::DistributedSampler(10).indices(),
+              data::DistributedSampler(10, {.num_replicas = size, .rank = rank}).indices());
+    EXPECT_NE(
+        data::DistributedSampler(10).indices(),
+        data::DistributedSampler(10, {.num_replicas = size, .rank = (rank + 1) % size}).indices());
+  });
+}
+
 TEST(Ddp, OptionsThatMakeNoSenseAreRefused) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     EXPECT_THROW(DistributedDataParallel(Net{}, {.bucket_cap_mb = 0}), UsageError);
     EXPECT_THROW(DistributedDataParallel(torch::nn::Tanh()), UsageError);
+    EXPECT_THROW(DistributedDataParallel(std::shared_ptr<NetImpl>()), UsageError);
+    const DistributedDataParallel all_in_one(
+        Net{}, {.bucket_cap_mb = std::numeric_limits<double>::infinity()});
   });
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -15,7 +16,9 @@ namespace {
 
 using test::kWorldSizes;
 using test::run_thread_ranks;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 std::string bucket_name(std::size_t bucket) {
   return "layer" + std::to_string(bucket);
@@ -163,6 +166,46 @@ TEST(Channel, ARankThatGivesUpIsNamedAndAllCanGoOn) {
     }
     channel.abandon_step();
     run_step(channel, *region, 2, random);
+  });
+}
+
+// Rank 1's backward throws when nothing is left that the others would wait for.
+TEST(Channel, AStepThatOthersFinishedCannotBeGivenUp) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    channel.begin_step(1);
+    for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+    group.barrier();
+    channel.try_progress();
+    const auto is_named = ThrowsMessage<Mismatch>(
+        AllOf(HasSubstr("an exception ended the backward of rank 1 in step 1 of group test"),
+              HasSubstr("finished the step")));
+    if (region->rank() == 1) {
+      EXPECT_THAT([&] { channel.abandon_step(); }, is_named);
+    } else {
+      channel.finish();
+      while (!region->failed()) std::this_thread::yield();
+    }
+    EXPECT_THAT([&] { channel.begin_step(2); }, is_named);
+  });
+}
+
+TEST(Channel, OneThatIsDestroyedGivesItsStepUp) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    std::optional<Channel> channel(std::in_place, group, kBuckets, bucket_name);
+    channel->begin_step(1);
+    channel->publish(0);
+    if (region->rank() == 1) {
+      channel.reset();
+    } else {
+      channel->publish(1);
+      channel->publish(2);
+      EXPECT_THAT([&] { channel->finish(); },
+                  ThrowsMessage<Mismatch>(HasSubstr("rank 1 gave up step 1 of group test")));
+    }
+    group.barrier();
   });
 }
 

@@ -61,7 +61,7 @@ void put(DataType type, void* at, std::size_t i, double value) {
     case DataType::int64:
       static_cast<std::int64_t*>(at)[i] = std::llround(value);
       break;
-    case DataType::byte:
+    default:
       break;
   }
 }
@@ -75,7 +75,7 @@ double get(DataType type, const void* at, std::size_t i) {
       return from_bfloat16(static_cast<const std::uint16_t*>(at)[i]);
     case DataType::int64:
       return static_cast<double>(static_cast<const std::int64_t*>(at)[i]);
-    case DataType::byte:
+    default:
       break;
   }
   return 0;
@@ -310,6 +310,28 @@ std::string mismatch(int size, const std::function<void(Group&)>& call,
   });
   for (const auto& text : texts) EXPECT_EQ(text, texts[0]);
   return texts[0];
+}
+
+TEST(Group, RanksAreCalledByTheirNumbersInTheWorld) {
+  auto options = small_region();
+  options.numbers = RankNumbers({4, 7, 9});
+  run_thread_ranks(
+      3,
+      [](auto region) {
+        Group group(region);
+        std::vector<float> data(8);
+        const std::size_t count = group.rank() == 1 ? 5 : 8;
+        try {
+          group.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::sum);
+          ADD_FAILURE() << "no error";
+        } catch (const Mismatch& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(7));
+          EXPECT_THAT(error.what(),
+                      HasSubstr("ranks 4 and 9 called all_reduce of 8 float32, rank 7 "
+                                "all_reduce of 5 float32"));
+        }
+      },
+      options);
 }
 
 TEST(Group, DifferentCallsAreNamedOnEveryRank) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,22 +12,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <stdexcept>
-#include <thread>
 
-#include "base/deadline.h"
-
-namespace paceline::support {
+namespace paceline::test {
 namespace {
 
-using base::Deadline;
 using base::UniqueFd;
-
-std::array<UniqueFd, 2> make_pipe() {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
 bool read_into(UniqueFd& fd, std::string& text) {
   std::array<char, 4096> buffer;
   const ssize_t size = ::read(fd.get(), buffer.data(), buffer.size());
@@ -37,15 +27,6 @@ bool read_into(UniqueFd& fd, std::string& text) {
 
 }  // namespace
 
-bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = Deadline::after(kPatience);
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
-}
-
 char process_state(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat;
@@ -54,10 +35,21 @@ char process_state(pid_t pid) {
   return name_end == std::string::npos ? '\0' : stat.at(name_end + 2);
 }
 
+base::Pipe open_terminal(unsigned short columns) {
+  int master = -1;
+  int slave = -1;
+  const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+  if (::openpty(&master, &slave, nullptr, nullptr, &size) != 0) {
+    throw std::runtime_error("openpty failed");
+  }
+  for (const int fd : {master, slave}) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return {UniqueFd(master), UniqueFd(slave)};
+}
+
 ChildProcess::ChildProcess(std::vector<std::string> command,
-                           const std::vector<std::pair<std::string, std::string>>& environment) {
-  auto [out_read, out_write] = make_pipe();
-  auto [err_read, err_write] = make_pipe();
+                           const std::vector<std::pair<std::string, std::string>>& environment,
+                           base::Pipe out, bool err_too) {
+  base::Pipe err = base::make_pipe();
   std::vector<char*> arguments;
   arguments.reserve(command.size() + 1);
   for (std::string& argument : command) arguments.push_back(argument.data());
@@ -66,14 +58,14 @@ ChildProcess::ChildProcess(std::vector<std::string> command,
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {
     ::setsid();
-    ::dup2(out_write.get(), STDOUT_FILENO);
-    ::dup2(err_write.get(), STDERR_FILENO);
+    ::dup2(out.write_end.get(), STDOUT_FILENO);
+    ::dup2(err_too ? out.write_end.get() : err.write_end.get(), STDERR_FILENO);
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
     ::execvp(arguments[0], arguments.data());
     ::_exit(127);
   }
-  out_fd_ = std::move(out_read);
-  err_fd_ = std::move(err_read);
+  out_fd_ = std::move(out.read_end);
+  err_fd_ = std::move(err.read_end);
 }
 
 ChildProcess::~ChildProcess() {
@@ -98,7 +90,7 @@ bool ChildProcess::read_some() {
 }
 
 void ChildProcess::wait_for(const std::string& text) {
-  while (out_.find(text) == std::string::npos) {
+  while ((out_ + err_).find(text) == std::string::npos) {
     if (!read_some()) throw std::runtime_error("ended without '" + text + "':\n" + out_ + err_);
   }
 }
@@ -113,4 +105,4 @@ int ChildProcess::wait() {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-}  // namespace paceline::support
+}  // namespace paceline::test

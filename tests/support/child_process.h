@@ -2,20 +2,13 @@
 
 #include <sys/types.h>
 
-#include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/pipe.h"
+#include "support/eventually.h"
 
-namespace paceline::support {
-
-// Generous: it only bounds how long a broken test hangs.
-constexpr std::chrono::seconds kPatience{20};
-
-// Waits until `condition` holds, asking often; false if it does not within kPatience.
-bool eventually(const std::function<bool()>& condition);
+namespace paceline::test {
 
 // The state letter of /proc/PID/stat; 0 if there is no such process.
 char process_state(pid_t pid);
@@ -30,12 +23,17 @@ inline bool has_ended(pid_t pid) {
   return is_gone(pid) || process_state(pid) == 'Z';
 }
 
+// The two ends of a terminal: what goes into the write end comes out of the read end.
+base::Pipe open_terminal(unsigned short columns);
+
 // A program under test in its own session, with what it has written so far. Destroying it kills it.
 class ChildProcess {
  public:
-  // `environment` is set on top of this process's.
+  // `environment` is set on top of this process's. Standard output is `out`, whose read end may be
+  // missing; standard error too if `err_too`.
   explicit ChildProcess(std::vector<std::string> command,
-                        const std::vector<std::pair<std::string, std::string>>& environment = {});
+                        const std::vector<std::pair<std::string, std::string>>& environment = {},
+                        base::Pipe out = base::make_pipe(), bool err_too = false);
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
   ~ChildProcess();
@@ -45,8 +43,8 @@ class ChildProcess {
   const std::string& err() const { return err_; }
 
   void signal(int number) const;
-  // Reads until standard output holds `text`. Throws std::runtime_error, with all output, if the
-  // program ends before or kPatience is over.
+  // Reads until standard output or error holds `text`. Throws std::runtime_error, with all output,
+  // if the program ends before or kPatience is over.
   void wait_for(const std::string& text);
   // Reads to the end and returns the exit code, 128 + signal for a death by a signal. Throws as
   // above if kPatience is over.
@@ -62,4 +60,4 @@ class ChildProcess {
   std::string err_;
 };
 
-}  // namespace paceline::support
+}  // namespace paceline::test

@@ -10,6 +10,7 @@
 #include <exception>
 
 #include "base/errno_error.h"
+#include "base/pipe.h"
 
 namespace paceline::test {
 namespace {
@@ -65,21 +66,15 @@ Ends make_link() {
   return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
 }
 
-Ends make_pipe() {
-  std::array<int, 2> fds{};
-  if (::pipe2(fds.data(), O_CLOEXEC) != 0) throw base::errno_error("pipe2");
-  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
-}
-
 }  // namespace
 
 std::vector<RankEnd> run_process_ranks(int size,
                                        const std::function<std::string(int, node::Links)>& body) {
   const auto count = static_cast<std::size_t>(size);
   std::vector<Ends> links(count);
-  std::vector<Ends> pipes(count);
+  std::vector<base::Pipe> pipes(count);
   for (std::size_t rank = 1; rank < count; ++rank) links[rank] = make_link();
-  for (auto& pipe : pipes) pipe = make_pipe();
+  for (auto& pipe : pipes) pipe = base::make_pipe();
 
   std::vector<pid_t> pids;
   for (std::size_t rank = 0; rank < count; ++rank) {
@@ -91,7 +86,7 @@ std::vector<RankEnd> run_process_ranks(int size,
         if (rank == 0) mine.push_back(std::move(links[other].first));
         if (rank == other) mine.push_back(std::move(links[other].second));
       }
-      const int report = pipes[rank].second.release();
+      const int report = pipes[rank].write_end.release();
       links.clear();
       pipes.clear();
       be_rank([&] { return body(static_cast<int>(rank), std::move(mine)); }, report);
@@ -100,9 +95,9 @@ std::vector<RankEnd> run_process_ranks(int size,
   }
   links.clear();
   std::vector<RankEnd> ends(count);
-  for (auto& pipe : pipes) pipe.second.reset();
+  for (auto& pipe : pipes) pipe.write_end.reset();
   for (std::size_t rank = 0; rank < count; ++rank) {
-    ends[rank].report = read_all(pipes[rank].first.get());
+    ends[rank].report = read_all(pipes[rank].read_end.get());
     ::waitpid(pids[rank], &ends[rank].status, 0);
   }
   return ends;

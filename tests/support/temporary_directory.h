@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-namespace paceline::support {
+namespace paceline::test {
 
 // A new, empty directory, removed with all that is in it.
 class TemporaryDirectory {
@@ -29,4 +29,4 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-}  // namespace paceline::support
+}  // namespace paceline::test

@@ -13,6 +13,7 @@
 #include "base/errno_error.h"
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "support/temporary_directory.h"
 
 namespace paceline::base {
 namespace {
@@ -56,7 +57,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                          {"PACELINE_LINKS", "7,8,21"},
                                          {"PACELINE_STORE_FD", "9"},
-                                         {"PACELINE_TERMINAL", "80"},
+                                         {"PACELINE_TERMINAL", "80,4000000000,7"},
                                          {"PACELINE_DATA", "/data"}});
   EXPECT_EQ(environment.rank, 3);
   EXPECT_EQ(environment.world_size, 4);
@@ -68,7 +69,9 @@ TEST(Environment, ReadsTorchrunsVariables) {
   EXPECT_TRUE(environment.use_agent_store);
   EXPECT_THAT(environment.links, ElementsAre(7, 8, 21));
   EXPECT_EQ(environment.store_fd, 9);
-  EXPECT_EQ(environment.terminal_columns, 80);
+  ASSERT_TRUE(environment.terminal);
+  EXPECT_EQ(environment.terminal->columns, 80);
+  EXPECT_THAT(environment.terminal->pipes, ElementsAre(4000000000, 7));
   EXPECT_EQ(environment.data_root, "/data");
 }
 
@@ -123,17 +126,12 @@ TEST(Log, GoesToTheCallbackOnly) {
 
 class CgroupCores : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = ::testing::TempDir() + "cgroup.XXXXXX";
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    root_ = name;
-    std::filesystem::create_directories(root_ / "a/b");
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
+  void SetUp() override { std::filesystem::create_directories(root_ / "a/b"); }
   void write(const std::string& file, const std::string& text) {
     std::ofstream(root_ / file) << text;
   }
-  std::filesystem::path root_;
+  const test::TemporaryDirectory directory_;
+  const std::filesystem::path root_ = directory_.path();
 };
 
 TEST_F(CgroupCores, TightestQuotaOnThePathCounts) {

@@ -56,7 +56,7 @@ class SmallFashionMnist : public ::testing::Test {
   const fs::path& root() const { return directory_.path(); }
 
  private:
-  support::TemporaryDirectory directory_;
+  test::TemporaryDirectory directory_;
 };
 
 TEST_F(SmallFashionMnist, ScalesPixelsAndKeepsLabels) {
@@ -119,7 +119,7 @@ TEST_F(SmallFashionMnist, RefusesADamagedFile) {
 }
 
 TEST(ReadIdx, MakesATensorOfTheFilesTypeAndShape) {
-  const support::TemporaryDirectory directory;
+  const test::TemporaryDirectory directory;
   const fs::path path = directory.path() / "numbers";
   write(path, {0, 0, 0x0B, 2, 0, 0, 0, 2, 0, 0, 0, 1, 0x01, 0x00, 0xff, 0xff});
   const at::Tensor tensor = read_idx(path);

@@ -206,7 +206,7 @@ TEST(Idx, DetectsADamagedPayloadByGzipsChecksum) {
 }
 
 TEST(IdxFile, ReadsAFile) {
-  const support::TemporaryDirectory directory;
+  const test::TemporaryDirectory directory;
   const auto path = directory.path() / "images.gz";
   const Bytes content = gzip(kImages);
   std::ofstream(path).write(reinterpret_cast<const char*>(content.data()), std::ssize(content));
@@ -214,11 +214,16 @@ TEST(IdxFile, ReadsAFile) {
 }
 
 TEST(IdxFile, SaysWhyAFileCannotBeRead) {
-  const support::TemporaryDirectory directory;
+  const test::TemporaryDirectory directory;
   EXPECT_THAT([&] { read_idx_file(directory.path() / "none"); },
               ThrowsMessage<Error>(AllOf(HasSubstr("none"), HasSubstr("ENOENT"))));
   EXPECT_THAT([&] { read_idx_file(directory.path()); },
               ThrowsMessage<Error>(HasSubstr("is not a regular file")));
+  // What is no IDX file is not read to its end.
+  const auto huge = directory.path() / "huge";
+  std::ofstream(huge) << "GIF89a";
+  std::filesystem::resize_file(huge, std::uintmax_t{1} << 40);
+  EXPECT_THAT([&] { read_idx_file(huge); }, ThrowsMessage<CorruptFile>(HasSubstr("no IDX file")));
   // Opening a pipe that nobody writes to must not hang.
   const auto pipe = directory.path() / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);

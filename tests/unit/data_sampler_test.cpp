@@ -83,13 +83,6 @@ TEST(DistributedSampler, AnEmptyDataSetHasNoIndices) {
   EXPECT_THAT(DistributedSampler(0, {.num_replicas = 3, .rank = 1}).indices(), IsEmpty());
 }
 
-TEST(DistributedSampler, AsksForRankAndWorldSizeByDefault) {
-  const DistributedSampler sampler(5, {.shuffle = false});
-  const DistributedSampler same(
-      5, {.num_replicas = get_world_size(), .rank = get_rank(), .shuffle = false});
-  EXPECT_EQ(sampler.indices(), same.indices());
-}
-
 TEST(DistributedSampler, RefusesWhatMakesNoSense) {
   const auto make = [](std::int64_t size, DistributedSamplerOptions options) {
     return [=] { DistributedSampler(size, options); };

@@ -28,7 +28,7 @@ TEST(LineSplitter, TheSameInPiecesOfAnySize) {
       const auto more = split(splitter, std::string_view(text).substr(at, size));
       lines.insert(lines.end(), more.begin(), more.end());
     }
-    EXPECT_THAT(lines, ElementsAre("a\\n", "bc\\r", "\\n", "\\n", "de\\r")) << size;
+    EXPECT_THAT(lines, ElementsAre("a\\n", "bc\\n", "\\n", "de\\r")) << size;
     EXPECT_EQ(splitter.pending(), "f");
   }
 }
@@ -43,6 +43,11 @@ TEST(LineSplitter, EndlessLinesAreCut) {
   EXPECT_THAT(splitter.pending(), SizeIs(5));
   splitter.feed(std::string(most - 6, 'x') + "\n", note);
   EXPECT_THAT(sizes, ElementsAre(most, most, most - 1));
+  for (const char* end : {"\n", "\r\n"}) {
+    sizes.clear();
+    splitter.feed(std::string(most, 'x') + end, note);
+    EXPECT_THAT(sizes, ElementsAre(most)) << "one that fits is one line";
+  }
 }
 
 TEST(LastLines, KeepsTheLastAsATerminalShowsThem) {
@@ -57,6 +62,8 @@ TEST(LastLines, KeepsTheLastAsATerminalShowsThem) {
   EXPECT_EQ(last[19], "unfinished");
   lines.feed(Stream::out, std::string(1000, 'x') + "\n");
   EXPECT_EQ(lines.lines().back(), "unfinished" + std::string(490, 'x') + "...");
+  lines.feed(Stream::out, std::string(499, 'x') + "\u00e9\n");
+  EXPECT_EQ(lines.lines().back(), std::string(499, 'x') + "...") << "cut between characters";
 }
 
 struct Screen {
@@ -77,7 +84,7 @@ TEST(Console, PrefixesWholeLinesIntoFiles) {
   EXPECT_EQ(screen.out, "[rank1]: other\n[rank0]: hello\n");
   screen.console.finish();
   EXPECT_EQ(screen.out, "[rank1]: other\n[rank0]: hello\n[rank1]: second \n");
-  EXPECT_EQ(screen.err, "[rank1]: 10%\r[rank1]: 20%\r");
+  EXPECT_EQ(screen.err, "[rank1]: 10%\r[rank1]: 20%\n");
 }
 
 TEST(Console, RankZeroMayDrawABarOnATerminal) {

@@ -17,13 +17,15 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 const bool paceline_registered = distributed::register_backend(
     "paceline",
     {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
-       node::RegionOptions options{.name = request.group_name, .timeout = request.timeout};
+       const node::RegionOptions options{.name = request.group_name,
+                                         .numbers = node::RankNumbers(request.world_ranks),
+                                         .timeout = request.timeout};
        std::shared_ptr<node::Region> region;
        if (!request.links.empty() || request.size == 1) {
          region =
              node::Region::create(std::move(request.links), request.rank, request.size, options);
        } else {
-         distributed::StoreExchange exchange(request.store, request.rank, request.size);
+         distributed::StoreExchange exchange(request);
          region = node::Region::create(exchange, options);
        }
        return c10::make_intrusive<NodeBackend>(std::move(region));
@@ -36,15 +38,26 @@ NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
     : ExtendedBackend(region->rank(), region->size()),
       region_(std::move(region)),
       group_(region_),
-      timeout_(region_->options().timeout) {}
+      timeout_(region_->options().timeout),
+      progress_(std::make_unique<ProgressThread>()) {}
 
 NodeBackend::~NodeBackend() {
   shutdown();
+  if (region_->in_forked_child()) static_cast<void>(progress_.release());
 }
 
 void NodeBackend::shutdown() {
-  progress_.stop();
+  if (region_->in_forked_child()) return;
+  progress_->stop();
   region_->depart();
+}
+
+// Asked before a thread of ours is: a forked child has none of them.
+void NodeBackend::check_usable(const char* operation) const {
+  region_->check_usable({operation, sequence_});
+  if (!progress_->stopped()) return;
+  throw UsageError(
+      fmt::format("{} on group {}, which this rank has left", operation, region_->options().name));
 }
 
 void NodeBackend::abort_because(const std::string& text) noexcept {
@@ -54,18 +67,18 @@ void NodeBackend::abort_because(const std::string& text) noexcept {
 template <typename Body>
 WorkPtr NodeBackend::run(c10d::OpType type, std::vector<at::Tensor> outputs, bool async,
                          std::chrono::milliseconds timeout, Body body) {
-  auto work = c10::make_intrusive<NodeWork>(type, std::move(outputs), group_.sequence() + 1);
-  // The tensors that `body` holds go before the work is complete.
+  check_usable(c10d::opTypeToString(type).c_str());
+  auto work = c10::make_intrusive<NodeWork>(type, std::move(outputs), ++sequence_);
   const auto limit = timeout > std::chrono::milliseconds(0) ? timeout : timeout_;
   if (!async) {
-    progress_.run_here([&] {
+    progress_->run_here([&] {
       group_.set_timeout(limit);
       body();
     });
     work->complete();
     return work;
   }
-  progress_.enqueue([this, work, limit, body = std::move(body)]() mutable {
+  progress_->enqueue([this, work, limit, body = std::move(body)]() mutable {
     std::exception_ptr error;
     try {
       group_.set_timeout(limit);
@@ -180,7 +193,11 @@ at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
     throw UsageError(fmt::format("allocateTensor on {}: the backend paceline has CPU memory only",
                                  options.device().str()));
   }
-  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  std::size_t bytes = 0;
+  if (size < 0 ||
+      __builtin_mul_overflow(static_cast<std::size_t>(size), options.dtype().itemsize(), &bytes)) {
+    throw UsageError(fmt::format("allocateTensor of {} elements", size));
+  }
   void* const memory = region_->allocate(bytes);
   if (memory == nullptr) {
     throw Error(
@@ -194,8 +211,9 @@ at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
 std::unique_ptr<distributed::BucketChannel> NodeBackend::make_bucket_channel(
     const std::vector<distributed::BucketChannel::Bucket>& buckets,
     distributed::BucketChannel::Describe describe) {
+  check_usable("DistributedDataParallel");
   std::unique_ptr<distributed::BucketChannel> channel;
-  progress_.run_here(
+  progress_->run_here(
       [&] { channel = std::make_unique<NodeChannel>(group_, buckets, std::move(describe)); });
   return channel;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -18,7 +19,7 @@ class NodeBackend final : public distributed::ExtendedBackend {
   ~NodeBackend() override;
 
   const std::string getBackendName() const override { return "paceline"; }
-  std::uint64_t getSequenceNumberForGroup() override { return group_.sequence(); }
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
@@ -48,8 +49,10 @@ class NodeBackend final : public distributed::ExtendedBackend {
       const std::vector<distributed::BucketChannel::Bucket>& buckets,
       distributed::BucketChannel::Describe describe) override;
   void abort_because(const std::string& text) noexcept override;
+  void check_peers() override { region_->check_peers({"new_group", 0}); }
 
  private:
+  void check_usable(const char* operation) const;
   template <typename Body>
   c10::intrusive_ptr<c10d::Work> run(c10d::OpType type, std::vector<at::Tensor> outputs, bool async,
                                      std::chrono::milliseconds timeout, Body body);
@@ -57,7 +60,9 @@ class NodeBackend final : public distributed::ExtendedBackend {
   std::shared_ptr<node::Region> region_;
   node::Group group_;
   std::chrono::milliseconds timeout_;
-  ProgressThread progress_;
+  std::atomic<std::uint64_t> sequence_{0};  // of the last call
+  // Behind a pointer: in a forked child, where its thread is missing, it cannot be destroyed.
+  std::unique_ptr<ProgressThread> progress_;
 };
 
 }  // namespace paceline::backends

@@ -18,7 +18,7 @@ class NodeChannel final : public distributed::BucketChannel {
   void publish(std::size_t bucket) override { channel_.publish(bucket); }
   void try_progress() override { channel_.try_progress(); }
   void finish() override { channel_.finish(); }
-  void abandon_step() override { channel_.abandon_step(); }
+  bool abandon_step() override { return channel_.abandon_step(); }
   [[noreturn]] void fail(const std::string& text) override { channel_.fail(text); }
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -30,6 +31,8 @@ class ProgressThread {
     body();
   }
   void stop();
+  // Nothing may be enqueued any more.
+  bool stopped() const { return stopping_; }
 
  private:
   void loop();
@@ -39,7 +42,7 @@ class ProgressThread {
   std::condition_variable idle_;
   std::deque<Task> tasks_;
   bool busy_ = false;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_ = false;  // set under the mutex
   std::thread thread_;
 };
 

@@ -11,15 +11,32 @@ namespace paceline::backends {
 namespace {
 
 std::optional<node::DataType> known_type(at::ScalarType type) {
+  using node::DataType;
   switch (type) {
     case at::kFloat:
-      return node::DataType::float32;
+      return DataType::float32;
     case at::kDouble:
-      return node::DataType::float64;
+      return DataType::float64;
     case at::kBFloat16:
-      return node::DataType::bfloat16;
+      return DataType::bfloat16;
     case at::kLong:
-      return node::DataType::int64;
+      return DataType::int64;
+    case at::kHalf:
+      return DataType::float16;
+    case at::kChar:
+      return DataType::int8;
+    case at::kByte:
+      return DataType::uint8;
+    case at::kShort:
+      return DataType::int16;
+    case at::kInt:
+      return DataType::int32;
+    case at::kBool:
+      return DataType::boolean;
+    case at::kComplexFloat:
+      return DataType::complex64;
+    case at::kComplexDouble:
+      return DataType::complex128;
     default:
       return std::nullopt;
   }
@@ -77,7 +94,8 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
 }
 
 node::DataType node_type(at::ScalarType type, const char* operation) {
-  if (const auto known = known_type(type)) return *known;
+  const auto known = known_type(type);
+  if (known && node::is_reducible(*known)) return *known;
   throw UsageError(
       fmt::format("{} of {}: the backend paceline reduces Float, Double, BFloat16 and Long",
                   operation, c10::toString(type)));

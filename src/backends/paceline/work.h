@@ -6,7 +6,7 @@
 
 namespace paceline::backends {
 
-// The Work of the backend paceline: complete when finish() has been called.
+// The Work of the backend paceline: complete when complete() has been called.
 class NodeWork final : public c10d::Work {
  public:
   NodeWork(c10d::OpType type, std::vector<at::Tensor> outputs, std::uint64_t sequence);

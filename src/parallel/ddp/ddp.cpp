@@ -25,19 +25,22 @@ class DdpCore {
           "gradient");
     }
     if (get_world_size(options.process_group) == 1) return;
-    ddp::check_same_parameters(parameters, options.process_group);
+    // The world of now, also when there is another one later.
+    options_.process_group = ProcessGroup(options.process_group.c10d());
+    ddp::check_same_model(module, options_.process_group);
     buffers_ = module.buffers();
     auto tensors = module.parameters();
     tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
-    ddp::broadcast_from_first(tensors, options.process_group);
-    reducer_ = std::make_unique<ddp::Reducer>(parameters, options);
+    ddp::broadcast_from_first(tensors, options_.process_group);
+    reducer_ = std::make_unique<ddp::Reducer>(parameters, options_);
   }
 
   void before_forward() {
     if (!reducer_ || !at::GradMode::is_enabled()) return;
     const bool training = module_.is_training();
     reducer_->before_forward(*sync_, training);
-    if (training && options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty()) {
+    if (!training) return;
+    if (options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty()) {
       ddp::broadcast_from_first(buffers_, options_.process_group);
     }
     buffers_may_differ_ = *sync_;
@@ -51,11 +54,13 @@ class DdpCore {
   std::shared_ptr<bool> sync_;
   std::unique_ptr<ddp::Reducer> reducer_;  // none in a world of one
   std::vector<at::Tensor> buffers_;
-  bool buffers_may_differ_ = false;  // the last forward was synchronised
+  bool buffers_may_differ_ = false;  // the last training forward was synchronised
 };
 
-DdpHandle::DdpHandle(torch::nn::Module& module, const DdpOptions& options)
-    : core_(std::make_unique<DdpCore>(module, options)) {}
+DdpHandle::DdpHandle(torch::nn::Module* module, const DdpOptions& options) {
+  if (module == nullptr) throw UsageError("DistributedDataParallel of a null module");
+  core_ = std::make_unique<DdpCore>(*module, options);
+}
 DdpHandle::DdpHandle(DdpHandle&&) noexcept = default;
 DdpHandle& DdpHandle::operator=(DdpHandle&&) noexcept = default;
 DdpHandle::~DdpHandle() = default;

@@ -13,17 +13,36 @@
 
 #include <paceline/collectives.h>
 
+#include "distributed/process_state.h"
 #include "distributed/translate.h"
 
 namespace paceline::ddp {
 namespace {
 
-std::vector<std::string> describe(const std::vector<NamedTensor>& parameters) {
+std::string join(at::IntArrayRef numbers) {
+  return fmt::format("[{}]", fmt::join(numbers.begin(), numbers.end(), ", "));
+}
+
+std::string describe(const std::string& name, const at::Tensor& tensor, const char* kind) {
+  if (!tensor.defined()) return fmt::format("{}, an undefined {}", name, kind);
+  std::string text = fmt::format("{}, a {} of shape {} and type {}", name, kind,
+                                 join(tensor.sizes()), c10::toString(tensor.scalar_type()));
+  // Gradients lie in the bucket as parameters do in memory.
+  if (tensor.layout() == at::kStrided && !tensor.is_contiguous()) {
+    text += " with strides " + join(tensor.strides());
+  }
+  return text;
+}
+
+std::vector<std::string> describe(const torch::nn::Module& module) {
   std::vector<std::string> lines;
-  for (const auto& [name, tensor] : parameters) {
-    lines.push_back(fmt::format("{} of shape [{}] and type {}", name,
-                                fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "),
-                                c10::toString(tensor.scalar_type())));
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    lines.push_back(
+        describe(item.key(), tensor, tensor.requires_grad() ? "parameter" : "frozen parameter"));
+  }
+  for (const auto& item : module.named_buffers()) {
+    lines.push_back(describe(item.key(), item.value(), "buffer"));
   }
   return lines;
 }
@@ -36,15 +55,17 @@ std::vector<std::string> split_lines(const std::string& text) {
 }
 
 std::string first_difference(const std::vector<std::string>& first,
-                             const std::vector<std::string>& other, int rank) {
+                             const std::vector<std::string>& other, std::pair<int, int> ranks) {
   const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
   const auto what = [](const auto& at, const auto& lines) {
     return at == lines.end() ? std::string("nothing more") : *at;
   };
   return fmt::format(
-      "the models differ: rank 0 has {} parameters, rank {} has {}; as parameter {} rank 0 has {}, "
-      "rank {} has {}",
-      first.size(), rank, other.size(), a - first.begin(), what(a, first), rank, what(b, other));
+      "the models differ: of {} parameters and buffers on rank {}, and {} on rank {}, the first "
+      "that "
+      "is not the same is {} on rank {} and {} on rank {}",
+      first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
+      what(b, other), ranks.second);
 }
 
 }  // namespace
@@ -60,14 +81,17 @@ std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-void check_same_parameters(const std::vector<NamedTensor>& parameters, const ProcessGroup& group) {
+void check_same_model(const torch::nn::Module& module, const ProcessGroup& group) {
   const auto texts =
-      all_gather_bytes(fmt::format("{}", fmt::join(describe(parameters), "\n")), {.group = group});
+      all_gather_bytes(fmt::format("{}", fmt::join(describe(module), "\n")), {.group = group});
+  const auto number = [&](std::size_t rank) {
+    return distributed::world_rank_of(group, static_cast<int>(rank));
+  };
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;
-    const int number = static_cast<int>(rank);
-    throw Mismatch(first_difference(split_lines(texts[0]), split_lines(texts[rank]), number),
-                   {number}, "DistributedDataParallel", 0);
+    throw Mismatch(first_difference(split_lines(texts[0]), split_lines(texts[rank]),
+                                    {number(0), number(rank)}),
+                   {number(rank)}, "DistributedDataParallel", 0);
   }
 }
 

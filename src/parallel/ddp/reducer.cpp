@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include <paceline/error.h>
@@ -17,6 +19,11 @@ namespace {
 constexpr std::size_t kFirstBucketBytes = std::size_t{1} << 20;
 // How many parameters an error lists before it only counts.
 constexpr std::size_t kMaxNames = 10;
+
+std::size_t bytes_of_mb(double mb) {
+  constexpr double kMost = 1ULL << 62;
+  return static_cast<std::size_t>(std::min(mb * 1024 * 1024, kMost));
+}
 
 std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& parameters) {
   std::vector<at::Tensor> tensors;
@@ -37,8 +44,9 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
 
 Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options)
     : find_unused_(options.find_unused_parameters),
-      plan_(plan_buckets(tensors_of(parameters), kFirstBucketBytes,
-                         static_cast<std::size_t>(options.bucket_cap_mb * 1024 * 1024))) {
+      plan_(plan_buckets(tensors_of(parameters),
+                         std::min(kFirstBucketBytes, bytes_of_mb(options.bucket_cap_mb)),
+                         bytes_of_mb(options.bucket_cap_mb))) {
   using distributed::BucketChannel;
   std::vector<BucketChannel::Bucket> buckets;
   for (const auto& bucket : plan_.buckets) {
@@ -89,20 +97,39 @@ void Reducer::attach_hooks() {
 }
 
 void Reducer::before_forward(bool synchronise, bool counts) {
-  channel_->abandon_step();
+  if (channel_->abandon_step()) {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : parameters_) {
+      if (is_view(parameter)) parameter.view.zero_();
+    }
+  }
   synchronise_ = synchronise;
   if (synchronise && counts) ++forwards_;
 }
 
 void Reducer::on_gradient(std::size_t index) {
-  Parameter& parameter = parameters_[index];
-  parameter.used = true;
+  parameters_[index].used = true;
   if (!synchronise_) return;
-  if (!channel_->in_step()) begin_step();
+  try {
+    reduce_gradient(index);
+  } catch (const PeerError&) {
+    // A rank that wakes up late may still write into the buckets.
+    detach_gradients();
+    throw;
+  }
+}
+
+void Reducer::reduce_gradient(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  if (channel_->in_step()) {
+    check_backward();
+  } else {
+    begin_step();
+  }
   if (parameter.ready) {
     channel_->fail(fmt::format(
-        "parameter {} got a gradient twice in one backward: it is part of several graphs, as with "
-        "activation checkpointing or a nested backward, which are not supported",
+        "parameter {} got a gradient twice in one backward: it is part of several graphs, which is "
+        "not supported",
         parameter.name));
   }
   parameter.ready = true;
@@ -110,8 +137,19 @@ void Reducer::on_gradient(std::size_t index) {
   count_down(plan_.places[index].bucket);
 }
 
+// The hooks of a step all belong to one backward.
+void Reducer::check_backward() {
+  if (torch::autograd::get_current_graph_task_id() == backward_) return;
+  throw UsageError(
+      "a backward reached the model while its last one has not completed: if that one threw, run a "
+      "forward before the next; a backward inside another, as with activation checkpointing, is "
+      "not "
+      "supported");
+}
+
 void Reducer::begin_step() {
   channel_->begin_step(forwards_);
+  backward_ = torch::autograd::get_current_graph_task_id();
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
   for (auto& parameter : parameters_) parameter.ready = false;
@@ -158,7 +196,6 @@ void Reducer::finish_backward() {
       channel_->finish();
     }
   } catch (...) {
-    // A rank that wakes up late may still write into the buckets.
     detach_gradients();
     throw;
   }

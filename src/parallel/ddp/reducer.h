@@ -29,7 +29,8 @@ class Reducer {
   ~Reducer();
 
   // Fixes whether backwards from here on are synchronised, and clears away a step that an exception
-  // cut short. `counts` says whether this forward is one that a backward must follow.
+  // cut short: gradients that lie in buckets become zero then, since other ranks may have written
+  // there. `counts` says whether this forward is one that a backward must follow.
   void before_forward(bool synchronise, bool counts);
 
  private:
@@ -46,6 +47,8 @@ class Reducer {
   void make_views();
   void attach_hooks();
   void on_gradient(std::size_t index);
+  void reduce_gradient(std::size_t index);
+  void check_backward();
   void begin_step();
   void take_gradient(Parameter& parameter);
   void count_down(std::size_t bucket);
@@ -64,6 +67,7 @@ class Reducer {
   std::vector<std::size_t> outstanding_;  // gradients still missing, by bucket
   bool synchronise_ = false;
   std::uint32_t forwards_ = 0;
+  int backward_ = -1;  // autograd's number of the backward that began the step
 };
 
 }  // namespace paceline::ddp

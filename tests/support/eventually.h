@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "base/deadline.h"
+
+namespace paceline::test {
+
+// Generous: it only bounds how long a broken test hangs.
+constexpr std::chrono::seconds kPatience{20};
+
+// Waits until `condition` holds, asking often; false if it does not within kPatience.
+inline bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = base::Deadline::after(kPatience);
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+}  // namespace paceline::test
