@@ -3,9 +3,9 @@
 
     tools/tidy.py BUILD_DIR
 
-Most of the time goes into headers, torch's above all, so the files of a top folder are read together:
-those that include torch, those that do not, and those for an instruction set of their own. Tests are
-read alone, and those that include torch are left out.
+Most of the time goes into headers, torch's above all, so the files of src/, and those of each other
+folder, are read together: those that include torch, those that do not, and those for an instruction
+set of their own. Tests are read alone, and those that include torch are left out.
 A job that was clean is not done again before one of its files, a header of ours that they include,
 a compile command, .clang-tidy or clang-tidy's version changes: build/lint holds a stamp for each.
 """
@@ -91,9 +91,10 @@ def jobs(build):
     groups = {}
     for entry in ours.values():
         source = source_of(entry)
-        top, torch = source.parts[0], includes_torch(source)
-        if top != "tests":
-            name = "-".join([top, *["torch"] * torch, *instruction_set(entry)])
+        torch = includes_torch(source)
+        if source.parts[0] != "tests":
+            folder = source.parts[:1] if source.parts[0] == "src" else source.parts[:-1]
+            name = "-".join([*folder, *["torch"] * torch, *instruction_set(entry)])
             groups.setdefault(name, []).append(entry)
         elif not torch:
             groups[source.stem] = [entry]

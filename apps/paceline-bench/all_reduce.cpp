@@ -2,8 +2,10 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <algorithm>
 #include <memory>
+
+#include "batch.h"
+#include "guest.h"
 
 namespace paceline::bench {
 namespace {
@@ -12,14 +14,6 @@ using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
 
 BackendPointer backend_of(const ProcessGroup& group) {
   return group.c10d()->getBackend(c10::DeviceType::CPU);
-}
-
-// Small tensors are reduced a batch at a time, each call on memory that was written since the last,
-// for the clock and the start together would cost as much as one call.
-int calls_of(std::int64_t bytes) {
-  constexpr std::int64_t kBatchBytes = std::int64_t{64} << 10;
-  constexpr std::int64_t kMaxCalls = 64;
-  return static_cast<int>(std::clamp(kBatchBytes / bytes, std::int64_t{1}, kMaxCalls));
 }
 
 at::Tensor allocate(const BackendPointer& backend, bool shared, std::int64_t elements) {
@@ -49,14 +43,28 @@ Contender contender(std::string implementation, std::string variant, const Backe
           .calls = static_cast<int>(calls->size())};
 }
 
+Contender with_openmpi(const std::string& mpirun, std::int64_t bytes) {
+  return guest_contender("openmpi", calls_of(bytes), [&] {
+    return std::vector<std::string>{mpirun,
+                                    "-np",
+                                    std::to_string(get_world_size()),
+                                    "--bind-to",
+                                    "none",
+                                    "--oversubscribe",
+                                    beside_this_program(kOpenMpiProgram),
+                                    std::to_string(bytes)};
+  });
+}
+
 }  // namespace
 
-Result measure_all_reduce(const std::optional<ProcessGroup>& gloo, std::int64_t bytes,
-                          const RoundPlan& plan) {
+Result measure_all_reduce(const std::optional<ProcessGroup>& gloo, const std::string& mpirun,
+                          std::int64_t bytes, const RoundPlan& plan) {
   const BackendPointer ours = backend_of({});
   std::vector<Contender> contenders{contender("paceline", "shared", ours, bytes),
                                     contender("paceline", "ordinary", ours, bytes)};
   if (gloo) contenders.push_back(contender("gloo", "", backend_of(*gloo), bytes));
+  if (!mpirun.empty()) contenders.push_back(with_openmpi(mpirun, bytes));
   return {"all_reduce", get_world_size(), bytes, measure(contenders, plan)};
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -10,7 +11,9 @@
 #include <paceline/error.h>
 
 #include "base/errno_error.h"
+#include "guest.h"
 #include "jobs.h"
+#include "launch/program.h"
 #include "machine.h"
 #include "models/models.h"
 #include "options.h"
@@ -37,7 +40,34 @@ void write_json(std::ofstream& file, const Options& options, const nlohmann::ord
   if (!file.flush()) throw base::errno_error(fmt::format("cannot write {}", options.json));
 }
 
-int run(const Options& options, const std::vector<std::string>& arguments) {
+// Tells the ranks, in their arguments, which Python to compare with.
+void add_python(const Options& options, std::vector<std::string>& arguments) {
+  if (!options.python.empty()) {
+    if (has_torch(options.python)) return;
+    throw UsageError(
+        fmt::format("--python {}: this is no Python that can import torch", options.python));
+  }
+  if (has_torch("python3")) {
+    arguments.insert(arguments.end(), {"--python", "python3"});
+  } else {
+    fmt::print("python_ddp_gloo: absent, python3 cannot import torch; --python names another\n");
+  }
+}
+
+void add_openmpi(std::vector<std::string>& arguments) {
+  if (!std::filesystem::exists(beside_this_program(kOpenMpiProgram))) {
+    fmt::print("openmpi: absent, built without MPI\n");
+    return;
+  }
+  try {
+    const std::string mpirun = launch::find_program("mpirun");
+    arguments.insert(arguments.end(), {"--mpirun", mpirun});
+  } catch (const launch::ProgramError&) {
+    fmt::print("openmpi: absent, there is no mpirun on PATH\n");
+  }
+}
+
+int run(const Options& options, std::vector<std::string> arguments) {
   std::ofstream file = open_json(options.json);
   nlohmann::ordered_json report{{"machine", describe_machine()},
                                 {"rows", nlohmann::ordered_json::array()}};
@@ -47,6 +77,7 @@ int run(const Options& options, const std::vector<std::string>& arguments) {
              machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
              machine["load_before"].get<double>());
   if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
+  options.benchmark == Benchmark::ddp ? add_python(options, arguments) : add_openmpi(arguments);
 
   int code = 0;
   for (const int ranks : options.ranks) {

@@ -44,8 +44,9 @@ void describe(CLI::App& app, Options& options) {
   app.add_flag("--quick", options.quick, "A selection that takes less than a minute");
   app.add_flag("--worker", options.worker)->group("");  // how this program starts its ranks
   app.footer(
-      "Implementations take turns, round by round, in the same processes; every rank waits for\n"
-      "the others before the clock starts. A time is that of the slowest rank, \"cpu\" the CPU\n"
+      "Implementations take turns, round by round, in the same processes but for guests;\n"
+      "every rank waits for the others before the clock starts. A time is that of the slowest "
+      "rank, \"cpu\" the CPU\n"
       "time of all ranks together; \"over X\" is how many times faster than X, the median of the\n"
       "rounds and its 90 % confidence interval. Run it on a machine that does nothing else.");
 
@@ -55,10 +56,14 @@ void describe(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false))
       ->type_name("SIZE");
+  collectives->add_option("--mpirun", options.mpirun)->group("");  // found by this program
   CLI::App* const ddp = app.add_subcommand("ddp", "A training step of some models, 2 ranks");
   ddp->add_option("--models", options.models, "Which models, or all")
       ->delimiter(',')
       ->type_name("NAME");
+  ddp->add_option("--python", options.python,
+                  "A Python with torch, for python_ddp_gloo (default python3, if it has)")
+      ->type_name("PROGRAM");
   app.parse_complete_callback([&options, ddp] {
     options.benchmark = ddp->parsed() ? Benchmark::ddp : Benchmark::collectives;
   });

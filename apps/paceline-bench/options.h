@@ -18,6 +18,8 @@ struct Options {
   int rounds = 0;
   int threads = 1;      // of each rank
   std::string json;     // the file to write; empty: none
+  std::string mpirun;   // for openmpi; empty: none
+  std::string python;   // with torch, for python_ddp_gloo; empty: whichever there is
   bool worker = false;  // this process is one of the ranks
 };
 

@@ -9,6 +9,12 @@
 
 namespace paceline::bench {
 
+// The mean of a call or step on one rank.
+struct Sample {
+  double wall_us = 0;
+  double cpu_us = 0;
+};
+
 // What was measured of one implementation, round by round.
 struct Series {
   std::string implementation;

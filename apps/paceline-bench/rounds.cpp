@@ -23,11 +23,6 @@ double now_us(clockid_t clock) {
   return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
 }
 
-struct Sample {
-  double wall_us = 0;
-  double cpu_us = 0;
-};
-
 // The CPU clock covers the backends' own threads; it costs a system call, which stays outside of
 // what the wall clock sees.
 Sample measure_once(const Contender& contender) {
@@ -43,6 +38,11 @@ Sample measure_once(const Contender& contender) {
 // The mean of a call over `repeats` runs.
 Sample measure_round(const Contender& contender, int repeats) {
   Sample sum;
+  if (contender.elsewhere) {
+    sum = contender.elsewhere(repeats * contender.calls);
+    barrier();  // our ranks sleep in it, and leave the cores to the others
+    return sum;
+  }
   for (int i = 0; i < repeats; ++i) {
     const Sample one = measure_once(contender);
     sum.wall_us += one.wall_us;
@@ -64,11 +64,11 @@ std::vector<std::vector<Sample>> gather(std::span<const Sample> mine) {
 
 // All ranks have to repeat a run equally often, so they decide together.
 int choose_repeats(const Contender& contender, std::chrono::microseconds length) {
-  for (int i = 0; i < kWarmups; ++i) measure_once(contender);
-  const Sample mine = measure_once(contender);
+  measure_round(contender, kWarmups);
+  const Sample mine = measure_round(contender, 1);
   double slowest = 0;
   for (const auto& theirs : gather({&mine, 1})) {
-    slowest = std::max(slowest, theirs.front().wall_us);
+    slowest = std::max(slowest, theirs.front().wall_us * contender.calls);
   }
   const double repeats = static_cast<double>(length.count()) / std::max(slowest, 1e-3);
   return static_cast<int>(std::clamp(repeats, 1.0, static_cast<double>(kMaxRepeats)));

@@ -18,6 +18,9 @@ struct Contender {
   // What is timed: `calls` calls, so many that the clock's own cost does not count.
   std::function<void()> run;
   int calls = 1;
+  // Instead of the above, for an implementation in processes of its own: measures that many calls.
+  // Rank 0's answer is for all ranks; the others give zeros.
+  std::function<Sample(int calls)> elsewhere = {};
 };
 
 struct RoundPlan {

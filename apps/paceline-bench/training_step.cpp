@@ -1,6 +1,7 @@
 #include "training_step.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <torch/optim/sgd.h>
@@ -9,6 +10,7 @@
 #include <memory>
 
 #include "c10d_reducer.h"
+#include "guest.h"
 
 namespace paceline::bench {
 namespace {
@@ -69,16 +71,25 @@ Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& grou
           }};
 }
 
+Contender with_python(const std::string& python, const models::Model& model) {
+  return guest_contender("python_ddp_gloo", 1, [&] {
+    return std::vector<std::string>{python, beside_this_program("python_ddp.py"),
+                                    std::to_string(get_world_size()),
+                                    std::to_string(at::get_num_threads()), model.name};
+  });
+}
+
 }  // namespace
 
 Result measure_training_step(const std::optional<ProcessGroup>& gloo, const models::Model& model,
-                             const RoundPlan& plan) {
+                             const std::string& python, const RoundPlan& plan) {
   std::vector<Contender> contenders{alone(model), with_barrier(model),
                                     with_ddp("paceline", model, {})};
   if (gloo) {
     contenders.push_back(with_ddp("gloo", model, *gloo));
     contenders.push_back(with_c10d_reducer(model, *gloo));
   }
+  if (!python.empty()) contenders.push_back(with_python(python, model));
   return {"ddp", get_world_size(), model.name, measure(contenders, plan)};
 }
 

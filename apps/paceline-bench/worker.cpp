@@ -29,10 +29,12 @@ void run(const Options& options) {
 
   const RoundPlan plan{options.rounds, options.quick ? 2ms : 5ms};
   if (options.benchmark == Benchmark::collectives) {
-    for (const auto bytes : options.bytes) send(measure_all_reduce(gloo, bytes, plan));
+    for (const auto bytes : options.bytes) {
+      send(measure_all_reduce(gloo, options.mpirun, bytes, plan));
+    }
   } else {
     for (const auto& name : options.models) {
-      send(measure_training_step(gloo, *models::find_model(name), plan));
+      send(measure_training_step(gloo, *models::find_model(name), options.python, plan));
     }
   }
 }
