@@ -4,15 +4,14 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test lint bench install clean
+.PHONY: help run build test lint python bench install clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
 run:  ## train the Fashion-MNIST example on NPROC=2 ranks; ARGS go to the example
 	@tools/setup run
-	@test -f build/release/build.ninja || \
-	  cmake --preset release -DPACELINE_TESTS=OFF -DPACELINE_BENCHMARKS=OFF
+	@test -f build/release/build.ninja || cmake --preset release -DPACELINE_TESTS=OFF
 	@cmake --build --preset release --target bin/paceline bin/fashion_mnist
 	@build/release/bin/paceline run --nproc-per-node $(NPROC) build/release/bin/fashion_mnist $(ARGS)
 
@@ -30,10 +29,18 @@ lint:  ## check format, includes and clang-tidy's findings
 	@tools/configure dev
 	@tools/lint
 
+python:  ## build the Python package into .venv, beside torch, and run its tests
+	@tools/setup python
+	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python ./python
+	@.venv/bin/python -B python/tests/test_backend.py
+
 bench: build  ## measure; ARGS go to paceline bench (default: collectives)
 	@build/release/bin/paceline bench $(or $(ARGS),collectives)
 
-install: build  ## install to PREFIX=/usr/local
+install:  ## install to PREFIX=/usr/local
+	@tools/setup run
+	@test -f build/release/build.ninja || cmake --preset release -DPACELINE_TESTS=OFF
+	@cmake --build --preset release --target installed
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean:  ## remove what was built, not .deps

@@ -21,12 +21,13 @@ MAY_INCLUDE |= {
     "models": {"models"},
     "examples": {"models", "examples"},
     "benchmarks": {*LIBRARY, "models", "benchmarks"},
+    "python": {*LIBRARY, "python"},
     "public": {"public"},
 }
 SEES_PUBLIC_API = {"models", "examples"}
 TORCH_FREE = {"base", "node", "launch", "apps/paceline"}
 
-TOP = ["include", "src", "apps", "models", "examples", "benchmarks", "tests"]
+TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 

@@ -61,10 +61,10 @@ std::string beside_this_program(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").replace_filename(name);
 }
 
-bool has_torch(const std::string& python) {
+bool can_import(const std::string& python, const std::string& module) {
   const base::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   const pid_t pid =
-      start({python, "-c", "import torch"},
+      start({python, "-c", "import " + module},
             {{null.get(), STDIN_FILENO}, {null.get(), STDOUT_FILENO}, {null.get(), STDERR_FILENO}});
   return pid > 0 && wait_for(pid) == 0;
 }

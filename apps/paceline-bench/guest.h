@@ -46,7 +46,7 @@ std::string beside_this_program(const std::string& name);
 // Built where MPI is found.
 inline constexpr const char* kOpenMpiProgram = "paceline-bench-openmpi";
 
-// Whether `python` is a program that can import torch.
-bool has_torch(const std::string& python);
+// Whether `python` is a program that can import `module`.
+bool can_import(const std::string& python, const std::string& module);
 
 }  // namespace paceline::bench

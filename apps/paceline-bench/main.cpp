@@ -40,18 +40,19 @@ void write_json(std::ofstream& file, const Options& options, const nlohmann::ord
   if (!file.flush()) throw base::errno_error(fmt::format("cannot write {}", options.json));
 }
 
-// Tells the ranks, in their arguments, which Python to compare with.
+// Tells the ranks, in their arguments, what to compare with in Python.
 void add_python(const Options& options, std::vector<std::string>& arguments) {
-  if (!options.python.empty()) {
-    if (has_torch(options.python)) return;
-    throw UsageError(
-        fmt::format("--python {}: this is no Python that can import torch", options.python));
-  }
-  if (has_torch("python3")) {
-    arguments.insert(arguments.end(), {"--python", "python3"});
-  } else {
+  const std::string python = options.python.empty() ? "python3" : options.python;
+  if (!can_import(python, "torch")) {
+    if (!options.python.empty()) {
+      throw UsageError(fmt::format("--python {}: this is no Python that can import torch", python));
+    }
     fmt::print("python_ddp_gloo: absent, python3 cannot import torch; --python names another\n");
+    return;
   }
+  const bool plugin = can_import(python, "paceline");
+  arguments.insert(arguments.end(),
+                   {"--python", python, "--python-backends", plugin ? "gloo,paceline" : "gloo"});
 }
 
 void add_openmpi(std::vector<std::string>& arguments) {

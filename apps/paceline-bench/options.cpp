@@ -44,7 +44,8 @@ void describe(CLI::App& app, Options& options) {
   app.add_flag("--quick", options.quick, "A selection that takes less than a minute");
   app.add_flag("--worker", options.worker)->group("");  // how this program starts its ranks
   app.footer(
-      "Implementations take turns, round by round, in the same processes but for guests;\n"
+      "Implementations take turns, round by round, in the same processes, OpenMPI and\n"
+      "Python in their own;\n"
       "every rank waits for the others before the clock starts. A time is that of the slowest "
       "rank, \"cpu\" the CPU\n"
       "time of all ranks together; \"over X\" is how many times faster than X, the median of the\n"
@@ -62,8 +63,11 @@ void describe(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->type_name("NAME");
   ddp->add_option("--python", options.python,
-                  "A Python with torch, for python_ddp_gloo (default python3, if it has)")
+                  "A Python with torch, for python_ddp_gloo, and for python_ddp_paceline if it has "
+                  "the package paceline (default python3)")
+      ->take_last()
       ->type_name("PROGRAM");
+  ddp->add_option("--python-backends", options.python_backends)->delimiter(',')->group("");
   app.parse_complete_callback([&options, ddp] {
     options.benchmark = ddp->parsed() ? Benchmark::ddp : Benchmark::collectives;
   });
@@ -138,7 +142,8 @@ std::optional<Options> parse_options(const std::vector<std::string>& arguments,
     help = app.help("", CLI::AppFormatMode::All);
     return std::nullopt;
   } catch (const CLI::RequiredError&) {  // a subcommand is all that is required
-    throw UsageError("which benchmark? collectives and ddp are there");
+    throw UsageError(fmt::format("which benchmark? collectives and ddp are there, and got '{}'",
+                                 fmt::join(arguments, " ")));
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }

@@ -16,11 +16,12 @@ struct Options {
   std::vector<std::int64_t> bytes;  // collectives
   std::vector<std::string> models;  // ddp
   int rounds = 0;
-  int threads = 1;      // of each rank
-  std::string json;     // the file to write; empty: none
-  std::string mpirun;   // for openmpi; empty: none
-  std::string python;   // with torch, for python_ddp_gloo; empty: whichever there is
-  bool worker = false;  // this process is one of the ranks
+  int threads = 1;     // of each rank
+  std::string json;    // the file to write; empty: none
+  std::string mpirun;  // for openmpi; empty: none
+  std::string python;  // with torch, for python_ddp_*; empty: whichever there is
+  std::vector<std::string> python_backends;  // those that it has
+  bool worker = false;                       // this process is one of the ranks
 };
 
 // The arguments after the program's name, where `models` are those that there are. Nothing if they

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Python's DistributedDataParallel on Gloo, taking turns with `paceline bench ddp`.
+"""Python's DistributedDataParallel, taking turns with `paceline bench ddp`.
 
-    python_ddp.py RANKS THREADS MODEL
+    python_ddp.py BACKEND RANKS THREADS MODEL
 
 Starts the other ranks itself. Reads lines with a number of steps, makes that many, and answers each
 with the mean time of a step on the slowest rank and the CPU time of a step on all ranks, both in
@@ -87,9 +87,9 @@ def measure(step, count):
     return slowest.item(), all_ranks.item()
 
 
-def run(rank, ranks, store, threads, name):
+def run(rank, backend, ranks, threads, name, store):
     torch.set_num_threads(threads)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
     samples, shape, classes, make = MODELS[name]
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(make())
@@ -117,9 +117,9 @@ def run(rank, ranks, store, threads, name):
 
 
 def main():
-    ranks, threads, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    if len(sys.argv) > 4:
-        run(int(sys.argv[4]), ranks, sys.argv[5], threads, name)
+    backend, ranks, threads, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    if len(sys.argv) > 5:
+        run(int(sys.argv[5]), backend, ranks, threads, name, sys.argv[6])
         return
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
@@ -127,7 +127,7 @@ def main():
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
                   for rank in range(1, ranks)]
         try:
-            run(0, ranks, store, threads, name)
+            run(0, backend, ranks, threads, name, store)
         finally:
             for other in others:
                 other.wait()

@@ -37,7 +37,7 @@ std::string speedup(const Result& result, const Series& ours, std::string_view o
                      digits(ratio.low), ratio.high, digits(ratio.high));
 }
 
-constexpr const char* kLine = "{:<12} {:<17} {:>7} {:>7} {:>7} {:>7}  {:<17} {:<17}";
+constexpr const char* kLine = "{:<12} {:<19} {:>7} {:>7} {:>7} {:>7} {:<17} {:<17}";
 
 std::string line(auto... cells) {
   std::string text = fmt::format(fmt::runtime(kLine), cells...);

@@ -71,25 +71,31 @@ Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& grou
           }};
 }
 
-Contender with_python(const std::string& python, const models::Model& model) {
-  return guest_contender("python_ddp_gloo", 1, [&] {
-    return std::vector<std::string>{python, beside_this_program("python_ddp.py"),
+Contender with_python(const std::string& python, const std::string& backend,
+                      const models::Model& model) {
+  return guest_contender("python_ddp_" + backend, 1, [&] {
+    return std::vector<std::string>{python,
+                                    beside_this_program("python_ddp.py"),
+                                    backend,
                                     std::to_string(get_world_size()),
-                                    std::to_string(at::get_num_threads()), model.name};
+                                    std::to_string(at::get_num_threads()),
+                                    model.name};
   });
 }
 
 }  // namespace
 
 Result measure_training_step(const std::optional<ProcessGroup>& gloo, const models::Model& model,
-                             const std::string& python, const RoundPlan& plan) {
+                             const Options& options, const RoundPlan& plan) {
   std::vector<Contender> contenders{alone(model), with_barrier(model),
                                     with_ddp("paceline", model, {})};
   if (gloo) {
     contenders.push_back(with_ddp("gloo", model, *gloo));
     contenders.push_back(with_c10d_reducer(model, *gloo));
   }
-  if (!python.empty()) contenders.push_back(with_python(python, model));
+  for (const std::string& backend : options.python_backends) {
+    contenders.push_back(with_python(options.python, backend, model));
+  }
   return {"ddp", get_world_size(), model.name, measure(contenders, plan)};
 }
 

@@ -34,7 +34,7 @@ void run(const Options& options) {
     }
   } else {
     for (const auto& name : options.models) {
-      send(measure_training_step(gloo, *models::find_model(name), options.python, plan));
+      send(measure_training_step(gloo, *models::find_model(name), options, plan));
     }
   }
 }

@@ -15,24 +15,23 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 const bool paceline_registered = distributed::register_backend(
-    "paceline",
-    {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
-       const node::RegionOptions options{.name = request.group_name,
-                                         .numbers = node::RankNumbers(request.world_ranks),
-                                         .timeout = request.timeout};
-       std::shared_ptr<node::Region> region;
-       if (!request.links.empty() || request.size == 1) {
-         region =
-             node::Region::create(std::move(request.links), request.rank, request.size, options);
-       } else {
-         distributed::StoreExchange exchange(request);
-         region = node::Region::create(exchange, options);
-       }
-       return c10::make_intrusive<NodeBackend>(std::move(region));
-     },
-     c10d::ProcessGroup::BackendType::CUSTOM});
+    "paceline", {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
+                   return c10::make_intrusive<NodeBackend>(form_region(std::move(request)));
+                 },
+                 c10d::ProcessGroup::BackendType::CUSTOM});
 
 }  // namespace
+
+std::shared_ptr<node::Region> form_region(distributed::BackendRequest request) {
+  const node::RegionOptions options{.name = request.group_name,
+                                    .numbers = node::RankNumbers(request.world_ranks),
+                                    .timeout = request.timeout};
+  if (!request.links.empty() || request.size == 1) {
+    return node::Region::create(std::move(request.links), request.rank, request.size, options);
+  }
+  distributed::StoreExchange exchange(request);
+  return node::Region::create(exchange, options);
+}
 
 NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
     : ExtendedBackend(region->rank(), region->size()),

@@ -11,9 +11,12 @@
 
 namespace paceline::backends {
 
+// Joins the ranks of the request, over its links or else its store. Collective.
+std::shared_ptr<node::Region> form_region(distributed::BackendRequest request);
+
 // c10d over shared memory: the ranks of one machine. Calls whose options say asyncOp run on a
 // progress thread and return at once; the others run on the caller's thread.
-class NodeBackend final : public distributed::ExtendedBackend {
+class NodeBackend : public distributed::ExtendedBackend {
  public:
   explicit NodeBackend(std::shared_ptr<node::Region> region);
   ~NodeBackend() override;
