@@ -4,6 +4,14 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paceline)
 
+# All of what is installed.
+add_custom_target(installed DEPENDS paceline_library paceline)
+foreach(program paceline-bench paceline-bench-openmpi)
+  if(TARGET ${program})
+    add_dependencies(installed ${program})
+  endif()
+endforeach()
+
 install(TARGETS paceline_library EXPORT paceline-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT paceline-targets NAMESPACE paceline:: DESTINATION ${package_dir})

@@ -67,12 +67,13 @@ int run_command(const std::vector<std::string>& arguments) {
     return 0;
   }
   launch::find_program(spec->command.front());  // if there is none, that is all there is to say
-  const auto [least, most] =
-      std::minmax({terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO)});
+  const int least = std::min(terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO));
   // Told to the worker only if both are terminals: whichever it draws on, it is seen.
   if (least > 0) spec->terminal_columns = launch::Console::columns_beside_prefix(least);
   const std::string heading = choose_threads(*spec, cores);
-  launch::Console console(target(out), target(err), spec->processes, most);
+  const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
+  launch::Console console(target(out), target(err), spec->processes,
+                          [=] { return terminal_columns(screen); });
   spec->output = [&](int rank, launch::Stream stream, std::string_view bytes) {
     console.write(rank, stream, bytes);
   };

@@ -5,11 +5,13 @@
 #include <paceline/paceline.h>
 #include <CLI/CLI.hpp>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
 
 namespace data = paceline::data;
 namespace fs = std::filesystem;
@@ -83,12 +85,19 @@ Score evaluate(Model& model, const Options& options) {
   return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
 }
 
+// A path that cannot be written is found out now, not after the training.
+void check_writable(const fs::path& file) {
+  const bool exists = fs::exists(file);
+  if (!std::ofstream(file, std::ios::app)) {
+    throw paceline::UsageError("--output " + file.string() + ": cannot write this file: " +
+                               std::generic_category().message(errno));
+  }
+  if (!exists) fs::remove(file);
+}
+
 void train_and_evaluate(const Options& options) {
   const auto world = paceline::init_process_group();
-  // A path that cannot be written is found out now, not after the training.
-  if (!std::ofstream(options.output, std::ios::app)) {
-    throw paceline::UsageError("--output " + options.output.string() + ": cannot write this file");
-  }
+  check_writable(options.output);
   torch::manual_seed(0);
   Model model{Net()};
 
@@ -111,11 +120,11 @@ int run(int argc, char** argv) {
   CLI::App app("Trains a small convolutional network on Fashion-MNIST.");
   app.option_defaults()->always_capture_default();
   app.add_option("--epochs", options.epochs, "Passes over the training set")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000'000));
   app.add_option("--batch-size", options.batch_size, "Images a step, on each rank")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 60'000));
   app.add_option("--lr", options.lr, "Learning rate of the first epoch")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1e-6, 10.0));
   app.add_option("--data", options.data, "Directory that has a fashion-mnist in it");
   app.add_option("--output", options.output, "File to save the trained model in");
   CLI11_PARSE(app, argc, argv);

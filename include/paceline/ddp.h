@@ -75,10 +75,15 @@ class [[nodiscard]] NoSyncGuard {
 //
 // The forward decides, the backward obeys: whether a backward is synchronised was fixed by the last
 // forward before it. After a synchronised backward, .grad of each parameter is a view into its
-// bucket, and the next backward overwrites it: clone what is to be kept. A backward throws
-// PeerLost, Timeout or Mismatch when another rank fails, and Error for parameters that got no
-// gradient (see find_unused_parameters). After a backward that threw, docs/errors.md says when the
-// next forward can go on; gradients that lie in buckets are zero then.
+// bucket, which the next one changes in place (it adds, as always): clone what is to be kept. A
+// backward throws PeerLost, Timeout or Mismatch when another rank fails, and Error for parameters
+// that got no gradient (see find_unused_parameters). After a backward that threw, docs/errors.md
+// says when the next forward can go on; gradients that lie in buckets are zero then.
+//
+// In a world of one, and without a world, it does nothing but call the module. A checkpoint is that
+// of module(): save it on rank 0, and load it before wrapping, on rank 0 at least; the optimizer's
+// is loaded on every rank. Buffers follow rank 0 before training forwards only, so before an
+// evaluation that all ranks share, broadcast them.
 //
 // Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
 // parameters meanwhile. At most one wrapper around a module at a time.

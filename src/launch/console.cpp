@@ -14,10 +14,10 @@ std::string prefix(int rank) {
 
 }  // namespace
 
-Console::Console(Target out, Target err, int ranks, int columns)
+Console::Console(Target out, Target err, int ranks, std::function<int()> columns)
     : targets_{std::move(out), std::move(err)},
       sources_(static_cast<std::size_t>(ranks)),
-      columns_(columns) {}
+      columns_(std::move(columns)) {}
 
 Console::Source& Console::source(int rank, Stream stream) {
   return sources_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)];
@@ -62,9 +62,9 @@ std::string Console::erase_bar() {
 
 std::string Console::draw_bar() {
   const std::string_view bar = source(0, bar_stream_).screen.current();
-  // A line that wraps could not be erased; it waits for its end.
-  bar_drawn_ = !bar.empty() && display_width(bar) <= columns_beside_prefix(columns_);
-  return bar_drawn_ ? prefix(0).append(bar) : std::string();
+  bar_drawn_ = !bar.empty();
+  // A line that wraps could not be erased.
+  return bar_drawn_ ? prefix(0) + fit(bar, columns_beside_prefix(columns_())) : std::string();
 }
 
 void Console::finish() {
@@ -79,18 +79,23 @@ void Console::finish() {
   }
 }
 
-int display_width(std::string_view text) {
+std::string fit(std::string_view text, int columns) {
+  std::string result;
   int width = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     if (byte == 0x1b && i + 1 < text.size() && text[i + 1] == '[') {
       // An escape sequence "\x1b[31m" ends with a byte from '@' to '~'.
+      const std::size_t begin = i;
       for (i += 2; i < text.size() && (text[i] < '@' || text[i] > '~');) ++i;
-    } else if (byte >= 0x20 && (byte & 0xC0) != 0x80) {
-      ++width;  // not a control character, not a continuation of a UTF-8 sequence
+      result += text.substr(begin, i + 1 - begin);
+      continue;
     }
+    // Neither a control character nor a continuation of a UTF-8 sequence.
+    if (byte >= 0x20 && (byte & 0xC0) != 0x80) ++width;
+    if (width <= columns) result += text[i];
   }
-  return width;
+  return result;
 }
 
 }  // namespace paceline::launch

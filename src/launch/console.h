@@ -24,8 +24,8 @@ class Console {
     bool terminal = false;  // if both are, they are one screen
   };
 
-  // `columns` is the width of the terminal, where there is one.
-  Console(Target out, Target err, int ranks, int columns);
+  // `columns` tells the width of the terminal, where there is one; it may change.
+  Console(Target out, Target err, int ranks, std::function<int()> columns);
 
   void write(int rank, Stream stream, std::string_view bytes);
   // Ends all unfinished lines. To be called after the last write.
@@ -49,13 +49,13 @@ class Console {
 
   std::array<Target, 2> targets_;
   std::vector<std::array<Source, 2>> sources_;
-  int columns_;
+  std::function<int()> columns_;
   Stream bar_stream_ = Stream::err;
   bool bar_drawn_ = false;
 };
 
-// The columns that UTF-8 text takes on a terminal, counting neither escape sequences nor the double
-// width of some characters.
-int display_width(std::string_view text);
+// As much of UTF-8 text as takes at most so many columns on a terminal, with all of its escape
+// sequences, and not counting the double width of some characters.
+std::string fit(std::string_view text, int columns);
 
 }  // namespace paceline::launch

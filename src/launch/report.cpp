@@ -37,16 +37,25 @@ std::string_view without_trailing_newlines(std::string_view text) {
   return text.substr(0, text.find_last_not_of("\r\n ") + 1);
 }
 
-std::string describe_other(const RankResult& rank) {
+std::string describe_other(const RankResult& rank, const RankResult& first) {
   if (rank.stopped && WIFSIGNALED(rank.status)) {
     return fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));
   }
   std::string text = describe_end(rank.status);
   if (rank.stopped) text += " when told to stop";
   if (rank.error) {
-    text += ": " + clip(first_line(without_trailing_newlines(rank.error->message)), kMaxSummary);
+    const bool same = first.error && rank.error->message == first.error->message;
+    text +=
+        same ? ": the same"
+             : ": " + clip(first_line(without_trailing_newlines(rank.error->message)), kMaxSummary);
   }
   return text;
+}
+
+// The last lines are only the error that is told anyway; `record` writes it like this.
+bool repeats_error(const RankResult& rank) {
+  return rank.error && rank.last_lines.size() == 1 &&
+         rank.last_lines.front() == "paceline error: " + rank.error->message;
 }
 
 // In the order in which they ended; neighbours with the same end share a line.
@@ -61,7 +70,7 @@ std::string describe_others(const JobResult& result, int first) {
   std::vector<std::pair<std::vector<int>, std::string>> groups;
   for (const int rank : ranks) {
     if (rank == first) continue;
-    std::string end = describe_other(at(rank));
+    std::string end = describe_other(at(rank), at(first));
     if (groups.empty() || groups.back().second != end)
       groups.emplace_back(std::vector<int>(), std::move(end));
     groups.back().first.push_back(rank);
@@ -100,7 +109,7 @@ std::string failure_report(const JobResult& result) {
     const auto message = clip(without_trailing_newlines(rank.error->message), kMaxMessage);
     text += fmt::format("  error: {}\n", indent(message, "         "));
   }
-  if (!rank.last_lines.empty()) {
+  if (!rank.last_lines.empty() && !repeats_error(rank)) {
     text += fmt::format("  last lines of rank {}:\n", *first);
     for (const std::string& line : rank.last_lines) text += fmt::format("    | {}\n", line);
   }

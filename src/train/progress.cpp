@@ -100,7 +100,7 @@ void Progress::report(Clock::time_point now, bool last) {
   const auto done = static_cast<double>(state_.step);
   const auto left =
       static_cast<double>(options_.steps * (options_.epochs - state_.epoch) - state_.step);
-  const std::string epoch = fmt::format("epoch {}/{}  ", state_.epoch + 1, options_.epochs);
+  std::string epoch = fmt::format("epoch {}/{}  ", state_.epoch + 1, options_.epochs);
   const std::string step = fmt::format("{}/{}  ", state_.step, options_.steps);
   const std::string rate = fmt::format(
       "{} samples/s  ",
@@ -113,12 +113,16 @@ void Progress::report(Clock::time_point now, bool last) {
   }
   // The last column stays empty: some terminals wrap as soon as it is written.
   const int room = columns_ - 1;
-  const std::string tail = fmt::format("{}{}loss {:.3f}  {}", step, rate, loss, time);
-  const auto text = static_cast<std::int64_t>(epoch.size() + tail.size());
-  const std::string line = epoch + draw_bar(state_.step, options_.steps, room - text) + tail;
+  std::string tail;
+  for (const std::string& field : {step, rate, fmt::format("loss {:.3f}  ", loss), time}) {
+    if (std::ssize(epoch) + std::ssize(tail) + std::ssize(field) > room) break;
+    tail += field;
+  }
+  if (std::ssize(epoch) > room) epoch.clear();
+  const auto left_over = room - std::ssize(epoch) - std::ssize(tail);
   line_open_ = !last;
-  write(fmt::format("\r{}\x1b[K{}", line.substr(0, static_cast<std::size_t>(room)),
-                    last ? "\n" : ""));
+  write(fmt::format("\r{}{}{}\x1b[K{}", epoch, draw_bar(state_.step, options_.steps, left_over),
+                    tail, last ? "\n" : ""));
 }
 
 void Progress::write(std::string_view text) {

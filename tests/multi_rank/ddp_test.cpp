@@ -231,7 +231,8 @@ Branches make_branches() {
 }
 
 // Whether a rank uses the extra branch in a micro-batch of a step: in step 0 nobody, in step 1
-// rank 0, in step 2 the last rank in the first micro-batch only, in step 3 everybody.
+// rank 0, in step 2 the last rank in the first micro-batch only, in step 3 everybody, and in step 4
+// nobody again.
 bool uses_extra(int rank, int size, int step, int micro) {
   if (step == 1) return rank == 0;
   if (step == 2) return rank == size - 1 && micro == 0;
@@ -248,7 +249,7 @@ TEST(Ddp, AccumulationWithUnusedParameters) {
         const auto mark = torch::full({4, 9}, 7.0, at::kDouble);
         model.module()->extra->weight.mutable_grad() = mark.clone();
         plain->extra->weight.mutable_grad() = mark.clone();
-        for (int step = 0; step < 4; ++step) {
+        for (int step = 0; step < 5; ++step) {
           if (step > 0) {
             model.module()->zero_grad(step % 2 == 0);
             plain->zero_grad(step % 2 == 0);

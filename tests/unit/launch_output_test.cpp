@@ -72,7 +72,8 @@ struct Screen {
   Console console;
   Screen(bool out_terminal, bool err_terminal, int columns = 40)
       : console({[this](std::string_view text) { out += text; }, out_terminal},
-                {[this](std::string_view text) { err += text; }, err_terminal}, 2, columns) {}
+                {[this](std::string_view text) { err += text; }, err_terminal}, 2,
+                [columns] { return columns; }) {}
 };
 
 TEST(Console, PrefixesWholeLinesIntoFiles) {
@@ -110,12 +111,12 @@ TEST(Console, BarsOfOtherRanksShowTheirLastStateOnly) {
   EXPECT_EQ(screen.err, "[rank1]: 30%\n");
 }
 
-TEST(Console, WhatWouldWrapIsNotDrawnBeforeItsEnd) {
+TEST(Console, ABarIsCutWhereItWouldWrap) {
   Screen screen(true, true, 20);
-  screen.console.write(0, Stream::out, "0123456789ab");  // 9 + 12 columns
-  EXPECT_EQ(screen.out, "");
+  screen.console.write(0, Stream::out, "0123456789ab");
+  EXPECT_EQ(screen.out, "[rank0]: 0123456789a");
   screen.console.finish();
-  EXPECT_EQ(screen.out, "[rank0]: 0123456789ab\n");
+  EXPECT_EQ(screen.out, "[rank0]: 0123456789a\r\x1b[K[rank0]: 0123456789ab\n");
 }
 
 TEST(Console, FinishEndsTheBarOnce) {
@@ -125,12 +126,13 @@ TEST(Console, FinishEndsTheBarOnce) {
   EXPECT_EQ(screen.out + screen.err.substr(screen.err.find('%') + 1), "\r\x1b[K[rank0]: 50%\n");
 }
 
-TEST(DisplayWidth, CountsNeitherEscapesNorContinuations) {
-  EXPECT_EQ(display_width("abc"), 3);
-  EXPECT_EQ(display_width("\x1b[1;32mabc\x1b[0m"), 3);
-  EXPECT_EQ(display_width("\xE2\x96\x88\xE2\x96\x88"), 2);
-  EXPECT_EQ(display_width("\x1b["), 0);
-  EXPECT_EQ(display_width("\x1b"), 0);
+TEST(Fit, CountsNeitherEscapesNorContinuations) {
+  EXPECT_EQ(fit("abc", 3), "abc");
+  EXPECT_EQ(fit("abcd", 3), "abc");
+  EXPECT_EQ(fit("\x1b[1;32mabcd\x1b[0m", 3), "\x1b[1;32mabc\x1b[0m");
+  EXPECT_EQ(fit("\xE2\x96\x88\xE2\x96\x88\xE2\x96\x88", 2), "\xE2\x96\x88\xE2\x96\x88");
+  EXPECT_EQ(fit("\x1b[", 1), "\x1b[");
+  EXPECT_EQ(fit("\x1b", 0), "\x1b");
 }
 
 }  // namespace
