@@ -83,6 +83,16 @@ void expect_same_gradients(const std::vector<torch::Tensor>& got,
   }
 }
 
+// The parameters of a net that had no step yet, with the gradients of all ranks' batches.
+std::vector<torch::Tensor> whole_batch_gradients(int step, int size) {
+  auto net = make_net(at::kDouble);
+  for (int rank = 0; rank < size; ++rank) {
+    const auto x = batch_of(rank, step, at::kDouble);
+    (loss_of(net(x), x) / size).backward();
+  }
+  return net->parameters();
+}
+
 std::vector<torch::Tensor> train_whole_batches(int size, at::ScalarType type) {
   auto net = make_net(type);
   torch::optim::SGD sgd(net->parameters(), 0.05);
@@ -321,7 +331,6 @@ TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
     for (const int size : {2, 3, 8}) {
       expect_torch_ranks(size, backend, [](int rank, int n) {
         DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
-        auto plain = make_net(at::kDouble);
         for (int step = 0; step < 4; ++step) {
           model.module()->zero_grad();
           const auto x = batch_of(rank, step, at::kDouble);
@@ -334,12 +343,7 @@ TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
             continue;
           }
           loss_of(model(x), x).backward();
-          plain->zero_grad();
-          for (int r = 0; r < n; ++r) {
-            const auto y = batch_of(r, step, at::kDouble);
-            (loss_of(plain(y), y) / n).backward();
-          }
-          expect_same_gradients(model.parameters(), plain->parameters());
+          expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
         }
       });
     }
@@ -409,7 +413,6 @@ TEST(Ddp, AllGoOnAfterOneRanksBackwardThrew) {
     for (const int size : {2, 3, 8}) {
       expect_torch_ranks(size, backend, [](int rank, int n) {
         DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
-        auto plain = make_net(at::kDouble);
         for (int step = 0; step < 6; ++step) {
           const auto x = batch_of(rank, step, at::kDouble);
           if (step % 2 == 0) {
@@ -422,12 +425,7 @@ TEST(Ddp, AllGoOnAfterOneRanksBackwardThrew) {
             continue;
           }
           loss_of(model(x), x).backward();
-          plain->zero_grad();
-          for (int r = 0; r < n; ++r) {
-            const auto y = batch_of(r, step, at::kDouble);
-            (loss_of(plain(y), y) / n).backward();
-          }
-          expect_same_gradients(model.parameters(), plain->parameters());
+          expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
           model.module()->zero_grad(false);
         }
       });
