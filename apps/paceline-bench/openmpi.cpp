@@ -8,21 +8,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <new>
 #include <vector>
 
 #include "batch.h"
+#include "clock.h"
 #include "node/futex.h"
 
 namespace paceline::bench {
 namespace {
-
-double now_us(clockid_t clock) {
-  timespec time{};
-  ::clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
-}
 
 // How rank 0 tells the others what to do. They sleep until then: OpenMPI's own calls would keep the
 // cores busy that others are measured on.

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <span>
 #include <string_view>
 
 #include <paceline/error.h>
+
+#include "clock.h"
 
 namespace paceline::bench {
 namespace {
@@ -16,12 +17,6 @@ namespace {
 // Buckets are rebuilt after the first step and allocators settle within a few.
 constexpr int kWarmups = 3;
 constexpr int kMaxRepeats = 1000;
-
-double now_us(clockid_t clock) {
-  timespec time{};
-  ::clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
-}
 
 // The CPU clock covers the backends' own threads; it costs a system call, which stays outside of
 // what the wall clock sees.

@@ -35,8 +35,8 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string group_name{};
-  std::vector<int>
-      world_ranks{};  // the group's ranks by their numbers in the world; empty: the same
+  // The group's ranks by their numbers in the world; empty: the same.
+  std::vector<int> world_ranks{};
   // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made
   // them; else empty.
   std::vector<base::UniqueFd> links{};
