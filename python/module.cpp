@@ -27,18 +27,27 @@ class PythonBackend final : public backends::NodeBackend {
     const py::gil_scoped_release release;
     shutdown();
   }
+
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override {
+    auto region = split_region(store, ranks, options);
+    if (!region) return {};
+    return c10::make_intrusive<PythonBackend>(std::move(region));
+  }
 };
 
 c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                          std::chrono::milliseconds timeout, std::string group_name,
-                                         std::vector<int> world_ranks) {
+                                         std::vector<int> world_ranks, std::size_t staging_bytes) {
   distributed::BackendRequest request{.store = std::move(store),
                                       .rank = rank,
                                       .size = size,
                                       .timeout = timeout,
                                       .group_name = std::move(group_name),
                                       .world_ranks = std::move(world_ranks)};
-  return c10::make_intrusive<PythonBackend>(backends::form_region(std::move(request)));
+  return c10::make_intrusive<PythonBackend>(
+      backends::form_region(std::move(request), staging_bytes));
 }
 
 // As torch.distributed's own errors; those about other ranks know more than their text.
@@ -73,5 +82,10 @@ PYBIND11_MODULE(_C, module) {
   py::register_exception_translator(&paceline::python::translate);
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),
-             py::call_guard<py::gil_scoped_release>());
+             py::arg("staging_bytes"), py::call_guard<py::gil_scoped_release>());
+  using paceline::backends::NodeOptions;
+  py::class_<NodeOptions, c10::intrusive_ptr<NodeOptions>, c10d::Backend::Options>(module,
+                                                                                   "Options")
+      .def(py::init<>())
+      .def_readwrite("staging_bytes", &NodeOptions::staging_bytes);
 }

@@ -17,8 +17,11 @@ namespace paceline {
 // Timeout, UsageError for arguments that cannot work. Tensors are modified in place; those that are
 // not contiguous through a copy, which for asynchronous calls is written back by wait().
 //
-// On the backend paceline: reductions take float32, float64, bfloat16 and int64 with SUM, AVG (not
-// int64), MIN and MAX; the calls that only move data take every type. Tensors live on the CPU.
+// On the backend paceline: reductions take floating, integer, bool and complex tensors with SUM,
+// PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, floating and complex ones with
+// AVG, integer and bool ones with BAND, BOR and BXOR; 16-bit floats are reduced in float32 and
+// rounded once. The calls that only move data take every type. Tensors live on the CPU. all_reduce
+// adds up sparse COO tensors, too.
 
 using ReduceOp = c10d::ReduceOp;
 
@@ -26,19 +29,56 @@ struct AllReduceOptions {
   ReduceOp op = ReduceOp::SUM;
   ProcessGroup group{};
 };
+// Ranks in options are those of the world, as in PyTorch, also when `group` is smaller.
+struct ReduceOptions {
+  int dst = 0;
+  ReduceOp op = ReduceOp::SUM;
+  ProcessGroup group{};
+};
 struct BroadcastOptions {
-  int src = 0;  // rank in the world, as in PyTorch, also when `group` is smaller
+  int src = 0;
+  ProcessGroup group{};
+};
+struct AllGatherOptions {
   ProcessGroup group{};
 };
 struct GatherOptions {
+  int dst = 0;
+  ProcessGroup group{};
+};
+struct ScatterOptions {
+  int src = 0;
   ProcessGroup group{};
 };
 struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::SUM;
   ProcessGroup group{};
 };
+struct AllToAllOptions {
+  ProcessGroup group{};
+};
+struct AllToAllSingleOptions {
+  // Rows of the first dimension for each rank; empty: equally many.
+  std::vector<std::int64_t> output_split_sizes{};
+  std::vector<std::int64_t> input_split_sizes{};
+  ProcessGroup group{};
+};
 struct BarrierOptions {
   ProcessGroup group{};
+};
+struct MonitoredBarrierOptions {
+  ProcessGroup group{};
+  std::chrono::milliseconds timeout = -1ms;  // -1: the group's
+  bool wait_all_ranks = false;
+};
+struct SendOptions {
+  ProcessGroup group{};
+  int tag = 0;
+};
+struct RecvOptions {
+  int src = -1;  // -1: whoever sends first
+  ProcessGroup group{};
+  int tag = 0;
 };
 
 // An operation under way. It keeps its tensors alive; they must not be touched before wait()
@@ -49,13 +89,16 @@ class [[nodiscard]] Work {
   Work() = default;
   // `dense[i]` is what the operation works on for `tensors[i]`: the same, or a contiguous copy.
   Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
-       std::vector<at::Tensor> dense);
+       std::vector<at::Tensor> dense, ProcessGroup group);
 
   // Returns once the operation is complete and throws its error if it failed. With a timeout,
   // throws Timeout if it takes longer; the operation itself goes on.
   void wait();
   void wait(std::chrono::milliseconds timeout);
   bool is_completed() const;
+  // Of a recv_async that is complete: who sent it, by its rank in the world. -1 on a rank that is
+  // no member of the group; throws for other operations.
+  int source_rank() const;
 
  private:
   void write_back();
@@ -63,41 +106,90 @@ class [[nodiscard]] Work {
   c10::intrusive_ptr<c10d::Work> work_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> dense_;
+  ProcessGroup group_;
 };
 
 void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
+// As all_reduce, but the result is on rank `dst` only; the other ranks' tensors keep their values
+// on the backend paceline, and may hold anything on others.
+void reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
 void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
-// tensors[r] receives rank r's `tensor`; all have the same shape and type.
+// tensors[r] receives rank r's `tensor`; all have the same type, on the backend paceline not
+// necessarily the same size.
 void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                const GatherOptions& options = {});
+                const AllGatherOptions& options = {});
 // `output` is the concatenation of every rank's `input`: get_world_size(group) times its elements.
 void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
-                            const GatherOptions& options = {});
+                            const AllGatherOptions& options = {});
+// gather_list[r] receives rank r's `tensor`, on rank `dst`; it is empty on the others.
+void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
+            const GatherOptions& options = {});
+// `tensor` receives scatter_list[r] of rank `src`, r being this rank; it is empty on the others.
+void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {},
+             const ScatterOptions& options = {});
 // `output` receives the reduction of every rank's inputs[r], r being this rank.
 void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                     const ReduceScatterOptions& options = {});
 // The same with the inputs in one tensor, one after the other.
 void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                            const ReduceScatterOptions& options = {});
+// outputs[r] receives what rank r has in its inputs for this rank. Sizes are free as long as each
+// pair agrees (on gloo all are the same).
+void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                const AllToAllOptions& options = {});
+// The same with the rows of one tensor.
+void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                       const AllToAllSingleOptions& options = {});
 void barrier(const BarrierOptions& options = {});
+// A barrier that on rank 0 throws Timeout naming the ranks that did not come: the first, or all of
+// them with `wait_all_ranks`. The group can be used further.
+void monitored_barrier(const MonitoredBarrierOptions& options = {});
+
+// Messages between two ranks, matched by sender and tag; both sides agree on type and size.
+void send(const at::Tensor& tensor, int dst, const SendOptions& options = {});
+// Returns who sent it.
+int recv(const at::Tensor& tensor, const RecvOptions& options = {});
 
 // These return at once; operations of one group run in the order in which they were called, the
-// calls above included.
+// calls above included. Messages run beside them.
 Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {});
+Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});
 Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
 Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                      const GatherOptions& options = {});
+                      const AllGatherOptions& options = {});
 Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                  const GatherOptions& options = {});
+                                  const AllGatherOptions& options = {});
+Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
+                  const GatherOptions& options = {});
+Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {},
+                   const ScatterOptions& options = {});
 Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                           const ReduceScatterOptions& options = {});
 Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
                                  const ReduceScatterOptions& options = {});
+Work all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                      const AllToAllOptions& options = {});
+Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                             const AllToAllSingleOptions& options = {});
 Work barrier_async(const BarrierOptions& options = {});
+Work send_async(const at::Tensor& tensor, int dst, const SendOptions& options = {});
+Work recv_async(const at::Tensor& tensor, const RecvOptions& options = {});
+
+// One message of a batch.
+struct P2POp {
+  enum class Kind { isend, irecv };
+  Kind op;
+  at::Tensor tensor;
+  int peer;
+  ProcessGroup group{};
+  int tag = 0;
+};
+// Starts all of them, and returns a Work for each.
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
 
 // Strings of any content, which may differ in length between ranks.
 std::string broadcast_bytes(std::string_view bytes, const BroadcastOptions& options = {});
 std::vector<std::string> all_gather_bytes(std::string_view bytes,
-                                          const GatherOptions& options = {});
+                                          const AllGatherOptions& options = {});
 
 }  // namespace paceline

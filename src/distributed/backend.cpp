@@ -16,9 +16,9 @@ std::map<std::string, BackendKind>& registry() {
 
 }  // namespace
 
-void check_peers(c10d::ProcessGroup& group) {
+void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed) {
   const auto backend = group.getDefaultBackend();
-  if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) ours->check_peers();
+  if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) ours->check_peers(needed);
 }
 
 bool register_backend(const std::string& name, BackendKind kind) {

@@ -24,8 +24,8 @@ class ExtendedBackend : public c10d::Backend {
       const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
-  // Throws PeerLost if a peer is known to be gone.
-  virtual void check_peers() = 0;
+  // Throws PeerLost if a peer is known to have died, or one of `needed` to have left.
+  virtual void check_peers(const std::vector<int>& needed) = 0;
 };
 
 // What a backend is made of.
@@ -52,7 +52,7 @@ struct BackendKind {
 };
 
 // Asks the group's backend, if it is one that can tell.
-void check_peers(c10d::ProcessGroup& group);
+void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
 // Each folder of src/backends registers itself when the library is loaded.
 bool register_backend(const std::string& name, BackendKind kind);

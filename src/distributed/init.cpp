@@ -182,7 +182,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
       .group_name = name,
       .world_ranks = ranks,
       .host = world.host,
-      .check_peers = [group = world.group] { distributed::check_peers(*group); }};
+      .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); }};
   lock.unlock();
   group.group_ = make_group(backend, std::move(request));
   lock.lock();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "distributed/translate.h"
 #include "node/failure.h"
@@ -16,26 +17,23 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// How often to look after the peers while the store waits.
-constexpr std::chrono::milliseconds kSlice{50};
+// How often to ask the store, at first and after a while. Its own wait() would write a warning to
+// the log whenever it is cut short to look after the peers.
+constexpr std::chrono::milliseconds kFirstPause{1};
+constexpr std::chrono::milliseconds kLongestPause{20};
 
 }  // namespace
 
 // False if the deadline passes before all keys are there.
 bool StoreExchange::wait_for(const std::vector<std::string>& keys,
                              const base::Deadline& deadline) const {
-  while (true) {
-    try {
-      request_.store->wait(keys, std::clamp(deadline.remaining(), 1ms, kSlice));
-      return true;
-    } catch (const std::exception&) {
-      // Stores differ in the exceptions that say "not yet"; a store that is gone fails the next
-      // call.
-      if (request_.store->check(keys)) return true;
-      request_.check_peers();
-      if (deadline.expired()) return false;
-    }
+  for (auto pause = kFirstPause; !request_.store->check(keys);
+       pause = std::min(2 * pause, kLongestPause)) {
+    request_.check_peers();
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(pause);
   }
+  return true;
 }
 
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
@@ -53,9 +51,10 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
       }
     });
     throw Timeout(
-        fmt::format("{} did not come to the rendezvous within {} s; this is rank {} of {}",
-                    node::describe_ranks(missing), deadline.budget().count() / 1000.0,
-                    numbers.of(rank()), size()),
+        fmt::format(
+            "{} did not come to the rendezvous within the timeout of {} s; this is rank {} of {}",
+            node::describe_ranks(missing), deadline.budget().count() / 1000.0, numbers.of(rank()),
+            size()),
         missing, "connect", 0);
   }
   std::vector<std::string> blobs;

@@ -11,16 +11,6 @@
 #include "node/kernels.h"
 
 namespace paceline::node {
-namespace {
-
-std::byte* allocate_or_throw(Region& region, std::size_t bytes) {
-  if (void* const memory = region.allocate(bytes)) return static_cast<std::byte*>(memory);
-  region.check_usable({"allocate", 0});
-  throw Error(fmt::format("no room for {} bytes of shared memory in group {}: {} bytes are in use",
-                          bytes, region.options().name, region.bytes_in_use()));
-}
-
-}  // namespace
 
 class Channel::BucketWait : public Waiting {
  public:
@@ -34,7 +24,7 @@ class Channel::BucketWait : public Waiting {
     std::uint64_t ranks = 0;
     for (int rank = 0; rank < channel_.region_->size(); ++rank) {
       const Word& word = channel_.words(rank, bucket_).*word_;
-      if (!Region::reached(word, channel_.step_)) ranks |= std::uint64_t{1} << rank;
+      if (!Region::reached(word, channel_.step_)) ranks |= rank_bit(rank);
     }
     return ranks;
   }
@@ -68,7 +58,7 @@ class Channel::AbandonWait : public Waiting {
     std::uint64_t ranks = 0;
     for (int rank = 0; rank < channel_.region_->size(); ++rank) {
       if (!Region::reached(channel_.progress(rank).abandoned, channel_.step_)) {
-        ranks |= std::uint64_t{1} << rank;
+        ranks |= rank_bit(rank);
       }
     }
     return ranks;
@@ -88,11 +78,12 @@ Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describ
       describe_(std::move(describe)),
       patience_{region_->options().timeout} {
   for (const Bucket& bucket : buckets_) {
-    std::byte* const memory = allocate_or_throw(*region_, bucket.count * element_size(bucket.type));
-    data_.emplace_back(memory, [region = region_](std::byte* pointer) { region->free(pointer); });
+    void* const memory = region_->allocate_or_throw(bucket.count * element_size(bucket.type));
+    data_.emplace_back(static_cast<std::byte*>(memory),
+                       [region = region_](std::byte* pointer) { region->free(pointer); });
   }
   const std::size_t control_bytes = sizeof(Progress) + buckets_.size() * sizeof(BucketWords);
-  control_ = allocate_or_throw(*region_, control_bytes);
+  control_ = static_cast<std::byte*>(region_->allocate_or_throw(control_bytes));
   std::memset(control_, 0, control_bytes);
   exchange_addresses(group);
 }
@@ -115,14 +106,14 @@ void Channel::exchange_addresses(Group& group) {
   const auto ranks = static_cast<std::size_t>(region_->size());
   const std::size_t row = 1 + buckets_.size();
   std::vector<std::uint64_t> table(ranks * row);
-  std::vector<void*> rows;
-  for (std::size_t rank = 0; rank < ranks; ++rank) rows.push_back(&table[rank * row]);
+  std::vector<Output> rows;
+  for (std::size_t rank = 0; rank < ranks; ++rank) rows.push_back({&table[rank * row], row});
 
   std::uint64_t* const mine = &table[static_cast<std::size_t>(region_->rank()) * row];
   const auto offset_of = [&](const void* pointer) { return *region_->shared_offset(pointer, 0); };
   mine[0] = offset_of(control_);
   for (std::size_t b = 0; b < buckets_.size(); ++b) mine[1 + b] = offset_of(data_[b].get());
-  group.all_gather(mine, rows, row, DataType::int64);
+  group.all_gather({mine, row}, rows, DataType::int64);
 
   const auto address = [&](std::size_t rank, std::size_t column, std::size_t bytes) {
     std::byte* const found =
@@ -254,7 +245,7 @@ bool Channel::abandon_step() {
 void Channel::check_not_finished(int peer) const {
   if (!Region::reached(progress(peer).finished, step_)) return;
   const int mine = region_->rank();
-  region_->fail({FailureKind::mismatch, std::uint64_t{1} << mine,
+  region_->fail({FailureKind::mismatch, rank_bit(mine),
                  fmt::format("an exception ended the backward of {} in {} after all gradients were "
                              "reduced: {} finished the step, so the models may differ from here on",
                              name_of(mine), position(), name_of(peer))},
@@ -262,8 +253,7 @@ void Channel::check_not_finished(int peer) const {
 }
 
 void Channel::fail(const std::string& text) {
-  region_->fail({FailureKind::mismatch, std::uint64_t{1} << region_->rank(), text},
-                {"backward", step_});
+  region_->fail({FailureKind::mismatch, rank_bit(region_->rank()), text}, {"backward", step_});
 }
 
 }  // namespace paceline::node

@@ -18,6 +18,10 @@ struct Failure {
   std::string text;
 };
 
+constexpr std::uint64_t rank_bit(int rank) {
+  return std::uint64_t{1} << rank;
+}
+
 // The first failure of a group, in the shared region: the first rank that records one wins, and all
 // others read it. Lives in zero-initialised shared memory and may be damaged by a peer: reading it
 // is safe whatever it holds.

@@ -4,70 +4,70 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <vector>
 
 #include <paceline/error.h>
 
 namespace paceline::node {
-namespace {
-
-constexpr std::array kKindNames{"barrier", "broadcast", "all_reduce", "all_gather",
-                                "reduce_scatter"};
-
-const char* kind_name(std::uint8_t kind) {
-  return kind < kKindNames.size() ? kKindNames[kind] : "an unknown operation";
-}
-
-bool same_call(const Call& a, const Call& b) {
-  return a.kind == b.kind && a.type == b.type && a.op == b.op && a.root == b.root &&
-         a.count == b.count;
-}
-
-}  // namespace
 
 // Waits for a step of the current call.
 class Group::StepWait : public Waiting {
  public:
   explicit StepWait(Group& group)
-      : Waiting({kind_name(group.call_.kind), group.sequence_}, group.patience_), group_(group) {}
+      : Waiting({name(group.call_.operation), group.sequence_}, group.patience_), group_(group) {}
 
   std::uint64_t missing() const override {
     std::uint64_t ranks = 0;
     for (int rank = 0; rank < group_.size(); ++rank) {
       const Word& word = group_.region_->slot(rank, group_.step_).step;
-      if (!Region::reached(word, group_.step_)) ranks |= std::uint64_t{1} << rank;
+      if (!Region::reached(word, group_.step_)) ranks |= rank_bit(rank);
     }
     return ranks;
   }
   std::string describe() const override {
-    return fmt::format("{}, call {} of group {}", group_.describe(group_.call_), group_.sequence_,
+    return fmt::format("{}, call {} of group {}",
+                       node::describe(group_.call_, group_.region_->numbers()), group_.sequence_,
                        group_.region_->options().name);
   }
+  std::string last_seen(int rank) const override { return group_.last_call_of(rank); }
 
  private:
   const Group& group_;
 };
 
 Group::Group(std::shared_ptr<Region> region)
-    : region_(std::move(region)), patience_{region_->options().timeout} {}
+    : region_(std::move(region)),
+      patience_{region_->options().timeout},
+      calls_(static_cast<std::size_t>(size())) {}
 
-void Group::begin(Kind kind, std::size_t count, DataType type, ReduceOp op, int root) {
-  call_ = {static_cast<std::uint8_t>(kind),
-           static_cast<std::uint8_t>(type),
-           static_cast<std::uint8_t>(op),
-           root,
-           count,
-           Call::kNotShared};
-  ++sequence_;
-  patience_.deadline.reset();
-  region_->check_usable({kind_name(call_.kind), sequence_});
+void Group::check_root(const char* operation, int root) const {
+  if (root >= 0 && root < size()) return;
+  throw UsageError(
+      fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size() - 1));
 }
 
-void Group::first_step(std::uint64_t offset) {
-  call_.offset = offset;
+void Group::begin(Call call) {
+  call_ = call;
+  call_.sequence = ++sequence_;
+  patience_.deadline.reset();
+  region_->check_usable({name(call_.operation), sequence_});
+}
+
+void Group::set_splits(std::span<const Input> to, std::span<const Output> from) {
+  call_.uneven = true;
+  call_.count = 0;
+  for (std::size_t peer = 0; peer < calls_.size(); ++peer) {
+    own_splits_.to[peer] = to[to.size() == 1 ? 0 : peer].count;
+    own_splits_.from[peer] = from[from.size() == 1 ? 0 : peer].count;
+  }
+}
+
+void Group::first_step() {
+  if (call_.uneven) region_->splits(rank(), step_ + 1) = own_splits_;
   region_->slot(rank(), step_ + 1).call = call_;
   step();
+  for (int peer = 0; peer < size(); ++peer) {
+    calls_[static_cast<std::size_t>(peer)] = region_->slot(peer, step_).call;
+  }
   check_agreement();
 }
 
@@ -81,78 +81,85 @@ void Group::step() {
 }
 
 void Group::check_agreement() {
-  bool agree = true;
-  for (int peer = 0; peer < size(); ++peer) {
-    agree = agree && same_call(region_->slot(peer, step_).call, call_);
+  if (!agree(calls_)) {
+    const auto found = explain_disagreement(calls_, region_->numbers());
+    fail(found.ranks, found.text);
   }
-  if (agree) return;
-
-  // In the order of the first rank that made each call; every rank composes the same sentence.
-  std::vector<std::pair<std::string, std::uint64_t>> parties;
-  for (int peer = 0; peer < size(); ++peer) {
-    const std::string made = describe(region_->slot(peer, step_).call);
-    const auto party = std::find_if(parties.begin(), parties.end(),
-                                    [&](const auto& one) { return one.first == made; });
-    const std::uint64_t bit = std::uint64_t{1} << peer;
-    if (party != parties.end()) {
-      party->second |= bit;
-    } else {
-      parties.emplace_back(made, bit);
+  if (call_.uneven) {
+    std::vector<const Splits*> splits;
+    for (int peer = 0; peer < size(); ++peer) splits.push_back(&region_->splits(peer, step_));
+    const auto found = compare_splits(splits, region_->numbers());
+    if (found.ranks != 0) {
+      fail(found.ranks, describe(call_, region_->numbers()) + ": " + found.text);
     }
   }
-  std::string text;
-  std::uint64_t largest = 0;
-  for (const auto& [made, ranks] : parties) {
-    text += fmt::format("{}{}{} {}", text.empty() ? "" : ", ",
-                        describe_ranks(region_->numbers().list(ranks)),
-                        text.empty() ? " called" : "", made);
-    if (std::popcount(ranks) > std::popcount(largest)) largest = ranks;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (calls_[static_cast<std::size_t>(peer)].staged <= largest_part_of(peer)) continue;
+    fail(rank_bit(peer),
+         fmt::format("rank {} published a call that makes no sense", region_->numbers().of(peer)));
   }
-  const std::uint64_t all = size() == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << size()) - 1;
-  const bool majority = 2 * std::popcount(largest) > size();
-  region_->fail({FailureKind::mismatch, majority ? all & ~largest : all,
-                 fmt::format("{}; call {} of group {}", text, sequence_, region_->options().name)},
-                {kind_name(call_.kind), sequence_});
 }
 
-std::string Group::describe(const Call& call) const {
-  std::string text = kind_name(call.kind);
-  const auto kind = static_cast<Kind>(call.kind);
-  if (kind == Kind::barrier) return text;
-  text += fmt::format(" of {} {}", call.count, name(static_cast<DataType>(call.type)));
-  if (kind == Kind::broadcast)
-    text += fmt::format(" from rank {}", region_->numbers().of(call.root));
-  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) {
-    const auto op = static_cast<ReduceOp>(call.op);
-    if (op != ReduceOp::sum) text += fmt::format(" with {}", name(op));
-  }
-  return text;
+void Group::fail(std::uint64_t ranks, const std::string& text) {
+  region_->fail({FailureKind::mismatch, ranks,
+                 fmt::format("{}; call {} of group {}", text, sequence_, region_->options().name)},
+                {name(call_.operation), sequence_});
+}
+
+// Of a rank that has not reached this rank's step yet.
+std::string Group::last_call_of(int rank) const {
+  const Call call = region_->slot(rank, step_ - 1).call;
+  if (call.sequence == sequence_) return "it stopped in the middle of this call";
+  if (call.operation == Operation::none) return "it has made no call yet";
+  return fmt::format("its last was call {}, {}", call.sequence, describe(call, region_->numbers()));
+}
+
+bool Group::any_shared() const {
+  return std::any_of(calls_.begin(), calls_.end(),
+                     [](const Call& call) { return call.offset != Call::kNotShared; });
+}
+
+bool Group::all_shared() const {
+  return std::all_of(calls_.begin(), calls_.end(),
+                     [](const Call& call) { return call.offset != Call::kNotShared; });
 }
 
 std::uint64_t Group::offset_of(const void* pointer, std::size_t bytes) const {
   return region_->shared_offset(pointer, bytes).value_or(Call::kNotShared);
 }
 
-std::byte* Group::resolve_or_fail(int peer, std::size_t bytes) {
-  const std::uint64_t offset = region_->slot(peer, step_).call.offset;
-  if (offset == Call::kNotShared) return nullptr;
-  if (std::byte* const address = region_->resolve(peer, offset, bytes)) return address;
-  region_->fail({FailureKind::mismatch, std::uint64_t{1} << peer,
-                 fmt::format("rank {} published memory that is not its own (offset {}) in {}, call "
-                             "{} of group {}",
-                             region_->numbers().of(peer), offset, describe(call_), sequence_,
-                             region_->options().name)},
-                {kind_name(call_.kind), sequence_});
+// Shared if they lie one after the other.
+std::uint64_t Group::offset_of(std::span<const Input> parts) const {
+  std::size_t bytes = 0;
+  for (const Input& part : parts) {
+    if (part.data != static_cast<const std::byte*>(parts[0].data) + bytes) return Call::kNotShared;
+    bytes += part.count * element();
+  }
+  return parts.empty() ? Call::kNotShared : offset_of(parts[0].data, bytes);
 }
 
-std::vector<void*> Group::shared_tensors(std::size_t bytes) {
-  std::vector<void*> tensors;
-  for (int peer = 0; peer < size(); ++peer) {
-    std::byte* const tensor = resolve_or_fail(peer, bytes);
-    if (tensor == nullptr) return {};
-    tensors.push_back(tensor);
+// In bytes.
+std::size_t Group::largest_part_of(int rank) const {
+  if (!call_.uneven) return call_.count * element();
+  const auto& to = region_->splits(rank, step_).to;
+  return *std::max_element(to.begin(), to.begin() + size()) * element();
+}
+
+std::byte* Group::shared_part(int rank, std::size_t begin, std::size_t bytes) {
+  const std::uint64_t offset = calls_[static_cast<std::size_t>(rank)].offset + begin;
+  if (std::byte* const address = region_->resolve(rank, offset, bytes)) return address;
+  fail(rank_bit(rank),
+       fmt::format("rank {} published memory that is not its own (offset {}) in {}",
+                   region_->numbers().of(rank), offset, describe(call_, region_->numbers())));
+}
+
+std::byte* Group::shared_part_for_me(int from, std::size_t bytes) {
+  std::size_t before = call_.count * static_cast<std::size_t>(rank());
+  if (call_.uneven) {
+    const auto& to = region_->splits(from, step_).to;
+    for (int peer = 0; peer < rank(); ++peer) before += to[static_cast<std::size_t>(peer)];
   }
-  return tensors;
+  return shared_part(from, before * element(), bytes);
 }
 
 Slice slice_of(std::size_t count, std::size_t element_size, int rank, int size) {

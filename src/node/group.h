@@ -5,11 +5,22 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "node/region.h"
 #include "node/types.h"
 
 namespace paceline::node {
+
+// One rank's part of what a call moves. Counts are elements.
+struct Input {
+  const void* data;
+  std::size_t count;
+};
+struct Output {
+  void* data;
+  std::size_t count;
+};
 
 // The collectives of the ranks that share a region. Every rank must make the same calls in the same
 // order; ranks that do not agree throw the same Mismatch before any rank's data has been touched.
@@ -17,6 +28,7 @@ namespace paceline::node {
 //
 // Memory allocated from the region is read and written in place; other memory goes through staging
 // buffers, with results identical bit for bit. Not thread-safe: one call at a time.
+// docs/collectives.md tells how each works and what it costs.
 class Group {
  public:
   explicit Group(std::shared_ptr<Region> region);
@@ -32,42 +44,73 @@ class Group {
   void barrier();
   // `data` holds `count` elements of `type` on every rank.
   void broadcast(void* data, std::size_t count, DataType type, int root);
-  // `input` and `output` may be the same.
+  // `input` and `output` may be the same, in all reductions.
   void all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op);
-  // outputs[r] receives the `count` elements of rank r. outputs[rank()] may be `input`.
-  void all_gather(const void* input, std::span<void* const> outputs, std::size_t count,
-                  DataType type);
-  // inputs[r] holds the `count` elements that go to rank r. `output` may be inputs[rank()].
-  void reduce_scatter(std::span<const void* const> inputs, void* output, std::size_t count,
-                      DataType type, ReduceOp op);
+  // `output` is written on the root only, and may be null on others.
+  void reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+              int root);
+  // outputs[r] receives the input of rank r, on the root; others may give none. All parts have the
+  // same size.
+  void gather(Input input, std::span<const Output> outputs, DataType type, int root);
+  // inputs[r] goes to rank r, from the root; others may give none. All parts have the same size.
+  void scatter(std::span<const Input> inputs, Output output, DataType type, int root);
+  // outputs[r] receives the input of rank r, which may differ in size. outputs[rank()] may be
+  // `input`.
+  void all_gather(Input input, std::span<const Output> outputs, DataType type);
+  // `output` receives the reduction of every rank's inputs[r], r being this rank. Parts may differ
+  // in size, alike on all ranks.
+  void reduce_scatter(std::span<const Input> inputs, Output output, DataType type, ReduceOp op);
+  // inputs[r] goes to rank r, outputs[r] receives what rank r gives this one. Sizes are free, as
+  // long as each pair agrees.
+  void all_to_all(std::span<const Input> inputs, std::span<const Output> outputs, DataType type);
 
  private:
   class StepWait;
-  enum class Kind : std::uint8_t { barrier, broadcast, all_reduce, all_gather, reduce_scatter };
+  class Staging;
 
-  void begin(Kind kind, std::size_t count, DataType type, ReduceOp op, int root);
+  void check_root(const char* operation, int root) const;
+  // Makes `call` the current one, which what follows is about.
+  void begin(Call call);
+  void set_splits(std::span<const Input> to, std::span<const Output> from);
   // Publishes this rank's call and what it wrote for the coming step, and waits for all ranks'. The
-  // first step of a call compares the calls.
-  void first_step(std::uint64_t offset = Call::kNotShared);
+  // first step of a call compares the calls, and then `calls_` holds them by rank.
+  void first_step();
   void step();
   void check_agreement();
-  std::string describe(const Call& call) const;
+  [[noreturn]] void fail(std::uint64_t ranks, const std::string& text);
+  std::string last_call_of(int rank) const;
 
   const std::byte* input_of(int rank) const { return region_->input(rank, step_); }
+  std::size_t element() const { return element_size(call_.type); }
+  bool is_shared(int rank) const {
+    return calls_[static_cast<std::size_t>(rank)].offset != Call::kNotShared;
+  }
+  bool any_shared() const;
+  bool all_shared() const;
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) const;
-  // Every rank's published tensor; empty unless all of them are shared.
-  std::vector<void*> shared_tensors(std::size_t bytes);
-  std::byte* resolve_or_fail(int rank, std::size_t bytes);
+  std::uint64_t offset_of(std::span<const Input> parts) const;
+  std::size_t largest_part_of(int rank) const;
+  // `bytes` of the tensor that a rank published, from byte `begin` on.
+  std::byte* shared_part(int rank, std::size_t begin, std::size_t bytes);
+  // The part that goes to this rank.
+  std::byte* shared_part_for_me(int from, std::size_t bytes);
 
-  void all_reduce_small(const void* input, void* output);
-  void all_reduce_shared(std::span<void* const> tensors);
-  void all_reduce_staged(const void* input, void* output);
+  // What all calls that only move data are made of: see Staging for `common`.
+  void exchange(std::span<const Input> sends, std::span<const Output> receives, bool common);
+  // all_reduce and reduce; `output` is null on ranks that do not get the result.
+  void reduce_into(const void* input, void* output);
+  bool gets_result(int rank) const;
+  void reduce_small(const void* input, void* output);
+  void reduce_shared();
+  void reduce_staged(const void* input, void* output);
 
   std::shared_ptr<Region> region_;
   Patience patience_;  // of the current call
   std::uint64_t sequence_ = 0;
   std::uint32_t step_ = 0;
-  Call call_;
+  Call call_;                // the current one
+  Splits own_splits_;        // of the current one, if it is uneven
+  std::vector<Call> calls_;  // of all ranks, read once: a broken peer may change its own any time
 };
 
 // The part [begin, end) of `count` elements that rank `rank` of `size` reduces; its borders lie on

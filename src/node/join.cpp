@@ -61,7 +61,7 @@ base::UniqueFd open_pidfd(pid_t pid) {
 }
 
 Failure lost(int rank, const RankNumbers& numbers) {
-  return {FailureKind::peer_lost, std::uint64_t{1} << rank,
+  return {FailureKind::peer_lost, rank_bit(rank),
           fmt::format("rank {} was lost while the group was being formed", numbers.of(rank))};
 }
 
@@ -141,13 +141,13 @@ class Host {
         hello->rank >= size_ || greeted_[hello->rank] ||
         link.rank.value_or(hello->rank) != hello->rank) {
       return Failure{
-          FailureKind::mismatch, link.rank ? std::uint64_t{1} << *link.rank : 0,
+          FailureKind::mismatch, link.rank ? rank_bit(*link.rank) : 0,
           "a process that wants to join the group speaks another version of Paceline, or "
           "two ranks have the same number"};
     }
     if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
       return Failure{
-          FailureKind::mismatch, std::uint64_t{1} << hello->rank,
+          FailureKind::mismatch, rank_bit(hello->rank),
           fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
                       "rank {} one of {} ranks with {} bytes",
                       numbers_.of(0), size_, memory_bytes_, numbers_.of(hello->rank), hello->size,
@@ -163,9 +163,9 @@ class Host {
   Failure too_late() const {
     Failure failure{FailureKind::timeout, 0, ""};
     for (int rank = 0; rank < size_; ++rank) {
-      if (!greeted_[rank]) failure.ranks |= std::uint64_t{1} << rank;
+      if (!greeted_[rank]) failure.ranks |= rank_bit(rank);
     }
-    failure.text = fmt::format("{} did not join the group within {} s",
+    failure.text = fmt::format("{} did not join the group within the timeout of {} s",
                                describe_ranks(numbers_.list(failure.ranks)),
                                deadline_.budget().count() / 1000.0);
     return failure;
@@ -221,8 +221,8 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
   const std::array<int, 1> fds{link.get()};
   if (!wait_readable(fds, deadline).front()) {
     throw_failure({FailureKind::timeout, 1,
-                   fmt::format("rank {} did not form the group within {} s", numbers.of(0),
-                               deadline.budget().count() / 1000.0)},
+                   fmt::format("rank {} did not form the group within the timeout of {} s",
+                               numbers.of(0), deadline.budget().count() / 1000.0)},
                   kConnecting, numbers);
   }
   Packet packet = receive_packet(link.get(), 2 * FailureRecord::kMaxText);

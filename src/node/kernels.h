@@ -7,15 +7,27 @@
 
 namespace paceline::node {
 
+inline constexpr std::size_t kMaxSources = 64;
+
 // Reduces `count` elements of every source, in the order of `sources`, and writes the result to
-// every destination. A destination may be one of the sources; otherwise ranges must not overlap.
+// every destination. Pointers need no alignment. A destination may be one of the sources;
+// otherwise ranges must not overlap. `type` must be reducible with `op`, and `sources` one to
+// kMaxSources.
 //
-// The result is the same bit for bit whatever the alignment, the count, the slicing and the
-// instruction set. bfloat16 accumulates in float32 and rounds once, to nearest even; other types
-// accumulate in themselves. int64 wraps. avg divides the sum by sources.size(). A NaN in any source
-// makes the result the canonical quiet NaN, for min and max too.
+// In the default floating-point environment the result is the same bit for bit whatever the
+// alignment, the count, the slicing and the instruction set. These hold for one source too:
 //
-// `type` must be reducible; avg needs a floating type; sources must not be empty.
+// - float16 and bfloat16 accumulate in float32 and round once, to nearest even; other types
+//   accumulate in themselves, and nothing is contracted to a fused multiply-add.
+// - avg divides the sum by sources.size(), in the type it accumulates in.
+// - Integers wrap.
+// - boolean takes every byte but 0 for true and yields 0 or 1. sum and max are or; product and min
+//   are and.
+// - Complex numbers are reduced component by component, but for product: (a + bi)(c + di) is
+//   (ac - bd) + (ad + bc)i, whatever is infinite.
+// - A NaN in any source makes the result the canonical quiet NaN (positive, no payload), for min
+//   and max too. In complex numbers the rule holds for each component, after the arithmetic.
+// - For min and max -0.0 equals +0.0, and of equals the first is kept.
 void reduce(DataType type, ReduceOp op, std::span<const void* const> sources,
             std::span<void* const> destinations, std::size_t count);
 

@@ -7,7 +7,11 @@
 
 #include <paceline/error.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
 #include <new>
+#include <set>
 
 #include "base/cores.h"
 
@@ -17,6 +21,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kPage = 4096;
+// Each rank has four staging buffers, of at most this many bytes: two ranks' fit into the caches.
+constexpr std::size_t kMaxBuffer = std::size_t{512} << 10;
 // How long a wait costs CPU before it sleeps in the kernel. Spinning covers the skew between ranks
 // that run side by side; it is short because ranks may share a core though there are enough, and
 // yielding then lets the other get on with it.
@@ -55,8 +61,9 @@ inline void pause() {
 
 struct Region::Layout {
   Layout(int size, const RegionOptions& options)
-      : staging(round_up(options.staging_bytes, kPage)),
-        stride(round_up(sizeof(RankState), kPage) + 4 * staging),
+      : buffer(buffer_size(size, options.staging_bytes)),
+        stride(round_up(sizeof(RankState), kPage) + 4 * buffer +
+               round_up(static_cast<std::size_t>(size) * sizeof(Outbox), kPage)),
         arena(round_up(options.arena_bytes != 0 ? options.arena_bytes : physical_memory(), kPage)),
         ranks_begin(round_up(sizeof(Header), kPage)),
         arenas_begin(ranks_begin + static_cast<std::size_t>(size) * stride),
@@ -66,7 +73,45 @@ struct Region::Layout {
           fmt::format("a group of {} ranks on one machine: 1 to {} are allowed", size, kMaxRanks));
     }
   }
-  std::size_t staging, stride, arena, ranks_begin, arenas_begin, total;
+  static std::size_t buffer_size(int size, std::size_t staging) {
+    const std::size_t share = staging / (4 * static_cast<std::size_t>(std::max(size, 1)));
+    return std::clamp(share / kPage * kPage, kPage, kMaxBuffer);
+  }
+  std::size_t buffer, stride, arena, ranks_begin, arenas_begin, total;
+};
+
+// A process that ends in good order leaves its groups so, even if nobody destroys them.
+class Region::AtExit {
+ public:
+  static void add(Region* region) {
+    AtExit& all = instance();
+    std::lock_guard lock(all.mutex_);
+    all.regions_.insert(region);
+  }
+  static void remove(Region* region) {
+    AtExit& all = instance();
+    std::lock_guard lock(all.mutex_);
+    all.regions_.erase(region);
+  }
+
+ private:
+  // Never destroyed: regions may be older than it is.
+  static AtExit& instance() {
+    static AtExit* const all = [] {
+      static const unsigned generation = fork_generation().load();
+      std::atexit([] {
+        // The lock may be held by a thread that a forked child does not have.
+        if (fork_generation().load() != generation) return;
+        std::lock_guard lock(instance().mutex_);
+        for (Region* const region : instance().regions_) region->depart();
+      });
+      return new AtExit;
+    }();
+    return *all;
+  }
+
+  std::mutex mutex_;
+  std::set<Region*> regions_;
 };
 
 std::shared_ptr<Region> Region::enter(Membership membership, int rank, int size,
@@ -112,6 +157,7 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       rank_(rank),
       size_(size),
       options_(options),
+      buffer_bytes_(layout.buffer),
       rank_stride_(layout.stride),
       rank_begin_(layout.ranks_begin),
       arena_stride_(layout.arena),
@@ -119,10 +165,12 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       may_spin_(size <= base::available_cores()),
       fork_generation_(fork_generation().load()),
       arena_(layout.arenas_begin + static_cast<std::size_t>(rank) * layout.arena, layout.arena) {
-  options_.staging_bytes = layout.staging;
+  AtExit::add(this);
 }
 
 Region::~Region() {
+  if (in_forked_child()) return;
+  AtExit::remove(this);
   depart();
 }
 
@@ -144,9 +192,17 @@ Slot& Region::slot(int rank, std::uint32_t step) const {
   return state(rank).slots[step % 2];
 }
 
+Splits& Region::splits(int rank, std::uint32_t step) const {
+  return state(rank).splits[step % 2];
+}
+
 std::byte* Region::staging(int rank, std::uint32_t index) const {
   return reinterpret_cast<std::byte*>(&state(rank)) + round_up(sizeof(RankState), kPage) +
-         index * options_.staging_bytes;
+         index * buffer_bytes_;
+}
+
+Outbox& Region::outbox(int from, int to) const {
+  return reinterpret_cast<Outbox*>(staging(from, 4))[to];
 }
 
 std::byte* Region::input(int rank, std::uint32_t step) const {
@@ -164,6 +220,15 @@ void* Region::allocate(std::size_t bytes) {
   if (failed() || in_forked_child()) return nullptr;
   const auto offset = arena_.allocate(bytes);
   return offset ? mapping_->data() + *offset : nullptr;
+}
+
+void* Region::allocate_or_throw(std::size_t bytes) {
+  if (void* const memory = allocate(bytes)) return memory;
+  check_usable({"allocate", 0});
+  throw Error(
+      fmt::format("no room for {} bytes of shared memory in group {}: {} of {} bytes are in "
+                  "use",
+                  bytes, options_.name, arena_.bytes_in_use(), arena_stride_));
 }
 
 void Region::free(void* pointer) {
@@ -205,19 +270,45 @@ void Region::publish(Word& word, std::uint32_t value) {
   if (state(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
 }
 
-void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
+void Region::ring(int rank) {
+  RankState& told = state(rank);
+  told.bell.fetch_add(1, std::memory_order_seq_cst);
+  if (told.listeners.load(std::memory_order_seq_cst) != 0) futex_wake_all(told.bell);
+}
+
+std::uint32_t Region::bell() const {
+  return state(rank_).bell.load(std::memory_order_acquire);
+}
+
+void Region::listen(std::uint32_t heard) {
+  RankState& own = state(rank_);
+  if (spin_or_yield([&] { return bell() != heard || failed(); })) return;
+  own.listeners.fetch_add(1, std::memory_order_seq_cst);
+  if (own.bell.load(std::memory_order_seq_cst) == heard) futex_wait(own.bell, heard, kSleep);
+  own.listeners.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// The cheap part of a wait: true once `done`.
+template <typename Done>
+bool Region::spin_or_yield(Done done) const {
   if (may_spin_) {
     for (const auto end = Clock::now() + kSpinning; Clock::now() < end;) {
       for (int i = 0; i < 8; ++i) {
-        if (reached(word, target)) return;
+        if (done()) return true;
         pause();
       }
     }
   }
   for (const auto end = Clock::now() + kYielding; Clock::now() < end;) {
     ::sched_yield();
-    if (reached(word, target)) return;
-    if (failed()) break;
+    if (done()) return true;
+  }
+  return false;
+}
+
+void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
+  if (spin_or_yield([&] { return reached(word, target) || failed(); }) && reached(word, target)) {
+    return;
   }
   auto& deadline = waiting.patience.deadline;
   if (!deadline) deadline = base::Deadline::after(waiting.patience.timeout);
@@ -237,22 +328,23 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
 void Region::check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
   if (failed()) throw_recorded(waiting.activity);
   waiting.check(peer);
-  const std::string how = how_lost(peer);
-  // What it did last, it may have done between our looking at the word and at the rank.
-  if (!how.empty() && !reached(word, target)) {
-    fail({FailureKind::peer_lost, std::uint64_t{1} << peer,
-          fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how,
-                      waiting.describe())},
-         waiting.activity);
+  for (int other = 0; other < size_; ++other) {
+    if (other == peer ? is_here(peer) : !has_died(other)) continue;
+    // What it did last, it may have done between our looking at the word and at the rank.
+    if (!reached(word, target)) fail_lost(other, waiting.describe(), waiting.activity);
   }
   const auto& deadline = waiting.patience.deadline;
   if (deadline->expired() && !reached(word, target)) {
-    const std::uint64_t missing = waiting.missing() | (std::uint64_t{1} << peer);
-    fail(
-        {FailureKind::timeout, missing,
-         fmt::format("{} did not arrive within {} s at {}", describe_ranks(numbers().list(missing)),
-                     deadline->budget().count() / 1000.0, waiting.describe())},
-        waiting.activity);
+    const std::uint64_t missing = waiting.missing() | (rank_bit(peer));
+    std::string text = fmt::format("{} did not arrive within the timeout of {} s at {}",
+                                   describe_ranks(numbers().list(missing)),
+                                   deadline->budget().count() / 1000.0, waiting.describe());
+    for (int rank = 0; rank < size_; ++rank) {
+      if (((missing >> rank) & 1) == 0) continue;
+      const std::string last = waiting.last_seen(rank);
+      if (!last.empty()) text += fmt::format("; rank {}: {}", numbers().of(rank), last);
+    }
+    fail({FailureKind::timeout, missing, text}, waiting.activity);
   }
 }
 
@@ -275,32 +367,40 @@ void Region::check_usable(const Activity& activity) const {
   if (failed()) throw_recorded(activity);
 }
 
-void Region::check_peers(const Activity& activity) {
+void Region::check_peers(const std::vector<int>& needed, const Activity& activity) {
   check_usable(activity);
   for (int peer = 0; peer < size_; ++peer) {
-    const auto how = how_lost(peer);
-    if (how.empty()) continue;
-    fail({FailureKind::peer_lost, std::uint64_t{1} << peer,
-          fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how,
-                      activity.operation)},
-         activity);
+    if (has_died(peer)) fail_lost(peer, activity.operation, activity);
+  }
+  for (const int peer : needed) {
+    if (peer != rank_ && has_left(peer)) fail_lost(peer, activity.operation, activity);
   }
 }
 
-// Empty if it is not.
-std::string Region::how_lost(int peer) const {
-  if (state(peer).departed.load(std::memory_order_acquire) != 0) return "has left the group";
-  const Peer& watched = membership_.peers[static_cast<std::size_t>(peer)];
-  if (!watched.ended()) return "";
-  return watched.pid != 0 ? fmt::format("was lost (its process {} ended)", watched.pid)
-                          : "was lost (its process ended)";
+bool Region::has_left(int peer) const {
+  return state(peer).departed.load(std::memory_order_acquire) != 0;
+}
+
+// In this order: a rank that leaves says so before its process ends.
+bool Region::has_died(int peer) const {
+  return membership_.peers[static_cast<std::size_t>(peer)].ended() && !has_left(peer);
+}
+
+void Region::fail_lost(int peer, const std::string& where, const Activity& activity) {
+  const pid_t pid = membership_.peers[static_cast<std::size_t>(peer)].pid;
+  const std::string how = has_left(peer) ? "has left the group"
+                          : pid != 0     ? fmt::format("was lost (its process {} ended)", pid)
+                                         : "was lost (its process ended)";
+  fail({FailureKind::peer_lost, rank_bit(peer),
+        fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how, where)},
+       activity);
 }
 
 void Region::abort(const std::string& text) noexcept {
   if (in_forked_child()) return;
   try {
     header().failure.record(
-        {FailureKind::peer_lost, std::uint64_t{1} << rank_,
+        {FailureKind::peer_lost, rank_bit(rank_),
          fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)});
   } catch (const std::bad_alloc&) {
     // Without the text, then: the peers find out when this rank has departed.

@@ -10,36 +10,23 @@
 
 #include "base/deadline.h"
 #include "node/arena.h"
+#include "node/call.h"
 #include "node/failure.h"
 #include "node/futex.h"
 #include "node/join.h"
+#include "node/mail.h"
 #include "node/mapping.h"
 
 namespace paceline::node {
-
-inline constexpr int kMaxRanks = 64;
-inline constexpr std::size_t kCacheLine = 64;
 
 struct RegionOptions {
   std::string name = "world";                                    // for messages
   RankNumbers numbers{};                                         // for messages and errors
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each call
-  // Each rank has four staging buffers of this many bytes.
-  std::size_t staging_bytes = std::size_t{512} << 10;
+  // What the staging buffers of all ranks may take together.
+  std::size_t staging_bytes = std::size_t{64} << 20;
   // What each rank can allocate; address space until it is touched. 0: as much as the machine has.
   std::size_t arena_bytes = 0;
-};
-
-// What a rank says of the collective call that it publishes with a step; see Group.
-struct Call {
-  std::uint8_t kind = 0;
-  std::uint8_t type = 0;
-  std::uint8_t op = 0;
-  std::int32_t root = 0;
-  std::uint64_t count = 0;
-  std::uint64_t offset = 0;  // of the rank's tensor in the region; kNotShared if it is elsewhere
-
-  static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
 };
 
 // One cache line that a rank writes and all others read.
@@ -48,6 +35,12 @@ struct alignas(kCacheLine) Slot {
   Call call;
 };
 static_assert(sizeof(Slot) == kCacheLine);
+
+// Where a rank is with its monitored barriers, by number.
+struct Attendance {
+  Word arrived;
+  Word complete;  // the last that all ranks have passed; rank 0 says it
+};
 
 // How long a call may wait in all. The clock is not looked at before waiting takes time.
 struct Patience {
@@ -64,6 +57,8 @@ class Waiting {
   virtual std::uint64_t missing() const = 0;
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
+  // What `rank`, one of the missing, did last; empty if that is not known.
+  virtual std::string last_seen(int /*rank*/) const { return ""; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}
 
@@ -103,6 +98,8 @@ class Region : public std::enable_shared_from_this<Region> {
   // Shared memory of this rank, at Arena::kAlignment; nullptr if there is no room. After a failure
   // nothing is handed out any more: a rank that wakes up late may still write to what was.
   void* allocate(std::size_t bytes);
+  // Throws the group's failure instead, or Error.
+  void* allocate_or_throw(std::size_t bytes);
   void free(void* pointer);
   // For memory that a peer may still touch: never handed out again, whether freed or not.
   void retire(void* pointer);
@@ -114,8 +111,12 @@ class Region : public std::enable_shared_from_this<Region> {
 
   // What step `step` of a rank is published with: two of each, used in turn.
   Slot& slot(int rank, std::uint32_t step) const;
+  Splits& splits(int rank, std::uint32_t step) const;
+  Attendance& attendance(int rank) const { return state(rank).attendance; }
+  // Staging buffers.
   std::byte* input(int rank, std::uint32_t step) const;
   std::byte* output(int rank, std::uint32_t step) const;
+  std::size_t buffer_bytes() const { return buffer_bytes_; }
 
   // Sets a word of this rank and wakes whoever sleeps on it.
   void publish(Word& word, std::uint32_t value);
@@ -124,18 +125,35 @@ class Region : public std::enable_shared_from_this<Region> {
   void await(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
     if (!reached(word, target)) await_slowly(word, target, peer, waiting);
   }
+  // Bells are for waits that any of several peers may end: what a rank has been told of is looked
+  // for after `bell` is read and before `listen`, which returns when the bell has been rung since,
+  // and at times for nothing.
+  void ring(int rank);
+  std::uint32_t bell() const;
+  void listen(std::uint32_t heard);
+  Outbox& outbox(int from, int to) const;
+  // Whether a peer has left in good order, and whether its process has ended though it has not.
+  bool has_left(int peer) const;
+  bool has_died(int peer) const;
+  bool is_here(int peer) const { return !has_left(peer) && !has_died(peer); }
+  // Makes the loss of a peer the group's failure; `where` says in what it is missing.
+  [[noreturn]] void fail_lost(int peer, const std::string& where, const Activity& activity);
+
   static bool reached(const Word& word, std::uint32_t target) {
     return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
   }
 
   bool failed() const { return header().failure.present(); }
+  // The group's failure; of kind none if there is none.
+  Failure failure() const { return failed() ? header().failure.read() : Failure(); }
   bool in_forked_child() const;
   // Makes this the group's failure unless there is one, and throws the one that stands.
   [[noreturn]] void fail(const Failure& failure, const Activity& activity);
   // Throws if the group has failed or this process is a forked child.
   void check_usable(const Activity& activity) const;
-  // Makes the loss of any peer the group's failure, and throws the failure there is.
-  void check_peers(const Activity& activity);
+  // Makes the death of any peer the group's failure, or that one of `needed` has left, and throws
+  // the failure there is.
+  void check_peers(const std::vector<int>& needed, const Activity& activity);
   // Tells the peers that this rank left because of an exception, with its text.
   void abort(const std::string& text) noexcept;
   // Tells the peers that this rank makes no further call. The destructor does it too.
@@ -145,13 +163,18 @@ class Region : public std::enable_shared_from_this<Region> {
   // At the head of each rank's part of the region.
   struct RankState {
     alignas(kCacheLine) Slot slots[2];
+    alignas(kCacheLine) Splits splits[2];
     alignas(kCacheLine) Word sleepers;  // how many wait in the kernel for a word of this rank
     alignas(kCacheLine) Word departed;  // 1 once the rank has left in good order
+    alignas(kCacheLine) Word bell;      // how often its peers have rung
+    Word listeners;                     // how many of its threads wait for that in the kernel
+    alignas(kCacheLine) Attendance attendance;
   };
   struct Header {
     FailureRecord failure;
   };
   struct Layout;
+  class AtExit;
 
   Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
          const RegionOptions& options, const Layout& layout);
@@ -163,9 +186,10 @@ class Region : public std::enable_shared_from_this<Region> {
   std::byte* staging(int rank, std::uint32_t index) const;
   std::size_t arena_begin(int rank) const;
   std::size_t offset_in_mapping(const void* pointer) const;
+  template <typename Done>
+  bool spin_or_yield(Done done) const;
   void await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
   void check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
-  std::string how_lost(int peer) const;
   [[noreturn]] void throw_recorded(const Activity& activity) const;
 
   std::shared_ptr<Mapping> mapping_;
@@ -173,6 +197,7 @@ class Region : public std::enable_shared_from_this<Region> {
   int rank_;
   int size_;
   RegionOptions options_;
+  std::size_t buffer_bytes_;
   std::size_t rank_stride_;
   std::size_t rank_begin_;
   std::size_t arena_stride_;

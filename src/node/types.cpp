@@ -11,8 +11,8 @@ struct TypeFacts {
   std::size_t size;
 };
 constexpr TypeFacts kTypes[] = {
-    {"float32", 4},   {"float64", 8},     {"bfloat16", 2}, {"int64", 8}, {"float16", 2},
-    {"int8", 1},      {"uint8", 1},       {"int16", 2},    {"int32", 4}, {"bool", 1},
+    {"float32", 4},   {"float64", 8},     {"float16", 2}, {"bfloat16", 2}, {"int8", 1},
+    {"uint8", 1},     {"int16", 2},       {"int32", 4},   {"int64", 8},    {"bool", 1},
     {"complex64", 8}, {"complex128", 16}, {"bytes", 1}};
 static_assert(std::size(kTypes) == static_cast<std::size_t>(DataType::byte) + 1);
 
@@ -39,10 +39,18 @@ const char* name(ReduceOp op) {
       return "SUM";
     case ReduceOp::avg:
       return "AVG";
+    case ReduceOp::product:
+      return "PRODUCT";
     case ReduceOp::min:
       return "MIN";
     case ReduceOp::max:
       return "MAX";
+    case ReduceOp::bit_and:
+      return "BAND";
+    case ReduceOp::bit_or:
+      return "BOR";
+    case ReduceOp::bit_xor:
+      return "BXOR";
   }
   return "an unknown reduction";
 }

@@ -5,6 +5,8 @@
 
 #include <paceline/collectives.h>
 
+#include <numeric>
+
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
 
@@ -71,6 +73,128 @@ TEST(Collectives, ListsAndTensorsThatAreNotContiguous) {
     reduce_scatter(mine, inputs);
     EXPECT_TRUE(mine.eq(rank * size).all().item<bool>());
   });
+}
+
+TEST(Collectives, FromAndToOneRank) {
+  on_all([](int rank, int size) {
+    for (int root = 0; root < size; ++root) {
+      auto t = torch::full({3, 4}, rank + 1.0);
+      reduce(t, {.dst = root, .op = ReduceOp::PRODUCT});
+      double product = 1;
+      for (int r = 0; r < size; ++r) product *= r + 1;
+      EXPECT_TRUE(rank != root || t.eq(product).all().item<bool>()) << t;
+
+      std::vector<at::Tensor> list;
+      for (int r = 0; r < size && rank == root; ++r) list.push_back(torch::full({2, 3}, 10.0 * r));
+      auto column = torch::zeros({2, 6}).slice(1, 0, 6, 2);
+      scatter(column, list, {.src = root});
+      EXPECT_TRUE(column.eq(10.0 * rank).all().item<bool>()) << column;
+      for (auto& one : list) one.zero_();
+      gather(column + 1, list, {.dst = root});
+      for (std::size_t r = 0; r < list.size(); ++r) {
+        EXPECT_TRUE(list[r].eq(10.0 * static_cast<double>(r) + 1).all().item<bool>()) << list[r];
+      }
+      gather_async(column + 2, list, {.dst = root}).wait();
+      EXPECT_TRUE(rank != root || list[0].eq(2).all().item<bool>());
+    }
+  });
+}
+
+TEST(Collectives, AllToAll) {
+  on_all([](int rank, int size) {
+    // Rank r gives r + to + 1 rows to rank `to`.
+    std::vector<std::int64_t> give;
+    std::vector<std::int64_t> get;
+    for (int r = 0; r < size; ++r) give.push_back(rank + r + 1);
+    get = give;  // symmetric
+    const auto rows = std::accumulate(give.begin(), give.end(), std::int64_t{0});
+    const auto input = torch::full({rows, 2}, static_cast<double>(rank));
+    auto output = torch::empty({rows, 2});
+    all_to_all_single(output, input, {.output_split_sizes = get, .input_split_sizes = give});
+    std::int64_t at = 0;
+    for (int r = 0; r < size; ++r) {
+      EXPECT_TRUE(output.slice(0, at, at + rank + r + 1).eq(r).all().item<bool>());
+      at += rank + r + 1;
+    }
+    const auto even = torch::arange(size) + 100 * rank;
+    auto swapped = torch::empty_like(even);
+    all_to_all_single_async(swapped, even).wait();
+    EXPECT_TRUE(swapped.eq(100 * torch::arange(size) + rank).all().item<bool>());
+  });
+}
+
+TEST(Collectives, AllToAllOfLists) {
+  for (const int size : kWorldSizes) {
+    expect_torch_ranks(size, "paceline", [](int rank, int n) {
+      std::vector<at::Tensor> inputs;
+      std::vector<at::Tensor> outputs;
+      for (int r = 0; r < n; ++r) {
+        inputs.push_back(torch::full({rank + r, 3}, rank, at::kInt));
+        outputs.push_back(torch::empty({rank + r, 3}, at::kInt));
+      }
+      all_to_all(outputs, inputs);
+      for (int r = 0; r < n; ++r) {
+        EXPECT_TRUE(outputs[static_cast<std::size_t>(r)].eq(r).all().item<bool>());
+      }
+      std::vector<at::Tensor> all;
+      for (int r = 0; r < n; ++r) all.push_back(torch::empty({2 * r}));
+      all_gather(all, torch::full({2 * rank}, static_cast<float>(rank)));
+      for (int r = 0; r < n; ++r) {
+        EXPECT_TRUE(all[static_cast<std::size_t>(r)].eq(r).all().item<bool>());
+      }
+    });
+  }
+}
+
+TEST(Collectives, EveryReductionGivesWhatGlooGives) {
+  for (const int size : {2, 3}) {
+    expect_torch_ranks(size, "paceline", [](int rank, int n) {
+      const auto gloo = new_group({}, {.backend = "gloo"});
+      for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
+                              at::kByte, at::kInt, at::kLong}) {
+        std::vector<ReduceOp> ops{ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX};
+        if (!at::isFloatingType(type)) {
+          ops.insert(ops.end(), {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR});
+        }
+        for (const ReduceOp& op : ops) {
+          // Small integers: exact in all types, whatever the order.
+          const auto ours = (torch::arange(1000) * 7 + 3 * rank).remainder(4).to(type);
+          const auto theirs = ours.clone();
+          all_reduce(ours, {.op = op});
+          all_reduce(theirs, {.op = op, .group = gloo});
+          EXPECT_TRUE(ours.equal(theirs)) << type << ' ' << static_cast<int>(op.op_);
+        }
+      }
+      auto premultiplied = torch::full({5}, 2.0);
+      all_reduce(premultiplied, {.op = c10d::makePreMulSum(0.5 * (rank + 1))});
+      EXPECT_TRUE(premultiplied.eq(n * (n + 1) / 2.0).all().item<bool>()) << premultiplied;
+      auto complex = torch::full({3}, c10::complex<double>(rank, 1), at::kComplexDouble);
+      all_reduce(complex, {.op = ReduceOp::PRODUCT});
+      c10::complex<double> product = 1;
+      for (int r = 0; r < n; ++r) product *= c10::complex<double>(r, 1);
+      EXPECT_EQ(complex[0].item<c10::complex<double>>(), product);
+      auto flags = torch::tensor({rank == 0, true, false});
+      all_reduce(flags);
+      EXPECT_TRUE(flags.equal(torch::tensor({true, true, false})));
+    });
+  }
+}
+
+TEST(Collectives, SparseTensorsAreAddedUp) {
+  for (const auto& backend : backends()) {
+    for (const int size : {1, 2, 3}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        const auto indices = torch::tensor({{0, rank + 1, rank + 1}}, at::kLong);
+        const auto values = torch::ones({3, 2});
+        const auto tensor = torch::sparse_coo_tensor(indices, values, {n + 2, 2});
+        all_reduce(tensor);
+        auto expected = torch::zeros({n + 2, 2});
+        expected[0].fill_(n);
+        for (int r = 0; r < n; ++r) expected[r + 1].fill_(2);
+        EXPECT_TRUE(tensor.to_dense().equal(expected)) << tensor;
+      });
+    }
+  }
 }
 
 TEST(Collectives, Bytes) {
@@ -168,7 +292,8 @@ TEST(World, CanBeMadeAgainAndOverTcpAndFile) {
 
 TEST(Collectives, TypesAndOperationsThatCannotWorkAreRefused) {
   expect_torch_ranks(2, "paceline", [](int, int) {
-    EXPECT_THROW(all_reduce(torch::ones({2}, at::kChar)), UsageError);
+    EXPECT_THROW(all_reduce(torch::ones({2}, at::kComplexFloat), {.op = ReduceOp::MAX}),
+                 UsageError);
     EXPECT_THROW(all_reduce(torch::ones({2}, at::kLong), {.op = ReduceOp::AVG}), UsageError);
     EXPECT_THROW(all_reduce(torch::ones({2}), {.op = ReduceOp::BOR}), UsageError);
     EXPECT_THROW(all_reduce(at::Tensor()), Error);

@@ -242,7 +242,8 @@ TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
         } catch (const Timeout& error) {
           EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
           EXPECT_STREQ(error.what(),
-                       "rank 1 did not arrive within 0.2 s at backward, step 1 of group test, "
+                       "rank 1 did not arrive within the timeout of 0.2 s at backward, step 1 of "
+                       "group test, "
                        "bucket 0 (layer0)");
         }
       },

@@ -17,7 +17,7 @@ inline node::RegionOptions small_region(
     std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
   return {.name = "test",
           .timeout = timeout,
-          .staging_bytes = std::size_t{64} << 10,
+          .staging_bytes = std::size_t{512} << 10,
           .arena_bytes = std::size_t{64} << 20};
 }
 

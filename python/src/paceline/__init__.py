@@ -21,15 +21,22 @@ if torch.__version__.split("+")[0].rsplit(".", 1)[0] != _TORCH:
 
 from paceline import _C  # noqa: E402 - the extension does not load beside another torch
 
-__all__ = ["register"]
+Options = _C.Options
+"""For `pg_options`: `staging_bytes` is what all staging buffers of a group may take together."""
+
+__all__ = ["Options", "register"]
 
 
 def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
-            _backend_options: object) -> "dist.distributed_c10d.Backend":
+            backend_options: "dist.distributed_c10d.Backend.Options | None",
+            ) -> "dist.distributed_c10d.Backend":
+    if not isinstance(backend_options, Options):
+        backend_options = Options()
     return _C.create(
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,
-        world_ranks=list(options.global_ranks_in_group))
+        world_ranks=list(options.global_ranks_in_group),
+        staging_bytes=backend_options.staging_bytes)
 
 
 def register() -> None:

@@ -5,14 +5,13 @@
 
 #include <paceline/error.h>
 
+#include <algorithm>
+
 #include "backends/paceline/node_channel.h"
-#include "backends/paceline/tensors.h"
 #include "distributed/store_exchange.h"
 
 namespace paceline::backends {
 namespace {
-
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 const bool paceline_registered = distributed::register_backend(
     "paceline", {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
@@ -22,10 +21,12 @@ const bool paceline_registered = distributed::register_backend(
 
 }  // namespace
 
-std::shared_ptr<node::Region> form_region(distributed::BackendRequest request) {
+std::shared_ptr<node::Region> form_region(distributed::BackendRequest request,
+                                          std::size_t staging_bytes) {
   const node::RegionOptions options{.name = request.group_name,
                                     .numbers = node::RankNumbers(request.world_ranks),
-                                    .timeout = request.timeout};
+                                    .timeout = request.timeout,
+                                    .staging_bytes = staging_bytes};
   if (!request.links.empty() || request.size == 1) {
     return node::Region::create(std::move(request.links), request.rank, request.size, options);
   }
@@ -37,17 +38,41 @@ NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
     : ExtendedBackend(region->rank(), region->size()),
       region_(std::move(region)),
       group_(region_),
+      mailbox_(std::make_shared<node::Mailbox>(region_)),
+      monitored_barrier_(region_),
+      options_(c10::make_intrusive<NodeOptions>(region_->options().timeout)),
       timeout_(region_->options().timeout),
-      progress_(std::make_unique<ProgressThread>()) {}
+      progress_(std::make_unique<ProgressThreads>()),
+      postman_(std::make_unique<Postman>(mailbox_)) {
+  options_->group_name = region_->options().name;
+  options_->staging_bytes = region_->options().staging_bytes;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    options_->global_ranks_in_group.push_back(
+        static_cast<std::uint64_t>(region_->numbers().of(rank)));
+  }
+}
 
 NodeBackend::~NodeBackend() {
   shutdown();
-  if (region_->in_forked_child()) static_cast<void>(progress_.release());
+  if (!region_->in_forked_child()) return;
+  static_cast<void>(progress_.release());
+  static_cast<void>(postman_.release());
+}
+
+void NodeBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+  options_->timeout = timeout;
+}
+
+std::chrono::milliseconds NodeBackend::limit(std::chrono::milliseconds timeout) const {
+  return timeout > std::chrono::milliseconds(0) ? timeout : timeout_.load();
 }
 
 void NodeBackend::shutdown() {
   if (region_->in_forked_child()) return;
   progress_->stop();
+  postman_->stop();
+  mailbox_->close();
   region_->depart();
 }
 
@@ -59,128 +84,53 @@ void NodeBackend::check_usable(const char* operation) const {
       fmt::format("{} on group {}, which this rank has left", operation, region_->options().name));
 }
 
+c10d::ErrorType NodeBackend::getError() {
+  switch (region_->failure().kind) {
+    case node::FailureKind::none:
+      return c10d::ErrorType::SUCCESS;
+    case node::FailureKind::timeout:
+      return c10d::ErrorType::TIMEOUT;
+    case node::FailureKind::peer_lost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    case node::FailureKind::mismatch:
+      break;
+  }
+  return c10d::ErrorType::COMM_ERROR;
+}
+
 void NodeBackend::abort_because(const std::string& text) noexcept {
   region_->abort(text);
 }
 
-template <typename Body>
-WorkPtr NodeBackend::run(c10d::OpType type, std::vector<at::Tensor> outputs, bool async,
-                         std::chrono::milliseconds timeout, Body body) {
-  check_usable(c10d::opTypeToString(type).c_str());
-  auto work = c10::make_intrusive<NodeWork>(type, std::move(outputs), ++sequence_);
-  const auto limit = timeout > std::chrono::milliseconds(0) ? timeout : timeout_;
-  if (!async) {
-    progress_->run_here([&] {
-      group_.set_timeout(limit);
-      body();
-    });
-    work->complete();
-    return work;
-  }
-  progress_->enqueue([this, work, limit, body = std::move(body)]() mutable {
-    std::exception_ptr error;
-    try {
-      group_.set_timeout(limit);
-      body();
-    } catch (...) {
-      error = std::current_exception();
+std::shared_ptr<node::Region> NodeBackend::split_region(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Options>& options) const {
+  const auto own = std::find(ranks.begin(), ranks.end(), getRank());
+  if (own == ranks.end()) return nullptr;
+  distributed::BackendRequest request{
+      .store = store,
+      .rank = static_cast<int>(own - ranks.begin()),
+      .size = static_cast<int>(ranks.size()),
+      .timeout = timeout_.load(),
+      .group_name = fmt::format("split of {}", region_->options().name)};
+  for (const int rank : ranks) request.world_ranks.push_back(region_->numbers().of(rank));
+  std::size_t staging = options_->staging_bytes;
+  if (options) {
+    request.timeout = options->timeout;
+    if (!options->group_name.empty()) request.group_name = options->group_name;
+    if (const auto* const ours = dynamic_cast<NodeOptions*>(options.get())) {
+      staging = ours->staging_bytes;
     }
-    work->complete(std::move(error));
-  });
-  return work;
+  }
+  return form_region(std::move(request), staging);
 }
 
-WorkPtr NodeBackend::broadcast(std::vector<at::Tensor>& tensors,
-                               const c10d::BroadcastOptions& options) {
-  const at::Tensor tensor = single(tensors, "broadcast");
-  const int root = static_cast<int>(options.rootRank);
-  return run(c10d::OpType::BROADCAST, {tensor}, options.asyncOp, options.timeout,
-             [this, tensor, root] {
-               const Contiguous data(tensor, Contiguous::Use::in_out);
-               const auto [count, type] = moved(tensor);
-               group_.broadcast(data.pointer(), count, type, root);
-               data.write_back();
-             });
-}
-
-WorkPtr NodeBackend::allreduce(std::vector<at::Tensor>& tensors,
-                               const c10d::AllreduceOptions& options) {
-  const at::Tensor tensor = single(tensors, "all_reduce");
-  const auto type = node_type(tensor.scalar_type(), "all_reduce");
-  const auto op = reduce_op(options.reduceOp, tensor, "all_reduce");
-  return run(c10d::OpType::ALLREDUCE, {tensor}, options.asyncOp, options.timeout,
-             [this, tensor, type, op] {
-               const Contiguous data(tensor, Contiguous::Use::in_out);
-               group_.all_reduce(data.pointer(), data.pointer(), data.count(), type, op);
-               data.write_back();
-             });
-}
-
-WorkPtr NodeBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                               std::vector<at::Tensor>& inputs,
-                               const c10d::AllgatherOptions& options) {
-  const at::Tensor input = single(inputs, "all_gather");
-  const auto parts = parts_like(outputs, input, getSize(), "all_gather");
-  return run(c10d::OpType::ALLGATHER, parts, options.asyncOp, options.timeout,
-             [this, input, parts] {
-               const Contiguous from(input, Contiguous::Use::in);
-               const ContiguousList to(parts, Contiguous::Use::out);
-               const auto [count, type] = moved(input);
-               group_.all_gather(from.pointer(), to.pointers(), count, type);
-               to.write_back();
-             });
-}
-
-WorkPtr NodeBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
-                                       const c10d::AllgatherOptions& options) {
-  check_concatenation(output, input, getSize(), "all_gather_into_tensor");
-  return run(c10d::OpType::_ALLGATHER_BASE, {output}, options.asyncOp, options.timeout,
-             [this, output, input] {
-               const Contiguous from(input, Contiguous::Use::in);
-               const Contiguous to(output, Contiguous::Use::out);
-               const auto [count, type] = moved(input);
-               group_.all_gather(from.pointer(), to.slices(getSize()), count, type);
-               to.write_back();
-             });
-}
-
-WorkPtr NodeBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
-                                    std::vector<std::vector<at::Tensor>>& inputs,
-                                    const c10d::ReduceScatterOptions& options) {
-  const at::Tensor output = single(outputs, "reduce_scatter");
-  const auto parts = parts_like(inputs, output, getSize(), "reduce_scatter");
-  const auto type = node_type(output.scalar_type(), "reduce_scatter");
-  const auto op = reduce_op(options.reduceOp, output, "reduce_scatter");
-  return run(c10d::OpType::REDUCE_SCATTER, {output}, options.asyncOp, options.timeout,
-             [this, output, parts, type, op] {
-               const ContiguousList from(parts, Contiguous::Use::in);
-               const Contiguous to(output, Contiguous::Use::out);
-               const auto pointers = from.pointers();
-               group_.reduce_scatter({pointers.begin(), pointers.end()}, to.pointer(), to.count(),
-                                     type, op);
-               to.write_back();
-             });
-}
-
-WorkPtr NodeBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
-                                           const c10d::ReduceScatterOptions& options) {
-  check_concatenation(input, output, getSize(), "reduce_scatter_tensor");
-  const auto type = node_type(output.scalar_type(), "reduce_scatter_tensor");
-  const auto op = reduce_op(options.reduceOp, output, "reduce_scatter_tensor");
-  return run(
-      c10d::OpType::_REDUCE_SCATTER_BASE, {output}, options.asyncOp, options.timeout,
-      [this, output, input, type, op] {
-        const Contiguous from(input, Contiguous::Use::in);
-        const Contiguous to(output, Contiguous::Use::out);
-        const auto slices = from.slices(getSize());
-        group_.reduce_scatter({slices.begin(), slices.end()}, to.pointer(), to.count(), type, op);
-        to.write_back();
-      });
-}
-
-WorkPtr NodeBackend::barrier(const c10d::BarrierOptions& options) {
-  return run(c10d::OpType::BARRIER, {}, options.asyncOp, options.timeout,
-             [this] { group_.barrier(); });
+c10::intrusive_ptr<c10d::Backend> NodeBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const std::vector<int>& ranks,
+                                                     const c10::intrusive_ptr<Options>& options) {
+  auto region = split_region(store, ranks, options);
+  if (!region) return {};
+  return c10::make_intrusive<NodeBackend>(std::move(region));
 }
 
 bool NodeBackend::supportsTensorAlloc(c10::DeviceIndex device) {
@@ -197,14 +147,15 @@ at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
       __builtin_mul_overflow(static_cast<std::size_t>(size), options.dtype().itemsize(), &bytes)) {
     throw UsageError(fmt::format("allocateTensor of {} elements", size));
   }
-  void* const memory = region_->allocate(bytes);
-  if (memory == nullptr) {
-    throw Error(
-        fmt::format("no room for {} bytes of shared memory in group {}: {} bytes are in use", bytes,
-                    region_->options().name, region_->bytes_in_use()));
-  }
   return at::from_blob(
-      memory, {size}, [region = region_](void* p) { region->free(p); }, options);
+      region_->allocate_or_throw(bytes), {size},
+      [region = region_](void* pointer) { region->free(pointer); }, options);
+}
+
+std::unordered_map<std::string, std::uint64_t> NodeBackend::getMemoryStats() {
+  const std::uint64_t buffers = 4 * static_cast<std::uint64_t>(getSize());
+  return {{"allocated_bytes", region_->bytes_in_use()},
+          {"staging_bytes", buffers * region_->buffer_bytes()}};
 }
 
 std::unique_ptr<distributed::BucketChannel> NodeBackend::make_bucket_channel(

@@ -2,49 +2,120 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "backends/paceline/progress_thread.h"
+#include "backends/paceline/hooks.h"
+#include "backends/paceline/postman.h"
+#include "backends/paceline/progress_threads.h"
+#include "backends/paceline/tensors.h"
 #include "backends/paceline/work.h"
 #include "distributed/backend.h"
 #include "node/group.h"
+#include "node/mailbox.h"
+#include "node/monitored_barrier.h"
 
 namespace paceline::backends {
 
+// What a group can be told when it is made.
+struct NodeOptions : c10d::Backend::Options {
+  explicit NodeOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
+      : Options("paceline", limit) {}
+  c10::intrusive_ptr<Options> clone() const override {
+    return c10::make_intrusive<NodeOptions>(*this);
+  }
+
+  // What the staging buffers of all ranks may take together, in bytes.
+  std::size_t staging_bytes = node::RegionOptions().staging_bytes;
+};
+
 // Joins the ranks of the request, over its links or else its store. Collective.
-std::shared_ptr<node::Region> form_region(distributed::BackendRequest request);
+std::shared_ptr<node::Region> form_region(
+    distributed::BackendRequest request,
+    std::size_t staging_bytes = node::RegionOptions().staging_bytes);
 
 // c10d over shared memory: the ranks of one machine. Calls whose options say asyncOp run on a
 // progress thread and return at once; the others run on the caller's thread.
 class NodeBackend : public distributed::ExtendedBackend {
  public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
   explicit NodeBackend(std::shared_ptr<node::Region> region);
   ~NodeBackend() override;
 
   const std::string getBackendName() const override { return "paceline"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
 
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                           std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> all_gather_single(at::Tensor& output, at::Tensor& input,
-                                                   const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
-                                                std::vector<std::vector<at::Tensor>>& inputs,
-                                                const c10d::ReduceScatterOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(
-      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input,
+                            const c10d::AllgatherOptions& options) override;
+  WorkPtr all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                      const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input,
+                        const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input,
+                            std::vector<std::int64_t>& output_splits,
+                            std::vector<std::int64_t>& input_splits,
+                            const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // Calls between the two are asynchronous and complete together.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // A backend for some of the group's ranks, on those; null on the others.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
 
   // Memory of the group's region, which collectives read and write in place.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::unordered_map<std::string, std::uint64_t> getMemoryStats() override;
 
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override {
+    completion_hooks_->add(id, std::move(hook));
+  }
+  void unregisterCompletionHook(std::int64_t id) override { completion_hooks_->remove(id); }
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override {
+    abort_hooks_->add(id, std::move(hook));
+  }
+  void unregisterAbortHook(std::int64_t id) override { abort_hooks_->remove(id); }
+
+  c10d::ErrorType getError() override;
   void abort() override { abort_because("abort was called"); }
   void shutdown() override;
 
@@ -52,20 +123,55 @@ class NodeBackend : public distributed::ExtendedBackend {
       const std::vector<distributed::BucketChannel::Bucket>& buckets,
       distributed::BucketChannel::Describe describe) override;
   void abort_because(const std::string& text) noexcept override;
-  void check_peers() override { region_->check_peers({"new_group", 0}); }
+  void check_peers(const std::vector<int>& needed) override {
+    region_->check_peers(needed, {"new_group", 0});
+  }
+
+ protected:
+  // The region of split; null on ranks that are left out.
+  std::shared_ptr<node::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
+                                             const std::vector<int>& ranks,
+                                             const c10::intrusive_ptr<Options>& options) const;
 
  private:
+  using CompletionHooks = Hooks<c10d::CompletionHook>;
+  using AbortHooks = Hooks<c10d::AbortHook>;
+  // A call of c10d's: its name for messages, and for the profiler.
+  struct Kind {
+    c10d::OpType type;
+    const char* name;
+    const char* title;
+  };
+
   void check_usable(const char* operation) const;
+  std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const;
   template <typename Body>
-  c10::intrusive_ptr<c10d::Work> run(c10d::OpType type, std::vector<at::Tensor> outputs, bool async,
-                                     std::chrono::milliseconds timeout, Body body);
+  WorkPtr run(const Kind& kind, const Tensors& inputs, Tensors outputs, bool async,
+              std::chrono::milliseconds timeout, Body body);
+  WorkPtr coalesced(WorkPtr work);
+  WorkPtr message(const Kind& kind, const Tensors& tensors, int peer, int tag);
+  void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                       const Reduction& reduction);
+  WorkPtr gather_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
+                       const c10d::AllgatherOptions& options);
+  WorkPtr scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
+                        const c10d::ReduceScatterOptions& options);
 
   std::shared_ptr<node::Region> region_;
   node::Group group_;
-  std::chrono::milliseconds timeout_;
+  std::shared_ptr<node::Mailbox> mailbox_;
+  node::MonitoredBarrier monitored_barrier_;
+  c10::intrusive_ptr<NodeOptions> options_;
+  std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};  // of the last call
-  // Behind a pointer: in a forked child, where its thread is missing, it cannot be destroyed.
-  std::unique_ptr<ProgressThread> progress_;
+  // A Work may outlive the backend.
+  std::shared_ptr<CompletionHooks> completion_hooks_ = std::make_shared<CompletionHooks>();
+  std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
+  std::mutex coalescing_mutex_;
+  std::optional<std::vector<WorkPtr>> coalescing_;  // while calls are being coalesced
+  // Behind pointers: in a forked child, where their threads are missing, they cannot be destroyed.
+  std::unique_ptr<ProgressThreads> progress_;
+  std::unique_ptr<Postman> postman_;
 };
 
 }  // namespace paceline::backends

@@ -11,10 +11,10 @@ std::vector<node::Channel::Bucket> to_node(
     const std::vector<distributed::BucketChannel::Bucket>& buckets) {
   std::vector<node::Channel::Bucket> result;
   for (const auto& bucket : buckets) {
-    result.push_back({static_cast<std::size_t>(bucket.count),
-                      node_type(bucket.type, "DistributedDataParallel"),
-                      bucket.op == distributed::BucketChannel::Op::max ? node::ReduceOp::max
-                                                                       : node::ReduceOp::avg});
+    const bool maximum = bucket.op == distributed::BucketChannel::Op::max;
+    const Reduction how = reduction(maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::AVG,
+                                    bucket.type, "DistributedDataParallel");
+    result.push_back({static_cast<std::size_t>(bucket.count), how.type, how.op});
   }
   return result;
 }

@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <paceline/error.h>
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 
 namespace paceline::backends {
@@ -17,12 +20,10 @@ std::optional<node::DataType> known_type(at::ScalarType type) {
       return DataType::float32;
     case at::kDouble:
       return DataType::float64;
-    case at::kBFloat16:
-      return DataType::bfloat16;
-    case at::kLong:
-      return DataType::int64;
     case at::kHalf:
       return DataType::float16;
+    case at::kBFloat16:
+      return DataType::bfloat16;
     case at::kChar:
       return DataType::int8;
     case at::kByte:
@@ -31,6 +32,8 @@ std::optional<node::DataType> known_type(at::ScalarType type) {
       return DataType::int16;
     case at::kInt:
       return DataType::int32;
+    case at::kLong:
+      return DataType::int64;
     case at::kBool:
       return DataType::boolean;
     case at::kComplexFloat:
@@ -42,126 +45,190 @@ std::optional<node::DataType> known_type(at::ScalarType type) {
   }
 }
 
-void check(const at::Tensor& tensor, const char* operation) {
-  if (!tensor.defined()) throw UsageError(fmt::format("{} of an undefined tensor", operation));
-  if (tensor.device().is_cpu() && tensor.layout() == at::kStrided) return;
-  throw UsageError(
-      fmt::format("{} of a {} tensor on {}: the backend paceline takes dense tensors on "
-                  "the CPU",
-                  operation, c10::str(tensor.layout()), tensor.device().str()));
+std::optional<node::ReduceOp> known_op(const c10d::ReduceOp& op) {
+  using node::ReduceOp;
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::PREMUL_SUM:  // of tensors that are multiplied already
+      return ReduceOp::sum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::avg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::product;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::min;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::max;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::bit_and;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::bit_or;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::bit_xor;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return fmt::format("{} {}", tensor.numel(), c10::toString(tensor.scalar_type()));
 }
 
 }  // namespace
 
-at::Tensor single(const std::vector<at::Tensor>& tensors, const char* operation) {
+void check_dense(const at::Tensor& tensor, const char* operation) {
+  if (!tensor.defined()) throw UsageError(fmt::format("{} of an undefined tensor", operation));
+  if (tensor.device().is_cpu() && tensor.layout() == at::kStrided) return;
+  throw UsageError(
+      fmt::format("{} of a {} tensor on {}: the backend paceline takes dense tensors on the CPU",
+                  operation, c10::str(tensor.layout()), tensor.device().str()));
+}
+
+const at::Tensor& single(const Tensors& tensors, const char* operation) {
   if (tensors.size() != 1) {
     throw UsageError(
         fmt::format("{} of {} tensors at once: one is expected", operation, tensors.size()));
   }
-  check(tensors.front(), operation);
+  check_dense(tensors.front(), operation);
   return tensors.front();
 }
 
-std::vector<at::Tensor> parts_like(const std::vector<std::vector<at::Tensor>>& lists,
-                                   const at::Tensor& like, int size, const char* operation) {
-  if (lists.size() != 1 || lists.front().size() != static_cast<std::size_t>(size)) {
+const Tensors& single_list(const std::vector<Tensors>& lists, const at::Tensor& like, int size,
+                           const char* operation) {
+  if (lists.size() != 1) {
     throw UsageError(
-        fmt::format("{} with {} tensors in a group of {} ranks: one for each rank is "
-                    "expected",
-                    operation, lists.empty() ? 0 : lists.front().size(), size));
+        fmt::format("{} with {} lists of tensors: one is expected", operation, lists.size()));
   }
-  for (const at::Tensor& part : lists.front()) {
-    check(part, operation);
-    if (part.numel() != like.numel() || part.scalar_type() != like.scalar_type()) {
-      throw UsageError(fmt::format(
-          "{}: a tensor of {} {} beside one of {} {}; all must have the same shape and type",
-          operation, part.numel(), c10::toString(part.scalar_type()), like.numel(),
-          c10::toString(like.scalar_type())));
-    }
-  }
+  check_list(lists.front(), like, size, operation);
   return lists.front();
+}
+
+void check_list(const Tensors& list, const at::Tensor& like, int size, const char* operation) {
+  if (list.size() != static_cast<std::size_t>(size)) {
+    throw UsageError(
+        fmt::format("{} with {} tensors in a group of {} ranks: one for each rank is expected",
+                    operation, list.size(), size));
+  }
+  for (const at::Tensor& part : list) {
+    check_dense(part, operation);
+    check_same_type(part, like, operation);
+  }
+}
+
+void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  if (a.scalar_type() == b.scalar_type()) return;
+  throw UsageError(fmt::format("{}: a tensor of {} beside one of {}; all must have the same type",
+                               operation, describe(a), describe(b)));
+}
+
+void check_same_size(const Tensors& parts, const at::Tensor& like, const char* operation) {
+  for (const at::Tensor& part : parts) {
+    if (part.numel() == like.numel()) continue;
+    throw UsageError(fmt::format("{}: a tensor of {} beside one of {}; all must have the same size",
+                                 operation, describe(part), describe(like)));
+  }
 }
 
 void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int size,
                          const char* operation) {
-  check(whole, operation);
-  check(part, operation);
+  check_dense(whole, operation);
+  check_dense(part, operation);
   if (whole.numel() == size * part.numel() && whole.scalar_type() == part.scalar_type()) return;
+  throw UsageError(fmt::format("{}: a tensor of {} is not made up of {} tensors of {}", operation,
+                               describe(whole), size, describe(part)));
+}
+
+void check_root(std::int64_t root, int size, const char* operation) {
+  if (root >= 0 && root < size) return;
   throw UsageError(
-      fmt::format("{}: {} elements of {} do not make up {} ranks with {} elements of {} each",
-                  operation, whole.numel(), c10::toString(whole.scalar_type()), size, part.numel(),
-                  c10::toString(part.scalar_type())));
+      fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size - 1));
 }
 
-node::DataType node_type(at::ScalarType type, const char* operation) {
-  const auto known = known_type(type);
-  if (known && node::is_reducible(*known)) return *known;
-  throw UsageError(
-      fmt::format("{} of {}: the backend paceline reduces Float, Double, BFloat16 and Long",
-                  operation, c10::toString(type)));
+Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char* operation) {
+  const auto type = known_type(scalar);
+  const auto known = known_op(op);
+  if (type && known && node::is_reducible(*type, *known)) return {*type, *known};
+  throw UsageError(fmt::format(
+      "{} of {} with {}: the backend paceline reduces float, integer, bool and complex tensors "
+      "with SUM, PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, float and complex "
+      "ones with AVG, integer and bool ones with BAND, BOR and BXOR",
+      operation, c10::toString(scalar), known ? node::name(*known) : "an unknown reduction"));
 }
 
-node::ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor,
-                         const char* operation) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return node::ReduceOp::sum;
-    case c10d::ReduceOp::MIN:
-      return node::ReduceOp::min;
-    case c10d::ReduceOp::MAX:
-      return node::ReduceOp::max;
-    case c10d::ReduceOp::AVG:
-      if (tensor.is_floating_point()) return node::ReduceOp::avg;
-      throw UsageError(fmt::format("{} of {} with AVG: an average takes a floating type", operation,
-                                   c10::toString(tensor.scalar_type())));
-    default:
-      throw UsageError(
-          fmt::format("{}: the backend paceline reduces with SUM, AVG, MIN and MAX", operation));
-  }
-}
-
-std::pair<std::size_t, node::DataType> moved(const at::Tensor& tensor) {
+Movement movement(const at::Tensor& tensor) {
   const auto count = static_cast<std::size_t>(tensor.numel());
   if (const auto known = known_type(tensor.scalar_type())) return {count, *known};
   return {count * tensor.element_size(), node::DataType::byte};
 }
 
-Contiguous::Contiguous(const at::Tensor& tensor, Use use) : tensor_(tensor.detach()) {
-  if (tensor_.is_contiguous()) {
-    dense_ = tensor_;
+Flat::Flat(const at::Tensor& tensor, Use use) : tensor_(tensor), movement_(movement(tensor)) {
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+    dense_ = tensor;
   } else if (use == Use::out) {
-    dense_ = at::empty(tensor_.sizes(), tensor_.options());
+    dense_ = at::empty(tensor.sizes(), tensor.options());
   } else {
-    dense_ = tensor_.contiguous();
+    dense_ = tensor.detach().resolve_conj().resolve_neg().contiguous();
   }
 }
 
-std::vector<void*> Contiguous::slices(int parts) const {
-  auto* const begin = static_cast<std::byte*>(pointer());
-  const std::size_t bytes = dense_.nbytes() / static_cast<std::size_t>(parts);
-  std::vector<void*> result;
-  for (int part = 0; part < parts; ++part) {
-    result.push_back(begin + static_cast<std::size_t>(part) * bytes);
+void Flat::write_back() const {
+  if (!dense_.is_same(tensor_)) tensor_.detach().copy_(dense_);
+}
+
+Parts::Parts(const Tensors& tensors, Flat::Use use) {
+  for (const at::Tensor& tensor : tensors) {
+    flats_.emplace_back(tensor, use);
+    add(flats_.back().data(), flats_.back().count());
   }
-  return result;
 }
 
-void Contiguous::write_back() const {
-  if (!dense_.is_same(tensor_)) tensor_.copy_(dense_);
+Parts::Parts(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, Flat::Use use) {
+  flats_.emplace_back(tensor, use);
+  auto* data = static_cast<std::byte*>(flats_.front().data());
+  const std::size_t element = node::element_size(type());
+  const std::size_t scale = tensor.element_size() / element;
+  for (const std::int64_t count : counts) {
+    add(data, static_cast<std::size_t>(count) * scale);
+    data += static_cast<std::size_t>(count) * scale * element;
+  }
 }
 
-ContiguousList::ContiguousList(const std::vector<at::Tensor>& tensors, Contiguous::Use use) {
-  for (const at::Tensor& tensor : tensors) parts_.emplace_back(tensor, use);
+Parts::Parts(const at::Tensor& tensor, int parts, Flat::Use use)
+    : Parts(tensor,
+            std::vector<std::int64_t>(static_cast<std::size_t>(parts), tensor.numel() / parts),
+            use) {}
+
+void Parts::add(void* data, std::size_t count) {
+  inputs_.push_back({data, count});
+  outputs_.push_back({data, count});
 }
 
-std::vector<void*> ContiguousList::pointers() const {
-  std::vector<void*> result;
-  for (const Contiguous& part : parts_) result.push_back(part.pointer());
-  return result;
+void Parts::write_back() const {
+  for (const Flat& flat : flats_) flat.write_back();
 }
 
-void ContiguousList::write_back() const {
-  for (const Contiguous& part : parts_) part.write_back();
+std::vector<std::int64_t> split_counts(const at::Tensor& tensor,
+                                       const std::vector<std::int64_t>& splits, int size,
+                                       const char* operation) {
+  check_dense(tensor, operation);
+  const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const std::int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+  if (splits.empty()) {
+    if (rows % size != 0) {
+      throw UsageError(fmt::format("{}: {} rows cannot be divided equally among {} ranks",
+                                   operation, rows, size));
+    }
+    return std::vector<std::int64_t>(static_cast<std::size_t>(size), rows / size * row);
+  }
+  const auto sum = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+  const bool negative = std::any_of(splits.begin(), splits.end(), [](auto n) { return n < 0; });
+  if (splits.size() != static_cast<std::size_t>(size) || sum != rows || negative) {
+    throw UsageError(fmt::format("{}: splits {} do not divide {} rows among {} ranks", operation,
+                                 fmt::join(splits, ", "), rows, size));
+  }
+  std::vector<std::int64_t> counts;
+  for (const std::int64_t split : splits) counts.push_back(split * row);
+  return counts;
 }
 
 }  // namespace paceline::backends

@@ -3,56 +3,97 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include <utility>
+#include <cstdint>
 #include <vector>
 
-#include "node/types.h"
+#include "node/group.h"
 
 namespace paceline::backends {
 
 // What c10d's calls hand in, checked and put into the terms of node. All throw UsageError that
 // names the operation.
 
-// The one tensor of a call: dense and on the CPU.
-at::Tensor single(const std::vector<at::Tensor>& tensors, const char* operation);
-// The one list of a call: `size` tensors of the shape and type of `like`.
-std::vector<at::Tensor> parts_like(const std::vector<std::vector<at::Tensor>>& lists,
-                                   const at::Tensor& like, int size, const char* operation);
+using Tensors = std::vector<at::Tensor>;
+
+// That the tensor is dense and on the CPU.
+void check_dense(const at::Tensor& tensor, const char* operation);
+// The one tensor of a call, dense and on the CPU.
+const at::Tensor& single(const Tensors& tensors, const char* operation);
+// The one list of a call, with a tensor of the type of `like` for each of `size` ranks.
+const Tensors& single_list(const std::vector<Tensors>& lists, const at::Tensor& like, int size,
+                           const char* operation);
+void check_list(const Tensors& list, const at::Tensor& like, int size, const char* operation);
+void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation);
+// That all of `parts` have as many elements as `like`.
+void check_same_size(const Tensors& parts, const at::Tensor& like, const char* operation);
 // That `whole` has the type and `size` times the elements of `part`.
 void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int size,
                          const char* operation);
+void check_root(std::int64_t root, int size, const char* operation);
 
-node::DataType node_type(at::ScalarType type, const char* operation);
-node::ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation);
-// How a tensor that is only moved is counted: in elements of its type, or in bytes.
-std::pair<std::size_t, node::DataType> moved(const at::Tensor& tensor);
+// How a type is reduced; throws if it is not, with this operation.
+struct Reduction {
+  node::DataType type;
+  node::ReduceOp op;
+};
+Reduction reduction(const c10d::ReduceOp& op, at::ScalarType type, const char* operation);
+inline Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor,
+                           const char* operation) {
+  return reduction(op, tensor.scalar_type(), operation);
+}
+// How much a tensor that is only moved is: elements of its type if node knows it, else bytes.
+struct Movement {
+  std::size_t count;
+  node::DataType type;
+};
+Movement movement(const at::Tensor& tensor);
 
 // A tensor's elements one after the other: the tensor's own memory, or a copy that write_back puts
-// into the tensor.
-class Contiguous {
+// into the tensor. Counts are as in Movement.
+class Flat {
  public:
   enum class Use { in, out, in_out };
-  Contiguous(const at::Tensor& tensor, Use use);
+  Flat(const at::Tensor& tensor, Use use);
 
-  void* pointer() const { return dense_.data_ptr(); }
-  std::size_t count() const { return static_cast<std::size_t>(dense_.numel()); }
-  // The starts of `parts` equal parts.
-  std::vector<void*> slices(int parts) const;
+  void* data() const { return dense_.data_ptr(); }
+  std::size_t count() const { return movement_.count; }
+  node::DataType type() const { return movement_.type; }
+  node::Input input() const { return {data(), count()}; }
+  node::Output output() const { return {data(), count()}; }
   void write_back() const;
 
  private:
   at::Tensor tensor_;
   at::Tensor dense_;
+  Movement movement_;
 };
 
-class ContiguousList {
+// Parts of one tensor, or several tensors, as node takes them.
+class Parts {
  public:
-  ContiguousList(const std::vector<at::Tensor>& tensors, Contiguous::Use use);
-  std::vector<void*> pointers() const;
+  // Each tensor is a part.
+  Parts(const Tensors& tensors, Flat::Use use);
+  // One tensor, cut into `counts` (of elements), or into `parts` equal ones.
+  Parts(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, Flat::Use use);
+  Parts(const at::Tensor& tensor, int parts, Flat::Use use);
+
+  const std::vector<node::Input>& inputs() const { return inputs_; }
+  const std::vector<node::Output>& outputs() const { return outputs_; }
+  node::DataType type() const { return flats_.front().type(); }
   void write_back() const;
 
  private:
-  std::vector<Contiguous> parts_;
+  void add(void* data, std::size_t count);
+
+  std::vector<Flat> flats_;
+  std::vector<node::Input> inputs_;
+  std::vector<node::Output> outputs_;
 };
+
+// How all_to_all_single cuts a tensor: in `splits` of its first dimension, or equally if there are
+// none. Gives elements.
+std::vector<std::int64_t> split_counts(const at::Tensor& tensor,
+                                       const std::vector<std::int64_t>& splits, int size,
+                                       const char* operation);
 
 }  // namespace paceline::backends

@@ -1,24 +1,51 @@
 #include "backends/paceline/work.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 
 #include <paceline/error.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "base/deadline.h"
+
 namespace paceline::backends {
+namespace {
 
-NodeWork::NodeWork(c10d::OpType type, std::vector<at::Tensor> outputs, std::uint64_t sequence)
-    : c10d::Work(-1, type), outputs_(std::move(outputs)), sequence_(sequence) {}
+std::uint64_t next_key() {
+  static std::atomic<std::uint64_t> keys{0};
+  return keys.fetch_add(1, std::memory_order_relaxed) + 1;
+}
 
-void NodeWork::complete(std::exception_ptr error) {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
+bool is_profiled() {
+  return at::hasCallbacks();
+}
+
+}  // namespace
+
+NodeWork::NodeWork(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+                   std::vector<at::Tensor> outputs, std::uint64_t sequence,
+                   std::chrono::milliseconds timeout)
+    // With a title c10d prepares a record even if nobody wants it.
+    : c10d::Work(-1, type, is_profiled() ? title : nullptr,
+                 is_profiled() ? std::optional(inputs) : std::nullopt),
+      outputs_(std::move(outputs)),
+      sequence_(sequence),
+      timeout_(timeout),
+      key_(next_key()) {}
+
+NodeWork::FuturePtr NodeWork::complete(std::exception_ptr error) {
+  FuturePtr future;
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   {
     std::lock_guard lock(mutex_);
     completed_ = true;
     exception_ = std::move(error);
     future = future_;
   }
-  if (future) settle(*future);
   cv_.notify_all();
+  return future;
 }
 
 bool NodeWork::wait(std::chrono::milliseconds timeout) {
@@ -27,11 +54,15 @@ bool NodeWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
     cv_.wait(lock, done);
   } else if (!cv_.wait_for(lock, timeout, done)) {
-    throw Timeout("the operation is not complete after " + std::to_string(timeout.count()) + " ms",
-                  {}, c10d::opTypeToString(opType_), sequence_);
+    throw_late(timeout);
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;
+}
+
+void NodeWork::throw_late(std::chrono::milliseconds timeout) const {
+  throw Timeout("the operation is not complete after " + std::to_string(timeout.count()) + " ms",
+                {}, c10d::opTypeToString(opType_), sequence_);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> NodeWork::getFuture() {
@@ -50,6 +81,56 @@ void NodeWork::settle(c10::ivalue::Future& future) const {
   } else {
     future.markCompleted(c10::IValue(outputs_));
   }
+}
+
+bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  std::optional<base::Deadline> deadline;
+  if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
+  mailbox_->pump([&] { return isCompleted() || (deadline && deadline->expired()); });
+  if (!isCompleted()) throw_late(timeout);
+  return NodeWork::wait(kNoTimeout);
+}
+
+bool CoalescedWork::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(),
+                     [](const auto& work) { return work->isCompleted(); });
+}
+
+bool CoalescedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(),
+                     [](const auto& work) { return work->isSuccess(); });
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  for (const auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    for (at::Tensor& tensor : work->result()) all.push_back(std::move(tensor));
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures)->then(
+      [tensors = result()](c10::ivalue::Future& all) {
+        for (const c10::IValue& one : all.value().toListRef()) one.toFuture()->waitAndThrow();
+        return c10::IValue(tensors);
+      },
+      c10::ListType::create(c10::TensorType::get()));
 }
 
 }  // namespace paceline::backends

@@ -2,28 +2,80 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
+#include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "node/mailbox.h"
 
 namespace paceline::backends {
 
 // The Work of the backend paceline: complete when complete() has been called.
-class NodeWork final : public c10d::Work {
+class NodeWork : public c10d::Work {
  public:
-  NodeWork(c10d::OpType type, std::vector<at::Tensor> outputs, std::uint64_t sequence);
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  void complete(std::exception_ptr error = nullptr);
+  // A profiler, if there is one, shows it under the title and with the shapes of `inputs`.
+  NodeWork(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+           std::vector<at::Tensor> outputs, std::uint64_t sequence,
+           std::chrono::milliseconds timeout);
+
+  // Returns the future if somebody has asked for it: it is still to be settled, which may take as
+  // long as its callbacks like.
+  FuturePtr complete(std::exception_ptr error = nullptr);
+  void settle(c10::ivalue::Future& future) const;
 
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  FuturePtr getFuture() override;
   std::uint64_t getSequencenumber() const override { return sequence_; }
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+  std::uint64_t getCompletionKey() const override { return key_; }
+
+ protected:
+  [[noreturn]] void throw_late(std::chrono::milliseconds timeout) const;
 
  private:
-  void settle(c10::ivalue::Future& future) const;
-
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody asks
+  std::chrono::milliseconds timeout_;
+  std::uint64_t key_;  // no other Work of this process has it
+  FuturePtr future_;   // made when somebody asks
+};
+
+// The Work of a message. Whoever waits for it moves messages on himself.
+class MessageWork final : public NodeWork {
+ public:
+  MessageWork(std::shared_ptr<node::Mailbox> mailbox, c10d::OpType type, const char* title,
+              const std::vector<at::Tensor>& tensors, std::chrono::milliseconds timeout)
+      : NodeWork(type, title, tensors, tensors, 0, timeout), mailbox_(std::move(mailbox)) {}
+
+  void set_source(int rank) { source_ = rank; }
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  int sourceRank() const override { return source_; }
+
+ private:
+  std::shared_ptr<node::Mailbox> mailbox_;
+  std::atomic<int> source_{-1};
+};
+
+// Complete when all of them are.
+class CoalescedWork final : public c10d::Work {
+ public:
+  explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : c10d::Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
 }  // namespace paceline::backends

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Hooks.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace paceline::backends {
+
+// Hooks of one kind by their ids. Thread-safe; hooks run outside of the lock, which c10d demands.
+template <typename Hook>
+class Hooks {
+ public:
+  void add(std::int64_t id, Hook hook) {
+    std::lock_guard lock(mutex_);
+    hooks_[id] = std::move(hook);
+    any_ = true;
+  }
+  void remove(std::int64_t id) {
+    std::lock_guard lock(mutex_);
+    hooks_.erase(id);
+  }
+  template <typename... Args>
+  void run(const Args&... args) {
+    if (!any_) return;  // the usual case costs no lock
+    std::vector<Hook> hooks;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [id, hook] : hooks_) hooks.push_back(hook);
+    }
+    for (const Hook& hook : hooks) hook(args...);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<bool> any_ = false;
+  std::map<std::int64_t, Hook> hooks_;
+};
+
+}  // namespace paceline::backends

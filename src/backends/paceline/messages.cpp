@@ -1,0 +1,52 @@
+// c10d's send and recv in terms of node::Mailbox.
+
+#include <paceline/error.h>
+
+#include "backends/paceline/backend.h"
+
+namespace paceline::backends {
+
+// `tensors` are flat while the message is under way; what is received is written back at its end.
+NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tensors, int peer,
+                                          int tag) {
+  check_usable(kind.name);
+  const at::Tensor tensor = single(tensors, kind.name);
+  const bool sending = kind.type == c10d::OpType::SEND;
+  auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
+  const node::Mailbox::Message message{flat->data(), flat->count(), flat->type(),
+                                       peer,         tag,           limit(c10d::kUnsetTimeout)};
+  auto work = c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor},
+                                               message.timeout);
+  auto done = [work, flat, sending, completion = completion_hooks_, abort = abort_hooks_](
+                  std::exception_ptr error, int source) {
+    if (error) {
+      abort->run();
+    } else if (!sending) {
+      flat->write_back();
+      work->set_source(source);
+    }
+    const bool success = error == nullptr;
+    if (const auto future = work->complete(std::move(error))) work->settle(*future);
+    if (success) {
+      completion->run(c10d::CompletionHookArgs{work->getCompletionKey(), std::nullopt});
+    }
+  };
+  sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));
+  if (!mailbox_->move()) postman_->call();
+  return coalesced(work);
+}
+
+NodeBackend::WorkPtr NodeBackend::send(Tensors& tensors, int to, int tag) {
+  return message({c10d::OpType::SEND, "send", "paceline:send"}, tensors, to, tag);
+}
+
+NodeBackend::WorkPtr NodeBackend::recv(Tensors& tensors, int from, int tag) {
+  return message({c10d::OpType::RECV, "recv", "paceline:recv"}, tensors, from, tag);
+}
+
+NodeBackend::WorkPtr NodeBackend::recvAnysource(Tensors& tensors, int tag) {
+  return message({c10d::OpType::RECVANYSOURCE, "recv", "paceline:recvAnySource"}, tensors,
+                 node::Mailbox::kAnyRank, tag);
+}
+
+}  // namespace paceline::backends

@@ -1,0 +1,35 @@
+#include "backends/paceline/postman.h"
+
+namespace paceline::backends {
+
+void Postman::call() {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  }
+  called_.notify_one();
+}
+
+void Postman::loop() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      called_.wait(lock, [&] { return stopping_ || !mailbox_->idle(); });
+      if (stopping_) return;
+    }
+    mailbox_->pump([&] { return stopping_ || mailbox_->idle(); });
+  }
+}
+
+void Postman::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  called_.notify_one();
+  mailbox_->wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace paceline::backends

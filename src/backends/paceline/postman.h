@@ -1,0 +1,35 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "node/mailbox.h"
+
+namespace paceline::backends {
+
+// Moves the messages of a mailbox on a thread that exists once there is one to move, for those
+// whose callers do not wait for them.
+class Postman {
+ public:
+  explicit Postman(std::shared_ptr<node::Mailbox> mailbox) : mailbox_(std::move(mailbox)) {}
+  Postman(const Postman&) = delete;
+  Postman& operator=(const Postman&) = delete;
+  ~Postman() { stop(); }
+
+  // There is a new request.
+  void call();
+  void stop();
+
+ private:
+  void loop();
+
+  std::shared_ptr<node::Mailbox> mailbox_;
+  std::mutex mutex_;
+  std::condition_variable called_;
+  std::atomic<bool> stopping_ = false;  // set under the mutex
+  std::thread thread_;
+};
+
+}  // namespace paceline::backends

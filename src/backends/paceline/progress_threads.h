@@ -1,0 +1,57 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace paceline::backends {
+
+// Runs tasks one at a time, in the order they came: those that wait on a thread that exists once
+// the first of them has come, the others on the caller's own thread after all before them. Neither
+// may throw.
+//
+// What a task leaves to be done after it may wait for later tasks, as callbacks of futures do: then
+// another thread goes on with those.
+class ProgressThreads {
+ public:
+  using After = std::function<void()>;  // may be empty
+  using Task = std::function<After()>;
+
+  ProgressThreads() = default;
+  ProgressThreads(const ProgressThreads&) = delete;
+  ProgressThreads& operator=(const ProgressThreads&) = delete;
+  // Runs what is left in the queue first.
+  ~ProgressThreads() { stop(); }
+
+  void enqueue(Task task);
+  // Waits until everything enqueued so far has run, and keeps what comes later waiting meanwhile.
+  template <typename Body>
+  void run_here(Body&& body) {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [&] { return tasks_.empty() && !running_; });
+    body();
+  }
+  // Waits for what the tasks left to be done, too. Not from one of the threads.
+  void stop();
+  // Nothing may be enqueued any more.
+  bool stopped() const { return stopping_; }
+
+ private:
+  void provide_thread();
+  void loop();
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::condition_variable idle_;
+  std::deque<Task> tasks_;
+  bool running_ = false;                // a task
+  std::atomic<bool> stopping_ = false;  // set under the mutex
+  std::size_t free_ = 0;                // threads that wait for a task, or run one
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace paceline::backends

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "backends/paceline/tensors.h"
+#include "node/group.h"
+
+namespace paceline::backends {
+
+// That the call has one COO tensor on the CPU, to be added up.
+void check_sparse(const Tensors& tensors, const c10d::ReduceOp& op);
+
+// The sum of every rank's tensor, coalesced and with the same bits on all ranks: all of them gather
+// what each has and add it in the order of ranks. Throws UsageError, on all ranks alike, if the
+// shapes differ.
+at::Tensor sum_of_sparse(node::Group& group, const at::Tensor& tensor);
+
+}  // namespace paceline::backends

@@ -1,0 +1,54 @@
+#include <paceline/collectives.h>
+
+#include "distributed/start.h"
+
+namespace paceline {
+
+using distributed::start;
+using distributed::Tensors;
+
+namespace {
+
+Work start_send(const at::Tensor& tensor, int dst, const SendOptions& options) {
+  return start(options.group, "send", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
+    return backend.send(dense, distributed::group_rank_of(options.group, dst), options.tag);
+  });
+}
+
+Work start_recv(const at::Tensor& tensor, const RecvOptions& options) {
+  return start(options.group, "recv", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
+    if (options.src == -1) return backend.recvAnysource(dense, options.tag);
+    return backend.recv(dense, distributed::group_rank_of(options.group, options.src), options.tag);
+  });
+}
+
+}  // namespace
+
+void send(const at::Tensor& tensor, int dst, const SendOptions& options) {
+  start_send(tensor, dst, options).wait();
+}
+int recv(const at::Tensor& tensor, const RecvOptions& options) {
+  Work work = start_recv(tensor, options);
+  work.wait();
+  return work.source_rank();
+}
+
+Work send_async(const at::Tensor& tensor, int dst, const SendOptions& options) {
+  return start_send(tensor, dst, options);
+}
+Work recv_async(const at::Tensor& tensor, const RecvOptions& options) {
+  return start_recv(tensor, options);
+}
+
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations) {
+  std::vector<Work> works;
+  for (const P2POp& one : operations) {
+    works.push_back(
+        one.op == P2POp::Kind::isend
+            ? send_async(one.tensor, one.peer, {.group = one.group, .tag = one.tag})
+            : recv_async(one.tensor, {.src = one.peer, .group = one.group, .tag = one.tag}));
+  }
+  return works;
+}
+
+}  // namespace paceline

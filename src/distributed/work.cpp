@@ -1,0 +1,89 @@
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "distributed/start.h"
+
+namespace paceline {
+
+using distributed::translate;
+
+namespace distributed {
+
+BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation) {
+  if (group.is_member()) {
+    return translate(operation, [&] { return group.c10d()->getBackend(device); });
+  }
+  base::log(LogLevel::warning, "{} on a rank that is no member of the group does nothing",
+            operation);
+  return nullptr;
+}
+
+c10::DeviceType device_of(const at::Tensor& tensor, const char* operation) {
+  if (tensor.defined()) return tensor.device().type();
+  throw UsageError(std::string(operation) + " of an undefined tensor");
+}
+
+Tensors contiguous(const Tensors& tensors) {
+  Tensors dense;
+  for (const at::Tensor& tensor : tensors) {
+    dense.push_back(tensor.layout() == at::kStrided ? tensor.contiguous() : tensor);
+  }
+  return dense;
+}
+
+}  // namespace distributed
+
+Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
+           std::vector<at::Tensor> dense, ProcessGroup group)
+    : work_(std::move(work)),
+      tensors_(std::move(tensors)),
+      dense_(std::move(dense)),
+      group_(std::move(group)) {}
+
+void Work::wait() {
+  if (!work_) return;
+  translate("wait", [&] { work_->wait(); });
+  write_back();
+}
+
+void Work::write_back() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (!dense_[i].is_same(tensors_[i])) tensors_[i].copy_(dense_[i]);
+  }
+  tensors_.clear();
+  dense_.clear();
+}
+
+void Work::wait(std::chrono::milliseconds timeout) {
+  if (!work_) return;
+  // Zero means for ever to c10d, and its own timeout error is not of one type over the backends.
+  const auto deadline = base::Deadline::after(timeout);
+  try {
+    work_->wait(std::max(timeout, 1ms));
+    write_back();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    if (work_->isCompleted() || !deadline.expired()) return wait();
+    throw Timeout("the operation is not complete after " +
+                      std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
+                  {}, "wait", 0);
+  }
+}
+
+int Work::source_rank() const {
+  if (!work_) return -1;
+  const int rank = translate("source_rank", [&] { return work_->sourceRank(); });
+  return rank < 0 ? -1 : distributed::world_rank_of(group_, rank);
+}
+
+bool Work::is_completed() const {
+  return !work_ || work_->isCompleted();
+}
+
+}  // namespace paceline

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "node/failure.h"
+#include "node/types.h"
+
+namespace paceline::node {
+
+inline constexpr int kMaxRanks = 64;
+
+enum class Operation : std::uint8_t {
+  none,
+  barrier,
+  broadcast,
+  reduce,
+  all_reduce,
+  gather,
+  scatter,
+  all_gather,
+  reduce_scatter,
+  all_to_all
+};
+// "all_reduce"; a damaged peer's value has an answer too.
+const char* name(Operation operation);
+
+// What a rank says of the collective call that it publishes with a step.
+struct Call {
+  Operation operation = Operation::none;
+  DataType type = DataType::byte;
+  ReduceOp op = ReduceOp::sum;
+  // Whether the ranks' parts differ in size: `count` is zero then and Splits tell.
+  bool uneven = false;
+  std::int32_t root = 0;
+  std::uint64_t count = 0;     // elements of each part
+  std::uint64_t sequence = 0;  // the number of the call in the group, from 1
+  // The most bytes that this rank passes to another one through its staging buffers.
+  std::uint64_t staged = 0;
+  // Of this rank's tensor in the region, which the others read in place; or kNotShared.
+  std::uint64_t offset = kNotShared;
+
+  static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
+};
+
+// How many elements a rank gives to each other rank and expects from it, in an uneven call.
+struct Splits {
+  std::array<std::uint64_t, kMaxRanks> to;
+  std::array<std::uint64_t, kMaxRanks> from;
+};
+
+// "all_reduce of 10 float32 with MAX".
+std::string describe(const Call& call, const RankNumbers& numbers);
+
+// Why these calls, by rank, cannot be one collective, in words that are the same on every rank;
+// nothing if they can. `splits` is asked only if the calls are uneven.
+struct Disagreement {
+  std::uint64_t ranks =
+      0;  // a bit for each rank that differs from the majority, all if there is none
+  std::string text;
+};
+bool agree(std::span<const Call> calls);
+Disagreement explain_disagreement(std::span<const Call> calls, const RankNumbers& numbers);
+// The same for what the ranks of an uneven call give and expect.
+Disagreement compare_splits(std::span<const Splits* const> splits, const RankNumbers& numbers);
+
+}  // namespace paceline::node

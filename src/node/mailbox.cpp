@@ -1,0 +1,377 @@
+#include "node/mailbox.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <paceline/error.h>
+
+namespace paceline::node {
+namespace {
+
+// Messages up to this size are sent once they are in the parcel; larger ones once they are
+// received.
+constexpr std::size_t kEagerBytes = std::size_t{8} << 10;
+// What one thread copies before the other threads of its process get a turn.
+constexpr std::size_t kChunk = std::size_t{256} << 10;
+constexpr std::size_t kBuffers = 2;
+
+std::size_t bytes_of(const Mailbox::Message& message) {
+  return message.count * element_size(message.type);
+}
+
+// An empty message is one empty chunk.
+std::size_t chunks_of(std::size_t bytes) {
+  return std::max<std::size_t>((bytes + kChunk - 1) / kChunk, 1);
+}
+
+std::size_t size_of_chunk(std::size_t chunk, std::size_t bytes) {
+  return std::min(bytes - chunk * kChunk, kChunk);
+}
+
+std::size_t buffer_bytes(std::size_t bytes) {
+  return std::min(bytes, kBuffers * kChunk);
+}
+
+std::byte* buffer_of(Parcel* parcel) {
+  return reinterpret_cast<std::byte*>(parcel + 1);
+}
+
+bool is_shared(const Letter& letter) {
+  return letter.data != Call::kNotShared;
+}
+
+const char* name_of(bool sending) {
+  return sending ? "send" : "recv";
+}
+
+}  // namespace
+
+Mailbox::Mailbox(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+
+Mailbox::~Mailbox() {
+  if (region_->in_forked_child()) return;
+  for (Parcel* const parcel : parcels_) region_->retire(parcel);
+  for (const Request& request : sends_) {
+    if (request.parcel != nullptr) region_->retire(request.parcel);
+  }
+}
+
+void Mailbox::check(bool sending, const Message& message) const {
+  const char* const operation = name_of(sending);
+  region_->check_usable({operation, 0});
+  const bool any = message.peer == kAnyRank && !sending;
+  const int size = region_->size();
+  if (!any && (message.peer < 0 || message.peer >= size || message.peer == region_->rank())) {
+    throw UsageError(
+        fmt::format("{} with rank {}: the group has ranks 0 to {}, this one is rank {}", operation,
+                    message.peer, size - 1, region_->rank()));
+  }
+  if (message.tag < 0) {
+    throw UsageError(fmt::format("{} with tag {}: tags are not negative", operation, message.tag));
+  }
+}
+
+void Mailbox::send(const Message& message, Done done) {
+  post(sends_, message, std::move(done), true);
+}
+
+void Mailbox::receive(const Message& message, Done done) {
+  post(receives_, message, std::move(done), false);
+}
+
+void Mailbox::post(Requests& requests, const Message& message, Done done, bool sending) {
+  check(sending, message);
+  std::lock_guard lock(mutex_);
+  requests.push_back({.message = message,
+                      .done = std::move(done),
+                      .deadline = base::Deadline::after(message.timeout),
+                      .sending = sending});
+}
+
+bool Mailbox::idle() const {
+  std::lock_guard lock(mutex_);
+  return sends_.empty() && receives_.empty();
+}
+
+bool Mailbox::move() {
+  move_some();
+  return idle();
+}
+
+void Mailbox::close() {
+  end_all(std::make_exception_ptr(UsageError(fmt::format(
+      "the rank left group {} before its message was through", region_->options().name))));
+}
+
+void Mailbox::pump(const std::function<bool()>& enough) {
+  while (!enough()) {
+    const std::uint32_t heard = region_->bell();
+    if (move_some()) continue;
+    region_->listen(heard);
+    if (region_->bell() != heard) continue;
+    try {
+      look_after_peers();
+    } catch (...) {
+      end_all(std::current_exception());
+    }
+  }
+}
+
+// Whether anything moved.
+bool Mailbox::move_some() {
+  try {
+    Ended ended;
+    std::unique_lock lock(mutex_);
+    const bool moved = move_all(ended);
+    lock.unlock();
+    // Other threads of this rank may wait for what this one has moved.
+    if (!ended.empty()) wake();
+    for (const auto& [done, peer] : ended) done(nullptr, peer);
+    return moved;
+  } catch (...) {
+    end_all(std::current_exception());
+    return true;
+  }
+}
+
+bool Mailbox::move_all(Ended& ended) {
+  bool moved = take_letters();
+  // A later message to a rank must not overtake an earlier one that found its outbox full.
+  std::uint64_t full = 0;
+  for (auto request = sends_.begin(); request != sends_.end();) {
+    const auto current = request++;
+    if (current->parcel == nullptr) {
+      if ((full & rank_bit(current->message.peer)) != 0) continue;
+      if (!announce(*current)) {
+        full |= rank_bit(current->message.peer);
+        continue;
+      }
+      moved = true;
+    }
+    moved = fill(*current) || moved;
+    if (current->moved == chunks_of(bytes_of(current->message))) end(sends_, current, ended);
+  }
+  for (auto request = receives_.begin(); request != receives_.end();) {
+    const auto current = request++;
+    if (current->parcel == nullptr && !match(*current)) continue;
+    moved = drain(*current) || moved;
+    if (current->moved == chunks_of(bytes_of(current->message))) end(receives_, current, ended);
+  }
+  collect_parcels();
+  for (int peer = 0; to_ring_ != 0; ++peer, to_ring_ >>= 1) {
+    if ((to_ring_ & 1) != 0) region_->ring(peer);
+  }
+  return moved;
+}
+
+bool Mailbox::take_letters() {
+  bool moved = false;
+  for (int from = 0; from < region_->size(); ++from) {
+    if (from == region_->rank()) continue;
+    Outbox& outbox = region_->outbox(from, region_->rank());
+    const std::uint32_t written = outbox.written.load(std::memory_order_acquire);
+    std::uint32_t taken = outbox.taken.load(std::memory_order_relaxed);
+    if (written == taken) continue;
+    if (written - taken > Outbox::kLetters) take_letter(from, {});  // nonsense, which it refuses
+    for (; taken != written; ++taken) take_letter(from, outbox.letters[taken % Outbox::kLetters]);
+    outbox.taken.store(taken, std::memory_order_release);
+    to_ring_ |= rank_bit(from);
+    moved = true;
+  }
+  return moved;
+}
+
+void Mailbox::take_letter(int from, const Letter& letter) {
+  const std::size_t bytes = letter.count * element_size(letter.type);
+  const std::size_t buffer = is_shared(letter) ? 0 : buffer_bytes(bytes);
+  std::byte* const parcel = region_->resolve(from, letter.parcel, sizeof(Parcel) + buffer);
+  const std::byte* const data = is_shared(letter)   ? region_->resolve(from, letter.data, bytes)
+                                : parcel != nullptr ? parcel + sizeof(Parcel)
+                                                    : nullptr;
+  if (parcel == nullptr || data == nullptr || letter.parcel % alignof(Parcel) != 0) {
+    region_->fail({FailureKind::mismatch, rank_bit(from),
+                   fmt::format("rank {} sent a message that makes no sense in group {}",
+                               region_->numbers().of(from), region_->options().name)},
+                  {"recv", 0});
+  }
+  arrivals_.push_back({from, letter, reinterpret_cast<Parcel*>(parcel), data});
+}
+
+// False if the outbox is full.
+bool Mailbox::announce(Request& request) {
+  const Message& message = request.message;
+  Outbox& outbox = region_->outbox(region_->rank(), message.peer);
+  const std::uint32_t written = outbox.written.load(std::memory_order_relaxed);
+  if (written - outbox.taken.load(std::memory_order_acquire) >= Outbox::kLetters) return false;
+
+  const std::size_t bytes = bytes_of(message);
+  request.letter = {.count = message.count, .tag = message.tag, .type = message.type};
+  request.letter.data =
+      bytes <= kEagerBytes ? Call::kNotShared
+                           : region_->shared_offset(message.data, bytes).value_or(Call::kNotShared);
+  const std::size_t buffer = is_shared(request.letter) ? 0 : buffer_bytes(bytes);
+  request.parcel = new (region_->allocate_or_throw(sizeof(Parcel) + buffer)) Parcel{};
+  request.letter.parcel = *region_->shared_offset(request.parcel, 0);
+  if (bytes <= kEagerBytes) {
+    if (bytes > 0) std::memcpy(buffer_of(request.parcel), message.data, bytes);
+    request.parcel->filled.store(1, std::memory_order_relaxed);
+  }
+  outbox.letters[written % Outbox::kLetters] = request.letter;
+  outbox.written.store(written + 1, std::memory_order_release);
+  to_ring_ |= rank_bit(message.peer);
+  return true;
+}
+
+// Of a message that is announced: whether it moved on.
+bool Mailbox::fill(Request& request) {
+  const std::size_t bytes = bytes_of(request.message);
+  const std::size_t before = request.moved;
+  Parcel& parcel = *request.parcel;
+  const std::size_t drained = parcel.drained.load(std::memory_order_acquire);
+  if (bytes <= kEagerBytes) {
+    request.moved = 1;
+  } else if (is_shared(request.letter)) {
+    if (drained >= chunks_of(bytes)) request.moved = chunks_of(bytes);
+  } else if (parcel.wanted.load(std::memory_order_acquire) != 0) {
+    const std::size_t filled = parcel.filled.load(std::memory_order_relaxed);
+    request.moved = std::min(drained, filled);
+    if (filled < chunks_of(bytes) && filled - request.moved < kBuffers) {
+      std::memcpy(buffer_of(&parcel) + filled % kBuffers * kChunk,
+                  static_cast<const std::byte*>(request.message.data) + filled * kChunk,
+                  size_of_chunk(filled, bytes));
+      parcel.filled.store(static_cast<std::uint32_t>(filled + 1), std::memory_order_release);
+      to_ring_ |= rank_bit(request.message.peer);
+      return true;
+    }
+  }
+  return request.moved != before;
+}
+
+// Whether there is a message for it.
+bool Mailbox::match(Request& request) {
+  const Message& wanted = request.message;
+  const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& one) {
+    return one.letter.tag == wanted.tag && (wanted.peer == kAnyRank || wanted.peer == one.from);
+  });
+  if (arrival == arrivals_.end()) return false;
+  const Letter& letter = arrival->letter;
+  if (letter.count != wanted.count || letter.type != wanted.type) {
+    fail(request, FailureKind::mismatch, rank_bit(arrival->from) | rank_bit(region_->rank()),
+         fmt::format("rank {} sent {} {} to rank {} with tag {}, which received {} {}",
+                     region_->numbers().of(arrival->from), letter.count, name(letter.type),
+                     region_->numbers().of(region_->rank()), letter.tag, wanted.count,
+                     name(wanted.type)));
+  }
+  request.message.peer = arrival->from;
+  request.letter = letter;
+  request.parcel = arrival->parcel;
+  request.source = arrival->source;
+  request.parcel->wanted.store(1, std::memory_order_release);
+  to_ring_ |= rank_bit(arrival->from);
+  arrivals_.erase(arrival);
+  return true;
+}
+
+bool Mailbox::drain(Request& request) {
+  const std::size_t bytes = bytes_of(request.message);
+  Parcel& parcel = *request.parcel;
+  const bool shared = is_shared(request.letter);
+  if (!shared && request.moved >= parcel.filled.load(std::memory_order_acquire)) return false;
+  const std::size_t from = shared ? request.moved : request.moved % kBuffers;
+  if (bytes > 0) {
+    std::memcpy(static_cast<std::byte*>(request.message.data) + request.moved * kChunk,
+                request.source + from * kChunk, size_of_chunk(request.moved, bytes));
+  }
+  ++request.moved;
+  parcel.drained.store(static_cast<std::uint32_t>(request.moved), std::memory_order_release);
+  to_ring_ |= rank_bit(request.message.peer);
+  return true;
+}
+
+void Mailbox::collect_parcels() {
+  std::erase_if(parcels_, [&](Parcel* parcel) {
+    if (parcel->drained.load(std::memory_order_acquire) == 0) return false;
+    region_->free(parcel);
+    return true;
+  });
+}
+
+void Mailbox::end(Requests& requests, Requests::iterator request, Ended& ended) {
+  if (request->sending) parcels_.push_back(request->parcel);
+  ended.emplace_back(std::move(request->done), request->message.peer);
+  requests.erase(request);
+}
+
+void Mailbox::look_after_peers() {
+  region_->check_usable({"recv", 0});
+  // What a lost rank did last, it may have done since the last round.
+  std::vector<bool> here;
+  for (int peer = 0; peer < region_->size(); ++peer) here.push_back(region_->is_here(peer));
+  const bool complete = std::find(here.begin(), here.end(), false) == here.end();
+  if (!complete && move_some()) return;
+  std::lock_guard lock(mutex_);
+  for (const Request& request : sends_) check_request(request, here);
+  for (const Request& request : receives_) check_request(request, here);
+}
+
+// `here`: which ranks were before the last round.
+void Mailbox::check_request(const Request& request, const std::vector<bool>& here) {
+  const Activity activity{name_of(request.sending), 0};
+  int missing = -1;
+  bool hope = false;
+  for (int peer = 0; peer < region_->size(); ++peer) {
+    if (peer == region_->rank()) continue;
+    const bool concerned = request.message.peer == peer || request.message.peer == kAnyRank;
+    if (here[static_cast<std::size_t>(peer)]) {
+      hope = hope || concerned;
+      continue;
+    }
+    // A death concerns everybody; that a rank has left, only those who wait for it.
+    if (region_->has_died(peer)) region_->fail_lost(peer, describe(request), activity);
+    if (concerned) missing = peer;
+  }
+  if (!hope && missing >= 0) region_->fail_lost(missing, describe(request), activity);
+  if (!request.deadline.expired()) return;
+  const bool any = request.message.peer == kAnyRank;
+  fail(request, FailureKind::timeout, any ? 0 : rank_bit(request.message.peer),
+       fmt::format("{} {} within the timeout of {} s: {}",
+                   any ? "no rank" : describe_ranks({region_->numbers().of(request.message.peer)}),
+                   any               ? "sent"
+                   : request.sending ? "did not receive"
+                                     : "did not send",
+                   static_cast<double>(request.deadline.budget().count()) / 1000.0,
+                   describe(request)));
+}
+
+std::string Mailbox::describe(const Request& request) const {
+  const Message& message = request.message;
+  const std::string peer = message.peer == kAnyRank
+                               ? "any rank"
+                               : fmt::format("rank {}", region_->numbers().of(message.peer));
+  return fmt::format("{} of {} {} {} {} with tag {} in group {}", name_of(request.sending),
+                     message.count, name(message.type), request.sending ? "to" : "from", peer,
+                     message.tag, region_->options().name);
+}
+
+void Mailbox::fail(const Request& request, FailureKind kind, std::uint64_t ranks,
+                   const std::string& text) {
+  region_->fail({kind, ranks, text}, {name_of(request.sending), 0});
+}
+
+void Mailbox::end_all(const std::exception_ptr& error) {
+  Requests all;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Request& request : sends_) {
+      if (request.parcel != nullptr) parcels_.push_back(request.parcel);
+    }
+    all.splice(all.end(), sends_);
+    all.splice(all.end(), receives_);
+  }
+  wake();
+  for (const Request& request : all) request.done(error, request.message.peer);
+}
+
+}  // namespace paceline::node

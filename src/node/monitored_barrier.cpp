@@ -1,0 +1,74 @@
+#include "node/monitored_barrier.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <paceline/error.h>
+
+#include <vector>
+
+namespace paceline::node {
+namespace {
+
+constexpr const char* kName = "monitored_barrier";
+
+}  // namespace
+
+void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  region_->check_usable({kName, round_});
+  ++round_;
+  const int me = region_->rank();
+  if (me == 0) return collect(timeout, wait_all_ranks);
+  region_->publish(region_->attendance(me).arrived, round_);
+  region_->ring(0);
+  const Attendance& host = region_->attendance(0);
+  const bool told = wait_for(host.arrived, 0, base::Deadline::after(timeout));
+  if (told && Region::reached(host.complete, round_)) return;
+  const int rank = region_->numbers().of(me);
+  const int first = region_->numbers().of(0);
+  throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
+                            "while waiting for send/recv from rank {}. Please check rank {} for "
+                            "the faulty rank.",
+                            rank, first, first),
+                {first}, kName, round_);
+}
+
+// Rank 0 says that it is through with a round, complete or not, by its own arrival.
+void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  const auto deadline = base::Deadline::after(timeout);
+  std::vector<int> missing;
+  for (int peer = 1; peer < region_->size(); ++peer) {
+    if (wait_for(region_->attendance(peer).arrived, peer, deadline)) continue;
+    missing.push_back(region_->numbers().of(peer));
+    if (!wait_all_ranks) break;
+  }
+  Attendance& own = region_->attendance(0);
+  if (missing.empty()) own.complete.store(round_, std::memory_order_release);
+  region_->publish(own.arrived, round_);
+  for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
+  if (missing.empty()) return;
+  if (timeout.count() <= 0) {
+    throw Timeout(fmt::format("Rank {} timed out in monitoredBarrier after {} ms",
+                              region_->numbers().of(0), timeout.count()),
+                  missing, kName, round_);
+  }
+  throw Timeout(fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms",
+                            wait_all_ranks ? "s" : "", fmt::join(missing, ", "), timeout.count()),
+                missing, kName, round_);
+}
+
+// False if the deadline came first.
+bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline& deadline) {
+  while (true) {
+    const std::uint32_t heard = region_->bell();
+    if (Region::reached(word, round_)) return true;
+    region_->check_usable({kName, round_});
+    if (!region_->is_here(peer) && !Region::reached(word, round_)) {
+      region_->fail_lost(peer, kName, {kName, round_});
+    }
+    if (deadline.expired()) return false;
+    region_->listen(heard);
+  }
+}
+
+}  // namespace paceline::node

@@ -1,0 +1,109 @@
+#include <array>
+
+#include "node/staging.h"
+
+namespace paceline::node {
+namespace {
+
+// Parts of which all but one are empty.
+class OnlyFrom {
+ public:
+  OnlyFrom(int rank, int size, Output output) : size_(static_cast<std::size_t>(size)) {
+    std::fill_n(outputs_.begin(), size_, Output{nullptr, 0});
+    outputs_[static_cast<std::size_t>(rank)] = output;
+  }
+  operator std::span<const Output>() const { return std::span(outputs_).first(size_); }
+
+ private:
+  std::array<Output, kMaxRanks> outputs_;
+  std::size_t size_;
+};
+
+}  // namespace
+
+void Group::barrier() {
+  begin({.operation = Operation::barrier});
+  first_step();
+}
+
+void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
+  check_root("broadcast", root);
+  begin({.operation = Operation::broadcast, .type = type, .root = root, .count = count});
+  const Input part{data, count};
+  if (rank() == root) {
+    exchange({&part, 1}, {}, true);
+  } else {
+    exchange({}, OnlyFrom(root, size(), {data, count}), true);
+  }
+}
+
+void Group::gather(Input input, std::span<const Output> outputs, DataType type, int root) {
+  check_root("gather", root);
+  begin({.operation = Operation::gather, .type = type, .root = root, .count = input.count});
+  if (rank() == root) {
+    copy_bytes(outputs[static_cast<std::size_t>(root)].data, input.data, input.count * element());
+    exchange({}, outputs, true);
+  } else {
+    exchange({&input, 1}, {}, true);
+  }
+}
+
+void Group::scatter(std::span<const Input> inputs, Output output, DataType type, int root) {
+  check_root("scatter", root);
+  begin({.operation = Operation::scatter, .type = type, .root = root, .count = output.count});
+  exchange(rank() == root ? inputs : std::span<const Input>(), OnlyFrom(root, size(), output),
+           false);
+}
+
+void Group::all_gather(Input input, std::span<const Output> outputs, DataType type) {
+  begin({.operation = Operation::all_gather, .type = type, .count = input.count});
+  const bool uneven = std::any_of(outputs.begin(), outputs.end(), [&](const Output& output) {
+    return output.count != outputs[0].count;
+  });
+  if (uneven) set_splits({&input, 1}, outputs);
+  exchange({&input, 1}, outputs, true);
+}
+
+void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> outputs,
+                       DataType type) {
+  begin({.operation = Operation::all_to_all, .type = type});
+  set_splits(inputs, outputs);
+  exchange(inputs, outputs, false);
+}
+
+void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
+  const Staging staging(*this, sends, common);
+  if (staging.largest() > kSmallBytes) call_.offset = offset_of(sends);
+  const bool shared = call_.offset != Call::kNotShared;
+  call_.staged = shared ? 0 : staging.largest();
+  if (!shared) staging.put(0);
+  first_step();
+
+  const auto me = static_cast<std::size_t>(rank());
+  if (!sends.empty() && !receives.empty()) {
+    copy_bytes(receives[me].data, sends[common ? 0 : me].data, receives[me].count * element());
+  }
+  std::size_t chunks = 0;
+  for (const Call& call : calls_) chunks = std::max(chunks, staging.chunks(call.staged));
+  for (std::size_t from = 0; from < receives.size(); ++from) {
+    const std::size_t bytes = receives[from].count * element();
+    if (from == me || bytes == 0 || !is_shared(static_cast<int>(from))) continue;
+    const int peer = static_cast<int>(from);
+    copy_bytes(receives[from].data,
+               common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes), bytes);
+  }
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    for (std::size_t from = 0; from < receives.size(); ++from) {
+      if (from == me || is_shared(static_cast<int>(from))) continue;
+      copy_bytes(advance(receives[from].data, staging.begin_of(chunk)),
+                 staging.get(static_cast<int>(from)),
+                 staging.size_of(chunk, receives[from].count * element()));
+    }
+    if (chunk + 1 == chunks) break;
+    if (!shared) staging.put(chunk + 1);
+    step();
+  }
+  if (any_shared()) step();  // only then may what was read in place be changed
+}
+
+}  // namespace paceline::node

@@ -1,0 +1,250 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <paceline/collectives.h>
+
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::expect_torch_ranks;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+// Runs `body` with several ranks on every backend.
+void on_all(const std::function<void(int rank, int size)>& body) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3, 5}) expect_torch_ranks(size, backend, body);
+  }
+}
+
+TEST(Messages, AroundARing) {
+  on_all([](int rank, int size) {
+    for (const std::int64_t count : {0, 1, 5000, 300'000}) {
+      const auto mine = torch::full({count}, rank, at::kInt);
+      auto theirs = torch::empty({count}, at::kInt);
+      const int next = (rank + 1) % size;
+      const int previous = (rank + size - 1) % size;
+      auto works = batch_isend_irecv(
+          {{P2POp::Kind::isend, mine, next, {}, 4}, {P2POp::Kind::irecv, theirs, previous, {}, 4}});
+      for (Work& work : works) work.wait();
+      EXPECT_TRUE(theirs.eq(previous).all().item<bool>());
+      EXPECT_EQ(works[1].source_rank(), previous);
+    }
+  });
+}
+
+TEST(Messages, OneAfterTheOther) {
+  on_all([](int rank, int size) {
+    // Not contiguous on the way in, nor on the way out.
+    auto wide = torch::zeros({100, 2});
+    auto column = wide.select(1, 1);
+    EXPECT_TRUE(rank == 0 || recv(column, {.src = rank - 1}) == rank - 1);
+    column += 1;
+    if (rank + 1 < size) send(column, rank + 1);
+    EXPECT_TRUE(column.eq(rank + 1).all().item<bool>());
+    EXPECT_TRUE(wide.select(1, 0).eq(0).all().item<bool>());
+  });
+}
+
+TEST(Messages, FromAnyRankOfAGroup) {
+  on_all([](int rank, int size) {
+    const auto last = new_group({size - 2, size - 1});
+    if (last.is_member()) {
+      auto t = torch::full({7}, static_cast<float>(rank));
+      if (rank == size - 1) {
+        EXPECT_EQ(recv(t, {.group = last, .tag = 3}), size - 2);
+        EXPECT_EQ(t[0].item<float>(), static_cast<float>(size - 2));
+      } else {
+        send(t, size - 1, {.group = last, .tag = 3});
+      }
+    }
+    barrier();
+  });
+}
+
+TEST(Messages, GoOnWhileNobodyWaitsForThem) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    auto large = torch::full({1'000'000}, static_cast<float>(rank));
+    if (rank == 0) {
+      const Work work = send_async(large, 1);
+      while (!work.is_completed()) std::this_thread::yield();
+    } else {
+      recv(large, {.src = 0});
+      EXPECT_TRUE(large.eq(0).all().item<bool>());
+    }
+  });
+}
+
+TEST(Messages, MistakesAreTold) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    auto t = torch::ones({3});
+    EXPECT_THROW(send(t, rank), UsageError);
+    EXPECT_THROW(send(t, 2), UsageError);
+    EXPECT_THROW(send(t, 1 - rank, {.tag = -1}), UsageError);
+    EXPECT_THROW(send(t.to_sparse(), 1 - rank), UsageError);
+    EXPECT_THAT(
+        [&] {
+          rank == 0 ? send(t, 1) : static_cast<void>(recv(torch::ones({4}), {.src = 0}));
+          barrier();  // a small message is sent before it is received
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("rank 0 sent 3 float32 to rank 1 with tag 0, which "
+                                          "received 4 float32")));
+  });
+}
+
+// PowerSGD's hook does this.
+TEST(Futures, ACallbackMayWaitForALaterCall) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::vector<at::Tensor> first{torch::ones({10})};
+    std::vector<at::Tensor> second{torch::ones({10})};
+    std::vector<at::Tensor> third{torch::ones({10})};
+    const auto after = backend->allreduce(first)->getFuture()->then(
+        [&](c10::ivalue::Future&) {
+          backend->allreduce(second)
+              ->getFuture()
+              ->then(
+                  [&](c10::ivalue::Future&) {
+                    backend->allreduce(third)->getFuture()->wait();
+                    return c10::IValue();
+                  },
+                  c10::NoneType::get())
+              ->wait();
+          return c10::IValue();
+        },
+        c10::NoneType::get());
+    after->wait();
+    for (const auto& tensors : {first, second, third}) EXPECT_EQ(tensors[0][0].item<float>(), 2);
+  });
+}
+
+TEST(Futures, HoldTheTensorsAndTheError) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::vector<at::Tensor> tensors{torch::ones({10})};
+    auto future = backend->allreduce(tensors)->getFuture();
+    future->waitAndThrow();
+    EXPECT_TRUE(future->value().toTensorVector()[0].eq(2).all().item<bool>());
+    tensors = {torch::ones({10 + rank})};
+    future = backend->allreduce(tensors)->getFuture();
+    EXPECT_THROW(future->waitAndThrow(), Mismatch);
+    EXPECT_EQ(backend->getError(), c10d::ErrorType::COMM_ERROR);
+  });
+}
+
+TEST(Coalescing, CallsCompleteTogether) {
+  expect_torch_ranks(3, "paceline", [](int rank, int size) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::vector<at::Tensor> sum{torch::full({4}, 1.0)};
+    std::vector<at::Tensor> sent{torch::full({4}, static_cast<float>(rank))};
+    std::vector<at::Tensor> received{torch::empty({4})};
+    backend->startCoalescing();
+    backend->allreduce(sum);
+    backend->send(sent, (rank + 1) % size, 0);
+    backend->recv(received, (rank + size - 1) % size, 0);
+    const auto work = backend->endCoalescing();
+    work->wait();
+    EXPECT_TRUE(work->isSuccess());
+    EXPECT_EQ(work->result().size(), 3u);
+    EXPECT_EQ(sum[0][0].item<double>(), size);
+    EXPECT_EQ(received[0][0].item<float>(), static_cast<float>((rank + size - 1) % size));
+    EXPECT_THROW(backend->endCoalescing(), UsageError);
+  });
+}
+
+TEST(MonitoredBarrier, NamesWhoDidNotComeAndLeavesTheGroupUsable) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(4, backend, [](int rank, int) {
+      monitored_barrier();
+      const auto world = new_group({}, {.backend = "gloo"});  // to come together again
+      if (rank == 0) {
+        EXPECT_THAT([] { monitored_barrier({.timeout = 100ms, .wait_all_ranks = true}); },
+                    ThrowsMessage<Error>(
+                        HasSubstr("Ranks 1, 2, 3 failed to pass monitoredBarrier in 100 ms")));
+      }
+      barrier({.group = world});
+    });
+  }
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    const auto gloo = new_group({}, {.backend = "gloo"});
+    if (rank == 0) {
+      try {
+        monitored_barrier({.timeout = 50ms});
+        ADD_FAILURE() << "nobody came";
+      } catch (const Timeout& error) {
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+      }
+    }
+    barrier({.group = gloo});
+    if (rank != 0) {  // they come too late
+      EXPECT_THAT([] { monitored_barrier({.timeout = 20s}); },
+                  ThrowsMessage<Timeout>(HasSubstr("but received errors while waiting for "
+                                                   "send/recv from rank 0")));
+    }
+    monitored_barrier();
+    auto t = torch::ones({2});
+    all_reduce(t);
+    EXPECT_EQ(t[0].item<float>(), 3);
+  });
+}
+
+TEST(Backend, SplitsAndTellsOfItself) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    EXPECT_EQ(backend->getBackendOptions()->group_name, "world");
+    EXPECT_EQ(backend->getMemoryStats().at("allocated_bytes"), 0u);
+    const auto memory = backend->allocateTensor(1000, at::kFloat);
+    EXPECT_GE(backend->getMemoryStats().at("allocated_bytes"), 4000u);
+    EXPECT_EQ(backend->getError(), c10d::ErrorType::SUCCESS);
+    const auto store =
+        c10::make_intrusive<c10d::PrefixStore>("split", ProcessGroup().c10d()->getStore());
+    const auto part = backend->split(store, {0, 2}, nullptr);
+    ASSERT_EQ(part == nullptr, rank == 1);
+    if (part) {
+      EXPECT_EQ(part->getSize(), 2);
+      EXPECT_EQ(part->getRank(), rank / 2);
+      std::vector<at::Tensor> t{torch::ones({2})};
+      part->allreduce(t)->wait();
+      EXPECT_EQ(t[0][0].item<float>(), 2);
+    }
+    barrier();
+  });
+}
+
+TEST(Backend, TellsHooksOfCompletionsAndFailures) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::mutex mutex;
+    std::vector<std::uint64_t> keys;
+    std::atomic<int> aborts{0};
+    backend->registerCompletionHook(1, [&](const c10d::CompletionHookArgs& args) {
+      std::lock_guard lock(mutex);
+      keys.push_back(args.completionKey);
+    });
+    backend->registerAbortHook(2, [&] { ++aborts; });
+    std::vector<at::Tensor> t{torch::ones({2})};
+    const auto one = backend->allreduce(t, {.asyncOp = false});
+    const auto two = backend->allreduce(t);
+    two->wait();
+    barrier();
+    {
+      std::lock_guard lock(mutex);
+      EXPECT_EQ(keys.size(), 3u);
+      EXPECT_EQ(keys[0], one->getCompletionKey());
+      EXPECT_EQ(keys[1], two->getCompletionKey());
+    }
+    EXPECT_EQ(aborts, 0);
+    EXPECT_THROW(all_reduce(torch::ones({2 + rank})), Mismatch);
+    EXPECT_EQ(aborts, 1);
+    backend->unregisterCompletionHook(1);
+    backend->unregisterAbortHook(2);
+  });
+}
+
+}  // namespace
+}  // namespace paceline
