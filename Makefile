@@ -4,7 +4,7 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test lint python bench install clean
+.PHONY: help run build test lint python conformance bench install clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -32,7 +32,10 @@ lint:  ## check format, includes and clang-tidy's findings
 python:  ## build the Python package into .venv, beside torch, and run its tests
 	@tools/setup python
 	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python ./python
-	@.venv/bin/python -B python/tests/test_backend.py
+	@.venv/bin/python -B python/tests/run
+
+conformance: python  ## run PyTorch's own tests on paceline beside Gloo; ARGS go to tests/conformance/run
+	@.venv/bin/python -B tests/conformance/run $(ARGS)
 
 bench: build  ## measure; ARGS go to paceline bench (default: collectives)
 	@build/release/bin/paceline bench $(or $(ARGS),collectives)

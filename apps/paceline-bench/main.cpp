@@ -82,8 +82,7 @@ int run(const Options& options, std::vector<std::string> arguments) {
 
   int code = 0;
   for (const int ranks : options.ranks) {
-    fmt::print("{}",
-               table_heading(options.benchmark == Benchmark::ddp ? "ddp" : "all_reduce", ranks));
+    fmt::print("{}", table_heading(options.benchmark, ranks));
     code = run_ranks(arguments, ranks, options.threads, [&](const Result& result) {
       for (auto& row : to_rows(result)) report["rows"].push_back(std::move(row));
       fmt::print("{}", table_rows(result));

@@ -1,5 +1,5 @@
-// OpenMPI's all-reduce of BYTES bytes of float32, taking turns with `paceline bench collectives` as
-// a guest (guest.h):  mpirun -np N paceline-bench-openmpi BYTES
+// OpenMPI's collectives on float32, taking turns with those of `paceline bench collectives` as a
+// guest (guest.h), on buffers of the same sizes:  mpirun -np N paceline-bench-openmpi NAME BYTES
 
 #include <mpi.h>
 #include <unistd.h>
@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "batch.h"
@@ -71,18 +73,86 @@ class Orders {
   std::uint32_t seen_ = 0;
 };
 
-void measure(std::vector<std::vector<float>>& buffers, int calls) {
+// See Buffers in collective.cpp.
+struct Buffers {
+  int elements;  // of a part
+  std::vector<float> whole;
+  std::vector<float> part;
+  std::vector<float> other;
+
+  Buffers(int ranks, std::int64_t bytes)
+      : elements(static_cast<int>(std::max<std::int64_t>(bytes / 4 / ranks, 1))),
+        whole(static_cast<std::size_t>(std::max<std::int64_t>(bytes / 4, elements * ranks))),
+        part(static_cast<std::size_t>(elements)),
+        other(whole.size()) {}
+  void refill() {
+    for (auto* const one : {&whole, &part, &other}) std::fill(one->begin(), one->end(), 1.0f);
+  }
+  int count() const { return static_cast<int>(whole.size()); }
+};
+
+using Call = void (*)(Buffers&, int rank, int size);
+const std::map<std::string, Call>& all_calls() {
+  static const std::map<std::string, Call> calls{
+      {"all_reduce",
+       [](Buffers& x, int, int) {
+         MPI_Allreduce(MPI_IN_PLACE, x.whole.data(), x.count(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+       }},
+      {"reduce",
+       [](Buffers& x, int rank, int) {
+         MPI_Reduce(rank == 0 ? MPI_IN_PLACE : x.whole.data(), x.whole.data(), x.count(), MPI_FLOAT,
+                    MPI_SUM, 0, MPI_COMM_WORLD);
+       }},
+      {"broadcast",
+       [](Buffers& x, int, int) {
+         MPI_Bcast(x.whole.data(), x.count(), MPI_FLOAT, 0, MPI_COMM_WORLD);
+       }},
+      {"all_gather",
+       [](Buffers& x, int, int) {
+         MPI_Allgather(x.part.data(), x.elements, MPI_FLOAT, x.whole.data(), x.elements, MPI_FLOAT,
+                       MPI_COMM_WORLD);
+       }},
+      {"reduce_scatter",
+       [](Buffers& x, int, int) {
+         MPI_Reduce_scatter_block(x.whole.data(), x.part.data(), x.elements, MPI_FLOAT, MPI_SUM,
+                                  MPI_COMM_WORLD);
+       }},
+      {"gather",
+       [](Buffers& x, int, int) {
+         MPI_Gather(x.part.data(), x.elements, MPI_FLOAT, x.whole.data(), x.elements, MPI_FLOAT, 0,
+                    MPI_COMM_WORLD);
+       }},
+      {"scatter",
+       [](Buffers& x, int, int) {
+         MPI_Scatter(x.whole.data(), x.elements, MPI_FLOAT, x.part.data(), x.elements, MPI_FLOAT, 0,
+                     MPI_COMM_WORLD);
+       }},
+      {"all_to_all",
+       [](Buffers& x, int, int) {
+         MPI_Alltoall(x.whole.data(), x.elements, MPI_FLOAT, x.other.data(), x.elements, MPI_FLOAT,
+                      MPI_COMM_WORLD);
+       }},
+      {"send_recv",
+       [](Buffers& x, int rank, int size) {
+         MPI_Sendrecv(x.whole.data(), x.count(), MPI_FLOAT, (rank + 1) % size, 0, x.other.data(),
+                      x.count(), MPI_FLOAT, (rank + size - 1) % size, 0, MPI_COMM_WORLD,
+                      MPI_STATUS_IGNORE);
+       }},
+      {"barrier", [](Buffers&, int, int) { MPI_Barrier(MPI_COMM_WORLD); }}};
+  return calls;
+}
+
+void measure(std::vector<Buffers>& buffers, Call call, int calls) {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
   double times[2] = {0, 0};
   const int batches = std::max(1, calls / static_cast<int>(buffers.size()));
   for (int batch = 0; batch < batches; ++batch) {
-    for (auto& buffer : buffers) std::fill(buffer.begin(), buffer.end(), 1.0f);
+    for (Buffers& one : buffers) one.refill();
     MPI_Barrier(MPI_COMM_WORLD);
     const double cpu = now_us(CLOCK_PROCESS_CPUTIME_ID);
     const double wall = now_us(CLOCK_MONOTONIC);
-    for (auto& buffer : buffers) {
-      MPI_Allreduce(MPI_IN_PLACE, buffer.data(), static_cast<int>(buffer.size()), MPI_FLOAT,
-                    MPI_SUM, MPI_COMM_WORLD);
-    }
+    for (Buffers& one : buffers) call(one, Orders::rank(), size);
     times[0] += now_us(CLOCK_MONOTONIC) - wall;
     times[1] += now_us(CLOCK_PROCESS_CPUTIME_ID) - cpu;
   }
@@ -96,11 +166,12 @@ void measure(std::vector<std::vector<float>>& buffers, int calls) {
   std::fflush(stdout);
 }
 
-void run(std::int64_t bytes) {
+void run(Call call, std::int64_t bytes) {
   Orders orders;
-  std::vector<std::vector<float>> buffers(static_cast<std::size_t>(calls_of(bytes)),
-                                          std::vector<float>(static_cast<std::size_t>(bytes / 4)));
-  while (const int calls = orders.next()) measure(buffers, calls);
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  std::vector<Buffers> buffers(static_cast<std::size_t>(calls_of(bytes)), Buffers(size, bytes));
+  while (const int calls = orders.next()) measure(buffers, call, calls);
 }
 
 }  // namespace
@@ -108,7 +179,9 @@ void run(std::int64_t bytes) {
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
-  if (argc == 2) paceline::bench::run(std::atoll(argv[1]));
+  const auto& calls = paceline::bench::all_calls();
+  const auto call = argc == 3 ? calls.find(argv[1]) : calls.end();
+  if (call != calls.end()) paceline::bench::run(call->second, std::atoll(argv[2]));
   MPI_Finalize();
-  return argc == 2 ? 0 : 2;
+  return call != calls.end() ? 0 : 2;
 }

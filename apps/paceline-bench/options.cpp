@@ -31,7 +31,7 @@ void describe(CLI::App& app, Options& options) {
   app.get_option("--help-all")->group("");
   app.fallthrough();
   app.add_option("--ranks", options.ranks,
-                 "Numbers of ranks, a job for each (default 2, collectives also 4)")
+                 "Numbers of ranks, a job for each (default 2, collectives also 4 and 8)")
       ->delimiter(',')
       ->type_name("N");
   app.add_option(
@@ -52,7 +52,13 @@ void describe(CLI::App& app, Options& options) {
       "rounds and its 90 % confidence interval. Run it on a machine that does nothing else.");
 
   CLI::App* const collectives =
-      app.add_subcommand("collectives", "all_reduce of float32, 2 and 4 ranks, 4 bytes to 100 MiB");
+      app.add_subcommand("collectives", "Collectives of float32, 2 to 8 ranks, 4 bytes to 25 MiB");
+  collectives
+      ->add_option("--collectives", options.collectives,
+                   fmt::format("Which ones: {} (default all; quick all_reduce)",
+                               fmt::join(kCollectives, ", ")))
+      ->delimiter(',')
+      ->type_name("NAME");
   collectives->add_option("--bytes", options.bytes, "Sizes, as in 4,64KB,25MB (KB: 1024 bytes)")
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false))
@@ -79,6 +85,20 @@ void check_range(const char* flag, std::int64_t value, std::int64_t low, std::in
   }
 }
 
+void set_collectives(Options& options) {
+  if (options.collectives == std::vector<std::string>{"all"} ||
+      (options.collectives.empty() && !options.quick)) {
+    options.collectives.assign(kCollectives.begin(), kCollectives.end());
+  }
+  if (options.collectives.empty()) options.collectives = {"all_reduce"};
+  for (const std::string& name : options.collectives) {
+    if (std::find(kCollectives.begin(), kCollectives.end(), name) == kCollectives.end()) {
+      throw UsageError(fmt::format("--collectives {}: there are {}, and all", name,
+                                   fmt::join(kCollectives, ", ")));
+    }
+  }
+}
+
 void set_models(Options& options, const std::vector<std::string>& known) {
   if (options.models == std::vector<std::string>{"all"}) options.models = known;
   if (options.models.empty()) {
@@ -95,11 +115,8 @@ void set_models(Options& options, const std::vector<std::string>& known) {
 
 void set_bytes(Options& options) {
   if (options.bytes.empty()) {
-    options.bytes =
-        options.quick
-            ? std::vector{std::int64_t{4}, 1_K, 64_K, 1_M, 25_M}
-            : std::vector{
-                  std::int64_t{4}, std::int64_t{64}, 1_K, 16_K, 64_K, 256_K, 1_M, 4_M, 25_M, 100_M};
+    options.bytes = options.quick ? std::vector{std::int64_t{4}, 1_K, 64_K, 1_M, 25_M}
+                                  : std::vector{std::int64_t{4}, 1_K, 16_K, 64_K, 1_M, 4_M, 25_M};
   }
   for (const std::int64_t bytes : options.bytes) {
     check_range("--bytes", bytes, 4, kMaxBytes);
@@ -112,13 +129,14 @@ void set_bytes(Options& options) {
 void complete(Options& options, const std::vector<std::string>& models) {
   const bool collectives = options.benchmark == Benchmark::collectives;
   if (options.ranks.empty()) {
-    options.ranks = collectives && !options.quick ? std::vector{2, 4} : std::vector{2};
+    options.ranks = collectives && !options.quick ? std::vector{2, 4, 8} : std::vector{2};
   }
   if (options.rounds == 0) options.rounds = options.quick ? kMinRounds : 40;
   for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, node::kMaxRanks);
   check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
   check_range("--threads", options.threads, 1, kMaxThreads);
   if (collectives) {
+    set_collectives(options);
     set_bytes(options);
   } else {
     set_models(options, models);

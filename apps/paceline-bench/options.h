@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,10 +10,15 @@ namespace paceline::bench {
 
 enum class Benchmark { collectives, ddp };
 
+inline constexpr std::array kCollectives{"all_reduce",     "reduce", "broadcast", "all_gather",
+                                         "reduce_scatter", "gather", "scatter",   "all_to_all",
+                                         "send_recv",      "barrier"};
+
 struct Options {
   Benchmark benchmark = Benchmark::collectives;
   bool quick = false;
-  std::vector<int> ranks;           // numbers of ranks, one job for each
+  std::vector<int> ranks;  // numbers of ranks, one job for each
+  std::vector<std::string> collectives;
   std::vector<std::int64_t> bytes;  // collectives
   std::vector<std::string> models;  // ddp
   int rounds = 0;

@@ -4,20 +4,22 @@
 
 #include <array>
 #include <string_view>
+#include <vector>
 
 #include "statistics.h"
 
 namespace paceline::bench {
 namespace {
 
-// What a table compares with; there may be no second.
-struct Yardsticks {
-  std::string_view first;
-  std::string_view second;
+// What the rows of a table are compared with, and what its columns say.
+struct Yardstick {
+  std::string_view implementation;
+  std::string_view heading;
 };
 
-Yardsticks yardsticks(std::string_view benchmark) {
-  return benchmark == "ddp" ? Yardsticks{"barrier", "c10d_reducer_gloo"} : Yardsticks{"gloo", ""};
+std::vector<Yardstick> yardsticks(bool is_ddp) {
+  if (is_ddp) return {{"barrier", "over barrier"}, {"c10d_reducer_gloo", "over c10d_reducer"}};
+  return {{"gloo", "over gloo"}, {"openmpi", "over openmpi"}, {"streaming", "over streaming"}};
 }
 
 const Series* find(const Result& result, std::string_view implementation) {
@@ -37,10 +39,10 @@ std::string speedup(const Result& result, const Series& ours, std::string_view o
                      digits(ratio.low), ratio.high, digits(ratio.high));
 }
 
-constexpr const char* kLine = "{:<12} {:<19} {:>7} {:>7} {:>7} {:>7} {:<17} {:<17}";
+constexpr const char* kCells = "{:<14} {:<8} {:<19} {:>8} {:>8}";
 
-std::string line(auto... cells) {
-  std::string text = fmt::format(fmt::runtime(kLine), cells...);
+std::string line(std::string text, const std::vector<std::string>& ratios) {
+  for (const std::string& ratio : ratios) text += fmt::format("  {:<17}", ratio);
   text.erase(text.find_last_not_of(' ') + 1);
   return text + '\n';
 }
@@ -69,31 +71,35 @@ std::string describe_time(double us) {
   return fmt::format("{:.{}f} {}", us, us < 9.995 ? 2 : us < 99.95 ? 1 : 0, unit);
 }
 
-std::string table_heading(const std::string& benchmark, int ranks) {
-  const std::string on = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
-  if (benchmark == "ddp") {
-    return fmt::format("\nA training step, {}\n", on) + line("model", "implementation", "median",
-                                                             "p10", "p90", "cpu", "over barrier",
-                                                             "over c10d_reducer");
-  }
-  return fmt::format("\nall_reduce of float32, SUM, {}\n", on) +
-         line("size", "implementation", "median", "p10", "p90", "cpu", "over gloo", "");
+std::string table_heading(Benchmark benchmark, int ranks) {
+  const bool is_ddp = benchmark == Benchmark::ddp;
+  std::vector<std::string> headings;
+  for (const Yardstick& one : yardsticks(is_ddp)) headings.emplace_back(one.heading);
+  return fmt::format("\n{}, {} rank{}\n",
+                     is_ddp ? "A training step" : "Collectives of float32, reductions with SUM",
+                     ranks, ranks == 1 ? "" : "s") +
+         line(fmt::format(kCells, is_ddp ? "model" : "collective", is_ddp ? "" : "size",
+                          "implementation", "median", "cpu"),
+              headings);
 }
 
 std::string table_rows(const Result& result) {
-  const auto [first, second] = yardsticks(result.benchmark);
   const auto* const bytes = std::get_if<std::int64_t>(&result.subject);
-  std::string subject = bytes ? describe_bytes(*bytes) : std::get<std::string>(result.subject);
+  std::string subject = bytes ? result.benchmark : std::get<std::string>(result.subject);
+  std::string size = bytes ? describe_bytes(*bytes) : "";
   std::string text;
   for (const Series& one : result.series) {
     const std::string name =
         one.variant.empty() ? one.implementation : one.implementation + ' ' + one.variant;
-    text +=
-        line(subject, name, describe_time(quantile(one.wall_us, 0.5)),
-             describe_time(quantile(one.wall_us, 0.1)), describe_time(quantile(one.wall_us, 0.9)),
-             describe_time(quantile(one.cpu_us, 0.5)), speedup(result, one, first),
-             speedup(result, one, second));
+    std::vector<std::string> ratios;
+    for (const Yardstick& yardstick : yardsticks(bytes == nullptr)) {
+      ratios.push_back(speedup(result, one, yardstick.implementation));
+    }
+    text += line(fmt::format(kCells, subject, size, name, describe_time(quantile(one.wall_us, 0.5)),
+                             describe_time(quantile(one.cpu_us, 0.5))),
+                 ratios);
     subject.clear();
+    size.clear();
   }
   return text;
 }

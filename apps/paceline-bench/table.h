@@ -2,12 +2,13 @@
 
 #include <string>
 
+#include "options.h"
 #include "result.h"
 
 namespace paceline::bench {
 
-// Results as text, at most 100 columns wide; lines ended by '\n'.
-std::string table_heading(const std::string& benchmark, int ranks);
+// Results as text, at most 120 columns wide; lines ended by '\n'.
+std::string table_heading(Benchmark benchmark, int ranks);
 std::string table_rows(const Result& result);
 
 // "4 B", "64 KiB", "25 MiB".

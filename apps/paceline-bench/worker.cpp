@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "all_reduce.h"
+#include "collective.h"
 #include "training_step.h"
 
 namespace paceline::bench {
@@ -29,8 +29,11 @@ void run(const Options& options) {
 
   const RoundPlan plan{options.rounds, options.quick ? 2ms : 5ms};
   if (options.benchmark == Benchmark::collectives) {
-    for (const auto bytes : options.bytes) {
-      send(measure_all_reduce(gloo, options.mpirun, bytes, plan));
+    for (const auto& name : options.collectives) {
+      for (const auto bytes : name == "barrier" ? std::vector<std::int64_t>{4} : options.bytes) {
+        if (name == "send_recv" && get_world_size() == 1) continue;
+        send(measure_collective(name, gloo, options.mpirun, bytes, plan));
+      }
     }
   } else {
     for (const auto& name : options.models) {

@@ -87,7 +87,7 @@ class [[nodiscard]] Work {
  public:
   // Of a call on a group that this rank is no member of: complete.
   Work() = default;
-  // `dense[i]` is what the operation works on for `tensors[i]`: the same, or a contiguous copy.
+  // `dense[i]` is what the operation writes for `tensors[i]`: the same, or a contiguous copy.
   Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
        std::vector<at::Tensor> dense, ProcessGroup group);
 

@@ -1,27 +1,121 @@
-"""Runs a function as several ranks, each a process with a process group of its own."""
+"""Runs a function as several ranks, each a process with a process group of its own, and compares backends.
 
+Ranks are forked: this process imports whatever they need, and computes with one thread only.
+"""
+
+import multiprocessing
+import multiprocessing.connection
 import os
+import pickle
 import tempfile
+import time
+import traceback
+import unittest
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch._dynamo  # which every rank would import for DistributedDataParallel or FSDP
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+SIZES = (1, 2, 3, 4)
+PATIENCE = 100.0  # seconds for a function; more than any deadline in it
+
+torch.set_num_threads(1)
 
 
-def _rank(rank, function, backend, size, store, results, arguments):
-    torch.set_num_threads(1)
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, directory: str, timeout: float,
+          arguments: tuple[Any, ...], sender: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(1)  # again: the pool of threads is made anew here, and autograd's threads would race to do so
+    os.dup2(os.open(os.path.join(directory, f"said by {rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(directory, "trace")
+    dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=size,
+                            timeout=timedelta(seconds=timeout))
     try:
-        results[rank] = function(*arguments)
+        result, error = function(*arguments), None
+    except BaseException:
+        result, error = None, traceback.format_exc()
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    # As bytes: a tensor sent as such would be shared memory that ends with its sender.
+    sender.send_bytes(pickle.dumps((result, error)))
 
 
-def run(function, backend, size, *arguments):
-    """What `function(*arguments)` returned on each rank; raises what a rank raised."""
-    with tempfile.TemporaryDirectory() as directory, mp.Manager() as manager:
-        results = manager.dict()
-        store = os.path.join(directory, "store")
-        mp.start_processes(_rank, (function, backend, size, store, results, arguments), size,
-                           start_method="fork")
-        return [results[rank] for rank in range(size)]
+def run(function: Callable[..., Any], backend: str, size: int, *arguments: Any, timeout: float = 60,
+        dying: Iterable[int] = ()) -> list[Any]:
+    """What `function(*arguments)` returned on each rank, and None for those of `dying`, which end without a result.
+
+    Raises AssertionError with the text of what ranks raised. `timeout` is the group's, in seconds.
+    """
+    context = multiprocessing.get_context("fork")
+    results: list[Any] = [None] * size
+    complaints = []
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as directory:
+        processes, receivers = [], []
+        try:
+            for rank in range(size):
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_rank, args=(rank, function, backend, size, directory, timeout, arguments, sender))
+                process.start()
+                sender.close()
+                processes.append(process)
+                receivers.append(receiver)
+            deadline = time.monotonic() + PATIENCE
+
+            def complain(rank: int, what: str) -> None:
+                said = Path(directory, f"said by {rank}")
+                complaints.append(f"rank {rank}: {what}\n{said.read_text()[-3000:] if said.exists() else ''}")
+
+            for rank, receiver in enumerate(receivers):
+                if not receiver.poll(max(deadline - time.monotonic(), 0)):
+                    complain(rank, "it hangs")
+                    continue
+                try:
+                    results[rank], error = pickle.loads(receiver.recv_bytes())
+                except EOFError:
+                    error = None if rank in dying else "it ended without a result"
+                if error:
+                    complain(rank, error)
+                processes[rank].join(max(deadline - time.monotonic(), 0))
+                if processes[rank].exitcode != 0 and rank not in dying:
+                    complain(rank, f"its process ended with {processes[rank].exitcode}")
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            for receiver in receivers:
+                receiver.close()
+    if complaints:
+        raise AssertionError(f"{function.__name__} with {size} ranks on {backend}:\n" + "\n".join(complaints))
+    return results
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What `function(*arguments)` returned in a process of its own, with a group of one, over Gloo."""
+    return run(function, "gloo", 1, *arguments)[0]
+
+
+class Case(unittest.TestCase):
+    def assert_same(self, got: Any, expected: Any, delta: float = 0) -> None:
+        """Compares tensors within lists, tuples and dicts by their values, everything else by ==."""
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(got, expected, rtol=delta, atol=delta)
+        elif isinstance(expected, (list, tuple)):
+            self.assertEqual(len(got), len(expected))
+            for one, other in zip(got, expected):
+                self.assert_same(one, other, delta)
+        elif isinstance(expected, dict):
+            self.assertEqual(list(got), list(expected))
+            self.assert_same(list(got.values()), list(expected.values()), delta)
+        else:
+            self.assertEqual(got, expected)
+
+    def equals_gloo(self, function: Callable[..., Any], *arguments: Any, sizes: Iterable[int] = SIZES,
+                    delta: float = 0) -> None:
+        for size in sizes:
+            with self.subTest(function=function.__name__, size=size):
+                self.assert_same(*(run(function, backend, size, *arguments) for backend in ("paceline", "gloo")), delta)

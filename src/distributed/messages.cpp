@@ -10,16 +10,20 @@ using distributed::Tensors;
 namespace {
 
 Work start_send(const at::Tensor& tensor, int dst, const SendOptions& options) {
-  return start(options.group, "send", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    return backend.send(dense, distributed::group_rank_of(options.group, dst), options.tag);
-  });
+  return start(options.group, "send", {}, {tensor},
+               [&](c10d::Backend& backend, Tensors& /*to*/, Tensors& from) {
+                 const int peer = distributed::group_rank_of(options.group, dst);
+                 return backend.send(from, peer, options.tag);
+               });
 }
 
 Work start_recv(const at::Tensor& tensor, const RecvOptions& options) {
-  return start(options.group, "recv", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    if (options.src == -1) return backend.recvAnysource(dense, options.tag);
-    return backend.recv(dense, distributed::group_rank_of(options.group, options.src), options.tag);
-  });
+  return start(options.group, "recv", {tensor}, {},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
+                 if (options.src == -1) return backend.recvAnysource(to, options.tag);
+                 const int peer = distributed::group_rank_of(options.group, options.src);
+                 return backend.recv(to, peer, options.tag);
+               });
 }
 
 }  // namespace

@@ -6,85 +6,77 @@ namespace paceline {
 
 using distributed::start;
 using distributed::Tensors;
-using distributed::with;
 
 namespace {
 
-// What gather, scatter and all_to_all get in lists is none, or the one list of the call.
-std::vector<Tensors> as_lists(Tensors::const_iterator begin, Tensors::const_iterator end) {
-  if (begin == end) return {};
-  return {Tensors(begin, end)};
+// What gather and scatter get in lists is none, or the one list of the call.
+std::vector<Tensors> as_lists(Tensors list) {
+  if (list.empty()) return {};
+  return {std::move(list)};
 }
 
 Work start_broadcast(const at::Tensor& tensor, const BroadcastOptions& options, bool async) {
-  return start(options.group, "broadcast", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    const int root = distributed::group_rank_of(options.group, options.src);
-    return backend.broadcast(dense, {.rootRank = root, .asyncOp = async});
-  });
+  return start(options.group, "broadcast", {tensor}, {},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
+                 const int root = distributed::group_rank_of(options.group, options.src);
+                 return backend.broadcast(to, {.rootRank = root, .asyncOp = async});
+               });
 }
 
 Work start_all_gather(const Tensors& tensors, const at::Tensor& tensor,
                       const AllGatherOptions& options, bool async) {
-  return start(options.group, "all_gather", with(tensor, tensors),
-               [&](c10d::Backend& backend, Tensors& dense) {
-                 Tensors input{dense[0]};
-                 std::vector<Tensors> outputs{Tensors(dense.begin() + 1, dense.end())};
-                 return backend.allgather(outputs, input, {.asyncOp = async});
+  return start(options.group, "all_gather", tensors, {tensor},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
+                 std::vector<Tensors> outputs{to};
+                 return backend.allgather(outputs, from, {.asyncOp = async});
                });
 }
 
 Work start_all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                   const AllGatherOptions& options, bool async) {
-  return start(options.group, "all_gather_into_tensor", {input, output},
-               [&](c10d::Backend& backend, Tensors& dense) {
-                 at::Tensor from = dense[0].view({-1});
-                 at::Tensor to = dense[1].view({-1});
-                 return backend.all_gather_single(to, from, {.asyncOp = async});
+  return start(options.group, "all_gather_into_tensor", {output}, {input},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
+                 at::Tensor flat_to = to[0].view({-1});
+                 at::Tensor flat_from = from[0].view({-1});
+                 return backend.all_gather_single(flat_to, flat_from, {.asyncOp = async});
                });
 }
 
 Work start_gather(const at::Tensor& tensor, const Tensors& list, const GatherOptions& options,
                   bool async) {
-  return start(options.group, "gather", with(tensor, list),
-               [&](c10d::Backend& backend, Tensors& dense) {
+  return start(options.group, "gather", list, {tensor},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  const int root = distributed::group_rank_of(options.group, options.dst);
-                 Tensors input{dense[0]};
-                 auto outputs = as_lists(dense.begin() + 1, dense.end());
-                 return backend.gather(outputs, input, {.rootRank = root, .asyncOp = async});
+                 auto outputs = as_lists(to);
+                 return backend.gather(outputs, from, {.rootRank = root, .asyncOp = async});
                });
 }
 
 Work start_scatter(const at::Tensor& tensor, const Tensors& list, const ScatterOptions& options,
                    bool async) {
-  return start(options.group, "scatter", with(tensor, list),
-               [&](c10d::Backend& backend, Tensors& dense) {
+  return start(options.group, "scatter", {tensor}, list,
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  const int root = distributed::group_rank_of(options.group, options.src);
-                 Tensors output{dense[0]};
-                 auto inputs = as_lists(dense.begin() + 1, dense.end());
-                 return backend.scatter(output, inputs, {.rootRank = root, .asyncOp = async});
+                 auto inputs = as_lists(from);
+                 return backend.scatter(to, inputs, {.rootRank = root, .asyncOp = async});
                });
 }
 
 Work start_all_to_all(const Tensors& outputs, const Tensors& inputs, const AllToAllOptions& options,
                       bool async) {
-  Tensors all = outputs;
-  all.insert(all.end(), inputs.begin(), inputs.end());
-  return start(options.group, "all_to_all", std::move(all),
-               [&](c10d::Backend& backend, Tensors& dense) {
-                 const auto middle = dense.begin() + static_cast<std::ptrdiff_t>(outputs.size());
-                 Tensors to(dense.begin(), middle);
-                 Tensors from(middle, dense.end());
+  return start(options.group, "all_to_all", outputs, inputs,
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  return backend.alltoall(to, from, {.asyncOp = async});
                });
 }
 
 Work start_all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                              const AllToAllSingleOptions& options, bool async) {
-  return start(options.group, "all_to_all_single", {output, input},
-               [&](c10d::Backend& backend, Tensors& dense) {
+  return start(options.group, "all_to_all_single", {output}, {input},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  auto to_splits = options.output_split_sizes;
                  auto from_splits = options.input_split_sizes;
-                 return backend.all_to_all_single(dense[0], dense[1], to_splits, from_splits,
+                 return backend.all_to_all_single(to[0], from[0], to_splits, from_splits,
                                                   {.asyncOp = async});
                });
 }

@@ -6,51 +6,53 @@ namespace paceline {
 
 using distributed::start;
 using distributed::Tensors;
-using distributed::with;
 
 namespace {
 
 Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options, bool async) {
-  return start(options.group, "all_reduce", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    return backend.allreduce(dense, {.reduceOp = options.op, .asyncOp = async});
-  });
+  return start(options.group, "all_reduce", {tensor}, {},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
+                 return backend.allreduce(to, {.reduceOp = options.op, .asyncOp = async});
+               });
 }
 
 Work start_reduce(const at::Tensor& tensor, const ReduceOptions& options, bool async) {
-  return start(options.group, "reduce", {tensor}, [&](c10d::Backend& backend, Tensors& dense) {
-    const int root = distributed::group_rank_of(options.group, options.dst);
-    return backend.reduce(dense, {.reduceOp = options.op, .rootRank = root, .asyncOp = async});
-  });
+  return start(options.group, "reduce", {tensor}, {},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
+                 const int root = distributed::group_rank_of(options.group, options.dst);
+                 return backend.reduce(
+                     to, {.reduceOp = options.op, .rootRank = root, .asyncOp = async});
+               });
 }
 
 Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs,
                           const ReduceScatterOptions& options, bool async) {
-  return start(options.group, "reduce_scatter", with(output, inputs),
-               [&](c10d::Backend& backend, Tensors& dense) {
-                 Tensors to{dense[0]};
-                 std::vector<Tensors> from{Tensors(dense.begin() + 1, dense.end())};
-                 return backend.reduce_scatter(to, from,
+  return start(options.group, "reduce_scatter", {output}, inputs,
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
+                 std::vector<Tensors> lists{from};
+                 return backend.reduce_scatter(to, lists,
                                                {.reduceOp = options.op, .asyncOp = async});
                });
 }
 
 Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                  const ReduceScatterOptions& options, bool async) {
-  return start(options.group, "reduce_scatter_tensor", {output, input},
-               [&](c10d::Backend& backend, Tensors& dense) {
-                 at::Tensor to = dense[0].view({-1});
-                 at::Tensor from = dense[1].view({-1});
-                 return backend.reduce_scatter_single(to, from,
+  return start(options.group, "reduce_scatter_tensor", {output}, {input},
+               [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
+                 at::Tensor flat_to = to[0].view({-1});
+                 at::Tensor flat_from = from[0].view({-1});
+                 return backend.reduce_scatter_single(flat_to, flat_from,
                                                       {.reduceOp = options.op, .asyncOp = async});
                });
 }
 
 Work start_barrier(const BarrierOptions& options, bool async) {
-  return start(options.group, "barrier", {}, [&](c10d::Backend& backend, Tensors& /*dense*/) {
-    c10d::BarrierOptions request;
-    request.asyncOp = async;
-    return backend.barrier(request);
-  });
+  return start(options.group, "barrier", {}, {},
+               [&](c10d::Backend& backend, Tensors& /*to*/, Tensors& /*from*/) {
+                 c10d::BarrierOptions request;
+                 request.asyncOp = async;
+                 return backend.barrier(request);
+               });
 }
 
 }  // namespace

@@ -46,8 +46,10 @@ Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
 
 void Work::wait() {
   if (!work_) return;
-  translate("wait", [&] { work_->wait(); });
-  write_back();
+  translate("wait", [&] {
+    work_->wait();
+    write_back();
+  });
 }
 
 void Work::write_back() {

@@ -76,7 +76,7 @@ Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describ
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
       describe_(std::move(describe)),
-      patience_{region_->options().timeout} {
+      patience_{group.timeout()} {
   for (const Bucket& bucket : buckets_) {
     void* const memory = region_->allocate_or_throw(bucket.count * element_size(bucket.type));
     data_.emplace_back(static_cast<std::byte*>(memory),

@@ -30,7 +30,8 @@ class Channel {
   // Names what is in a bucket, for messages: "fc.weight and fc.bias".
   using Describe = std::function<std::string(std::size_t bucket)>;
 
-  // Collective. All ranks must give the same buckets; Mismatch if their number differs.
+  // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
+  // long as the group does at this time.
   Channel(Group& group, std::span<const Bucket> buckets, Describe describe);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;

@@ -8,12 +8,14 @@
 #include <algorithm>
 
 #include "base/deadline.h"
+#include "node/fault_point.h"
 
 namespace paceline::node {
 
 bool FailureRecord::record(const Failure& failure) {
   std::uint32_t expected = kEmpty;
   if (!state_.compare_exchange_strong(expected, kWriting, std::memory_order_acq_rel)) return false;
+  fault_point();
   const std::size_t length = std::min(failure.text.size(), kMaxText);
   for (std::size_t i = 0; i < length; ++i) {
     text_[i].store(failure.text[i], std::memory_order_relaxed);

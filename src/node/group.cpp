@@ -39,6 +39,11 @@ Group::Group(std::shared_ptr<Region> region)
       patience_{region_->options().timeout},
       calls_(static_cast<std::size_t>(size())) {}
 
+void Group::set_timeout(std::chrono::milliseconds timeout, std::size_t together) {
+  patience_ = {timeout, std::nullopt};
+  sharing_ = together;
+}
+
 void Group::check_root(const char* operation, int root) const {
   if (root >= 0 && root < size()) return;
   throw UsageError(
@@ -48,7 +53,11 @@ void Group::check_root(const char* operation, int root) const {
 void Group::begin(Call call) {
   call_ = call;
   call_.sequence = ++sequence_;
-  patience_.deadline.reset();
+  if (sharing_ == 0) {
+    patience_.deadline.reset();
+  } else {
+    --sharing_;
+  }
   region_->check_usable({name(call_.operation), sequence_});
 }
 

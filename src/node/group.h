@@ -38,13 +38,15 @@ class Group {
   const std::shared_ptr<Region>& region() const { return region_; }
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
-  // How long the calls from here on may wait; at first the region's timeout.
-  void set_timeout(std::chrono::milliseconds timeout) { patience_.timeout = timeout; }
+  // How long each call from here on may wait; at first the region's timeout. The next `together`
+  // calls share it.
+  void set_timeout(std::chrono::milliseconds timeout, std::size_t together = 1);
+  std::chrono::milliseconds timeout() const { return patience_.timeout; }
 
   void barrier();
   // `data` holds `count` elements of `type` on every rank.
   void broadcast(void* data, std::size_t count, DataType type, int root);
-  // `input` and `output` may be the same, in all reductions.
+  // `input` and `output` may be the same; in reduce_scatter, `output` and inputs[rank()].
   void all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op);
   // `output` is written on the root only, and may be null on others.
   void reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
@@ -105,7 +107,8 @@ class Group {
   void reduce_staged(const void* input, void* output);
 
   std::shared_ptr<Region> region_;
-  Patience patience_;  // of the current call
+  Patience patience_;        // of the current call
+  std::size_t sharing_ = 0;  // calls to come that share the patience with the one before
   std::uint64_t sequence_ = 0;
   std::uint32_t step_ = 0;
   Call call_;                // the current one

@@ -19,6 +19,7 @@
 #include "base/errno_error.h"
 #include "base/pipe.h"
 #include "node/failure.h"
+#include "node/fault_point.h"
 #include "node/mapping.h"
 #include "node/socket.h"
 
@@ -26,7 +27,9 @@ namespace paceline::node {
 namespace {
 
 constexpr Activity kConnecting{"connect", 0};
-constexpr std::uint32_t kProtocol = 1;
+constexpr std::uint32_t kProtocol = 2;
+// At the deadline rank 0 knows who is missing: the others wait that much longer for its word.
+constexpr std::chrono::milliseconds kVerdict{500};
 
 // A rank's first packet; its pipe's read end travels with it.
 struct Hello {
@@ -172,6 +175,7 @@ class Host {
   }
 
   void tell_all(const std::string& bytes, const std::vector<int>& fds) {
+    fault_point();
     for (const Link& link : links_) {
       // One that is gone now is found out by whoever waits for it next.
       if (link.socket) send_packet(link.socket.get(), bytes, fds);
@@ -214,12 +218,13 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
   base::Pipe own = base::make_pipe();
   const std::array<int, 1> mine{own.read_end.get()};
   const Hello hello{kProtocol, rank, size, memory_bytes};
+  fault_point();
   // If rank 0 is gone, the wait below says so.
   send_packet(link.get(), to_bytes(hello), mine);
   own.read_end.reset();
 
   const std::array<int, 1> fds{link.get()};
-  if (!wait_readable(fds, deadline).front()) {
+  if (!wait_readable(fds, base::Deadline::after(deadline.remaining() + kVerdict)).front()) {
     throw_failure({FailureKind::timeout, 1,
                    fmt::format("rank {} did not form the group within the timeout of {} s",
                                numbers.of(0), deadline.budget().count() / 1000.0)},

@@ -31,8 +31,9 @@ struct Outbox {
 
 // Goes with one message; its buffer, if it needs one, follows it.
 struct alignas(kCacheLine) Parcel {
-  Word wanted;                       // by the receiver: 1 once it has a buffer to copy to
-  Word filled;                       // by the sender: chunks that it has put into the buffer
+  Word wanted;     // by the receiver: 1 once it has a buffer to copy to
+  Word filled;     // by the sender: chunks that it has put into the buffer
+  Word withdrawn;  // by the sender: 1 once what lies there is no longer the message
   alignas(kCacheLine) Word drained;  // by the receiver: chunks that it has copied out
 };
 

@@ -7,6 +7,8 @@
 
 #include <paceline/error.h>
 
+#include "node/fault_point.h"
+
 namespace paceline::node {
 namespace {
 
@@ -16,6 +18,8 @@ constexpr std::size_t kEagerBytes = std::size_t{8} << 10;
 // What one thread copies before the other threads of its process get a turn.
 constexpr std::size_t kChunk = std::size_t{256} << 10;
 constexpr std::size_t kBuffers = 2;
+// How late a death or a deadline may be noticed while messages flow.
+constexpr std::chrono::milliseconds kLookInterval{10};
 
 std::size_t bytes_of(const Mailbox::Message& message) {
   return message.count * element_size(message.type);
@@ -96,6 +100,7 @@ bool Mailbox::idle() const {
 }
 
 bool Mailbox::move() {
+  if (region_->in_forked_child()) region_->check_usable({"send", 0});
   move_some();
   return idle();
 }
@@ -106,11 +111,10 @@ void Mailbox::close() {
 }
 
 void Mailbox::pump(const std::function<bool()>& enough) {
+  if (region_->in_forked_child()) region_->check_usable({"recv", 0});
   while (!enough()) {
     const std::uint32_t heard = region_->bell();
-    if (move_some()) continue;
-    region_->listen(heard);
-    if (region_->bell() != heard) continue;
+    if (!move_some()) region_->listen(heard);
     try {
       look_after_peers();
     } catch (...) {
@@ -121,19 +125,26 @@ void Mailbox::pump(const std::function<bool()>& enough) {
 
 // Whether anything moved.
 bool Mailbox::move_some() {
+  Ended ended;
+  bool moved = true;
+  std::exception_ptr error;
   try {
-    Ended ended;
-    std::unique_lock lock(mutex_);
-    const bool moved = move_all(ended);
-    lock.unlock();
-    // Other threads of this rank may wait for what this one has moved.
-    if (!ended.empty()) wake();
-    for (const auto& [done, peer] : ended) done(nullptr, peer);
-    return moved;
-  } catch (...) {
-    end_all(std::current_exception());
-    return true;
+    std::lock_guard lock(mutex_);
+    moved = move_all(ended);
+  } catch (const std::exception& problem) {
+    error = std::current_exception();
+    region_->abort(problem.what());  // unless it is the group's failure, the peers have to know
   }
+  tell(ended);
+  if (error) end_all(error);
+  return moved;
+}
+
+void Mailbox::tell(const Ended& ended) {
+  if (ended.empty()) return;
+  for (const End& one : ended) one.done(one.error, one.peer);
+  // Other threads of this rank may wait for what this one has moved.
+  wake();
 }
 
 bool Mailbox::move_all(Ended& ended) {
@@ -144,8 +155,14 @@ bool Mailbox::move_all(Ended& ended) {
     const auto current = request++;
     if (current->parcel == nullptr) {
       if ((full & rank_bit(current->message.peer)) != 0) continue;
-      if (!announce(*current)) {
-        full |= rank_bit(current->message.peer);
+      try {
+        if (!announce(*current)) {
+          full |= rank_bit(current->message.peer);
+          continue;
+        }
+      } catch (const Error&) {  // there is no room for it, which is nobody else's concern
+        if (region_->failed()) throw;
+        end(sends_, current, ended, std::current_exception());
         continue;
       }
       moved = true;
@@ -176,6 +193,7 @@ bool Mailbox::take_letters() {
     if (written == taken) continue;
     if (written - taken > Outbox::kLetters) take_letter(from, {});  // nonsense, which it refuses
     for (; taken != written; ++taken) take_letter(from, outbox.letters[taken % Outbox::kLetters]);
+    fault_point();
     outbox.taken.store(taken, std::memory_order_release);
     to_ring_ |= rank_bit(from);
     moved = true;
@@ -183,7 +201,8 @@ bool Mailbox::take_letters() {
   return moved;
 }
 
-void Mailbox::take_letter(int from, const Letter& letter) {
+// `letter` is a copy: a broken peer may change its own between the checks.
+void Mailbox::take_letter(int from, Letter letter) {
   const std::size_t bytes = letter.count * element_size(letter.type);
   const std::size_t buffer = is_shared(letter) ? 0 : buffer_bytes(bytes);
   std::byte* const parcel = region_->resolve(from, letter.parcel, sizeof(Parcel) + buffer);
@@ -219,6 +238,7 @@ bool Mailbox::announce(Request& request) {
     request.parcel->filled.store(1, std::memory_order_relaxed);
   }
   outbox.letters[written % Outbox::kLetters] = request.letter;
+  fault_point();
   outbox.written.store(written + 1, std::memory_order_release);
   to_ring_ |= rank_bit(message.peer);
   return true;
@@ -241,6 +261,7 @@ bool Mailbox::fill(Request& request) {
       std::memcpy(buffer_of(&parcel) + filled % kBuffers * kChunk,
                   static_cast<const std::byte*>(request.message.data) + filled * kChunk,
                   size_of_chunk(filled, bytes));
+      fault_point();
       parcel.filled.store(static_cast<std::uint32_t>(filled + 1), std::memory_order_release);
       to_ring_ |= rank_bit(request.message.peer);
       return true;
@@ -268,6 +289,7 @@ bool Mailbox::match(Request& request) {
   request.letter = letter;
   request.parcel = arrival->parcel;
   request.source = arrival->source;
+  fault_point();
   request.parcel->wanted.store(1, std::memory_order_release);
   to_ring_ |= rank_bit(arrival->from);
   arrivals_.erase(arrival);
@@ -284,7 +306,14 @@ bool Mailbox::drain(Request& request) {
     std::memcpy(static_cast<std::byte*>(request.message.data) + request.moved * kChunk,
                 request.source + from * kChunk, size_of_chunk(request.moved, bytes));
   }
+  // The sender says so before it lets go of the memory.
+  if (parcel.withdrawn.load(std::memory_order_acquire) != 0) {
+    fail(request, FailureKind::peer_lost, rank_bit(request.message.peer),
+         fmt::format("rank {} gave up sending in {}", region_->numbers().of(request.message.peer),
+                     describe(request)));
+  }
   ++request.moved;
+  fault_point();
   parcel.drained.store(static_cast<std::uint32_t>(request.moved), std::memory_order_release);
   to_ring_ |= rank_bit(request.message.peer);
   return true;
@@ -298,19 +327,31 @@ void Mailbox::collect_parcels() {
   });
 }
 
-void Mailbox::end(Requests& requests, Requests::iterator request, Ended& ended) {
-  if (request->sending) parcels_.push_back(request->parcel);
-  ended.emplace_back(std::move(request->done), request->message.peer);
+void Mailbox::end(Requests& requests, Requests::iterator request, Ended& ended,
+                  std::exception_ptr error) {
+  if (request->sending && request->parcel != nullptr) parcels_.push_back(request->parcel);
+  ended.push_back({std::move(request->done), std::move(error), request->message.peer});
   requests.erase(request);
 }
 
+bool Mailbox::is_time_to_look() {
+  const auto now = std::chrono::steady_clock::now();
+  std::lock_guard lock(mutex_);
+  if (!region_->failed() && now - looked_ < kLookInterval) return false;
+  looked_ = now;
+  return true;
+}
+
 void Mailbox::look_after_peers() {
-  region_->check_usable({"recv", 0});
-  // What a lost rank did last, it may have done since the last round.
+  if (!is_time_to_look()) return;
+  region_->check_usable({"send or recv", 0});
   std::vector<bool> here;
   for (int peer = 0; peer < region_->size(); ++peer) here.push_back(region_->is_here(peer));
-  const bool complete = std::find(here.begin(), here.end(), false) == here.end();
-  if (!complete && move_some()) return;
+  if (std::find(here.begin(), here.end(), false) != here.end()) {
+    // What a lost rank did last, it may have done since the last round.
+    for (std::size_t i = 0; i <= kBuffers && move_some(); ++i) {
+    }
+  }
   std::lock_guard lock(mutex_);
   for (const Request& request : sends_) check_request(request, here);
   for (const Request& request : receives_) check_request(request, here);
@@ -361,17 +402,23 @@ void Mailbox::fail(const Request& request, FailureKind kind, std::uint64_t ranks
 }
 
 void Mailbox::end_all(const std::exception_ptr& error) {
-  Requests all;
+  Ended ended;
   {
     std::lock_guard lock(mutex_);
     for (const Request& request : sends_) {
-      if (request.parcel != nullptr) parcels_.push_back(request.parcel);
+      if (request.parcel == nullptr) continue;
+      request.parcel->withdrawn.store(1, std::memory_order_release);
+      region_->retire(request.parcel);
+      region_->ring(request.message.peer);
     }
-    all.splice(all.end(), sends_);
-    all.splice(all.end(), receives_);
+    for (Requests* const requests : {&sends_, &receives_}) {
+      for (Request& request : *requests) {
+        ended.push_back({std::move(request.done), error, request.message.peer});
+      }
+      requests->clear();
+    }
   }
-  wake();
-  for (const Request& request : all) request.done(error, request.message.peer);
+  tell(ended);
 }
 
 }  // namespace paceline::node

@@ -29,9 +29,9 @@ class Mailbox {
  public:
   static constexpr int kAnyRank = -1;
 
-  // Called once for each request, by a thread in `pump`: when a message has been sent, so that its
-  // memory may change, or received; or with the error that ended it. `peer` is who sent it or to
-  // whom.
+  // Called once for each request, by a thread in `pump`, `move` or `close`: when a message has been
+  // sent, so that its memory may change, or received; or with the error that ended it. `peer` is
+  // who sent it or to whom. Must not throw, and holds up the other messages while it runs.
   using Done = std::function<void(std::exception_ptr error, int peer)>;
   struct Message {
     void* data;  // only read if it is sent
@@ -45,7 +45,7 @@ class Mailbox {
   explicit Mailbox(std::shared_ptr<Region> region);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
-  // Forgets the requests under way.
+  // Forgets the requests under way: close() first.
   ~Mailbox();
 
   // Throw UsageError for a peer or tag that cannot be, and the group's failure.
@@ -53,11 +53,13 @@ class Mailbox {
   void receive(const Message& message, Done done);
 
   bool idle() const;
-  // One attempt to move messages: whether no request is left.
+  // One attempt to move messages: whether no request is left. Throws UsageError in a forked child.
   bool move();
-  // Ends the requests under way with an error.
+  // Ends the requests under way with an error. Peers that wait for them find that this rank has
+  // left.
   void close();
-  // Moves messages until `enough` says so; never throws what a request is told.
+  // Moves messages until `enough` says so. Errors go to the requests; throws UsageError in a forked
+  // child only.
   void pump(const std::function<bool()>& enough);
   // Wakes the threads of this process that are in `pump`, to ask `enough` again.
   void wake() { region_->ring(region_->rank()); }
@@ -80,7 +82,12 @@ class Mailbox {
     Parcel* parcel;
     const std::byte* source;
   };
-  using Ended = std::vector<std::pair<Done, int>>;
+  struct End {
+    Done done;
+    std::exception_ptr error;
+    int peer;
+  };
+  using Ended = std::vector<End>;
 
   void check(bool sending, const Message& message) const;
   void post(Requests& requests, const Message& message, Done done, bool sending);
@@ -88,19 +95,23 @@ class Mailbox {
   // With the lock held: whether anything moved.
   bool move_all(Ended& ended);
   bool take_letters();
-  void take_letter(int from, const Letter& letter);
+  void take_letter(int from, Letter letter);
   bool announce(Request& request);
   bool fill(Request& request);
   bool match(Request& request);
   bool drain(Request& request);
   void collect_parcels();
-  void end(Requests& requests, Requests::iterator request, Ended& ended);
-  // Throws if some request has nothing to hope for.
+  void end(Requests& requests, Requests::iterator request, Ended& ended,
+           std::exception_ptr error = nullptr);
+  void tell(const Ended& ended);
+  // Throws if some request has nothing to hope for; does nothing if it did so a moment ago.
   void look_after_peers();
+  bool is_time_to_look();
   void check_request(const Request& request, const std::vector<bool>& here);
   std::string describe(const Request& request) const;
   [[noreturn]] void fail(const Request& request, FailureKind kind, std::uint64_t ranks,
                          const std::string& text);
+  // No peer gets what they were to send.
   void end_all(const std::exception_ptr& error);
 
   std::shared_ptr<Region> region_;
@@ -110,6 +121,7 @@ class Mailbox {
   std::deque<Arrival> arrivals_;  // announced and not asked for yet
   std::vector<Parcel*> parcels_;  // of messages that are sent and that the peer may not have read
   std::uint64_t to_ring_ = 0;     // the peers that this round has something to tell
+  std::chrono::steady_clock::time_point looked_;
 };
 
 }  // namespace paceline::node

@@ -24,29 +24,35 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   const Attendance& host = region_->attendance(0);
   const bool told = wait_for(host.arrived, 0, base::Deadline::after(timeout));
   if (told && Region::reached(host.complete, round_)) return;
-  const int rank = region_->numbers().of(me);
-  const int first = region_->numbers().of(0);
+  const int host_number = region_->numbers().of(0);
+  const std::vector<int> missing =
+      told ? region_->numbers().list(host.missing.load(std::memory_order_relaxed))
+           : std::vector<int>{host_number};
   throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
-                            "while waiting for send/recv from rank {}. Please check rank {} for "
-                            "the faulty rank.",
-                            rank, first, first),
-                {first}, kName, round_);
+                            "while waiting for send/recv from rank {}: {} did not pass it",
+                            region_->numbers().of(me), host_number, describe_ranks(missing)),
+                missing, kName, round_);
 }
 
 // Rank 0 says that it is through with a round, complete or not, by its own arrival.
 void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   const auto deadline = base::Deadline::after(timeout);
-  std::vector<int> missing;
+  std::uint64_t bits = 0;
   for (int peer = 1; peer < region_->size(); ++peer) {
     if (wait_for(region_->attendance(peer).arrived, peer, deadline)) continue;
-    missing.push_back(region_->numbers().of(peer));
+    bits |= rank_bit(peer);
     if (!wait_all_ranks) break;
   }
   Attendance& own = region_->attendance(0);
-  if (missing.empty()) own.complete.store(round_, std::memory_order_release);
+  if (bits == 0) {
+    own.complete.store(round_, std::memory_order_relaxed);
+  } else {
+    own.missing.store(bits, std::memory_order_relaxed);
+  }
   region_->publish(own.arrived, round_);
   for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
-  if (missing.empty()) return;
+  if (bits == 0) return;
+  const std::vector<int> missing = region_->numbers().list(bits);
   if (timeout.count() <= 0) {
     throw Timeout(fmt::format("Rank {} timed out in monitoredBarrier after {} ms",
                               region_->numbers().of(0), timeout.count()),

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "base/cores.h"
+#include "node/fault_point.h"
 
 namespace paceline::node {
 namespace {
@@ -40,15 +41,6 @@ std::size_t physical_memory() {
          static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Counts the forks between this process and the first one that asked.
-std::atomic<unsigned>& fork_generation() {
-  static std::atomic<unsigned> generation{0};
-  static const int registered = ::pthread_atfork(
-      nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
-  static_cast<void>(registered);
-  return generation;
-}
-
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -57,7 +49,19 @@ inline void pause() {
 #endif
 }
 
+std::atomic<unsigned>& forks() {
+  static std::atomic<unsigned> count{0};
+  static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
+  static_cast<void>(registered);
+  return count;
+}
+
 }  // namespace
+
+unsigned fork_generation() {
+  return forks().load(std::memory_order_relaxed);
+}
 
 struct Region::Layout {
   Layout(int size, const RegionOptions& options)
@@ -98,10 +102,10 @@ class Region::AtExit {
   // Never destroyed: regions may be older than it is.
   static AtExit& instance() {
     static AtExit* const all = [] {
-      static const unsigned generation = fork_generation().load();
+      static const unsigned generation = fork_generation();
       std::atexit([] {
         // The lock may be held by a thread that a forked child does not have.
-        if (fork_generation().load() != generation) return;
+        if (fork_generation() != generation) return;
         std::lock_guard lock(instance().mutex_);
         for (Region* const region : instance().regions_) region->depart();
       });
@@ -163,7 +167,7 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       arena_stride_(layout.arena),
       arena_begin_(layout.arenas_begin),
       may_spin_(size <= base::available_cores()),
-      fork_generation_(fork_generation().load()),
+      fork_generation_(fork_generation()),
       arena_(layout.arenas_begin + static_cast<std::size_t>(rank) * layout.arena, layout.arena) {
   AtExit::add(this);
 }
@@ -180,7 +184,7 @@ void Region::depart() noexcept {
 }
 
 bool Region::in_forked_child() const {
-  return fork_generation().load(std::memory_order_relaxed) != fork_generation_;
+  return fork_generation() != fork_generation_;
 }
 
 Region::RankState& Region::state(int rank) const {
@@ -265,12 +269,14 @@ std::byte* Region::resolve(int peer, std::uint64_t offset, std::size_t bytes) co
 }
 
 void Region::publish(Word& word, std::uint32_t value) {
+  fault_point();
   // Sequentially consistent, as is the sleeper's side: either it sees the new value, or we see it.
   word.store(value, std::memory_order_seq_cst);
   if (state(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
 }
 
 void Region::ring(int rank) {
+  fault_point();
   RankState& told = state(rank);
   told.bell.fetch_add(1, std::memory_order_seq_cst);
   if (told.listeners.load(std::memory_order_seq_cst) != 0) futex_wake_all(told.bell);

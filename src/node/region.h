@@ -39,8 +39,13 @@ static_assert(sizeof(Slot) == kCacheLine);
 // Where a rank is with its monitored barriers, by number.
 struct Attendance {
   Word arrived;
-  Word complete;  // the last that all ranks have passed; rank 0 says it
+  // Rank 0 says these before its own arrival:
+  Word complete;                           // the last that all ranks have passed
+  std::atomic<std::uint64_t> missing = 0;  // the ranks that did not, in the last that failed
 };
+
+// Differs between a process and its forked children, from the first time that it is asked for.
+unsigned fork_generation();
 
 // How long a call may wait in all. The clock is not looked at before waiting takes time.
 struct Patience {

@@ -197,6 +197,19 @@ TEST(Collectives, SparseTensorsAreAddedUp) {
   }
 }
 
+TEST(Collectives, OutputsThatAreInputsToo) {
+  on_all([](int rank, int size) {
+    // Not contiguous, so that all of it goes through copies.
+    std::vector<at::Tensor> inputs;
+    for (int r = 0; r < size; ++r) {
+      inputs.push_back(torch::full({4, 2}, rank + 1.0).select(1, 0));
+    }
+    const at::Tensor mine = inputs[static_cast<std::size_t>(rank)];
+    reduce_scatter(mine, inputs);
+    EXPECT_TRUE(mine.eq(size * (size + 1) / 2.0).all().item<bool>()) << mine;
+  });
+}
+
 TEST(Collectives, Bytes) {
   on_all([](int rank, int size) {
     const auto all = all_gather_bytes(std::string(static_cast<std::size_t>(rank), 'x'));

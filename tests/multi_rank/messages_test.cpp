@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <paceline/collectives.h>
@@ -97,6 +99,48 @@ TEST(Messages, MistakesAreTold) {
   });
 }
 
+// It cannot be written back, and the sender has no part in that.
+TEST(Messages, WhatCannotTakeThemSaysSo) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::vector<at::Tensor> tensors{rank == 0 ? torch::ones({4}) : torch::empty({1}).expand({4})};
+    if (rank == 0) {
+      backend->send(tensors, 1, 0)->wait();
+    } else {
+      EXPECT_ANY_THROW(backend->recv(tensors, 0, 0)->wait());
+    }
+    barrier();
+  });
+}
+
+// A forked child has none of this rank's threads, and must not take its messages.
+TEST(Messages, AreNotForAForkedChild) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    auto t = torch::full({3}, static_cast<float>(rank));
+    if (rank == 0) {
+      Work work = recv_async(t, {.src = 1});
+      const pid_t child = ::fork();
+      if (child == 0) {
+        try {
+          work.wait();
+        } catch (const UsageError&) {
+          ::_exit(0);
+        }
+        ::_exit(1);
+      }
+      int status = -1;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+      barrier();
+      work.wait();
+      EXPECT_EQ(t[0].item<float>(), 1);
+    } else {
+      barrier();
+      send(t, 0);
+    }
+  });
+}
+
 // PowerSGD's hook does this.
 TEST(Futures, ACallbackMayWaitForALaterCall) {
   expect_torch_ranks(2, "paceline", [](int, int) {
@@ -120,6 +164,33 @@ TEST(Futures, ACallbackMayWaitForALaterCall) {
         c10::NoneType::get());
     after->wait();
     for (const auto& tensors : {first, second, third}) EXPECT_EQ(tensors[0][0].item<float>(), 2);
+  });
+}
+
+TEST(Futures, ACallbackMayWaitForAnotherMessage) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::vector<at::Tensor> a{torch::full({5}, static_cast<float>(rank))};
+    std::vector<at::Tensor> b{torch::full({5}, static_cast<float>(10 + rank))};
+    if (rank == 0) {
+      const auto one = backend->send(a, 1, 0);
+      const auto two = backend->send(b, 1, 1);
+      one->wait();
+      two->wait();
+    } else {
+      const auto one = backend->recv(a, 0, 0)->getFuture();
+      const auto two = backend->recv(b, 0, 1)->getFuture();
+      one->then(
+             [two](c10::ivalue::Future&) {
+               two->wait();
+               return c10::IValue();
+             },
+             c10::NoneType::get())
+          ->wait();
+      EXPECT_EQ(a[0][0].item<float>(), 0);
+      EXPECT_EQ(b[0][0].item<float>(), 10);
+    }
+    barrier();
   });
 }
 
@@ -226,7 +297,11 @@ TEST(Backend, TellsHooksOfCompletionsAndFailures) {
       std::lock_guard lock(mutex);
       keys.push_back(args.completionKey);
     });
-    backend->registerAbortHook(2, [&] { ++aborts; });
+    backend->registerAbortHook(2, [&] {
+      ++aborts;
+      backend->shutdown();  // calling back is allowed, and so is throwing
+      throw std::runtime_error("a hook that throws");
+    });
     std::vector<at::Tensor> t{torch::ones({2})};
     const auto one = backend->allreduce(t, {.asyncOp = false});
     const auto two = backend->allreduce(t);
@@ -243,6 +318,20 @@ TEST(Backend, TellsHooksOfCompletionsAndFailures) {
     EXPECT_EQ(aborts, 1);
     backend->unregisterCompletionHook(1);
     backend->unregisterAbortHook(2);
+  });
+}
+
+TEST(Backend, SetTimeoutIsForAllCallsToCome) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    backend->setTimeout(100ms);
+    EXPECT_EQ(backend->getBackendOptions()->timeout, 100ms);
+    if (rank == 0) {
+      EXPECT_THAT([] { barrier(); }, ThrowsMessage<Timeout>(HasSubstr("the timeout of 0.1 s")));
+    } else {
+      while (backend->getError() == c10d::ErrorType::SUCCESS) std::this_thread::yield();
+      EXPECT_EQ(backend->getError(), c10d::ErrorType::TIMEOUT);
+    }
   });
 }
 

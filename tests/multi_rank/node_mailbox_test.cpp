@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -10,6 +11,7 @@
 #include <paceline/error.h>
 
 #include "node/mailbox.h"
+#include "support/eventually.h"
 #include "support/process_ranks.h"
 #include "support/thread_ranks.h"
 
@@ -342,6 +344,90 @@ TEST(Mailbox, UnusableArgumentsAreRefused) {
     EXPECT_THROW(requests.send(data, Mailbox::kAnyRank), UsageError);
     EXPECT_THROW(requests.receive(data, 2), UsageError);
     EXPECT_THROW(requests.receive(data, 1 - region->rank(), -1), UsageError);
+  });
+}
+
+// A message that comes in the same round as another's failure is told of its own luck.
+TEST(Mailbox, OneFailureDoesNotSwallowAnotherMessage) {
+  run_thread_ranks(2, [](auto region) {
+    Mailbox mailbox(region);
+    Requests good(mailbox);
+    Requests bad(mailbox);
+    std::vector<int> data = numbers(4, 0, 0);
+    if (region->rank() == 0) {
+      good.send(data, 1, 0);
+      good.send(data, 1, 1);
+      mailbox.move();
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    while (region->outbox(0, 1).written.load() != 2) std::this_thread::yield();
+    std::vector<int> received(4);
+    std::vector<int> wrong(5);
+    good.receive(received, 0, 0);
+    bad.receive(wrong, 0, 1);
+    EXPECT_THROW(bad.wait(), Mismatch);
+    good.wait();
+    EXPECT_EQ(received, data);
+  });
+}
+
+TEST(Mailbox, AMessageThatThereIsNoRoomForFailsAlone) {
+  auto options = small_region();
+  options.arena_bytes = std::size_t{1} << 20;
+  run_thread_ranks(
+      2,
+      [](auto region) {
+        Mailbox mailbox(region);
+        constexpr std::size_t kCount = 500'000;
+        const auto sent = numbers(kCount, region->rank(), 0);
+        std::vector<int> received(kCount);
+        Requests first(mailbox);
+        Requests second(mailbox);
+        Requests third(mailbox);
+        if (region->rank() == 0) {
+          first.send(sent, 1, 0);
+          second.send(sent, 1, 1);  // a buffer fits in the arena, two do not
+          third.receive(received, 1, 2);
+          EXPECT_THAT([&] { second.wait(); }, ThrowsMessage<Error>(HasSubstr("no room for")));
+          void* const block = region->allocate(10'000);  // not where the first has its buffer
+          std::memset(block, 0x55, 10'000);
+          first.wait();
+          third.wait();
+          EXPECT_EQ(received, numbers(kCount, 1, 0));
+        } else {
+          first.receive(received, 0, 0);
+          first.wait();
+          EXPECT_EQ(received, numbers(kCount, 0, 0));
+          third.send(sent, 0, 2);
+          third.wait();
+        }
+      },
+      options);
+}
+
+TEST(Mailbox, DeadlinesHoldWhileOtherMessagesFlow) {
+  run_thread_ranks(3, [](auto region) {
+    Mailbox mailbox(region);
+    std::vector<int> data(1);
+    if (region->rank() == 1) {  // silent
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    try {
+      Requests silent(mailbox);
+      if (region->rank() == 0) silent.receive(data, 1, 9, std::chrono::milliseconds(100));
+      std::vector<int> others(1);
+      const auto patience = base::Deadline::after(test::kPatience);
+      while (!patience.expired()) {
+        Requests requests(mailbox);
+        region->rank() == 0 ? requests.receive(others, 2) : requests.send(others, 0);
+        requests.wait();
+      }
+      ADD_FAILURE() << "nobody was told";
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.ranks(), ElementsAre(1));
+    }
   });
 }
 

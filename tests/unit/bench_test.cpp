@@ -18,6 +18,7 @@ namespace paceline::bench {
 namespace {
 
 using testing::ElementsAre;
+using testing::ElementsAreArray;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -75,7 +76,9 @@ Result sample_result() {
           std::int64_t{1024},
           {{"paceline", "shared", {1, 2, 3}, {2, 2, 2}},
            {"paceline", "ordinary", {2, 4, 6}, {4, 4, 4}},
-           {"gloo", "", {100, 200, 300}, {150, 150, 150}}}};
+           {"gloo", "", {100, 200, 300}, {150, 150, 150}},
+           {"openmpi", "", {100, 200, 300}, {150, 150, 150}},
+           {"streaming", "", {100, 200, 300}, {150, 150, 150}}}};
 }
 
 TEST(Result, SurvivesTheWayToTheParent) {
@@ -96,26 +99,28 @@ TEST(Result, WhatIsNoResultIsSaid) {
 
 TEST(Result, RowsHaveTheFieldsThatAreDocumented) {
   const auto rows = to_rows(sample_result());
-  ASSERT_EQ(rows.size(), 3u);
+  ASSERT_EQ(rows.size(), 5u);
   EXPECT_EQ(nlohmann::json(rows[0]), nlohmann::json::parse(R"({
     "benchmark": "all_reduce", "implementation": "paceline", "variant": "shared", "ranks": 2,
     "bytes": 1024, "median_us": 2.0, "p10_us": 1.2, "p90_us": 2.8, "cpu_us": 2.0, "rounds": 3,
-    "speedup_over": {"gloo": {"median": 100.0, "low": 100.0, "high": 100.0}}})"));
+    "speedup_over": {"gloo": {"median": 100.0, "low": 100.0, "high": 100.0},
+                     "openmpi": {"median": 100.0, "low": 100.0, "high": 100.0},
+                     "streaming": {"median": 100.0, "low": 100.0, "high": 100.0}}})"));
   EXPECT_EQ(rows[1]["speedup_over"]["gloo"]["median"], 50.0);
   EXPECT_EQ(rows[2]["speedup_over"]["paceline"]["median"], 0.01);  // the fastest variant
   EXPECT_EQ(to_rows({"ddp", 2, "lenet", {{"none", "", {1}, {1}}}})[0]["model"], "lenet");
 }
 
-TEST(Table, FitsInto100Columns) {
+TEST(Table, FitsInto120Columns) {
   Result wide{"ddp", 2, "resnet18_b64", {}};
   for (const char* name : {"c10d_reducer_gloo", "none", "paceline"}) {
     wide.series.push_back({name, "", {123456, 234567, 1234}, {987654, 1, 2}});
   }
-  const std::string text = table_heading("ddp", 64) + table_rows(wide) +
-                           table_heading("all_reduce", 2) + table_rows(sample_result());
+  const std::string text = table_heading(Benchmark::ddp, 64) + table_rows(wide) +
+                           table_heading(Benchmark::collectives, 2) + table_rows(sample_result());
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = text.find('\n', begin);
-    EXPECT_LE(end - begin, 100u) << text.substr(begin, end - begin);
+    EXPECT_LE(end - begin, 120u) << text.substr(begin, end - begin);
     begin = end + 1;
   }
   EXPECT_THAT(text, HasSubstr("100x (100-100)"));
@@ -143,9 +148,10 @@ Options parse(const std::vector<std::string>& arguments) {
 TEST(Options, Defaults) {
   const Options all = parse({"collectives"});
   EXPECT_EQ(all.benchmark, Benchmark::collectives);
-  EXPECT_THAT(all.ranks, ElementsAre(2, 4));
-  EXPECT_THAT(all.bytes, ElementsAre(4, 64, 1024, 16384, 65536, 262144, 1048576, 4194304, 26214400,
-                                     104857600));
+  EXPECT_THAT(all.ranks, ElementsAre(2, 4, 8));
+  EXPECT_THAT(all.bytes, ElementsAre(4, 1024, 16384, 65536, 1048576, 4194304, 26214400));
+  EXPECT_THAT(all.collectives, ElementsAreArray(kCollectives));
+  EXPECT_THAT(parse({"collectives", "--quick"}).collectives, ElementsAre("all_reduce"));
   EXPECT_GE(all.rounds, 30);
   EXPECT_EQ(all.threads, 1);
   EXPECT_FALSE(all.worker);
@@ -158,10 +164,12 @@ TEST(Options, Defaults) {
 }
 
 TEST(Options, SelectWhatIsMeasured) {
-  const Options sizes = parse({"collectives", "--quick", "--ranks", "2,3", "--bytes", "4,1KB,25MB",
-                               "--rounds", "50", "--threads", "2", "--json", "out.json"});
+  const Options sizes =
+      parse({"collectives", "--quick", "--ranks", "2,3", "--bytes", "4,1KB,25MB", "--collectives",
+             "broadcast,barrier", "--rounds", "50", "--threads", "2", "--json", "out.json"});
   EXPECT_THAT(sizes.ranks, ElementsAre(2, 3));
   EXPECT_THAT(sizes.bytes, ElementsAre(4, 1024, 25 << 20));
+  EXPECT_THAT(sizes.collectives, ElementsAre("broadcast", "barrier"));
   EXPECT_EQ(sizes.rounds, 50);
   EXPECT_EQ(sizes.threads, 2);
   EXPECT_EQ(sizes.json, "out.json");
@@ -183,6 +191,7 @@ TEST(Options, MistakesAreNamed) {
       {{"collectives", "--bytes", "0"}, "--bytes 0: 4 to"},
       {{"collectives", "--bytes", "8GB"}, "--bytes 8589934592: 4 to"},
       {{"collectives", "--bytes", "many"}, "many"},
+      {{"collectives", "--collectives", "allreduce"}, "--collectives allreduce: there are all_re"},
       {{"collectives", "--rounds", "29"}, "--rounds 29: 30 to"},
       {{"ddp", "--threads", "0"}, "--threads 0: 1 to"},
       {{"ddp", "--models", "vgg"}, "--models vgg: there are tiny_mlp, lenet"},

@@ -4,13 +4,18 @@ Nothing has to be imported: once this package is installed,
 
     torch.distributed.init_process_group("paceline")
 
-finds it, as does "cpu:paceline" beside a backend for other devices. Errors are those of
-torch.distributed; a DistBackendError about other ranks has `ranks` (the ones at fault, by their
-numbers in the world), `operation` and `sequence`.
+finds it, as does "cpu:paceline" beside a backend for other devices. `Options` is for `pg_options`.
+
+Misuse raises ValueError, everything else torch.distributed.DistBackendError. One that is about other ranks has
+`ranks` (those at fault, by their numbers in the world), `operation` (what this rank was doing) and `sequence` (the number
+of that call in its group).
 """
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
 
 _TORCH = "2.15"
 
@@ -21,15 +26,28 @@ if torch.__version__.split("+")[0].rsplit(".", 1)[0] != _TORCH:
 
 from paceline import _C  # noqa: E402 - the extension does not load beside another torch
 
-Options = _C.Options
-"""For `pg_options`: `staging_bytes` is what all staging buffers of a group may take together."""
+if TYPE_CHECKING:
+
+    class Options(_c10d.Backend.Options):
+        """What a group can be told when it is made, as `pg_options`."""
+
+        staging_bytes: int
+        """What the staging buffers of all ranks of the group may take together."""
+
+        def __init__(self) -> None: ...
+
+else:
+    Options = _C.Options
 
 __all__ = ["Options", "register"]
 
 
 def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
-            backend_options: "dist.distributed_c10d.Backend.Options | None",
-            ) -> "dist.distributed_c10d.Backend":
+            backend_options: _c10d.Backend.Options | None) -> _c10d.Backend:
+    """Makes the backend of one group; torch.distributed calls it on each of the group's ranks.
+
+    Options of another backend, which "cpu:paceline,cuda:nccl" may bring, count as none.
+    """
     if not isinstance(backend_options, Options):
         backend_options = Options()
     return _C.create(
@@ -40,5 +58,5 @@ def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
 
 
 def register() -> None:
-    """Makes the backend known to torch.distributed, which calls this by itself."""
+    """Makes the backend known to torch.distributed, which calls this by itself: it is the package's entry point."""
     dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])

@@ -54,9 +54,10 @@ NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
 
 NodeBackend::~NodeBackend() {
   shutdown();
-  if (!region_->in_forked_child()) return;
+  if (!region_->in_forked_child() && !progress_->abandoned()) return;
   static_cast<void>(progress_.release());
   static_cast<void>(postman_.release());
+  static_cast<void>(new auto(callbacks_));
 }
 
 void NodeBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -73,12 +74,13 @@ void NodeBackend::shutdown() {
   progress_->stop();
   postman_->stop();
   mailbox_->close();
+  callbacks_->stop();
   region_->depart();
 }
 
 // Asked before a thread of ours is: a forked child has none of them.
 void NodeBackend::check_usable(const char* operation) const {
-  region_->check_usable({operation, sequence_});
+  region_->check_usable({operation, sequence_ + 1});
   if (!progress_->stopped()) return;
   throw UsageError(
       fmt::format("{} on group {}, which this rank has left", operation, region_->options().name));
@@ -142,6 +144,7 @@ at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
     throw UsageError(fmt::format("allocateTensor on {}: the backend paceline has CPU memory only",
                                  options.device().str()));
   }
+  check_usable("allocateTensor");
   std::size_t bytes = 0;
   if (size < 0 ||
       __builtin_mul_overflow(static_cast<std::size_t>(size), options.dtype().itemsize(), &bytes)) {
@@ -163,8 +166,10 @@ std::unique_ptr<distributed::BucketChannel> NodeBackend::make_bucket_channel(
     distributed::BucketChannel::Describe describe) {
   check_usable("DistributedDataParallel");
   std::unique_ptr<distributed::BucketChannel> channel;
-  progress_->run_here(
-      [&] { channel = std::make_unique<NodeChannel>(group_, buckets, std::move(describe)); });
+  progress_->run_here([&] {
+    group_.set_timeout(timeout_);
+    channel = std::make_unique<NodeChannel>(group_, buckets, std::move(describe));
+  });
   return channel;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -88,7 +90,9 @@ class NodeBackend : public distributed::ExtendedBackend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // Calls between the two are asynchronous and complete together.
+  // The Work of the second is complete once the asynchronous calls that this thread has made
+  // between the two are. Starting again forgets those before, as after an exception between the
+  // two.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -145,9 +149,10 @@ class NodeBackend : public distributed::ExtendedBackend {
 
   void check_usable(const char* operation) const;
   std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const;
+  // `body` makes as many calls of the group as `calls` says; they share the timeout.
   template <typename Body>
   WorkPtr run(const Kind& kind, const Tensors& inputs, Tensors outputs, bool async,
-              std::chrono::milliseconds timeout, Body body);
+              std::chrono::milliseconds timeout, Body body, std::size_t calls = 1);
   WorkPtr coalesced(WorkPtr work);
   WorkPtr message(const Kind& kind, const Tensors& tensors, int peer, int tag);
   void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -168,10 +173,13 @@ class NodeBackend : public distributed::ExtendedBackend {
   std::shared_ptr<CompletionHooks> completion_hooks_ = std::make_shared<CompletionHooks>();
   std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
   std::mutex coalescing_mutex_;
-  std::optional<std::vector<WorkPtr>> coalescing_;  // while calls are being coalesced
-  // Behind pointers: in a forked child, where their threads are missing, they cannot be destroyed.
+  std::map<std::thread::id, std::vector<WorkPtr>> coalescing_;  // by the thread that coalesces
+  // Behind pointers: in a forked child, where their threads are missing, and by a callback on one
+  // of these threads, they cannot be destroyed.
   std::unique_ptr<ProgressThreads> progress_;
   std::unique_ptr<Postman> postman_;
+  // For callbacks of messages, which keep it as long as they run.
+  std::shared_ptr<ProgressThreads> callbacks_ = std::make_shared<ProgressThreads>();
 };
 
 }  // namespace paceline::backends

@@ -36,10 +36,6 @@ Tensors column(const std::vector<Tensors>& lists, std::size_t i) {
   return result;
 }
 
-c10d::CompletionHookArgs completion_of(const c10d::Work& work) {
-  return {work.getCompletionKey(), std::nullopt};
-}
-
 void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* operation) {
   if (outputs.size() == inputs.size() && !inputs.empty()) return;
   throw UsageError(
@@ -50,37 +46,43 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* oper
 
 template <typename Body>
 NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, Tensors outputs,
-                                      bool async, std::chrono::milliseconds timeout, Body body) {
+                                      bool async, std::chrono::milliseconds timeout, Body body,
+                                      std::size_t calls) {
   check_usable(kind.name);
   const auto patience = limit(timeout);
   auto work = c10::make_intrusive<NodeWork>(kind.type, kind.title, inputs, std::move(outputs),
                                             ++sequence_, patience);
-  const auto perform = [this, patience](auto& call) {
+  const auto perform = [this, patience, calls](auto& make_calls) {
+    group_.set_timeout(patience, calls);
+    make_calls();
+  };
+  if (!async) {
     try {
-      group_.set_timeout(patience);
-      call();
+      progress_->run_here([&] { perform(body); });
     } catch (const PeerError&) {
       abort_hooks_->run();
       throw;
     }
-  };
-  if (!async) {
-    progress_->run_here([&] { perform(body); });
     work->complete();
-    completion_hooks_->run(completion_of(*work));
+    completion_hooks_->run(work->completion());
     return work;
   }
-  progress_->enqueue([work, perform, body = std::move(body),
-                      hooks = completion_hooks_]() mutable -> ProgressThreads::After {
+  progress_->enqueue([work, perform, body = std::move(body), completion = completion_hooks_,
+                      abort = abort_hooks_]() mutable -> ProgressThreads::After {
     std::exception_ptr error;
+    bool of_peers = false;
     try {
       perform(body);
+    } catch (const PeerError&) {
+      error = std::current_exception();
+      of_peers = true;
     } catch (...) {
       error = std::current_exception();
     }
     const bool success = error == nullptr;
     auto future = work->complete(std::move(error));
-    if (success) hooks->run(completion_of(*work));
+    if (success) completion->run(work->completion());
+    if (of_peers) abort->run();
     if (!future) return {};
     return [work, future] { work->settle(*future); };
   });
@@ -89,21 +91,21 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
 
 NodeBackend::WorkPtr NodeBackend::coalesced(WorkPtr work) {
   std::lock_guard lock(coalescing_mutex_);
-  if (coalescing_) coalescing_->push_back(work);
+  const auto own = coalescing_.find(std::this_thread::get_id());
+  if (own != coalescing_.end()) own->second.push_back(work);
   return work;
 }
 
 void NodeBackend::startCoalescing() {
   std::lock_guard lock(coalescing_mutex_);
-  coalescing_.emplace();
+  coalescing_[std::this_thread::get_id()].clear();
 }
 
 NodeBackend::WorkPtr NodeBackend::endCoalescing() {
   std::lock_guard lock(coalescing_mutex_);
-  if (!coalescing_) throw UsageError("endCoalescing without startCoalescing");
-  auto work = c10::make_intrusive<CoalescedWork>(std::move(*coalescing_));
-  coalescing_.reset();
-  return work;
+  auto own = coalescing_.extract(std::this_thread::get_id());
+  if (own.empty()) throw UsageError("endCoalescing without startCoalescing");
+  return c10::make_intrusive<CoalescedWork>(std::move(own.mapped()));
 }
 
 NodeBackend::WorkPtr NodeBackend::barrier(const c10d::BarrierOptions& options) {
@@ -160,25 +162,30 @@ NodeBackend::WorkPtr NodeBackend::allreduce_coalesced(
     check_dense(tensor, "all_reduce_coalesced");
     how.push_back(reduction(options.reduceOp, tensor, "all_reduce_coalesced"));
   }
-  return run({OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "paceline:all_reduce"}, tensors,
-             tensors, options.asyncOp, options.timeout,
-             [this, tensors, op = options.reduceOp, how] {
-               for (std::size_t i = 0; i < tensors.size(); ++i) {
-                 reduce_in_place(tensors[i], op, how[i]);
-               }
-             });
+  return run(
+      {OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "paceline:all_reduce"}, tensors,
+      tensors, options.asyncOp, options.timeout,
+      [this, tensors, op = options.reduceOp, how] {
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+          reduce_in_place(tensors[i], op, how[i]);
+        }
+      },
+      tensors.size());
 }
 
 NodeBackend::WorkPtr NodeBackend::allreduce_sparse(Tensors& tensors,
                                                    const c10d::AllreduceOptions& options) {
   check_sparse(tensors, options.reduceOp);
   const at::Tensor tensor = tensors.front();
-  return run({OpType::_ALLREDUCE_SPARSE, "all_reduce", "paceline:all_reduce"}, {}, {tensor},
-             options.asyncOp, options.timeout, [this, tensor] {
-               // Not through detach(): that copy alone would get the new values.
-               const at::NoGradGuard no_grad;
-               tensor.copy_(sum_of_sparse(group_, tensor));
-             });
+  return run(
+      {OpType::_ALLREDUCE_SPARSE, "all_reduce", "paceline:all_reduce"}, {}, {tensor},
+      options.asyncOp, options.timeout,
+      [this, tensor] {
+        // Not through detach(): that copy alone would get the new values.
+        const at::NoGradGuard no_grad;
+        tensor.copy_(sum_of_sparse(group_, tensor));
+      },
+      kCallsOfSparse);
 }
 
 NodeBackend::WorkPtr NodeBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -229,15 +236,18 @@ NodeBackend::WorkPtr NodeBackend::allgather_coalesced(std::vector<Tensors>& outp
     check_same_size(parts, inputs[i], "all_gather_coalesced");
     all.insert(all.end(), parts.begin(), parts.end());
   }
-  return run({OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "paceline:all_gather"}, inputs,
-             all, options.asyncOp, options.timeout, [this, outputs, inputs] {
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 const Flat from(inputs[i], Flat::Use::in);
-                 const Parts to(column(outputs, i), Flat::Use::out);
-                 group_.all_gather(from.input(), to.outputs(), from.type());
-                 to.write_back();
-               }
-             });
+  return run(
+      {OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "paceline:all_gather"}, inputs, all,
+      options.asyncOp, options.timeout,
+      [this, outputs, inputs] {
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          const Flat from(inputs[i], Flat::Use::in);
+          const Parts to(column(outputs, i), Flat::Use::out);
+          group_.all_gather(from.input(), to.outputs(), from.type());
+          to.write_back();
+        }
+      },
+      inputs.size());
 }
 
 NodeBackend::WorkPtr NodeBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
@@ -262,14 +272,17 @@ NodeBackend::WorkPtr NodeBackend::gather_whole(const Kind& kind, const Tensors& 
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_concatenation(outputs[i], inputs[i], getSize(), kind.name);
   }
-  return run(kind, inputs, outputs, options.asyncOp, options.timeout, [this, outputs, inputs] {
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const Flat from(inputs[i], Flat::Use::in);
-      const Parts to(outputs[i], getSize(), Flat::Use::out);
-      group_.all_gather(from.input(), to.outputs(), from.type());
-      to.write_back();
-    }
-  });
+  return run(
+      kind, inputs, outputs, options.asyncOp, options.timeout,
+      [this, outputs, inputs] {
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          const Flat from(inputs[i], Flat::Use::in);
+          const Parts to(outputs[i], getSize(), Flat::Use::out);
+          group_.all_gather(from.input(), to.outputs(), from.type());
+          to.write_back();
+        }
+      },
+      inputs.size());
 }
 
 NodeBackend::WorkPtr NodeBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -370,15 +383,17 @@ NodeBackend::WorkPtr NodeBackend::scatter_whole(const Kind& kind, const Tensors&
     check_concatenation(inputs[i], outputs[i], getSize(), kind.name);
     how.push_back(reduction(options.reduceOp, outputs[i], kind.name));
   }
-  return run(kind, inputs, outputs, options.asyncOp, options.timeout,
-             [this, outputs, inputs, op = options.reduceOp, how] {
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 const Parts from(premultiplied(inputs[i], op), getSize(), Flat::Use::in);
-                 const Flat to(outputs[i], Flat::Use::out);
-                 group_.reduce_scatter(from.inputs(), to.output(), how[i].type, how[i].op);
-                 to.write_back();
-               }
-             });
+  return run(
+      kind, inputs, outputs, options.asyncOp, options.timeout,
+      [this, outputs, inputs, op = options.reduceOp, how] {
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          const Parts from(premultiplied(inputs[i], op), getSize(), Flat::Use::in);
+          const Flat to(outputs[i], Flat::Use::out);
+          group_.reduce_scatter(from.inputs(), to.output(), how[i].type, how[i].op);
+          to.write_back();
+        }
+      },
+      inputs.size());
 }
 
 NodeBackend::WorkPtr NodeBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,

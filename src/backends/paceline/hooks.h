@@ -8,9 +8,12 @@
 #include <mutex>
 #include <vector>
 
+#include "base/log.h"
+
 namespace paceline::backends {
 
-// Hooks of one kind by their ids. Thread-safe; hooks run outside of the lock, which c10d demands.
+// Hooks of one kind by their ids. Thread-safe. Hooks run outside of any lock, so that they may call
+// back; what they throw goes to the log, since nobody could make use of it.
 template <typename Hook>
 class Hooks {
  public:
@@ -31,7 +34,13 @@ class Hooks {
       std::lock_guard lock(mutex_);
       for (const auto& [id, hook] : hooks_) hooks.push_back(hook);
     }
-    for (const Hook& hook : hooks) hook(args...);
+    for (const Hook& hook : hooks) {
+      try {
+        hook(args...);
+      } catch (const std::exception& error) {
+        base::log(LogLevel::warning, "a hook of the backend paceline threw: {}", error.what());
+      }
+    }
   }
 
  private:

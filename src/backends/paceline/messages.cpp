@@ -2,9 +2,35 @@
 
 #include <paceline/error.h>
 
+#include <system_error>
+
 #include "backends/paceline/backend.h"
 
 namespace paceline::backends {
+namespace {
+
+bool is_peer_error(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const PeerError&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
+
+// The future's callbacks may wait for other messages, which this thread may have to move.
+void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<MessageWork>& work,
+                      const NodeWork::FuturePtr& future) {
+  const auto settle = [work, future] { work->settle(*future); };
+  try {
+    threads.enqueue([settle] { return ProgressThreads::After(settle); });
+  } catch (const std::system_error&) {  // no thread to be had
+    settle();
+  }
+}
+
+}  // namespace
 
 // `tensors` are flat while the message is under way; what is received is written back at its end.
 NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tensors, int peer,
@@ -17,19 +43,20 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
                                        peer,         tag,           limit(c10d::kUnsetTimeout)};
   auto work = c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor},
                                                message.timeout);
-  auto done = [work, flat, sending, completion = completion_hooks_, abort = abort_hooks_](
-                  std::exception_ptr error, int source) {
-    if (error) {
-      abort->run();
-    } else if (!sending) {
-      flat->write_back();
-      work->set_source(source);
+  auto done = [work, flat, sending, completion = completion_hooks_, abort = abort_hooks_,
+               callbacks = callbacks_](std::exception_ptr error, int source) {
+    const bool of_group = is_peer_error(error);
+    try {
+      if (!sending && !error) flat->write_back();
+    } catch (...) {
+      error = std::current_exception();
     }
+    if (!error && !sending) work->set_source(source);
     const bool success = error == nullptr;
-    if (const auto future = work->complete(std::move(error))) work->settle(*future);
-    if (success) {
-      completion->run(c10d::CompletionHookArgs{work->getCompletionKey(), std::nullopt});
-    }
+    const auto future = work->complete(std::move(error));
+    if (success) completion->run(work->completion());
+    if (of_group) abort->run();
+    if (future) settle_elsewhere(*callbacks, work, future);
   };
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));
   if (!mailbox_->move()) postman_->call();

@@ -29,7 +29,12 @@ void Postman::stop() {
   }
   called_.notify_one();
   mailbox_->wake();
-  if (thread_.joinable()) thread_.join();
+  std::thread thread;
+  {
+    std::lock_guard lock(mutex_);
+    thread = std::move(thread_);
+  }
+  if (thread.joinable()) thread.join();
 }
 
 }  // namespace paceline::backends

@@ -1,23 +1,44 @@
 #include "backends/paceline/progress_threads.h"
 
+#include <system_error>
 #include <utility>
 
 namespace paceline::backends {
+
+ProgressThreads::Turn::Turn(ProgressThreads& threads) : threads_(threads) {
+  std::unique_lock lock(threads_.mutex_);
+  threads_.idle_.wait(lock, [&] { return threads_.tasks_.empty() && !threads_.running_; });
+  threads_.running_ = true;
+}
+
+ProgressThreads::Turn::~Turn() {
+  {
+    std::lock_guard lock(threads_.mutex_);
+    threads_.running_ = false;
+  }
+  threads_.arrived_.notify_one();
+  threads_.idle_.notify_all();
+}
 
 void ProgressThreads::enqueue(Task task) {
   {
     std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
-    provide_thread();
+    try {
+      provide_thread();
+    } catch (...) {
+      tasks_.pop_back();
+      throw;
+    }
   }
   arrived_.notify_one();
 }
 
-// With the mutex held.
+// With the mutex held. Throws std::system_error if the system has no thread to give.
 void ProgressThreads::provide_thread() {
   if (tasks_.empty() || free_ > 0) return;
-  ++free_;
   threads_.emplace_back([this] { loop(); });
+  ++free_;
 }
 
 void ProgressThreads::loop() {
@@ -37,7 +58,11 @@ void ProgressThreads::loop() {
     if (!after) continue;
 
     --free_;
-    provide_thread();
+    try {
+      provide_thread();
+    } catch (const std::system_error&) {
+      // Then this one goes on when it is through.
+    }
     lock.unlock();
     arrived_.notify_one();
     after();
@@ -56,6 +81,11 @@ void ProgressThreads::stop() {
   while (!threads_.empty()) {
     std::thread last = std::move(threads_.back());
     threads_.pop_back();
+    if (last.get_id() == std::this_thread::get_id()) {
+      abandoned_ = true;
+      last.detach();
+      continue;
+    }
     lock.unlock();
     last.join();
     lock.lock();

@@ -28,19 +28,32 @@ class ProgressThreads {
   ~ProgressThreads() { stop(); }
 
   void enqueue(Task task);
-  // Waits until everything enqueued so far has run, and keeps what comes later waiting meanwhile.
+  // Runs `body` once everything enqueued so far has run, and lets what comes later wait meanwhile.
   template <typename Body>
   void run_here(Body&& body) {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [&] { return tasks_.empty() && !running_; });
+    const Turn turn(*this);
     body();
   }
-  // Waits for what the tasks left to be done, too. Not from one of the threads.
+  // Waits for what the tasks left to be done, too, unless it is called by that.
   void stop();
+  // Whether one of the threads is still in what it had to do after a task, and has called stop().
+  bool abandoned() const { return abandoned_; }
   // Nothing may be enqueued any more.
   bool stopped() const { return stopping_; }
 
  private:
+  // The caller's turn to run something, from its constructor to its destructor.
+  class Turn {
+   public:
+    explicit Turn(ProgressThreads& threads);
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn();
+
+   private:
+    ProgressThreads& threads_;
+  };
+
   void provide_thread();
   void loop();
 
@@ -48,9 +61,10 @@ class ProgressThreads {
   std::condition_variable arrived_;
   std::condition_variable idle_;
   std::deque<Task> tasks_;
-  bool running_ = false;                // a task
+  bool running_ = false;                // a task, or a caller
   std::atomic<bool> stopping_ = false;  // set under the mutex
   std::size_t free_ = 0;                // threads that wait for a task, or run one
+  std::atomic<bool> abandoned_ = false;
   std::vector<std::thread> threads_;
 };
 

@@ -10,6 +10,9 @@ namespace paceline::backends {
 // That the call has one COO tensor on the CPU, to be added up.
 void check_sparse(const Tensors& tensors, const c10d::ReduceOp& op);
 
+// How many calls of the group sum_of_sparse makes.
+inline constexpr std::size_t kCallsOfSparse = 3;
+
 // The sum of every rank's tensor, coalesced and with the same bits on all ranks: all of them gather
 // what each has and add it in the order of ranks. Throws UsageError, on all ranks alike, if the
 // shapes differ.

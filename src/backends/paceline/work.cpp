@@ -18,6 +18,9 @@ std::uint64_t next_key() {
   return keys.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
+// Zero would mean for ever.
+constexpr std::chrono::milliseconds kShortest{1};
+
 bool is_profiled() {
   return at::hasCallbacks();
 }
@@ -49,6 +52,7 @@ NodeWork::FuturePtr NodeWork::complete(std::exception_ptr error) {
 }
 
 bool NodeWork::wait(std::chrono::milliseconds timeout) {
+  check_not_forked();
   std::unique_lock lock(mutex_);
   const auto done = [&] { return completed_; };
   if (timeout == kNoTimeout) {
@@ -58,6 +62,13 @@ bool NodeWork::wait(std::chrono::milliseconds timeout) {
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;
+}
+
+void NodeWork::check_not_forked() const {
+  if (fork_generation_ == node::fork_generation()) return;
+  throw UsageError(
+      c10d::opTypeToString(opType_) +
+      " of the parent process, waited for in a forked child: it belongs to the parent");
 }
 
 void NodeWork::throw_late(std::chrono::milliseconds timeout) const {
@@ -81,6 +92,11 @@ void NodeWork::settle(c10::ivalue::Future& future) const {
   } else {
     future.markCompleted(c10::IValue(outputs_));
   }
+}
+
+int MessageWork::sourceRank() const {
+  if (opType_ == c10d::OpType::SEND) throw UsageError("sourceRank of a send: a recv has one");
+  return source_;
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
@@ -109,7 +125,10 @@ std::exception_ptr CoalescedWork::exception() const {
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
-  for (const auto& work : works_) work->wait(timeout);
+  const auto deadline = base::Deadline::after(timeout);
+  for (const auto& work : works_) {
+    work->wait(timeout == kNoTimeout ? kNoTimeout : std::max(deadline.remaining(), kShortest));
+  }
   return true;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Hooks.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
@@ -32,14 +33,19 @@ class NodeWork : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return sequence_; }
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
   std::uint64_t getCompletionKey() const override { return key_; }
+  // For completion hooks.
+  c10d::CompletionHookArgs completion() const { return {key_, std::nullopt}; }
 
  protected:
   [[noreturn]] void throw_late(std::chrono::milliseconds timeout) const;
+  // Nobody would complete it.
+  void check_not_forked() const;
 
  private:
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_;
   std::chrono::milliseconds timeout_;
+  unsigned fork_generation_ = node::fork_generation();
   std::uint64_t key_;  // no other Work of this process has it
   FuturePtr future_;   // made when somebody asks
 };
@@ -54,7 +60,7 @@ class MessageWork final : public NodeWork {
   void set_source(int rank) { source_ = rank; }
 
   bool wait(std::chrono::milliseconds timeout) override;
-  int sourceRank() const override { return source_; }
+  int sourceRank() const override;
 
  private:
   std::shared_ptr<node::Mailbox> mailbox_;

@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Collectives as torch.distributed and its functional twin offer them; the oracle is arithmetic."""
+
+import unittest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+import ranks
+
+
+def world() -> dist.ProcessGroup:
+    return dist.distributed_c10d._get_default_group()
+
+
+def part(rank: int, size: int) -> torch.Tensor:
+    return torch.arange(4.0 * size).reshape(2 * size, 2) + 100 * rank
+
+
+def total(size: int) -> torch.Tensor:
+    return sum(part(rank, size) for rank in range(size))
+
+
+def split_of(sender: int, receiver: int) -> int:
+    """How many rows one rank has for another: with gaps, and different both ways."""
+    return (2 * sender + receiver) % 3
+
+
+def rows(sender: int, receiver: int) -> torch.Tensor:
+    return torch.full((split_of(sender, receiver), 5), 10.0 * sender + receiver)
+
+
+def reduce_a_column() -> torch.Tensor:
+    table = torch.full((50, 3), float(dist.get_rank()))
+    dist.all_reduce(table[:, 1], op=dist.ReduceOp.MAX, async_op=True).wait()
+    return table
+
+
+def functional_calls() -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = part(rank, size)
+    sent = [split_of(rank, peer) for peer in range(size)]
+    received = [split_of(peer, rank) for peer in range(size)]
+    results = [
+        functional.all_reduce(mine, "sum", world()),
+        functional.all_reduce(mine, "max", world()),
+        functional.broadcast(mine, size - 1, world()),
+        functional.all_gather_tensor(mine, 0, world()),
+        functional.all_gather_tensor(mine, 1, world()),
+        functional.reduce_scatter_tensor(mine, "sum", 0, world()),
+        functional.all_to_all_single(torch.cat([rows(rank, peer) for peer in range(size)]), received, sent, world()),
+        *functional.all_reduce_coalesced([mine, mine + 1], "sum", world()),
+        *functional.all_gather_into_tensor_coalesced([mine, mine + 1], world()),
+        *functional.reduce_scatter_tensor_coalesced([mine, mine], "sum", [0, 0], world()),
+    ]
+    return [functional.wait_tensor(result) for result in results]
+
+
+def expected_of_functional_calls(rank: int, size: int) -> list[torch.Tensor]:
+    parts = [part(peer, size) for peer in range(size)]
+    reduced = total(size).chunk(size)[rank]
+    return [total(size), parts[-1], parts[-1], torch.cat(parts), torch.cat(parts, 1), reduced,
+            torch.cat([rows(peer, rank) for peer in range(size)]), total(size), total(size) + size,
+            torch.cat(parts), torch.cat(parts) + 1, reduced, reduced]
+
+
+def functional_gradients() -> list[torch.Tensor]:
+    """The gradients through a gather, a scatter and an exchange."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    weight = torch.arange(4.0 * size * size).reshape(2 * size * size, 2) + rank
+    gathered = part(rank, size).requires_grad_()
+    (functional.all_gather_tensor_autograd(gathered, 0, world()) * weight).sum().backward()
+    scattered = part(rank, size).requires_grad_()
+    (functional.reduce_scatter_tensor_autograd(scattered, "sum", 0, world()) * (rank + 1)).sum().backward()
+    exchanged = part(rank, size).requires_grad_()
+    (functional.all_to_all_single_autograd(exchanged, None, None, world()) * (rank + 1)).sum().backward()
+    return [gathered.grad, scattered.grad, exchanged.grad]
+
+
+def coalesced(device: str | None, async_ops: bool) -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sums = [part(rank, size) + i for i in range(3)]
+    gathered = [torch.empty(2 * size * size, 2) for _ in range(2)]
+    scattered = [torch.empty(2, 2) for _ in range(2)]
+    where = torch.device(device) if device else None
+    with _coalescing_manager(device=where, async_ops=async_ops) as first:
+        for tensor in sums:
+            dist.all_reduce(tensor)
+    with _coalescing_manager(device=where, async_ops=async_ops) as second:
+        for i, tensor in enumerate(gathered):
+            dist.all_gather_into_tensor(tensor, part(rank, size) + i)
+    with _coalescing_manager(device=where, async_ops=async_ops) as third:
+        for i, tensor in enumerate(scattered):
+            dist.reduce_scatter_tensor(tensor, part(rank, size) + i)
+    for manager in (first, second, third):
+        if async_ops:
+            manager.wait()
+    return sums + gathered + scattered
+
+
+def expected_of_coalesced(rank: int, size: int) -> list[torch.Tensor]:
+    whole = torch.cat([part(peer, size) for peer in range(size)])
+    return ([total(size) + i * size for i in range(3)] + [whole + i for i in range(2)]
+            + [total(size).chunk(size)[rank] + i * size for i in range(2)])
+
+
+def exchange_lists() -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = [torch.empty(split_of(peer, rank), 5) for peer in range(size)]
+    dist.all_to_all(received, [rows(rank, peer) for peer in range(size)])
+    return received
+
+
+def expected_of_lists(rank: int, size: int) -> list[torch.Tensor]:
+    return [rows(peer, rank) for peer in range(size)]
+
+
+def gather_and_scatter() -> list[Any]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    root = size - 1
+    gathered = [torch.empty(2 * size, 2) for _ in range(size)] if rank == root else None
+    dist.gather(part(rank, size), gathered, dst=root)
+    scattered = torch.empty(2, 2)
+    dist.scatter(scattered, list(part(rank, size).chunk(size)) if rank == root else None, src=root)
+    reduced = part(rank, size)
+    dist.reduce(reduced, dst=root)
+    return [gathered, scattered, reduced if rank == root else None]
+
+
+def overlap() -> list[torch.Tensor]:
+    """Many calls under way at once, waited for in the other order, and one that waits for none of them."""
+    tensors = [torch.full((1000 * i,), float(dist.get_rank() + i)) for i in range(1, 30)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    last = torch.ones(3)
+    dist.all_reduce(last)
+    for work in reversed(works):
+        work.wait()
+        assert work.is_completed()
+    return tensors + [last]
+
+
+def types() -> list[torch.Tensor]:
+    results = []
+    for kind in (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+            results.append((torch.arange(20) % 5 + dist.get_rank()).to(kind))
+            dist.all_reduce(results[-1], op)
+    return results
+
+
+class Collectives(ranks.Case):
+    def equals(self, function: Any, expected: Any, *arguments: Any) -> None:
+        for size in ranks.SIZES:
+            with self.subTest(size=size):
+                for rank, results in enumerate(ranks.run(function, "paceline", size, *arguments)):
+                    self.assert_same(results, expected(rank, size))
+
+    def test_functional(self) -> None:
+        self.equals(functional_calls, expected_of_functional_calls)
+
+    def test_functional_gradients(self) -> None:
+        self.equals_gloo(functional_gradients, sizes=(1, 2, 3))
+
+    def test_coalescing(self) -> None:
+        for device in (None, "cpu"):
+            for async_ops in (False, True):
+                with self.subTest(device=device, async_ops=async_ops):
+                    self.equals(coalesced, expected_of_coalesced, device, async_ops)
+
+    def test_lists_of_different_sizes(self) -> None:
+        self.equals(exchange_lists, expected_of_lists)
+
+    def test_roots(self) -> None:
+        self.equals_gloo(gather_and_scatter)
+
+    def test_overlap(self) -> None:
+        self.equals_gloo(overlap, sizes=(1, 3))
+
+    def test_types(self) -> None:
+        self.equals_gloo(types, sizes=(1, 2, 4))
+
+    def test_tensors_that_are_not_contiguous(self) -> None:
+        def expected(rank: int, size: int) -> torch.Tensor:
+            table = torch.full((50, 3), float(rank))
+            table[:, 1] = size - 1
+            return table
+
+        self.equals(reduce_a_column, expected)
+
+
+if __name__ == "__main__":
+    unittest.main()

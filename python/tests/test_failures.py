@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""What ranks are told when something is wrong: which exception, and what it says about whom."""
+
+import os
+import pickle
+import signal
+import time
+import unittest
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+import ranks
+
+Failure = tuple[str, list[int], str, int]
+
+
+def store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+def failure(function: Any, *arguments: Any, **named: Any) -> Failure:
+    """The text, ranks, operation and sequence of the error that the call has to raise."""
+    try:
+        function(*arguments, **named)
+    except dist.DistBackendError as error:
+        return str(error), error.ranks, error.operation, error.sequence
+    raise AssertionError("no error")
+
+
+def calls_made() -> int:
+    return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+
+
+def works() -> bool:
+    one = torch.ones(10)
+    dist.all_reduce(one)
+    return torch.equal(one, torch.full((10,), float(dist.get_world_size())))
+
+
+def disagree(asynchronously: bool) -> tuple[int, list[Failure]]:
+    """The number of calls before, the failure, and that of a later call."""
+    works()
+    before = calls_made()
+    tensor = torch.ones(3 + dist.get_rank())
+    call = (lambda: dist.all_reduce(tensor, async_op=True).wait()) if asynchronously else lambda: dist.all_reduce(tensor)
+    return before, [failure(call), failure(dist.barrier)]
+
+
+def lose_a_rank() -> tuple[float, Failure, bool]:
+    """Rank 1 is killed while the others wait for it; their own group goes on."""
+    others = dist.new_group([0, 2])
+    dist.barrier()
+    if dist.get_rank() == 1:
+        store().set("killed", str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    told = failure(dist.all_reduce, torch.ones(10))
+    delay = time.monotonic() - float(store().get("killed"))
+    one = torch.ones(10)
+    dist.all_reduce(one, group=others)
+    return delay, told, torch.equal(one, torch.full((10,), 2.0))
+
+
+def misuse() -> tuple[list[str], bool]:
+    """Calls that cannot work, and after them one that does."""
+    group = dist.distributed_c10d._get_default_group()
+    rank, size, tensor = dist.get_rank(), dist.get_world_size(), torch.ones(4)
+    calls = {
+        "to itself": lambda: group.send([tensor], rank, 0),
+        "to nobody": lambda: group.send([tensor], size, 0),
+        "tag": lambda: group.send([tensor], (rank + 1) % size, -1),
+        "root": lambda: group.broadcast(tensor, size),
+        "list": lambda: dist.all_gather([torch.empty(4)] * (size + 1), tensor),
+        "size": lambda: dist.all_gather_into_tensor(torch.empty(5), tensor),
+        "type": lambda: dist.all_to_all_single(torch.empty(4, dtype=torch.int32), tensor),
+        "op": lambda: dist.all_reduce(tensor, dist.ReduceOp.BAND),
+        "splits": lambda: dist.all_to_all_single(torch.empty(4), tensor, [1] * size, [1] * size),
+        "asynchronously": lambda: dist.all_reduce(tensor, dist.ReduceOp.BAND, async_op=True),
+    }
+    passed = []
+    for name, call in calls.items():
+        try:
+            call()
+            passed.append(name)
+        except (ValueError, TypeError):
+            pass
+    return passed, works()
+
+
+def come_too_late() -> Failure | None:
+    """Rank 1 stays away from a group with a short timeout until rank 0 has been told; the world goes on."""
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    told = None
+    if dist.get_rank() == 0:
+        told = failure(dist.all_reduce, torch.ones(10), group=group)
+        store().set("told", "")
+    store().wait(["told"])
+    assert works()
+    return told
+
+
+def wait_twice() -> tuple[Failure | None, torch.Tensor]:
+    """A wait that is given up is not the end of the call."""
+    tensor = torch.ones(10)
+    work, told = None, None
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        told = failure(work.wait, timedelta(seconds=0.2))
+        store().set("told", "")
+        work.wait()
+    else:
+        store().wait(["told"])
+        dist.all_reduce(tensor)
+    return told, tensor
+
+
+def receive_nothing() -> Failure | None:
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    told = failure(dist.recv, torch.ones(10), 1, group=group) if dist.get_rank() == 0 else None
+    dist.barrier()
+    return told
+
+
+def miss_a_monitored_barrier() -> Failure | None:
+    """Rank 1 stays away until the others have been told."""
+    dist.monitored_barrier()
+    told = None
+    if dist.get_rank() != 1:
+        told = failure(dist.monitored_barrier, timeout=timedelta(seconds=0.5), wait_all_ranks=True)
+        store().set(f"told {dist.get_rank()}", "")
+    store().wait([f"told {rank}" for rank in range(dist.get_world_size()) if rank != 1])
+    return told
+
+
+def traces() -> dict[int, list[dict[str, Any]]]:
+    """The flight recorder's entries of the files that the ranks have written."""
+    prefix = Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
+    return {int(path.name.removeprefix(prefix.name)): pickle.loads(path.read_bytes())["entries"]
+            for path in prefix.parent.glob(prefix.name + "*")}
+
+
+def hang() -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
+    """Rank 0 calls an all_reduce that rank 1 does not."""
+    dist.all_gather_object([None, None], "both")
+    if dist.get_rank() == 0:
+        failure(dist.all_reduce, torch.ones(7, 3))
+        entries = pickle.loads(c10d._dump_fr_trace(backend="paceline"))["entries"]
+        files = traces()
+        store().set("told", "")
+        return entries, files
+    store().wait(["told"])
+    return pickle.loads(c10d._dump_fr_trace(backend="paceline"))["entries"], {}
+
+
+class Failures(ranks.Case):
+    def test_a_mismatch_names_the_ranks(self) -> None:
+        for asynchronously in (False, True):
+            for before, told in ranks.run(disagree, "paceline", 2, asynchronously):
+                first, later = told
+                self.assertIn("rank 0 called all_reduce of 3 float32, rank 1 all_reduce of 4 float32", first[0])
+                self.assertEqual(first[1:], ([0, 1], "all_reduce", before + 1))
+                # The same cause, but another operation.
+                self.assertEqual(later[:3], (first[0], [0, 1], "barrier"))
+                self.assertNotEqual(later[3], first[3])
+
+    def test_a_killed_rank_is_named_at_once(self) -> None:
+        for result in ranks.run(lose_a_rank, "paceline", 3, dying=[1])[::2]:
+            delay, (text, culprits, operation, _), others_work = result
+            self.assertLess(delay, 1)
+            self.assertIn("rank 1 was lost", text)
+            self.assertEqual((culprits, operation), ([1], "all_reduce"))
+            self.assertTrue(others_work)
+
+    def test_misuse_harms_nobody(self) -> None:
+        self.assertEqual(ranks.run(misuse, "paceline", 3), [([], True)] * 3)
+
+    def test_timeout(self) -> None:
+        text, culprits, operation, _ = ranks.run(come_too_late, "paceline", 2)[0]
+        self.assertIn("rank 1 did not arrive within the timeout of 0.3 s", text)
+        self.assertEqual((culprits, operation), ([1], "all_reduce"))
+
+    def test_timeout_of_a_wait(self) -> None:
+        (told, first), (_, second) = ranks.run(wait_twice, "paceline", 2)
+        self.assertIn("not complete after 200 ms", told[0])
+        self.assert_same([first, second], [torch.full((10,), 2.0)] * 2)
+
+    def test_timeout_of_a_message(self) -> None:
+        text, culprits, operation, _ = ranks.run(receive_nothing, "paceline", 2)[0]
+        self.assertIn("rank 1 did not send within the timeout of 0.3 s", text)
+        self.assertEqual((culprits, operation), ([1], "recv"))
+
+    def test_monitored_barrier(self) -> None:
+        text, culprits, operation, _ = ranks.run(miss_a_monitored_barrier, "paceline", 3)[0]
+        self.assertIn("Ranks 1 failed to pass monitoredBarrier in 500 ms", text)  # as Gloo says it
+        self.assertEqual((culprits, operation), ([1], "monitored_barrier"))
+
+    def test_flight_recorder(self) -> None:
+        (entries, files), (entries_of_other, _) = ranks.run(hang, "paceline", 2, timeout=1)
+        last = entries[-1]
+        self.assertEqual((last["profiling_name"], last["input_sizes"]), ("paceline:all_reduce", [[7, 3]]))
+        self.assertNotEqual(last["state"], "completed")
+        self.assertTrue(entries_of_other)
+        for entry in entries[:-1] + entries_of_other:
+            self.assertEqual(entry["state"], "completed", entry)
+        self.assertEqual(len(entries), len(entries_of_other) + 1)
+        self.assertEqual([entry["profiling_name"] for entry in files[0]], [entry["profiling_name"] for entry in entries])
+        self.assertNotEqual(files[0][-1]["state"], "completed")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,272 @@
+// What happens if a rank is lost just before one of its stores into shared memory: the same program
+// runs again and again, and each time one rank is killed or stopped at the next of its points.
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "node/channel.h"
+#include "node/fault_point.h"
+#include "node/group.h"
+#include "node/mailbox.h"
+#include "node/monitored_barrier.h"
+#include "support/process_ranks.h"
+
+namespace paceline::node {
+namespace {
+
+int points_passed = 0;
+int fatal_point = -1;
+std::function<void()> fate;
+
+// What the processes of one run share.
+struct Board {
+  std::atomic<pid_t> victim{0};
+  std::atomic<bool> struck{false};
+  std::atomic<int> survivors{0};  // that know
+};
+
+Board& new_board() {
+  void* const memory =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return *new (memory) Board;
+}
+
+using Floats = std::vector<float>;
+
+// Messages give up first: whoever has his already waits for those that miss theirs.
+constexpr std::chrono::milliseconds kMessageTimeout{200};
+constexpr std::chrono::milliseconds kTimeout{500};
+
+void reduce(Group& group, std::size_t count, bool shared) {
+  Floats ordinary(count, 1.0f);
+  float* data = ordinary.data();
+  if (shared) {
+    data = static_cast<float*>(group.region()->allocate_or_throw(count * sizeof(float)));
+    std::fill_n(data, count, 1.0f);
+  }
+  group.all_reduce(data, data, count, DataType::float32, ReduceOp::sum);
+  EXPECT_EQ(data[count - 1], static_cast<float>(group.size()));
+  if (shared) group.region()->free(data);
+}
+
+void exchange_messages(Mailbox& mailbox, int rank, int size, std::size_t count) {
+  std::atomic<int> open{0};
+  std::exception_ptr error;
+  const auto done = [&](const std::exception_ptr& failure, int) {
+    if (failure) error = failure;
+    --open;
+  };
+  std::vector<Floats> sent(static_cast<std::size_t>(size), Floats(count, 2.0f));
+  std::vector<Floats> received(sent.size(), Floats(count));
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    const auto at = static_cast<std::size_t>(peer);
+    open += 2;
+    mailbox.send({sent[at].data(), count, DataType::float32, peer, 0, kMessageTimeout}, done);
+    mailbox.receive({received[at].data(), count, DataType::float32, peer, 0, kMessageTimeout},
+                    done);
+  }
+  mailbox.pump([&] { return open == 0; });
+  if (error) std::rethrow_exception(error);
+}
+
+void train(Group& group) {
+  constexpr Channel::Bucket kBuckets[] = {{10, DataType::float32, ReduceOp::avg},
+                                          {3000, DataType::float32, ReduceOp::avg}};
+  Channel channel(group, kBuckets, [](std::size_t) { return "a layer"; });
+  for (std::uint32_t step = 1; step <= 2; ++step) {
+    channel.begin_step(step);
+    for (const std::size_t bucket : {1u, 0u}) {
+      channel.publish(bucket);
+      channel.try_progress();
+    }
+    channel.finish();
+  }
+}
+
+// Something of everything, in an order in which no rank waits for one that waits for another.
+void run_program(int rank, int size, Links links, const std::function<void(Region&)>& prepare) {
+  const auto region = Region::create(std::move(links), rank, size,
+                                     {.name = "test",
+                                      .timeout = kTimeout,
+                                      .staging_bytes = std::size_t{128} << 10,
+                                      .arena_bytes = std::size_t{8} << 20});
+  prepare(*region);
+  Group group(region);
+  Mailbox mailbox(region);
+  group.barrier();
+  reduce(group, 100, false);
+  reduce(group, 30'000, false);
+  reduce(group, 30'000, true);
+  Floats data(40'000, 1.0f);
+  group.broadcast(data.data(), data.size(), DataType::float32, size - 1);
+  const std::size_t part = 10'000;
+  Floats others(part * static_cast<std::size_t>(size));
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(size); ++r) {
+    inputs.push_back({data.data(), part});
+    outputs.push_back({&others[r * part], part});
+  }
+  group.all_to_all(inputs, outputs, DataType::float32);
+  train(group);
+  exchange_messages(mailbox, rank, size, 10);
+  exchange_messages(mailbox, rank, size, 150'000);
+  // Rank 0 decides, so it has to be the first to lose patience.
+  MonitoredBarrier(region).pass(rank == 0 ? kMessageTimeout : kTimeout, true);
+  group.barrier();
+}
+
+struct Story {
+  std::vector<std::string> reports;  // by rank: "done", or who was blamed
+  bool struck = false;               // the point was reached
+};
+
+std::string blame(const char* what, const PeerError& error) {
+  std::string text = what;
+  for (const int rank : error.ranks()) text += " " + std::to_string(rank);
+  return text;
+}
+
+// Runs the program; `victim` meets its fate at its point number `point`.
+Story tell(
+    int size, int victim, int point, const std::function<void(Board&)>& strike,
+    const std::function<void(Board&)>& after = [](Board&) {}) {
+  Board& board = new_board();
+  const auto ends = test::run_process_ranks(size, [&](int rank, Links links) {
+    if (rank == victim) {
+      board.victim = ::getpid();
+      fatal_point = point;
+      fate = [&] {
+        board.struck = true;
+        strike(board);
+      };
+    }
+    std::string report = "done";
+    try {
+      run_program(rank, size, std::move(links), [](Region&) {});
+    } catch (const PeerLost& error) {
+      report = blame("lost", error);
+    } catch (const Timeout& error) {
+      report = blame("late", error);
+    } catch (const Mismatch& error) {
+      report = blame("mismatch", error);
+    }
+    if (rank != victim && ++board.survivors == size - 1) after(board);
+    return report;
+  });
+  Story story;
+  for (const auto& end : ends) story.reports.push_back(end.report);
+  story.struck = board.struck;
+  ::munmap(&board, sizeof(Board));
+  return story;
+}
+
+int thoroughness() {
+  const char* const value = std::getenv("PACELINE_TEST_THOROUGHNESS");
+  return value != nullptr ? std::max(1, std::atoi(value)) : 1;
+}
+
+TEST(Protocol, ARankIsKilledAtEveryPoint) {
+  for (const int size : {2, 3}) {
+    for (const int victim : {0, size - 1}) {
+      int point = 0;
+      for (bool struck = true; struck; ++point) {
+        const Story story = tell(size, victim, point, [](Board&) { ::raise(SIGKILL); });
+        struck = story.struck;
+        for (int rank = 0; rank < size; ++rank) {
+          const std::string& report = story.reports[static_cast<std::size_t>(rank)];
+          if (rank == victim && struck) continue;
+          // Its last stores concern nobody any more.
+          EXPECT_TRUE(report == "done" || report == "lost " + std::to_string(victim))
+              << "rank " << rank << " of " << size << " at point " << point << ": " << report;
+          EXPECT_TRUE(struck || report == "done");
+        }
+      }
+      EXPECT_GT(point, 60) << "the program has fewer points than it should";
+    }
+  }
+}
+
+TEST(Protocol, ARankIsStoppedAtManyPointsAndWakesUpExpelled) {
+  const int stride = std::max(1, 12 / thoroughness());
+  for (const int size : {2, 3}) {
+    const int victim = size - 1;
+    int late = 0;
+    int point = 0;
+    for (bool struck = true; struck; point += stride) {
+      const Story story = tell(
+          size, victim, point, [](Board&) { ::raise(SIGSTOP); },
+          [](Board& board) {
+            if (board.struck) ::kill(board.victim, SIGCONT);
+          });
+      struck = story.struck;
+      const std::string blamed = "late " + std::to_string(victim);
+      for (int rank = 0; rank < size; ++rank) {
+        const std::string& report = story.reports[static_cast<std::size_t>(rank)];
+        const bool known = report == "done" || report == blamed;
+        // Itself it is told the group's failure, or that the others have gone.
+        EXPECT_TRUE(known || rank == victim)
+            << "rank " << rank << " of " << size << " at point " << point << ": " << report;
+        late += report == blamed ? 1 : 0;
+      }
+    }
+    EXPECT_GT(late, 5);
+  }
+}
+
+// All that ranks tell each other, staging buffers included, is overwritten by a rank gone mad.
+void write_garbage(Region& region, std::mt19937& random) {
+  auto* const begin = reinterpret_cast<std::byte*>(&region.slot(0, 0));
+  auto* const end =
+      reinterpret_cast<std::byte*>(&region.outbox(region.size() - 1, 0) + region.size());
+  const auto words = static_cast<std::size_t>(end - begin) / sizeof(std::uint32_t);
+  // Now and then a plausible number, which gets further than noise does.
+  for (int i = 0; i < 3000; ++i) {
+    auto& word = reinterpret_cast<Word*>(begin)[random() % words];
+    word.store(random() % 2 == 0 ? random() : random() % 50, std::memory_order_relaxed);
+  }
+}
+
+TEST(Protocol, GarbageIsAnErrorAndNoCrash) {
+  constexpr int kSize = 3;
+  for (int seed = 0; seed < 15 * thoroughness(); ++seed) {
+    const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) -> std::string {
+      std::mt19937 random(static_cast<unsigned>(seed));
+      try {
+        run_program(rank, kSize, std::move(links), [&](Region& region) {
+          if (rank != 1) return;
+          fatal_point = points_passed + static_cast<int>(random() % 60);
+          fate = [&] { write_garbage(region, random); };
+        });
+      } catch (const Error& error) {
+        return "an error";
+      }
+      return "done";
+    });
+    for (const auto& end : ends) {
+      // A number that is wrong fails an expectation of the program; a crash ends with a signal.
+      EXPECT_TRUE(WIFEXITED(end.status)) << "seed " << seed << ": signal " << WTERMSIG(end.status);
+    }
+  }
+}
+
+}  // namespace
+
+void fault_point() {
+  if (points_passed++ == fatal_point && fate) fate();
+}
+
+}  // namespace paceline::node
