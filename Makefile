@@ -32,7 +32,7 @@ lint:  ## check format, includes and clang-tidy's findings
 python:  ## build the Python package into .venv, beside torch, and run its tests
 	@tools/setup python
 	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python ./python
-	@.venv/bin/python -B python/tests/run
+	@python/tests/run
 
 conformance: python  ## run PyTorch's own tests on paceline beside Gloo; ARGS go to tests/conformance/run
 	@.venv/bin/python -B tests/conformance/run $(ARGS)

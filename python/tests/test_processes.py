@@ -5,10 +5,8 @@ import os
 import signal
 import sys
 import threading
-import time
 import unittest
 from collections.abc import Callable
-from datetime import timedelta
 from types import CodeType
 
 import torch
