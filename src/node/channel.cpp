@@ -118,7 +118,7 @@ void Channel::exchange_addresses(Group& group) {
   const auto address = [&](std::size_t rank, std::size_t column, std::size_t bytes) {
     std::byte* const found =
         region_->resolve(static_cast<int>(rank), table[rank * row + column], bytes);
-    if (found == nullptr) {
+    if (found == nullptr || table[rank * row + column] % kCacheLine != 0) {
       fail(name_of(static_cast<int>(rank)) + " published memory that is not its own");
     }
     return found;
@@ -153,6 +153,8 @@ void Channel::begin_step(std::uint32_t forwards) {
   pending_.clear();
   // Read by those who have seen a bucket of this step published.
   progress(region_->rank()).forwards.store(forwards, std::memory_order_relaxed);
+  // Kept near the step, or it would one day seem to lie ahead of it.
+  progress(region_->rank()).abandoned.store(step_ - 1, std::memory_order_relaxed);
 }
 
 void Channel::publish(std::size_t bucket) {

@@ -68,7 +68,7 @@ class Channel {
   class AbandonWait;
   // What a rank lets the others know; in its arena.
   struct alignas(kCacheLine) Progress {
-    Word abandoned;  // the last step given up
+    Word abandoned;  // the last step given up, or the one before the current
     Word finished;   // the last step finished
     Word forwards;
   };

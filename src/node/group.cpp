@@ -147,11 +147,15 @@ std::uint64_t Group::offset_of(std::span<const Input> parts) const {
   return parts.empty() ? Call::kNotShared : offset_of(parts[0].data, bytes);
 }
 
-// In bytes.
+// Of those that it gives to others, in bytes.
 std::size_t Group::largest_part_of(int rank) const {
   if (!call_.uneven) return call_.count * element();
-  const auto& to = region_->splits(rank, step_).to;
-  return *std::max_element(to.begin(), to.begin() + size()) * element();
+  std::uint64_t largest = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank) continue;
+    largest = std::max(largest, region_->splits(rank, step_).to[static_cast<std::size_t>(peer)]);
+  }
+  return largest * element();
 }
 
 std::byte* Group::shared_part(int rank, std::size_t begin, std::size_t bytes) {

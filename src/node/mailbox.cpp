@@ -306,8 +306,9 @@ bool Mailbox::drain(Request& request) {
     std::memcpy(static_cast<std::byte*>(request.message.data) + request.moved * kChunk,
                 request.source + from * kChunk, size_of_chunk(request.moved, bytes));
   }
-  // The sender says so before it lets go of the memory.
-  if (parcel.withdrawn.load(std::memory_order_acquire) != 0) {
+  // The sender says so before it lets go of the memory. Both sides use a read-modify-write, past
+  // which neither the copy nor the sender's later stores can move.
+  if (parcel.withdrawn.fetch_add(0, std::memory_order_acq_rel) != 0) {
     fail(request, FailureKind::peer_lost, rank_bit(request.message.peer),
          fmt::format("rank {} gave up sending in {}", region_->numbers().of(request.message.peer),
                      describe(request)));
@@ -407,7 +408,7 @@ void Mailbox::end_all(const std::exception_ptr& error) {
     std::lock_guard lock(mutex_);
     for (const Request& request : sends_) {
       if (request.parcel == nullptr) continue;
-      request.parcel->withdrawn.store(1, std::memory_order_release);
+      request.parcel->withdrawn.exchange(1, std::memory_order_acq_rel);
       region_->retire(request.parcel);
       region_->ring(request.message.peer);
     }

@@ -41,8 +41,8 @@ void Group::gather(Input input, std::span<const Output> outputs, DataType type, 
   check_root("gather", root);
   begin({.operation = Operation::gather, .type = type, .root = root, .count = input.count});
   if (rank() == root) {
-    copy_bytes(outputs[static_cast<std::size_t>(root)].data, input.data, input.count * element());
     exchange({}, outputs, true);
+    copy_bytes(outputs[static_cast<std::size_t>(root)].data, input.data, input.count * element());
   } else {
     exchange({&input, 1}, {}, true);
   }
@@ -73,7 +73,7 @@ void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> ou
 
 void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
   const Staging staging(*this, sends, common);
-  if (staging.largest() > kSmallBytes) call_.offset = offset_of(sends);
+  if (staging.is_large()) call_.offset = offset_of(sends);
   const bool shared = call_.offset != Call::kNotShared;
   call_.staged = shared ? 0 : staging.largest();
   if (!shared) staging.put(0);

@@ -152,7 +152,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
   });
   if (uneven) set_splits(inputs, {&output, 1});
   const Staging staging(*this, inputs, false);
-  if (staging.largest() > kSmallBytes) call_.offset = offset_of(inputs);
+  if (staging.is_large()) call_.offset = offset_of(inputs);
   if (call_.offset == Call::kNotShared) staging.put(0);
   first_step();
 

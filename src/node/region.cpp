@@ -29,6 +29,8 @@ constexpr std::size_t kMaxBuffer = std::size_t{512} << 10;
 // yielding then lets the other get on with it.
 constexpr auto kSpinning = std::chrono::microseconds(2);
 constexpr auto kYielding = std::chrono::microseconds(200);
+// Where ranks outnumber cores: one that yields keeps the kernel from giving its core to another.
+constexpr auto kYieldingOnSharedCores = std::chrono::microseconds(40);
 // How long it sleeps before it looks after its peers; bounds how late a death is noticed.
 constexpr auto kSleep = std::chrono::milliseconds(10);
 
@@ -305,7 +307,8 @@ bool Region::spin_or_yield(Done done) const {
       }
     }
   }
-  for (const auto end = Clock::now() + kYielding; Clock::now() < end;) {
+  const auto yielding = may_spin_ ? kYielding : kYieldingOnSharedCores;
+  for (const auto end = Clock::now() + yielding; Clock::now() < end;) {
     ::sched_yield();
     if (done()) return true;
   }

@@ -31,6 +31,8 @@ class Group::Staging {
 
   // The most bytes that another rank gets.
   std::size_t largest() const { return largest_; }
+  // Whether reading in place, where that is possible, costs less.
+  bool is_large() const { return largest_ > std::min(kSmallBytes, lane_); }
   // How many chunks a part of `bytes` takes.
   std::size_t chunks(std::size_t bytes) const { return (bytes + lane_ - 1) / lane_; }
   std::size_t begin_of(std::size_t chunk) const { return chunk * lane_; }

@@ -54,10 +54,10 @@ NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
 
 NodeBackend::~NodeBackend() {
   shutdown();
-  if (!region_->in_forked_child() && !progress_->abandoned()) return;
-  static_cast<void>(progress_.release());
-  static_cast<void>(postman_.release());
-  static_cast<void>(new auto(callbacks_));
+  const bool forked = region_->in_forked_child();
+  if (forked || progress_->abandoned()) static_cast<void>(progress_.release());
+  if (forked || postman_->abandoned()) static_cast<void>(postman_.release());
+  if (forked || callbacks_->abandoned()) static_cast<void>(new auto(callbacks_));
 }
 
 void NodeBackend::setTimeout(std::chrono::milliseconds timeout) {

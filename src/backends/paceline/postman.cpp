@@ -34,7 +34,12 @@ void Postman::stop() {
     std::lock_guard lock(mutex_);
     thread = std::move(thread_);
   }
-  if (thread.joinable()) thread.join();
+  if (thread.get_id() == std::this_thread::get_id()) {
+    abandoned_ = true;
+    thread.detach();
+  } else if (thread.joinable()) {
+    thread.join();
+  }
 }
 
 }  // namespace paceline::backends

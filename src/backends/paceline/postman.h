@@ -21,6 +21,8 @@ class Postman {
   // There is a new request.
   void call();
   void stop();
+  // Whether stop() was called by the thread itself, which is still to return.
+  bool abandoned() const { return abandoned_; }
 
  private:
   void loop();
@@ -29,6 +31,7 @@ class Postman {
   std::mutex mutex_;
   std::condition_variable called_;
   std::atomic<bool> stopping_ = false;  // set under the mutex
+  std::atomic<bool> abandoned_ = false;
   std::thread thread_;
 };
 
