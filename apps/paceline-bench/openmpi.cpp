@@ -82,7 +82,7 @@ struct Buffers {
 
   Buffers(int ranks, std::int64_t bytes)
       : elements(static_cast<int>(std::max<std::int64_t>(bytes / 4 / ranks, 1))),
-        whole(static_cast<std::size_t>(std::max<std::int64_t>(bytes / 4, elements * ranks))),
+        whole(static_cast<std::size_t>(std::max(bytes / 4, std::int64_t{elements} * ranks))),
         part(static_cast<std::size_t>(elements)),
         other(whole.size()) {}
   void refill() {

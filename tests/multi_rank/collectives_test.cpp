@@ -5,6 +5,7 @@
 
 #include <paceline/collectives.h>
 
+#include <filesystem>
 #include <numeric>
 
 #include "support/thread_ranks.h"
@@ -259,6 +260,32 @@ TEST(Collectives, Groups) {
       });
     }
   }
+}
+
+TEST(Collectives, SixtyFourGroupsAtOnce) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto descriptors = [] {
+      return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    };
+    const auto before = descriptors();
+    std::vector<ProcessGroup> groups;
+    for (int i = 0; i < 64; ++i) groups.push_back(new_group());
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 64; ++i) {
+      tensors.push_back(torch::full({50'000}, static_cast<double>(i + rank)));
+      works.push_back(
+          all_reduce_async(tensors.back(), {.group = groups[static_cast<std::size_t>(i)]}));
+    }
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      works[i].wait();
+      EXPECT_TRUE(tensors[i].eq(2.0 * static_cast<double>(i) + 1).all().item<bool>());
+      const auto backend = groups[i].c10d()->getBackend(at::kCPU);
+      EXPECT_LE(backend->getMemoryStats().at("staging_bytes"), std::uint64_t{64} << 20);
+    }
+    // A watch for the peer and what it watches this rank by.
+    EXPECT_LE(descriptors() - before, 64 * 2);
+  });
 }
 
 TEST(World, OfOneNeedsNoEnvironment) {

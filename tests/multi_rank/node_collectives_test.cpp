@@ -1,10 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "node/group.h"
+#include "node/mailbox.h"
 #include "support/elements.h"
 #include "support/process_ranks.h"
 #include "support/thread_ranks.h"
@@ -359,6 +363,50 @@ TEST(Collectives, RandomProgramsOfProcesses) {
       });
     }
   }
+}
+
+// What this process holds of the system.
+struct Holdings {
+  long pages = 0;
+  long descriptors = 0;
+};
+Holdings holdings() {
+  Holdings now;
+  long size = 0;
+  std::ifstream("/proc/self/statm") >> size >> now.pages;
+  now.descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  return now;
+}
+
+TEST(Collectives, ALongRunHoldsNoMoreThanAShortOne) {
+  test::expect_process_ranks(2, [](int rank, Links links) {
+    const auto region = Region::create(std::move(links), rank, 2, small_region());
+    Group group(region);
+    Mailbox mailbox(region);
+    std::vector<float> data(5000, 1.0f);
+    Holdings early;
+    const int calls = 4000 * thoroughness();
+    for (int call = 0; call < calls; ++call) {
+      const std::size_t count = call % 10 == 0 ? data.size() : 10;
+      group.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::max);
+      void* const shared = region->allocate(count);
+      region->free(shared);
+      int open = 1;
+      const Mailbox::Message message{data.data(), count, DataType::float32,
+                                     1 - rank,    0,     std::chrono::minutes(1)};
+      const auto done = [&](const std::exception_ptr& error, int) {
+        EXPECT_FALSE(error);
+        --open;
+      };
+      call % 2 == rank ? mailbox.send(message, done) : mailbox.receive(message, done);
+      mailbox.pump([&] { return open == 0; });
+      if (call == 400) early = holdings();
+    }
+    const Holdings late = holdings();
+    EXPECT_EQ(late.descriptors, early.descriptors);
+    EXPECT_LE(late.pages, early.pages + 64);
+    group.barrier();
+  });
 }
 
 TEST(Collectives, ResultsHaveTheSameBitsOnEveryRankAndPath) {

@@ -6,6 +6,7 @@
 #include <paceline/error.h>
 
 #include <algorithm>
+#include <new>
 
 #include "backends/paceline/node_channel.h"
 #include "distributed/store_exchange.h"
@@ -57,7 +58,9 @@ NodeBackend::~NodeBackend() {
   const bool forked = region_->in_forked_child();
   if (forked || progress_->abandoned()) static_cast<void>(progress_.release());
   if (forked || postman_->abandoned()) static_cast<void>(postman_.release());
-  if (forked || callbacks_->abandoned()) static_cast<void>(new auto(callbacks_));
+  if (forked || callbacks_->abandoned()) {
+    static_cast<void>(new (std::nothrow) std::shared_ptr<ProgressThreads>(callbacks_));
+  }
 }
 
 void NodeBackend::setTimeout(std::chrono::milliseconds timeout) {
