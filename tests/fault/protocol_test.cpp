@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <functional>
 #include <new>
 #include <numeric>
@@ -22,9 +21,12 @@
 #include "node/mailbox.h"
 #include "node/monitored_barrier.h"
 #include "support/process_ranks.h"
+#include "support/thoroughness.h"
 
 namespace paceline::node {
 namespace {
+
+using test::thoroughness;
 
 int points_passed = 0;
 int fatal_point = -1;
@@ -172,11 +174,6 @@ Story tell(
   story.struck = board.struck;
   ::munmap(&board, sizeof(Board));
   return story;
-}
-
-int thoroughness() {
-  const char* const value = std::getenv("PACELINE_TEST_THOROUGHNESS");
-  return value != nullptr ? std::max(1, std::atoi(value)) : 1;
 }
 
 TEST(Protocol, ARankIsKilledAtEveryPoint) {

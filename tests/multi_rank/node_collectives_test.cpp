@@ -11,6 +11,7 @@
 #include "node/mailbox.h"
 #include "support/elements.h"
 #include "support/process_ranks.h"
+#include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::node {
@@ -23,6 +24,7 @@ using test::kAllTypes;
 using test::kWorldSizes;
 using test::run_thread_ranks;
 using test::small_region;
+using test::thoroughness;
 using test::Value;
 
 // A call as all ranks know it; what each gives and gets follows from it.
@@ -337,12 +339,6 @@ void run_program(Group& group, unsigned seed, int calls, std::size_t most) {
   }
 }
 
-// How many times as long as in a quick run, for runs by hand.
-int thoroughness() {
-  const char* const value = std::getenv("PACELINE_TEST_THOROUGHNESS");
-  return value != nullptr ? std::max(1, std::atoi(value)) : 1;
-}
-
 TEST(Collectives, RandomProgramsOfThreads) {
   for (const int size : kWorldSizes) {
     for (int seed = 0; seed < thoroughness(); ++seed) {
@@ -404,7 +400,9 @@ TEST(Collectives, ALongRunHoldsNoMoreThanAShortOne) {
     }
     const Holdings late = holdings();
     EXPECT_EQ(late.descriptors, early.descriptors);
+#ifndef __SANITIZE_ADDRESS__  // which keeps what is freed for a while
     EXPECT_LE(late.pages, early.pages + 64);
+#endif
     group.barrier();
   });
 }
