@@ -44,6 +44,7 @@ struct Call {
   std::uint64_t offset = kNotShared;
 
   static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
+  bool is_shared() const { return offset != kNotShared; }
 };
 
 // How many elements a rank gives to each other rank and expects from it, in an uneven call.
@@ -55,16 +56,16 @@ struct Splits {
 // "all_reduce of 10 float32 with MAX".
 std::string describe(const Call& call, const RankNumbers& numbers);
 
-// Why these calls, by rank, cannot be one collective, in words that are the same on every rank;
-// nothing if they can. `splits` is asked only if the calls are uneven.
+// Why calls cannot be one collective, in words that are the same on every rank.
 struct Disagreement {
-  std::uint64_t ranks =
-      0;  // a bit for each rank that differs from the majority, all if there is none
+  // A bit for each rank at fault: those that differ from the majority, all if there is none.
+  std::uint64_t ranks = 0;
   std::string text;
 };
+// Both take the calls of all ranks, by rank.
 bool agree(std::span<const Call> calls);
 Disagreement explain_disagreement(std::span<const Call> calls, const RankNumbers& numbers);
-// The same for what the ranks of an uneven call give and expect.
+// The same for what the ranks of an uneven call give and expect; names no rank if they agree.
 Disagreement compare_splits(std::span<const Splits* const> splits, const RankNumbers& numbers);
 
 }  // namespace paceline::node

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 
 #include <paceline/error.h>
 
@@ -124,13 +124,11 @@ std::string Group::last_call_of(int rank) const {
 }
 
 bool Group::any_shared() const {
-  return std::any_of(calls_.begin(), calls_.end(),
-                     [](const Call& call) { return call.offset != Call::kNotShared; });
+  return std::any_of(calls_.begin(), calls_.end(), std::mem_fn(&Call::is_shared));
 }
 
 bool Group::all_shared() const {
-  return std::all_of(calls_.begin(), calls_.end(),
-                     [](const Call& call) { return call.offset != Call::kNotShared; });
+  return std::all_of(calls_.begin(), calls_.end(), std::mem_fn(&Call::is_shared));
 }
 
 std::uint64_t Group::offset_of(const void* pointer, std::size_t bytes) const {

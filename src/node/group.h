@@ -84,9 +84,6 @@ class Group {
 
   const std::byte* input_of(int rank) const { return region_->input(rank, step_); }
   std::size_t element() const { return element_size(call_.type); }
-  bool is_shared(int rank) const {
-    return calls_[static_cast<std::size_t>(rank)].offset != Call::kNotShared;
-  }
   bool any_shared() const;
   bool all_shared() const;
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) const;

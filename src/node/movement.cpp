@@ -74,7 +74,7 @@ void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> ou
 void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
   const Staging staging(*this, sends, common);
   if (staging.is_large()) call_.offset = offset_of(sends);
-  const bool shared = call_.offset != Call::kNotShared;
+  const bool shared = call_.is_shared();
   call_.staged = shared ? 0 : staging.largest();
   if (!shared) staging.put(0);
   first_step();
@@ -87,14 +87,14 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
   for (const Call& call : calls_) chunks = std::max(chunks, staging.chunks(call.staged));
   for (std::size_t from = 0; from < receives.size(); ++from) {
     const std::size_t bytes = receives[from].count * element();
-    if (from == me || bytes == 0 || !is_shared(static_cast<int>(from))) continue;
+    if (from == me || bytes == 0 || !calls_[from].is_shared()) continue;
     const int peer = static_cast<int>(from);
     copy_bytes(receives[from].data,
                common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes), bytes);
   }
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     for (std::size_t from = 0; from < receives.size(); ++from) {
-      if (from == me || is_shared(static_cast<int>(from))) continue;
+      if (from == me || calls_[from].is_shared()) continue;
       copy_bytes(advance(receives[from].data, staging.begin_of(chunk)),
                  staging.get(static_cast<int>(from)),
                  staging.size_of(chunk, receives[from].count * element()));

@@ -128,7 +128,7 @@ void Group::reduce_staged(const void* input, void* output) {
     }
   };
 
-  if (call_.offset == Call::kNotShared) copy_in(0);
+  if (!call_.is_shared()) copy_in(0);
   first_step();
   if (all_shared()) return reduce_shared();
   if (any_shared()) {  // some had hoped for the above
@@ -153,7 +153,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
   if (uneven) set_splits(inputs, {&output, 1});
   const Staging staging(*this, inputs, false);
   if (staging.is_large()) call_.offset = offset_of(inputs);
-  if (call_.offset == Call::kNotShared) staging.put(0);
+  if (!call_.is_shared()) staging.put(0);
   first_step();
 
   const auto me = static_cast<std::size_t>(rank());

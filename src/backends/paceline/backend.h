@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "backends/paceline/hooks.h"
 #include "backends/paceline/postman.h"
 #include "backends/paceline/progress_threads.h"
 #include "backends/paceline/tensors.h"
@@ -110,14 +109,14 @@ class NodeBackend : public distributed::ExtendedBackend {
 
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override {
-    completion_hooks_->add(id, std::move(hook));
+    hooks_->completion.add(id, std::move(hook));
   }
-  void unregisterCompletionHook(std::int64_t id) override { completion_hooks_->remove(id); }
+  void unregisterCompletionHook(std::int64_t id) override { hooks_->completion.remove(id); }
   bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override {
-    abort_hooks_->add(id, std::move(hook));
+    hooks_->abort.add(id, std::move(hook));
   }
-  void unregisterAbortHook(std::int64_t id) override { abort_hooks_->remove(id); }
+  void unregisterAbortHook(std::int64_t id) override { hooks_->abort.remove(id); }
 
   c10d::ErrorType getError() override;
   void abort() override { abort_because("abort was called"); }
@@ -138,8 +137,6 @@ class NodeBackend : public distributed::ExtendedBackend {
                                              const c10::intrusive_ptr<Options>& options) const;
 
  private:
-  using CompletionHooks = Hooks<c10d::CompletionHook>;
-  using AbortHooks = Hooks<c10d::AbortHook>;
   // A call of c10d's: its name for messages, and for the profiler.
   struct Kind {
     c10d::OpType type;
@@ -170,8 +167,7 @@ class NodeBackend : public distributed::ExtendedBackend {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};  // of the last call
   // A Work may outlive the backend.
-  std::shared_ptr<CompletionHooks> completion_hooks_ = std::make_shared<CompletionHooks>();
-  std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
+  std::shared_ptr<GroupHooks> hooks_ = std::make_shared<GroupHooks>();
   std::mutex coalescing_mutex_;
   std::map<std::thread::id, std::vector<WorkPtr>> coalescing_;  // by the thread that coalesces
   // Behind pointers: in a forked child, where their threads are missing, and by a callback on one

@@ -60,32 +60,24 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
     try {
       progress_->run_here([&] { perform(body); });
     } catch (const PeerError&) {
-      abort_hooks_->run();
+      hooks_->abort.run();
       throw;
     }
-    work->complete();
-    completion_hooks_->run(work->completion());
+    work->complete(nullptr, *hooks_);
     return work;
   }
-  progress_->enqueue([work, perform, body = std::move(body), completion = completion_hooks_,
-                      abort = abort_hooks_]() mutable -> ProgressThreads::After {
-    std::exception_ptr error;
-    bool of_peers = false;
-    try {
-      perform(body);
-    } catch (const PeerError&) {
-      error = std::current_exception();
-      of_peers = true;
-    } catch (...) {
-      error = std::current_exception();
-    }
-    const bool success = error == nullptr;
-    auto future = work->complete(std::move(error));
-    if (success) completion->run(work->completion());
-    if (of_peers) abort->run();
-    if (!future) return {};
-    return [work, future] { work->settle(*future); };
-  });
+  progress_->enqueue(
+      [work, perform, body = std::move(body), hooks = hooks_]() mutable -> ProgressThreads::After {
+        std::exception_ptr error;
+        try {
+          perform(body);
+        } catch (...) {
+          error = std::current_exception();
+        }
+        const auto future = work->complete(std::move(error), *hooks);
+        if (!future) return {};
+        return [work, future] { work->settle(*future); };
+      });
   return coalesced(work);
 }
 

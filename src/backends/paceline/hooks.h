@@ -49,4 +49,10 @@ class Hooks {
   std::map<std::int64_t, Hook> hooks_;
 };
 
+// Those of one group.
+struct GroupHooks {
+  Hooks<c10d::CompletionHook> completion;
+  Hooks<c10d::AbortHook> abort;  // for errors about other ranks
+};
+
 }  // namespace paceline::backends

@@ -9,16 +9,6 @@
 namespace paceline::backends {
 namespace {
 
-bool is_peer_error(const std::exception_ptr& error) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const PeerError&) {
-    return true;
-  } catch (...) {
-  }
-  return false;
-}
-
 // The future's callbacks may wait for other messages, which this thread may have to move.
 void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<MessageWork>& work,
                       const NodeWork::FuturePtr& future) {
@@ -43,19 +33,15 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
                                        peer,         tag,           limit(c10d::kUnsetTimeout)};
   auto work = c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor},
                                                message.timeout);
-  auto done = [work, flat, sending, completion = completion_hooks_, abort = abort_hooks_,
-               callbacks = callbacks_](std::exception_ptr error, int source) {
-    const bool of_group = is_peer_error(error);
+  auto done = [work, flat, sending, hooks = hooks_, callbacks = callbacks_](
+                  std::exception_ptr error, int source) {
     try {
       if (!sending && !error) flat->write_back();
     } catch (...) {
       error = std::current_exception();
     }
     if (!error && !sending) work->set_source(source);
-    const bool success = error == nullptr;
-    const auto future = work->complete(std::move(error));
-    if (success) completion->run(work->completion());
-    if (of_group) abort->run();
+    const auto future = work->complete(std::move(error), *hooks);
     if (future) settle_elsewhere(*callbacks, work, future);
   };
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));

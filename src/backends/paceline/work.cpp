@@ -21,6 +21,16 @@ std::uint64_t next_key() {
 // Zero would mean for ever.
 constexpr std::chrono::milliseconds kShortest{1};
 
+bool is_peer_error(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const PeerError&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
+
 bool is_profiled() {
   return at::hasCallbacks();
 }
@@ -38,16 +48,18 @@ NodeWork::NodeWork(c10d::OpType type, const char* title, const std::vector<at::T
       timeout_(timeout),
       key_(next_key()) {}
 
-NodeWork::FuturePtr NodeWork::complete(std::exception_ptr error) {
+NodeWork::FuturePtr NodeWork::complete(std::exception_ptr error, GroupHooks& hooks) {
   FuturePtr future;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   {
     std::lock_guard lock(mutex_);
     completed_ = true;
-    exception_ = std::move(error);
+    exception_ = error;
     future = future_;
   }
   cv_.notify_all();
+  if (!error) hooks.completion.run(c10d::CompletionHookArgs{key_, std::nullopt});
+  if (is_peer_error(error)) hooks.abort.run();
   return future;
 }
 

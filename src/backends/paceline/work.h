@@ -1,6 +1,5 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Hooks.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
@@ -8,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/paceline/hooks.h"
 #include "node/mailbox.h"
 
 namespace paceline::backends {
@@ -22,9 +22,9 @@ class NodeWork : public c10d::Work {
            std::vector<at::Tensor> outputs, std::uint64_t sequence,
            std::chrono::milliseconds timeout);
 
-  // Returns the future if somebody has asked for it: it is still to be settled, which may take as
-  // long as its callbacks like.
-  FuturePtr complete(std::exception_ptr error = nullptr);
+  // Tells the hooks. Returns the future if somebody has asked for it: it is still to be settled,
+  // which may take as long as its callbacks like.
+  FuturePtr complete(std::exception_ptr error, GroupHooks& hooks);
   void settle(c10::ivalue::Future& future) const;
 
   bool wait(std::chrono::milliseconds timeout) override;
@@ -33,8 +33,6 @@ class NodeWork : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return sequence_; }
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
   std::uint64_t getCompletionKey() const override { return key_; }
-  // For completion hooks.
-  c10d::CompletionHookArgs completion() const { return {key_, std::nullopt}; }
 
  protected:
   [[noreturn]] void throw_late(std::chrono::milliseconds timeout) const;
