@@ -18,7 +18,11 @@ struct Yardstick {
 };
 
 std::vector<Yardstick> yardsticks(bool is_ddp) {
-  if (is_ddp) return {{"barrier", "over barrier"}, {"c10d_reducer_gloo", "over c10d_reducer"}};
+  if (is_ddp) {
+    return {{"barrier", "over barrier"},
+            {"c10d_reducer_gloo", "over c10d_reducer"},
+            {"python_ddp_gloo", "over python_ddp"}};
+  }
   return {{"gloo", "over gloo"}, {"openmpi", "over openmpi"}, {"streaming", "over streaming"}};
 }
 

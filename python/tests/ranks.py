@@ -25,6 +25,9 @@ PATIENCE = 100.0  # seconds for a function; more than any deadline in it
 
 torch.set_num_threads(1)
 
+# If a future's callback, on a thread of Gloo's group, is the last to let go of the group, Gloo ends the process.
+_kept: list[Any] = []
+
 
 def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, directory: str, timeout: float,
           arguments: tuple[Any, ...], sender: multiprocessing.connection.Connection) -> None:
@@ -33,6 +36,8 @@ def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, dire
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(directory, "trace")
     dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=size,
                             timeout=timedelta(seconds=timeout))
+    if backend == "gloo":
+        _kept.append(dist.group.WORLD)
     try:
         result, error = function(*arguments), None
     except BaseException:

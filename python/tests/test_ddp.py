@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """DistributedDataParallel in its variants; parameters after some steps are those of Gloo."""
 
+import os
 import unittest
 from typing import Any
 
@@ -84,6 +85,19 @@ def train_branches(static: bool) -> list[torch.Tensor]:
     return parameters_of(model)
 
 
+def memory_of_buckets(disabled: str | None) -> tuple[int, int]:
+    """What the backend has handed out for a model, and what its parameters take."""
+    os.environ.pop("DDP_DISABLE_COMM_MEM", None)
+    if disabled is not None:
+        os.environ["DDP_DISABLE_COMM_MEM"] = disabled
+    group = dist.new_group()
+    model = DistributedDataParallel(nn.Linear(300, 200), process_group=group)
+    for step in range(3):  # buckets are made anew after the first
+        model(torch.ones(4, 300)).sum().backward()
+    handed_out = group._get_backend(torch.device("cpu")).memory_stats()["allocated_bytes"]
+    return handed_out, sum(parameter.nbytes for parameter in model.parameters())
+
+
 def accumulate() -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(9, 2))
@@ -139,6 +153,12 @@ class Training(ranks.Case):
 
     def test_power_sgd(self) -> None:
         self.equals_gloo(train_with_power_sgd, sizes=(2, 3), delta=1e-4)
+
+    def test_buckets_lie_in_shared_memory(self) -> None:
+        for handed_out, parameters in ranks.run(memory_of_buckets, "paceline", 2, None):
+            self.assertGreaterEqual(handed_out, parameters)
+        for handed_out, _ in ranks.run(memory_of_buckets, "paceline", 2, "1"):
+            self.assertEqual(handed_out, 0)
 
     def test_accumulation(self) -> None:
         self.equals_gloo(accumulate, sizes=(2, 3), delta=1e-5)

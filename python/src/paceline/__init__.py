@@ -11,6 +11,7 @@ Misuse raises ValueError, everything else torch.distributed.DistBackendError. On
 of that call in its group).
 """
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +51,8 @@ def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
     """
     if not isinstance(backend_options, Options):
         backend_options = Options()
+    # Unless this is 0, DistributedDataParallel does not ask its backend for the memory of its buckets.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     return _C.create(
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,

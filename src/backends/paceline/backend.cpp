@@ -138,8 +138,9 @@ c10::intrusive_ptr<c10d::Backend> NodeBackend::split(const c10::intrusive_ptr<c1
   return c10::make_intrusive<NodeBackend>(std::move(region));
 }
 
+// The index is all that is told of a device. That of the CPU has none; GPUs have.
 bool NodeBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  return device <= 0;
+  return device < 0;
 }
 
 at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
