@@ -27,7 +27,11 @@ Sample measure_once(const Contender& contender) {
   const double wall = now_us(CLOCK_MONOTONIC);
   contender.run();
   const double wall_end = now_us(CLOCK_MONOTONIC);
-  return {wall_end - wall, now_us(CLOCK_PROCESS_CPUTIME_ID) - cpu};
+  const Sample sample{wall_end - wall, now_us(CLOCK_PROCESS_CPUTIME_ID) - cpu};
+  // Or a rank that shares its core with another is held up, before it can look at the clock, by
+  // what the other prepares next.
+  barrier();
+  return sample;
 }
 
 // The mean of a call over `repeats` runs.

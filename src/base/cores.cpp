@@ -78,4 +78,14 @@ int available_cores() {
   return quota > 0 ? std::min(cores, quota) : cores;
 }
 
+std::size_t last_level_cache(const fs::path& cpu) {
+  std::size_t largest = 0;
+  for (int index = 0;; ++index) {
+    std::ifstream file(cpu / "cache" / ("index" + std::to_string(index)) / "size");
+    std::size_t kibibytes = 0;  // always in these: "32768K"
+    if (!(file >> kibibytes)) return largest;
+    largest = std::max(largest, kibibytes << 10);
+  }
+}
+
 }  // namespace paceline::base

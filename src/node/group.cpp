@@ -44,10 +44,10 @@ void Group::set_timeout(std::chrono::milliseconds timeout, std::size_t together)
   sharing_ = together;
 }
 
-void Group::check_root(const char* operation, int root) const {
-  if (root >= 0 && root < size()) return;
+void check_root(const char* operation, std::int64_t root, int size) {
+  if (root >= 0 && root < size) return;
   throw UsageError(
-      fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size() - 1));
+      fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size - 1));
 }
 
 void Group::begin(Call call) {

@@ -70,7 +70,6 @@ class Group {
   class StepWait;
   class Staging;
 
-  void check_root(const char* operation, int root) const;
   // Makes `call` the current one, which what follows is about.
   void begin(Call call);
   void set_splits(std::span<const Input> to, std::span<const Output> from);
@@ -96,6 +95,7 @@ class Group {
 
   // What all calls that only move data are made of: see Staging for `common`.
   void exchange(std::span<const Input> sends, std::span<const Output> receives, bool common);
+  std::size_t results_of_all(std::span<const Output> results) const;
   // all_reduce and reduce; `output` is null on ranks that do not get the result.
   void reduce_into(const void* input, void* output);
   bool gets_result(int rank) const;
@@ -112,6 +112,9 @@ class Group {
   Splits own_splits_;        // of the current one, if it is uneven
   std::vector<Call> calls_;  // of all ranks, read once: a broken peer may change its own any time
 };
+
+// Throws UsageError unless `root` is a rank of a group of that size.
+void check_root(const char* operation, std::int64_t root, int size);
 
 // The part [begin, end) of `count` elements that rank `rank` of `size` reduces; its borders lie on
 // cache lines, counted from the first element.

@@ -7,6 +7,7 @@
 
 #include <paceline/error.h>
 
+#include "node/copy.h"
 #include "node/fault_point.h"
 
 namespace paceline::node {
@@ -15,9 +16,10 @@ namespace {
 // Messages up to this size are sent once they are in the parcel; larger ones once they are
 // received.
 constexpr std::size_t kEagerBytes = std::size_t{8} << 10;
-// What one thread copies before the other threads of its process get a turn.
+// What one thread copies before the other threads of its process get a turn, and how many such
+// chunks may be under way.
 constexpr std::size_t kChunk = std::size_t{256} << 10;
-constexpr std::size_t kBuffers = 2;
+constexpr std::size_t kBuffers = 4;
 // How late a death or a deadline may be noticed while messages flow.
 constexpr std::chrono::milliseconds kLookInterval{10};
 
@@ -303,8 +305,8 @@ bool Mailbox::drain(Request& request) {
   if (!shared && request.moved >= parcel.filled.load(std::memory_order_acquire)) return false;
   const std::size_t from = shared ? request.moved : request.moved % kBuffers;
   if (bytes > 0) {
-    std::memcpy(static_cast<std::byte*>(request.message.data) + request.moved * kChunk,
-                request.source + from * kChunk, size_of_chunk(request.moved, bytes));
+    copy_of_results(bytes)(advance(request.message.data, request.moved * kChunk),
+                           request.source + from * kChunk, size_of_chunk(request.moved, bytes));
   }
   // The sender says so before it lets go of the memory. Both sides use a read-modify-write, past
   // which neither the copy nor the sender's later stores can move.

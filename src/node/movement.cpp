@@ -27,7 +27,7 @@ void Group::barrier() {
 }
 
 void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
-  check_root("broadcast", root);
+  check_root("broadcast", root, size());
   begin({.operation = Operation::broadcast, .type = type, .root = root, .count = count});
   const Input part{data, count};
   if (rank() == root) {
@@ -38,18 +38,19 @@ void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
 }
 
 void Group::gather(Input input, std::span<const Output> outputs, DataType type, int root) {
-  check_root("gather", root);
+  check_root("gather", root, size());
   begin({.operation = Operation::gather, .type = type, .root = root, .count = input.count});
   if (rank() == root) {
     exchange({}, outputs, true);
-    copy_bytes(outputs[static_cast<std::size_t>(root)].data, input.data, input.count * element());
+    copy_of_results(results_of_all(outputs))(outputs[static_cast<std::size_t>(root)].data,
+                                             input.data, input.count * element());
   } else {
     exchange({&input, 1}, {}, true);
   }
 }
 
 void Group::scatter(std::span<const Input> inputs, Output output, DataType type, int root) {
-  check_root("scatter", root);
+  check_root("scatter", root, size());
   begin({.operation = Operation::scatter, .type = type, .root = root, .count = output.count});
   exchange(rank() == root ? inputs : std::span<const Input>(), OnlyFrom(root, size(), output),
            false);
@@ -71,6 +72,13 @@ void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> ou
   exchange(inputs, outputs, false);
 }
 
+// If all get as much as this rank does. Nothing but a gather gives anything to one rank alone.
+std::size_t Group::results_of_all(std::span<const Output> results) const {
+  std::size_t count = 0;
+  for (const Output& result : results) count += result.count;
+  return count * element() * (call_.operation == Operation::gather ? 1 : calls_.size());
+}
+
 void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
   const Staging staging(*this, sends, common);
   if (staging.is_large()) call_.offset = offset_of(sends);
@@ -80,8 +88,9 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
   first_step();
 
   const auto me = static_cast<std::size_t>(rank());
+  const Copy copy = copy_of_results(results_of_all(receives));
   if (!sends.empty() && !receives.empty()) {
-    copy_bytes(receives[me].data, sends[common ? 0 : me].data, receives[me].count * element());
+    copy(receives[me].data, sends[common ? 0 : me].data, receives[me].count * element());
   }
   std::size_t chunks = 0;
   for (const Call& call : calls_) chunks = std::max(chunks, staging.chunks(call.staged));
@@ -89,15 +98,15 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
     const std::size_t bytes = receives[from].count * element();
     if (from == me || bytes == 0 || !calls_[from].is_shared()) continue;
     const int peer = static_cast<int>(from);
-    copy_bytes(receives[from].data,
-               common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes), bytes);
+    copy(receives[from].data,
+         common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes), bytes);
   }
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     for (std::size_t from = 0; from < receives.size(); ++from) {
       if (from == me || calls_[from].is_shared()) continue;
-      copy_bytes(advance(receives[from].data, staging.begin_of(chunk)),
-                 staging.get(static_cast<int>(from)),
-                 staging.size_of(chunk, receives[from].count * element()));
+      copy(advance(receives[from].data, staging.begin_of(chunk)),
+           staging.get(static_cast<int>(from)),
+           staging.size_of(chunk, receives[from].count * element()));
     }
     if (chunk + 1 == chunks) break;
     if (!shared) staging.put(chunk + 1);

@@ -41,7 +41,7 @@ void Group::all_reduce(const void* input, void* output, std::size_t count, DataT
 
 void Group::reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
                    int root) {
-  check_root("reduce", root);
+  check_root("reduce", root, size());
   check_reducible("reduce", type, op);
   begin({.operation = Operation::reduce, .type = type, .op = op, .root = root, .count = count});
   reduce_into(input, rank() == root ? output : nullptr);

@@ -22,8 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kPage = 4096;
-// Each rank has four staging buffers, of at most this many bytes: two ranks' fit into the caches.
-constexpr std::size_t kMaxBuffer = std::size_t{512} << 10;
+// Each rank has four staging buffers, of at most this many bytes; docs/collectives.md tells why.
+constexpr std::size_t kMaxBuffer = std::size_t{1} << 20;
 // How long a wait costs CPU before it sleeps in the kernel. Spinning covers the skew between ranks
 // that run side by side; it is short because ranks may share a core though there are enough, and
 // yielding then lets the other get on with it.

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 
+#include "node/copy.h"
 #include "node/group.h"
 
 namespace paceline::node {
@@ -11,16 +11,6 @@ namespace paceline::node {
 // Up to this many bytes a further copy costs less than a further step, in which ranks that share a
 // core have to wait for it.
 inline constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
-
-inline void copy_bytes(void* target, const void* source, std::size_t bytes) {
-  if (bytes > 0 && target != source) std::memcpy(target, source, bytes);
-}
-inline const std::byte* advance(const void* pointer, std::size_t bytes) {
-  return static_cast<const std::byte*>(pointer) + bytes;
-}
-inline std::byte* advance(void* pointer, std::size_t bytes) {
-  return static_cast<std::byte*>(pointer) + bytes;
-}
 
 // This rank's parts on their way through its staging buffer, chunk by chunk. If they are `common`
 // there is one part for all ranks (or none), and a chunk is as large as the buffer; else there is

@@ -6,6 +6,7 @@
 #include <paceline/collectives.h>
 
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 
 #include "support/thread_ranks.h"
@@ -260,6 +261,43 @@ TEST(Collectives, Groups) {
       });
     }
   }
+}
+
+std::size_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string name, unit; file >> name;) {
+    std::size_t kibibytes = 0;
+    file >> kibibytes;
+    std::getline(file, unit);
+    if (name == "MemAvailable:") return kibibytes << 10;
+  }
+  return 0;
+}
+
+TEST(Collectives, TensorsThat32BitsDoNotCount) {
+  constexpr std::int64_t kCount = (std::int64_t{1} << 32) + 5;
+  if (available_memory() < std::size_t{12} << 30) GTEST_SKIP() << "takes 12 GiB";
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto places =
+        torch::tensor({std::int64_t{0}, (kCount - 5) / 2 - 1, (kCount - 5) / 2,
+                       (kCount - 5) / 2 + 1, kCount - 6, kCount - 5, kCount - 4, kCount - 1});
+    auto tensor = torch::zeros({kCount}, at::kByte);
+    const auto put = [&](const at::Tensor& values) { tensor.index_put_({places}, values); };
+    const auto numbers = torch::arange(1, 9).to(at::kByte);
+    put(numbers * (rank + 1));
+    all_reduce(tensor);
+    EXPECT_TRUE(tensor.index({places}).equal(numbers * 3));
+    put(numbers * (rank + 5));
+    broadcast(tensor, {.src = 1});
+    EXPECT_TRUE(tensor.index({places}).equal(numbers * 6));
+    put(numbers * (rank + 7));
+    if (rank == 0) {
+      send(tensor, 1);
+    } else {
+      recv(tensor, {.src = 0});
+      EXPECT_TRUE(tensor.index({places}).equal(numbers * 7));
+    }
+  });
 }
 
 TEST(Collectives, SixtyFourGroupsAtOnce) {

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "base/cores.h"
 #include "node/group.h"
 #include "node/mailbox.h"
 #include "support/elements.h"
@@ -314,6 +315,24 @@ TEST(Collectives, EveryMovementOfEverySizeFromEveryRoot) {
       }
     });
   }
+}
+
+TEST(Collectives, ResultsThatNoCacheHolds) {
+  const std::size_t cache = base::last_level_cache();
+  const std::size_t bytes = cache / 2 + 100;
+  if (cache == 0 || bytes > std::size_t{32} << 20) GTEST_SKIP() << "a cache of " << cache;
+  run_thread_ranks(2, [&](auto region) {
+    Group group(region);
+    for (const Operation operation : kMovements) {
+      for (const bool shared : {false, true}) {
+        ASSERT_NO_FATAL_FAILURE(run(group, {.operation = operation,
+                                            .type = DataType::complex128,
+                                            .root = 1,
+                                            .count = bytes / 2 / sizeof(Value),
+                                            .shared = shared}));
+      }
+    }
+  });
 }
 
 // A program is the same on every rank: all of it follows from the seed.

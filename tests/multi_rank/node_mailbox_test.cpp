@@ -374,7 +374,7 @@ TEST(Mailbox, OneFailureDoesNotSwallowAnotherMessage) {
 
 TEST(Mailbox, AMessageThatThereIsNoRoomForFailsAlone) {
   auto options = small_region();
-  options.arena_bytes = std::size_t{1} << 20;
+  options.arena_bytes = std::size_t{3} << 19;
   run_thread_ranks(
       2,
       [](auto region) {

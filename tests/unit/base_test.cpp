@@ -154,6 +154,16 @@ TEST_F(CgroupCores, VersionOneToo) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
 }
 
+TEST(Cores, TheLargestCacheCounts) {
+  const test::TemporaryDirectory directory;
+  EXPECT_EQ(last_level_cache(directory.path()), 0u);
+  for (const auto& [index, size] : {std::pair{"index0", "32K"}, {"index1", "32768K"}}) {
+    std::filesystem::create_directories(directory.path() / "cache" / index);
+    std::ofstream(directory.path() / "cache" / index / "size") << size << '\n';
+  }
+  EXPECT_EQ(last_level_cache(directory.path()), std::size_t{32} << 20);
+}
+
 TEST(Cores, AtLeastOne) {
   EXPECT_GE(available_cores(), 1);
 }

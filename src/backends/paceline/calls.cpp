@@ -115,7 +115,7 @@ void NodeBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
 NodeBackend::WorkPtr NodeBackend::broadcast(Tensors& tensors,
                                             const c10d::BroadcastOptions& options) {
   const at::Tensor tensor = single(tensors, "broadcast");
-  check_root(options.rootRank, getSize(), "broadcast");
+  node::check_root("broadcast", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   return run({OpType::BROADCAST, "broadcast", "paceline:broadcast"}, tensors, {tensor},
              options.asyncOp, options.timeout, [this, tensor, root] {
@@ -183,7 +183,7 @@ NodeBackend::WorkPtr NodeBackend::allreduce_sparse(Tensors& tensors,
 NodeBackend::WorkPtr NodeBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor tensor = single(tensors, "reduce");
   const Reduction how = reduction(options.reduceOp, tensor, "reduce");
-  check_root(options.rootRank, getSize(), "reduce");
+  node::check_root("reduce", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   return run({OpType::REDUCE, "reduce", "paceline:reduce"}, tensors, {tensor}, options.asyncOp,
              options.timeout, [this, tensor, op = options.reduceOp, how, root] {
@@ -280,7 +280,7 @@ NodeBackend::WorkPtr NodeBackend::gather_whole(const Kind& kind, const Tensors& 
 NodeBackend::WorkPtr NodeBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                          const c10d::GatherOptions& options) {
   const at::Tensor input = single(inputs, "gather");
-  check_root(options.rootRank, getSize(), "gather");
+  node::check_root("gather", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   Tensors parts;
   if (getRank() == root) {
@@ -301,7 +301,7 @@ NodeBackend::WorkPtr NodeBackend::gather(std::vector<Tensors>& outputs, Tensors&
 NodeBackend::WorkPtr NodeBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                                 const c10d::GatherOptions& options) {
   check_dense(input, "gather_single");
-  check_root(options.rootRank, getSize(), "gather_single");
+  node::check_root("gather_single", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   if (getRank() == root) check_concatenation(output, input, getSize(), "gather_single");
   return run({OpType::GATHER, "gather_single", "paceline:gather"}, {input}, {output},
@@ -317,7 +317,7 @@ NodeBackend::WorkPtr NodeBackend::gather_single(at::Tensor& output, at::Tensor& 
 NodeBackend::WorkPtr NodeBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                           const c10d::ScatterOptions& options) {
   const at::Tensor output = single(outputs, "scatter");
-  check_root(options.rootRank, getSize(), "scatter");
+  node::check_root("scatter", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   Tensors parts;
   if (getRank() == root) {

@@ -138,12 +138,6 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
                                describe(whole), size, describe(part)));
 }
 
-void check_root(std::int64_t root, int size, const char* operation) {
-  if (root >= 0 && root < size) return;
-  throw UsageError(
-      fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size - 1));
-}
-
 Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char* operation) {
   const auto type = known_type(scalar);
   const auto known = known_op(op);

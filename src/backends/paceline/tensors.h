@@ -29,7 +29,6 @@ void check_same_size(const Tensors& parts, const at::Tensor& like, const char* o
 // That `whole` has the type and `size` times the elements of `part`.
 void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int size,
                          const char* operation);
-void check_root(std::int64_t root, int size, const char* operation);
 
 // How a type is reduced; throws if it is not, with this operation.
 struct Reduction {
