@@ -74,7 +74,7 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
         } catch (...) {
           error = std::current_exception();
         }
-        const auto future = work->complete(std::move(error), *hooks);
+        const auto future = work->complete(error, *hooks);
         if (!future) return {};
         return [work, future] { work->settle(*future); };
       });

@@ -41,7 +41,7 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
       error = std::current_exception();
     }
     if (!error && !sending) work->set_source(source);
-    const auto future = work->complete(std::move(error), *hooks);
+    const auto future = work->complete(error, *hooks);
     if (future) settle_elsewhere(*callbacks, work, future);
   };
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));

@@ -48,7 +48,7 @@ NodeWork::NodeWork(c10d::OpType type, const char* title, const std::vector<at::T
       timeout_(timeout),
       key_(next_key()) {}
 
-NodeWork::FuturePtr NodeWork::complete(std::exception_ptr error, GroupHooks& hooks) {
+NodeWork::FuturePtr NodeWork::complete(const std::exception_ptr& error, GroupHooks& hooks) {
   FuturePtr future;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   {

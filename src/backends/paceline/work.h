@@ -24,7 +24,7 @@ class NodeWork : public c10d::Work {
 
   // Tells the hooks. Returns the future if somebody has asked for it: it is still to be settled,
   // which may take as long as its callbacks like.
-  FuturePtr complete(std::exception_ptr error, GroupHooks& hooks);
+  FuturePtr complete(const std::exception_ptr& error, GroupHooks& hooks);
   void settle(c10::ivalue::Future& future) const;
 
   bool wait(std::chrono::milliseconds timeout) override;

@@ -1,0 +1,123 @@
+// What a rank says that lacks descriptors or address space, and what the others are told.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "node/group.h"
+#include "support/process_ranks.h"
+#include "support/thread_ranks.h"
+
+namespace paceline::node {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kCount = 100'000;
+
+// Forms a group and uses it; what went wrong, or nothing.
+std::string use(int rank, int size, Links links) {
+  try {
+    const auto region =
+        Region::create(std::move(links), rank, size, test::small_region(std::chrono::seconds(20)));
+    Group group(region);
+    auto* const data = static_cast<float*>(region->allocate_or_throw(kCount * sizeof(float)));
+    std::fill_n(data, kCount, 1.0f);
+    group.all_reduce(data, data, kCount, DataType::float32, ReduceOp::sum);
+    EXPECT_EQ(data[kCount - 1], static_cast<float>(size));
+    region->free(data);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void limit(decltype(RLIMIT_AS) resource, rlim_t most) {
+  rlimit now{};
+  ASSERT_EQ(::getrlimit(resource, &now), 0);
+  now.rlim_cur = most;
+  ASSERT_EQ(::setrlimit(resource, &now), 0);
+}
+
+// No more descriptors than these can be opened from now on.
+void limit_descriptors(int more) {
+  const int next = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+  ::close(next);
+  limit(RLIMIT_NOFILE, static_cast<rlim_t>(next + more));
+}
+
+// Whether the victim had enough; if not, it says what it lacks, and the others that they miss it.
+bool had_enough(const std::vector<test::RankEnd>& ends, int victim, const std::string& complaint) {
+  const bool enough = ends[static_cast<std::size_t>(victim)].report.empty();
+  for (int rank = 0; rank < static_cast<int>(ends.size()); ++rank) {
+    const auto& end = ends[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    if (enough) {
+      EXPECT_EQ(end.report, "");
+    } else {
+      EXPECT_THAT(end.report,
+                  HasSubstr(rank == victim ? complaint : fmt::format("rank {} was lost", victim)));
+    }
+  }
+  return enough;
+}
+
+TEST(Resources, DescriptorsThatAreMissingAreToldToEveryRank) {
+  constexpr int kSize = 3;
+  for (const int victim : {0, 2}) {
+    int more = 0;
+    while (!had_enough(test::run_process_ranks(kSize,
+                                               [&](int rank, Links links) {
+                                                 if (rank == victim) limit_descriptors(more);
+                                                 return use(rank, kSize, std::move(links));
+                                               }),
+                       victim, "(EMFILE); raise the limit with ulimit -n")) {
+      ASSERT_LT(++more, 40);
+    }
+    EXPECT_GT(more, 3);
+  }
+}
+
+TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer needs it itself";
+#endif
+  constexpr int kSize = 3;
+  for (const int victim : {0, 2}) {
+    const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) {
+      if (rank == victim) limit(RLIMIT_AS, rlim_t{100} << 20);  // an arena has 64 MiB
+      return use(rank, kSize, std::move(links));
+    });
+    EXPECT_FALSE(
+        had_enough(ends, victim, " bytes of shared memory: Cannot allocate memory (ENOMEM)"));
+  }
+}
+
+TEST(Resources, NoneOfDevShmIsNeeded) {
+  constexpr int kSize = 2;
+  const auto ends = test::run_process_ranks(kSize, [](int rank, Links links) -> std::string {
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", "/dev/shm", "tmpfs", MS_RDONLY, "size=4096") != 0) {
+      return "skipped";
+    }
+    return use(rank, kSize, std::move(links));
+  });
+  for (const auto& end : ends) {
+    if (end.report == "skipped") GTEST_SKIP() << "not allowed to mount";
+    EXPECT_EQ(end.report, "");
+  }
+}
+
+}  // namespace
+}  // namespace paceline::node
