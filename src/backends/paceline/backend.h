@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -152,8 +153,9 @@ class NodeBackend : public distributed::ExtendedBackend {
               std::chrono::milliseconds timeout, Body body, std::size_t calls = 1);
   WorkPtr coalesced(WorkPtr work);
   WorkPtr message(const Kind& kind, const Tensors& tensors, int peer, int tag);
-  void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                       const Reduction& reduction);
+  // The result lands on `root`, without one on all ranks.
+  void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op, const Reduction& how,
+                       std::optional<int> root = {});
   WorkPtr gather_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
                        const c10d::AllgatherOptions& options);
   WorkPtr scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,

@@ -126,14 +126,18 @@ NodeBackend::WorkPtr NodeBackend::broadcast(Tensors& tensors,
 }
 
 void NodeBackend::reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                  const Reduction& reduction) {
-  const at::Tensor source = premultiplied(tensor, op);
-  const bool same = source.is_same(tensor);
+                                  const Reduction& how, std::optional<int> root) {
+  const Flat from(premultiplied(tensor, op), Flat::Use::in);
+  if (root && *root != getRank()) {
+    return group_.reduce(from.data(), nullptr, from.count(), how.type, how.op, *root);
+  }
+  const bool same = from.data() == tensor.data_ptr();
   const Flat to(tensor, same ? Flat::Use::in_out : Flat::Use::out);
-  const std::optional<Flat> from =
-      same ? std::nullopt : std::optional<Flat>(std::in_place, source, Flat::Use::in);
-  group_.all_reduce(from ? from->data() : to.data(), to.data(), to.count(), reduction.type,
-                    reduction.op);
+  if (root) {
+    group_.reduce(from.data(), to.data(), to.count(), how.type, how.op, *root);
+  } else {
+    group_.all_reduce(from.data(), to.data(), to.count(), how.type, how.op);
+  }
   to.write_back();
 }
 
@@ -187,14 +191,7 @@ NodeBackend::WorkPtr NodeBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   const int root = static_cast<int>(options.rootRank);
   return run({OpType::REDUCE, "reduce", "paceline:reduce"}, tensors, {tensor}, options.asyncOp,
              options.timeout, [this, tensor, op = options.reduceOp, how, root] {
-               const Flat from(premultiplied(tensor, op), Flat::Use::in);
-               if (getRank() != root) {
-                 return group_.reduce(from.data(), nullptr, from.count(), how.type, how.op, root);
-               }
-               const bool in_place = from.data() == tensor.data_ptr();
-               const Flat to(tensor, in_place ? Flat::Use::in_out : Flat::Use::out);
-               group_.reduce(from.data(), to.data(), to.count(), how.type, how.op, root);
-               to.write_back();
+               reduce_in_place(tensor, op, how, root);
              });
 }
 
