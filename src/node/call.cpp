@@ -69,17 +69,24 @@ Disagreement explain_disagreement(std::span<const Call> calls, const RankNumbers
   const bool in_step = std::all_of(calls.begin(), calls.end(), [&](const Call& call) {
     return call.sequence == calls[0].sequence;
   });
+  std::vector<std::string> made;
+  for (const Call& call : calls) {
+    made.push_back(describe(call, numbers));
+    if (!in_step) made.back() += fmt::format(" as its call {}", call.sequence);
+  }
+  return explain_disagreement(made, numbers);
+}
+
+Disagreement explain_disagreement(std::span<const std::string> calls, const RankNumbers& numbers) {
   // In the order of the first rank that made each call.
   std::vector<std::pair<std::string, std::uint64_t>> parties;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
-    std::string made = describe(calls[rank], numbers);
-    if (!in_step) made += fmt::format(" as its call {}", calls[rank].sequence);
     const auto party = std::find_if(parties.begin(), parties.end(),
-                                    [&](const auto& one) { return one.first == made; });
+                                    [&](const auto& one) { return one.first == calls[rank]; });
     if (party != parties.end()) {
       party->second |= rank_bit(static_cast<int>(rank));
     } else {
-      parties.emplace_back(std::move(made), rank_bit(static_cast<int>(rank)));
+      parties.emplace_back(calls[rank], rank_bit(static_cast<int>(rank)));
     }
   }
   Disagreement result;

@@ -65,6 +65,8 @@ struct Disagreement {
 // Both take the calls of all ranks, by rank.
 bool agree(std::span<const Call> calls);
 Disagreement explain_disagreement(std::span<const Call> calls, const RankNumbers& numbers);
+// The same for calls that are described already.
+Disagreement explain_disagreement(std::span<const std::string> calls, const RankNumbers& numbers);
 // The same for what the ranks of an uneven call give and expect; names no rank if they agree.
 Disagreement compare_splits(std::span<const Splits* const> splits, const RankNumbers& numbers);
 

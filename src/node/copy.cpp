@@ -39,7 +39,7 @@ void stream_bytes(void* target, const void* source, std::size_t bytes) {
 
 Copy copy_of_results(std::size_t bytes) {
   static const std::size_t cache = base::last_level_cache();
-  return cache > 0 && bytes > cache / 2 ? stream_bytes : copy_bytes;
+  return cache > 0 && bytes > cache ? stream_bytes : copy_bytes;
 }
 
 }  // namespace paceline::node

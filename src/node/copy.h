@@ -14,8 +14,8 @@ inline void copy_bytes(void* target, const void* source, std::size_t bytes) {
 // others. What other threads see of it is ordered like any other store before the next release.
 void stream_bytes(void* target, const void* source, std::size_t bytes);
 
-// How to write results: past the cache if a call's, of all ranks together, and as much that is read
-// for them do not fit into it, so that they would have left it by the time somebody reads them.
+// How to write the results of a call: past the cache if its tensors, `bytes` on all ranks together,
+// do not fit into it, so that they would have left it by the time somebody reads them.
 using Copy = void (*)(void*, const void*, std::size_t);
 Copy copy_of_results(std::size_t bytes);
 

@@ -95,7 +95,7 @@ class Group {
 
   // What all calls that only move data are made of: see Staging for `common`.
   void exchange(std::span<const Input> sends, std::span<const Output> receives, bool common);
-  std::size_t results_of_all(std::span<const Output> results) const;
+  std::size_t bytes_of_all(std::span<const Output> results) const;
   // all_reduce and reduce; `output` is null on ranks that do not get the result.
   void reduce_into(const void* input, void* output);
   bool gets_result(int rank) const;

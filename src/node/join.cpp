@@ -27,9 +27,7 @@ namespace paceline::node {
 namespace {
 
 constexpr Activity kConnecting{"connect", 0};
-constexpr std::uint32_t kProtocol = 2;
-// At the deadline rank 0 knows who is missing: the others wait that much longer for its word.
-constexpr std::chrono::milliseconds kVerdict{500};
+constexpr std::uint32_t kProtocol = 3;
 
 // A rank's first packet; its pipe's read end travels with it.
 struct Hello {
@@ -63,9 +61,10 @@ base::UniqueFd open_pidfd(pid_t pid) {
   return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
-Failure lost(int rank, const RankNumbers& numbers) {
-  return {FailureKind::peer_lost, rank_bit(rank),
-          fmt::format("rank {} was lost while the group was being formed", numbers.of(rank))};
+Failure lost(int rank, const RankNumbers& numbers, const std::string& why = "") {
+  return {
+      FailureKind::peer_lost, rank_bit(rank),
+      fmt::format("rank {} was lost while the group was being formed{}", numbers.of(rank), why)};
 }
 
 // Rank 0's side. Links may be known to lead to a rank from the start (inherited) or only once their
@@ -92,13 +91,18 @@ class Host {
   void expect(int rank, pid_t pid) { expected_.push_back({open_pidfd(pid), rank}); }
 
   Membership run() {
-    while (std::count(greeted_.begin(), greeted_.end(), false) > 0) {
-      if (auto failure = gather_some()) {
-        tell_all(encode(*failure), {});
-        throw_failure(*failure, kConnecting, numbers_);
+    std::optional<Failure> failure;
+    try {
+      while (!failure && std::count(greeted_.begin(), greeted_.end(), false) > 0) {
+        failure = gather_some();
       }
+      if (!failure) return welcome();
+    } catch (const std::exception& error) {
+      tell_all(encode(lost(0, numbers_, fmt::format(": {}", error.what()))), {});
+      throw;
     }
-    return welcome();
+    tell_all(encode(*failure), {});
+    throw_failure(*failure, kConnecting, numbers_);
   }
 
  private:
@@ -178,7 +182,7 @@ class Host {
     fault_point();
     for (const Link& link : links_) {
       // One that is gone now is found out by whoever waits for it next.
-      if (link.socket) send_packet(link.socket.get(), bytes, fds);
+      if (link.socket) send_packet(link.socket.get(), bytes, fds, deadline_);
     }
   }
 
@@ -220,7 +224,7 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
   const Hello hello{kProtocol, rank, size, memory_bytes};
   fault_point();
   // If rank 0 is gone, the wait below says so.
-  send_packet(link.get(), to_bytes(hello), mine);
+  send_packet(link.get(), to_bytes(hello), mine, deadline);
   own.read_end.reset();
 
   const std::array<int, 1> fds{link.get()};

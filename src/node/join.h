@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct Membership {
   base::UniqueFd
       own_liveness;  // the write end of this rank's pipe: to be kept as long as the rank lives
 };
+
+// At a deadline rank 0 knows who is missing: the others wait that much longer for its word.
+inline constexpr std::chrono::milliseconds kVerdict{500};
 
 // Unix seqpacket sockets that lead to rank 0: rank 0 has one for each other rank, in order, every
 // other rank has one.

@@ -114,8 +114,10 @@ void Mailbox::close() {
 
 void Mailbox::pump(const std::function<bool()>& enough) {
   if (region_->in_forked_child()) region_->check_usable({"recv", 0});
-  while (!enough()) {
+  while (true) {
+    // Before it looks: what happens after that rings.
     const std::uint32_t heard = region_->bell();
+    if (enough()) return;
     if (!move_some()) region_->listen(heard);
     try {
       look_after_peers();
@@ -305,8 +307,8 @@ bool Mailbox::drain(Request& request) {
   if (!shared && request.moved >= parcel.filled.load(std::memory_order_acquire)) return false;
   const std::size_t from = shared ? request.moved : request.moved % kBuffers;
   if (bytes > 0) {
-    copy_of_results(bytes)(advance(request.message.data, request.moved * kChunk),
-                           request.source + from * kChunk, size_of_chunk(request.moved, bytes));
+    copy_of_results(2 * bytes)(advance(request.message.data, request.moved * kChunk),
+                               request.source + from * kChunk, size_of_chunk(request.moved, bytes));
   }
   // The sender says so before it lets go of the memory. Both sides use a read-modify-write, past
   // which neither the copy nor the sender's later stores can move.

@@ -42,8 +42,8 @@ void Group::gather(Input input, std::span<const Output> outputs, DataType type, 
   begin({.operation = Operation::gather, .type = type, .root = root, .count = input.count});
   if (rank() == root) {
     exchange({}, outputs, true);
-    copy_of_results(results_of_all(outputs))(outputs[static_cast<std::size_t>(root)].data,
-                                             input.data, input.count * element());
+    copy_of_results(bytes_of_all(outputs))(outputs[static_cast<std::size_t>(root)].data, input.data,
+                                           input.count * element());
   } else {
     exchange({&input, 1}, {}, true);
   }
@@ -72,11 +72,21 @@ void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> ou
   exchange(inputs, outputs, false);
 }
 
-// If all get as much as this rank does. Nothing but a gather gives anything to one rank alone.
-std::size_t Group::results_of_all(std::span<const Output> results) const {
+// What the tensors of all ranks take if each gets as much as this one does.
+std::size_t Group::bytes_of_all(std::span<const Output> results) const {
   std::size_t count = 0;
   for (const Output& result : results) count += result.count;
-  return count * element() * (call_.operation == Operation::gather ? 1 : calls_.size());
+  const std::size_t bytes = count * element();
+  switch (call_.operation) {
+    case Operation::broadcast:  // the root's, and a copy for each other
+      return bytes * calls_.size();
+    case Operation::gather:
+      return bytes * 2;
+    case Operation::all_gather:
+      return bytes * (calls_.size() + 1);
+    default:
+      return bytes * calls_.size() * 2;
+  }
 }
 
 void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
@@ -84,14 +94,15 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
   if (staging.is_large()) call_.offset = offset_of(sends);
   const bool shared = call_.is_shared();
   call_.staged = shared ? 0 : staging.largest();
-  if (!shared) staging.put(0);
+  if (!shared && size() > 1) staging.put(0);
   first_step();
 
   const auto me = static_cast<std::size_t>(rank());
-  const Copy copy = copy_of_results(results_of_all(receives));
+  const Copy copy = copy_of_results(bytes_of_all(receives));
   if (!sends.empty() && !receives.empty()) {
     copy(receives[me].data, sends[common ? 0 : me].data, receives[me].count * element());
   }
+  if (size() == 1) return;
   std::size_t chunks = 0;
   for (const Call& call : calls_) chunks = std::max(chunks, staging.chunks(call.staged));
   for (std::size_t from = 0; from < receives.size(); ++from) {

@@ -70,7 +70,7 @@ struct Region::Layout {
       : buffer(buffer_size(size, options.staging_bytes)),
         stride(round_up(sizeof(RankState), kPage) + 4 * buffer +
                round_up(static_cast<std::size_t>(size) * sizeof(Outbox), kPage)),
-        arena(round_up(options.arena_bytes != 0 ? options.arena_bytes : physical_memory(), kPage)),
+        arena(round_up(options.arena_bytes != 0 ? options.arena_bytes : arena_size(size), kPage)),
         ranks_begin(round_up(sizeof(Header), kPage)),
         arenas_begin(ranks_begin + static_cast<std::size_t>(size) * stride),
         total(arenas_begin + static_cast<std::size_t>(size) * arena) {
@@ -83,6 +83,12 @@ struct Region::Layout {
     const std::size_t share = staging / (4 * static_cast<std::size_t>(std::max(size, 1)));
     return std::clamp(share / kPage * kPage, kPage, kMaxBuffer);
   }
+  // Twice a rank's share of the machine, which no rank can use at once with the others; not all of
+  // it for each, or the groups of many ranks would use up the address space.
+  static std::size_t arena_size(int size) {
+    const std::size_t memory = physical_memory();
+    return std::min(memory, memory / static_cast<std::size_t>(std::max(size, 1)) * 2);
+  }
   std::size_t buffer, stride, arena, ranks_begin, arenas_begin, total;
 };
 
@@ -90,32 +96,38 @@ struct Region::Layout {
 class Region::AtExit {
  public:
   static void add(Region* region) {
-    AtExit& all = instance();
+    AtExit& all = of_this_process();
     std::lock_guard lock(all.mutex_);
     all.regions_.insert(region);
   }
   static void remove(Region* region) {
-    AtExit& all = instance();
+    AtExit& all = of_this_process();
     std::lock_guard lock(all.mutex_);
     all.regions_.erase(region);
   }
 
  private:
-  // Never destroyed: regions may be older than it is.
-  static AtExit& instance() {
-    static AtExit* const all = [] {
-      static const unsigned generation = fork_generation();
-      std::atexit([] {
-        // The lock may be held by a thread that a forked child does not have.
-        if (fork_generation() != generation) return;
-        std::lock_guard lock(instance().mutex_);
-        for (Region* const region : instance().regions_) region->depart();
-      });
-      return new AtExit;
-    }();
-    return *all;
+  // Never destroyed: regions may be older than it is. A forked child begins anew, with its own
+  // regions: its parent's are none of its business, and the lock may be held by a thread that it
+  // does not have.
+  static AtExit& of_this_process() {
+    static std::atomic<AtExit*> current{nullptr};
+    AtExit* found = current.load(std::memory_order_acquire);
+    if (found != nullptr && found->generation_ == fork_generation()) return *found;
+    auto fresh = std::make_unique<AtExit>();
+    if (!current.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) {
+      return *found;  // another thread was first
+    }
+    static const int registered = std::atexit([] {
+      AtExit& all = of_this_process();
+      std::lock_guard lock(all.mutex_);
+      for (Region* const region : all.regions_) region->depart();
+    });
+    static_cast<void>(registered);
+    return *fresh.release();
   }
 
+  const unsigned generation_ = fork_generation();
   std::mutex mutex_;
   std::set<Region*> regions_;
 };

@@ -71,7 +71,8 @@ void read_control(msghdr& message, Packet& packet) {
 
 }  // namespace
 
-bool send_packet(int socket, const std::string& bytes, std::span<const int> fds) {
+bool send_packet(int socket, const std::string& bytes, std::span<const int> fds,
+                 const base::Deadline& deadline) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   // Explicit credentials reach a receiver that asks for them only after they were sent.
   const ucred self{::getpid(), ::geteuid(), ::getegid()};
@@ -89,7 +90,11 @@ bool send_packet(int socket, const std::string& bytes, std::span<const int> fds)
   }
   while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
     if (errno == EPIPE || errno == ECONNRESET) return false;
-    if (errno != EINTR) throw base::errno_error("cannot send on a Unix socket");
+    if (errno == ETOOMANYREFS && !deadline.expired()) {
+      ::poll(nullptr, 0, 1);
+    } else if (errno != EINTR) {
+      throw base::errno_error("cannot send on a Unix socket");
+    }
   }
   return true;
 }

@@ -22,9 +22,11 @@ struct Packet {
   bool closed = false;  // the other end is gone; the rest is empty
 };
 
-// Never blocks for long: a seqpacket socket takes the few small messages sent here at once.
-// Returns false if the other end is gone.
-bool send_packet(int socket, const std::string& bytes, std::span<const int> fds = {});
+// Does not block, since a seqpacket socket takes the few small messages sent here at once; but for
+// descriptors, of which a user may have no more on their way than a process may have open: then it
+// tries again until the deadline. Returns false if the other end is gone.
+bool send_packet(int socket, const std::string& bytes, std::span<const int> fds,
+                 const base::Deadline& deadline);
 
 // Call it when poll() says so. At most `max_bytes` and 253 descriptors (the kernel's limit).
 Packet receive_packet(int socket, std::size_t max_bytes);

@@ -50,10 +50,10 @@ void limit(decltype(RLIMIT_AS) resource, rlim_t most) {
 }
 
 // No more descriptors than these can be opened from now on.
-void limit_descriptors(int more) {
+void limit_descriptors(rlim_t more) {
   const int next = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
   ::close(next);
-  limit(RLIMIT_NOFILE, static_cast<rlim_t>(next + more));
+  limit(RLIMIT_NOFILE, static_cast<rlim_t>(next) + more);
 }
 
 // Whether the victim had enough; if not, it says what it lacks, and the others that they miss it.
@@ -75,16 +75,16 @@ bool had_enough(const std::vector<test::RankEnd>& ends, int victim, const std::s
 TEST(Resources, DescriptorsThatAreMissingAreToldToEveryRank) {
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
-    int more = 0;
+    rlim_t more = 0;
     while (!had_enough(test::run_process_ranks(kSize,
                                                [&](int rank, Links links) {
                                                  if (rank == victim) limit_descriptors(more);
                                                  return use(rank, kSize, std::move(links));
                                                }),
                        victim, "(EMFILE); raise the limit with ulimit -n")) {
-      ASSERT_LT(++more, 40);
+      ASSERT_LT(++more, 40u);
     }
-    EXPECT_GT(more, 3);
+    EXPECT_GT(more, 3u);
   }
 }
 

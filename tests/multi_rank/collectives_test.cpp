@@ -199,6 +199,31 @@ TEST(Collectives, SparseTensorsAreAddedUp) {
   }
 }
 
+TEST(Collectives, SparseTensorsThatDoNotFitAreToldToAll) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    const auto tensor = torch::zeros({4, rank == 1 ? 5 : 6}).to_sparse(1);
+    try {
+      all_reduce(tensor);
+      ADD_FAILURE() << "no error";
+    } catch (const Mismatch& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("rank 1 all_reduce of a sparse Float tensor of [4, 5] with "
+                            "1 sparse dimensions"));
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+    }
+  });
+}
+
+TEST(Collectives, OutputsWithTwoElementsInOnePlaceAreRefused) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::vector<at::Tensor> tensors{torch::ones({1}).expand({5})};
+    EXPECT_THAT([&] { backend->broadcast(tensors); },
+                ThrowsMessage<UsageError>(HasSubstr("several lie in one place")));
+    barrier();
+  });
+}
+
 TEST(Collectives, OutputsThatAreInputsToo) {
   on_all([](int rank, int size) {
     // Not contiguous, so that all of it goes through copies.
@@ -265,6 +290,7 @@ TEST(Collectives, Groups) {
 
 std::size_t available_memory() {
   std::ifstream file("/proc/meminfo");
+  if (std::size_t limit = 0; std::ifstream("/sys/fs/cgroup/memory.max") >> limit) return limit;
   for (std::string name, unit; file >> name;) {
     std::size_t kibibytes = 0;
     file >> kibibytes;

@@ -107,7 +107,7 @@ TEST(Messages, WhatCannotTakeThemSaysSo) {
     if (rank == 0) {
       backend->send(tensors, 1, 0)->wait();
     } else {
-      EXPECT_ANY_THROW(backend->recv(tensors, 0, 0)->wait());
+      EXPECT_THROW(backend->recv(tensors, 0, 0), UsageError);
     }
     barrier();
   });

@@ -1,11 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <vector>
 
 #include <paceline/error.h>
 
 #include "node/group.h"
+#include "node/monitored_barrier.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::node {
@@ -177,6 +179,28 @@ TEST(Slice, CoversEverythingOnceOnCacheLines) {
       EXPECT_EQ(at, count);
     }
   }
+}
+
+TEST(MonitoredBarrier, WhoCameBeforeRank0HearsWhoIsMissing) {
+  std::barrier over(3);
+  run_thread_ranks(3, [&](auto region) {
+    const int rank = region->rank();
+    if (rank == 0) {
+      for (std::uint32_t heard = region->bell(); !Region::reached(region->attendance(1).arrived, 1);
+           heard = region->bell()) {
+        region->listen(heard);
+      }
+    }
+    if (rank != 2) {
+      try {
+        MonitoredBarrier(region).pass(std::chrono::milliseconds(100), false);
+        ADD_FAILURE() << "rank " << rank;
+      } catch (const Timeout& error) {
+        EXPECT_THAT(error.ranks(), ElementsAre(2)) << error.what();
+      }
+    }
+    over.arrive_and_wait();
+  });
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ std::vector<int> numbers(std::size_t count, int from, int tag) {
   return data;
 }
 
-// Small ones go with their announcement, large ones through two buffers, shared ones directly.
+// Small ones go with their announcement, large ones through buffers, shared ones directly.
 constexpr std::size_t kCounts[] = {0, 1, 2048, 2049, 65'536, 65'537, 300'000};
 
 TEST(Mailbox, MessagesOfEverySizeAroundARing) {

@@ -51,13 +51,14 @@ def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
     """
     if not isinstance(backend_options, Options):
         backend_options = Options()
-    # Unless this is 0, DistributedDataParallel does not ask its backend for the memory of its buckets.
-    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    return _C.create(
+    backend = _C.create(
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,
         world_ranks=list(options.global_ranks_in_group),
         staging_bytes=backend_options.staging_bytes)
+    # Unless this is 0, DistributedDataParallel does not ask its backend for the memory of its buckets.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    return backend
 
 
 def register() -> None:

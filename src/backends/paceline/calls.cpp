@@ -49,6 +49,7 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
                                       bool async, std::chrono::milliseconds timeout, Body body,
                                       std::size_t calls) {
   check_usable(kind.name);
+  for (const at::Tensor& output : outputs) check_no_overlap(output, kind.name);
   const auto patience = limit(timeout);
   auto work = c10::make_intrusive<NodeWork>(kind.type, kind.title, inputs, std::move(outputs),
                                             ++sequence_, patience);
@@ -59,8 +60,8 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
   if (!async) {
     try {
       progress_->run_here([&] { perform(body); });
-    } catch (const PeerError&) {
-      hooks_->abort.run();
+    } catch (...) {
+      work->complete(std::current_exception(), *hooks_);
       throw;
     }
     work->complete(nullptr, *hooks_);
@@ -84,7 +85,8 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
 NodeBackend::WorkPtr NodeBackend::coalesced(WorkPtr work) {
   std::lock_guard lock(coalescing_mutex_);
   const auto own = coalescing_.find(std::this_thread::get_id());
-  if (own != coalescing_.end()) own->second.push_back(work);
+  if (own == coalescing_.end()) return work;
+  own->second.push_back(work);
   return work;
 }
 

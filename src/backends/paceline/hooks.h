@@ -39,6 +39,8 @@ class Hooks {
         hook(args...);
       } catch (const std::exception& error) {
         base::log(LogLevel::warning, "a hook of the backend paceline threw: {}", error.what());
+      } catch (...) {
+        base::log(LogLevel::warning, "a hook of the backend paceline threw what is no exception");
       }
     }
   }

@@ -28,6 +28,7 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
   check_usable(kind.name);
   const at::Tensor tensor = single(tensors, kind.name);
   const bool sending = kind.type == c10d::OpType::SEND;
+  if (!sending) check_no_overlap(tensor, kind.name);
   auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
   const node::Mailbox::Message message{flat->data(), flat->count(), flat->type(),
                                        peer,         tag,           limit(c10d::kUnsetTimeout)};
@@ -44,6 +45,7 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
     const auto future = work->complete(error, *hooks);
     if (future) settle_elsewhere(*callbacks, work, future);
   };
+  postman_->start();  // or it throws while there is nothing to be taken back
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));
   if (!mailbox_->move()) postman_->call();
   return coalesced(work);

@@ -2,12 +2,14 @@
 
 namespace paceline::backends {
 
+void Postman::start() {
+  std::lock_guard lock(mutex_);
+  if (!stopping_ && !thread_.joinable()) thread_ = std::thread([this] { loop(); });
+}
+
 void Postman::call() {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopping_) return;
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
-  }
+  // With the lock: between the thread's look at the mailbox and its sleep this would be lost.
+  { std::lock_guard lock(mutex_); }
   called_.notify_one();
 }
 

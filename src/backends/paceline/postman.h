@@ -18,6 +18,8 @@ class Postman {
   Postman& operator=(const Postman&) = delete;
   ~Postman() { stop(); }
 
+  // Throws std::system_error if the system has no thread to give. Before the first call().
+  void start();
   // There is a new request.
   void call();
   void stop();

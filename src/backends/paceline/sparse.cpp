@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <paceline/error.h>
 
@@ -13,14 +14,39 @@ namespace {
 
 constexpr std::int64_t kMaxDimensions = 64;
 
-// What each rank tells: how many values it has, and its shape, which all have to agree on.
+// What each rank tells: how many values it has, and what all have to agree on.
+enum Row { kValues, kType, kSparseDimensions, kDenseDimensions, kSizes };
+
 at::Tensor describe_shape(const at::Tensor& tensor) {
-  std::vector<std::int64_t> row(3 + kMaxDimensions, -1);
-  row[0] = tensor._nnz();
-  row[1] = tensor.sparse_dim();
-  row[2] = tensor.dense_dim();
-  std::copy(tensor.sizes().begin(), tensor.sizes().end(), row.begin() + 3);
+  std::vector<std::int64_t> row(kSizes + kMaxDimensions, -1);
+  row[kValues] = tensor._nnz();
+  row[kType] = static_cast<std::int64_t>(tensor.scalar_type());
+  row[kSparseDimensions] = tensor.sparse_dim();
+  row[kDenseDimensions] = tensor.dense_dim();
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), row.begin() + kSizes);
   return at::tensor(row, at::kLong);
+}
+
+std::string in_words(const at::Tensor& row) {
+  const auto* const told = row.const_data_ptr<std::int64_t>();
+  const auto dimensions =
+      std::clamp<std::int64_t>(told[kSparseDimensions] + told[kDenseDimensions], 0, kMaxDimensions);
+  return fmt::format("all_reduce of a sparse {} tensor of [{}] with {} sparse dimensions",
+                     c10::toString(static_cast<at::ScalarType>(told[kType])),
+                     fmt::join(told + kSizes, told + kSizes + dimensions, ", "),
+                     told[kSparseDimensions]);
+}
+
+void check_shapes(node::Group& group, const at::Tensor& shapes) {
+  std::vector<std::string> words;
+  for (std::int64_t rank = 0; rank < group.size(); ++rank) words.push_back(in_words(shapes[rank]));
+  const auto& region = *group.region();
+  const auto found = node::explain_disagreement(words, region.numbers());
+  if (std::equal(words.begin() + 1, words.end(), words.begin())) return;
+  group.region()->fail(
+      {node::FailureKind::mismatch, found.ranks,
+       fmt::format("{}; call {} of group {}", found.text, group.sequence(), region.options().name)},
+      {"all_reduce", group.sequence()});
 }
 
 at::Tensor gather_rows(node::Group& group, const at::Tensor& rows,
@@ -53,16 +79,10 @@ at::Tensor sum_of_sparse(node::Group& group, const at::Tensor& tensor) {
   const at::Tensor shapes =
       gather_rows(group, describe_shape(tensor).unsqueeze(0),
                   std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 1));
-  for (std::int64_t rank = 1; rank < ranks; ++rank) {
-    if (at::equal(shapes[rank].slice(0, 1), shapes[0].slice(0, 1))) continue;
-    throw UsageError(fmt::format(
-        "all_reduce of sparse tensors that differ in shape or in their number of sparse "
-        "dimensions: those of rank 0 and rank {}",
-        group.region()->numbers().of(static_cast<int>(rank))));
-  }
+  check_shapes(group, shapes);
   std::vector<std::int64_t> counts;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    counts.push_back(shapes[rank][0].item<std::int64_t>());
+    counts.push_back(shapes[rank][kValues].item<std::int64_t>());
   }
   const at::Tensor indices = gather_rows(group, tensor._indices().t().contiguous(), counts);
   const at::Tensor values = gather_rows(group, tensor._values().contiguous(), counts);
