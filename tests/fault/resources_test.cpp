@@ -103,6 +103,18 @@ TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
   }
 }
 
+// Of a user's descriptors that are on their way there may be as many as a process may have open.
+TEST(Resources, DescriptorsOnTheirWayMayHaveToWait) {
+  constexpr int kSize = 16;
+  constexpr uid_t kNobody = 65534;
+  const auto ends = test::run_process_ranks(kSize, [](int rank, Links links) {
+    limit(RLIMIT_NOFILE, 100);  // 15 ranks get 17 each
+    EXPECT_TRUE(::geteuid() != 0 || ::setresuid(kNobody, kNobody, kNobody) == 0);
+    return use(rank, kSize, std::move(links));
+  });
+  for (const auto& end : ends) EXPECT_EQ(end.report, "");
+}
+
 TEST(Resources, NoneOfDevShmIsNeeded) {
   constexpr int kSize = 2;
   const auto ends = test::run_process_ranks(kSize, [](int rank, Links links) -> std::string {

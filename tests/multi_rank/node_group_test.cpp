@@ -8,6 +8,7 @@
 
 #include "node/group.h"
 #include "node/monitored_barrier.h"
+#include "support/process_ranks.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::node {
@@ -179,6 +180,29 @@ TEST(Slice, CoversEverythingOnceOnCacheLines) {
       EXPECT_EQ(at, count);
     }
   }
+}
+
+// Whatever groups its parent had.
+TEST(Group, AForkedChildLeavesItsGroupsWhenItExits) {
+  run_thread_ranks(1, [](auto parents) {
+    Group(parents).barrier();
+    const auto ends = test::run_process_ranks(2, [](int rank, Links links) -> std::string {
+      // Not destroyed by exit().
+      static auto* const region =
+          new auto(Region::create(std::move(links), rank, 2, small_region()));
+      Group group(*region);
+      group.barrier();
+      if (rank == 1) std::exit(0);
+      try {
+        group.barrier();
+        return "no error";
+      } catch (const PeerLost& error) {
+        return error.what();
+      }
+    });
+    EXPECT_THAT(ends[0].report, HasSubstr("rank 1 has left the group"));
+    EXPECT_TRUE(ends[1].exited_cleanly());
+  });
 }
 
 TEST(MonitoredBarrier, WhoCameBeforeRank0HearsWhoIsMissing) {
