@@ -16,6 +16,7 @@
 
 #include "node/group.h"
 #include "support/process_ranks.h"
+#include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::node {
@@ -89,9 +90,7 @@ TEST(Resources, DescriptorsThatAreMissingAreToldToEveryRank) {
 }
 
 TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer needs it itself";
-#endif
+  if (test::kSanitized) GTEST_SKIP() << "a sanitizer needs it itself";
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
     const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) {

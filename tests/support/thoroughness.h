@@ -12,4 +12,10 @@ inline int thoroughness() {
   return value != nullptr ? std::max(1, std::atoi(value)) : 1;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 }  // namespace paceline::test
