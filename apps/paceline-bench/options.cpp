@@ -44,13 +44,13 @@ void describe(CLI::App& app, Options& options) {
   app.add_flag("--quick", options.quick, "A selection that takes less than a minute");
   app.add_flag("--worker", options.worker)->group("");  // how this program starts its ranks
   app.footer(
-      "Implementations take turns, round by round, in the same processes, OpenMPI and\n"
-      "Python in their own;\n"
-      "every rank waits for the others before the clock starts. A time is that of the slowest "
-      "rank, \"cpu\" the CPU\n"
-      "time of all ranks together; \"over X\" is how many times faster than X, the median of the\n"
-      "rounds and its 90 % confidence interval. Run it on a machine that does nothing else.");
-
+      "Implementations take turns, round by round, in the same processes, OpenMPI and Python in\n"
+      "their own; every rank waits for the others before the clock starts. A time is that of the\n"
+      "slowest rank, \"cpu\" the CPU time of all ranks together; \"over X\" is how many times "
+      "faster\n"
+      "than X, the median of the rounds and its 90 % confidence interval. Run it on a machine "
+      "that\n"
+      "does nothing else.");
   CLI::App* const collectives =
       app.add_subcommand("collectives", "Collectives of float32, 2 to 8 ranks, 4 bytes to 25 MiB");
   collectives
@@ -74,6 +74,9 @@ void describe(CLI::App& app, Options& options) {
       ->take_last()
       ->type_name("PROGRAM");
   ddp->add_option("--python-backends", options.python_backends)->delimiter(',')->group("");
+  for (CLI::App* const one : {collectives, ddp}) {
+    one->footer("The options of `paceline bench --help` as well.\n\n" + app.get_footer());
+  }
   app.parse_complete_callback([&options, ddp] {
     options.benchmark = ddp->parsed() ? Benchmark::ddp : Benchmark::collectives;
   });
