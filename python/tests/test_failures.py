@@ -4,6 +4,10 @@
 import os
 import pickle
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 import unittest
 from datetime import timedelta
@@ -156,6 +160,21 @@ def hang() -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
     return pickle.loads(c10d._dump_fr_trace(backend="paceline"))["entries"], {}
 
 
+LOSS = """
+import os, signal, time
+import torch, torch.distributed as dist
+dist.init_process_group("paceline")
+dist.barrier()
+if dist.get_rank() == 1:
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.barrier()
+except dist.DistBackendError:
+    print(time.monotonic(), flush=True)
+"""
+
+
 class Failures(ranks.Case):
     def test_a_mismatch_names_the_ranks(self) -> None:
         for asynchronously in (False, True):
@@ -174,6 +193,20 @@ class Failures(ranks.Case):
             self.assertIn("rank 1 was lost", text)
             self.assertEqual((culprits, operation), ([1], "all_reduce"))
             self.assertTrue(others_work)
+
+    def test_no_trace_is_written_unless_asked_for(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
+        with tempfile.TemporaryDirectory() as home, socket.socket() as port:
+            port.bind(("127.0.0.1", 0))
+            number = port.getsockname()[1]
+            port.close()
+            processes = [subprocess.Popen(
+                [sys.executable, "-c", LOSS], stdout=subprocess.PIPE, text=True,
+                env=environment | {"HOME": home, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                   "MASTER_PORT": str(number)}) for rank in range(2)]
+            told, killed = (float(process.communicate(timeout=ranks.PATIENCE)[0]) for process in processes)
+            self.assertLess(told - killed, 1)
+            self.assertEqual(list(Path(home).rglob("*trace*")), [])
 
     def test_misuse_harms_nobody(self) -> None:
         self.assertEqual(ranks.run(misuse, "paceline", 3), [([], True)] * 3)

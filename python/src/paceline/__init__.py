@@ -56,9 +56,17 @@ def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
         timeout=options.timeout, group_name=options.group_id,
         world_ranks=list(options.global_ranks_in_group),
         staging_bytes=backend_options.staging_bytes)
+    if not torch.cuda.is_available():  # or they would be NCCL's settings, too
+        _set_up_torch()
+    return backend
+
+
+def _set_up_torch() -> None:
     # Unless this is 0, DistributedDataParallel does not ask its backend for the memory of its buckets.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    return backend
+    # Without a word about where, nobody looks for a trace, which takes seconds to write before the error is raised.
+    if not any(name.startswith(("TORCH_FR_DUMP", "TORCH_NCCL_D")) for name in os.environ):
+        os.environ["TORCH_FR_DUMP_ON_TIMEOUT"] = "0"
 
 
 def register() -> None:
