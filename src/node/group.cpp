@@ -118,9 +118,10 @@ void Group::fail(std::uint64_t ranks, const std::string& text) {
 // Of a rank that has not reached this rank's step yet.
 std::string Group::last_call_of(int rank) const {
   const Call call = region_->slot(rank, step_ - 1).call;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  // Only after that does it write there again.
-  if (Region::reached(region_->slot(rank, step_).step, step_)) return "it came just now";
+  // Only once it has come does it write there again. A read-modify-write, before which the copy
+  // ends.
+  Word& came = region_->slot(rank, step_).step;
+  if (came.fetch_add(0, std::memory_order_acq_rel) == step_) return "it came just now";
   if (call.sequence == sequence_) return "it stopped in the middle of this call";
   if (call.operation == Operation::none) return "it has made no call yet";
   return fmt::format("its last was call {}, {}", call.sequence, describe(call, region_->numbers()));
