@@ -109,6 +109,13 @@ class [[nodiscard]] Work {
   ProcessGroup group_;
 };
 
+// A contiguous tensor of unset values in memory that the group's ranks share, where its backend has
+// such: calls then read and write it in place instead of through staging buffers. On other backends
+// an ordinary one. It may outlive the group. Throws Error saying how much was asked for if there is
+// no room, and the group's failure after it failed.
+at::Tensor allocate_tensor(at::IntArrayRef sizes, const at::TensorOptions& options = {},
+                           const ProcessGroup& group = {});
+
 void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
 // As all_reduce, but the result is on rank `dst` only; the other ranks' tensors keep their values
 // on the backend paceline, and may hold anything on others.

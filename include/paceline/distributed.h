@@ -6,6 +6,8 @@
 #include <paceline/error.h>
 
 #include <chrono>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,9 @@ struct InitOptions {
   int rank = -1;
   // Any c10d store that all ranks share; then world_size and rank are required.
   c10::intrusive_ptr<c10d::Store> store{};
+  // With the backend "paceline", what the staging buffers of all ranks may take together, in bytes;
+  // nothing: 64 MiB. Tensors that do not lie in shared memory pass through them.
+  std::optional<std::size_t> staging_bytes{};
 };
 
 // Membership in the job, for as long as this object lives; move-only, one at a time in a process.
@@ -68,8 +73,9 @@ bool is_paceline_available();
 bool is_gloo_available();
 
 struct GroupOptions {
-  std::chrono::milliseconds timeout = -1ms;  // -1: the world's
-  std::string backend = "";                  // empty: the world's
+  std::chrono::milliseconds timeout = -1ms;    // -1: the world's
+  std::string backend = "";                    // empty: the world's
+  std::optional<std::size_t> staging_bytes{};  // nothing: the world's
 };
 
 // A group of ranks: a cheap handle. Default-constructed it means the world there is when it is

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string group_name{};
+  // InitOptions::staging_bytes. A backend that has no such buffers throws UsageError if it is given.
+  std::optional<std::size_t> staging_bytes{};
   // The group's ranks by their numbers in the world; empty: the same.
   std::vector<int> world_ranks{};
   // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made

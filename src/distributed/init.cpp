@@ -55,6 +55,7 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, int count) {
       fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), count), meeting.store);
   world->backend = options.backend;
   world->timeout = options.timeout;
+  world->staging_bytes = options.staging_bytes;
   world->host = meeting.host;
   world->group = make_group(options.backend,
                             {.store = c10::make_intrusive<c10d::PrefixStore>("world", world->store),
@@ -62,6 +63,7 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, int count) {
                              .size = meeting.size,
                              .timeout = options.timeout,
                              .group_name = "world",
+                             .staging_bytes = options.staging_bytes,
                              .links = std::move(meeting.links),
                              .host = meeting.host});
   return world;
@@ -180,9 +182,13 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
       .size = static_cast<int>(ranks.size()),
       .timeout = timeout,
       .group_name = name,
+      .staging_bytes = options.staging_bytes,
       .world_ranks = ranks,
       .host = world.host,
       .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); }};
+  if (!request.staging_bytes && backend == world.backend) {
+    request.staging_bytes = world.staging_bytes;
+  }
   lock.unlock();
   group.group_ = make_group(backend, std::move(request));
   lock.lock();

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct ActiveWorld {
   c10::intrusive_ptr<c10d::Store> store;
   std::string backend;
   std::chrono::milliseconds timeout;
+  std::optional<std::size_t> staging_bytes;
   std::string host;
   int groups_made = 0;
 

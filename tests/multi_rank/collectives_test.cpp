@@ -352,6 +352,45 @@ TEST(Collectives, SixtyFourGroupsAtOnce) {
   });
 }
 
+TEST(Groups, AllocateTensorsThatRanksShare) {
+  for (const char* const backend : {"paceline", "gloo"}) {
+    expect_torch_ranks(2, backend, [&](int rank, int) {
+      const bool shared = get_backend() == "paceline";
+      const auto allocated = [&]() -> std::uint64_t {
+        if (!shared) return 0;
+        return ProcessGroup().c10d()->getBackend(at::kCPU)->getMemoryStats().at("allocated_bytes");
+      };
+      const auto before = allocated();
+      at::Tensor t = allocate_tensor({3, 5000}, torch::kDouble);
+      EXPECT_EQ(t.sizes(), at::IntArrayRef({3, 5000}));
+      EXPECT_EQ(allocated() - before, shared ? 120'000u : 0u);
+      t.fill_(rank);
+      all_reduce(t);
+      EXPECT_TRUE(t.eq(1).all().item<bool>());
+      EXPECT_EQ(allocate_tensor({0}).numel(), 0);
+      EXPECT_THROW(allocate_tensor({-1}), std::exception);
+      t.reset();
+      EXPECT_EQ(allocated(), before);
+    });
+  }
+}
+
+TEST(Groups, HaveTheStagingBuffersAskedFor) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    constexpr std::size_t kBytes = std::size_t{64} << 10;
+    const ProcessGroup group = new_group({}, {.staging_bytes = kBytes});
+    auto t = torch::full({100'000}, static_cast<double>(rank));
+    all_reduce(t, {.group = group});
+    EXPECT_TRUE(t.eq(1).all().item<bool>());
+    const auto held = [](const ProcessGroup& of) {
+      return of.c10d()->getBackend(at::kCPU)->getMemoryStats().at("staging_bytes");
+    };
+    EXPECT_EQ(held(group), kBytes);
+    EXPECT_EQ(held(new_group()), held(ProcessGroup()));
+    EXPECT_THROW(new_group({}, {.backend = "gloo", .staging_bytes = kBytes}), UsageError);
+  });
+}
+
 TEST(World, OfOneNeedsNoEnvironment) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     destroy_process_group();

@@ -1,8 +1,9 @@
-#include <paceline/error.h>
-
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <cstdlib>
+
+#include <paceline/error.h>
 
 #include "distributed/backend.h"
 
@@ -12,6 +13,12 @@ namespace {
 // LibTorch's own Gloo. Ranks that are known to share a host talk over that address only; otherwise
 // the interface is GLOO_SOCKET_IFNAME's, or that of this machine's name, as in PyTorch.
 c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
+  if (request.staging_bytes) {
+    throw UsageError(
+        fmt::format("staging_bytes of {} for group {}: the backend gloo has no staging "
+                    "buffers, only paceline has",
+                    *request.staging_bytes, request.group_name));
+  }
   auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
   const bool interface_given = std::getenv("GLOO_SOCKET_IFNAME") != nullptr;
   options->devices.push_back(request.host.empty() || interface_given

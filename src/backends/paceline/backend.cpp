@@ -22,12 +22,11 @@ const bool paceline_registered = distributed::register_backend(
 
 }  // namespace
 
-std::shared_ptr<node::Region> form_region(distributed::BackendRequest request,
-                                          std::size_t staging_bytes) {
-  const node::RegionOptions options{.name = request.group_name,
-                                    .numbers = node::RankNumbers(request.world_ranks),
-                                    .timeout = request.timeout,
-                                    .staging_bytes = staging_bytes};
+std::shared_ptr<node::Region> form_region(distributed::BackendRequest request) {
+  node::RegionOptions options{.name = request.group_name,
+                              .numbers = node::RankNumbers(request.world_ranks),
+                              .timeout = request.timeout};
+  options.staging_bytes = request.staging_bytes.value_or(options.staging_bytes);
   if (!request.links.empty() || request.size == 1) {
     return node::Region::create(std::move(request.links), request.rank, request.size, options);
   }
@@ -117,17 +116,17 @@ std::shared_ptr<node::Region> NodeBackend::split_region(
       .rank = static_cast<int>(own - ranks.begin()),
       .size = static_cast<int>(ranks.size()),
       .timeout = timeout_.load(),
-      .group_name = fmt::format("split of {}", region_->options().name)};
+      .group_name = fmt::format("split of {}", region_->options().name),
+      .staging_bytes = options_->staging_bytes};
   for (const int rank : ranks) request.world_ranks.push_back(region_->numbers().of(rank));
-  std::size_t staging = options_->staging_bytes;
   if (options) {
     request.timeout = options->timeout;
     if (!options->group_name.empty()) request.group_name = options->group_name;
     if (const auto* const ours = dynamic_cast<NodeOptions*>(options.get())) {
-      staging = ours->staging_bytes;
+      request.staging_bytes = ours->staging_bytes;
     }
   }
-  return form_region(std::move(request), staging);
+  return form_region(std::move(request));
 }
 
 c10::intrusive_ptr<c10d::Backend> NodeBackend::split(const c10::intrusive_ptr<c10d::Store>& store,

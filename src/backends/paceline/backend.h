@@ -33,9 +33,7 @@ struct NodeOptions : c10d::Backend::Options {
 };
 
 // Joins the ranks of the request, over its links or else its store. Collective.
-std::shared_ptr<node::Region> form_region(
-    distributed::BackendRequest request,
-    std::size_t staging_bytes = node::RegionOptions().staging_bytes);
+std::shared_ptr<node::Region> form_region(distributed::BackendRequest request);
 
 // c10d over shared memory: the ranks of one machine. Calls whose options say asyncOp run on a
 // progress thread and return at once; the others run on the caller's thread.
