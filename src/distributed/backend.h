@@ -36,7 +36,7 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string group_name{};
-  // InitOptions::staging_bytes. A backend that has no such buffers throws UsageError if it is given.
+  // InitOptions::staging_bytes. A backend without such buffers throws UsageError if it is given.
   std::optional<std::size_t> staging_bytes{};
   // The group's ranks by their numbers in the world; empty: the same.
   std::vector<int> world_ranks{};
