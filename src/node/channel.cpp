@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include <paceline/error.h>
@@ -35,6 +36,7 @@ class Channel::BucketWait : public Waiting {
   // Not a failure of the group: all ranks may give the step up together and go on. What the peer
   // did before it gave up counts, so that all who wait for the same come to the same end.
   void check(int peer) const override {
+    channel_.check_not_skipped(peer, bucket_);
     if (!Region::reached(channel_.progress(peer).abandoned, channel_.step_)) return;
     if (Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_)) return;
     throw Mismatch(fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
@@ -145,14 +147,16 @@ std::string Channel::position() const {
   return fmt::format("step {} of group {}", step_, region_->options().name);
 }
 
-void Channel::begin_step(std::uint32_t forwards) {
+void Channel::begin_step(std::uint32_t forwards, double weight) {
   region_->check_usable({"backward", step_ + 1});
   ++step_;
   in_step_ = true;
-  forwards_checked_ = false;
+  beginnings_checked_ = false;
   pending_.clear();
+  skipped_.assign(buckets_.size(), false);
   // Read by those who have seen a bucket of this step published.
   progress(region_->rank()).forwards.store(forwards, std::memory_order_relaxed);
+  progress(region_->rank()).weight.store(weight, std::memory_order_relaxed);
   // Kept near the step, or it would one day seem to lie ahead of it.
   progress(region_->rank()).abandoned.store(step_ - 1, std::memory_order_relaxed);
 }
@@ -160,6 +164,16 @@ void Channel::begin_step(std::uint32_t forwards) {
 void Channel::publish(std::size_t bucket) {
   pending_.push_back(bucket);
   region_->publish(words(region_->rank(), bucket).published, step_);
+}
+
+void Channel::skip(std::size_t bucket) {
+  skipped_[bucket] = true;
+  region_->publish(words(region_->rank(), bucket).skipped, step_);
+}
+
+double Channel::share() const {
+  return weights_.empty() ? 1.0 / region_->size()
+                          : weights_[static_cast<std::size_t>(region_->rank())];
 }
 
 bool Channel::published_by_all(std::size_t bucket) const {
@@ -178,7 +192,7 @@ void Channel::try_progress() {
 }
 
 void Channel::reduce_slice(std::size_t bucket) {
-  if (!forwards_checked_) check_forwards();
+  if (!beginnings_checked_) check_beginnings();
   const auto& [count, type, op] = buckets_[bucket];
   const Slice slice = slice_of(count, element_size(type), region_->rank(), region_->size());
   std::array<void*, kMaxRanks> parts;
@@ -186,12 +200,32 @@ void Channel::reduce_slice(std::size_t bucket) {
   for (std::size_t rank = 0; rank < used.size(); ++rank) {
     parts[rank] = static_cast<std::byte*>(peers_[bucket][rank]) + slice.begin * element_size(type);
   }
-  reduce(type, op, {const_cast<const void* const*>(used.data()), used.size()}, used, slice.count());
+  reduce_parts(buckets_[bucket], used, slice.count());
   region_->publish(words(region_->rank(), bucket).reduced, step_);
 }
 
-void Channel::check_forwards() {
-  forwards_checked_ = true;
+// The parts are sources and destinations alike.
+void Channel::reduce_parts(const Bucket& bucket, std::span<void* const> parts,
+                           std::size_t count) const {
+  const std::span sources(const_cast<const void* const*>(parts.data()), parts.size());
+  if (bucket.op != ReduceOp::avg || weights_.empty()) {
+    return reduce(bucket.type, bucket.op, sources, parts, count);
+  }
+  std::array<const void*, kMaxRanks> counted;
+  std::array<double, kMaxRanks> weights;
+  std::size_t used = 0;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    if (weights_[rank] == 0) continue;
+    counted[used] = sources[rank];
+    weights[used++] = weights_[rank];
+  }
+  reduce_weighted(bucket.type, std::span(counted).first(used), std::span(weights).first(used),
+                  parts, count);
+}
+
+void Channel::check_beginnings() {
+  beginnings_checked_ = true;
+  read_weights();
   const std::uint32_t mine = progress(region_->rank()).forwards.load(std::memory_order_relaxed);
   std::string counts;
   bool agree = true;
@@ -210,6 +244,23 @@ void Channel::check_forwards() {
       position(), counts));
 }
 
+void Channel::read_weights() {
+  weights_.clear();
+  double total = 0;
+  bool same = true;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    weights_.push_back(progress(rank).weight.load(std::memory_order_relaxed));
+    same = same && weights_.back() == weights_.front();
+    total += weights_.back();
+  }
+  if (!(total > 0) || !std::isfinite(total)) {
+    fail(fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
+                     position(), total));
+  }
+  if (same) weights_.clear();
+  for (double& weight : weights_) weight /= total;
+}
+
 void Channel::finish() {
   patience_.deadline.reset();
   for (const std::size_t bucket : pending_) {
@@ -221,6 +272,7 @@ void Channel::finish() {
   }
   pending_.clear();
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (skipped_[bucket]) continue;
     BucketWait waiting(*this, bucket, &BucketWords::reduced);
     for (int rank = 0; rank < region_->size(); ++rank) {
       region_->await(words(rank, bucket).reduced, step_, rank, waiting);
@@ -228,6 +280,17 @@ void Channel::finish() {
   }
   progress(region_->rank()).finished.store(step_, std::memory_order_release);
   in_step_ = false;
+}
+
+void Channel::check_not_skipped(int peer, std::size_t bucket) const {
+  if (!Region::reached(words(peer, bucket).skipped, step_)) return;
+  region_->fail(
+      {FailureKind::mismatch, rank_bit(peer),
+       fmt::format("in {} {} had nothing for bucket {} ({}), which {} did use: "
+                   "skip_all_reduce_unused_params wants the same parameters to be unused "
+                   "on every rank",
+                   position(), name_of(peer), bucket, describe_(bucket), name_of(region_->rank()))},
+      {"backward", step_});
 }
 
 bool Channel::abandon_step() {

@@ -44,16 +44,23 @@ class Channel {
 
   // `forwards` counts what this rank has done towards its steps; ranks that begin a step with
   // different counts throw Mismatch, since they would reduce gradients that do not belong together.
-  void begin_step(std::uint32_t forwards);
+  // `weight`, not negative, is what this rank's buckets count in averages, relative to the others'.
+  // What a rank of weight 0 has in its buckets is not even read.
+  void begin_step(std::uint32_t forwards, double weight = 1);
   bool in_step() const { return in_step_; }
   std::uint64_t steps() const { return step_; }
 
   void publish(std::size_t bucket);
+  // In place of publish, on every rank: the bucket is left as it is. Ranks that do not agree about
+  // it throw Mismatch. Not for all buckets of a step.
+  void skip(std::size_t bucket);
   // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
   void try_progress();
   // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up before
   // its part was done.
   void finish();
+  // What this rank counted in the averages of the step that was finished last, of 1 in all.
+  double share() const;
 
   // Gives up a step that will not be finished, and waits until no peer touches this rank's buckets
   // any more: until every rank has given it up. If one finished it, the ranks differ from here on,
@@ -71,10 +78,12 @@ class Channel {
     Word abandoned;  // the last step given up, or the one before the current
     Word finished;   // the last step finished
     Word forwards;
+    std::atomic<double> weight;
   };
   struct alignas(kCacheLine) BucketWords {
     Word published;
     Word reduced;
+    Word skipped;
   };
 
   void exchange_addresses(Group& group);
@@ -82,8 +91,11 @@ class Channel {
   Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
   bool published_by_all(std::size_t bucket) const;
   void reduce_slice(std::size_t bucket);
-  void check_forwards();
+  void check_beginnings();
+  void read_weights();
+  void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
   void check_not_finished(int peer) const;
+  void check_not_skipped(int peer, std::size_t bucket) const;
   void retire_all();
   std::string name_of(int rank) const;
   std::string position() const;
@@ -96,10 +108,12 @@ class Channel {
   std::vector<Progress*> progress_;        // by rank
   std::vector<std::vector<void*>> peers_;  // by bucket, then by rank
   std::vector<std::size_t> pending_;       // published here, slice not reduced yet
+  std::vector<bool> skipped_;              // by bucket, in this step
   std::uint32_t step_ = 0;
   Patience patience_;  // of the current call
   bool in_step_ = false;
-  bool forwards_checked_ = false;
+  bool beginnings_checked_ = false;
+  std::vector<double> weights_;  // by rank, 1 in all; empty if all ranks weigh the same
 };
 
 }  // namespace paceline::node

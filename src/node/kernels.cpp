@@ -10,11 +10,11 @@ namespace paceline::node {
 
 // One for each kernels_*.cpp.
 namespace baseline {
-void reduce(DataType, ReduceOp, std::span<const void* const>, std::span<void* const>, std::size_t);
+extern const Kernels kernels;
 }
 #ifdef PACELINE_KERNELS_AVX2
 namespace avx2 {
-void reduce(DataType, ReduceOp, std::span<const void* const>, std::span<void* const>, std::size_t);
+extern const Kernels kernels;
 }
 
 namespace {
@@ -32,21 +32,28 @@ bool runs_avx2() {
 }  // namespace
 #endif
 
-std::span<const ReduceFunction> reduce_variants() {
+std::span<const Kernels> kernel_variants() {
 #ifdef PACELINE_KERNELS_AVX2
-  static constexpr std::array<ReduceFunction, 2> variants{&baseline::reduce, &avx2::reduce};
+  static const std::array<Kernels, 2> variants{baseline::kernels, avx2::kernels};
   static const std::size_t usable = runs_avx2() ? 2 : 1;
   return std::span(variants).first(usable);
 #else
-  static constexpr std::array<ReduceFunction, 1> variants{&baseline::reduce};
+  static const std::array<Kernels, 1> variants{baseline::kernels};
   return variants;
 #endif
 }
 
 void reduce(DataType type, ReduceOp op, std::span<const void* const> sources,
             std::span<void* const> destinations, std::size_t count) {
-  static const ReduceFunction fastest = reduce_variants().back();
+  static const ReduceFunction fastest = kernel_variants().back().reduce;
   fastest(type, op, sources, destinations, count);
+}
+
+void reduce_weighted(DataType type, std::span<const void* const> sources,
+                     std::span<const double> weights, std::span<void* const> destinations,
+                     std::size_t count) {
+  static const ReduceWeightedFunction fastest = kernel_variants().back().reduce_weighted;
+  fastest(type, sources, weights, destinations, count);
 }
 
 }  // namespace paceline::node

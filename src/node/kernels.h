@@ -31,9 +31,20 @@ inline constexpr std::size_t kMaxSources = 64;
 void reduce(DataType type, ReduceOp op, std::span<const void* const> sources,
             std::span<void* const> destinations, std::size_t count);
 
+// As reduce with sum, but each source counts weights[k] times: the weight, rounded to the type that
+// is accumulated in, multiplies each element before it is added. For floating and complex types.
+void reduce_weighted(DataType type, std::span<const void* const> sources,
+                     std::span<const double> weights, std::span<void* const> destinations,
+                     std::size_t count);
+
 using ReduceFunction = decltype(&reduce);
+using ReduceWeightedFunction = decltype(&reduce_weighted);
+struct Kernels {
+  ReduceFunction reduce;
+  ReduceWeightedFunction reduce_weighted;
+};
 
 // One entry per instruction set this processor can run, slowest first. For tests.
-std::span<const ReduceFunction> reduce_variants();
+std::span<const Kernels> kernel_variants();
 
 }  // namespace paceline::node

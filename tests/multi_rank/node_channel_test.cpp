@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <random>
 #include <vector>
@@ -221,6 +222,89 @@ TEST(Channel, ForwardsWithoutBackwardOnOneRankAreNoticed) {
     } catch (const Mismatch& error) {
       EXPECT_THAT(error.what(), HasSubstr("(rank 0 1, rank 1 2)"));
     }
+  });
+}
+
+TEST(Channel, AveragesByWeight) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name);
+      const int rank = region->rank();
+      for (std::size_t step = 1; step <= 6; ++step) {
+        // In the third step only the last rank counts, and the others hold garbage.
+        const auto weight_of = [&](int of) {
+          return step == 3 ? (of + 1 == region->size() ? 0.5 : 0.0) : static_cast<double>(of + 1);
+        };
+        channel.begin_step(static_cast<std::uint32_t>(step), weight_of(rank));
+        double total = 0;
+        double average = 0;
+        for (int other = 0; other < region->size(); ++other) {
+          total += weight_of(other);
+          average += weight_of(other) * value_of(other, step, 0);
+        }
+        const bool counts = weight_of(rank) > 0;
+        fill_bucket(channel, 0, counts ? value_of(rank, step, 0) : std::nan(""));
+        fill_bucket(channel, 1, 1);
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+        channel.finish();
+        const auto* const data = reinterpret_cast<const float*>(channel.data(0).get());
+        for (std::size_t i = 0; i < kBuckets[0].count; ++i) {
+          ASSERT_NEAR(data[i], average / total, 1e-5 * average / total);
+        }
+        expect<double>(channel, 1, region->size());  // a sum
+      }
+    });
+  }
+}
+
+TEST(Channel, WeightsThatAddUpToNothingAreRefused) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    channel.begin_step(1, 0);
+    for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+    EXPECT_THAT([&] { channel.finish(); },
+                ThrowsMessage<Mismatch>(HasSubstr("weights add up to 0")));
+  });
+}
+
+TEST(Channel, BucketsThatAllSkipStayAsTheyAre) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name);
+      for (std::size_t step = 1; step <= 4; ++step) {
+        channel.begin_step(static_cast<std::uint32_t>(step));
+        const std::size_t skipped = step % 2;
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) {
+          fill_bucket(channel, bucket, value_of(region->rank(), step, bucket));
+          bucket == skipped ? channel.skip(bucket) : channel.publish(bucket);
+        }
+        channel.finish();
+        const double own = value_of(region->rank(), step, skipped);
+        if (skipped == 0) expect<float>(channel, 0, own);
+        if (skipped == 1) expect<double>(channel, 1, own);
+        expect<std::int64_t>(channel, 2, value_of(region->size() - 1, step, 2));
+      }
+    });
+  }
+}
+
+TEST(Channel, RanksThatSkipDifferentBucketsAreTold) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    channel.begin_step(1);
+    for (std::size_t bucket = 0; bucket < 3; ++bucket) {
+      bucket == 0 && region->rank() == 1 ? channel.skip(bucket) : channel.publish(bucket);
+    }
+    EXPECT_THAT(
+        [&] {
+          channel.finish();
+          group.barrier();
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("rank 1 had nothing for bucket 0 (layer0)")));
   });
 }
 

@@ -162,6 +162,31 @@ Short<fraction_bits> reduced(ReduceOp op, const std::vector<Short<fraction_bits>
   return Short<fraction_bits>::nearest(reduced(op, wide));
 }
 
+// What one element counts with a weight. The oracle's sums of such are reduce_weighted's.
+float weighted(float value, double weight) {
+  return step(ReduceOp::product, value, static_cast<float>(weight));
+}
+double weighted(double value, double weight) {
+  return step(ReduceOp::product, value, weight);
+}
+template <typename T>
+std::complex<T> weighted(std::complex<T> value, double weight) {
+  return {weighted(value.real(), weight), weighted(value.imag(), weight)};
+}
+template <int fraction_bits>
+float weighted(Short<fraction_bits> value, double weight) {
+  return weighted(value.value(), weight);
+}
+
+template <typename T, typename Sum>
+T narrowed(Sum sum) {
+  if constexpr (std::same_as<T, Sum>) {
+    return sum;
+  } else {
+    return T::nearest(sum);
+  }
+}
+
 struct Boolean {
   std::uint8_t bits;
 };
@@ -373,8 +398,9 @@ void expect_reduces(ReduceFunction function, DataType type, ReduceOp op,
   const auto where = [&] {
     std::ostringstream text;
     text << name(type) << ' ' << name(op) << ", variant "
-         << std::ranges::find(reduce_variants(), function) - reduce_variants().begin() << ", "
-         << sources.size() << " to " << destinations << (in_place ? " in place" : "")
+         << std::ranges::find(kernel_variants(), function, &Kernels::reduce) -
+                kernel_variants().begin()
+         << ", " << sources.size() << " to " << destinations << (in_place ? " in place" : "")
          << ", shifted by " << shift << ", " << expected.size() << " bytes";
     return text.str();
   };
@@ -408,7 +434,7 @@ void expect_reduces(ReduceFunction function, DataType type, ReduceOp op,
 
 void expect_reduces_anywhere(DataType type, ReduceOp op, const std::vector<Bytes>& sources,
                              const Bytes& expected) {
-  for (const ReduceFunction variant : reduce_variants()) {
+  for (const auto& [variant, _] : kernel_variants()) {
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, element_size(type)}) {
       for (const std::size_t destinations : {std::size_t{1}, std::size_t{2}, sources.size()}) {
         expect_reduces(variant, type, op, sources, destinations, false, shift, expected);
@@ -444,6 +470,45 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Reduction, testing::ValuesIn(reducible_pairs()
                            return std::string(name(each.param.first)) + '_' +
                                   name(each.param.second);
                          });
+
+class WeightedSum : public testing::TestWithParam<DataType> {};
+
+TEST_P(WeightedSum, IsTheOraclesBitForBit) {
+  const double all_weights[] = {0.25, 1.0 / 3, 1e-3, 0.5, 7};
+  visit_type(GetParam(), [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (!std::integral<T> && !std::same_as<T, Boolean>) {
+      for (const std::size_t source_count : {1, 2, 3, 5}) {
+        const std::span weights = std::span(all_weights).first(source_count);
+        for (const std::size_t count : kCounts) {
+          auto sources = random_sources<T>(source_count, count);
+          std::vector<T> expected;
+          for (std::size_t i = 0; i < count; ++i) {
+            std::vector<decltype(weighted(T{}, 1))> parts;
+            for (std::size_t k = 0; k < source_count; ++k) {
+              parts.push_back(weighted(sources[k][i], weights[k]));
+            }
+            expected.push_back(narrowed<T>(reduced(ReduceOp::sum, parts)));
+          }
+          for (const auto& [_, variant] : kernel_variants()) {
+            auto copies = sources;
+            std::vector<const void*> from;
+            std::vector<void*> to;
+            for (auto& copy : copies) from.push_back(to.emplace_back(copy.data()));
+            variant(GetParam(), from, weights, to, count);
+            for (const auto& copy : copies) ASSERT_EQ(bytes_of(copy), bytes_of(expected));
+          }
+        }
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, WeightedSum,
+                         testing::Values(DataType::float32, DataType::float64, DataType::float16,
+                                         DataType::bfloat16, DataType::complex64,
+                                         DataType::complex128),
+                         [](const auto& each) { return std::string(name(each.param)); });
 
 TEST(Kernels, WhatIsReducible) {
   using enum DataType;
@@ -502,14 +567,14 @@ TEST_P(ShortPatterns, AllPassAndMeetEachOther) {
       }
       for (const ReduceOp op : kOps) {
         if (!is_reducible(GetParam(), op)) continue;
-        for (const ReduceFunction variant : reduce_variants()) {
+        for (const auto& [variant, _] : kernel_variants()) {
           expect_reduces(variant, GetParam(), op, {bytes_of(all)}, 1, false, 0,
                          bytes_of(canonical));
         }
         for (const auto& partner : partners) {
           const std::vector<std::vector<T>> sources = {all, partner};
           const Bytes expected = bytes_of(oracle(op, sources));
-          for (const ReduceFunction variant : reduce_variants()) {
+          for (const auto& [variant, _] : kernel_variants()) {
             expect_reduces(variant, GetParam(), op, bytes_of(sources), 2, true, 0, expected);
           }
         }
