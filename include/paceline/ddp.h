@@ -4,29 +4,70 @@
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <paceline/comm_hooks.h>
 #include <paceline/distributed.h>
+#include <paceline/for_each_tensor.h>
+#include <paceline/join.h>
 
 namespace paceline {
 
+// What gradients are averaged over.
+enum class Average {
+  ranks,   // each rank counts the same, as in PyTorch: right for equal batches
+  samples  // each rank counts what it says with set_samples: right for any
+};
+
+// The fields come in the order of PyTorch's arguments; those after it are ours.
 struct DdpOptions {
+  // For a module on an accelerator, its device. Modules on the CPU have none.
+  std::vector<at::Device> device_ids{};
+  std::optional<at::Device> output_device{};
   // Whether rank 0's buffers, those that the module has at construction (BatchNorm's running
   // statistics, say) are copied to all ranks before a forward in training mode with grad mode on,
   // if the step before it was synchronised.
   bool broadcast_buffers = true;
+  // Whether the ranks compare their models at construction, and start with rank 0's parameters and
+  // buffers. If not, it is up to the program that they are the same.
+  bool init_sync = true;
   // Who averages gradients; by default the world.
   ProcessGroup process_group{};
-  // Gradients are reduced in buckets of this many MiB. The first one to be ready is at most 1 MiB,
-  // so that communication starts early. A gradient alone may be larger.
-  double bucket_cap_mb = 25;
+  // Gradients are reduced in buckets of at most this many MiB; a gradient alone may be larger.
+  // Nothing: 25, and 1 for the first to be ready, so that communication starts early.
+  std::optional<double> bucket_cap_mb{};
   // Allows parameters that take no part in a step, for one more small reduction a step. A parameter
   // that took part on some rank gets the average, others counting as zero; one that took part
   // nowhere keeps its gradient as it was. Without it, such a parameter is an error that names it.
   bool find_unused_parameters = false;
+  // Whether .grad becomes a view into its bucket, which the next step changes in place. Otherwise
+  // it stays a tensor of its own, for one more copy. (PyTorch's default is false.)
+  bool gradient_as_bucket_view = true;
+  // Says that in every step each parameter gets as many gradients as in the first, on each rank.
+  // Then backwards may be nested (activation checkpointing) and a parameter may get several
+  // gradients, or none. Forwards must return tensors that for_each_tensor finds.
+  bool static_graph = false;
+  // Parameters by name, whose gradients are taken when param_to_hook_all_reduce has got its own;
+  // until then they may be changed by whatever else the backward does.
+  std::vector<std::string> delay_all_reduce_named_params{};
+  std::string param_to_hook_all_reduce{};
+  // With find_unused_parameters, leaves out buckets of which no parameter took part, and the
+  // reduction that tells ranks of each other's: the same parameters must be unused on every rank.
+  bool skip_all_reduce_unused_params = false;
+  // Instead of bucket_cap_mb: the cap of the first bucket to be ready, of the second and so on. The
+  // last holds for all that follow.
+  std::vector<double> bucket_cap_mb_list{};
+
+  Average average = Average::ranks;
+  // Every so many synchronised steps, ranks compare fingerprints of all parameters and buffers, and
+  // throw Mismatch that names the first that differs, and where. 0: never. It reads the model once.
+  int check_sync_every = 0;
 };
 
 namespace detail {
@@ -41,7 +82,12 @@ class DdpHandle {
   ~DdpHandle();
 
   void before_forward();
+  bool watches_outputs() const;
+  void watch_output(const at::Tensor& output);
   std::shared_ptr<bool> sync_switch() const;
+  void set_samples(double count);
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  Joinable& joinable() const;
 
  private:
   std::unique_ptr<DdpCore> core_;
@@ -75,10 +121,11 @@ class [[nodiscard]] NoSyncGuard {
 //
 // The forward decides, the backward obeys: whether a backward is synchronised was fixed by the last
 // forward before it. After a synchronised backward, .grad of each parameter is a view into its
-// bucket, which the next one changes in place (it adds, as always): clone what is to be kept. A
-// backward throws PeerLost, Timeout or Mismatch when another rank fails, and Error for parameters
-// that got no gradient (see find_unused_parameters). After a backward that threw, docs/errors.md
-// says when the next forward can go on; gradients that lie in buckets are zero then.
+// bucket (see gradient_as_bucket_view), which the next one changes in place (it adds, as always):
+// clone what is to be kept. A backward throws PeerLost, Timeout or Mismatch when another rank
+// fails, and Error for parameters that got no gradient (see find_unused_parameters). After a
+// backward that threw, docs/errors.md says when the next forward can go on; gradients that lie in
+// buckets are zero then.
 //
 // In a world of one, and without a world, it does nothing but call the module. A checkpoint is that
 // of module(): save it on rank 0, and load it before wrapping, on rank 0 at least; the optimizer's
@@ -86,7 +133,7 @@ class [[nodiscard]] NoSyncGuard {
 // evaluation that all ranks share, broadcast them.
 //
 // Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
-// parameters meanwhile. At most one wrapper around a module at a time.
+// parameters meanwhile. At most one wrapper around a parameter at a time.
 template <std::derived_from<torch::nn::Module> M>
 class DistributedDataParallel {
  public:
@@ -99,8 +146,17 @@ class DistributedDataParallel {
   // The module's own forward, whatever its signature.
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
+    using Output = decltype(module_->forward(std::forward<Args>(args)...));
     handle_.before_forward();
-    return module_->forward(std::forward<Args>(args)...);
+    if constexpr (std::is_void_v<Output>) {
+      return module_->forward(std::forward<Args>(args)...);
+    } else {
+      Output output = module_->forward(std::forward<Args>(args)...);
+      if (handle_.watches_outputs()) {
+        for_each_tensor(output, [&](const at::Tensor& t) { handle_.watch_output(t); });
+      }
+      return output;
+    }
   }
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
@@ -109,6 +165,27 @@ class DistributedDataParallel {
 
   // auto guard = model.no_sync(micro + 1 < accumulation);
   NoSyncGuard no_sync(bool enabled = true) { return NoSyncGuard(handle_.sync_switch(), enabled); }
+
+  // With Average::samples, before every backward that is synchronised: over how many samples, or
+  // tokens, this rank's loss is the mean, those of backwards under no_sync before it included. Not
+  // negative; a rank with none has count 0, and what its gradients are does not matter.
+  void set_samples(double count) { handle_.set_samples(count); }
+
+  // Lets `hook` communicate every bucket from now on. Collective; before the first backward, and
+  // once. Throws UsageError with Average::samples, which it could not heed.
+  void register_comm_hook(CommHook hook) {
+    handle_.register_comm_hook(detail::make_comm_hook(std::move(hook)));
+  }
+  // A hook as C++ extensions of PyTorch have it.
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+    handle_.register_comm_hook(std::move(hook));
+  }
+
+  // Runs a training loop over inputs that may be uneven; see paceline::join.
+  void join(const std::function<void()>& body, const JoinOptions& options = {}) {
+    paceline::join({*this}, body, options);
+  }
+  operator Joinable&() const { return handle_.joinable(); }
 
   const std::shared_ptr<M>& module() const { return module_; }
   std::vector<at::Tensor> parameters() const { return module_->parameters(); }

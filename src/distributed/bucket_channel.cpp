@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include <paceline/error.h>
 
 #include "distributed/backend.h"
@@ -23,7 +25,8 @@ class WorkChannel final : public BucketChannel {
       : group_(std::move(group)),
         backend_(std::move(backend)),
         buckets_(buckets),
-        published_(buckets.size()) {
+        state_(buckets.size()),
+        share_(1.0 / backend_->getSize()) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       const std::int64_t flags = b + 1 == buckets_.size() ? backend_->getSize() : 0;
       reduced_.push_back(at::zeros({buckets_[b].count + flags},
@@ -36,18 +39,19 @@ class WorkChannel final : public BucketChannel {
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
   bool in_step() const override { return in_step_; }
 
-  void begin_step(std::uint32_t /*forwards*/) override {
+  void begin_step(std::uint32_t /*forwards*/, std::optional<double> weight) override {
+    share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
+    weighted_ = weight.has_value();
     in_step_ = true;
     ++step_;
-    published_.assign(buckets_.size(), false);
+    state_.assign(buckets_.size(), State::open);
     works_.clear();
     gave_up_.zero_();
   }
 
-  void publish(std::size_t bucket) override {
-    published_[bucket] = true;
-    while (works_.size() < buckets_.size() && published_[works_.size()]) start();
-  }
+  void publish(std::size_t bucket) override { settle(bucket, State::published); }
+  void skip(std::size_t bucket) override { settle(bucket, State::skipped); }
+  double share() const override { return share_; }
 
   void try_progress() override {}
 
@@ -55,7 +59,8 @@ class WorkChannel final : public BucketChannel {
     wait_for_works();
     check_nobody_gave_up();
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      if (buckets_[b].op == Op::average) tensors_[b].div_(backend_->getSize());
+      if (buckets_[b].op != Op::average || weighted_ || state_[b] == State::skipped) continue;
+      tensors_[b].div_(backend_->getSize());
     }
     in_step_ = false;
   }
@@ -79,17 +84,49 @@ class WorkChannel final : public BucketChannel {
   [[noreturn]] void fail(const std::string& text) override { throw Error(text); }
 
  private:
+  enum class State { open, published, skipped };
+
+  double total_of(double weight) {
+    std::vector<at::Tensor> total{at::full({1}, weight, at::kDouble)};
+    translate("backward", [&] { backend_->allreduce(total, {})->wait(); });
+    const double sum = total[0].item<double>();
+    if (sum > 0 && std::isfinite(sum)) return sum;
+    throw Mismatch(fmt::format("the ranks' weights add up to {}: there is nothing to average", sum),
+                   {}, "backward", step_ + 1);
+  }
+
+  void settle(std::size_t bucket, State state) {
+    state_[bucket] = state;
+    while (works_.size() < buckets_.size() && state_[works_.size()] != State::open) start();
+  }
+
   void start() {
     const std::size_t bucket = works_.size();
+    if (state_[bucket] == State::skipped) {
+      works_.push_back({});
+      return;
+    }
+    if (weighted_ && buckets_[bucket].op == Op::average) weigh(tensors_[bucket]);
     std::vector<at::Tensor> tensors{reduced_[bucket]};
     c10d::AllreduceOptions options;
     options.reduceOp = buckets_[bucket].op == Op::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     translate("all_reduce", [&] { works_.push_back(backend_->allreduce(tensors, options)); });
   }
 
+  // What a rank of weight 0 has means nothing.
+  void weigh(const at::Tensor& tensor) const {
+    if (share_ == 0) {
+      tensor.zero_();
+    } else {
+      tensor.mul_(share_);
+    }
+  }
+
   void wait_for_works() {
     translate("backward", [&] {
-      for (const auto& work : works_) work->wait();
+      for (const auto& work : works_) {
+        if (work) work->wait();
+      }
     });
   }
 
@@ -111,7 +148,9 @@ class WorkChannel final : public BucketChannel {
   std::vector<at::Tensor> reduced_;
   std::vector<at::Tensor> tensors_;  // without the flags
   at::Tensor gave_up_;
-  std::vector<bool> published_;
+  std::vector<State> state_;
+  double share_;
+  bool weighted_ = false;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::uint64_t step_ = 0;
   bool in_step_ = false;

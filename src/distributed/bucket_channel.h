@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace paceline::distributed {
 //
 // A step runs: begin_step; write to tensor(b) and publish(b), for every b in any order, with
 // try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Nothing waits
-// but finish and abandon_step. One thread at a time.
+// but finish and abandon_step, and over a c10d::Backend begin_step with a weight. One thread at a
+// time.
 class BucketChannel {
  public:
   enum class Op { average, max };
@@ -34,12 +36,18 @@ class BucketChannel {
   virtual const at::Tensor& tensor(std::size_t bucket) const = 0;
 
   // `forwards`: how many forwards this rank has run towards its steps. Where the channel can tell,
-  // ranks that begin a step with different numbers throw Mismatch.
-  virtual void begin_step(std::uint32_t forwards) = 0;
+  // ranks that begin a step with different numbers throw Mismatch. `weight`, not negative: what
+  // this rank counts in averages, relative to the others'; given on all ranks or on none, where
+  // all count the same.
+  virtual void begin_step(std::uint32_t forwards, std::optional<double> weight) = 0;
   virtual bool in_step() const = 0;
   virtual void publish(std::size_t bucket) = 0;
+  // In place of publish, on every rank: the bucket is left as it is. Not for the last one.
+  virtual void skip(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
   virtual void finish() = 0;
+  // What this rank counted in the averages of the step that was finished last, of 1 in all.
+  virtual double share() const = 0;
   // Gives up a step that an exception has cut short, so that the next one can begin; waits until
   // all ranks have. What is in the buckets then means nothing. Returns false outside a step, where
   // it does nothing. Throws Mismatch if another rank has finished the step.

@@ -10,6 +10,7 @@
 #include <paceline/sampler.h>
 
 #include "parallel/ddp/bucketing.h"
+#include "support/small_net.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
 
@@ -17,81 +18,24 @@ namespace paceline {
 namespace {
 
 using test::backends;
+using test::batch_of;
+using test::bytes_of;
+using test::expect_close;
+using test::expect_same_gradients;
 using test::expect_torch_ranks;
 using test::kWorldSizes;
+using test::loss_of;
+using test::make_net;
+using test::Net;
+using test::NetImpl;
 using test::RankContext;
+using test::whole_batch_gradients;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int kBatch = 6;
 constexpr int kSteps = 20;
-
-// Several parameters of different sizes; with a small bucket cap, several buckets.
-struct NetImpl : torch::nn::Module {
-  torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 40))};
-  torch::nn::Linear second{register_module("second", torch::nn::Linear(40, 33))};
-  torch::nn::Linear last{register_module("last", torch::nn::Linear(33, 2))};
-  torch::Tensor forward(const torch::Tensor& x) {
-    return last(torch::tanh(second(torch::tanh(first(x)))));
-  }
-};
-TORCH_MODULE(Net);
-
-Net make_net(at::ScalarType type, std::uint64_t seed = 3) {
-  torch::manual_seed(seed);
-  Net net;
-  net->to(type);
-  return net;
-}
-
-// The batch of one rank in one step.
-torch::Tensor batch_of(int rank, int step, at::ScalarType type) {
-  torch::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
-  return torch::randn({kBatch, 9}, torch::kDouble).to(type);
-}
-
-torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& x) {
-  return (output - torch::stack({x.sum(1), x.prod(1)}, 1)).pow(2).mean();
-}
-
-std::string bytes_of(const std::vector<torch::Tensor>& tensors) {
-  std::string bytes;
-  for (const auto& tensor : tensors) {
-    const auto dense = tensor.detach().contiguous();
-    bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
-  }
-  return bytes;
-}
-
-void expect_close(const std::vector<torch::Tensor>& got, const std::vector<torch::Tensor>& expected,
-                  double relative) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const auto scale = expected[i].abs().max().item<double>();
-    EXPECT_LE((got[i] - expected[i]).abs().max().item<double>(), relative * scale)
-        << "tensor " << i;
-  }
-}
-
-void expect_same_gradients(const std::vector<torch::Tensor>& got,
-                           const std::vector<torch::Tensor>& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(got[i].grad(), expected[i].grad(), 1e-12, 1e-14)) << "tensor " << i;
-  }
-}
-
-// The parameters of a net that had no step yet, with the gradients of all ranks' batches.
-std::vector<torch::Tensor> whole_batch_gradients(int step, int size) {
-  auto net = make_net(at::kDouble);
-  for (int rank = 0; rank < size; ++rank) {
-    const auto x = batch_of(rank, step, at::kDouble);
-    (loss_of(net(x), x) / size).backward();
-  }
-  return net->parameters();
-}
 
 std::vector<torch::Tensor> train_whole_batches(int size, at::ScalarType type) {
   auto net = make_net(type);
@@ -541,11 +485,13 @@ TEST(Ddp, SecondBackwardThroughOneForwardIsReducedToo) {
   });
 }
 
-TEST(Ddp, BucketsAreFilledBackwards) {
+TEST(Ddp, BucketsAreFilledInOrder) {
   const auto floats = [](std::int64_t n) { return torch::zeros({n}); };
   const std::vector<at::Tensor> parameters{floats(100), floats(3), floats(40),
                                            torch::zeros({5}, at::kDouble), floats(17)};
-  const auto plan = ddp::plan_buckets(parameters, 4 * 32, 4 * 64);
+  ddp::BucketPlan plan;
+  ddp::add_buckets(plan, parameters, std::vector<std::size_t>{4, 3, 2, 1, 0},
+                   std::vector<std::size_t>{4 * 32, 4 * 64});
   ASSERT_EQ(plan.buckets.size(), 4u);
   EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(4)) << "the first is smaller";
   EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(3)) << "of a type of its own";

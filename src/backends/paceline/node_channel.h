@@ -13,9 +13,13 @@ class NodeChannel final : public distributed::BucketChannel {
   NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
-  void begin_step(std::uint32_t forwards) override { channel_.begin_step(forwards); }
+  void begin_step(std::uint32_t forwards, std::optional<double> weight) override {
+    channel_.begin_step(forwards, weight.value_or(1));
+  }
   bool in_step() const override { return channel_.in_step(); }
   void publish(std::size_t bucket) override { channel_.publish(bucket); }
+  void skip(std::size_t bucket) override { channel_.skip(bucket); }
+  double share() const override { return channel_.share(); }
   void try_progress() override { channel_.try_progress(); }
   void finish() override { channel_.finish(); }
   bool abandon_step() override { return channel_.abandon_step(); }

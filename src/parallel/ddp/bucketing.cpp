@@ -1,5 +1,6 @@
 #include "parallel/ddp/bucketing.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -10,16 +11,15 @@ constexpr std::size_t kLine = 64;
 
 }  // namespace
 
-BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, std::size_t first_bytes,
-                        std::size_t cap_bytes) {
+void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
+                 std::span<const std::size_t> order, std::span<const std::size_t> caps) {
   struct Filling {
     std::size_t bucket;
-    std::size_t cap;
+    std::size_t number;  // of its type and device
   };
-  BucketPlan plan;
   plan.places.resize(parameters.size());
   std::map<std::pair<at::ScalarType, std::string>, Filling> filling;
-  for (std::size_t i = parameters.size(); i-- > 0;) {
+  for (const std::size_t i : order) {
     const at::Tensor& parameter = parameters[i];
     const auto element = parameter.element_size();
     const auto line = static_cast<std::int64_t>(kLine / element);
@@ -29,20 +29,18 @@ BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, std::size_t f
       return plan.buckets.size() - 1;
     };
     auto found = filling.find(key);
-    if (found == filling.end()) {
-      found = filling.emplace(key, Filling{open_bucket(), first_bytes}).first;
-    }
+    if (found == filling.end()) found = filling.emplace(key, Filling{open_bucket(), 0}).first;
     Filling& current = found->second;
     const auto bytes_used = static_cast<std::size_t>(plan.buckets[current.bucket].count) * element;
-    if (bytes_used > 0 && bytes_used + parameter.nbytes() > current.cap) {
-      current = {open_bucket(), cap_bytes};
+    const std::size_t cap = caps[std::min(current.number, caps.size() - 1)];
+    if (bytes_used > 0 && bytes_used + parameter.nbytes() > cap) {
+      current = {open_bucket(), current.number + 1};
     }
     auto& bucket = plan.buckets[current.bucket];
     plan.places[i] = {current.bucket, bucket.count};
     bucket.count += (parameter.numel() + line - 1) / line * line;
     bucket.parameters.push_back(i);
   }
-  return plan;
 }
 
 }  // namespace paceline::ddp

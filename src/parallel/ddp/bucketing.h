@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace paceline::ddp {
@@ -21,14 +22,14 @@ struct BucketPlan {
     std::vector<std::size_t> parameters;
   };
   std::vector<Bucket> buckets;  // in the order in which they are likely to be ready
-  std::vector<Place> places;    // by parameter
+  std::vector<Place> places;    // by parameter; of those in a bucket
 };
 
-// Gradients become ready in roughly the reverse of the order in which layers were registered, so
-// buckets are filled in that order. A bucket holds one type and device, and at most `cap_bytes`
-// (the first of each type and device `first_bytes`) unless one parameter alone is larger. Every
+// Appends buckets that hold the parameters with the numbers in `order`, in that order. A bucket
+// holds one type and device, and unless one parameter alone is larger, no more bytes than its cap:
+// the k-th of its type and device caps[k], those beyond the last cap as much as that. Every
 // gradient starts on a cache line.
-BucketPlan plan_buckets(const std::vector<at::Tensor>& parameters, std::size_t first_bytes,
-                        std::size_t cap_bytes);
+void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
+                 std::span<const std::size_t> order, std::span<const std::size_t> caps);
 
 }  // namespace paceline::ddp

@@ -1,22 +1,101 @@
 #include <paceline/ddp.h>
 
-#include <ATen/core/grad_mode.h>
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include <paceline/collectives.h>
 #include <paceline/error.h>
 
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
+#include "parallel/sync_batch_norm/normalize.h"
 
 namespace paceline::detail {
+namespace {
 
-class DdpCore {
+void check_caps(const DdpOptions& options) {
+  const auto check = [](double mib, const char* option) {
+    if (!(mib > 0)) throw UsageError(fmt::format("{} of {}: it must be positive", option, mib));
+  };
+  if (options.bucket_cap_mb) check(*options.bucket_cap_mb, "bucket_cap_mb");
+  for (const double mib : options.bucket_cap_mb_list) check(mib, "bucket_cap_mb_list");
+  if (options.bucket_cap_mb && !options.bucket_cap_mb_list.empty()) {
+    throw UsageError("bucket_cap_mb and bucket_cap_mb_list exclude each other");
+  }
+}
+
+void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {
+  const at::Device device = parameters.front().tensor.device();
+  for (const auto& one : parameters) {
+    if (one.tensor.device() == device) continue;
+    throw UsageError(
+        fmt::format("parameter {} is on {} and {} on {}: a module on one device is needed",
+                    parameters.front().name, device.str(), one.name, one.tensor.device().str()));
+  }
+  auto asked = options.device_ids;
+  if (options.output_device) asked.push_back(*options.output_device);
+  if (device.is_cpu() && !asked.empty()) {
+    throw UsageError(
+        "device_ids and output_device are for modules on an accelerator; this one is "
+        "on the CPU");
+  }
+  if (options.device_ids.size() > 1) {
+    throw UsageError(
+        fmt::format("{} device_ids: a rank's module has one device", options.device_ids.size()));
+  }
+  for (const at::Device& one : asked) {
+    if (one == device) continue;
+    throw UsageError(fmt::format("device_ids or output_device say {}, but the module is on {}",
+                                 one.str(), device.str()));
+  }
+}
+
+void check_delayed(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {
+  const auto& delayed = options.delay_all_reduce_named_params;
+  const std::string& trigger = options.param_to_hook_all_reduce;
+  if (delayed.empty() != trigger.empty()) {
+    throw UsageError("delay_all_reduce_named_params and param_to_hook_all_reduce need each other");
+  }
+  const auto check = [&](const std::string& name, const char* option) {
+    if (std::ranges::count(parameters, name, &ddp::NamedTensor::name) > 0) return;
+    throw UsageError(
+        fmt::format("{} names {}, which is no parameter that requires a gradient", option, name));
+  };
+  if (trigger.empty()) return;
+  check(trigger, "param_to_hook_all_reduce");
+  for (const auto& name : delayed) check(name, "delay_all_reduce_named_params");
+  if (std::ranges::count(delayed, trigger) > 0) {
+    throw UsageError(
+        fmt::format("{} cannot wait for its own gradient: it is named by both "
+                    "delay_all_reduce_named_params and param_to_hook_all_reduce",
+                    trigger));
+  }
+}
+
+}  // namespace
+
+class DdpCore final : public Joinable {
  public:
   DdpCore(torch::nn::Module& module, const DdpOptions& options)
       : module_(module), options_(options), sync_(std::make_shared<bool>(true)) {
-    if (!(options.bucket_cap_mb > 0)) {
+    check_caps(options);
+    if (options.check_sync_every < 0) {
       throw UsageError(
-          fmt::format("bucket_cap_mb of {}: it must be positive", options.bucket_cap_mb));
+          fmt::format("check_sync_every of {}: it is a number of steps, or 0 for never",
+                      options.check_sync_every));
+    }
+    if (options.skip_all_reduce_unused_params && !options.find_unused_parameters) {
+      throw UsageError("skip_all_reduce_unused_params is for find_unused_parameters");
+    }
+    if (options.average == Average::samples && sync_batch_norm::is_in(module)) {
+      throw UsageError(
+          "Average::samples weighs gradients that SyncBatchNorm has already mixed: let the loss of "
+          "each rank be a sum over samples that is divided by the same number on all, and average "
+          "over ranks");
     }
     const auto parameters = ddp::trainable_parameters(module);
     if (parameters.empty()) {
@@ -24,36 +103,132 @@ class DdpCore {
           "DistributedDataParallel needs a module with a parameter that requires a "
           "gradient");
     }
+    check_devices(options, parameters);
+    check_delayed(options, parameters);
     if (get_world_size(options.process_group) == 1) return;
     // The world of now, also when there is another one later.
     options_.process_group = ProcessGroup(options.process_group.c10d());
-    ddp::check_same_model(module, options_.process_group);
     buffers_ = module.buffers();
-    auto tensors = module.parameters();
-    tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
-    ddp::broadcast_from_first(tensors, options_.process_group);
+    if (options.init_sync) {
+      ddp::check_same_model(module, options_.process_group);
+      broadcast_all(0);
+    }
+    parameter_count_ = module.parameters().size();
     reducer_ = std::make_unique<ddp::Reducer>(parameters, options_);
   }
 
   void before_forward() {
     if (!reducer_ || !at::GradMode::is_enabled()) return;
     const bool training = module_.is_training();
+    if (training) check_parameters();
+    const bool broadcasts = training && broadcasts_buffers();
+    if (training && join_options() != nullptr) {
+      notify_join();
+      static_cast<void>(agree(*sync_, broadcasts));
+      if (weighs_active()) reducer_->set_weight(1);
+    }
     reducer_->before_forward(*sync_, training);
     if (!training) return;
-    if (options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty()) {
-      ddp::broadcast_from_first(buffers_, options_.process_group);
-    }
+    if (broadcasts) ddp::broadcast_from(first_active(), buffers_, options_.process_group);
+    if (*sync_) check_sync(broadcasts);
     buffers_may_differ_ = *sync_;
   }
 
+  void set_samples(double count) {
+    if (options_.average != Average::samples) {
+      throw UsageError("set_samples is for average = Average::samples");
+    }
+    if (!(count >= 0) || !std::isfinite(count)) {
+      throw UsageError(fmt::format("set_samples({}): it must be a count", count));
+    }
+    if (reducer_) reducer_->set_weight(count);
+  }
+
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+    if (!hook) throw UsageError("register_comm_hook needs a hook");
+    if (options_.average == Average::samples) {
+      throw UsageError("a communication hook averages itself, so Average::samples has no effect");
+    }
+    if (reducer_) reducer_->set_hook(std::move(hook));
+  }
+
+  bool watches_outputs() const {
+    return options_.static_graph && reducer_ && at::GradMode::is_enabled();
+  }
+  void watch_output(const at::Tensor& output) { reducer_->watch_output(output); }
   const std::shared_ptr<bool>& sync_switch() const { return sync_; }
 
+  ProcessGroup join_process_group() const override { return options_.process_group; }
+
+  void shadow_step() override {
+    const auto [sync, broadcasts] = agree(false, false);
+    if (options_.average == Average::samples || weighs_active()) reducer_->set_weight(0);
+    reducer_->before_forward(sync, true);
+    if (broadcasts) ddp::broadcast_from(first_active(), buffers_, options_.process_group);
+    if (sync) {
+      ++steps_;
+      reducer_->shadow_backward();
+    }
+    buffers_may_differ_ = sync;
+  }
+
+  void all_joined(int last) override { broadcast_all(last); }
+
  private:
+  bool broadcasts_buffers() const {
+    return options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty();
+  }
+  bool weighs_active() const {
+    return options_.average == Average::ranks && !join_options()->divide_by_initial_world_size;
+  }
+
+  void broadcast_all(int root) {
+    auto tensors = module_.parameters();
+    tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
+    ddp::broadcast_from(root, tensors, options_.process_group);
+  }
+
+  // In `join`: what ranks that have joined cannot know of the step.
+  std::pair<bool, bool> agree(bool sync, bool broadcasts) {
+    const at::Tensor flags = at::tensor({sync ? 1 : 0, broadcasts ? 1 : 0}, at::kLong);
+    all_reduce(flags, {.op = ReduceOp::MAX, .group = options_.process_group});
+    return {flags[0].item<std::int64_t>() != 0, flags[1].item<std::int64_t>() != 0};
+  }
+
+  // Rarely, as it walks through the module.
+  void check_parameters() {
+    if (!std::has_single_bit(++forwards_)) return;
+    const std::size_t now = module_.parameters().size();
+    if (now == parameter_count_) return;
+    throw UsageError(
+        fmt::format("the module has {} parameters and had {} when it was wrapped: "
+                    "wrap it after it is complete",
+                    now, parameter_count_));
+  }
+
+  // Not with ranks that have joined: they get the model later.
+  void check_sync(bool with_buffers) {
+    ++steps_;
+    const auto every = static_cast<std::uint64_t>(options_.check_sync_every);
+    if (every == 0 || steps_ % every != 0 || !all_active()) return;
+    std::vector<ddp::NamedTensor> tensors;
+    for (const auto& item : module_.named_parameters())
+      tensors.push_back({item.key(), item.value()});
+    if (with_buffers) {
+      for (const auto& item : module_.named_buffers())
+        tensors.push_back({item.key(), item.value()});
+    }
+    ddp::check_same_values(tensors, options_.process_group, steps_);
+  }
+
   torch::nn::Module& module_;
   DdpOptions options_;
   std::shared_ptr<bool> sync_;
   std::unique_ptr<ddp::Reducer> reducer_;  // none in a world of one
   std::vector<at::Tensor> buffers_;
+  std::size_t parameter_count_ = 0;
+  std::uint64_t forwards_ = 0;
+  std::uint64_t steps_ = 0;          // synchronised ones
   bool buffers_may_differ_ = false;  // the last training forward was synchronised
 };
 
@@ -68,8 +243,23 @@ DdpHandle::~DdpHandle() = default;
 void DdpHandle::before_forward() {
   core_->before_forward();
 }
+bool DdpHandle::watches_outputs() const {
+  return core_->watches_outputs();
+}
+void DdpHandle::watch_output(const at::Tensor& output) {
+  core_->watch_output(output);
+}
 std::shared_ptr<bool> DdpHandle::sync_switch() const {
   return core_->sync_switch();
+}
+void DdpHandle::set_samples(double count) {
+  core_->set_samples(count);
+}
+void DdpHandle::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  core_->register_comm_hook(std::move(hook));
+}
+Joinable& DdpHandle::joinable() const {
+  return *core_;
 }
 
 }  // namespace paceline::detail

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/utils/tensor_flatten.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 #include <set>
 #include <sstream>
@@ -68,14 +71,51 @@ std::string first_difference(const std::vector<std::string>& first,
       what(b, other), ranks.second);
 }
 
+// The weights of embeddings that were told to have sparse gradients.
+std::set<const void*> sparse_weights(const torch::nn::Module& module) {
+  std::set<const void*> weights;
+  for (const auto& part : const_cast<torch::nn::Module&>(module).modules()) {
+    const auto add = [&](const auto* embedding) {
+      if (embedding != nullptr && embedding->options.sparse()) {
+        weights.insert(embedding->weight.unsafeGetTensorImpl());
+      }
+    };
+    add(dynamic_cast<const torch::nn::EmbeddingImpl*>(part.get()));
+    add(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(part.get()));
+  }
+  return weights;
+}
+
+// Not cryptographic; any difference changes it but for one case in 2^64.
+std::int64_t fingerprint(const at::Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  const at::Tensor dense = tensor.detach().contiguous();
+  const auto* const bytes = static_cast<const char*>(dense.data_ptr());
+  constexpr std::size_t kLanes = 4;  // so that multiplications overlap
+  std::array<std::uint64_t, kLanes> hash{1, 2, 3, 4};
+  std::array<std::uint64_t, kLanes> words;
+  for (std::size_t at = 0; at < dense.nbytes(); at += sizeof(words)) {
+    words.fill(0);
+    std::memcpy(words.data(), bytes + at, std::min(sizeof(words), dense.nbytes() - at));
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      hash[i] = (hash[i] ^ words[i]) * 0x9e3779b97f4a7c15u;
+      hash[i] ^= hash[i] >> 32;
+    }
+  }
+  for (std::size_t i = 1; i < kLanes; ++i) hash[0] = (hash[0] ^ hash[i]) * 0x9e3779b97f4a7c15u;
+  return static_cast<std::int64_t>(hash[0] ^ hash[0] >> 32);
+}
+
 }  // namespace
 
 std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
+  const auto sparse = sparse_weights(module);
   std::vector<NamedTensor> parameters;
   std::set<const void*> seen;
   for (const auto& item : module.named_parameters()) {
-    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters.push_back({item.key(), item.value()});
+    const void* const tensor = item.value().unsafeGetTensorImpl();
+    if (item.value().requires_grad() && seen.insert(tensor).second) {
+      parameters.push_back({item.key(), item.value(), sparse.count(tensor) > 0});
     }
   }
   return parameters;
@@ -95,7 +135,7 @@ void check_same_model(const torch::nn::Module& module, const ProcessGroup& group
   }
 }
 
-void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {
+void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {
   const at::NoGradGuard no_grad;
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
   for (const at::Tensor& tensor : tensors) {
@@ -105,11 +145,38 @@ void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessG
     std::vector<at::Tensor> flat{torch::utils::flatten_dense_tensors(same)};
     c10d::BroadcastOptions options;
     options.asyncOp = false;
-    distributed::translate("broadcasting the model from rank 0", [&] {
+    options.rootRank = root;
+    distributed::translate("broadcasting the model", [&] {
       group.c10d()->getBackend(flat[0].device().type())->broadcast(flat, options)->wait();
     });
     const auto parts = torch::utils::unflatten_dense_tensors(flat[0], same);
     for (std::size_t i = 0; i < same.size(); ++i) same[i].copy_(parts[i]);
+  }
+}
+
+void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGroup& group,
+                       std::uint64_t step) {
+  const auto count = static_cast<std::int64_t>(tensors.size());
+  const int size = get_world_size(group);
+  const at::Tensor mine = at::empty({count}, at::kLong);
+  std::transform(tensors.begin(), tensors.end(), mine.data_ptr<std::int64_t>(),
+                 [](const NamedTensor& one) { return fingerprint(one.tensor); });
+  const at::Tensor all = at::empty({size, count}, at::kLong);
+  all_gather_into_tensor(all, mine, {.group = group});
+  const auto of = all.accessor<std::int64_t, 2>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::vector<int> differing;
+    for (int rank = 1; rank < size; ++rank) {
+      if (of[rank][i] != of[0][i]) differing.push_back(distributed::world_rank_of(group, rank));
+    }
+    if (differing.empty()) continue;
+    throw Mismatch(
+        fmt::format("the models have come apart: in step {} {} is not on rank{} {} what it is on "
+                    "rank {}, and is the first of {} parameters and buffers that differs",
+                    step, tensors[static_cast<std::size_t>(i)].name,
+                    differing.size() == 1 ? "" : "s", fmt::join(differing, ", "),
+                    distributed::world_rank_of(group, 0), count),
+        differing, "check_sync", step);
   }
 }
 

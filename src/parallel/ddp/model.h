@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace paceline::ddp {
 struct NamedTensor {
   std::string name;  // the path in the module: "layer1.0.conv1.weight"
   at::Tensor tensor;
+  bool sparse = false;  // a weight of an embedding whose gradients are sparse tensors
 };
 
 // The parameters that take gradients; each tensor once, under its first name.
@@ -22,7 +24,13 @@ std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module);
 // name, shape, strides, type or whether they take gradients. Collective.
 void check_same_model(const torch::nn::Module& module, const ProcessGroup& group);
 
-// Makes the tensors the group's rank 0's, one broadcast for each type. Collective.
-void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
+// Makes the tensors those of `root`, a rank of the group, by one broadcast for each type.
+// Collective.
+void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
+
+// Throws Mismatch, the same on every rank, if the bits of the tensors are not the same on all: it
+// names the first that differs, and the ranks where it is not as on rank 0. Collective.
+void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGroup& group,
+                       std::uint64_t step);
 
 }  // namespace paceline::ddp

@@ -10,25 +10,36 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <numeric>
+#include <set>
 
+#include <paceline/collectives.h>
 #include <paceline/error.h>
+
+#include "parallel/ddp/hook_channel.h"
 
 namespace paceline::ddp {
 namespace {
 
-constexpr std::size_t kFirstBucketBytes = std::size_t{1} << 20;
+using distributed::BucketChannel;
+
+constexpr double kMiB = 1024 * 1024;
+constexpr double kDefaultCap = 25;
+// Small, so that communication starts early.
+constexpr double kDefaultFirstCap = 1;
 // How many parameters an error lists before it only counts.
 constexpr std::size_t kMaxNames = 10;
 
-std::size_t bytes_of_mb(double mb) {
+std::vector<std::size_t> caps_of(const DdpOptions& options) {
+  std::vector<double> mib{kDefaultFirstCap, kDefaultCap};
+  if (options.bucket_cap_mb) mib = {*options.bucket_cap_mb};
+  if (!options.bucket_cap_mb_list.empty()) mib = options.bucket_cap_mb_list;
   constexpr double kMost = 1ULL << 62;
-  return static_cast<std::size_t>(std::min(mb * 1024 * 1024, kMost));
-}
-
-std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& parameters) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& one : parameters) tensors.push_back(one.tensor);
-  return tensors;
+  std::vector<std::size_t> caps;
+  for (const double cap : mib)
+    caps.push_back(static_cast<std::size_t>(std::min(cap * kMiB, kMost)));
+  return caps;
 }
 
 // A tensor over part of `flat` that autograd does not take for a view, since zero_grad refuses to
@@ -40,50 +51,133 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
                      dense ? like.strides() : at::empty_like(like).strides());
 }
 
+// The parameters that have a reducer: two would reduce the same gradients twice.
+class Wrapped {
+ public:
+  static void add(const std::vector<NamedTensor>& parameters) {
+    Wrapped& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    for (const auto& one : parameters) {
+      if (all.tensors_.count(one.tensor.unsafeGetTensorImpl()) == 0) continue;
+      throw UsageError(
+          fmt::format("parameter {} is wrapped by another DistributedDataParallel, which would "
+                      "average its gradient once more: let that one go first",
+                      one.name));
+    }
+    for (const auto& one : parameters) all.tensors_.insert(one.tensor.unsafeGetTensorImpl());
+  }
+  static void remove(const at::Tensor& tensor) {
+    Wrapped& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    all.tensors_.erase(tensor.unsafeGetTensorImpl());
+  }
+
+ private:
+  static Wrapped& instance() {
+    static auto* const all = new Wrapped;
+    return *all;
+  }
+  std::mutex mutex_;
+  std::set<const void*> tensors_;
+};
+
 }  // namespace
 
 Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options)
-    : find_unused_(options.find_unused_parameters),
-      plan_(plan_buckets(tensors_of(parameters),
-                         std::min(kFirstBucketBytes, bytes_of_mb(options.bucket_cap_mb)),
-                         bytes_of_mb(options.bucket_cap_mb))) {
-  using distributed::BucketChannel;
-  std::vector<BucketChannel::Bucket> buckets;
-  for (const auto& bucket : plan_.buckets) {
-    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketChannel::Op::average});
+    : options_(options), caps_(caps_of(options)) {
+  const auto& delayed = options.delay_all_reduce_named_params;
+  Indices order;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, tensor, sparse] = parameters[i];
+    parameters_.push_back({name, tensor, sparse, {}, nullptr});
+    if (name == options.param_to_hook_all_reduce) trigger_ = i;
+    if (sparse) continue;
+    (std::ranges::count(delayed, name) > 0 ? delayed_ : order).push_back(i);
   }
-  if (find_unused_) {
-    buckets.push_back({static_cast<std::int64_t>(parameters.size()), at::kLong, at::kCPU,
-                       BucketChannel::Op::max});
-  }
-  for (const auto& [name, tensor] : parameters) parameters_.push_back({name, tensor, {}, nullptr});
-  channel_ = distributed::make_bucket_channel(
-      options.process_group.c10d(), plan_.buckets.front().device.type(), buckets,
-      [this](std::size_t bucket) { return describe_bucket(bucket); });
-  make_views();
+  // Gradients become ready in roughly the reverse of the order in which layers were registered.
+  std::ranges::reverse(order);
+  make_plan(order);
+  make_channel();
+  Wrapped::add(parameters);
   attach_hooks();
 }
 
 Reducer::~Reducer() {
   for (auto& parameter : parameters_) {
     if (parameter.accumulator) parameter.accumulator->del_post_hook(parameter.hook);
+    Wrapped::remove(parameter.tensor);
   }
+}
+
+// `order` has all that are neither sparse nor delayed.
+void Reducer::make_plan(const Indices& order) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
+  plan_ = {};
+  add_buckets(plan_, tensors, order, caps_);
+  add_buckets(plan_, tensors, delayed_, caps_);
+}
+
+// Whether the channel has one more bucket that tells which parameters were used on any rank.
+bool Reducer::needs_bitmap() const {
+  if (hook_ || plan_.buckets.empty()) return true;  // or there would be nothing for the channel
+  if (options_.static_graph) return learning_;
+  return options_.find_unused_parameters && !options_.skip_all_reduce_unused_params;
+}
+
+void Reducer::make_channel() {
+  std::vector<BucketChannel::Bucket> buckets;
+  for (const auto& bucket : plan_.buckets) {
+    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketChannel::Op::average});
+  }
+  bitmap_ = needs_bitmap();
+  const BucketChannel::Bucket used{static_cast<std::int64_t>(parameters_.size()), at::kLong,
+                                   at::kCPU, BucketChannel::Op::max};
+  const auto group = options_.process_group.c10d();
+  const auto device = parameters_.front().tensor.device().type();
+  const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
+  if (hook_) {
+    channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe,
+                                             [this](std::size_t b) { return grad_bucket(b); });
+  } else {
+    if (bitmap_) buckets.push_back(used);
+    channel_ = distributed::make_bucket_channel(group, device, buckets, describe);
+  }
+  make_views();
+}
+
+// In the order in which gradients were ready on rank 0 in the first step.
+void Reducer::rebuild() {
+  rebuild_due_ = false;
+  auto order = at::empty({static_cast<std::int64_t>(arrivals_.size())}, at::kLong);
+  std::copy(arrivals_.begin(), arrivals_.end(), order.data_ptr<std::int64_t>());
+  broadcast_from(0, {order}, options_.process_group);
+  const auto* const numbers = order.data_ptr<std::int64_t>();
+  const Indices first(numbers, numbers + order.numel());
+  Indices planned;
+  for (const auto& bucket : plan_.buckets) {
+    planned.insert(planned.end(), bucket.parameters.begin(), bucket.parameters.end());
+  }
+  planned.resize(planned.size() - delayed_.size());
+  if (first == planned && bitmap_ == needs_bitmap()) return;
+  make_plan(first);
+  make_channel();
 }
 
 void Reducer::make_views() {
   const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     channel_->tensor(b).zero_();  // what lies between gradients is reduced too
-  }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Place place = plan_.places[i];
-    parameters_[i].view =
-        alias(channel_->tensor(place.bucket), place.offset, parameters_[i].tensor);
+    for (const std::size_t i : plan_.buckets[b].parameters) {
+      parameters_[i].view =
+          alias(channel_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);
+    }
   }
 }
 
 void Reducer::attach_hooks() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (std::ranges::count(delayed_, i) > 0) continue;
     Parameter& parameter = parameters_[i];
     parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
     parameter.hook = parameter.accumulator->add_post_hook(
@@ -103,8 +197,26 @@ void Reducer::before_forward(bool synchronise, bool counts) {
       if (is_view(parameter)) parameter.view.zero_();
     }
   }
+  backward_ = -1;
   synchronise_ = synchronise;
-  if (synchronise && counts) ++forwards_;
+  if (!synchronise || !counts) return;
+  ++forwards_;
+  if (rebuild_due_) rebuild();
+}
+
+void Reducer::watch_output(const at::Tensor& output) {
+  if (!synchronise_ || !output.requires_grad()) return;
+  output.register_hook([this](const at::Tensor&) {
+    const int backward = torch::autograd::get_current_graph_task_id();
+    if (!synchronise_ || backward_ == backward) return;
+    backward_ = backward;
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
+  });
+}
+
+void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  hook_ = std::move(hook);
+  make_channel();
 }
 
 void Reducer::on_gradient(std::size_t index) {
@@ -120,48 +232,98 @@ void Reducer::on_gradient(std::size_t index) {
 }
 
 void Reducer::reduce_gradient(std::size_t index) {
-  Parameter& parameter = parameters_[index];
+  if (at::GradMode::is_enabled()) {
+    throw UsageError(fmt::format(
+        "the backward that reached parameter {} creates a graph of itself (create_graph), whose "
+        "gradients DistributedDataParallel cannot average: compute such a term on module()",
+        parameters_[index].name));
+  }
   if (channel_->in_step()) {
     check_backward();
   } else {
     begin_step();
   }
-  if (parameter.ready) {
+  Parameter& parameter = parameters_[index];
+  ++parameter.arrived;
+  if (options_.static_graph && learning_) return;
+  if (parameter.arrived > parameter.expected) {
     channel_->fail(fmt::format(
-        "parameter {} got a gradient twice in one backward: it is part of several graphs, which is "
-        "not supported",
-        parameter.name));
+        "parameter {} got gradient number {} in one backward, {}", parameter.name,
+        parameter.arrived,
+        options_.static_graph
+            ? fmt::format("and {} in the first: its graph is not static", parameter.expected)
+            : "as it is part of several graphs (activation checkpointing, a backward inside a "
+              "backward): set static_graph if that is the same in every step"));
   }
-  parameter.ready = true;
-  take_gradient(parameter);
-  count_down(plan_.places[index].bucket);
+  if (parameter.arrived == parameter.expected) mark_ready(index);
 }
 
 // The hooks of a step all belong to one backward.
-void Reducer::check_backward() {
-  if (torch::autograd::get_current_graph_task_id() == backward_) return;
+void Reducer::check_backward() const {
+  if (options_.static_graph || torch::autograd::get_current_graph_task_id() == backward_) return;
   throw UsageError(
       "a backward reached the model while its last one has not completed: if that one threw, run a "
-      "forward before the next; a backward inside another, as with activation checkpointing, is "
-      "not "
-      "supported");
+      "forward before the next; if it is a backward inside another, as with activation "
+      "checkpointing, set static_graph");
 }
 
 void Reducer::begin_step() {
-  channel_->begin_step(forwards_);
-  backward_ = torch::autograd::get_current_graph_task_id();
+  if (options_.average == Average::samples && !weight_) {
+    throw UsageError(
+        "with average = Average::samples, call set_samples before every backward that is "
+        "synchronised: this one has no count");
+  }
+  channel_->begin_step(forwards_, weight_);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
-  for (auto& parameter : parameters_) parameter.ready = false;
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
+  arrivals_.clear();
+  for (auto& parameter : parameters_) {
+    parameter.ready = false;
+    parameter.arrived = 0;
+  }
+  // Unless watch_output has seen where the outermost begins.
+  if (!options_.static_graph || backward_ < 0) {
+    backward_ = torch::autograd::get_current_graph_task_id();
+    torch::autograd::Engine::get_default_engine().queue_callback([this, own = backward_] {
+      if (backward_ == own) finish_backward();
+    });
+  }
+  if (options_.static_graph && !learning_) settle_never_used();
+}
+
+// What the first step of a static graph taught: these get no gradient in any.
+void Reducer::settle_never_used() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (parameter.expected > 0 || parameter.ready) continue;
+    if (used_anywhere_[i]) {
+      mark_ready(i);
+    } else {
+      parameter.ready = true;
+      if (!parameter.sparse) count_down(plan_.places[i].bucket);
+    }
+  }
+}
+
+void Reducer::mark_ready(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  parameter.ready = true;
+  if (!parameter.sparse) {
+    if (learning_ && std::ranges::count(delayed_, index) == 0) arrivals_.push_back(index);
+    take_gradient(parameter);
+    count_down(plan_.places[index].bucket);
+  }
+  if (trigger_ == index) {
+    for (const std::size_t i : delayed_) mark_ready(i);
+  }
 }
 
 bool Reducer::is_view(const Parameter& parameter) const {
   const at::Tensor& grad = parameter.tensor.grad();
-  return grad.defined() && grad.data_ptr() == parameter.view.data_ptr();
+  return grad.defined() && parameter.view.defined() && grad.data_ptr() == parameter.view.data_ptr();
 }
 
-// Makes .grad the view, with the value that .grad has.
+// Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
 void Reducer::take_gradient(Parameter& parameter) {
   if (is_view(parameter)) return;
   const at::NoGradGuard no_grad;
@@ -174,7 +336,7 @@ void Reducer::take_gradient(Parameter& parameter) {
   } else {
     parameter.view.copy_(grad.is_sparse() ? grad.to_dense() : grad);
   }
-  grad = parameter.view;
+  if (options_.gradient_as_bucket_view) grad = parameter.view;
 }
 
 void Reducer::count_down(std::size_t bucket) {
@@ -182,51 +344,176 @@ void Reducer::count_down(std::size_t bucket) {
   channel_->try_progress();
 }
 
-// The final callback of a backward that began a step.
+// The final callback of a backward that began a step; with a static graph, of the outermost.
 void Reducer::finish_backward() {
   try {
-    std::vector<std::size_t> missing;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_[i].ready) missing.push_back(i);
+    if (!channel_->in_step()) begin_step();  // no parameter got a gradient
+    if (options_.static_graph && learning_) learn_graph();
+    Indices left = missing();
+    if (!may_miss()) {
+      Indices wanted = left;
+      std::erase_if(wanted, [&](std::size_t i) { return !parameters_[i].tensor.requires_grad(); });
+      if (!wanted.empty()) fail_missing(wanted);
     }
-    if (find_unused_) {
-      settle_unused(missing);
-    } else {
-      if (!missing.empty()) fail_missing(missing);
-      channel_->finish();
-    }
+    reduce_rest(left);
   } catch (...) {
+    backward_ = -1;
     detach_gradients();
     throw;
   }
-  for (auto& parameter : parameters_) parameter.used = false;
+  end_step();
 }
 
-void Reducer::settle_unused(const std::vector<std::size_t>& missing) {
+// How often each parameter gets a gradient is now known, of this rank's graph.
+void Reducer::learn_graph() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].expected = parameters_[i].arrived;
+    if (parameters_[i].arrived > 0) mark_ready(i);
+  }
+}
+
+bool Reducer::may_miss() const {
+  return options_.static_graph ? learning_ : options_.find_unused_parameters;
+}
+
+Reducer::Indices Reducer::missing() const {
+  Indices indices;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].ready) indices.push_back(i);
+  }
+  return indices;
+}
+
+// Those that got no gradient count as zero, and .grad of one that got none anywhere stays.
+void Reducer::reduce_rest(const Indices& missing) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> before;
   for (const std::size_t i : missing) {
-    Parameter& parameter = parameters_[i];
-    const at::Tensor& grad = parameter.tensor.grad();
-    before.push_back(is_view(parameter) ? grad.clone() : grad);
-    take_gradient(parameter);
-    count_down(plan_.places[i].bucket);
+    const at::Tensor& grad = parameters_[i].tensor.grad();
+    before.push_back(is_view(parameters_[i]) ? grad.clone() : grad);
   }
+  const std::vector<bool> skipped = skip_unused();
+  for (const std::size_t i : missing) {
+    if (parameters_[i].ready || (!parameters_[i].sparse && skipped[plan_.places[i].bucket]))
+      continue;
+    mark_ready(i);
+  }
+  used_.assign(parameters_.size(), false);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) used_[i] = parameters_[i].used;
+  finish_channel();
+  for (std::size_t k = 0; k < missing.size(); ++k) {
+    if (!used_[missing[k]]) parameters_[missing[k]].tensor.mutable_grad() = before[k];
+  }
+  reduce_sparse();
+  if (!options_.gradient_as_bucket_view) put_back();
+}
+
+// With skip_all_reduce_unused_params, buckets of which no parameter was used: all but the last one
+// of the channel, which carries more than gradients.
+std::vector<bool> Reducer::skip_unused() {
+  std::vector<bool> skipped(plan_.buckets.size());
+  if (!options_.skip_all_reduce_unused_params) return skipped;
+  const std::size_t last = bitmap_ ? plan_.buckets.size() : plan_.buckets.size() - 1;
+  for (std::size_t b = 0; b < last; ++b) {
+    skipped[b] = std::ranges::none_of(plan_.buckets[b].parameters,
+                                      [&](std::size_t i) { return parameters_[i].ready; });
+    if (skipped[b]) channel_->skip(b);
+  }
+  return skipped;
+}
+
+// Tells and asks which parameters were used, where the channel has a place for it.
+void Reducer::finish_channel() {
+  if (!bitmap_) return channel_->finish();
   const std::size_t bitmap = plan_.buckets.size();
   auto* const used = channel_->tensor(bitmap).data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) used[i] = parameters_[i].used ? 1 : 0;
+  for (std::size_t i = 0; i < used_.size(); ++i) used[i] = used_[i] ? 1 : 0;
   channel_->publish(bitmap);
   channel_->finish();
-  for (std::size_t k = 0; k < missing.size(); ++k) {
-    if (used[missing[k]] == 0) parameters_[missing[k]].tensor.mutable_grad() = before[k];
+  for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used[i] != 0;
+}
+
+// One call for each, in the order of the parameters.
+void Reducer::reduce_sparse() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].sparse || !used_[i]) continue;
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    const at::Tensor& whole = parameters_[i].tensor;
+    at::Tensor part = !grad.defined()
+                          ? at::empty(whole.sizes(), whole.options().layout(at::kSparse))
+                      : grad.is_sparse() ? grad
+                                         : grad.to_sparse(1);
+    part = part.coalesce().mul(channel_->share());
+    all_reduce(part, {.group = options_.process_group});
+    grad = part;
   }
 }
 
-void Reducer::fail_missing(const std::vector<std::size_t>& missing) {
+// For those who want gradients of their own.
+void Reducer::put_back() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    if (parameter.sparse || !used_[i]) continue;
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    if (grad.defined() && !grad.is_sparse()) {
+      grad.copy_(parameter.view);
+    } else {
+      grad = parameter.view.clone();
+    }
+  }
+}
+
+void Reducer::end_step() {
+  backward_ = -1;
+  for (auto& parameter : parameters_) parameter.used = false;
+  weight_.reset();
+  if (!learning_) return;
+  learning_ = false;
+  if (options_.static_graph) used_anywhere_ = used_;
+  // Where steps may differ, the first says nothing of the next.
+  rebuild_due_ = options_.static_graph || !options_.find_unused_parameters;
+}
+
+void Reducer::shadow_backward() {
+  const at::NoGradGuard no_grad;
+  channel_->begin_step(forwards_, weight_);
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    channel_->tensor(b).zero_();
+    channel_->publish(b);
+    channel_->try_progress();
+  }
+  used_.assign(parameters_.size(), false);
+  finish_channel();
+  if (!bitmap_) used_.assign(parameters_.size(), true);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (parameter.sparse && used_[i]) {
+      all_reduce(
+          at::empty(parameter.tensor.sizes(), parameter.tensor.options().layout(at::kSparse)),
+          {.group = options_.process_group});
+    }
+    if (learning_ && options_.static_graph) parameter.expected = used_[i] ? 1 : 0;
+  }
+  if (learning_) {
+    arrivals_.clear();
+    for (const auto& bucket : plan_.buckets) {
+      for (const std::size_t i : bucket.parameters) {
+        if (std::ranges::count(delayed_, i) == 0) arrivals_.push_back(i);
+      }
+    }
+  }
+  end_step();
+}
+
+void Reducer::fail_missing(const Indices& missing) {
   channel_->fail(fmt::format(
-      "{} of {} parameters got no gradient in this backward: {}. If that is meant, set "
-      "find_unused_parameters; else make every output that these parameters feed part of the loss.",
-      missing.size(), parameters_.size(), names_of(missing)));
+      "{} of {} parameters got no gradient in this backward: {}. {}", missing.size(),
+      parameters_.size(), names_of(missing),
+      options_.static_graph
+          ? "In the first step they did, so the graph is not static as static_graph says."
+          : "If that is meant, set find_unused_parameters; else make every output that these "
+            "parameters feed part of the loss."));
 }
 
 void Reducer::detach_gradients() {
@@ -236,12 +523,29 @@ void Reducer::detach_gradients() {
   }
 }
 
+c10d::GradBucket Reducer::grad_bucket(std::size_t index) const {
+  const auto& bucket = plan_.buckets[index];
+  std::vector<std::size_t> offsets;
+  std::vector<std::size_t> lengths;
+  std::vector<c10::IntArrayRef> sizes;
+  std::vector<at::Tensor> tensors;
+  for (const std::size_t i : bucket.parameters) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    offsets.push_back(static_cast<std::size_t>(plan_.places[i].offset));
+    lengths.push_back(static_cast<std::size_t>(tensor.numel()));
+    sizes.push_back(tensor.sizes());
+    tensors.push_back(tensor);
+  }
+  return c10d::GradBucket(index, plan_.buckets.size(), channel_->tensor(index), offsets, lengths,
+                          sizes, tensors, std::nullopt);
+}
+
 std::string Reducer::describe_bucket(std::size_t bucket) const {
   if (bucket >= plan_.buckets.size()) return "which parameters were used";
   return names_of(plan_.buckets[bucket].parameters);
 }
 
-std::string Reducer::names_of(const std::vector<std::size_t>& parameters) const {
+std::string Reducer::names_of(const Indices& parameters) const {
   std::string names;
   for (std::size_t k = 0; k < parameters.size() && k < kMaxNames; ++k) {
     names += (k == 0 ? "" : ", ") + parameters_[parameters[k]].name;

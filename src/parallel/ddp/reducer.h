@@ -1,9 +1,11 @@
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,10 +19,11 @@ namespace paceline::ddp {
 
 // Averages gradients over the ranks during backward: autograd hooks copy each gradient into its
 // bucket and publish buckets that are full; the final callback of the backward settles parameters
-// without a gradient, finishes the reduction and leaves .grad as views of the buckets.
+// without a gradient, finishes the reduction and leaves the averages in .grad.
 //
 // A step lasts from the first hook of a backward to its final callback. Autograd runs both on the
-// thread that called backward, for gradients on the CPU.
+// thread that called backward, for gradients on the CPU; with a static graph, where backwards may
+// be nested, on one thread at a time.
 class Reducer {
  public:
   Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options);
@@ -30,44 +33,88 @@ class Reducer {
 
   // Fixes whether backwards from here on are synchronised, and clears away a step that an exception
   // cut short: gradients that lie in buckets become zero then, since other ranks may have written
-  // there. `counts` says whether this forward is one that a backward must follow.
+  // there. `counts` says whether this forward is one that a backward must follow. After the first
+  // step of all, the buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
+  // With a static graph, for each output of a forward: the backward that begins there is the
+  // outermost, and the step ends with it.
+  void watch_output(const at::Tensor& output);
+
+  // What this rank counts in the average of the next step; with nothing, all ranks count the same.
+  void set_weight(std::optional<double> weight) { weight_ = weight; }
+  // Replaces the reduction. Collective; before the first backward.
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  // What a backward does towards the other ranks, with gradients of zero, and without touching any.
+  void shadow_backward();
 
  private:
   struct Parameter {
     std::string name;
     at::Tensor tensor;
+    bool sparse;      // its gradient is a sparse tensor, and lies in no bucket
     at::Tensor view;  // of the bucket, in the parameter's shape
     c10::intrusive_ptr<torch::autograd::Node> accumulator;
     std::uintptr_t hook = 0;
+    int expected = 1;    // gradients in a step; with a static graph, learnt in the first
+    int arrived = 0;     // of them, in this step
     bool ready = false;  // in this step
     bool used = false;   // since the last synchronised step
   };
+  using Indices = std::vector<std::size_t>;
 
+  void make_plan(const Indices& order);
+  bool needs_bitmap() const;
+  void make_channel();
+  void rebuild();
   void make_views();
   void attach_hooks();
+
   void on_gradient(std::size_t index);
   void reduce_gradient(std::size_t index);
-  void check_backward();
+  void check_backward() const;
   void begin_step();
+  void settle_never_used();
+  void mark_ready(std::size_t index);
   void take_gradient(Parameter& parameter);
   void count_down(std::size_t bucket);
+
   void finish_backward();
-  void settle_unused(const std::vector<std::size_t>& missing);
-  void fail_missing(const std::vector<std::size_t>& missing);
+  void learn_graph();
+  bool may_miss() const;
+  Indices missing() const;
+  void reduce_rest(const Indices& missing);
+  std::vector<bool> skip_unused();
+  void finish_channel();
+  void reduce_sparse();
+  void put_back();
+  void end_step();
+  void fail_missing(const Indices& missing);
   void detach_gradients();
+
+  c10d::GradBucket grad_bucket(std::size_t index) const;
   std::string describe_bucket(std::size_t bucket) const;
-  std::string names_of(const std::vector<std::size_t>& parameters) const;
+  std::string names_of(const Indices& parameters) const;
   bool is_view(const Parameter& parameter) const;
 
+  DdpOptions options_;
+  std::vector<std::size_t> caps_;  // of buckets, in bytes
   std::vector<Parameter> parameters_;
-  bool find_unused_;
+  std::optional<std::size_t> trigger_;  // whose gradient lets those in delayed_ be reduced
+  Indices delayed_;
   BucketPlan plan_;
+  bool bitmap_ = false;  // the channel's last bucket tells which parameters were used
   std::unique_ptr<distributed::BucketChannel> channel_;
-  std::vector<std::size_t> outstanding_;  // gradients still missing, by bucket
+  std::shared_ptr<c10d::CommHookInterface> hook_;
+  Indices outstanding_;              // gradients still missing, by bucket
+  Indices arrivals_;                 // in the first step: the order in which parameters were ready
+  std::vector<bool> used_;           // in the last step, as far as this rank needs to know
+  std::vector<bool> used_anywhere_;  // with a static graph: learnt in the first step
+  bool learning_ = true;             // the first step has yet to be finished
+  bool rebuild_due_ = false;
   bool synchronise_ = false;
   std::uint32_t forwards_ = 0;
-  int backward_ = -1;  // autograd's number of the backward that began the step
+  std::optional<double> weight_;
+  int backward_ = -1;  // autograd's number of the backward with which the step ends
 };
 
 }  // namespace paceline::ddp

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <paceline/distributed.h>
+
+#include <functional>
+#include <memory>
+
+namespace paceline {
+
+// A bucket of gradients: getIndex, getBuffer (flat, its memory shared between the ranks where the
+// backend has such), getGradients, getParameters, isLast, setBuffer.
+using GradBucket = c10d::GradBucket;
+
+// Communicates a bucket in place of DistributedDataParallel, see register_comm_hook. It is called
+// on every rank for the same buckets in the same order, on the thread of the backward, and starts
+// the communication; the future holds the tensor that the gradients are then to be, as large as
+// the bucket: itself, or another. What averaging there is, the hook does. State belongs to the
+// function object.
+using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
+
+namespace detail {
+std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook hook);
+}
+
+namespace comm_hooks {
+
+// What DistributedDataParallel does without a hook, by one collective a bucket. Something to build
+// hooks of one's own on.
+CommHook all_reduce(ProcessGroup group = {});
+
+// Gradients travel as 16-bit floats, half the bytes. On the backend paceline they are added up in
+// float32 and rounded once. float16 has less range, bfloat16 less precision.
+CommHook fp16_compress(ProcessGroup group = {});
+CommHook bf16_compress(ProcessGroup group = {});
+
+}  // namespace comm_hooks
+}  // namespace paceline

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <paceline/error.h>
+
+namespace paceline {
+
+// Calls `visit` for the tensors in a value: a tensor; an optional, a pointer, a tuple, a pair or a
+// range (vector, array, map) of such; numbers, strings and the like have none. For a struct of your
+// own, write next to it
+//
+//   template <typename Visit>
+//   void for_each_tensor(const Outputs& outputs, Visit&& visit) { visit(outputs.logits); ... }
+//
+// Throws UsageError for a type of which it cannot tell.
+template <typename T, typename Visit>
+void for_each_tensor(const T& value, Visit&& visit) {
+  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    const at::Tensor& tensor = value;
+    if (tensor.defined()) visit(tensor);
+  } else if constexpr (requires {
+                         *value;
+                         static_cast<bool>(value);
+                       }) {
+    if (value) for_each_tensor(*value, visit);
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply([&](const auto&... parts) { (for_each_tensor(parts, visit), ...); }, value);
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                       }) {
+    for (const auto& part : value) for_each_tensor(part, visit);
+  } else if constexpr (!std::is_arithmetic_v<T> && !std::is_enum_v<T>) {
+    throw UsageError(
+        "static_graph has to find the tensors in what the forward returns, a struct of the "
+        "program's own: write a function for_each_tensor for it (see paceline/for_each_tensor.h)");
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "distributed/bucket_channel.h"
+
+namespace paceline::ddp {
+
+// Buckets reduced by a communication hook of the user's: it runs for one after the other in
+// ascending order, since the collectives in it are matched by their order. A channel of one more
+// bucket, `control`, carries what ranks have to tell each other beside gradients.
+class HookChannel final : public distributed::BucketChannel {
+ public:
+  using Hook = std::shared_ptr<c10d::CommHookInterface>;
+  using MakeGradBucket = std::function<c10d::GradBucket(std::size_t bucket)>;
+
+  // Bucket number buckets.size() is `control`. Collective.
+  HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
+              const std::vector<Bucket>& buckets, const Bucket& control, const Describe& describe,
+              MakeGradBucket make_grad_bucket);
+
+  const at::Tensor& tensor(std::size_t bucket) const override;
+  void begin_step(std::uint32_t forwards, std::optional<double> weight) override;
+  bool in_step() const override { return control_->in_step(); }
+  void publish(std::size_t bucket) override;
+  void skip(std::size_t bucket) override;
+  void try_progress() override { control_->try_progress(); }
+  void finish() override;
+  double share() const override { return control_->share(); }
+  // The other ranks may be in a collective of their hooks that has no counterpart here: there is no
+  // way back, and all ranks throw.
+  bool abandon_step() override;
+  [[noreturn]] void fail(const std::string& text) override {
+    control_->fail(text);
+    __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
+  }
+
+ private:
+  struct Open {
+    bool published = false;
+    bool skipped = false;
+    c10::intrusive_ptr<c10::ivalue::Future> result;
+  };
+  void run_hooks();
+  template <typename Body>
+  void guarded(std::size_t bucket, Body&& body);
+
+  Hook hook_;
+  Describe describe_;
+  MakeGradBucket make_grad_bucket_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<Open> open_;
+  std::size_t next_ = 0;  // whose hook runs next
+  std::unique_ptr<BucketChannel> control_;
+};
+
+}  // namespace paceline::ddp

@@ -1,0 +1,119 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+#include <paceline/join.h>
+
+#include "distributed/process_state.h"
+
+namespace paceline {
+namespace detail {
+
+class JoinContext {
+ public:
+  JoinContext(std::vector<std::reference_wrapper<Joinable>> joinables, const JoinOptions& options)
+      : joinables_(std::move(joinables)),
+        options_(options),
+        group_(joinables_.front().get().join_process_group()),
+        active_(at::ones({get_world_size(group_)}, at::kLong)) {
+    for (Joinable& one : joinables_) {
+      if (one.context_ != nullptr) throw UsageError("join inside the join of the same joinable");
+    }
+    for (Joinable& one : joinables_) one.context_ = this;
+  }
+  JoinContext(const JoinContext&) = delete;
+  JoinContext& operator=(const JoinContext&) = delete;
+  ~JoinContext() {
+    for (Joinable& one : joinables_) one.context_ = nullptr;
+  }
+
+  const JoinOptions& options() const { return options_; }
+  bool all_active() const { return active_.all().item<bool>(); }
+  int first_active() const { return static_cast<int>(active_.argmax().item<std::int64_t>()); }
+
+  void notify(const Joinable& who) {
+    if (&who == &joinables_.front().get()) exchange(true);
+  }
+
+  void shadow() {
+    while (exchange(false)) {
+      for (Joinable& one : joinables_) one.shadow_step();
+    }
+    for (Joinable& one : joinables_) one.all_joined(last_);
+  }
+
+ private:
+  // Tells all ranks whether this one goes on, and whether any does.
+  bool exchange(bool active) {
+    all_gather_into_tensor(active_, at::full({1}, active ? 1 : 0, at::kLong), {.group = group_});
+    const bool any = active_.any().item<bool>();
+    if (any) {
+      if (options_.throw_on_early_termination) check_all_active();
+      last_ = first_active();
+      ++steps_;
+    }
+    return any;
+  }
+
+  void check_all_active() const {
+    std::vector<int> ended;
+    for (int rank = 0; rank < active_.numel(); ++rank) {
+      if (active_[rank].item<std::int64_t>() == 0) {
+        ended.push_back(distributed::world_rank_of(group_, rank));
+      }
+    }
+    if (ended.empty()) return;
+    throw Error(
+        fmt::format("rank{} {} had no inputs left after {} steps, while others go on "
+                    "(throw_on_early_termination)",
+                    ended.size() == 1 ? "" : "s", fmt::join(ended, ", "), steps_));
+  }
+
+  std::vector<std::reference_wrapper<Joinable>> joinables_;
+  JoinOptions options_;
+  ProcessGroup group_;
+  at::Tensor active_;  // by rank, in the step under way
+  int last_ = 0;
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace detail
+
+Joinable::~Joinable() = default;
+
+void Joinable::notify_join() {
+  if (context_ != nullptr) context_->notify(*this);
+}
+const JoinOptions* Joinable::join_options() const {
+  return context_ == nullptr ? nullptr : &context_->options();
+}
+int Joinable::first_active() const {
+  return context_ == nullptr ? 0 : context_->first_active();
+}
+
+bool Joinable::all_active() const {
+  return context_ == nullptr || context_->all_active();
+}
+
+void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
+          const std::function<void()>& body, const JoinOptions& options) {
+  if (joinables.empty()) throw UsageError("join needs something to join");
+  for (const Joinable& one : joinables) {
+    if (get_world_size(one.join_process_group()) !=
+        get_world_size(joinables.front().get().join_process_group())) {
+      throw UsageError("join needs joinables of one group");
+    }
+  }
+  if (!options.enable || get_world_size(joinables.front().get().join_process_group()) == 1) {
+    return body();
+  }
+  detail::JoinContext context(joinables, options);
+  body();
+  context.shadow();
+}
+
+}  // namespace paceline

@@ -1,0 +1,131 @@
+#include <ATen/ATen.h>
+#include <ATen/NativeFunctions.h>
+#include <fmt/format.h>
+#include <torch/library.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <paceline/error.h>
+#include <paceline/sync_batch_norm.h>
+
+#include "parallel/sync_batch_norm/normalize.h"
+
+namespace paceline {
+namespace {
+
+// Which calls of batch_norm are those of a converted module: told by the tensor that is the
+// module's own, its running mean or else its weight.
+class Converted {
+ public:
+  static Converted& instance() {
+    static auto* const all = new Converted;
+    return *all;
+  }
+
+  void add(const at::Tensor& key, const ProcessGroup& group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& entry) { return entry.second.key.expired(); });
+    groups_.insert_or_assign(key.unsafeGetTensorImpl(),
+                             Entry{c10::weak_intrusive_ptr(key.getIntrusivePtr()), group});
+  }
+
+  std::optional<ProcessGroup> find(const at::Tensor& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = groups_.find(key.unsafeGetTensorImpl());
+    if (found == groups_.end() || found->second.key.expired()) return std::nullopt;
+    return found->second.group;
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> key;
+    ProcessGroup group;
+  };
+  std::mutex mutex_;
+  std::unordered_map<const void*, Entry> groups_;
+};
+
+using Optional = std::optional<at::Tensor>;
+
+at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Optional& bias,
+                      const Optional& running_mean, const Optional& running_var, bool training,
+                      double momentum, double eps, bool cudnn_enabled) {
+  const auto tensor = [](const Optional& optional) { return optional.value_or(at::Tensor()); };
+  const at::Tensor key = running_mean && running_mean->defined() ? *running_mean : tensor(weight);
+  if (training && key.defined()) {
+    const auto group = Converted::instance().find(key);
+    if (group && get_world_size(*group) > 1) {
+      return sync_batch_norm::normalize(
+          input, {tensor(weight), tensor(bias), tensor(running_mean), tensor(running_var)},
+          momentum, eps, *group);
+    }
+  }
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                                eps, cudnn_enabled);
+}
+
+// For tensors on the CPU, by way of autograd's key, under which batch_norm has no kernel of its
+// own.
+void answer_batch_norm() {
+  static const auto* const library = [] {
+    auto* const made = new torch::Library(torch::Library::IMPL, "aten",
+                                          c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
+    made->impl("batch_norm", &batch_norm);
+    return made;
+  }();
+  static_cast<void>(library);
+}
+
+// The tensor by which the calls of a BatchNorm are known; undefined for other modules.
+struct Found {
+  bool is_batch_norm = false;
+  at::Tensor key;
+};
+Found key_of(const torch::nn::Module& module) {
+  Found found;
+  const auto look = [&](const auto* norm) {
+    if (norm == nullptr) return;
+    found = {true, norm->running_mean.defined() ? norm->running_mean : norm->weight};
+  };
+  look(dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module));
+  look(dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module));
+  look(dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module));
+  return found;
+}
+
+}  // namespace
+
+bool sync_batch_norm::is_in(const torch::nn::Module& module) {
+  const auto parts = const_cast<torch::nn::Module&>(module).modules();
+  return std::ranges::any_of(parts, [](const auto& part) {
+    if (dynamic_cast<const SyncBatchNormImpl*>(part.get()) != nullptr) return true;
+    const Found found = key_of(*part);
+    return found.key.defined() && Converted::instance().find(found.key).has_value();
+  });
+}
+
+void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+  std::vector<at::Tensor> keys;
+  const auto visit = [&](const std::string& name, const torch::nn::Module& part) {
+    const Found found = key_of(part);
+    if (!found.is_batch_norm) return;
+    if (!found.key.defined()) {
+      throw UsageError(fmt::format(
+          "convert_sync_batchnorm: {} has neither parameters nor running statistics; declare it as "
+          "a paceline::SyncBatchNorm instead",
+          name.empty() ? "the module" : name));
+    }
+    keys.push_back(found.key);
+  };
+  visit("", module);
+  for (const auto& item : module.named_modules("", false)) visit(item.key(), *item.value());
+  if (keys.empty()) return;
+  answer_batch_norm();
+  for (const at::Tensor& key : keys) Converted::instance().add(key, group);
+}
+
+}  // namespace paceline

@@ -1,0 +1,147 @@
+#include "parallel/sync_batch_norm/normalize.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+namespace paceline::sync_batch_norm {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// All dimensions but that of the channels.
+std::vector<std::int64_t> reduced_dimensions(const at::Tensor& input) {
+  std::vector<std::int64_t> dimensions{0};
+  for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
+  return dimensions;
+}
+
+// A value per channel, to meet the input's.
+at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
+  shape[1] = -1;
+  return values.to(at::toOpMathType(input.scalar_type())).view(shape);
+}
+
+struct Statistics {
+  at::Tensor mean;      // by channel, float64, as all here
+  at::Tensor variance;  // biased
+  double count;         // values of a channel, on all ranks
+};
+
+// Means and sums of squared deviations of parts give those of the whole (Chan, Golub and LeVeque,
+// 1979), with none of the cancellation that sums of squares suffer.
+Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group) {
+  const std::int64_t channels = input.size(1);
+  const std::int64_t count = channels == 0 ? 0 : input.numel() / channels;
+  at::Tensor mine = at::zeros({2 * channels + 1}, at::kDouble);
+  if (count > 0) {
+    const auto [variance, mean] =
+        at::var_mean(input.to(at::kDouble), reduced_dimensions(input), false);
+    mine.narrow(0, 0, channels).copy_(mean);
+    mine.narrow(0, channels, channels).copy_(variance);
+    mine[2 * channels] = static_cast<double>(count);
+  }
+  const int ranks = get_world_size(group);
+  at::Tensor all = at::empty({ranks, 2 * channels + 1}, at::kDouble);
+  all_gather_into_tensor(all, mine, {.group = group});
+
+  const at::Tensor counts = all.narrow(1, 2 * channels, 1);
+  const at::Tensor means = all.narrow(1, 0, channels);
+  const double total = counts.sum().item<double>();
+  if (total < 2) {
+    throw UsageError(fmt::format(
+        "SyncBatchNorm in training needs more than {} value for each channel on all ranks together",
+        total));
+  }
+  const at::Tensor shares = counts / total;
+  const at::Tensor mean = (means * shares).sum(0);
+  const at::Tensor variance =
+      ((all.narrow(1, channels, channels) + (means - mean).square()) * shares).sum(0);
+  return {mean, variance, total};
+}
+
+class Normalize : public torch::autograd::Function<Normalize> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const std::optional<at::Tensor>& weight,
+                            const std::optional<at::Tensor>& bias, const at::Tensor& mean,
+                            const at::Tensor& inverse, double count, const ProcessGroup& group) {
+    context->save_for_backward({input, weight.value_or(at::Tensor()), mean, inverse});
+    context->saved_data["count"] = count;
+    context->saved_data["group"] = group.c10d();
+    const at::Tensor scale = weight ? inverse * weight->to(at::kDouble) : inverse;
+    // The difference to the mean first: mean * scale would cancel where means are large.
+    const auto type = at::toOpMathType(input.scalar_type());
+    at::Tensor output = (input.to(type) - per_channel(mean, input)) * per_channel(scale, input);
+    if (bias) output = output + per_channel(*bias, input);
+    return output.to(input.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& outputs) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor& input = saved[0];
+    const at::Tensor& weight = saved[1];
+    const at::Tensor& mean = saved[2];
+    const at::Tensor& inverse = saved[3];
+    const double count = context->saved_data["count"].toDouble();
+    const ProcessGroup group(context->saved_data["group"].toCustomClass<::c10d::ProcessGroup>());
+
+    const auto type = at::toOpMathType(input.scalar_type());
+    const at::Tensor gradient = outputs[0].to(type);
+    const at::Tensor deviation = input.to(type) - per_channel(mean, input);
+    const auto dimensions = reduced_dimensions(input);
+    // What each channel's gradients, and their products with the deviations, add up to.
+    const at::Tensor sums = at::stack({gradient.sum(dimensions, false, at::kDouble),
+                                       (gradient * deviation).sum(dimensions, false, at::kDouble)});
+    const at::Tensor of_weight = sums[1] * inverse;
+    const at::Tensor of_bias = sums[0].clone();
+    at::Tensor of_input;
+    all_reduce(sums, {.group = group});
+    if (context->needs_input_grad(0)) {
+      const at::Tensor scale = weight.defined() ? inverse * weight.to(at::kDouble) : inverse;
+      const at::Tensor slope = sums[1] / count * inverse.square();
+      of_input =
+          (gradient - per_channel(sums[0] / count, input) - deviation * per_channel(slope, input)) *
+          per_channel(scale, input);
+      of_input = of_input.to(input.scalar_type());
+    }
+    const auto as_parameter = [&](const at::Tensor& of) {
+      return weight.defined() ? of.to(weight.scalar_type()) : at::Tensor();
+    };
+    return {of_input, as_parameter(of_weight), as_parameter(of_bias), {}, {}, {}, {}};
+  }
+};
+
+void track(const Parts& parts, const Statistics& statistics, double momentum) {
+  const at::NoGradGuard no_grad;
+  const auto follow = [&](const at::Tensor& running, const at::Tensor& value) {
+    if (running.defined()) running.lerp_(value.to(running.scalar_type()), momentum);
+  };
+  follow(parts.running_mean, statistics.mean);
+  follow(parts.running_var, statistics.variance * (statistics.count / (statistics.count - 1)));
+}
+
+}  // namespace
+
+at::Tensor normalize(const at::Tensor& input, const Parts& parts, double momentum, double eps,
+                     const ProcessGroup& group) {
+  Statistics statistics;
+  {
+    const at::NoGradGuard no_grad;
+    statistics = gather_statistics(input.detach(), group);
+    track(parts, statistics, momentum);
+  }
+  const auto if_defined = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  return Normalize::apply(input, if_defined(parts.weight), if_defined(parts.bias), statistics.mean,
+                          (statistics.variance + eps).rsqrt(), statistics.count, group);
+}
+
+}  // namespace paceline::sync_batch_norm

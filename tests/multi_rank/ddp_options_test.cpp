@@ -1,0 +1,564 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <numeric>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+
+#include "support/small_net.h"
+#include "support/thread_ranks.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::batch_of;
+using test::expect_same_gradients;
+using test::expect_torch_ranks;
+using test::kWorldSizes;
+using test::loss_of;
+using test::make_net;
+using test::RankContext;
+using test::whole_batch_gradients;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr double kTinyBucket = 0.001;
+
+// Three steps with the options, each against the whole batch in one process.
+void expect_whole_batch(const DdpOptions& options, int rank, int size) {
+  DistributedDataParallel model(make_net(at::kDouble), options);
+  for (int step = 0; step < 3; ++step) {
+    model.module()->zero_grad(step != 1);
+    const auto x = batch_of(rank, step, at::kDouble);
+    loss_of(model(x), x).backward();
+    expect_same_gradients(model.parameters(), whole_batch_gradients(step, size));
+  }
+}
+
+TEST(DdpOptions, EachLeavesTheGradientOfTheWholeBatch) {
+  const std::vector<DdpOptions> all{
+      {.broadcast_buffers = false},
+      {.init_sync = false},
+      {.bucket_cap_mb = 25},
+      {.bucket_cap_mb = kTinyBucket},
+      {.gradient_as_bucket_view = false},
+      {.bucket_cap_mb = kTinyBucket,
+       .find_unused_parameters = true,
+       .gradient_as_bucket_view = false},
+      {.bucket_cap_mb = kTinyBucket, .static_graph = true},
+      {.static_graph = true, .bucket_cap_mb_list = {kTinyBucket, 0.01}},
+      {.delay_all_reduce_named_params = {"last.weight", "second.bias"},
+       .param_to_hook_all_reduce = "first.weight"},
+      {.bucket_cap_mb = kTinyBucket,
+       .find_unused_parameters = true,
+       .skip_all_reduce_unused_params = true},
+      {.check_sync_every = 1}};
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3}) {
+      expect_torch_ranks(size, backend, [&](int rank, int n) {
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          SCOPED_TRACE(i);
+          expect_whole_batch(all[i], rank, n);
+        }
+      });
+    }
+  }
+}
+
+TEST(DdpOptions, ThatMakeNoSenseAreRefused) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    const auto refuses = [](const DdpOptions& options, const char* text) {
+      EXPECT_THAT([&] { DistributedDataParallel(make_net(at::kFloat), options); },
+                  ThrowsMessage<UsageError>(HasSubstr(text)));
+    };
+    refuses({.device_ids = {at::kCPU}}, "this one is on the CPU");
+    refuses({.output_device = at::Device(at::kCPU)}, "this one is on the CPU");
+    refuses({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}, "exclude each other");
+    refuses({.bucket_cap_mb_list = {1, -1}}, "bucket_cap_mb_list of -1");
+    refuses({.delay_all_reduce_named_params = {"last.bias"}}, "need each other");
+    refuses({.delay_all_reduce_named_params = {"nothing"}, .param_to_hook_all_reduce = "last.bias"},
+            "names nothing");
+    refuses(
+        {.delay_all_reduce_named_params = {"last.bias"}, .param_to_hook_all_reduce = "last.bias"},
+        "its own gradient");
+    refuses({.skip_all_reduce_unused_params = true}, "find_unused_parameters");
+    refuses({.check_sync_every = -1}, "check_sync_every of -1");
+    DistributedDataParallel model(make_net(at::kFloat));
+    EXPECT_THROW(model.set_samples(3), UsageError);
+    EXPECT_THROW(model.register_comm_hook(CommHook()), UsageError);
+  });
+}
+
+TEST(DdpOptions, GradientsOfTheirOwnStayWhereTheyAre) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kDouble), {.gradient_as_bucket_view = false});
+    const auto parameter = model.parameters()[0];
+    const void* first = nullptr;
+    for (int step = 0; step < 2; ++step) {
+      const auto x = batch_of(rank, step, at::kDouble);
+      loss_of(model(x), x).backward();
+      if (step == 0) first = parameter.grad().data_ptr();
+      EXPECT_EQ(parameter.grad().data_ptr(), first);
+    }
+    // No optimizer nor other rank sees what one does with it.
+    const auto kept = parameter.grad();
+    model.module()->zero_grad();
+    const auto before = kept.clone();
+    const auto x = batch_of(rank, 2, at::kDouble);
+    loss_of(model(x), x).backward();
+    EXPECT_TRUE(torch::equal(kept, before));
+  });
+}
+
+TEST(DdpOptions, WithoutInitSyncEachRankKeepsItsModel) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto seed = static_cast<std::uint64_t>(10 + rank);
+    const DistributedDataParallel model(make_net(at::kDouble, seed), {.init_sync = false});
+    EXPECT_TRUE(torch::equal(model.parameters()[0], make_net(at::kDouble, seed)->parameters()[0]));
+  });
+}
+
+// Gradients of the mean loss over all samples, from one process.
+std::vector<torch::Tensor> gradients_of_all(const std::vector<torch::Tensor>& batches) {
+  auto net = make_net(at::kDouble);
+  const auto x = torch::cat(batches);
+  loss_of(net(x), x).backward();
+  return net->parameters();
+}
+
+torch::Tensor uneven_batch(int rank, int step) {
+  return batch_of(rank, step, at::kDouble).narrow(0, 0, 1 + (rank + step) % 5);
+}
+
+TEST(DdpAverage, OfSamplesIsTheGradientOfTheWholeBatch) {
+  for (const auto& backend : backends()) {
+    for (const int size : kWorldSizes) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        DistributedDataParallel model(make_net(at::kDouble),
+                                      {.bucket_cap_mb = kTinyBucket, .average = Average::samples});
+        for (int step = 0; step < 4; ++step) {
+          model.module()->zero_grad();
+          std::vector<torch::Tensor> all;
+          for (int r = 0; r < n; ++r) all.push_back(uneven_batch(r, step));
+          // In the third step rank 0 has nothing, and a loss that is not a number.
+          const bool idle = step == 2 && rank == 0 && n > 1;
+          if (step == 2 && n > 1) all.erase(all.begin());
+          const auto x = idle ? torch::empty({0, 9}, at::kDouble) : uneven_batch(rank, step);
+          model.set_samples(static_cast<double>(x.size(0)));
+          loss_of(model(x), x).backward();
+          expect_same_gradients(model.parameters(), gradients_of_all(all));
+        }
+      });
+    }
+  }
+}
+
+TEST(DdpAverage, EachStepNeedsItsCount) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kDouble), {.average = Average::samples});
+    EXPECT_THROW(model.set_samples(-1), UsageError);
+    const auto x = batch_of(rank, 0, at::kDouble);
+    model.set_samples(6);
+    loss_of(model(x), x).backward();
+    EXPECT_THAT([&] { loss_of(model(x), x).backward(); },
+                ThrowsMessage<UsageError>(HasSubstr("set_samples")));
+    EXPECT_THROW(model.register_comm_hook(comm_hooks::all_reduce()), UsageError);
+  });
+}
+
+TEST(DdpCommHook, BuiltInOnesAverage) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3, 4}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        const std::pair<CommHook, double> hooks[] = {{comm_hooks::all_reduce(), 1e-12},
+                                                     {comm_hooks::fp16_compress(), 2e-3},
+                                                     {comm_hooks::bf16_compress(), 2e-2}};
+        for (const auto& [hook, relative] : hooks) {
+          DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = kTinyBucket});
+          model.register_comm_hook(hook);
+          for (int step = 0; step < 3; ++step) {
+            model.module()->zero_grad();
+            const auto x = batch_of(rank, step, at::kDouble);
+            loss_of(model(x), x).backward();
+            const auto expected = whole_batch_gradients(step, n);
+            for (std::size_t i = 0; i < expected.size(); ++i) {
+              const auto difference = model.parameters()[i].grad() - expected[i].grad();
+              EXPECT_LE(difference.norm().item<double>(),
+                        relative * expected[i].grad().norm().item<double>());
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
+// In float16 2048 + 1 is 2048, so sums in it would come to 512. The average is 512.75, and 513 is
+// the float16 next to it.
+TEST(DdpCommHook, CompressedGradientsAddUpInFloat32) {
+  expect_torch_ranks(4, "paceline", [](int rank, int) {
+    torch::nn::Linear layer(torch::nn::LinearOptions(1, 1).bias(false));
+    DistributedDataParallel model(layer);
+    model.register_comm_hook(comm_hooks::fp16_compress());
+    model(torch::full({1, 1}, rank == 0 ? 2048.0 : 1.0)).sum().backward();
+    EXPECT_FLOAT_EQ(layer->weight.grad().item<float>(), 513.0f);
+  });
+}
+
+TEST(DdpCommHook, SeesEveryBucketOfEveryStepInOrder) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = kTinyBucket});
+    std::vector<std::size_t> seen;
+    int lasts = 0;
+    // Stateful: it counts, and leaves every rank its own gradient.
+    model.register_comm_hook([&](GradBucket& bucket) {
+      seen.push_back(bucket.getIndex());
+      lasts += bucket.isLast() ? 1 : 0;
+      const auto gradients = bucket.getGradients();
+      const auto parameters = bucket.getParameters();
+      EXPECT_EQ(gradients.size(), parameters.size());
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        EXPECT_EQ(gradients[i].sizes(), parameters[i].sizes());
+      }
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->markCompleted(bucket.getBuffer() * 2);
+      return future;
+    });
+    for (int step = 0; step < 2; ++step) {
+      model.module()->zero_grad();
+      const auto x = batch_of(rank, step, at::kDouble);
+      loss_of(model(x), x).backward();
+      auto plain = make_net(at::kDouble);
+      (2 * loss_of(plain(x), x)).backward();
+      expect_same_gradients(model.parameters(), plain->parameters());
+    }
+    EXPECT_EQ(lasts, 2);
+    ASSERT_GT(seen.size(), 4u);
+    for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], i % (seen.size() / 2));
+  });
+}
+
+TEST(DdpCommHook, OneThatThrowsIsNamedOnAllRanks) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    model.register_comm_hook([&](GradBucket& bucket) {
+      if (context.rank == 1) throw std::runtime_error("no such wire");
+      return comm_hooks::all_reduce()(bucket);
+    });
+    const auto x = batch_of(context.rank, 0, at::kDouble);
+    loss_of(model(x), x).backward();
+    return std::string("no error");
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, AllOf(HasSubstr("communication hook of rank 1 failed"),
+                                  HasSubstr("last.bias"), HasSubstr("no such wire")));
+  }
+}
+
+TEST(DdpCheckSync, NamesWhatCameApart) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble), {.check_sync_every = 2});
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    for (int step = 0; step < 5; ++step) {
+      const auto x = batch_of(context.rank, step, at::kDouble);
+      sgd.zero_grad();
+      loss_of(model(x), x).backward();
+      sgd.step();
+      if (step == 2 && context.rank == 2) {
+        const torch::NoGradGuard no_grad;
+        model.module()->second->bias[5] += 1e-9;
+      }
+    }
+    return std::string("no error");
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, AllOf(HasSubstr("step 4"), HasSubstr("second.bias is not on rank 2")));
+  }
+}
+
+// What a module may return.
+struct Outputs {
+  torch::Tensor logits;
+  std::map<std::string, torch::Tensor> more;
+};
+template <typename Visit>
+void for_each_tensor(const Outputs& outputs, Visit&& visit) {
+  visit(outputs.logits);
+  for (const auto& [name, tensor] : outputs.more) visit(tensor);
+}
+
+// A function whose backward runs a backward of its own, as activation checkpointing does.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
+                               torch::nn::Linear layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = c10::IValue(reinterpret_cast<std::int64_t>(layer.ptr().get()));
+    const torch::NoGradGuard no_grad;
+    return torch::tanh(layer(x));
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& outputs) {
+    auto* const layer =
+        reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    {
+      const torch::AutoGradMode grad(true);
+      torch::tanh(layer->forward(x)).backward(outputs[0]);
+    }
+    return {x.grad(), {}};
+  }
+};
+
+struct CheckpointedImpl : torch::nn::Module {
+  explicit CheckpointedImpl(bool checkpoint) : checkpoint_(checkpoint) {
+    torch::manual_seed(4);
+    first = register_module("first", torch::nn::Linear(9, 9));
+    twice = register_module("twice", torch::nn::Linear(9, 9));
+    unused = register_module("unused", torch::nn::Linear(2, 2));
+    to(torch::kDouble);
+  }
+  Outputs forward(const torch::Tensor& x) {
+    const auto apply = [&](const torch::Tensor& t) {
+      return checkpoint_ ? Checkpoint::apply(t, twice) : torch::tanh(twice(t));
+    };
+    const auto y = apply(apply(first(x)));
+    return {y.sum(1), {{"mean", y.mean()}}};
+  }
+  bool checkpoint_;
+  torch::nn::Linear first{nullptr}, twice{nullptr}, unused{nullptr};
+};
+TORCH_MODULE(Checkpointed);
+
+TEST(DdpStaticGraph, NestedBackwardsSharedAndUnusedParameters) {
+  for (const auto& backend : backends()) {
+    for (const int size : {2, 3}) {
+      expect_torch_ranks(size, backend, [](int rank, int n) {
+        DistributedDataParallel model(Checkpointed(true),
+                                      {.bucket_cap_mb = 0.0001, .static_graph = true});
+        for (int step = 0; step < 4; ++step) {
+          model.module()->zero_grad(step != 2);
+          Checkpointed plain(false);
+          for (int r = 0; r < n; ++r) {
+            const auto x = batch_of(r, step, at::kDouble);
+            const auto out = plain(x);
+            ((out.logits.pow(2).sum() + out.more.at("mean")) / n).backward();
+          }
+          const auto x = batch_of(rank, step, at::kDouble);
+          const auto out = model(x);
+          (out.logits.pow(2).sum() + out.more.at("mean")).backward();
+          for (const char* const name : {"first.weight", "twice.weight", "twice.bias"}) {
+            EXPECT_TRUE(torch::allclose(model.module()->named_parameters()[name].grad(),
+                                        plain->named_parameters()[name].grad(), 1e-10, 1e-12))
+                << name << " in step " << step;
+          }
+          EXPECT_FALSE(model.module()->unused->weight.grad().defined());
+        }
+      });
+    }
+  }
+}
+
+TEST(DdpOptions, UnusedParametersAreSkipped) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(3, backend, [](int rank, int n) {
+      DistributedDataParallel model(Checkpointed(false), {.bucket_cap_mb = 0.0001,
+                                                          .find_unused_parameters = true,
+                                                          .skip_all_reduce_unused_params = true});
+      model.module()->unused->bias.mutable_grad() = torch::full({2}, double(rank), at::kDouble);
+      for (int step = 0; step < 3; ++step) {
+        for (auto part : {model.module()->first, model.module()->twice}) part->zero_grad();
+        Checkpointed plain(false);
+        for (int r = 0; r < n; ++r) {
+          (plain(batch_of(r, step, at::kDouble)).logits.pow(2).sum() / n).backward();
+        }
+        model(batch_of(rank, step, at::kDouble)).logits.pow(2).sum().backward();
+        EXPECT_TRUE(torch::allclose(model.module()->first->weight.grad(),
+                                    plain->first->weight.grad(), 1e-10, 1e-12));
+        EXPECT_FALSE(model.module()->unused->weight.grad().defined());
+        EXPECT_EQ(model.module()->unused->bias.grad()[0].item<double>(), rank);
+      }
+    });
+  }
+}
+
+struct Opaque {
+  torch::Tensor hidden;
+};
+struct OpaqueNetImpl : torch::nn::Module {
+  torch::nn::Linear fc{register_module("fc", torch::nn::Linear(2, 2))};
+  Opaque forward(const torch::Tensor& x) { return {fc(x)}; }
+};
+TORCH_MODULE(OpaqueNet);
+
+TEST(DdpStaticGraph, SaysWhatItCannotSee) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    DistributedDataParallel any{OpaqueNet()};
+    any(torch::ones({1, 2})).hidden.sum().backward();
+    DistributedDataParallel model(OpaqueNet(), {.static_graph = true});
+    EXPECT_THAT(
+        [&] {
+          model(torch::ones({1, 2}));
+        },
+        ThrowsMessage<UsageError>(HasSubstr("for_each_tensor")));
+  });
+}
+
+TEST(DdpStaticGraph, AGraphThatChangesIsAnError) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble), {.static_graph = true});
+    const auto x = batch_of(context.rank, 0, at::kDouble);
+    loss_of(model(x), x).backward();
+    const auto y = model(x);
+    (context.rank == 0 ? loss_of(y, x) : model.module()->first(x).sum()).backward();
+    return std::string("no error");
+  });
+  for (const auto& end : ends) EXPECT_THAT(end.report, HasSubstr("static")) << end.report;
+}
+
+struct WordsImpl : torch::nn::Module {
+  WordsImpl() {
+    torch::manual_seed(8);
+    table = register_module("table",
+                            torch::nn::Embedding(torch::nn::EmbeddingOptions(20, 3).sparse(true)));
+    fc = register_module("fc", torch::nn::Linear(3, 2));
+    to(torch::kDouble);
+  }
+  torch::Tensor forward(const torch::Tensor& words) { return fc(table(words)).pow(2).sum(); }
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear fc{nullptr};
+};
+TORCH_MODULE(Words);
+
+TEST(Ddp, SparseGradientsStaySparse) {
+  for (const auto& backend : backends()) {
+    for (const Average average : {Average::ranks, Average::samples}) {
+      expect_torch_ranks(3, backend, [&](int rank, int n) {
+        DistributedDataParallel model(Words(), {.average = average});
+        for (int step = 0; step < 2; ++step) {
+          model.module()->zero_grad();
+          Words plain;
+          double total = 0;
+          for (int r = 0; r < n; ++r) total += average == Average::ranks ? 1 : r + 1;
+          for (int r = 0; r < n; ++r) {
+            const double weight = average == Average::ranks ? 1 : r + 1;
+            (plain(torch::tensor({r, r + step, 7})) * (weight / total)).backward();
+          }
+          if (average == Average::samples) model.set_samples(rank + 1);
+          model(torch::tensor({rank, rank + step, 7})).backward();
+          const auto got = model.module()->table->weight.grad();
+          ASSERT_TRUE(got.is_sparse());
+          EXPECT_LE(got._nnz(), 8) << "rows that nobody used";
+          EXPECT_TRUE(torch::allclose(got.to_dense(), plain->table->weight.grad().to_dense()));
+          EXPECT_TRUE(torch::allclose(model.module()->fc->weight.grad(), plain->fc->weight.grad()));
+        }
+      });
+    }
+  }
+}
+
+TEST(Ddp, LateFrozenParametersAndChannelsLastAndHalf) {
+  expect_torch_ranks(2, "paceline", [](int rank, int n) {
+    const auto make = [](at::ScalarType type) {
+      torch::manual_seed(6);
+      torch::nn::Sequential net(torch::nn::Conv2d(3, 4, 3), torch::nn::Conv2d(4, 2, 3));
+      net->to(type);
+      for (auto& parameter : net->parameters()) {
+        if (parameter.dim() == 4) {
+          parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+        }
+      }
+      return net;
+    };
+    for (const auto type : {at::kDouble, at::kBFloat16}) {
+      DistributedDataParallel model(make(type));
+      const auto batch = [&](int r) {
+        torch::manual_seed(static_cast<std::uint64_t>(r));
+        return torch::randn({2, 3, 8, 8}, at::kDouble).to(type);
+      };
+      model(batch(rank)).pow(2).mean().backward();
+      auto plain = make(at::kDouble);
+      for (int r = 0; r < n; ++r) {
+        (plain->forward(batch(r).to(at::kDouble)).pow(2).mean() / n).backward();
+      }
+      const double tolerance = type == at::kDouble ? 1e-10 : 5e-2;
+      for (std::size_t i = 0; i < 4; ++i) {
+        const auto got = model.parameters()[i].grad().to(at::kDouble);
+        const auto expected = plain->parameters()[i].grad();
+        EXPECT_LE((got - expected).norm().item<double>(),
+                  tolerance * expected.norm().item<double>());
+        EXPECT_EQ(model.parameters()[i].grad().strides(), model.parameters()[i].strides());
+      }
+      // Frozen from here on, on every rank.
+      model.parameters()[0].set_requires_grad(false);
+      const auto kept = model.parameters()[0].grad().clone();
+      model(batch(rank)).pow(2).mean().backward();
+      EXPECT_TRUE(torch::equal(model.parameters()[0].grad(), kept));
+    }
+  });
+}
+
+TEST(Ddp, WhatCannotWorkSaysSo) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    auto net = make_net(at::kDouble);
+    DistributedDataParallel model(net);
+    EXPECT_THAT([&] { const DistributedDataParallel second(net); },
+                ThrowsMessage<UsageError>(HasSubstr("first.weight is wrapped by another")));
+    const auto x = batch_of(rank, 0, at::kDouble);
+    EXPECT_THAT([&] { loss_of(model(x), x).backward({}, false, true); },
+                ThrowsMessage<UsageError>(HasSubstr("create_graph")));
+    net->register_module("late", torch::nn::Linear(1, 1));
+    EXPECT_THAT(
+        [&] {
+          for (int i = 0; i < 8; ++i) model(x);
+        },
+        ThrowsMessage<UsageError>(HasSubstr("8 parameters and had 6")));
+  });
+}
+
+TEST(Ddp, BucketsFollowTheOrderOfArrival) {
+  expect_torch_ranks(2, "paceline", [](int rank, int n) {
+    // Registered the other way round than used.
+    struct BackwardsImpl : torch::nn::Module {
+      torch::nn::Linear last{register_module("last", torch::nn::Linear(33, 2))};
+      torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 33))};
+      torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
+    };
+    const auto make = [] {
+      torch::manual_seed(1);
+      auto net = std::make_shared<BackwardsImpl>();
+      net->to(torch::kDouble);
+      return net;
+    };
+    DistributedDataParallel model(make(), {.bucket_cap_mb = 0.0001});
+    auto plain = make();
+    // Accumulation, local steps and views across the rebuild, all at once.
+    for (int step = 0; step < 6; ++step) {
+      if (step % 4 == 3) {
+        model.module()->zero_grad(step == 3);
+        plain->zero_grad(step == 3);
+      }
+      {
+        const auto guard = model.no_sync(step % 3 == 1);
+        const auto x = batch_of(rank, step, at::kDouble);
+        loss_of(model(x), x).backward();
+      }
+      for (int r = 0; r < n; ++r) {
+        const auto x = batch_of(r, step, at::kDouble);
+        (loss_of(plain->forward(x), x) / n).backward();
+      }
+      if (step % 3 != 1) expect_same_gradients(model.parameters(), plain->parameters());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace paceline

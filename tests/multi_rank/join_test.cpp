@@ -1,0 +1,221 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+
+#include "support/small_net.h"
+#include "support/thread_ranks.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::batch_of;
+using test::bytes_of;
+using test::expect_close;
+using test::expect_torch_ranks;
+using test::kWorldSizes;
+using test::loss_of;
+using test::make_net;
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Ranks have different numbers of batches; the one in the middle has none.
+int steps_of(int rank, int size) {
+  return size > 2 && rank == size / 2 ? 0 : 3 + (2 * rank) % 5;
+}
+int most_steps(int size) {
+  int most = 0;
+  for (int rank = 0; rank < size; ++rank) most = std::max(most, steps_of(rank, size));
+  return most;
+}
+
+enum class Divisor { all, active, samples };
+
+torch::Tensor inputs_of(int rank, int step, Divisor divisor) {
+  const auto x = batch_of(rank, step, at::kDouble);
+  return divisor == Divisor::samples ? x.narrow(0, 0, 1 + (rank + step) % 5) : x;
+}
+
+// What one process gets that has the batches of all ranks.
+std::vector<torch::Tensor> train_alone(int size, Divisor divisor, std::uint64_t seed) {
+  auto net = make_net(at::kDouble, seed);
+  torch::optim::SGD sgd(net->parameters(), 0.05);
+  for (int step = 0; step < most_steps(size); ++step) {
+    double total = divisor == Divisor::all ? size : 0;
+    for (int rank = 0; rank < size; ++rank) {
+      if (step >= steps_of(rank, size)) continue;
+      if (divisor == Divisor::active) total += 1;
+      if (divisor == Divisor::samples) {
+        total += static_cast<double>(inputs_of(rank, step, divisor).size(0));
+      }
+    }
+    sgd.zero_grad();
+    for (int rank = 0; rank < size; ++rank) {
+      if (step >= steps_of(rank, size)) continue;
+      const auto x = inputs_of(rank, step, divisor);
+      const double weight = divisor == Divisor::samples ? static_cast<double>(x.size(0)) : 1;
+      (loss_of(net(x), x) * (weight / total)).backward();
+    }
+    sgd.step();
+  }
+  return net->parameters();
+}
+
+std::string train_together(int rank, int size, Divisor divisor, const DdpOptions& base) {
+  DdpOptions options = base;
+  if (divisor == Divisor::samples) options.average = Average::samples;
+  DistributedDataParallel one(make_net(at::kDouble, 3), options);
+  DistributedDataParallel two(make_net(at::kDouble, 4), options);
+  torch::optim::SGD sgd_one(one.parameters(), 0.05);
+  torch::optim::SGD sgd_two(two.parameters(), 0.05);
+  join({one, two},
+       [&] {
+         for (int step = 0; step < steps_of(rank, size); ++step) {
+           const auto x = inputs_of(rank, step, divisor);
+           const auto train = [&](auto& model, auto& sgd) {
+             sgd.zero_grad(step % 2 == 0);
+             if (divisor == Divisor::samples) model.set_samples(static_cast<double>(x.size(0)));
+             loss_of(model(x), x).backward();
+             sgd.step();
+           };
+           train(one, sgd_one);
+           train(two, sgd_two);
+         }
+       },
+       {.divide_by_initial_world_size = divisor == Divisor::all});
+  expect_close(one.parameters(), train_alone(size, divisor, 3), 1e-11);
+  expect_close(two.parameters(), train_alone(size, divisor, 4), 1e-11);
+  return bytes_of(one.parameters()) + bytes_of(two.parameters());
+}
+
+TEST(Join, EqualsTheWeightedSingleProcess) {
+  const std::vector<DdpOptions> all{{.bucket_cap_mb = 0.001},
+                                    {.find_unused_parameters = true},
+                                    {.gradient_as_bucket_view = false},
+                                    {.check_sync_every = 1}};
+  for (const auto& backend : backends()) {
+    for (const int size : kWorldSizes) {
+      const auto ends = test::run_torch_ranks(size, backend, [&](const RankContext& context) {
+        const World world = init_process_group(context.init);
+        std::string bytes;
+        for (const Divisor divisor : {Divisor::all, Divisor::active, Divisor::samples}) {
+          for (const auto& options : all) {
+            // The others' code is the same for every backend and size.
+            if (&options != &all[0] && (backend != "paceline" || size > 3)) continue;
+            bytes += train_together(context.rank, context.size, divisor, options);
+          }
+        }
+        return std::to_string(std::hash<std::string>{}(bytes));
+      });
+      for (const auto& end : ends) {
+        EXPECT_TRUE(end.exited_cleanly()) << backend << ' ' << size << ": " << end.report;
+        EXPECT_EQ(end.report, ends[0].report) << "ranks differ";
+      }
+    }
+  }
+}
+
+TEST(Join, WithAccumulationAndBuffersAndAHook) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    torch::nn::Sequential net(torch::nn::Linear(9, 4), torch::nn::BatchNorm1d(4));
+    net->to(torch::kDouble);
+    DistributedDataParallel model(net);
+    model.register_comm_hook(comm_hooks::all_reduce());
+    const int steps = 2 + 2 * rank;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      model.join([&] {
+        for (int step = 0; step < steps; ++step) {
+          const auto guard = model.no_sync(step % 2 == 0);
+          model(batch_of(rank, step, at::kDouble)).pow(2).sum().backward();
+        }
+      });
+      std::vector<at::Tensor> state = net->parameters();
+      for (const auto& buffer : net->buffers()) state.push_back(buffer);
+      const auto all = all_gather_bytes(bytes_of(state));
+      for (const auto& other : all) EXPECT_EQ(other, all[0]);
+      EXPECT_EQ(net->named_buffers()["1.num_batches_tracked"].item<std::int64_t>(), 6 * (epoch + 1))
+          << "those of the rank that came last";
+    }
+  });
+}
+
+TEST(Join, EarlyTerminationThrowsOnAllRanks) {
+  for (const auto& backend : backends()) {
+    const auto ends = test::run_torch_ranks(3, backend, [](const RankContext& context) {
+      const World world = init_process_group(context.init);
+      DistributedDataParallel model(make_net(at::kDouble));
+      try {
+        model.join(
+            [&] {
+              for (int step = 0; step < (context.rank == 1 ? 2 : 5); ++step) {
+                const auto x = batch_of(context.rank, step, at::kDouble);
+                loss_of(model(x), x).backward();
+              }
+            },
+            {.throw_on_early_termination = true});
+      } catch (const Error& error) {
+        barrier();  // nobody is left behind
+        return std::string(error.what());
+      }
+      return std::string("no error");
+    });
+    for (const auto& end : ends) {
+      EXPECT_THAT(end.report, HasSubstr("rank 1 had no inputs left after 2 steps"));
+    }
+  }
+}
+
+// A joinable of a program's own: it counts what all ranks do.
+class Counter final : public Joinable {
+ public:
+  void count(int by) {
+    notify_join();
+    auto sum = torch::tensor({by});
+    all_reduce(sum);
+    total += sum.item<int>();
+  }
+  ProcessGroup join_process_group() const override { return {}; }
+  void shadow_step() override { all_reduce(torch::tensor({0})); }
+  void all_joined(int last) override {
+    auto sum = torch::tensor({total});
+    broadcast(sum, {.src = last});
+    total = sum.item<int>();
+  }
+  int total = 0;
+};
+
+TEST(Join, TakesJoinablesOfThePrograms) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    Counter counter;
+    join({counter}, [&] {
+      for (int step = 0; step <= rank; ++step) counter.count(rank + 1);
+    });
+    EXPECT_EQ(counter.total, 1 + 2 * 2 + 3 * 3);
+    counter.count(1);
+    EXPECT_EQ(counter.total, 14 + 3);
+  });
+}
+
+TEST(Join, AnExceptionInTheBodyPasses) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    model.join([&] {
+      const auto x = batch_of(context.rank, 0, at::kDouble);
+      loss_of(model(x), x).backward();
+      if (context.rank == 1) throw std::runtime_error("bad batch");
+      loss_of(model(x), x).backward();
+    });
+    return std::string("no error");
+  });
+  EXPECT_THAT(ends[0].report, HasSubstr("rank 1"));
+  EXPECT_THAT(ends[1].report, HasSubstr("bad batch"));
+}
+
+}  // namespace
+}  // namespace paceline
