@@ -1,7 +1,6 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/nn/options/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
 #include <memory>

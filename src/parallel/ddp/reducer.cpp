@@ -146,6 +146,16 @@ void Reducer::make_channel() {
   make_views();
 }
 
+// What make_plan was given: the delayed come last in a plan.
+Reducer::Indices Reducer::planned_order() const {
+  Indices order;
+  for (const auto& bucket : plan_.buckets) {
+    order.insert(order.end(), bucket.parameters.begin(), bucket.parameters.end());
+  }
+  order.resize(order.size() - delayed_.size());
+  return order;
+}
+
 // In the order in which gradients were ready on rank 0 in the first step.
 void Reducer::rebuild() {
   rebuild_due_ = false;
@@ -154,12 +164,7 @@ void Reducer::rebuild() {
   broadcast_from(0, {order}, options_.process_group);
   const auto* const numbers = order.data_ptr<std::int64_t>();
   const Indices first(numbers, numbers + order.numel());
-  Indices planned;
-  for (const auto& bucket : plan_.buckets) {
-    planned.insert(planned.end(), bucket.parameters.begin(), bucket.parameters.end());
-  }
-  planned.resize(planned.size() - delayed_.size());
-  if (first == planned && bitmap_ == needs_bitmap()) return;
+  if (first == planned_order() && bitmap_ == needs_bitmap()) return;
   make_plan(first);
   make_channel();
 }
@@ -495,14 +500,7 @@ void Reducer::shadow_backward() {
     }
     if (learning_ && options_.static_graph) parameter.expected = used_[i] ? 1 : 0;
   }
-  if (learning_) {
-    arrivals_.clear();
-    for (const auto& bucket : plan_.buckets) {
-      for (const std::size_t i : bucket.parameters) {
-        if (std::ranges::count(delayed_, i) == 0) arrivals_.push_back(i);
-      }
-    }
-  }
+  if (learning_) arrivals_ = planned_order();
   end_step();
 }
 

@@ -65,6 +65,7 @@ class Reducer {
   void make_plan(const Indices& order);
   bool needs_bitmap() const;
   void make_channel();
+  Indices planned_order() const;
   void rebuild();
   void make_views();
   void attach_hooks();

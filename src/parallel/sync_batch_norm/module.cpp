@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/nn/functional/batchnorm.h>
 
 #include <ostream>
 
