@@ -347,7 +347,8 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
 
 // Throws if there is no point in waiting any longer.
 void Region::check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
-  if (failed()) throw_recorded(waiting.activity);
+  // A call that all peers have done their part of succeeds, whatever fails after it.
+  if (failed() && !reached(word, target)) throw_recorded(waiting.activity);
   waiting.check(peer);
   for (int other = 0; other < size_; ++other) {
     if (other == peer ? is_here(peer) : !has_died(other)) continue;
