@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <paceline/comm_hooks.h>
+#include <paceline/ddp_stats.h>
 #include <paceline/distributed.h>
 #include <paceline/for_each_tensor.h>
 #include <paceline/join.h>
@@ -64,6 +65,10 @@ struct DdpOptions {
   // last holds for all that follow.
   std::vector<double> bucket_cap_mb_list{};
 
+  // Whether large gradients are reduced where autograd has put them, with no copy: from 64 KiB on
+  // they are born in shared memory (and gradient_as_bucket_view means the smaller ones). Takes
+  // effect over backend paceline on the CPU, without a communication hook.
+  bool zero_copy = true;
   Average average = Average::ranks;
   // Every so many synchronised steps, ranks compare fingerprints of all parameters and buffers, and
   // throw Mismatch that names the first that differs, and where. 0: never. It reads the model once.
@@ -82,12 +87,14 @@ class DdpHandle {
   ~DdpHandle();
 
   void before_forward();
+  void after_forward();
   bool watches_outputs() const;
   void watch_output(const at::Tensor& output);
   std::shared_ptr<bool> sync_switch() const;
   void set_samples(double count);
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   Joinable& joinable() const;
+  const DdpStats& stats() const;
 
  private:
   std::unique_ptr<DdpCore> core_;
@@ -149,9 +156,11 @@ class DistributedDataParallel {
     using Output = decltype(module_->forward(std::forward<Args>(args)...));
     handle_.before_forward();
     if constexpr (std::is_void_v<Output>) {
-      return module_->forward(std::forward<Args>(args)...);
+      module_->forward(std::forward<Args>(args)...);
+      handle_.after_forward();
     } else {
       Output output = module_->forward(std::forward<Args>(args)...);
+      handle_.after_forward();
       if (handle_.watches_outputs()) {
         for_each_tensor(output, [&](const at::Tensor& t) { handle_.watch_output(t); });
       }
@@ -186,6 +195,9 @@ class DistributedDataParallel {
     paceline::join({*this}, body, options);
   }
   operator Joinable&() const { return handle_.joinable(); }
+
+  // What synchronised steps took. In a world of one there are none.
+  const DdpStats& stats() const { return handle_.stats(); }
 
   const std::shared_ptr<M>& module() const { return module_; }
   std::vector<at::Tensor> parameters() const { return module_->parameters(); }

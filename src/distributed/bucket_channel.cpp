@@ -52,6 +52,7 @@ class WorkChannel final : public BucketChannel {
   void publish(std::size_t bucket) override { settle(bucket, State::published); }
   void skip(std::size_t bucket) override { settle(bucket, State::skipped); }
   double share() const override { return share_; }
+  Waits waits() const override { return waits_; }
 
   void try_progress() override {}
 
@@ -123,11 +124,14 @@ class WorkChannel final : public BucketChannel {
   }
 
   void wait_for_works() {
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
     translate("backward", [&] {
       for (const auto& work : works_) {
         if (work) work->wait();
       }
     });
+    waits_ = {.total = Clock::now() - begin};
   }
 
   void check_nobody_gave_up() {
@@ -154,9 +158,15 @@ class WorkChannel final : public BucketChannel {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::uint64_t step_ = 0;
   bool in_step_ = false;
+  Waits waits_;
 };
 
 }  // namespace
+
+bool supports_adoption(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                       c10::DeviceType device) {
+  return dynamic_cast<ExtendedBackend*>(group->getBackend(device).get()) != nullptr;
+}
 
 std::unique_ptr<BucketChannel> make_bucket_channel(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "node/channel.h"
+
 namespace paceline::distributed {
 
 // Reduces a fixed set of buckets once per step, while other work goes on.
@@ -26,6 +28,7 @@ class BucketChannel {
     at::ScalarType type;
     at::Device device;
     Op op;
+    bool adopts = false;  // whether `adopt` may be called for it; only where supports_adoption
   };
   // Names what is in a bucket, for messages.
   using Describe = std::function<std::string(std::size_t bucket)>;
@@ -41,11 +44,21 @@ class BucketChannel {
   // all count the same.
   virtual void begin_step(std::uint32_t forwards, std::optional<double> weight) = 0;
   virtual bool in_step() const = 0;
+  // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
+  // place of tensor(b): nothing is copied. It has to be kept until the step is finished or given
+  // up. False, and nothing changes, unless its memory is such that the channel can.
+  virtual bool adopt(std::size_t /*bucket*/, const at::Tensor& /*gradient*/) { return false; }
+  // To be called on a thread before it runs a backward: has gradients as large as a bucket that
+  // adopts be allocated where adopt takes them.
+  virtual void prepare_thread() {}
   virtual void publish(std::size_t bucket) = 0;
   // In place of publish, on every rank: the bucket is left as it is. Not for the last one.
   virtual void skip(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
   virtual void finish() = 0;
+  // Of what finish waited for in the step that was finished last.
+  using Waits = node::Channel::Waits;
+  virtual Waits waits() const = 0;
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   virtual double share() const = 0;
   // Gives up a step that an exception has cut short, so that the next one can begin; waits until
@@ -55,6 +68,9 @@ class BucketChannel {
   // Throws an Error with this text here and, where the channel can reach them, on the other ranks.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
 };
+
+// Whether channels of the group's backend for `device` can adopt gradients.
+bool supports_adoption(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device);
 
 // The channel that suits the group's backend for `device`. Collective.
 std::unique_ptr<BucketChannel> make_bucket_channel(

@@ -52,6 +52,12 @@ void Arena::retire(std::size_t offset) {
   used_.erase(used);
 }
 
+bool Arena::holds(std::size_t offset, std::size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto used = used_.find(offset);
+  return used != used_.end() && used->second >= bytes;
+}
+
 std::size_t Arena::bytes_in_use() const {
   std::lock_guard lock(mutex_);
   return bytes_in_use_;

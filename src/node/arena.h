@@ -19,6 +19,8 @@ class Arena {
   // cleared.
   std::optional<std::size_t> allocate(std::size_t bytes);
   void free(std::size_t offset);
+  // Whether a block of at least `bytes` bytes that is in use begins at `offset`.
+  bool holds(std::size_t offset, std::size_t bytes) const;
   // Takes a block out of circulation for good; freeing it later does nothing.
   void retire(std::size_t offset);
   std::size_t bytes_in_use() const;

@@ -78,16 +78,18 @@ Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describ
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
       describe_(std::move(describe)),
+      places_(buckets.size()),
       patience_{group.timeout()} {
-  for (const Bucket& bucket : buckets_) {
-    void* const memory = region_->allocate_or_throw(bucket.count * element_size(bucket.type));
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    void* const memory = region_->allocate_or_throw(bytes_of(b));
     data_.emplace_back(static_cast<std::byte*>(memory),
                        [region = region_](std::byte* pointer) { region->free(pointer); });
   }
   const std::size_t control_bytes = sizeof(Progress) + buckets_.size() * sizeof(BucketWords);
   control_ = static_cast<std::byte*>(region_->allocate_or_throw(control_bytes));
   std::memset(control_, 0, control_bytes);
-  exchange_addresses(group);
+  exchange_control_blocks(group);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) place(b, data_[b].get());
 }
 
 Channel::~Channel() {
@@ -102,37 +104,59 @@ void Channel::retire_all() {
   region_->retire(control_);
   if (!in_step_) return;
   for (const auto& memory : data_) region_->retire(memory.get());
+  for (void* const memory : places_) region_->retire(memory);
 }
 
-void Channel::exchange_addresses(Group& group) {
-  const auto ranks = static_cast<std::size_t>(region_->size());
-  const std::size_t row = 1 + buckets_.size();
-  std::vector<std::uint64_t> table(ranks * row);
-  std::vector<Output> rows;
-  for (std::size_t rank = 0; rank < ranks; ++rank) rows.push_back({&table[rank * row], row});
-
-  std::uint64_t* const mine = &table[static_cast<std::size_t>(region_->rank()) * row];
-  const auto offset_of = [&](const void* pointer) { return *region_->shared_offset(pointer, 0); };
-  mine[0] = offset_of(control_);
-  for (std::size_t b = 0; b < buckets_.size(); ++b) mine[1 + b] = offset_of(data_[b].get());
-  group.all_gather({mine, row}, rows, DataType::int64);
-
-  const auto address = [&](std::size_t rank, std::size_t column, std::size_t bytes) {
-    std::byte* const found =
-        region_->resolve(static_cast<int>(rank), table[rank * row + column], bytes);
-    if (found == nullptr || table[rank * row + column] % kCacheLine != 0) {
-      fail(name_of(static_cast<int>(rank)) + " published memory that is not its own");
-    }
-    return found;
+void Channel::exchange_control_blocks(Group& group) {
+  struct Row {
+    std::uint64_t control;
+    std::uint64_t buckets;
+    std::uint64_t bytes;  // of all of them
   };
-  peers_.resize(buckets_.size());
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    progress_.push_back(reinterpret_cast<Progress*>(
-        address(rank, 0, sizeof(Progress) + buckets_.size() * sizeof(BucketWords))));
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      peers_[b].push_back(address(rank, 1 + b, buckets_[b].count * element_size(buckets_[b].type)));
+  constexpr std::size_t kWords = sizeof(Row) / sizeof(std::uint64_t);
+  Row mine{*region_->shared_offset(control_, 0), buckets_.size(), 0};
+  for (std::size_t b = 0; b < buckets_.size(); ++b) mine.bytes += bytes_of(b);
+  std::vector<Row> rows(static_cast<std::size_t>(region_->size()));
+  std::vector<Output> outputs;
+  for (Row& row : rows) outputs.push_back({&row, kWords});
+  group.all_gather({&mine, kWords}, outputs, DataType::int64);
+
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const Row& row = rows[static_cast<std::size_t>(rank)];
+    if (row.buckets != rows[0].buckets || row.bytes != rows[0].bytes) {
+      fail(fmt::format(
+          "gradients lie in {} buckets of {} bytes in all on {}, and in {} of {} on "
+          "{}: DistributedDataParallel needs the same options on every rank",
+          rows[0].buckets, rows[0].bytes, name_of(0), row.buckets, row.bytes, name_of(rank)));
     }
+    std::byte* const found = region_->resolve(
+        rank, row.control, sizeof(Progress) + buckets_.size() * sizeof(BucketWords));
+    if (found == nullptr || row.control % kCacheLine != 0) {
+      fail(name_of(rank) + " published memory that is not its own");
+    }
+    progress_.push_back(reinterpret_cast<Progress*>(found));
   }
+}
+
+std::size_t Channel::bytes_of(std::size_t bucket) const {
+  return buckets_[bucket].count * element_size(buckets_[bucket].type);
+}
+
+void Channel::place(std::size_t bucket, void* memory) {
+  places_[bucket] = memory;
+  words(region_->rank(), bucket)
+      .offset.store(*region_->shared_offset(memory, 0), std::memory_order_relaxed);
+}
+
+// A rank's bucket, once it is published.
+void* Channel::find(int rank, std::size_t bucket) {
+  const auto offset = words(rank, bucket).offset.load(std::memory_order_relaxed);
+  void* const found = region_->resolve(rank, offset, bytes_of(bucket));
+  if (found == nullptr || offset % kCacheLine != 0) {
+    fail(fmt::format("{} published memory that is not its own as bucket {} ({})", name_of(rank),
+                     bucket, describe_(bucket)));
+  }
+  return found;
 }
 
 Channel::BucketWords& Channel::words(int rank, std::size_t bucket) const {
@@ -154,11 +178,20 @@ void Channel::begin_step(std::uint32_t forwards, double weight) {
   beginnings_checked_ = false;
   pending_.clear();
   skipped_.assign(buckets_.size(), false);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (places_[b] != data_[b].get()) place(b, data_[b].get());
+  }
   // Read by those who have seen a bucket of this step published.
   progress(region_->rank()).forwards.store(forwards, std::memory_order_relaxed);
   progress(region_->rank()).weight.store(weight, std::memory_order_relaxed);
   // Kept near the step, or it would one day seem to lie ahead of it.
   progress(region_->rank()).abandoned.store(step_ - 1, std::memory_order_relaxed);
+}
+
+bool Channel::adopt(std::size_t bucket, void* memory) {
+  if (!region_->holds(memory, bytes_of(bucket))) return false;
+  place(bucket, memory);
+  return true;
 }
 
 void Channel::publish(std::size_t bucket) {
@@ -196,11 +229,11 @@ void Channel::reduce_slice(std::size_t bucket) {
   const auto& [count, type, op] = buckets_[bucket];
   const Slice slice = slice_of(count, element_size(type), region_->rank(), region_->size());
   std::array<void*, kMaxRanks> parts;
-  const std::span<void* const> used = std::span(parts).first(peers_[bucket].size());
-  for (std::size_t rank = 0; rank < used.size(); ++rank) {
-    parts[rank] = static_cast<std::byte*>(peers_[bucket][rank]) + slice.begin * element_size(type);
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    parts[static_cast<std::size_t>(rank)] =
+        static_cast<std::byte*>(find(rank, bucket)) + slice.begin * element_size(type);
   }
-  reduce_parts(buckets_[bucket], used, slice.count());
+  reduce_parts(buckets_[bucket], std::span(parts).first(progress_.size()), slice.count());
   region_->publish(words(region_->rank(), bucket).reduced, step_);
 }
 
@@ -263,23 +296,34 @@ void Channel::read_weights() {
 
 void Channel::finish() {
   patience_.deadline.reset();
+  waits_ = {};
   for (const std::size_t bucket : pending_) {
-    BucketWait waiting(*this, bucket, &BucketWords::published);
-    for (int rank = 0; rank < region_->size(); ++rank) {
-      region_->await(words(rank, bucket).published, step_, rank, waiting);
-    }
+    await_all(bucket, &BucketWords::published);
     reduce_slice(bucket);
   }
   pending_.clear();
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    if (skipped_[bucket]) continue;
-    BucketWait waiting(*this, bucket, &BucketWords::reduced);
-    for (int rank = 0; rank < region_->size(); ++rank) {
-      region_->await(words(rank, bucket).reduced, step_, rank, waiting);
-    }
+    if (!skipped_[bucket]) await_all(bucket, &BucketWords::reduced);
   }
   progress(region_->rank()).finished.store(step_, std::memory_order_release);
   in_step_ = false;
+}
+
+void Channel::await_all(std::size_t bucket, Word BucketWords::*word) {
+  using Clock = std::chrono::steady_clock;
+  BucketWait waiting(*this, bucket, word);
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const Word& theirs = words(rank, bucket).*word;
+    if (Region::reached(theirs, step_)) continue;
+    const auto begin = Clock::now();
+    region_->await(theirs, step_, rank, waiting);
+    const std::chrono::nanoseconds waited = Clock::now() - begin;
+    waits_.total += waited;
+    if (waited <= waits_.longest) continue;
+    waits_.longest = waited;
+    waits_.rank = region_->numbers().of(rank);
+    waits_.bucket = bucket;
+  }
 }
 
 void Channel::check_not_skipped(int peer, std::size_t bucket) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -39,7 +40,7 @@ class Channel {
   // then retired.
   ~Channel();
 
-  // This rank's memory of a bucket. It may be kept beyond the channel.
+  // Memory of this rank for a bucket. It may be kept beyond the channel.
   const std::shared_ptr<std::byte>& data(std::size_t bucket) const { return data_[bucket]; }
 
   // `forwards` counts what this rank has done towards its steps; ranks that begin a step with
@@ -50,6 +51,10 @@ class Channel {
   bool in_step() const { return in_step_; }
   std::uint64_t steps() const { return step_; }
 
+  // Makes `memory` the bucket in this step, in place of data(b). Until the step is finished or
+  // given up it has to be kept, and is not to be touched after publish. False, and nothing
+  // changes, if it is no block that was allocated from the region.
+  bool adopt(std::size_t bucket, void* memory);
   void publish(std::size_t bucket);
   // In place of publish, on every rank: the bucket is left as it is. Ranks that do not agree about
   // it throw Mismatch. Not for all buckets of a step.
@@ -59,6 +64,14 @@ class Channel {
   // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up before
   // its part was done.
   void finish();
+  // Of what finish waited for in the step that was finished last.
+  struct Waits {
+    std::chrono::nanoseconds total{};
+    std::chrono::nanoseconds longest{};
+    int rank = -1;           // who was waited for longest, by its number in the world; -1: nobody
+    std::size_t bucket = 0;  // for which
+  };
+  const Waits& waits() const { return waits_; }
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   double share() const;
 
@@ -84,9 +97,14 @@ class Channel {
     Word published;
     Word reduced;
     Word skipped;
+    std::atomic<std::uint64_t> offset;  // where the bucket lies in the step that was published
   };
 
-  void exchange_addresses(Group& group);
+  void exchange_control_blocks(Group& group);
+  std::size_t bytes_of(std::size_t bucket) const;
+  void place(std::size_t bucket, void* memory);
+  void* find(int rank, std::size_t bucket);
+  void await_all(std::size_t bucket, Word BucketWords::*word);
   BucketWords& words(int rank, std::size_t bucket) const;
   Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
   bool published_by_all(std::size_t bucket) const;
@@ -104,13 +122,14 @@ class Channel {
   std::vector<Bucket> buckets_;
   Describe describe_;
   std::vector<std::shared_ptr<std::byte>> data_;
+  std::vector<void*> places_;  // by bucket: where it is in this step
   std::byte* control_ = nullptr;
-  std::vector<Progress*> progress_;        // by rank
-  std::vector<std::vector<void*>> peers_;  // by bucket, then by rank
-  std::vector<std::size_t> pending_;       // published here, slice not reduced yet
-  std::vector<bool> skipped_;              // by bucket, in this step
+  std::vector<Progress*> progress_;   // by rank
+  std::vector<std::size_t> pending_;  // published here, slice not reduced yet
+  std::vector<bool> skipped_;         // by bucket, in this step
   std::uint32_t step_ = 0;
   Patience patience_;  // of the current call
+  Waits waits_;
   bool in_step_ = false;
   bool beginnings_checked_ = false;
   std::vector<double> weights_;  // by rank, 1 in all; empty if all ranks weigh the same

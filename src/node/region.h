@@ -108,6 +108,10 @@ class Region : public std::enable_shared_from_this<Region> {
   void free(void* pointer);
   // For memory that a peer may still touch: never handed out again, whether freed or not.
   void retire(void* pointer);
+  // Whether a block of at least `bytes` bytes that was allocated here begins at `pointer`.
+  bool holds(const void* pointer, std::size_t bytes) const {
+    return arena_.holds(offset_in_mapping(pointer), bytes);
+  }
   std::size_t bytes_in_use() const { return arena_.bytes_in_use(); }
   // Where [pointer, pointer + bytes) lies in the region, if it lies in this rank's arena.
   std::optional<std::uint64_t> shared_offset(const void* pointer, std::size_t bytes) const;

@@ -491,7 +491,7 @@ TEST(Ddp, BucketsAreFilledInOrder) {
                                            torch::zeros({5}, at::kDouble), floats(17)};
   ddp::BucketPlan plan;
   ddp::add_buckets(plan, parameters, std::vector<std::size_t>{4, 3, 2, 1, 0},
-                   std::vector<std::size_t>{4 * 32, 4 * 64});
+                   {.caps = {4 * 32, 4 * 64}, .alone = 4 * 1000});
   ASSERT_EQ(plan.buckets.size(), 4u);
   EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(4)) << "the first is smaller";
   EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(3)) << "of a type of its own";
@@ -499,6 +499,20 @@ TEST(Ddp, BucketsAreFilledInOrder) {
   EXPECT_THAT(plan.buckets[3].parameters, ElementsAre(0)) << "larger than a bucket";
   EXPECT_EQ(plan.places[1].offset, 48) << "on a cache line";
   EXPECT_EQ(plan.buckets[2].count, 64);
+}
+
+TEST(Ddp, LargeGradientsHaveBucketsOfTheirOwn) {
+  const auto floats = [](std::int64_t n) { return torch::zeros({n}); };
+  const std::vector<at::Tensor> parameters{floats(7), floats(1001), floats(8), floats(1000)};
+  ddp::BucketPlan plan;
+  ddp::add_buckets(plan, parameters, std::vector<std::size_t>{3, 2, 1, 0},
+                   {.caps = {4 * 64}, .alone = 4 * 1000});
+  ASSERT_EQ(plan.buckets.size(), 3u);
+  EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(3));
+  EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(2, 0)) << "a large one between them";
+  EXPECT_THAT(plan.buckets[2].parameters, ElementsAre(1));
+  EXPECT_TRUE(plan.buckets[2].alone);
+  EXPECT_EQ(plan.buckets[2].count, 1001) << "there is nothing to align";
 }
 
 TEST(DistributedSampler, AsksTheWorldForRankAndSize) {

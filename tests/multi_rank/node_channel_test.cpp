@@ -309,6 +309,85 @@ TEST(Channel, RanksThatSkipDifferentBucketsAreTold) {
   });
 }
 
+TEST(Channel, AdoptsMemoryForAStep) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name);
+      const std::size_t bytes = kBuckets[1].count * sizeof(double);
+      for (std::size_t step = 1; step <= 6; ++step) {
+        auto* const memory = static_cast<double*>(region->allocate_or_throw(bytes));
+        std::fill_n(memory, kBuckets[1].count, value_of(region->rank(), step, 1));
+        channel.begin_step(static_cast<std::uint32_t>(step));
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) fill_bucket(channel, bucket, -5);
+        // On each rank in other steps.
+        const bool adopts = (step + static_cast<std::size_t>(region->rank())) % 3 != 0;
+        if (adopts) {
+          EXPECT_TRUE(channel.adopt(1, memory));
+        } else {
+          fill_bucket(channel, 1, value_of(region->rank(), step, 1));
+        }
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+        channel.finish();
+        double sum = 0;
+        for (int rank = 0; rank < region->size(); ++rank) sum += value_of(rank, step, 1);
+        if (adopts) {
+          for (std::size_t i = 0; i < kBuckets[1].count; ++i) ASSERT_EQ(memory[i], sum);
+          expect<double>(channel, 1, -5);
+        } else {
+          expect<double>(channel, 1, sum);
+        }
+        region->free(memory);
+      }
+    });
+  }
+}
+
+TEST(Channel, AdoptsNothingButWholeBlocksOfItsRegion) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    channel.begin_step(1);
+    alignas(kCacheLine) float own[5];
+    EXPECT_FALSE(channel.adopt(0, own));
+    auto* const block = static_cast<std::byte*>(region->allocate_or_throw(1024));
+    EXPECT_FALSE(channel.adopt(0, block + kCacheLine));
+    EXPECT_FALSE(channel.adopt(1, block)) << "too small";
+    region->free(block);
+    EXPECT_FALSE(channel.adopt(0, block)) << "free";
+    channel.abandon_step();
+  });
+}
+
+// Peers may still write to what a rank has published when its channel goes.
+TEST(Channel, DestroyedInAStepItRetiresWhatItAdopted) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    void* const memory = region->allocate_or_throw(64);
+    {
+      Channel channel(group, kBuckets, bucket_name);
+      channel.begin_step(1);
+      EXPECT_TRUE(channel.adopt(0, memory));
+      channel.publish(0);
+    }
+    region->free(memory);
+    for (int i = 0; i < 100; ++i) EXPECT_NE(region->allocate(64), memory);
+    group.barrier();
+  });
+}
+
+TEST(Channel, RanksThatDivideGradientsDifferentlyAreTold) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    const std::span<const Channel::Bucket> all(kBuckets);
+    EXPECT_THAT([&] { Channel(group, all.first(region->rank() == 0 ? 3 : 2), bucket_name); },
+                ThrowsMessage<Mismatch>(
+                    HasSubstr("in 3 buckets of 320532 bytes in all on rank 0, and in 2 of "
+                              "320020 on rank 1: DistributedDataParallel needs the same "
+                              "options on every rank")));
+  });
+}
+
 TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
   run_thread_ranks(
       2,

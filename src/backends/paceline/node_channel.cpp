@@ -19,10 +19,21 @@ std::vector<node::Channel::Bucket> to_node(
   return result;
 }
 
+std::vector<std::size_t> adopted_sizes(
+    const std::vector<distributed::BucketChannel::Bucket>& buckets) {
+  std::vector<std::size_t> sizes;
+  for (const auto& bucket : buckets) {
+    if (!bucket.adopts) continue;
+    sizes.push_back(static_cast<std::size_t>(bucket.count) * c10::elementSize(bucket.type));
+  }
+  return sizes;
+}
+
 }  // namespace
 
 NodeChannel::NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe)
-    : channel_(group, to_node(buckets), std::move(describe)) {
+    : channel_(group, to_node(buckets), std::move(describe)),
+      gradients_(group.region(), adopted_sizes(buckets)) {
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     const auto& memory = channel_.data(b);
     tensors_.push_back(at::from_blob(

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "backends/paceline/gradient_memory.h"
 #include "distributed/bucket_channel.h"
 #include "node/channel.h"
 
@@ -17,8 +18,13 @@ class NodeChannel final : public distributed::BucketChannel {
     channel_.begin_step(forwards, weight.value_or(1));
   }
   bool in_step() const override { return channel_.in_step(); }
+  bool adopt(std::size_t bucket, const at::Tensor& gradient) override {
+    return channel_.adopt(bucket, gradient.data_ptr());
+  }
+  void prepare_thread() override { gradients_.prefer(); }
   void publish(std::size_t bucket) override { channel_.publish(bucket); }
   void skip(std::size_t bucket) override { channel_.skip(bucket); }
+  Waits waits() const override { return channel_.waits(); }
   double share() const override { return channel_.share(); }
   void try_progress() override { channel_.try_progress(); }
   void finish() override { channel_.finish(); }
@@ -27,6 +33,7 @@ class NodeChannel final : public distributed::BucketChannel {
 
  private:
   node::Channel channel_;
+  GradientMemory gradients_;
   std::vector<at::Tensor> tensors_;
 };
 

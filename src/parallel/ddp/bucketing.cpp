@@ -12,7 +12,7 @@ constexpr std::size_t kLine = 64;
 }  // namespace
 
 void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
-                 std::span<const std::size_t> order, std::span<const std::size_t> caps) {
+                 std::span<const std::size_t> order, const BucketLimits& limits) {
   struct Filling {
     std::size_t bucket;
     std::size_t number;  // of its type and device
@@ -28,11 +28,19 @@ void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
       plan.buckets.push_back({0, parameter.scalar_type(), parameter.device(), {}});
       return plan.buckets.size() - 1;
     };
+    if (parameter.nbytes() >= limits.alone) {
+      plan.places[i] = {open_bucket(), 0};
+      auto& bucket = plan.buckets.back();
+      bucket.count = parameter.numel();
+      bucket.parameters = {i};
+      bucket.alone = true;
+      continue;
+    }
     auto found = filling.find(key);
     if (found == filling.end()) found = filling.emplace(key, Filling{open_bucket(), 0}).first;
     Filling& current = found->second;
     const auto bytes_used = static_cast<std::size_t>(plan.buckets[current.bucket].count) * element;
-    const std::size_t cap = caps[std::min(current.number, caps.size() - 1)];
+    const std::size_t cap = limits.caps[std::min(current.number, limits.caps.size() - 1)];
     if (bytes_used > 0 && bytes_used + parameter.nbytes() > cap) {
       current = {open_bucket(), current.number + 1};
     }

@@ -20,16 +20,23 @@ struct BucketPlan {
     at::ScalarType type;
     at::Device device;
     std::vector<std::size_t> parameters;
+    bool alone = false;  // made for one gradient, which takes all of it
   };
   std::vector<Bucket> buckets;  // in the order in which they are likely to be ready
   std::vector<Place> places;    // by parameter; of those in a bucket
 };
 
+struct BucketLimits {
+  // In bytes, of the first bucket of a type and device, of the second and so on; the last holds for
+  // all that follow. One gradient may be larger.
+  std::vector<std::size_t> caps;
+  // From this many bytes on, a gradient gets a bucket for itself.
+  std::size_t alone;
+};
+
 // Appends buckets that hold the parameters with the numbers in `order`, in that order. A bucket
-// holds one type and device, and unless one parameter alone is larger, no more bytes than its cap:
-// the k-th of its type and device caps[k], those beyond the last cap as much as that. Every
-// gradient starts on a cache line.
+// holds one type and device. Every gradient starts on a cache line.
 void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
-                 std::span<const std::size_t> order, std::span<const std::size_t> caps);
+                 std::span<const std::size_t> order, const BucketLimits& limits);
 
 }  // namespace paceline::ddp

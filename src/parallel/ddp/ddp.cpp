@@ -134,6 +134,14 @@ class DdpCore final : public Joinable {
     buffers_may_differ_ = *sync_;
   }
 
+  void after_forward() {
+    if (reducer_) reducer_->after_forward();
+  }
+  const DdpStats& stats() const {
+    static const DdpStats none;
+    return reducer_ ? reducer_->stats() : none;
+  }
+
   void set_samples(double count) {
     if (options_.average != Average::samples) {
       throw UsageError("set_samples is for average = Average::samples");
@@ -242,6 +250,12 @@ DdpHandle::~DdpHandle() = default;
 
 void DdpHandle::before_forward() {
   core_->before_forward();
+}
+void DdpHandle::after_forward() {
+  core_->after_forward();
+}
+const DdpStats& DdpHandle::stats() const {
+  return core_->stats();
 }
 bool DdpHandle::watches_outputs() const {
   return core_->watches_outputs();

@@ -62,6 +62,7 @@ void HookChannel::run_hooks() {
 }
 
 void HookChannel::finish() {
+  const auto begin = std::chrono::steady_clock::now();
   for (std::size_t b = 0; b < open_.size(); ++b) {
     if (!open_[b].result) continue;
     guarded(b, [&] {
@@ -76,6 +77,7 @@ void HookChannel::finish() {
     open_[b].result.reset();
   }
   control_->finish();
+  waits_ = {.total = std::chrono::steady_clock::now() - begin};
 }
 
 bool HookChannel::abandon_step() {

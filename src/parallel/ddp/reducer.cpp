@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -28,6 +29,8 @@ constexpr double kMiB = 1024 * 1024;
 constexpr double kDefaultCap = 25;
 // Small, so that communication starts early.
 constexpr double kDefaultFirstCap = 1;
+// What copying this much takes is no more than a bucket of its own costs.
+constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
 // How many parameters an error lists before it only counts.
 constexpr std::size_t kMaxNames = 10;
 
@@ -49,6 +52,12 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
   at::Tensor result = at::empty({0}, flat.options());
   return result.set_(flat.storage(), flat.storage_offset() + offset, like.sizes(),
                      dense ? like.strides() : at::empty_like(like).strides());
+}
+
+// Whether the elements of both have the same bytes at the same places.
+bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
+  return grad.layout() == at::kStrided && grad.scalar_type() == view.scalar_type() &&
+         grad.strides() == view.strides() && grad.is_non_overlapping_and_dense();
 }
 
 // The parameters that have a reducer: two would reduce the same gradients twice.
@@ -84,12 +93,12 @@ class Wrapped {
 }  // namespace
 
 Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options)
-    : options_(options), caps_(caps_of(options)) {
+    : options_(options) {
   const auto& delayed = options.delay_all_reduce_named_params;
   Indices order;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, tensor, sparse] = parameters[i];
-    parameters_.push_back({name, tensor, sparse, {}, nullptr});
+    parameters_.push_back({name, tensor, sparse, {}, {}, nullptr});
     if (name == options.param_to_hook_all_reduce) trigger_ = i;
     if (sparse) continue;
     (std::ranges::count(delayed, name) > 0 ? delayed_ : order).push_back(i);
@@ -113,9 +122,20 @@ Reducer::~Reducer() {
 void Reducer::make_plan(const Indices& order) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
+  constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
+  BucketLimits limits{caps_of(options_), adopts_gradients() ? kAloneBytes : kNever};
+  order_ = order;
   plan_ = {};
-  add_buckets(plan_, tensors, order, caps_);
-  add_buckets(plan_, tensors, delayed_, caps_);
+  add_buckets(plan_, tensors, order_, limits);
+  limits.alone = kNever;
+  add_buckets(plan_, tensors, delayed_, limits);
+}
+
+// The same on every rank, as the plan depends on it.
+bool Reducer::adopts_gradients() const {
+  const auto device = parameters_.front().tensor.device().type();
+  return options_.zero_copy && !hook_ &&
+         distributed::supports_adoption(options_.process_group.c10d(), device);
 }
 
 // Whether the channel has one more bucket that tells which parameters were used on any rank.
@@ -128,7 +148,8 @@ bool Reducer::needs_bitmap() const {
 void Reducer::make_channel() {
   std::vector<BucketChannel::Bucket> buckets;
   for (const auto& bucket : plan_.buckets) {
-    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketChannel::Op::average});
+    buckets.push_back(
+        {bucket.count, bucket.type, bucket.device, BucketChannel::Op::average, bucket.alone});
   }
   bitmap_ = needs_bitmap();
   const BucketChannel::Bucket used{static_cast<std::int64_t>(parameters_.size()), at::kLong,
@@ -146,16 +167,6 @@ void Reducer::make_channel() {
   make_views();
 }
 
-// What make_plan was given: the delayed come last in a plan.
-Reducer::Indices Reducer::planned_order() const {
-  Indices order;
-  for (const auto& bucket : plan_.buckets) {
-    order.insert(order.end(), bucket.parameters.begin(), bucket.parameters.end());
-  }
-  order.resize(order.size() - delayed_.size());
-  return order;
-}
-
 // In the order in which gradients were ready on rank 0 in the first step.
 void Reducer::rebuild() {
   rebuild_due_ = false;
@@ -164,7 +175,7 @@ void Reducer::rebuild() {
   broadcast_from(0, {order}, options_.process_group);
   const auto* const numbers = order.data_ptr<std::int64_t>();
   const Indices first(numbers, numbers + order.numel());
-  if (first == planned_order() && bitmap_ == needs_bitmap()) return;
+  if (first == order_ && bitmap_ == needs_bitmap()) return;
   make_plan(first);
   make_channel();
 }
@@ -172,10 +183,12 @@ void Reducer::rebuild() {
 void Reducer::make_views() {
   const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    channel_->tensor(b).zero_();  // what lies between gradients is reduced too
+    // What lies between gradients is reduced too.
+    if (!plan_.buckets[b].alone) channel_->tensor(b).zero_();
     for (const std::size_t i : plan_.buckets[b].parameters) {
-      parameters_[i].view =
+      parameters_[i].home =
           alias(channel_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);
+      parameters_[i].view = parameters_[i].home;
     }
   }
 }
@@ -202,11 +215,15 @@ void Reducer::before_forward(bool synchronise, bool counts) {
       if (is_view(parameter)) parameter.view.zero_();
     }
   }
+  return_adopted();
   backward_ = -1;
   synchronise_ = synchronise;
-  if (!synchronise || !counts) return;
-  ++forwards_;
-  if (rebuild_due_) rebuild();
+  if (synchronise && counts) {
+    ++forwards_;
+    if (rebuild_due_) rebuild();
+  }
+  channel_->prepare_thread();
+  if (synchronise) recorder_.begin_forward();
 }
 
 void Reducer::watch_output(const at::Tensor& output) {
@@ -221,6 +238,7 @@ void Reducer::watch_output(const at::Tensor& output) {
 
 void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
   hook_ = std::move(hook);
+  make_plan(Indices(order_));
   make_channel();
 }
 
@@ -279,6 +297,7 @@ void Reducer::begin_step() {
         "synchronised: this one has no count");
   }
   channel_->begin_step(forwards_, weight_);
+  recorder_.begin_step();
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
   arrivals_.clear();
@@ -315,7 +334,7 @@ void Reducer::mark_ready(std::size_t index) {
   parameter.ready = true;
   if (!parameter.sparse) {
     if (learning_ && std::ranges::count(delayed_, index) == 0) arrivals_.push_back(index);
-    take_gradient(parameter);
+    take_gradient(index);
     count_down(plan_.places[index].bucket);
   }
   if (trigger_ == index) {
@@ -329,30 +348,56 @@ bool Reducer::is_view(const Parameter& parameter) const {
 }
 
 // Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
-void Reducer::take_gradient(Parameter& parameter) {
-  if (is_view(parameter)) return;
+void Reducer::take_gradient(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  if (is_view(parameter) || adopt_gradient(index)) return;
   const at::NoGradGuard no_grad;
   at::Tensor& grad = parameter.tensor.mutable_grad();
   if (!grad.defined()) {
     parameter.view.zero_();
-  } else if (grad.layout() == at::kStrided && grad.scalar_type() == parameter.view.scalar_type() &&
-             grad.strides() == parameter.view.strides() && grad.is_non_overlapping_and_dense()) {
+  } else if (lies_like(grad, parameter.view)) {
     std::memcpy(parameter.view.data_ptr(), grad.data_ptr(), grad.nbytes());
+    recorder_.add_copy(grad.nbytes());
   } else {
     parameter.view.copy_(grad.is_sparse() ? grad.to_dense() : grad);
+    recorder_.add_copy(parameter.view.nbytes());
   }
   if (options_.gradient_as_bucket_view) grad = parameter.view;
 }
 
+// Has a large gradient reduced where autograd has put it, if that is in memory that all ranks see.
+bool Reducer::adopt_gradient(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const std::size_t bucket = plan_.places[index].bucket;
+  const at::Tensor& grad = parameter.tensor.grad();
+  // One that did not come in this step may have to stay as it is.
+  if (!plan_.buckets[bucket].alone || parameter.arrived == 0 || !grad.defined()) return false;
+  if (!lies_like(grad, parameter.home) || !channel_->adopt(bucket, grad)) return false;
+  parameter.view = grad;
+  adopted_.push_back(index);
+  return true;
+}
+
+void Reducer::return_adopted() {
+  for (const std::size_t i : adopted_) parameters_[i].view = parameters_[i].home;
+  adopted_.clear();
+}
+
 void Reducer::count_down(std::size_t bucket) {
-  if (--outstanding_[bucket] == 0) channel_->publish(bucket);
+  if (--outstanding_[bucket] == 0) publish(bucket);
   channel_->try_progress();
+}
+
+void Reducer::publish(std::size_t bucket) {
+  recorder_.add_bucket(channel_->tensor(bucket).nbytes());
+  channel_->publish(bucket);
 }
 
 // The final callback of a backward that began a step; with a static graph, of the outermost.
 void Reducer::finish_backward() {
   try {
     if (!channel_->in_step()) begin_step();  // no parameter got a gradient
+    recorder_.end_backward();
     if (options_.static_graph && learning_) learn_graph();
     Indices left = missing();
     if (!may_miss()) {
@@ -366,6 +411,7 @@ void Reducer::finish_backward() {
     detach_gradients();
     throw;
   }
+  recorder_.end_step(channel_->waits());
   end_step();
 }
 
@@ -433,7 +479,7 @@ void Reducer::finish_channel() {
   const std::size_t bitmap = plan_.buckets.size();
   auto* const used = channel_->tensor(bitmap).data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < used_.size(); ++i) used[i] = used_[i] ? 1 : 0;
-  channel_->publish(bitmap);
+  publish(bitmap);
   channel_->finish();
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used[i] != 0;
 }
@@ -459,7 +505,7 @@ void Reducer::reduce_sparse() {
 void Reducer::put_back() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
-    if (parameter.sparse || !used_[i]) continue;
+    if (parameter.sparse || !used_[i] || is_view(parameter)) continue;
     at::Tensor& grad = parameter.tensor.mutable_grad();
     if (grad.defined() && !grad.is_sparse()) {
       grad.copy_(parameter.view);
@@ -470,6 +516,7 @@ void Reducer::put_back() {
 }
 
 void Reducer::end_step() {
+  return_adopted();
   backward_ = -1;
   for (auto& parameter : parameters_) parameter.used = false;
   weight_.reset();
@@ -500,7 +547,7 @@ void Reducer::shadow_backward() {
     }
     if (learning_ && options_.static_graph) parameter.expected = used_[i] ? 1 : 0;
   }
-  if (learning_) arrivals_ = planned_order();
+  if (learning_) arrivals_ = order_;
   end_step();
 }
 

@@ -14,6 +14,7 @@
 #include "distributed/bucket_channel.h"
 #include "parallel/ddp/bucketing.h"
 #include "parallel/ddp/model.h"
+#include "parallel/ddp/step_recorder.h"
 
 namespace paceline::ddp {
 
@@ -36,9 +37,14 @@ class Reducer {
   // there. `counts` says whether this forward is one that a backward must follow. After the first
   // step of all, the buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
+  void after_forward() {
+    if (synchronise_) recorder_.end_forward();
+  }
   // With a static graph, for each output of a forward: the backward that begins there is the
   // outermost, and the step ends with it.
   void watch_output(const at::Tensor& output);
+
+  const DdpStats& stats() const { return recorder_.stats(); }
 
   // What this rank counts in the average of the next step; with nothing, all ranks count the same.
   void set_weight(std::optional<double> weight) { weight_ = weight; }
@@ -52,7 +58,8 @@ class Reducer {
     std::string name;
     at::Tensor tensor;
     bool sparse;      // its gradient is a sparse tensor, and lies in no bucket
-    at::Tensor view;  // of the bucket, in the parameter's shape
+    at::Tensor home;  // its place in the bucket, in the parameter's shape
+    at::Tensor view;  // where it is reduced in this step: there, or where autograd has put it
     c10::intrusive_ptr<torch::autograd::Node> accumulator;
     std::uintptr_t hook = 0;
     int expected = 1;    // gradients in a step; with a static graph, learnt in the first
@@ -63,9 +70,9 @@ class Reducer {
   using Indices = std::vector<std::size_t>;
 
   void make_plan(const Indices& order);
+  bool adopts_gradients() const;
   bool needs_bitmap() const;
   void make_channel();
-  Indices planned_order() const;
   void rebuild();
   void make_views();
   void attach_hooks();
@@ -76,8 +83,11 @@ class Reducer {
   void begin_step();
   void settle_never_used();
   void mark_ready(std::size_t index);
-  void take_gradient(Parameter& parameter);
+  void take_gradient(std::size_t index);
+  bool adopt_gradient(std::size_t index);
+  void return_adopted();
   void count_down(std::size_t bucket);
+  void publish(std::size_t bucket);
 
   void finish_backward();
   void learn_graph();
@@ -98,15 +108,16 @@ class Reducer {
   bool is_view(const Parameter& parameter) const;
 
   DdpOptions options_;
-  std::vector<std::size_t> caps_;  // of buckets, in bytes
   std::vector<Parameter> parameters_;
   std::optional<std::size_t> trigger_;  // whose gradient lets those in delayed_ be reduced
   Indices delayed_;
+  Indices order_;  // of all others in the plan
   BucketPlan plan_;
   bool bitmap_ = false;  // the channel's last bucket tells which parameters were used
   std::unique_ptr<distributed::BucketChannel> channel_;
   std::shared_ptr<c10d::CommHookInterface> hook_;
   Indices outstanding_;              // gradients still missing, by bucket
+  Indices adopted_;                  // whose gradients are reduced where autograd has put them
   Indices arrivals_;                 // in the first step: the order in which parameters were ready
   std::vector<bool> used_;           // in the last step, as far as this rank needs to know
   std::vector<bool> used_anywhere_;  // with a static graph: learnt in the first step
@@ -115,6 +126,7 @@ class Reducer {
   bool synchronise_ = false;
   std::uint32_t forwards_ = 0;
   std::optional<double> weight_;
+  StepRecorder recorder_;
   int backward_ = -1;  // autograd's number of the backward with which the step ends
 };
 
