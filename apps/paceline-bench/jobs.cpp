@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "base/malloc_thresholds.h"
 #include "launch/job.h"
 #include "launch/report.h"
 
@@ -38,6 +39,7 @@ int run_ranks(const std::vector<std::string>& arguments, int ranks, int threads,
   spec.processes = ranks;
   spec.command = {std::filesystem::read_symlink("/proc/self/exe"), "--worker"};
   spec.command.insert(spec.command.end(), arguments.begin(), arguments.end());
+  spec.environment = base::malloc_variables();  // as under paceline run
   spec.environment["OMP_NUM_THREADS"] = std::to_string(threads);
   // Or mpirun refuses, which it means for machines that more than one uses.
   spec.environment["OMPI_ALLOW_RUN_AS_ROOT"] = "1";

@@ -9,6 +9,8 @@
 
 #include <paceline/error.h>
 
+#include "base/malloc_thresholds.h"
+
 namespace paceline::app {
 namespace {
 
@@ -18,6 +20,7 @@ struct Flags {
   std::string master_addr = "127.0.0.1";
   std::optional<int> master_port;
   bool pass_local_rank = false;
+  bool no_tune_malloc = false;
   double failure_grace = 0.5;
   double stop_grace = 5;
 };
@@ -50,6 +53,10 @@ void describe(CLI::App& app, Flags& flags) {
   add("--nnodes", flags.nnodes, "N", processes, "How many machines: only 1 (default) so far");
   app.add_flag("--pass-local-rank", flags.pass_local_rank,
                "Append --local_rank=R to the arguments of local rank R's process")
+      ->group(processes);
+  app.add_flag("--no-tune-malloc", flags.no_tune_malloc,
+               "Leave malloc alone, which otherwise keeps for the next step what a step\n"
+               "of training frees (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_)")
       ->group(processes);
   add("--master-addr", flags.master_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes (default 127.0.0.1)");
@@ -135,6 +142,7 @@ launch::JobSpec make_spec(const Flags& flags, int cores) {
   launch::JobSpec spec;
   spec.processes = parse_processes(flags.nproc_per_node, cores);
   spec.pass_local_rank = flags.pass_local_rank;
+  if (!flags.no_tune_malloc) spec.environment = base::malloc_variables();
   spec.master_addr = flags.master_addr;
   if (flags.master_port) {
     if (*flags.master_port < 1 || *flags.master_port > 65535) {

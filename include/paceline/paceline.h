@@ -16,3 +16,4 @@
 #include <paceline/record.h>
 #include <paceline/sampler.h>
 #include <paceline/sync_batch_norm.h>
+#include <paceline/tune_malloc.h>

@@ -155,6 +155,19 @@ TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
   EXPECT_THAT(given.err(), HasSubstr("OMP_NUM_THREADS=7"));
 }
 
+TEST_F(Launcher, TunesMallocUnlessTheUserSaysOtherwise) {
+  const std::string show = "echo $MALLOC_MMAP_THRESHOLD_,$MALLOC_TRIM_THRESHOLD_";
+  auto tuned = run(1, show);
+  EXPECT_EQ(tuned.wait(), 0);
+  EXPECT_EQ(tuned.out(), "[rank0]: 1073741824,2147483647\n");
+  auto off = run(1, show, {"--no-tune-malloc"});
+  EXPECT_EQ(off.wait(), 0);
+  EXPECT_EQ(off.out(), "[rank0]: ,\n");
+  auto chosen = run(1, show, {}, {{"MALLOC_TRIM_THRESHOLD_", "5"}});
+  EXPECT_EQ(chosen.wait(), 0);
+  EXPECT_EQ(chosen.out(), "[rank0]: ,5\n");
+}
+
 TEST_F(Launcher, BothSpellingsAndTheProgramsOwnFlags) {
   ChildProcess job({PACELINE_COMMAND, "run", "--nproc_per_node=2", "--pass_local_rank", "echo",
                     "--nproc-per-node", "9"});
@@ -466,6 +479,7 @@ TEST_F(Launcher, HelpAndMissingCommands) {
   auto run_help = paceline({"run", "-h"});
   EXPECT_EQ(run_help.wait(), 0);
   EXPECT_THAT(run_help.out(), HasSubstr("--nproc-per-node N"));
+  EXPECT_THAT(run_help.out(), HasSubstr("--no-tune-malloc"));
   auto unknown = paceline({"ruin"});
   EXPECT_EQ(unknown.wait(), 2);
   EXPECT_THAT(unknown.err(), HasSubstr("'ruin'"));

@@ -1,11 +1,18 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
+
+#include <paceline/tune_malloc.h>
 
 #include "base/cores.h"
 #include "base/deadline.h"
@@ -166,6 +173,39 @@ TEST(Cores, TheLargestCacheCounts) {
 
 TEST(Cores, AtLeastOne) {
   EXPECT_GE(available_cores(), 1);
+}
+
+// How often the process touched a page for the first time while it used `bytes` bytes.
+long faults_of_using(std::size_t bytes) {
+  const auto faults = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+  };
+  const long before = faults();
+  void* const memory = std::malloc(bytes);
+  std::memset(memory, 1, bytes);
+  asm volatile("" : : "r"(memory) : "memory");  // or the compiler leaves it all out
+  std::free(memory);
+  return faults() - before;
+}
+
+TEST(TuneMalloc, KeepsLargeBlocksForTheNextUse) {
+  const pid_t child = fork();  // for it cannot be undone
+  if (child == 0) {
+    constexpr std::size_t kBytes = std::size_t{100} << 20;
+    constexpr int kSkipped = 77;
+    if (faults_of_using(kBytes) < 100 || faults_of_using(kBytes) < 100) _exit(2);
+    if (!tune_malloc()) _exit(kSkipped);
+    faults_of_using(kBytes);
+    _exit(faults_of_using(kBytes) < 100 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer has a malloc of its own";
+#endif
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace
