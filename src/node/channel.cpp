@@ -33,12 +33,21 @@ class Channel::BucketWait : public Waiting {
     return fmt::format("backward, {}, bucket {} ({})", channel_.position(), bucket_,
                        channel_.describe_(bucket_));
   }
+  std::string last_seen(int rank, bool /*missing*/) const override {
+    return channel_.buckets_of(rank);
+  }
   // Not a failure of the group: all ranks may give the step up together and go on. What the peer
   // did before it gave up counts, so that all who wait for the same come to the same end.
   void check(int peer) const override {
     channel_.check_not_skipped(peer, bucket_);
-    if (!Region::reached(channel_.progress(peer).abandoned, channel_.step_)) return;
-    if (Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_)) return;
+    const auto came = [&] {
+      return Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_);
+    };
+    if (!Region::reached(channel_.progress(peer).abandoned, channel_.step_)) {
+      if (!came()) channel_.check_not_elsewhere(peer, bucket_);
+      return;
+    }
+    if (came()) return;
     throw Mismatch(fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
                                "({}) was ready",
                                channel_.name_of(peer), channel_.position(), bucket_,
@@ -177,6 +186,7 @@ void Channel::begin_step(std::uint32_t forwards, double weight) {
   in_step_ = true;
   beginnings_checked_ = false;
   pending_.clear();
+  region_->note_thread();
   skipped_.assign(buckets_.size(), false);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     if (places_[b] != data_[b].get()) place(b, data_[b].get());
@@ -196,6 +206,8 @@ bool Channel::adopt(std::size_t bucket, void* memory) {
 
 void Channel::publish(std::size_t bucket) {
   pending_.push_back(bucket);
+  progress(region_->rank())
+      .last.store(static_cast<std::uint32_t>(bucket), std::memory_order_relaxed);
   region_->publish(words(region_->rank(), bucket).published, step_);
 }
 
@@ -335,6 +347,37 @@ void Channel::check_not_skipped(int peer, std::size_t bucket) const {
                    "on every rank",
                    position(), name_of(peer), bucket, describe_(bucket), name_of(region_->rank()))},
       {"backward", step_});
+}
+
+// Inputs that are uneven show in this: some ranks go on training while others do what comes next.
+void Channel::check_not_elsewhere(int peer, std::size_t bucket) const {
+  constexpr const char* kAdvice =
+      "if it has run out of inputs, give all ranks as many batches (DistributedSampler), or train "
+      "inside join";
+  const std::string where =
+      fmt::format("backward, {}, bucket {} ({})", position(), bucket, describe_(bucket));
+  const Activity activity{"backward", step_};
+  if (region_->has_left(peer)) region_->fail_lost(peer, where + ": " + kAdvice, activity);
+  const auto call = region_->cross_call(peer);
+  if (!call) return;
+  region_->fail(
+      {FailureKind::mismatch, rank_bit(peer),
+       fmt::format("{} waits for {} in {}, call {}, while {} waits for it in {}: {}", name_of(peer),
+                   name_of(region_->rank()), node::describe(*call, region_->numbers()),
+                   call->sequence, name_of(region_->rank()), where, kAdvice)},
+      activity);
+}
+
+// How far it has come in this step.
+std::string Channel::buckets_of(int rank) const {
+  std::size_t ready = 0;
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (Region::reached(words(rank, bucket).published, step_)) ++ready;
+  }
+  if (ready == 0) return "it has no bucket of this step ready";
+  const std::size_t last = progress(rank).last.load(std::memory_order_relaxed);
+  return fmt::format("it has {} of {} buckets ready, {} ({}) last", ready, buckets_.size(), last,
+                     last < buckets_.size() ? describe_(last) : "there is none");
 }
 
 bool Channel::abandon_step() {

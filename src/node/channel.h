@@ -91,6 +91,7 @@ class Channel {
     Word abandoned;  // the last step given up, or the one before the current
     Word finished;   // the last step finished
     Word forwards;
+    Word last;  // the bucket published last
     std::atomic<double> weight;
   };
   struct alignas(kCacheLine) BucketWords {
@@ -114,6 +115,8 @@ class Channel {
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
   void check_not_finished(int peer) const;
   void check_not_skipped(int peer, std::size_t bucket) const;
+  void check_not_elsewhere(int peer, std::size_t bucket) const;
+  std::string buckets_of(int rank) const;
   void retire_all();
   std::string name_of(int rank) const;
   std::string position() const;

@@ -28,7 +28,9 @@ class Group::StepWait : public Waiting {
                        node::describe(group_.call_, group_.region_->numbers()), group_.sequence_,
                        group_.region_->options().name);
   }
-  std::string last_seen(int rank) const override { return group_.last_call_of(rank); }
+  std::string last_seen(int rank, bool missing) const override {
+    return missing ? group_.last_call_of(rank) : "";
+  }
 
  private:
   const Group& group_;
@@ -51,6 +53,7 @@ void check_root(const char* operation, std::int64_t root, int size) {
 }
 
 void Group::begin(Call call) {
+  region_->note_thread();
   call_ = call;
   call_.sequence = ++sequence_;
   if (sharing_ == 0) {

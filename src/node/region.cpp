@@ -362,12 +362,34 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer, Wa
                                    describe_ranks(numbers().list(missing)),
                                    deadline->budget().count() / 1000.0, waiting.describe());
     for (int rank = 0; rank < size_; ++rank) {
-      if (((missing >> rank) & 1) == 0) continue;
-      const std::string last = waiting.last_seen(rank);
+      const std::string last = waiting.last_seen(rank, ((missing >> rank) & 1) != 0);
       if (!last.empty()) text += fmt::format("; rank {}: {}", numbers().of(rank), last);
     }
     fail({FailureKind::timeout, missing, text}, waiting.activity);
   }
+}
+
+void Region::note_thread() {
+  static thread_local const char here = 0;
+  const void* first = thread_.load(std::memory_order_relaxed);
+  if (first == &here) return;
+  if (first == nullptr && thread_.compare_exchange_strong(first, &here)) return;
+  state(rank_).threads.store(1, std::memory_order_release);
+}
+
+std::optional<Call> Region::cross_call(int peer) const {
+  const auto last = [&](int rank) -> const Slot& {
+    const Slot& even = slot(rank, 0);
+    return reached(even.step, slot(rank, 1).step.load(std::memory_order_acquire)) ? even
+                                                                                  : slot(rank, 1);
+  };
+  const Slot& theirs = last(peer);
+  const bool waits = !reached(last(rank_).step, theirs.step.load(std::memory_order_acquire));
+  // Read after the step, before which a thread is noted.
+  for (const int rank : {rank_, peer}) {
+    if (state(rank).threads.load(std::memory_order_acquire) != 0) return std::nullopt;
+  }
+  return waits ? std::optional(theirs.call) : std::nullopt;
 }
 
 void Region::fail(const Failure& failure, const Activity& activity) {

@@ -62,8 +62,8 @@ class Waiting {
   virtual std::uint64_t missing() const = 0;
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
-  // What `rank`, one of the missing, did last; empty if that is not known.
-  virtual std::string last_seen(int /*rank*/) const { return ""; }
+  // What `rank` did last; empty if that is not known or of no use.
+  virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}
 
@@ -134,6 +134,12 @@ class Region : public std::enable_shared_from_this<Region> {
   void await(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
     if (!reached(word, target)) await_slowly(word, target, peer, waiting);
   }
+  // To be called by whoever makes calls or runs steps.
+  void note_thread();
+  // Whether this rank, which waits for `peer` in another way, and the peer, which has begun a call
+  // of the group and waits for this rank there, will wait for ever: each of them has one thread
+  // that deals with the group. That call then.
+  std::optional<Call> cross_call(int peer) const;
   // Bells are for waits that any of several peers may end: what a rank has been told of is looked
   // for after `bell` is read and before `listen`, which returns when the bell has been rung since,
   // and at times for nothing.
@@ -178,6 +184,7 @@ class Region : public std::enable_shared_from_this<Region> {
     alignas(kCacheLine) Word bell;      // how often its peers have rung
     Word listeners;                     // how many of its threads wait for that in the kernel
     alignas(kCacheLine) Attendance attendance;
+    alignas(kCacheLine) Word threads;  // 1 once more than one thread has made calls
   };
   struct Header {
     FailureRecord failure;
@@ -212,6 +219,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::size_t arena_stride_;
   std::size_t arena_begin_;
   bool may_spin_;
+  std::atomic<const void*> thread_ = nullptr;  // the only one that has made calls
   unsigned fork_generation_;
   Arena arena_;
 };

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <numeric>
+#include <thread>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
@@ -522,6 +523,37 @@ TEST(Ddp, WhatCannotWorkSaysSo) {
         },
         ThrowsMessage<UsageError>(HasSubstr("8 parameters and had 6")));
   });
+}
+
+TEST(Ddp, StatsTellWhatAStepTook) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int /*size*/) {
+      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.004});
+      constexpr std::chrono::milliseconds kSlow(60);
+      for (int step = 0; step < 3; ++step) {
+        const auto x = batch_of(rank, step, at::kDouble);
+        const auto output = model(x);
+        if (rank == 1) std::this_thread::sleep_for(kSlow);  // takes part in its backward's time
+        loss_of(output, x).backward();
+      }
+      const DdpStats& stats = model.stats();
+      EXPECT_EQ(stats.steps, 3u);
+      std::size_t bytes = 0;
+      for (const auto& parameter : model.parameters()) bytes += parameter.nbytes();
+      EXPECT_GE(stats.last.bytes, bytes);
+      EXPECT_LE(stats.last.bytes, bytes + 64 * model.parameters().size());
+      EXPECT_EQ(stats.last.copied, bytes);
+      EXPECT_GT(stats.last.buckets, 1u);
+      EXPECT_EQ(stats.total.buckets, 3 * stats.last.buckets);
+      EXPECT_GT(stats.last.forward.count(), 0);
+      EXPECT_GE(stats.last.communication, stats.last.overlap);
+      EXPECT_GE(stats.last.communication, stats.last.waiting);
+      EXPECT_GE(stats.hidden(), 0);
+      EXPECT_LE(stats.hidden(), 1);
+      // Nothing but the other rank's sleep makes one wait so long.
+      EXPECT_GT(rank == 0 ? stats.total.waiting : stats.total.backward, 2 * kSlow);
+    });
+  }
 }
 
 TEST(Ddp, BucketsFollowTheOrderOfArrival) {

@@ -4,6 +4,7 @@
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/error.h>
 
 #include "support/small_net.h"
 #include "support/thread_ranks.h"
@@ -215,6 +216,41 @@ TEST(Join, AnExceptionInTheBodyPasses) {
   });
   EXPECT_THAT(ends[0].report, HasSubstr("rank 1"));
   EXPECT_THAT(ends[1].report, HasSubstr("bad batch"));
+}
+
+// What a program sees that should have trained inside join.
+void expect_uneven_inputs_are_told(const std::function<void(int rank)>& afterwards) {
+  for (const int size : {2, 3}) {
+    expect_torch_ranks(size, "paceline", [&](int rank, int /*size*/) {
+      DistributedDataParallel model(make_net(at::kDouble));
+      const auto train = [&] {
+        for (int step = 0; step < (rank == 1 ? 2 : 4); ++step) {
+          const auto x = batch_of(rank, step, at::kDouble);
+          loss_of(model(x), x).backward();
+        }
+        afterwards(rank);
+      };
+      const auto tells = ::testing::ThrowsMessage<PeerError>(
+          AllOf(HasSubstr("rank 1 "), HasSubstr("step 3"), HasSubstr("last.weight"),
+                HasSubstr("train inside join")));
+      if (rank == 1) return train();
+      EXPECT_THAT(train, tells);
+    });
+  }
+}
+
+TEST(Join, UnevenInputsWithoutItAreToldWhenARankGoesOnToSomethingElse) {
+  expect_uneven_inputs_are_told([](int rank) {
+    if (rank == 1) {
+      EXPECT_THROW(barrier(), Mismatch);
+    }
+  });
+}
+
+TEST(Join, UnevenInputsWithoutItAreToldWhenARankLeaves) {
+  expect_uneven_inputs_are_told([](int rank) {
+    if (rank == 1) destroy_process_group();
+  });
 }
 
 }  // namespace

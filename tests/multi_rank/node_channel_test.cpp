@@ -388,6 +388,60 @@ TEST(Channel, RanksThatDivideGradientsDifferentlyAreTold) {
   });
 }
 
+// Rank 1 has inputs for one step, and goes on to what comes after training.
+TEST(Channel, UnevenInputsAreToldFromARankThatIsLate) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    std::mt19937 random(1);
+    run_step(channel, *region, 1, random);
+    EXPECT_THAT(
+        [&] {
+          if (region->rank() != 1) run_step(channel, *region, 2, random);
+          group.barrier();
+        },
+        ThrowsMessage<Mismatch>(AllOf(HasSubstr("rank 1 waits for rank "),
+                                      HasSubstr(" in barrier, call 2, while rank "),
+                                      HasSubstr(" waits for it in backward, step 2 of group test, "
+                                                "bucket "),
+                                      HasSubstr("train inside join"))));
+  });
+}
+
+TEST(Channel, ARankThatLeavesBeforeTheOthersMayHaveRunOutOfInputs) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    std::mt19937 random(1);
+    run_step(channel, *region, 1, random);
+    if (region->rank() == 1) return region->depart();
+    EXPECT_THAT([&] { run_step(channel, *region, 2, random); },
+                ThrowsMessage<PeerLost>(
+                    AllOf(HasSubstr("rank 1 has left the group"), HasSubstr("train inside join"))));
+  });
+}
+
+// Calls on one thread and steps on another may wait for each other.
+TEST(Channel, CallsOfAnotherThreadAreNoSignOfUnevenInputs) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    Channel channel(group, kBuckets, bucket_name);
+    std::mt19937 random(static_cast<unsigned>(region->rank()));
+    for (std::size_t step = 1; step <= 50; ++step) {
+      const std::uint32_t before = region->bell();
+      std::thread caller;
+      if (region->rank() == 1) {
+        caller = std::thread([&] { group.barrier(); });
+        region->listen(before);  // until rank 0 is about to wait
+      } else {
+        region->ring(1);
+      }
+      run_step(channel, *region, step, random);
+      region->rank() == 1 ? caller.join() : group.barrier();
+    }
+  });
+}
+
 TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
   run_thread_ranks(
       2,
@@ -396,10 +450,11 @@ TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
         Channel channel(group, kBuckets, bucket_name);
         channel.begin_step(1);
         if (region->rank() == 1) {
+          channel.publish(2);
           while (!region->failed()) std::this_thread::yield();
           return;
         }
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+        for (const std::size_t bucket : {2u, 0u, 1u}) channel.publish(bucket);
         try {
           channel.finish();
           ADD_FAILURE() << "finished alone";
@@ -408,7 +463,8 @@ TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
           EXPECT_STREQ(error.what(),
                        "rank 1 did not arrive within the timeout of 1 s at backward, step 1 of "
                        "group test, "
-                       "bucket 0 (layer0)");
+                       "bucket 0 (layer0); rank 0: it has 3 of 3 buckets ready, 1 (layer1) last; "
+                       "rank 1: it has 1 of 3 buckets ready, 2 (layer2) last");
         }
       },
       test::small_region(std::chrono::seconds(1)));
