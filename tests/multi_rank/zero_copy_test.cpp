@@ -4,10 +4,13 @@
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
+
+#include <csignal>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/error.h>
 
 #include "support/small_net.h"
 #include "support/thread_ranks.h"
@@ -369,6 +372,27 @@ TEST(ZeroCopy, AStepGivenUpLeavesNothingBehind) {
     }
     expect_close(model.parameters(), train_wide_alone(size, 4), 1e-5);
   });
+}
+
+// Rank 1 dies when some of its gradients are published; what is in theirs is the others' own then.
+TEST(ZeroCopy, GradientsSurviveALostRank) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const test::RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_wide());
+    loss_of(model(input_of(context.rank, 0))).backward();
+    model.module()->first->weight.register_hook([&](const torch::Tensor& gradient) {
+      if (context.rank == 1) ::raise(SIGKILL);
+      return gradient;
+    });
+    model.module()->zero_grad();
+    EXPECT_THROW(loss_of(model(input_of(context.rank, 1))).backward(), PeerLost);
+    const auto in_use = allocated_bytes();
+    model.module()->last->weight.mutable_grad().add_(1);
+    model.module()->zero_grad();
+    EXPECT_EQ(allocated_bytes(), in_use) << "no gradient was in shared memory any more";
+    return std::string();
+  });
+  EXPECT_TRUE(ends[0].exited_cleanly() && ends[2].exited_cleanly());
 }
 
 TEST(ZeroCopy, UnusedParametersKeepWhatTheyHave) {

@@ -1,0 +1,335 @@
+// A rank that fails in the middle of a training step; and those that are left, who start again.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <stdexcept>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/record.h>
+
+#include "support/small_net.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::batch_of;
+using test::loss_of;
+using test::make_net;
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kSizes[] = {2, 3, 4};
+constexpr int kBadStep = 2;             // of steps counted from 0
+constexpr double kEachAlone = 0.00001;  // a bucket for each parameter
+
+// A point of a training step; those in the backward by the gradient that is not there yet.
+struct Place {
+  enum class Kind { forward, loss, gradient, comm_hook };
+  Kind kind;
+  const char* parameter = "";
+};
+constexpr Place kGradients[] = {{Place::Kind::gradient, "last.bias"},
+                                {Place::Kind::gradient, "second.bias"},
+                                {Place::Kind::gradient, "first.weight"}};
+
+struct FaultyNetImpl : test::NetImpl {
+  std::function<void()> in_forward = [] {};
+  torch::Tensor forward(const torch::Tensor& x) {
+    in_forward();
+    return NetImpl::forward(x);
+  }
+};
+TORCH_MODULE(FaultyNet);
+
+FaultyNet make_faulty_net() {
+  torch::manual_seed(3);
+  FaultyNet net;
+  net->to(at::kDouble);
+  return net;
+}
+
+// A model of which one rank's step kBadStep does `fault` at the place.
+class Training {
+ public:
+  Training(Place place, std::function<void()> fault, const ProcessGroup& group = {})
+      : place_(place),
+        fault_(std::move(fault)),
+        model_(net_, {.process_group = group, .bucket_cap_mb = kEachAlone}) {
+    net_->in_forward = [this] { at(Place::Kind::forward); };
+    if (place.kind == Place::Kind::comm_hook) {
+      model_.register_comm_hook([this, hook = comm_hooks::all_reduce(group)](GradBucket& bucket) {
+        if (bucket.getIndex() == 1) at(Place::Kind::comm_hook);
+        return hook(bucket);
+      });
+    }
+    if (place.kind == Place::Kind::gradient) {
+      net_->named_parameters()[place.parameter].register_hook([this](const torch::Tensor& grad) {
+        at(Place::Kind::gradient);
+        return grad;
+      });
+    }
+  }
+
+  void step(int number, int rank) {
+    now_ = number;
+    const auto x = batch_of(rank, number, at::kDouble);
+    net_->zero_grad();
+    const auto output = model_(x);
+    at(Place::Kind::loss);
+    loss_of(output, x).backward();
+  }
+  std::vector<torch::Tensor> parameters() const { return model_.parameters(); }
+
+ private:
+  void at(Place::Kind kind) {
+    if (kind == place_.kind && now_ == kBadStep) fault_();
+  }
+
+  Place place_;
+  std::function<void()> fault_;
+  int now_ = 0;
+  FaultyNet net_ = make_faulty_net();
+  DistributedDataParallel<FaultyNetImpl> model_;
+};
+
+// What the first steps give, and the one that goes wrong: the text of its error.
+std::string text_of_bad_step(Training& training, int rank) {
+  for (int number = 0; number < kBadStep; ++number) training.step(number, rank);
+  try {
+    training.step(kBadStep, rank);
+    // Whoever finished it nevertheless learns of the failure in the next.
+    training.step(kBadStep + 1, rank);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// A new world of the ranks but `lost` (-1: of all) trains a new model; compares with one process.
+void start_again(const RankContext& context, int lost, const std::function<void()>& meanwhile) {
+  auto init = context.init;
+  init.world_size = context.size - (lost >= 0 ? 1 : 0);
+  init.rank = context.rank - (lost >= 0 && context.rank > lost ? 1 : 0);
+  const World world = init_process_group(init);
+  DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.001});
+  auto plain = make_net(at::kDouble);
+  torch::optim::SGD ours(model.parameters(), 0.1);
+  torch::optim::SGD alone(plain->parameters(), 0.1);
+  for (int step = 0; step < 10; ++step) {
+    if (step == 3) meanwhile();
+    ours.zero_grad();
+    alone.zero_grad();
+    const auto x = batch_of(init.rank, step, at::kDouble);
+    loss_of(model(x), x).backward();
+    for (int r = 0; r < init.world_size; ++r) {
+      const auto y = batch_of(r, step, at::kDouble);
+      (loss_of(plain(y), y) / init.world_size).backward();
+    }
+    ours.step();
+    alone.step();
+  }
+  test::expect_close(model.parameters(), plain->parameters(), 1e-12);
+}
+
+void start_again(const RankContext& context, int lost) {
+  start_again(context, lost, [] {});
+}
+
+TEST(KilledInBackward, TheOthersNameItAndStartAgain) {
+  for (const int size : kSizes) {
+    for (const auto& place : kGradients) {
+      const int victim = size / 2;
+      const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+        std::string text;
+        {
+          const World world = init_process_group(context.init);
+          Training training(place, [&] {
+            if (context.rank == victim) ::raise(SIGKILL);
+          });
+          text = text_of_bad_step(training, context.rank);
+          destroy_process_group();
+        }
+        start_again(context, victim);
+        return text;
+      });
+      for (int rank = 0; rank < size; ++rank) {
+        const auto& end = ends[static_cast<std::size_t>(rank)];
+        if (rank == victim) {
+          EXPECT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL);
+          continue;
+        }
+        EXPECT_TRUE(end.exited_cleanly()) << end.report;
+        EXPECT_THAT(end.report,
+                    AllOf(HasSubstr(fmt::format("rank {} was lost", victim)),
+                          HasSubstr("missing in backward, step 3"), HasSubstr(place.parameter)));
+      }
+    }
+  }
+}
+
+// Memory that a process and its forks share.
+struct SharedPid {
+  pid_t* pid = static_cast<pid_t*>(
+      ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  SharedPid() = default;
+  SharedPid(const SharedPid&) = delete;
+  ~SharedPid() { ::munmap(pid, sizeof(pid_t)); }
+};
+
+// The stopped rank wakes up when the others train in their new world: it must not disturb them, and
+// finds out that they left without it.
+TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
+  for (const int size : kSizes) {
+    const int victim = size - 1;
+    const Place place = kGradients[1];
+    const SharedPid stopped;
+    const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+      std::string text;
+      {
+        const World world = init_process_group(context.init);
+        const ProcessGroup group = new_group({}, {.timeout = 1500ms});
+        Training training(
+            place,
+            [&] {
+              if (context.rank != victim) return;
+              ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+              *stopped.pid = ::getpid();
+              ::raise(SIGSTOP);
+            },
+            group);
+        text = text_of_bad_step(training, context.rank);
+        destroy_process_group();
+      }
+      if (context.rank == victim) return text;
+      start_again(context, victim, [&] {
+        if (context.rank == 0) ::kill(*stopped.pid, SIGCONT);
+      });
+      return text;
+    });
+    for (const auto& end : ends) {
+      EXPECT_TRUE(end.exited_cleanly()) << end.report;
+      EXPECT_THAT(end.report,
+                  AllOf(HasSubstr(fmt::format("rank {} did not arrive within the timeout of 1.5 s "
+                                              "at backward, step 3 of group 1, bucket",
+                                              victim)),
+                        HasSubstr("(second.bias)")));
+    }
+  }
+}
+
+constexpr Place kThrows[] = {{Place::Kind::forward}, {Place::Kind::loss}, kGradients[0],
+                             kGradients[1],          kGradients[2],       {Place::Kind::comm_hook}};
+
+void fail_on(int rank, const RankContext& context) {
+  if (context.rank == rank) throw std::runtime_error("the disk is full");
+}
+
+TEST(ThrownInAStep, ItLeavesAndTheOthersStartAgain) {
+  for (const int size : kSizes) {
+    for (const auto& place : kThrows) {
+      const int victim = size / 2;
+      const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+        std::string text = "none";
+        const int code = record([&] {
+          const World world = init_process_group(context.init);
+          Training training(place, [&] { fail_on(victim, context); });
+          text = text_of_bad_step(training, context.rank);
+          destroy_process_group();
+        });
+        if (context.rank != victim) start_again(context, victim);
+        return fmt::format("{} {}", code, text);
+      });
+      for (int rank = 0; rank < size; ++rank) {
+        const auto& end = ends[static_cast<std::size_t>(rank)];
+        SCOPED_TRACE(fmt::format("rank {} of {}, {} {}", rank, size, static_cast<int>(place.kind),
+                                 place.parameter));
+        EXPECT_TRUE(end.exited_cleanly()) << end.report;
+        if (rank == victim && place.kind != Place::Kind::comm_hook) {
+          EXPECT_EQ(end.report, "1 none");
+          continue;
+        }
+        EXPECT_THAT(end.report,
+                    AllOf(::testing::StartsWith("0"), HasSubstr(fmt::format("rank {} ", victim)),
+                          HasSubstr("the disk is full")));
+      }
+    }
+  }
+}
+
+std::string text_of(const std::function<void()>& step) {
+  try {
+    step();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// Two steps of all ranks: the bad one, whose exception everyone catches, and the next.
+std::vector<std::string> catch_and_go_on(int size, Place place) {
+  std::vector<std::string> reports;
+  const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+    std::string bad;
+    std::string next;
+    {
+      const World world = init_process_group(context.init);
+      Training training(place, [&] { fail_on(1, context); });
+      for (int number = 0; number < kBadStep; ++number) training.step(number, context.rank);
+      bad = text_of([&] { training.step(kBadStep, context.rank); });
+      next = text_of([&] { training.step(kBadStep + 1, context.rank); });
+      if (next == "none") {
+        test::expect_same_gradients(training.parameters(),
+                                    test::whole_batch_gradients(kBadStep + 1, context.size));
+      }
+    }
+    if (next != "none") start_again(context, -1);
+    return fmt::format("{}; next: {}", bad, next);
+  });
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    reports.push_back(end.report);
+  }
+  return reports;
+}
+
+TEST(ThrownInAStep, AndCaughtBetweenGradientsAllGoOn) {
+  for (const int size : kSizes) {
+    for (const auto& place : {kGradients[1], kGradients[2]}) {
+      const auto reports = catch_and_go_on(size, place);
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_THAT(
+            reports[static_cast<std::size_t>(rank)],
+            AllOf(HasSubstr(rank == 1 ? "the disk is full" : "rank 1 gave up step 3 of group"),
+                  HasSubstr("next: none")));
+      }
+    }
+  }
+}
+
+// Nobody else heard of the exception, so the ranks are a step apart.
+TEST(ThrownInAStep, AndCaughtBeforeTheBackwardAllLearnOfItInTheNext) {
+  for (const int size : kSizes) {
+    for (const auto& place : {kThrows[0], kThrows[1]}) {
+      const auto reports = catch_and_go_on(size, place);
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_THAT(reports[static_cast<std::size_t>(rank)],
+                    AllOf(HasSubstr(rank == 1 ? "the disk is full; next: " : "; next: "),
+                          HasSubstr("step 3"), HasSubstr("rank 1 ")));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace paceline
