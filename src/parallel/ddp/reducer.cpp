@@ -10,49 +10,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <mutex>
-#include <numeric>
-#include <set>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
-#include "parallel/ddp/hook_channel.h"
-
 namespace paceline::ddp {
 namespace {
-
-using distributed::BucketChannel;
-
-constexpr double kMiB = 1024 * 1024;
-constexpr double kDefaultCap = 25;
-// Small, so that communication starts early.
-constexpr double kDefaultFirstCap = 1;
-// What copying this much takes is no more than a bucket of its own costs.
-constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
-// How many parameters an error lists before it only counts.
-constexpr std::size_t kMaxNames = 10;
-
-std::vector<std::size_t> caps_of(const DdpOptions& options) {
-  std::vector<double> mib{kDefaultFirstCap, kDefaultCap};
-  if (options.bucket_cap_mb) mib = {*options.bucket_cap_mb};
-  if (!options.bucket_cap_mb_list.empty()) mib = options.bucket_cap_mb_list;
-  constexpr double kMost = 1ULL << 62;
-  std::vector<std::size_t> caps;
-  for (const double cap : mib)
-    caps.push_back(static_cast<std::size_t>(std::min(cap * kMiB, kMost)));
-  return caps;
-}
-
-// A tensor over part of `flat` that autograd does not take for a view, since zero_grad refuses to
-// detach those.
-at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
-  const bool dense = like.is_non_overlapping_and_dense();
-  at::Tensor result = at::empty({0}, flat.options());
-  return result.set_(flat.storage(), flat.storage_offset() + offset, like.sizes(),
-                     dense ? like.strides() : at::empty_like(like).strides());
-}
 
 // Whether the elements of both have the same bytes at the same places.
 bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
@@ -60,40 +23,15 @@ bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
          grad.strides() == view.strides() && grad.is_non_overlapping_and_dense();
 }
 
-// The parameters that have a reducer: two would reduce the same gradients twice.
-class Wrapped {
- public:
-  static void add(const std::vector<NamedTensor>& parameters) {
-    Wrapped& all = instance();
-    const std::lock_guard lock(all.mutex_);
-    for (const auto& one : parameters) {
-      if (all.tensors_.count(one.tensor.unsafeGetTensorImpl()) == 0) continue;
-      throw UsageError(
-          fmt::format("parameter {} is wrapped by another DistributedDataParallel, which would "
-                      "average its gradient once more: let that one go first",
-                      one.name));
-    }
-    for (const auto& one : parameters) all.tensors_.insert(one.tensor.unsafeGetTensorImpl());
-  }
-  static void remove(const at::Tensor& tensor) {
-    Wrapped& all = instance();
-    const std::lock_guard lock(all.mutex_);
-    all.tensors_.erase(tensor.unsafeGetTensorImpl());
-  }
-
- private:
-  static Wrapped& instance() {
-    static auto* const all = new Wrapped;
-    return *all;
-  }
-  std::mutex mutex_;
-  std::set<const void*> tensors_;
-};
+// A sparse gradient of zero.
+at::Tensor nothing_for(const at::Tensor& parameter) {
+  return at::empty(parameter.sizes(), parameter.options().layout(at::kSparse));
+}
 
 }  // namespace
 
 Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options)
-    : options_(options) {
+    : options_(options), wrapped_(parameters) {
   const auto& delayed = options.delay_all_reduce_named_params;
   Indices order;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -107,89 +45,12 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& o
   std::ranges::reverse(order);
   make_plan(order);
   make_channel();
-  Wrapped::add(parameters);
   attach_hooks();
 }
 
 Reducer::~Reducer() {
   for (auto& parameter : parameters_) {
     if (parameter.accumulator) parameter.accumulator->del_post_hook(parameter.hook);
-    Wrapped::remove(parameter.tensor);
-  }
-}
-
-// `order` has all that are neither sparse nor delayed.
-void Reducer::make_plan(const Indices& order) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
-  constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
-  BucketLimits limits{caps_of(options_), adopts_gradients() ? kAloneBytes : kNever};
-  order_ = order;
-  plan_ = {};
-  add_buckets(plan_, tensors, order_, limits);
-  limits.alone = kNever;
-  add_buckets(plan_, tensors, delayed_, limits);
-}
-
-// The same on every rank, as the plan depends on it.
-bool Reducer::adopts_gradients() const {
-  const auto device = parameters_.front().tensor.device().type();
-  return options_.zero_copy && !hook_ &&
-         distributed::supports_adoption(options_.process_group.c10d(), device);
-}
-
-// Whether the channel has one more bucket that tells which parameters were used on any rank.
-bool Reducer::needs_bitmap() const {
-  if (hook_ || plan_.buckets.empty()) return true;  // or there would be nothing for the channel
-  if (options_.static_graph) return learning_;
-  return options_.find_unused_parameters && !options_.skip_all_reduce_unused_params;
-}
-
-void Reducer::make_channel() {
-  std::vector<BucketChannel::Bucket> buckets;
-  for (const auto& bucket : plan_.buckets) {
-    buckets.push_back(
-        {bucket.count, bucket.type, bucket.device, BucketChannel::Op::average, bucket.alone});
-  }
-  bitmap_ = needs_bitmap();
-  const BucketChannel::Bucket used{static_cast<std::int64_t>(parameters_.size()), at::kLong,
-                                   at::kCPU, BucketChannel::Op::max};
-  const auto group = options_.process_group.c10d();
-  const auto device = parameters_.front().tensor.device().type();
-  const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
-  if (hook_) {
-    channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe,
-                                             [this](std::size_t b) { return grad_bucket(b); });
-  } else {
-    if (bitmap_) buckets.push_back(used);
-    channel_ = distributed::make_bucket_channel(group, device, buckets, describe);
-  }
-  make_views();
-}
-
-// In the order in which gradients were ready on rank 0 in the first step.
-void Reducer::rebuild() {
-  rebuild_due_ = false;
-  auto order = at::empty({static_cast<std::int64_t>(arrivals_.size())}, at::kLong);
-  std::copy(arrivals_.begin(), arrivals_.end(), order.data_ptr<std::int64_t>());
-  broadcast_from(0, {order}, options_.process_group);
-  const auto* const numbers = order.data_ptr<std::int64_t>();
-  const Indices first(numbers, numbers + order.numel());
-  if (first == order_ && bitmap_ == needs_bitmap()) return;
-  make_plan(first);
-  make_channel();
-}
-
-void Reducer::make_views() {
-  const at::NoGradGuard no_grad;
-  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    // What lies between gradients is reduced too.
-    if (!plan_.buckets[b].alone) channel_->tensor(b).zero_();
-    for (const std::size_t i : plan_.buckets[b].parameters) {
-      parameters_[i].home =
-          alias(channel_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);
-      parameters_[i].view = parameters_[i].home;
-    }
   }
 }
 
@@ -234,12 +95,6 @@ void Reducer::watch_output(const at::Tensor& output) {
     backward_ = backward;
     torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
   });
-}
-
-void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-  hook_ = std::move(hook);
-  make_plan(Indices(order_));
-  make_channel();
 }
 
 void Reducer::on_gradient(std::size_t index) {
@@ -445,9 +300,9 @@ void Reducer::reduce_rest(const Indices& missing) {
   }
   const std::vector<bool> skipped = skip_unused();
   for (const std::size_t i : missing) {
-    if (parameters_[i].ready || (!parameters_[i].sparse && skipped[plan_.places[i].bucket]))
-      continue;
-    mark_ready(i);
+    const bool is_skipped =
+        !skipped.empty() && !parameters_[i].sparse && skipped[plan_.places[i].bucket];
+    if (!parameters_[i].ready && !is_skipped) mark_ready(i);
   }
   used_.assign(parameters_.size(), false);
   for (std::size_t i = 0; i < parameters_.size(); ++i) used_[i] = parameters_[i].used;
@@ -462,8 +317,8 @@ void Reducer::reduce_rest(const Indices& missing) {
 // With skip_all_reduce_unused_params, buckets of which no parameter was used: all but the last one
 // of the channel, which carries more than gradients.
 std::vector<bool> Reducer::skip_unused() {
+  if (!options_.skip_all_reduce_unused_params) return {};
   std::vector<bool> skipped(plan_.buckets.size());
-  if (!options_.skip_all_reduce_unused_params) return skipped;
   const std::size_t last = bitmap_ ? plan_.buckets.size() : plan_.buckets.size() - 1;
   for (std::size_t b = 0; b < last; ++b) {
     skipped[b] = std::ranges::none_of(plan_.buckets[b].parameters,
@@ -490,9 +345,7 @@ void Reducer::reduce_sparse() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].sparse || !used_[i]) continue;
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    const at::Tensor& whole = parameters_[i].tensor;
-    at::Tensor part = !grad.defined()
-                          ? at::empty(whole.sizes(), whole.options().layout(at::kSparse))
+    at::Tensor part = !grad.defined()    ? nothing_for(parameters_[i].tensor)
                       : grad.is_sparse() ? grad
                                          : grad.to_sparse(1);
     part = part.coalesce().mul(channel_->share());
@@ -541,9 +394,7 @@ void Reducer::shadow_backward() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (parameter.sparse && used_[i]) {
-      all_reduce(
-          at::empty(parameter.tensor.sizes(), parameter.tensor.options().layout(at::kSparse)),
-          {.group = options_.process_group});
+      all_reduce(nothing_for(parameter.tensor), {.group = options_.process_group});
     }
     if (learning_ && options_.static_graph) parameter.expected = used_[i] ? 1 : 0;
   }
@@ -566,39 +417,6 @@ void Reducer::detach_gradients() {
   for (auto& parameter : parameters_) {
     if (is_view(parameter)) parameter.tensor.mutable_grad() = parameter.view.clone();
   }
-}
-
-c10d::GradBucket Reducer::grad_bucket(std::size_t index) const {
-  const auto& bucket = plan_.buckets[index];
-  std::vector<std::size_t> offsets;
-  std::vector<std::size_t> lengths;
-  std::vector<c10::IntArrayRef> sizes;
-  std::vector<at::Tensor> tensors;
-  for (const std::size_t i : bucket.parameters) {
-    const at::Tensor& tensor = parameters_[i].tensor;
-    offsets.push_back(static_cast<std::size_t>(plan_.places[i].offset));
-    lengths.push_back(static_cast<std::size_t>(tensor.numel()));
-    sizes.push_back(tensor.sizes());
-    tensors.push_back(tensor);
-  }
-  return c10d::GradBucket(index, plan_.buckets.size(), channel_->tensor(index), offsets, lengths,
-                          sizes, tensors, std::nullopt);
-}
-
-std::string Reducer::describe_bucket(std::size_t bucket) const {
-  if (bucket >= plan_.buckets.size()) return "which parameters were used";
-  return names_of(plan_.buckets[bucket].parameters);
-}
-
-std::string Reducer::names_of(const Indices& parameters) const {
-  std::string names;
-  for (std::size_t k = 0; k < parameters.size() && k < kMaxNames; ++k) {
-    names += (k == 0 ? "" : ", ") + parameters_[parameters[k]].name;
-  }
-  if (parameters.size() > kMaxNames) {
-    names += fmt::format(" and {} more", parameters.size() - kMaxNames);
-  }
-  return names;
 }
 
 }  // namespace paceline::ddp

@@ -15,6 +15,7 @@
 #include "parallel/ddp/bucketing.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/step_recorder.h"
+#include "parallel/ddp/wrapped.h"
 
 namespace paceline::ddp {
 
@@ -108,6 +109,7 @@ class Reducer {
   bool is_view(const Parameter& parameter) const;
 
   DdpOptions options_;
+  Wrapped wrapped_;
   std::vector<Parameter> parameters_;
   std::optional<std::size_t> trigger_;  // whose gradient lets those in delayed_ be reduced
   Indices delayed_;
