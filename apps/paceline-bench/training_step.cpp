@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 
-#include "c10d_reducer.h"
+#include "benchmarks/c10d_reducer.h"
 #include "guest.h"
 
 namespace paceline::bench {

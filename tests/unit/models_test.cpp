@@ -5,21 +5,39 @@
 
 #include <ATen/Functions.h>
 
+#include <map>
+
+#include "models/resnet.h"
+
 namespace paceline::models {
 namespace {
 
-std::int64_t parameter_count(const Model& model) {
+std::int64_t parameter_count(const Classifier& classifier) {
   std::int64_t count = 0;
-  for (const torch::Tensor& parameter : model.make()->parameters()) count += parameter.numel();
+  for (const torch::Tensor& parameter : classifier.parameters()) count += parameter.numel();
   return count;
+}
+std::int64_t parameter_count(const std::string& model) {
+  return parameter_count(*find_model(model)->make());
+}
+
+void expect_to_learn(Classifier& classifier, const Batch& batch, std::int64_t classes) {
+  const auto scores = classifier.forward(batch.input);
+  EXPECT_EQ(scores.sizes(), (std::vector<std::int64_t>{batch.input.size(0), classes}));
+  at::cross_entropy_loss(scores, batch.target).backward();
+  for (const auto& parameter : classifier.named_parameters()) {
+    EXPECT_TRUE(parameter->grad().defined() && parameter->grad().abs().sum().item<double>() > 0)
+        << parameter.key();
+  }
 }
 
 TEST(Models, HaveAsManyParametersAsTheirPapersSay) {
-  EXPECT_EQ(parameter_count(*find_model("tiny_mlp")), 64 * 64 + 64 + 64 * 10 + 10);
-  EXPECT_EQ(parameter_count(*find_model("lenet")), 61'706);
-  EXPECT_EQ(parameter_count(*find_model("wide_mlp")), 3 * (2048 * 2048 + 2048) + 2048 * 10 + 10);
-  EXPECT_EQ(parameter_count(*find_model("resnet18")), 11'689'512);
-  EXPECT_EQ(parameter_count(*find_model("resnet18_b64")), 11'689'512);
+  EXPECT_EQ(parameter_count("tiny_mlp"), 64 * 64 + 64 + 64 * 10 + 10);
+  EXPECT_EQ(parameter_count("lenet"), 61'706);
+  EXPECT_EQ(parameter_count("wide_mlp"), 3 * (2048 * 2048 + 2048) + 2048 * 10 + 10);
+  EXPECT_EQ(parameter_count("resnet18"), 11'689'512);
+  EXPECT_EQ(parameter_count("resnet18_b64"), 11'689'512);
+  EXPECT_EQ(parameter_count(*ResNet50()), 25'557'032);
 }
 
 TEST(Models, HaveTheNamesAndBatchesThatAreMeasured) {
@@ -37,16 +55,21 @@ TEST(Models, LearnFromTheirBatch) {
   for (const Model& model : all_models()) {
     if (model.batch > 32 && model.name != "lenet") continue;  // as resnet18, and slow
     SCOPED_TRACE(model.name);
-    const auto classifier = model.make();
-    const Batch batch = make_batch(model);
-    const auto scores = classifier->forward(batch.input);
-    EXPECT_EQ(scores.sizes(), (std::vector<std::int64_t>{model.batch, model.classes}));
-    at::cross_entropy_loss(scores, batch.target).backward();
-    for (const auto& parameter : classifier->named_parameters()) {
-      EXPECT_TRUE(parameter->grad().defined() && parameter->grad().abs().sum().item<double>() > 0)
-          << parameter.key();
-    }
+    expect_to_learn(*model.make(), make_batch(model), model.classes);
   }
+  expect_to_learn(*ResNet50(10), {at::randn({2, 3, 64, 64}), at::randint(10, {2}, at::kLong)}, 10);
+}
+
+// As torchvision has it; the paper's own network has it on the 1x1 convolution before.
+TEST(Models, OfBottlenecksHaveTheStrideInThe3x3) {
+  std::map<std::int64_t, int> strided;  // by kernel size
+  for (const auto& module : ResNet50()->modules()) {
+    const auto* const conv = module->as<torch::nn::Conv2d>();
+    if (conv == nullptr || conv->options.stride()->at(0) == 1) continue;
+    ++strided[conv->options.kernel_size()->at(0)];
+  }
+  EXPECT_THAT(strided, testing::ElementsAre(testing::Pair(1, 3),  // the shortcuts
+                                            testing::Pair(3, 3), testing::Pair(7, 1)));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "c10d_reducer.h"
+#include "benchmarks/c10d_reducer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>

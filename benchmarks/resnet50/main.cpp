@@ -1,0 +1,163 @@
+// A rank of benchmarks/resnet50/run: trains ResNet-50 on synthetic images and times each iteration.
+
+#include <ATen/Functions.h>
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/distributed.h>
+#include <paceline/record.h>
+#include <torch/optim/sgd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/c10d_reducer.h"
+#include "models/models.h"
+#include "models/resnet.h"
+
+namespace {
+
+using namespace paceline;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kClasses = 1000;
+constexpr double kLearningRate = 1e-3;
+
+struct Options {
+  std::vector<std::string> modes{"none", "paceline", "torch"};
+  std::int64_t batch_size = 8;
+  std::int64_t image_size = 64;
+  int iterations = 10;
+  int warm_up = 3;  // buckets are rebuilt after the first step
+};
+
+struct Times {  // in milliseconds
+  double total = 0;
+  double forward = 0;
+  double backward = 0;
+};
+
+double milliseconds(Clock::duration time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
+using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
+
+Forward make_forward(const std::string& mode, std::shared_ptr<models::Classifier> model) {
+  if (mode == "paceline") {
+    auto ddp = std::make_shared<DistributedDataParallel<models::Classifier>>(std::move(model));
+    return [ddp](const auto& x) { return (*ddp)(x); };
+  }
+  if (mode == "torch") {
+    const ProcessGroup gloo = new_group({}, {.backend = "gloo"});
+    auto ddp = std::make_shared<bench::C10dReducerDdp>(std::move(model), gloo.c10d());
+    return [ddp](const auto& x) { return ddp->forward(x); };
+  }
+  return [model = std::move(model)](const auto& x) { return model->forward(x); };
+}
+
+// Trains a model of its own. Construction is collective, and so are steps of paceline and torch.
+class Trainer {
+ public:
+  explicit Trainer(const std::string& mode)
+      : mode_(mode),
+        forward_(make_forward(mode, model_.ptr())),
+        sgd_(model_->parameters(), kLearningRate) {}
+
+  const std::string& mode() const { return mode_; }
+
+  Times step(const models::Batch& batch) {
+    const auto begin = Clock::now();
+    sgd_.zero_grad();
+    const auto before_forward = Clock::now();
+    const torch::Tensor loss = at::cross_entropy_loss(forward_(batch.input), batch.target);
+    const auto after_forward = Clock::now();
+    loss.backward();
+    const auto after_backward = Clock::now();
+    sgd_.step();
+    return {milliseconds(Clock::now() - begin), milliseconds(after_forward - before_forward),
+            milliseconds(after_backward - after_forward)};
+  }
+
+ private:
+  std::string mode_;
+  models::ResNet50 model_{kClasses};
+  Forward forward_;
+  torch::optim::SGD sgd_;
+};
+
+// Those of the rank that took longest.
+Times slowest(const Times& mine) {
+  Times result = mine;
+  for (const std::string& bytes :
+       all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
+    Times theirs;
+    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    if (theirs.total > result.total) result = theirs;
+  }
+  return result;
+}
+
+Times measure(Trainer& trainer, const models::Batch& batch) {
+  barrier();
+  // The other ranks sleep meanwhile.
+  const bool idle = trainer.mode() == "alone" && get_rank() != 0;
+  return slowest(idle ? Times{} : trainer.step(batch));
+}
+
+// The modes take turns, iteration by iteration, so that what slows down the machine for a while
+// slows down all of them; who comes first changes.
+void train(const Options& options) {
+  const auto world = init_process_group();
+  at::manual_seed(static_cast<std::uint64_t>(get_rank()));
+  const std::int64_t size = options.image_size;
+  const models::Batch batch{at::randn({options.batch_size, 3, size, size}),
+                            at::randint(kClasses, {options.batch_size}, at::kLong)};
+  std::vector<Trainer> trainers;
+  for (const std::string& mode : options.modes) trainers.emplace_back(mode);
+  for (int i = 0; i < options.warm_up + options.iterations; ++i) {
+    for (std::size_t turn = 0; turn < trainers.size(); ++turn) {
+      Trainer& trainer = trainers[(static_cast<std::size_t>(i) + turn) % trainers.size()];
+      const Times times = measure(trainer, batch);
+      if (i < options.warm_up || get_rank() != 0) continue;
+      std::printf("%-8s iteration %3d: time %8.1f ms, fp_time %8.1f ms, bp_time %8.1f ms\n",
+                  trainer.mode().c_str(), i - options.warm_up, times.total, times.forward,
+                  times.backward);
+    }
+  }
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App app("Trains ResNet-50 on synthetic images and times each iteration.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--modes", options.modes,
+                 "paceline: our DistributedDataParallel; torch: c10d::Reducer on Gloo; none: no "
+                 "synchronisation; alone: none, on rank 0 while the others wait")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"paceline", "torch", "none", "alone"}));
+  app.add_option("--batch-size", options.batch_size, "Images of each rank")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--image-size", options.image_size, "Height and width of an image")
+      ->check(CLI::Range(32, 1024));
+  app.add_option("--iterations", options.iterations, "Iterations of each mode")
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_option("--warm-up", options.warm_up, "Iterations before those")
+      ->check(CLI::Range(0, 1'000'000));
+  CLI11_PARSE(app, argc, argv);
+  train(options);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return record([&] { return run(argc, argv); });
+}
