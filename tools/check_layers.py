@@ -11,12 +11,13 @@ import pathlib
 import re
 import sys
 
-# A layer includes itself and those before it; `launch` stands beside `node`.
-LIBRARY = ["base", "node", "launch", "distributed", "backends", "parallel", "data", "train"]
+# A layer includes itself and those before it; `node`, `launch` and `trace` stand side by side.
+LIBRARY = ["base", "node", "launch", "trace", "distributed", "backends", "parallel", "data", "train"]
 MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
 MAY_INCLUDE["launch"].remove("node")
+MAY_INCLUDE["trace"] -= {"node", "launch"}
 MAY_INCLUDE |= {
-    "apps/paceline": {"base", "launch", "apps/paceline"},
+    "apps/paceline": {"base", "launch", "trace", "apps/paceline"},
     "apps": {*LIBRARY, "models", "benchmarks", "apps"},
     "models": {"models"},
     "examples": {"models", "examples"},
@@ -25,7 +26,7 @@ MAY_INCLUDE |= {
     "public": {"public"},
 }
 SEES_PUBLIC_API = {"models", "examples"}
-TORCH_FREE = {"base", "node", "launch", "apps/paceline"}
+TORCH_FREE = {"base", "node", "launch", "trace", "apps/paceline"}
 
 TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)

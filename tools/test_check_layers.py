@@ -13,8 +13,9 @@ CLEAN = {
     "src/base/log.h": '#include "paceline/error.h"',
     "src/node/group.h": '#include "base/log.h"',
     "src/launch/job.h": '#include "base/log.h"',
+    "src/trace/timeline.h": '#include "base/log.h"',
     "src/parallel/ddp/ddp.cpp": '#include "paceline/ddp.h"\n#include "node/group.h"',
-    "apps/paceline/main.cpp": '#include "launch/job.h"',
+    "apps/paceline/main.cpp": '#include "launch/job.h"\n#include "trace/timeline.h"',
     "examples/one/main.cpp": "#include <paceline/ddp.h>",
     "tests/support/ranks.h": '#include "node/group.h"',
 }
@@ -42,6 +43,14 @@ class CheckLayers(unittest.TestCase):
     def test_launch_beside_node(self):
         self.expect("src/launch/job.cpp", '#include "node/group.h"',
                     "1: includes node/group.h, but launch must not include node")
+
+    def test_trace_beside_node_and_launch(self):
+        self.expect("src/trace/file.cpp", '#include "node/group.h"',
+                    "1: includes node/group.h, but trace must not include node")
+        self.expect("src/trace/file.cpp", '#include "launch/job.h"',
+                    "1: includes launch/job.h, but trace must not include launch")
+        self.expect("src/node/bad.cpp", '#include "trace/timeline.h"',
+                    "1: includes trace/timeline.h, but node must not include trace")
 
     def test_public_header_of_a_higher_layer(self):
         self.expect("src/distributed/init.cpp", "#include <paceline/ddp.h>",

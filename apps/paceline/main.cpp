@@ -10,6 +10,7 @@
 
 #include "launch/program.h"
 #include "other_command.h"
+#include "report_command.h"
 #include "run_command.h"
 
 namespace {
@@ -23,6 +24,7 @@ Usage: paceline COMMAND [arguments...]
 
 Commands:
   run      start a program as several processes on this machine
+  report   draw what PACELINE_TIMELINE has recorded, and say what holds it back
   bench    measure collectives and training steps
 
 paceline COMMAND --help tells more. For example:
@@ -41,6 +43,7 @@ void open_standard_streams() {
 int dispatch(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "--help";
   if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
+  if (command == "report") return paceline::app::report_command({argv + 2, argv + argc});
   if (command == "bench") paceline::app::become_other_command(std::string(command), argv + 1);
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(kHelp.data(), stdout);
@@ -50,15 +53,17 @@ int dispatch(int argc, char** argv) {
     std::puts("paceline " PACELINE_VERSION);
     return 0;
   }
-  throw paceline::UsageError(fmt::format("'{}' is no command: run and bench are", command));
+  throw paceline::UsageError(fmt::format("'{}' is no command: run, report and bench are", command));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   open_standard_streams();
-  const char* const prefix =
-      argc > 1 && std::string_view(argv[1]) == "run" ? "paceline run" : "paceline";
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  const char* const prefix = command == "run"      ? "paceline run"
+                             : command == "report" ? "paceline report"
+                                                   : "paceline";
   try {
     return dispatch(argc, argv);
   } catch (const paceline::launch::ProgramError& error) {

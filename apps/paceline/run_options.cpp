@@ -9,7 +9,11 @@
 
 #include <paceline/error.h>
 
+<<<<<<< HEAD
 #include "base/malloc_thresholds.h"
+=======
+#include "help_formatter.h"
+>>>>>>> helper-b
 
 namespace paceline::app {
 namespace {
@@ -25,21 +29,8 @@ struct Flags {
   double stop_grace = 5;
 };
 
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() { column_width(30); }
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return "\nUsage: paceline run [flags] program [arguments...]\n\n";
-  }
-  // Without its leading empty line; there is one between groups already.
-  std::string make_group(std::string group, bool is_positional,
-                         std::vector<const CLI::Option*> options) const override {
-    return CLI::Formatter::make_group(group, is_positional, options).substr(1);
-  }
-};
-
 void describe(CLI::App& app, Flags& flags) {
-  app.formatter(std::make_shared<HelpFormatter>());
+  app.formatter(std::make_shared<HelpFormatter>("paceline run [flags] program [arguments...]"));
   // Defaults stand in the descriptions: CLI11 would print its own type and range beside them.
   const auto add = [&](const std::string& name, auto& value, const char* unit, const char* group,
                        const char* description) {

@@ -97,6 +97,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
   result.terminal = parse_terminal(read.integers<std::int64_t>("PACELINE_TERMINAL"));
   result.data_root = read.text("PACELINE_DATA");
+  result.timeline = read.text("PACELINE_TIMELINE");
   check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
   return result;

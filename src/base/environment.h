@@ -38,6 +38,8 @@ struct Environment {
   std::optional<Terminal> terminal;
   // PACELINE_DATA: the directory where data sets lie.
   std::optional<std::string> data_root;
+  // PACELINE_TIMELINE: the directory where each rank writes its timeline.
+  std::optional<std::string> timeline;
 };
 
 using Getenv = std::function<const char*(const char*)>;

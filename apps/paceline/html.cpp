@@ -1,0 +1,44 @@
+#include "html.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace paceline::app {
+
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        // HTML has no control characters, not even as references.
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          result += "\uFFFD";
+        } else {
+          result += c;
+        }
+    }
+  }
+  return result;
+}
+
+std::string percent(double part) {
+  return fmt::format("{:.3f}%", 100 * std::clamp(part, -1.0, 2.0));
+}
+
+}  // namespace paceline::app

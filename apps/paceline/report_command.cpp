@@ -1,0 +1,89 @@
+#include "report_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include <paceline/error.h>
+
+#include "base/errno_error.h"
+#include "help_formatter.h"
+#include "report_page.h"
+#include "trace/analysis.h"
+#include "trace/job.h"
+#include "trace/verdict.h"
+
+namespace paceline::app {
+namespace {
+
+struct ReportOptions {
+  std::string directory;
+  std::string output;
+  std::string help;  // if that is all that is asked for
+};
+
+ReportOptions parse_report_options(std::vector<std::string> arguments) {
+  ReportOptions options;
+  CLI::App app("Says what holds a run back, and draws it as one HTML page.");
+  app.formatter(std::make_shared<HelpFormatter>("paceline report DIR [--output FILE]"));
+  app.add_option("DIR", options.directory,
+                 "What PACELINE_TIMELINE was, with a rank*.json for each rank")
+      ->required()
+      ->type_name("")
+      ->group("Input");
+  app.add_option("--output", options.output, "Where the page goes (default DIR/report.html)")
+      ->type_name("FILE")
+      ->group("Output");
+  app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
+  app.footer(
+      "Example:\n"
+      "  PACELINE_TIMELINE=trace paceline run --nproc-per-node 2 ./train\n"
+      "  paceline report trace");
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    options.help = app.help();
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  if (options.output.empty()) {
+    options.output = (std::filesystem::path(options.directory) / "report.html").string();
+  }
+  return options;
+}
+
+void write_page(const std::string& path, const std::string& page) {
+  std::ofstream file(path);
+  file << page;
+  file.close();
+  if (!file) throw base::errno_error("cannot write " + path, errno != 0 ? errno : EIO);
+}
+
+}  // namespace
+
+int report_command(const std::vector<std::string>& arguments) {
+  const ReportOptions options = parse_report_options(arguments);
+  if (!options.help.empty()) {
+    std::fputs(options.help.c_str(), stdout);
+    return 0;
+  }
+  const trace::Job job = trace::read_job(options.directory);
+  const trace::Analysis analysis = trace::analyse(job);
+  const trace::Verdict verdict = trace::judge(analysis);
+  write_page(options.output, report_page(job, analysis, verdict));
+  for (const std::string& note : job.notes) {
+    std::fputs(fmt::format("paceline report: {}\n", note).c_str(), stderr);
+  }
+  std::puts(verdict.sentence.c_str());
+  std::puts(options.output.c_str());
+  return 0;
+}
+
+}  // namespace paceline::app

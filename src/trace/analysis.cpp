@@ -1,0 +1,192 @@
+#include "trace/analysis.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace paceline::trace {
+namespace {
+
+// Buckets are rebuilt after the first step, and memory is touched for the first time.
+constexpr std::size_t kWarmUp = 5;
+// A rank that does something else between steps for this many median periods makes a pause:
+// evaluation, a checkpoint. One that comes each step is no pause, but time between steps.
+constexpr double kPause = 10;
+
+double part(double of, double whole) {
+  return whole > 0 ? of / whole : 0;
+}
+
+double median_period(const std::vector<Step>& steps) {
+  std::vector<double> periods;
+  for (const Step& step : steps) periods.push_back(step.period());
+  return median(std::move(periods));
+}
+
+bool is_pause(const Step& step, double usual) {
+  return std::ranges::any_of(step.ranks,
+                             [&](const RankStep& rank) { return rank.between > kPause * usual; });
+}
+
+// Takes the warm-up and pauses out of `all`; with a pause goes the step after it, in which others
+// may wait for the rank that made it.
+void choose_steps(std::vector<Step> all, Analysis& analysis) {
+  analysis.warm_up = std::min(kWarmUp, all.size() / 4);
+  all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(analysis.warm_up));
+  const double usual = median_period(all);
+  double whole = 0;
+  double paused = 0;
+  bool after_pause = false;
+  for (Step& step : all) {
+    const bool pause = is_pause(step, usual);
+    whole += step.period();
+    if (pause) {
+      ++analysis.pauses;
+      paused += step.period() - usual;
+    } else if (!after_pause) {
+      analysis.steps.push_back(std::move(step));
+    }
+    after_pause = pause;
+  }
+  analysis.pause_share = part(paused, whole);
+}
+
+RankTimes times_of(int rank, std::size_t index, const std::vector<Step>& steps) {
+  RankTimes times{.rank = rank};
+  std::vector<double> computing;
+  std::vector<double> between;
+  const double each = part(1, static_cast<double>(steps.size()));
+  for (const Step& step : steps) {
+    const RankStep& own = step.ranks[index];
+    computing.push_back(own.computing());
+    between.push_back(own.between);
+    times.computing += each * own.computing();
+    times.late += each * own.late();
+    times.communication += each * own.communication();
+    times.between += each * own.between;
+    std::vector<Interval> open;
+    std::vector<Interval> waits;
+    for (const OpenBucket& bucket : own.buckets) open.push_back(bucket.when);
+    for (const Wait& wait : own.waits) waits.push_back(wait.when);
+    const Intervals under_way = united(std::move(open));
+    times.under_way += each * length(under_way);
+    times.hidden +=
+        each * length(without(common(under_way, own.backward), united(std::move(waits))));
+  }
+  times.typical_computing = median(std::move(computing));
+  times.typical_between = median(std::move(between));
+  return times;
+}
+
+void add_shares(Analysis& analysis) {
+  double whole = 0;
+  double under_way = 0;
+  double hidden = 0;
+  for (const RankTimes& one : analysis.ranks) {
+    analysis.computing += one.computing;
+    analysis.late += one.late;
+    analysis.communication += one.communication;
+    analysis.between += one.between;
+    whole += one.computing + one.late + one.communication + one.between;
+    under_way += one.under_way;
+    hidden += one.hidden;
+  }
+  for (double* const share :
+       {&analysis.computing, &analysis.late, &analysis.communication, &analysis.between}) {
+    *share = part(*share, whole);
+  }
+  analysis.overlap = part(hidden, under_way);
+}
+
+// In each step the rank that most was waited for is the last one.
+void add_losses(const Job& job, Analysis& analysis) {
+  double whole = 0;
+  double lost = 0;
+  for (const Step& step : analysis.steps) {
+    whole += step.period();
+    std::map<int, double> blame;
+    for (const RankStep& rank : step.ranks) {
+      for (const Wait& wait : rank.waits) blame[wait.late_rank] += wait.late;
+    }
+    const auto last = std::ranges::max_element(blame, {}, [](auto& entry) { return entry.second; });
+    if (last == blame.end() || last->second == 0) continue;
+    double late = 0;
+    double others = 0;
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
+      if (job.ranks[i].rank == last->first) continue;
+      late += step.ranks[i].late();
+      ++others;
+    }
+    lost += part(late, others);
+    analysis.lost_to[last->first] += part(late, others);
+  }
+  analysis.lost = part(lost, whole);
+  analysis.lost_per_step = part(lost, static_cast<double>(analysis.steps.size()));
+  for (auto& [rank, share] : analysis.lost_to) share = part(share, lost);
+}
+
+void add_buckets(const Job& job, Analysis& analysis) {
+  const double each = part(1, static_cast<double>(analysis.steps.size() * job.ranks.size()));
+  std::map<int, BucketTimes> buckets;
+  for (const Step& step : analysis.steps) {
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
+      for (const OpenBucket& bucket : step.ranks[i].buckets) {
+        buckets[bucket.number].under_way += each * bucket.when.length();
+      }
+      for (const Wait& wait : step.ranks[i].waits) {
+        if (wait.late > 0) analysis.waits[{job.ranks[i].rank, wait.late_rank}] += wait.late;
+        if (wait.bucket < 0) continue;
+        buckets[wait.bucket].late += each * wait.late;
+        buckets[wait.bucket].communication += each * (wait.when.length() - wait.late);
+      }
+    }
+  }
+  for (auto& [pair, time] : analysis.waits) {
+    time = part(time, static_cast<double>(analysis.steps.size()));
+  }
+  for (auto& [number, times] : buckets) {
+    times.number = number;
+    for (const RankTrace& trace : job.ranks) {
+      const auto info = trace.buckets.find({analysis.model, number});
+      if (info != trace.buckets.end()) times.info = info->second;
+    }
+    analysis.buckets.push_back(std::move(times));
+  }
+}
+
+std::size_t find_typical(const std::vector<Step>& steps) {
+  std::vector<std::size_t> order(steps.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
+  std::ranges::nth_element(order, middle, {}, [&](std::size_t i) { return steps[i].period(); });
+  return middle == order.end() ? 0 : *middle;
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+Analysis analyse(const Job& job) {
+  Analysis analysis;
+  analysis.size = job.size;
+  Run run = collect_steps(job);
+  analysis.model = run.model;
+  analysis.models = run.models;
+  choose_steps(std::move(run.steps), analysis);
+  analysis.typical = find_typical(analysis.steps);
+  analysis.period = median_period(analysis.steps);
+  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+    analysis.ranks.push_back(times_of(job.ranks[i].rank, i, analysis.steps));
+    analysis.cores = std::max(analysis.cores, job.ranks[i].cores);
+  }
+  add_shares(analysis);
+  add_losses(job, analysis);
+  add_buckets(job, analysis);
+  return analysis;
+}
+
+}  // namespace paceline::trace

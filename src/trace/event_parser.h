@@ -1,0 +1,62 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace paceline::trace {
+
+// What of an event matters to us: first its own members, then, from `model` on, those of its args.
+enum class Field {
+  name,
+  cat,
+  ph,
+  ts,
+  dur,  //
+  model,
+  step,
+  bucket,
+  peer,
+  bytes,
+  parameters,
+  version,
+  rank,
+  size,
+  cores,
+  started,
+  boot,
+  spans,
+};
+inline constexpr std::size_t kFields = 18;
+inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // doubles are exact up to here
+
+// An event of the Trace Event Format.
+class Event {
+ public:
+  // Empty unless it is a string.
+  std::string_view text(Field field) const { return at(field).text; }
+  std::optional<double> number(Field field) const { return at(field).number; }
+  // Nothing unless it is a whole number in these bounds.
+  std::optional<std::int64_t> integer(Field field, std::int64_t low, std::int64_t high) const;
+
+ private:
+  friend class EventHandler;
+  struct Value {
+    std::string text;
+    std::optional<double> number;
+  };
+  const Value& at(Field field) const { return values_[static_cast<std::size_t>(field)]; }
+
+  std::array<Value, kFields> values_;
+};
+
+// Calls `take` for each object of the JSON array `text`. Returns true if it ends before its end,
+// without the last event if that is not whole. Throws CorruptFile, naming `path` and the byte, if
+// it is something else.
+bool parse_events(std::string_view text, const std::string& path,
+                  const std::function<void(const Event&)>& take);
+
+}  // namespace paceline::trace

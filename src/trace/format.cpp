@@ -1,0 +1,108 @@
+#include "trace/format.h"
+
+#include <fmt/compile.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/cores.h"
+
+namespace paceline::trace {
+namespace {
+
+constexpr std::array<std::string_view, 5> kNames{"step", "forward", "backward", "wait", "bucket"};
+
+// Buckets overlap each other and what else their rank does, so each has a row of its own in a
+// viewer, below its model's.
+std::uint64_t row_of(std::uint64_t model, int bucket = -1) {
+  constexpr std::uint64_t kRows = 100000;
+  return model * kRows + static_cast<std::uint64_t>(bucket + 1);
+}
+
+std::int64_t nanoseconds(Clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+std::string json_text(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+std::string metadata(std::string_view name, int rank, std::uint64_t row, std::string_view args) {
+  return fmt::format(",\n{{\"name\":\"{}\",\"ph\":\"M\",\"pid\":{},\"tid\":{},\"args\":{{{}}}}}",
+                     name, rank, row, args);
+}
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::int64_t microseconds_since_1970() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+std::string_view name_of(Kind kind) {
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+void append_span(std::string& text, int rank, const Span& span) {
+  const auto out = std::back_inserter(text);
+  const std::string_view name = name_of(span.kind);
+  const bool own_row = span.kind == Kind::bucket;
+  const std::int64_t begin = std::max<std::int64_t>(0, nanoseconds(span.begin.time_since_epoch()));
+  const std::int64_t length = std::max<std::int64_t>(0, nanoseconds(span.end - span.begin));
+  fmt::format_to(
+      out,
+      FMT_COMPILE(",\n{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},"
+                  "\"ts\":{}.{:03},\"dur\":{}.{:03},\"args\":{{\"model\":{},\"step\":{}"),
+      name, name, rank, row_of(span.model, own_row ? span.bucket : -1), begin / 1000, begin % 1000,
+      length / 1000, length % 1000, span.model, span.step);
+  if (span.bucket >= 0) fmt::format_to(out, FMT_COMPILE(",\"bucket\":{}"), span.bucket);
+  if (span.peer >= 0) fmt::format_to(out, FMT_COMPILE(",\"peer\":{}"), span.peer);
+  text += "}}";
+}
+
+std::string job_event(int rank, int size) {
+  return metadata("process_name", rank, 0, fmt::format("\"name\":\"rank {}\"", rank)) +
+         metadata("process_sort_index", rank, 0, fmt::format("\"sort_index\":{}", rank)) +
+         metadata("paceline_job", rank, 0,
+                  fmt::format("\"version\":{},\"rank\":{},\"size\":{},\"cores\":{},\"process\":{},"
+                              "\"started\":{},\"boot\":{}",
+                              kFormatVersion, rank, size, base::available_cores(), ::getpid(),
+                              microseconds_since_1970(), json_text(boot_id())));
+}
+
+std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
+                         std::string_view parameters) {
+  const std::uint64_t row = row_of(model, bucket);
+  const std::string title = fmt::format("model {} bucket {}: {}", model, bucket, parameters);
+  return metadata("thread_name", rank, row, fmt::format("\"name\":{}", json_text(title))) +
+         metadata("paceline_bucket", rank, row,
+                  fmt::format("\"model\":{},\"bucket\":{},\"bytes\":{},\"parameters\":{}", model,
+                              bucket, bytes, json_text(parameters)));
+}
+
+std::string model_event(int rank, std::uint64_t model) {
+  return metadata("thread_name", rank, row_of(model), fmt::format("\"name\":\"model {}\"", model));
+}
+
+std::string lost_event(int rank, std::uint64_t spans) {
+  return metadata("paceline_lost", rank, 0, fmt::format("\"spans\":{}", spans));
+}
+
+std::string full_event(int rank) {
+  return metadata("paceline_full", rank, 0, "");
+}
+
+}  // namespace paceline::trace

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "trace/span.h"
+
+namespace paceline::trace {
+
+// Events as they stand in the file, each with the comma and the line's end that set it off from the
+// one before. docs/timeline.md tells what is in them.
+
+inline constexpr int kFormatVersion = 1;
+
+std::string_view name_of(Kind kind);
+
+void append_span(std::string& text, int rank, const Span& span);
+std::string job_event(int rank, int size);
+std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
+                         std::string_view parameters);
+std::string model_event(int rank, std::uint64_t model);
+std::string lost_event(int rank, std::uint64_t spans);
+std::string full_event(int rank);
+
+}  // namespace paceline::trace

@@ -1,0 +1,159 @@
+#include "trace/reader.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <paceline/error.h>
+
+#include "base/errno_error.h"
+#include "base/unique_fd.h"
+#include "trace/event_parser.h"
+#include "trace/format.h"
+
+namespace paceline::trace {
+namespace {
+
+constexpr double kMaxNanoseconds = 4e18;
+constexpr int kMaxRanks = 1 << 16;
+constexpr int kMaxBuckets = 1 << 20;
+constexpr auto kMaxFile = std::int64_t{1} << 30;
+
+// Translates events into a RankTrace.
+class Collector {
+ public:
+  explicit Collector(const std::string& path) { trace_.path = path; }
+
+  void take(const Event& event) {
+    const std::string_view phase = event.text(Field::ph);
+    const bool understood = phase == "X"   ? take_span(event)
+                            : phase == "M" ? take_fact(event, event.text(Field::name))
+                                           : false;
+    if (!understood) ++trace_.foreign;
+  }
+
+  RankTrace finish(bool truncated) {
+    if (trace_.rank < 0) {
+      throw CorruptFile(fmt::format(
+          "{}: no event paceline_job tells whose timeline this is (at byte 0)", trace_.path));
+    }
+    trace_.truncated = truncated;
+    return std::move(trace_);
+  }
+
+ private:
+  bool take_span(const Event& event) {
+    const auto kind = kind_of(event.text(Field::cat));
+    const double begin = event.number(Field::ts).value_or(-1) * 1000;
+    const double length = event.number(Field::dur).value_or(-1) * 1000;
+    const auto model = event.integer(Field::model, 0, kMaxCount);
+    const auto step = event.integer(Field::step, 0, kMaxCount);
+    const bool sane = begin >= 0 && length >= 0 && begin + length <= kMaxNanoseconds;
+    if (!kind || !sane || !model || !step) return false;
+    Span span{.kind = *kind,
+              .model = static_cast<std::uint64_t>(*model),
+              .step = static_cast<std::uint64_t>(*step)};
+    span.bucket = static_cast<int>(event.integer(Field::bucket, 0, kMaxBuckets).value_or(-1));
+    span.peer = static_cast<int>(event.integer(Field::peer, 0, kMaxRanks).value_or(-1));
+    if (span.kind == Kind::bucket && span.bucket < 0) return false;
+    span.begin = at(begin);
+    span.end = at(begin + length);
+    trace_.spans.push_back(span);
+    return true;
+  }
+
+  bool take_fact(const Event& event, std::string_view name) {
+    if (name == "paceline_job") return take_job(event);
+    if (name == "paceline_bucket") return take_bucket(event);
+    if (name == "paceline_lost") {
+      trace_.lost +=
+          static_cast<std::uint64_t>(event.integer(Field::spans, 0, kMaxCount).value_or(0));
+    }
+    if (name == "paceline_full") trace_.full = true;
+    return true;  // viewers know others
+  }
+
+  bool take_job(const Event& event) {
+    const auto version = event.integer(Field::version, 0, kMaxCount);
+    if (version != kFormatVersion) {
+      throw CorruptFile(
+          fmt::format("{}: a timeline of format version {}, and this paceline reads "
+                      "version {}: use the one that wrote it (at byte 0)",
+                      trace_.path, version.value_or(0), kFormatVersion));
+    }
+    const auto rank = event.integer(Field::rank, 0, kMaxRanks - 1);
+    const auto size = event.integer(Field::size, 1, kMaxRanks);
+    if (!rank || !size || *rank >= *size || trace_.rank >= 0) return false;
+    trace_.rank = static_cast<int>(*rank);
+    trace_.size = static_cast<int>(*size);
+    trace_.cores = static_cast<int>(event.integer(Field::cores, 0, kMaxRanks).value_or(0));
+    trace_.started = event.integer(Field::started, 0, kMaxCount).value_or(0);
+    trace_.boot = event.text(Field::boot);
+    return true;
+  }
+
+  bool take_bucket(const Event& event) {
+    const auto model = event.integer(Field::model, 0, kMaxCount);
+    const auto bucket = event.integer(Field::bucket, 0, kMaxBuckets);
+    const auto bytes = event.integer(Field::bytes, 0, kMaxCount);
+    if (!model || !bucket || !bytes) return false;
+    trace_.buckets[{static_cast<std::uint64_t>(*model), static_cast<int>(*bucket)}] = {
+        static_cast<std::uint64_t>(*bytes), std::string(event.text(Field::parameters))};
+    return true;
+  }
+
+  static std::optional<Kind> kind_of(std::string_view name) {
+    for (const Kind kind : {Kind::step, Kind::forward, Kind::backward, Kind::wait, Kind::bucket}) {
+      if (name_of(kind) == name) return kind;
+    }
+    return std::nullopt;
+  }
+
+  static Clock::time_point at(double nanoseconds) {
+    const auto count = static_cast<std::int64_t>(nanoseconds + 0.5);
+    return Clock::time_point(std::chrono::nanoseconds(count));
+  }
+
+  RankTrace trace_;
+};
+
+std::string read_whole(const std::filesystem::path& path) {
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0)
+    throw base::errno_error("cannot open " + path.string());
+  if (!S_ISREG(status.st_mode)) throw Error(path.string() + " is not a regular file");
+  if (status.st_size > kMaxFile) {
+    throw Error(fmt::format("{} has {} bytes; a timeline has at most {}", path.string(),
+                            status.st_size, kMaxFile));
+  }
+  std::string text(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t have = 0;
+  while (have < text.size()) {
+    const ssize_t count = ::read(fd.get(), text.data() + have, text.size() - have);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw base::errno_error("cannot read " + path.string());
+    if (count == 0) break;
+    have += static_cast<std::size_t>(count);
+  }
+  text.resize(have);
+  return text;
+}
+
+}  // namespace
+
+RankTrace parse_timeline(std::string_view text, const std::string& path) {
+  Collector collector(path);
+  const bool truncated =
+      parse_events(text, path, [&](const Event& event) { collector.take(event); });
+  return collector.finish(truncated);
+}
+
+RankTrace read_timeline(const std::filesystem::path& path) {
+  return parse_timeline(read_whole(path), path.string());
+}
+
+}  // namespace paceline::trace

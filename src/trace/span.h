@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace paceline::trace {
+
+using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC: one for all processes of a machine
+
+// step: from the begin of a training forward to the end of its synchronised backward. wait: blocked
+// on peers. bucket: from publishing a bucket until all ranks have reduced it.
+enum class Kind : std::uint8_t { step, forward, backward, wait, bucket };
+
+struct Span {
+  Kind kind;
+  std::uint64_t model;  // several may be trained in one process
+  std::uint64_t step;   // the model's; equal numbers belong together across ranks
+  int bucket = -1;      // of kind bucket, and of a wait: for which one; -1 is none
+  int peer = -1;        // of a wait: the rank that was waited for longest; -1 is none
+  Clock::time_point begin{};
+  Clock::time_point end{};
+};
+
+}  // namespace paceline::trace

@@ -1,0 +1,193 @@
+#include "trace/steps.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+namespace paceline::trace {
+namespace {
+
+// When the ranks published a bucket; with bucket -1, the last one of a step.
+struct Publication {
+  double last = -1;
+  int last_rank = -1;
+  int latest_seen = -1;
+  int ranks = 0;
+
+  void add(int rank, double moment) {
+    if (rank != latest_seen) ++ranks;
+    latest_seen = rank;
+    if (moment <= last) return;
+    last = moment;
+    last_rank = rank;
+  }
+};
+
+class Collection {
+ public:
+  explicit Collection(const Job& job) : job_(job) {
+    for (const RankTrace& trace : job.ranks) {
+      for (const Span& span : trace.spans) origin_ = std::min(origin_, span.begin);
+    }
+    for (const RankTrace& trace : job.ranks) note_publications(trace);
+    choose_model();
+  }
+
+  Run run() const {
+    Run run{.model = model_, .models = models_, .steps = {}};
+    std::vector<std::vector<RankStep>> by_rank;
+    const auto numbers = common_steps();
+    for (const RankTrace& trace : job_.ranks) by_rank.push_back(steps_of(trace, numbers));
+    for (std::size_t i = 0; i + 1 < numbers.size(); ++i) {
+      if (numbers[i + 1] != numbers[i] + 1) continue;
+      Step& step = run.steps.emplace_back(Step{numbers[i], {}});
+      for (auto& ranks : by_rank) step.ranks.push_back(std::move(ranks[i]));
+    }
+    return run;
+  }
+
+ private:
+  using Key = std::tuple<std::uint64_t, std::uint64_t, int>;  // model, step, bucket
+
+  Interval interval_of(const Span& span) const {
+    const auto since = [&](Clock::time_point moment) {
+      return std::chrono::duration<double, std::micro>(moment - origin_).count();
+    };
+    return {since(span.begin), since(span.end)};
+  }
+
+  void note_publications(const RankTrace& trace) {
+    for (const Span& span : trace.spans) {
+      if (span.kind != Kind::bucket) continue;
+      for (const int bucket : {span.bucket, -1}) {
+        published_[{span.model, span.step, bucket}].add(trace.rank, interval_of(span).begin);
+      }
+    }
+  }
+
+  void choose_model() {
+    std::map<std::uint64_t, double> time;
+    for (const RankTrace& trace : job_.ranks) {
+      for (const Span& span : trace.spans) {
+        if (span.kind == Kind::step) time[span.model] += interval_of(span).length();
+      }
+    }
+    models_ = time.size();
+    const auto most = std::ranges::max_element(time, {}, [](auto& entry) { return entry.second; });
+    if (most != time.end()) model_ = most->first;
+  }
+
+  std::vector<std::uint64_t> common_steps() const {
+    std::map<std::uint64_t, Publication> seen;
+    for (const RankTrace& trace : job_.ranks) {
+      for (const Span& span : trace.spans) {
+        if (span.kind == Kind::step && span.model == model_) seen[span.step].add(trace.rank, 0);
+      }
+    }
+    std::vector<std::uint64_t> numbers;
+    for (const auto& [number, step] : seen) {
+      if (step.ranks == std::ssize(job_.ranks)) numbers.push_back(number);
+    }
+    return numbers;
+  }
+
+  // One for each of `numbers`; periods end where the next begins.
+  std::vector<RankStep> steps_of(const RankTrace& trace,
+                                 const std::vector<std::uint64_t>& numbers) const {
+    std::vector<RankStep> steps(numbers.size());
+    const auto find = [&](std::uint64_t number) -> RankStep* {
+      const auto found = std::ranges::lower_bound(numbers, number);
+      return found == numbers.end() || *found != number
+                 ? nullptr
+                 : &steps[static_cast<std::size_t>(found - numbers.begin())];
+    };
+    std::vector<Interval> busy;
+    for (const Span& span : trace.spans) {
+      if (span.kind != Kind::wait && span.kind != Kind::bucket) busy.push_back(interval_of(span));
+      if (span.model != model_ || span.kind == Kind::wait) continue;
+      if (RankStep* const step = find(span.step)) add(*step, span);
+    }
+    const Intervals all_busy = united(std::move(busy));
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      RankStep& step = steps[i];
+      step.forward = united(std::move(step.forward));
+      step.backward = united(std::move(step.backward));
+      const double next = i + 1 < steps.size() ? steps[i + 1].step.begin : step.step.end;
+      step.period = {step.step.begin, std::max(next, step.step.end)};
+      step.between = step.period.length() - length_in(all_busy, step.period);
+    }
+    add_waits(trace, steps);
+    return steps;
+  }
+
+  void add(RankStep& step, const Span& span) const {
+    const Interval when = interval_of(span);
+    if (span.kind == Kind::step) step.step = when;
+    if (span.kind == Kind::forward) step.forward.push_back(when);
+    if (span.kind == Kind::backward) step.backward.push_back(when);
+    if (span.kind != Kind::bucket) return;
+    const auto& published = published_.at({span.model, span.step, span.bucket});
+    step.buckets.push_back({span.bucket, when, std::min(published.last, when.end)});
+  }
+
+  void add_waits(const RankTrace& trace, std::vector<RankStep>& steps) const {
+    for (const Span& span : trace.spans) {
+      if (span.kind != Kind::wait) continue;
+      const Wait wait = wait_of(trace.rank, span);
+      auto after = std::ranges::upper_bound(steps, wait.when.begin, {},
+                                            [](const RankStep& step) { return step.period.begin; });
+      if (after == steps.begin()) continue;
+      RankStep& step = *--after;
+      if (wait.when.end <= step.period.end) step.waits.push_back(wait);
+    }
+  }
+
+  Wait wait_of(int rank, const Span& span) const {
+    Wait wait{.when = interval_of(span)};
+    if (span.model == model_) wait.bucket = span.bucket;
+    const auto found = published_.find({span.model, span.step, -1});
+    if (found != published_.end() && found->second.ranks == job_.size) {
+      wait.late_rank = found->second.last_rank;
+      wait.late = std::clamp(found->second.last - wait.when.begin, 0.0, wait.when.length());
+    } else {
+      // Not all is known; then whom the rank itself found missing counts as late.
+      wait.late_rank = span.peer;
+      wait.late = span.peer >= 0 ? wait.when.length() : 0;
+    }
+    if (wait.late_rank == rank) wait.late = 0;
+    return wait;
+  }
+
+  const Job& job_;
+  Clock::time_point origin_ = Clock::time_point::max();
+  std::map<Key, Publication> published_;
+  std::uint64_t model_ = 0;
+  std::size_t models_ = 0;
+};
+
+}  // namespace
+
+double RankStep::late() const {
+  double sum = 0;
+  for (const Wait& wait : waits) sum += wait.late;
+  return sum;
+}
+
+double RankStep::communication() const {
+  double sum = 0;
+  for (const Wait& wait : waits) sum += wait.when.length() - wait.late;
+  return sum;
+}
+
+double Step::period() const {
+  double sum = 0;
+  for (const RankStep& rank : ranks) sum += rank.period.length();
+  return sum / static_cast<double>(ranks.size());
+}
+
+Run collect_steps(const Job& job) {
+  return Collection(job).run();
+}
+
+}  // namespace paceline::trace

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "trace/intervals.h"
+#include "trace/job.h"
+
+namespace paceline::trace {
+
+// All times are in microseconds since the first span of the job.
+
+// A wait of a rank, divided at the moment when all ranks had published all buckets of the step:
+// until then it would have waited even if communication took no time.
+struct Wait {
+  Interval when;
+  double late = 0;     // until then: a rank was late; the rest is communication
+  int late_rank = -1;  // the last to publish all; -1 is unknown
+  int bucket = -1;     // of the main model; -1 is none or another model's
+};
+
+// From this rank's publishing until it was reduced by all.
+struct OpenBucket {
+  int number;
+  Interval when;
+  double published_by_all;
+};
+
+struct RankStep {
+  Interval step;
+  Intervals forward;
+  Intervals backward;
+  std::vector<OpenBucket> buckets;
+  // Until the next step begins, of all models; the rest of the period is spent computing.
+  Interval period;
+  std::vector<Wait> waits;
+  double between = 0;  // in no forward, backward or step
+
+  double late() const;
+  double communication() const;
+  double computing() const { return period.length() - between - late() - communication(); }
+};
+
+struct Step {
+  std::uint64_t number;
+  std::vector<RankStep> ranks;  // as in Job::ranks
+  double period() const;        // their mean
+};
+
+// The steps of the model in which most time goes by, those that all ranks have and whose successor
+// they have, too.
+struct Run {
+  std::uint64_t model = 0;
+  std::size_t models = 0;
+  std::vector<Step> steps;
+};
+
+Run collect_steps(const Job& job);
+
+}  // namespace paceline::trace

@@ -1,0 +1,158 @@
+#include "trace/timeline.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "base/environment.h"
+#include "trace/format.h"
+#include "trace/trace_file.h"
+
+namespace paceline::trace {
+namespace {
+
+constexpr std::size_t kCapacity = 16384;  // 900 KB, twice; 0.1 s of the shortest steps
+constexpr std::size_t kMaxFacts = 1 << 20;
+constexpr std::chrono::seconds kInterval{1};
+
+// Never destroyed, as threads that outlive main may still record.
+std::vector<std::unique_ptr<Timeline>>& all_timelines() {
+  static auto* const all = new std::vector<std::unique_ptr<Timeline>>;
+  return *all;
+}
+
+// A thread of the library must not run the program's signal handlers. SIGXFSZ, which would end the
+// process where a file may not grow, is EFBIG then.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+std::atomic<Timeline*> Timeline::current_{nullptr};
+
+void Timeline::start(int rank, int size) {
+  const auto& directory = base::environment().timeline;
+  if (directory) start(*directory, rank, size);
+}
+
+void Timeline::start(const std::filesystem::path& directory, int rank, int size) {
+  stop();
+  try {
+    std::filesystem::create_directories(directory);
+    all_timelines().emplace_back(
+        new Timeline(directory / fmt::format("rank{}.json", rank), rank, size));
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw UsageError(fmt::format("PACELINE_TIMELINE={}: cannot create this directory: {}",
+                                 directory.string(), error.code().message()));
+  } catch (const std::system_error& error) {
+    throw UsageError(fmt::format("PACELINE_TIMELINE={}: cannot start a thread: {}",
+                                 directory.string(), error.what()));
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("PACELINE_TIMELINE={}: {}", directory.string(), error.what()));
+  }
+  current_.store(all_timelines().back().get(), std::memory_order_release);
+  static const int registered = [] {
+    // The child has no writer, and the lock may be held by a thread that it does not have either.
+    ::pthread_atfork(nullptr, nullptr, [] { current_.store(nullptr); });
+    return std::atexit(&Timeline::stop);
+  }();
+  static_cast<void>(registered);
+}
+
+void Timeline::stop() {
+  Timeline* const timeline = current_.exchange(nullptr);
+  if (timeline != nullptr) timeline->close();
+}
+
+Timeline::Timeline(const std::filesystem::path& path, int rank, int size)
+    : rank_(rank), file_(std::make_unique<TraceFile>(path, rank)), facts_(job_event(rank, size)) {
+  spans_.reserve(kCapacity);
+  const SignalsBlocked blocked;
+  writer_ = std::thread([this] { write(); });
+}
+
+Timeline::~Timeline() = default;
+
+void Timeline::record(const Span& span) noexcept {
+  if (current() != this) return;  // in a forked child the lock may be held for ever
+  bool half_full = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!open_) return;
+    if (spans_.size() == kCapacity) {
+      ++lost_;
+      return;
+    }
+    spans_.push_back(span);
+    half_full = spans_.size() == kCapacity / 2;
+  }
+  if (half_full) wake_.notify_one();
+}
+
+void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
+                               std::string_view parameters) {
+  if (current() != this) return;
+  const std::string event = bucket_event(rank_, model, bucket, bytes, parameters);
+  const std::lock_guard lock(mutex_);
+  if (!open_) return;
+  if (facts_.size() + event.size() > kMaxFacts) {
+    ++lost_;
+  } else {
+    facts_ += event;
+  }
+}
+
+// The writer's thread. It goes round once before it waits, so that a file without steps tells its
+// rank.
+void Timeline::write() {
+  std::vector<Span> spans;
+  std::string facts;
+  spans.reserve(kCapacity);
+  std::unique_lock lock(mutex_);
+  for (bool last = false;;) {
+    spans.swap(spans_);
+    facts.swap(facts_);
+    const std::uint64_t lost = std::exchange(lost_, 0);
+    lock.unlock();
+    if (lost > 0) facts += lost_event(rank_, lost);
+    file_->write(facts);
+    file_->write(spans);
+    spans.clear();
+    facts.clear();
+    if (last) return file_->close();
+    lock.lock();
+    wake_.wait_for(lock, kInterval, [&] { return !open_ || spans_.size() >= kCapacity / 2; });
+    last = !open_;
+  }
+}
+
+void Timeline::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    open_ = false;
+  }
+  wake_.notify_one();
+  writer_.join();
+  std::vector<Span>().swap(spans_);
+}
+
+}  // namespace paceline::trace

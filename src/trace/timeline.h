@@ -1,0 +1,68 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "trace/span.h"
+
+namespace paceline::trace {
+
+class TraceFile;
+
+// Writes what this rank does to DIRECTORY/rankR.json, in the format that docs/timeline.md tells.
+// Spans wait in a buffer of fixed size for a thread that formats and writes them, at the latest
+// after a second. A span that finds the buffer full is left out and counted.
+//
+// Any thread may record. A stopped timeline stays in memory and ignores what it is told, so a
+// pointer to one never dangles. In a forked child there is none.
+class Timeline {
+ public:
+  // nullptr unless one has been started.
+  static Timeline* current() { return current_.load(std::memory_order_acquire); }
+
+  // Once the rank is known: starts one if PACELINE_TIMELINE names a directory, which is created.
+  // Stops the one before, if any; of the same rank, its file is replaced. Throws UsageError naming
+  // the variable and the path if that cannot be.
+  static void start(int rank, int size);
+  // The same, whatever the environment says.
+  static void start(const std::filesystem::path& directory, int rank, int size);
+  // Writes what there is and closes the file. Also done by `exit`. Never throws.
+  static void stop();
+
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+  ~Timeline();
+
+  // Tens of nanoseconds; never waits for the disk, never throws.
+  void record(const Span& span) noexcept;
+  // Once for each bucket of a plan; what was said of that bucket before counts no longer.
+  void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
+                       std::string_view parameters);
+
+ private:
+  Timeline(const std::filesystem::path& path, int rank, int size);
+  void write();
+  void close();
+
+  static std::atomic<Timeline*> current_;
+
+  const int rank_;
+  std::unique_ptr<TraceFile> file_;  // the writer's, once it runs
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Span> spans_;  // never grows
+  std::string facts_;        // events that are formatted already
+  std::uint64_t lost_ = 0;
+  bool open_ = true;
+  std::thread writer_;
+};
+
+}  // namespace paceline::trace

@@ -1,0 +1,83 @@
+#include "trace/trace_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+#include "base/errno_error.h"
+#include "base/log.h"
+#include "trace/format.h"
+
+namespace paceline::trace {
+namespace {
+
+constexpr std::size_t kChunk = 1 << 16;
+
+}  // namespace
+
+TraceFile::TraceFile(std::filesystem::path path, int rank, std::size_t max_bytes)
+    : path_(std::move(path)),
+      rank_(rank),
+      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)),
+      max_bytes_(max_bytes) {
+  if (!fd_) throw base::errno_error("cannot write " + path_.string());
+}
+
+void TraceFile::write(std::string_view events) {
+  if (events.empty()) return;
+  append(events);
+  flush();
+}
+
+void TraceFile::write(std::span<const Span> spans) {
+  for (const Span& span : spans) {
+    if (!fd_) return;
+    if (models_.insert(span.model).second) append(model_event(rank_, span.model));
+    append_span(text_, rank_, span);
+    if (text_.size() >= kChunk) flush();
+  }
+  flush();
+}
+
+void TraceFile::close() {
+  if (!fd_) return;
+  text_ += "\n]\n";
+  max_bytes_ = std::numeric_limits<std::size_t>::max();
+  flush();
+  fd_.reset();
+}
+
+void TraceFile::append(std::string_view events) {
+  // The first one has none before it.
+  if (written_ == 0 && text_.empty()) {
+    text_ = '[';
+    events.remove_prefix(1);
+  }
+  text_ += events;
+}
+
+void TraceFile::flush() {
+  std::string_view rest = text_;
+  while (fd_ && !rest.empty()) {
+    const ssize_t count = ::write(fd_.get(), rest.data(), rest.size());
+    if (count > 0) {
+      rest.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno != EINTR) {
+      const Error error = base::errno_error("cannot write the timeline " + path_.string());
+      base::log(LogLevel::error, "{}; it ends here", error.what());
+      fd_.reset();
+    }
+  }
+  written_ += text_.size();
+  text_.clear();
+  if (!fd_ || written_ < max_bytes_) return;
+  base::log(LogLevel::warning, "the timeline {} has {} MiB, as much as it may, and ends here",
+            path_.string(), written_ >> 20);
+  text_ = full_event(rank_);
+  close();
+}
+
+}  // namespace paceline::trace

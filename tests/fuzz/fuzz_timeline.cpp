@@ -1,0 +1,20 @@
+#include <paceline/error.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "trace/job.h"
+#include "trace/verdict.h"
+
+// Whatever the bytes: a timeline that can be judged, or CorruptFile.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes), size);
+  try {
+    const auto job = paceline::trace::merge({paceline::trace::parse_timeline(text, "fuzz")});
+    if (paceline::trace::judge(paceline::trace::analyse(job)).sentence.empty()) std::abort();
+  } catch (const paceline::CorruptFile&) {  // NOLINT(bugprone-empty-catch): as it should be
+  }
+  return 0;
+}

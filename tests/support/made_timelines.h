@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "trace/reader.h"
+
+namespace paceline::test {
+
+// A job that never ran, in microseconds. A rank computes a third of its time in forward; in
+// backward it publishes its buckets one by one, at equal distances, the last one at the end.
+// Buckets are reduced one after the other, each once all ranks have published it.
+struct MadeJob {
+  using Time = std::function<double(int rank, int step)>;
+
+  int ranks = 2;
+  int steps = 40;
+  int buckets = 4;
+  Time computing = [](int, int) { return 9000.0; };
+  Time between = [](int, int) { return 0.0; };
+  double reduction = 0;  // of one bucket, when all have published it
+};
+
+std::vector<trace::RankTrace> make_timelines(const MadeJob& job);
+
+// rankR.json of each, in the format of PACELINE_TIMELINE.
+void write_timelines(const std::filesystem::path& directory,
+                     const std::vector<trace::RankTrace>& traces);
+
+}  // namespace paceline::test

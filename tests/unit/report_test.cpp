@@ -1,0 +1,188 @@
+// The real `paceline report` on timelines of jobs that never ran.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "support/child_process.h"
+#include "support/made_timelines.h"
+#include "support/temporary_directory.h"
+
+namespace paceline {
+namespace {
+
+using test::ChildProcess;
+using test::MadeJob;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class Report : public ::testing::Test {
+ protected:
+  const std::filesystem::path& directory() const { return directory_.path(); }
+  std::string path(const char* name) const { return (directory() / name).string(); }
+
+  static ChildProcess report(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {PACELINE_COMMAND, "report"});
+    return ChildProcess(std::move(arguments));
+  }
+  // The page for what lies in the directory.
+  std::string page() {
+    auto command = report({directory().string()});
+    EXPECT_EQ(command.wait(), 0) << command.err();
+    return read("report.html");
+  }
+  std::string read(const char* name) const {
+    std::ifstream file(directory() / name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+ private:
+  test::TemporaryDirectory directory_;
+};
+
+MadeJob slow_rank() {
+  MadeJob job;
+  job.ranks = 3;
+  job.computing = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; };
+  job.between = [](int, int) { return 1000.0; };
+  return job;
+}
+
+constexpr const char* kSlowRank =
+    "Rank 1 holds this run back: it computes 9.00 ms a step where the others take 6.00 ms (+50 %), "
+    "and the others wait for it 3.00 ms a step, 30 % of their time.";
+
+// Every element that is opened is closed, in order.
+void expect_well_formed(const std::string& page) {
+  std::vector<std::string> open;
+  for (std::size_t at = page.find('<'); at != page.npos; at = page.find('<', at + 1)) {
+    const std::string tag = page.substr(at + 1, page.find('>', at) - at - 1);
+    const std::string name = tag.substr(0, tag.find_first_of(" \n"));
+    if (name == "!DOCTYPE" || name == "meta" || tag.ends_with('/')) continue;
+    if (name[0] != '/') {
+      open.push_back(name);
+      continue;
+    }
+    ASSERT_FALSE(open.empty()) << at;
+    ASSERT_EQ("/" + open.back(), name) << at;
+    open.pop_back();
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+TEST_F(Report, SaysTheVerdictAndDrawsThePage) {
+  test::write_timelines(directory(), test::make_timelines(slow_rank()));
+  auto command = report({directory().string()});
+  EXPECT_EQ(command.wait(), 0);
+  EXPECT_EQ(command.out(), std::string(kSlowRank) + "\n" + path("report.html") + "\n");
+  EXPECT_EQ(command.err(), "");
+
+  const std::string page = read("report.html");
+  EXPECT_THAT(page, HasSubstr(std::string("<h1>") + kSlowRank + "</h1>"));
+  EXPECT_THAT(page, HasSubstr("3 ranks, 34 steps; one takes 10.0 ms. The first 5 steps are left"));
+  for (const char* part : {"A typical step", "Where the time goes", "Step time", "Overlap",
+                           "Who waits for whom", "waiting for rank 1 with bucket 3: 1.50 ms"}) {
+    EXPECT_THAT(page, HasSubstr(part));
+  }
+  expect_well_formed(page);
+}
+
+TEST_F(Report, NeedsNothingElse) {
+  test::write_timelines(directory(), test::make_timelines(slow_rank()));
+  EXPECT_THAT(page(),
+              Not(testing::AnyOf(HasSubstr("http://"), HasSubstr("https://"), HasSubstr("<script"),
+                                 HasSubstr("<link"), HasSubstr("url("), HasSubstr("@import"))));
+}
+
+TEST_F(Report, HostileNamesStayText) {
+  auto traces = test::make_timelines({.reduction = 3000});
+  for (auto& trace : traces) {
+    for (auto& [key, bucket] : trace.buckets) {
+      bucket.parameters = "</title></script><script>alert('1')</script>\" onload=\"x & \x1b[2J";
+    }
+  }
+  test::write_timelines(directory(), traces);
+  const std::string html = page();
+  EXPECT_THAT(html, AllOf(HasSubstr("&lt;script&gt;alert(&#39;1&#39;)"), Not(HasSubstr("<script")),
+                          Not(HasSubstr("\" onload")), Not(HasSubstr("\x1b"))));
+  expect_well_formed(html);
+}
+
+TEST_F(Report, EveryNumberOfRanksAndBucketsIsDrawn) {
+  for (const int ranks : {1, 2, 5, 20}) {
+    for (const int buckets : {1, 60}) {
+      MadeJob job;
+      job.ranks = ranks;
+      job.buckets = buckets;
+      job.steps = 14;
+      test::write_timelines(directory(), test::make_timelines(job));
+      const std::string html = page();
+      expect_well_formed(html);
+      EXPECT_EQ(html.find("of 20 ranks are drawn") != std::string::npos, ranks == 20);
+      EXPECT_EQ(html.find("The 40 of 60 buckets") != std::string::npos, buckets == 60);
+      EXPECT_THAT(html, Not(HasSubstr("nan")));
+    }
+  }
+}
+
+TEST_F(Report, NotesStandOnThePageAndOnStandardError) {
+  test::write_timelines(directory(), test::make_timelines(slow_rank()));
+  std::filesystem::resize_file(directory() / "rank0.json",
+                               std::filesystem::file_size(directory() / "rank0.json") - 9);
+  std::ofstream(directory() / "rank2.json") << "<b>";
+  auto command = report({directory().string()});
+  EXPECT_EQ(command.wait(), 0);
+  for (const char* note :
+       {"rank0.json has no end: its rank was killed, or is still running",
+        "rank2.json: no timeline: a JSON array is needed (at byte 0); it is left",
+        "of 3 ranks there is no timeline of 2"}) {
+    EXPECT_THAT(command.err(), HasSubstr(note));
+    EXPECT_THAT(read("report.html"), HasSubstr(note));
+  }
+}
+
+TEST_F(Report, TooFewStepsMakeAPageToo) {
+  test::write_timelines(directory(), test::make_timelines({.steps = 0}));
+  const std::string html = page();
+  EXPECT_THAT(html, HasSubstr("There are too few steps to judge"));
+  expect_well_formed(html);
+}
+
+TEST_F(Report, ThePageGoesWhereItIsSaid) {
+  test::write_timelines(directory(), test::make_timelines({}));
+  auto command = report({directory().string(), "--output", path("other.html")});
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  EXPECT_THAT(command.out(), testing::EndsWith(path("other.html") + "\n"));
+  EXPECT_FALSE(std::filesystem::exists(directory() / "report.html"));
+  EXPECT_THAT(read("other.html"), StartsWith("<!DOCTYPE html>"));
+
+  auto nowhere = report({directory().string(), "--output=/no/such/place.html"});
+  EXPECT_EQ(nowhere.wait(), 1);
+  EXPECT_EQ(nowhere.err(),
+            "paceline report: cannot write /no/such/place.html: No such file or directory "
+            "(ENOENT)\n");
+}
+
+TEST_F(Report, MistakesAreNamed) {
+  const auto expect = [&](std::vector<std::string> arguments, int code, const std::string& text) {
+    auto command = report(std::move(arguments));
+    EXPECT_EQ(command.wait(), code);
+    EXPECT_THAT(command.err(), AllOf(StartsWith("paceline report: "), HasSubstr(text)));
+    EXPECT_EQ(command.out(), "");
+  };
+  expect({}, 2, "DIR is required");
+  expect({"a", "b"}, 2, "b");
+  expect({path("none")}, 2, "none: No such file or directory");
+  expect({directory().string()}, 2, "start the program with PACELINE_TIMELINE=");
+  std::ofstream(directory() / "rank0.json") << "{}";
+  expect({directory().string()}, 1, "rank0.json: no timeline: a JSON array is needed (at byte 0)");
+
+  auto help = report({"--help"});
+  EXPECT_EQ(help.wait(), 0);
+  EXPECT_THAT(help.out(), HasSubstr("Usage: paceline report DIR [--output FILE]"));
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,261 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "support/made_timelines.h"
+#include "trace/analysis.h"
+#include "trace/intervals.h"
+#include "trace/verdict.h"
+#include "trace/words.h"
+
+namespace paceline::trace {
+namespace {
+
+using test::MadeJob;
+using test::make_timelines;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::FieldsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Analysis analysis_of(const MadeJob& job) {
+  return analyse(merge(make_timelines(job)));
+}
+
+Verdict verdict_of(const MadeJob& job) {
+  return judge(analysis_of(job));
+}
+
+TEST(Intervals, SetOperations) {
+  const Intervals a = united({{4, 6}, {0, 2}, {1, 3}, {5, 5}});
+  EXPECT_THAT(a, ElementsAre(FieldsAre(0, 3), FieldsAre(4, 6)));
+  const Intervals b{{2, 5}};
+  EXPECT_THAT(common(a, b), ElementsAre(FieldsAre(2, 3), FieldsAre(4, 5)));
+  EXPECT_THAT(without(a, b), ElementsAre(FieldsAre(0, 2), FieldsAre(5, 6)));
+  EXPECT_THAT(without(b, a), ElementsAre(FieldsAre(3, 4)));
+  EXPECT_EQ(length(a), 5);
+  EXPECT_EQ(length_in(a, {1, 4.5}), 2.5);
+}
+
+TEST(Words, ThreeFigures) {
+  EXPECT_EQ(time_text(8.4), "8.40 us");
+  EXPECT_EQ(time_text(999.4), "999 us");
+  EXPECT_EQ(time_text(999.6), "1.00 ms");
+  EXPECT_EQ(time_text(12340), "12.3 ms");
+  EXPECT_EQ(time_text(2.5e6), "2.50 s");
+  EXPECT_EQ(time_text(1e3), "1.00 ms");
+  EXPECT_EQ(bytes_text(1023), "1023 B");
+  EXPECT_EQ(bytes_text(25 << 20), "25.0 MiB");
+  EXPECT_EQ(bytes_text((1 << 20) - 1), "1.00 MiB");
+}
+
+// 1 of 10 ms is between steps; of 9, rank 1 computes all and rank 0 six.
+MadeJob straggling() {
+  return {.computing = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; },
+          .between = [](int, int) { return 1000.0; }};
+}
+
+TEST(Analysis, DividesTheTime) {
+  const Analysis a = analysis_of(straggling());
+  EXPECT_EQ(a.warm_up, 5U);
+  EXPECT_EQ(a.steps.size(), 34U);  // the last one has no next
+  EXPECT_NEAR(a.period, 10000, 1);
+  EXPECT_NEAR(a.computing, 0.75, 1e-3);
+  EXPECT_NEAR(a.late, 0.15, 1e-3);
+  EXPECT_NEAR(a.communication, 0, 1e-3);
+  EXPECT_NEAR(a.between, 0.1, 1e-3);
+  EXPECT_NEAR(a.lost, 0.3, 1e-3);
+  EXPECT_NEAR(a.waits.at({0, 1}), 3000, 1);
+  EXPECT_EQ(a.waits.size(), 1U);
+  EXPECT_NEAR(a.ranks[0].late, 3000, 1);
+  EXPECT_NEAR(a.ranks[1].late, 0, 1);
+}
+
+// Rank 0 publishes a bucket each ms from 3 ms on; rank 1 each 1.5 ms from 4.5 ms on, and it is
+// reduced then. Rank 0's backward computes until 6 ms.
+TEST(Analysis, OverlapIsWhatLiesWithinBackwardAndNotWithinAWait) {
+  const Analysis a = analysis_of(straggling());
+  EXPECT_NEAR(a.ranks[0].under_way, 9000 - 3000, 1);
+  EXPECT_NEAR(a.ranks[0].hidden, 6000 - 3000, 1);
+  EXPECT_NEAR(a.overlap, 0.5, 1e-3);
+}
+
+TEST(Analysis, AccumulatedBatchesAreComputing) {
+  auto traces = make_timelines(
+      {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
+  // The gap holds a forward and backward that were not synchronised, of 3 ms.
+  for (RankTrace& trace : traces) {
+    const auto spans = trace.spans;
+    for (const Span& span : spans) {
+      if (span.kind != Kind::step) continue;
+      Span more = span;
+      more.kind = Kind::backward;
+      more.begin = span.end;
+      more.end = span.end + std::chrono::milliseconds(3);
+      trace.spans.push_back(more);
+    }
+  }
+  EXPECT_NEAR(analyse(merge(traces)).between, 0.1, 1e-3);
+}
+
+TEST(Analysis, ShowsTheModelThatTakesMostTime) {
+  auto traces = make_timelines({.steps = 20});
+  for (RankTrace& trace : traces) {
+    const auto spans = trace.spans;
+    for (Span span : spans) {
+      span.model = 7;
+      span.begin += std::chrono::hours(1);
+      span.end += std::chrono::hours(1) + std::chrono::milliseconds(1);
+      trace.spans.push_back(span);
+    }
+  }
+  const Analysis a = analyse(merge(traces));
+  EXPECT_EQ(a.models, 2U);
+  EXPECT_EQ(a.model, 7U);
+}
+
+TEST(Analysis, StepsThatNotAllRanksHaveAreLeftOut) {
+  auto traces = make_timelines({});
+  std::erase_if(traces[1].spans, [](const Span& span) { return span.step > 20; });
+  EXPECT_EQ(analyse(merge(traces)).steps.size(), 19U - 4);  // a quarter is warm-up
+}
+
+TEST(Verdict, OneRankComputesLonger) {
+  const Verdict verdict = verdict_of(straggling());
+  EXPECT_EQ(verdict.finding, Finding::straggler);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.sentence,
+            "Rank 1 holds this run back: it computes 9.00 ms a step where the others take 6.00 ms "
+            "(+50 %), and the others wait for it 3.00 ms a step, 30 % of their time.");
+  // Rank 1 publishes at 4.5, 6, 7.5 and 9 ms: each of the last two is waited for for 1.5 ms.
+  EXPECT_THAT(verdict.why, Contains(HasSubstr("They wait most for bucket 2 (1.00 MiB: layers.2.")));
+}
+
+TEST(Verdict, OneRankBeginsLater) {
+  const Verdict verdict =
+      verdict_of({.computing = [](int, int) { return 6000.0; },
+                  .between = [](int rank, int) { return rank == 0 ? 3000.0 : 1000.0; }});
+  EXPECT_EQ(verdict.finding, Finding::late_starter);
+  EXPECT_EQ(verdict.rank, 0);
+  EXPECT_THAT(verdict.sentence, HasSubstr("it begins its steps 2.00 ms later than the others"));
+}
+
+TEST(Verdict, LateRankChanges) {
+  const Verdict verdict = verdict_of({.ranks = 4, .computing = [](int rank, int step) {
+                                        return step % 4 == rank ? 9000.0 : 6000.0;
+                                      }});
+  EXPECT_EQ(verdict.finding, Finding::uneven_load);
+  EXPECT_THAT(verdict.sentence, HasSubstr("the others wait 3.00 ms a step, 33 % of their time"));
+}
+
+// All publish their last bucket at 9 ms; the four are reduced one after the other, 3 ms each, from
+// 4.5 ms on: 16.5 ms in all, of which 7.5 are waited for, 1.5 of them for bucket 1.
+TEST(Verdict, CommunicationIsExposed) {
+  const Verdict verdict = verdict_of({.reduction = 3000});
+  EXPECT_EQ(verdict.finding, Finding::communication);
+  EXPECT_THAT(verdict.bucket, ::testing::AnyOf(2, 3));
+  EXPECT_THAT(verdict.sentence, HasSubstr("45 % of the time is spent waiting for gradients"));
+  EXPECT_THAT(verdict.why, Contains(HasSubstr("(1.00 MiB: layers.")));
+  EXPECT_THAT(verdict.why, Contains(HasSubstr("38 % of the communication was hidden")));
+  EXPECT_THAT(verdict.remedies, Contains(HasSubstr("Try other values of bucket_cap_mb")));
+}
+
+TEST(Verdict, OneLargeBucketShouldBeDivided) {
+  const Verdict verdict = verdict_of({.buckets = 1, .reduction = 3000});
+  EXPECT_EQ(verdict.bucket, 0);
+  EXPECT_THAT(verdict.remedies, Contains(HasSubstr("Set a smaller bucket_cap_mb")));
+}
+
+TEST(Verdict, StepsAreTooShort) {
+  const Verdict verdict =
+      verdict_of({.buckets = 1, .computing = [](int, int) { return 60.0; }, .reduction = 40});
+  EXPECT_EQ(verdict.finding, Finding::short_steps);
+  EXPECT_THAT(verdict.sentence, HasSubstr("of 100 us, 40 % go by in ranks meeting each other"));
+}
+
+TEST(Verdict, TimeGoesByBetweenSteps) {
+  const Verdict verdict = verdict_of(
+      {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
+  EXPECT_EQ(verdict.finding, Finding::between_steps);
+  EXPECT_THAT(verdict.sentence, HasSubstr("40 % of the time goes by between steps"));
+  EXPECT_THAT(verdict.sentence, HasSubstr("4.00 ms of each step of 10.0 ms"));
+}
+
+TEST(Verdict, LongPausesAreNoPartOfSteps) {
+  const auto job = [](double pause) {
+    return MadeJob{.between = [=](int, int step) { return step % 20 == 0 ? pause : 1000; }};
+  };
+  // One of 34 steps is followed by a pause; the step after it is left out, too.
+  const Analysis some = analysis_of(job(110e3));
+  EXPECT_EQ(some.pauses, 1U);
+  EXPECT_EQ(some.steps.size(), 34U - 2);
+  EXPECT_NEAR(some.between, 0.1, 1e-3);
+  EXPECT_EQ(judge(some).finding, Finding::all_well);
+
+  const Verdict many = verdict_of(job(1e6));
+  EXPECT_EQ(many.finding, Finding::pauses);
+  EXPECT_THAT(many.sentence, HasSubstr("75 % of the time goes by in 1 long pause"));
+}
+
+TEST(Verdict, AllIsWell) {
+  const Verdict verdict = verdict_of({.between = [](int, int) { return 1000.0; }});
+  EXPECT_EQ(verdict.finding, Finding::all_well);
+  EXPECT_THAT(verdict.sentence, HasSubstr("90 % of the time is computing"));
+  EXPECT_THAT(verdict.sentence, HasSubstr("time between steps, with 10 %"));
+}
+
+TEST(Verdict, OneRankAloneIsJudgedToo) {
+  EXPECT_EQ(verdict_of({.ranks = 1}).finding, Finding::all_well);
+}
+
+TEST(Verdict, TooFewSteps) {
+  EXPECT_EQ(verdict_of({.steps = 9}).finding, Finding::too_few_steps);
+  EXPECT_NE(verdict_of({.steps = 14}).finding, Finding::too_few_steps);
+  const Verdict none = verdict_of({.steps = 0});
+  EXPECT_EQ(none.finding, Finding::too_few_steps);
+  EXPECT_THAT(none.why, Contains(HasSubstr("No timeline has a step")));
+}
+
+// Without rank 1 nobody knows when it published; rank 0 knows whom it waited for.
+TEST(Verdict, AMissingRankIsFoundByItsPeers) {
+  auto traces = make_timelines(straggling());
+  traces.pop_back();
+  const Verdict verdict = judge(analyse(merge(traces)));
+  EXPECT_EQ(verdict.finding, Finding::straggler);
+  EXPECT_EQ(verdict.rank, 1);
+}
+
+TEST(Merge, LeavesOutWhatIsOfAnotherJob) {
+  auto traces = make_timelines({.ranks = 3});
+  for (RankTrace& trace : traces) trace.started = 100;
+  traces[0].started = 50;
+  traces[0].size = 4;
+  auto twin = traces[2];
+  twin.path = "rank9.json";
+  traces.push_back(twin);
+  traces[1].boot = "another";
+  traces[2].started = 200;
+  const Job job = merge(traces);
+  ASSERT_EQ(job.ranks.size(), 1U);
+  EXPECT_EQ(job.ranks[0].rank, 2);
+  EXPECT_THAT(job.notes,
+              ElementsAre(HasSubstr("rank1.json was written on another machine"),
+                          HasSubstr("rank0.json is of another job, of 4 ranks and not 3"),
+                          HasSubstr("rank9.json claims to be rank 2"),
+                          HasSubstr("of 3 ranks there is no timeline of 0-1")));
+}
+
+TEST(Merge, LeavesOutWhatWasOverBefore) {
+  auto traces = make_timelines({});
+  traces[0].started = 1;
+  for (Span& span : traces[0].spans) {
+    span.begin += std::chrono::hours(1);
+    span.end += std::chrono::hours(1);
+  }
+  EXPECT_THAT(merge(traces).notes, Contains(HasSubstr("rank1.json is of another, earlier job")));
+  EXPECT_THAT(merge(make_timelines({})).notes, IsEmpty());
+}
+
+}  // namespace
+}  // namespace paceline::trace

@@ -1,0 +1,181 @@
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <paceline/error.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "support/made_timelines.h"
+#include "support/temporary_directory.h"
+#include "support/thoroughness.h"
+#include "trace/analysis.h"
+#include "trace/job.h"
+#include "trace/reader.h"
+#include "trace/verdict.h"
+
+namespace paceline::trace {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using ::testing::ThrowsMessage;
+
+constexpr const char* kHead =
+    R"([{"name":"paceline_job","ph":"M","pid":1,"args":{"version":1,"rank":1,"size":2,"cores":3,)"
+    R"("started":1700000000000000,"boot":"b"}})";
+constexpr const char* kWait =
+    R"({"name":"wait","cat":"wait","ph":"X","pid":1,"tid":0,"ts":3600000000.125,"dur":12.5,)"
+    R"("args":{"model":2,"step":9,"bucket":4,"peer":0}})";
+
+RankTrace parse(const std::string& text) {
+  return parse_timeline(text, "a/file");
+}
+
+std::string whole() {
+  return std::string(kHead) + ",\n" + kWait + ",\n" + kWait + "]";
+}
+
+void expect_corrupt(const std::string& text, const std::string& reason) {
+  EXPECT_THAT([&] { parse(text); },
+              ThrowsMessage<CorruptFile>(
+                  AllOf(StartsWith("a/file: "), HasSubstr("at byte "), HasSubstr(reason))));
+}
+
+TEST(TraceReader, ReadsEvents) {
+  const RankTrace trace = parse(whole());
+  EXPECT_EQ(trace.rank, 1);
+  EXPECT_EQ(trace.size, 2);
+  EXPECT_EQ(trace.cores, 3);
+  EXPECT_EQ(trace.boot, "b");
+  EXPECT_EQ(trace.started, 1700000000000000);
+  EXPECT_FALSE(trace.truncated);
+  ASSERT_EQ(trace.spans.size(), 2U);
+  const Span& span = trace.spans[0];
+  EXPECT_EQ(span.kind, Kind::wait);
+  EXPECT_EQ(span.model, 2U);
+  EXPECT_EQ(span.step, 9U);
+  EXPECT_EQ(span.bucket, 4);
+  EXPECT_EQ(span.peer, 0);
+  EXPECT_EQ(span.begin.time_since_epoch().count(), 3600000000125);
+  EXPECT_EQ((span.end - span.begin).count(), 12500);
+}
+
+TEST(TraceReader, ReadsAFileCutAtAnyByte) {
+  const std::string text = whole();
+  const std::string head(kHead);
+  const std::size_t first = head.size() + 2 + std::string(kWait).size();
+  for (std::size_t size = head.size(); size < text.size(); ++size) {
+    SCOPED_TRACE(size);
+    const RankTrace trace = parse(text.substr(0, size));
+    EXPECT_TRUE(trace.truncated);
+    EXPECT_EQ(trace.spans.size(), size == text.size() - 1 ? 2U : size >= first ? 1U : 0U);
+  }
+  for (std::size_t size = 0; size < head.size(); ++size) {
+    EXPECT_THROW(parse(text.substr(0, size)), CorruptFile) << size;
+  }
+}
+
+TEST(TraceReader, SaysWhatIsNoTimeline) {
+  expect_corrupt("", "an empty file");
+  expect_corrupt("hello", "no timeline");
+  expect_corrupt(R"({"traceEvents":[]})", "no timeline: a JSON array is needed (at byte 0)");
+  expect_corrupt("[]", "no event paceline_job");
+  expect_corrupt(whole() + "x", "at byte");
+  expect_corrupt(std::string(kHead) + ",\n" + std::string(8, '\0') + kWait, "at byte");
+  expect_corrupt(std::string(kHead) + R"(,{"ts":1e999}])", "number overflow");
+  std::string other = whole();
+  other.replace(other.find("\"version\":1"), 11, "\"version\":2");
+  expect_corrupt(other, "format version 2, and this paceline reads version 1");
+}
+
+// Each would be an event if it made sense.
+TEST(TraceReader, CountsWhatMakesNoSense) {
+  for (const auto& [good, bad] : std::vector<std::pair<std::string, std::string>>{
+           {"3600000000.125", "1e300"},
+           {"3600000000.125", "-1"},
+           {"3600000000.125", "\"1\""},
+           {"\"dur\":12.5", "\"dur\":-3"},
+           {"\"dur\":12.5", "\"dur\":1e18"},
+           {"\"cat\":\"wait\"", "\"cat\":\"weight\""},
+           {"\"step\":9", "\"step\":-9"},
+           {"\"step\":9", "\"step\":9.5"},
+           {"\"step\":9", "\"step\":18446744073709551615"},
+           {"\"ph\":\"X\"", "\"ph\":\"B\""},
+           {"\"args\":{", "\"args\":{\"x\":{"},
+           {"\"args\":{", "\"arms\":{"}}) {
+    SCOPED_TRACE(bad);
+    std::string event = kWait;
+    event.replace(event.find(good), good.size(), bad);
+    if (bad.ends_with("{\"x\":{")) event += "}";
+    const RankTrace trace = parse(std::string(kHead) + "," + event + "]");
+    EXPECT_EQ(trace.spans.size(), 0U);
+    EXPECT_EQ(trace.foreign, 1U);
+  }
+}
+
+TEST(TraceReader, NestingCostsNoStack) {
+  const std::string deep(1 << 20, '[');
+  EXPECT_TRUE(parse(std::string(kHead) + "," + deep).truncated);
+  std::string objects(kHead);
+  for (int i = 0; i < 100000; ++i) objects += i == 0 ? ",{\"args\":" : "{\"args\":";
+  EXPECT_TRUE(parse(objects).truncated);
+}
+
+// Whatever the bytes: a timeline that can be judged, or CorruptFile.
+TEST(TraceReader, SurvivesAnyDamage) {
+  test::MadeJob job;
+  job.steps = 14;
+  const test::TemporaryDirectory directory;
+  test::write_timelines(directory.path(), test::make_timelines(job));
+  std::ifstream file(directory.path() / "rank0.json");
+  const std::string good(std::istreambuf_iterator<char>(file), {});
+  const RankTrace peer = read_timeline(directory.path() / "rank1.json");
+  ASSERT_EQ(parse(good).spans.size(), peer.spans.size());
+  std::mt19937 random(2024);
+  const std::string_view alphabet = "0123456789-.eE+\"\\{}[]:,";
+  for (int round = 0; round < 400 * test::thoroughness(); ++round) {
+    std::string text = good;
+    for (auto edits = 1 + random() % 4; edits > 0; --edits) {
+      // Digits matter most: they become other times, steps and buckets.
+      const std::size_t at = random() % text.size();
+      text[at] = random() % 4 == 0 ? static_cast<char>(random()) : alphabet[random() % 23];
+    }
+    if (random() % 4 == 0) text.resize(random() % text.size());
+    try {
+      EXPECT_FALSE(judge(analyse(merge({parse(text), peer}))).sentence.empty());
+    } catch (const CorruptFile&) {  // NOLINT(bugprone-empty-catch): one of the two must happen
+    }
+  }
+}
+
+TEST(ReadJob, ReadsADirectory) {
+  const test::TemporaryDirectory directory;
+  test::write_timelines(directory.path(), test::make_timelines({.ranks = 3}));
+  std::ofstream(directory.path() / "rank1.json") << "[]";
+  std::ofstream(directory.path() / "rank.json") << "ignored";
+  std::ofstream(directory.path() / "rankx.json") << "ignored";
+  const Job job = read_job(directory.path());
+  EXPECT_EQ(job.ranks.size(), 2U);
+  EXPECT_THAT(job.notes, ElementsAre(AllOf(HasSubstr("rank1.json: no event paceline_job"),
+                                           HasSubstr("left out")),
+                                     HasSubstr("of 3 ranks there is no timeline of 1")));
+}
+
+TEST(ReadJob, SaysWhatIsMissing) {
+  const test::TemporaryDirectory directory;
+  EXPECT_THAT([&] { read_job(directory.path() / "none"); },
+              ThrowsMessage<UsageError>(HasSubstr("none: No such file or directory")));
+  EXPECT_THAT([&] { read_job(directory.path()); },
+              ThrowsMessage<UsageError>(HasSubstr("there is no rank*.json in")));
+  ASSERT_EQ(::mkfifo((directory.path() / "rank0.json").c_str(), 0600), 0);
+  EXPECT_THAT([&] { read_job(directory.path()); },
+              ThrowsMessage<Error>(HasSubstr("rank0.json is not a regular file")));
+}
+
+}  // namespace
+}  // namespace paceline::trace

@@ -1,0 +1,310 @@
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <paceline/error.h>
+#include <paceline/log.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "support/eventually.h"
+#include "support/temporary_directory.h"
+#include "support/thoroughness.h"
+#include "trace/reader.h"
+#include "trace/timeline.h"
+#include "trace/trace_file.h"
+
+namespace paceline::trace {
+namespace {
+
+using test::eventually;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::testing::ThrowsMessage;
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Span span_of(std::uint64_t step, Kind kind = Kind::step) {
+  const Clock::time_point begin(std::chrono::nanoseconds(1000 * step + 7));
+  return {.kind = kind,
+          .model = 3,
+          .step = step,
+          .begin = begin,
+          .end = begin + std::chrono::nanoseconds(1001)};
+}
+
+class TimelineTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    Timeline::stop();
+    set_log_callback({});
+  }
+  const std::filesystem::path& directory() const { return directory_.path(); }
+  std::filesystem::path file(int rank) const {
+    return directory() / ("rank" + std::to_string(rank) + ".json");
+  }
+  // What is logged from here on.
+  const std::vector<std::string>& logged() {
+    set_log_callback([this](LogLevel, std::string_view text) { logged_.emplace_back(text); });
+    return logged_;
+  }
+
+ private:
+  test::TemporaryDirectory directory_;
+  std::vector<std::string> logged_;
+};
+
+TEST_F(TimelineTest, WhatIsRecordedIsRead) {
+  EXPECT_EQ(Timeline::current(), nullptr);
+  Timeline::start(directory() / "new" / "one", 2, 4);
+  Timeline* const timeline = Timeline::current();
+  ASSERT_NE(timeline, nullptr);
+  Span wait = span_of(5, Kind::wait);
+  wait.bucket = 6;
+  wait.peer = 1;
+  timeline->record(span_of(5));
+  timeline->record(wait);
+  const std::string hostile = "a\"b\\c\n</script>\x01 \xc3\xa9";
+  timeline->describe_bucket(3, 6, 1234, hostile);
+  Timeline::stop();
+  EXPECT_EQ(Timeline::current(), nullptr);
+  timeline->record(span_of(6));
+
+  const auto path = directory() / "new" / "one" / "rank2.json";
+  const RankTrace trace = read_timeline(path);
+  EXPECT_EQ(trace.rank, 2);
+  EXPECT_EQ(trace.size, 4);
+  EXPECT_FALSE(trace.truncated);
+  EXPECT_EQ(trace.foreign, 0U);
+  ASSERT_THAT(trace.spans, SizeIs(2));
+  EXPECT_EQ(trace.spans[0].begin.time_since_epoch().count(), 5007);
+  EXPECT_EQ(trace.spans[0].end.time_since_epoch().count(), 6008);
+  EXPECT_EQ(trace.spans[0].peer, -1);
+  EXPECT_EQ(trace.spans[1].kind, Kind::wait);
+  EXPECT_EQ(trace.spans[1].model, 3U);
+  EXPECT_EQ(trace.spans[1].bucket, 6);
+  EXPECT_EQ(trace.spans[1].peer, 1);
+  const BucketInfo& bucket = trace.buckets.at({3, 6});
+  EXPECT_EQ(bucket.bytes, 1234U);
+  EXPECT_EQ(bucket.parameters, hostile);
+}
+
+// As viewers want it: one JSON array, every event with a process, and names for them.
+TEST_F(TimelineTest, IsATrace) {
+  Timeline::start(directory(), 1, 2);
+  Timeline::current()->record(span_of(5));
+  Timeline::stop();
+  const auto events = nlohmann::json::parse(content_of(file(1)));
+  ASSERT_TRUE(events.is_array());
+  EXPECT_EQ(events[0],
+            nlohmann::json::parse(
+                R"({"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"rank 1"}})"));
+  EXPECT_EQ(events.back(),
+            nlohmann::json::parse(R"({"name":"step","cat":"step","ph":"X","pid":1,"tid":300000,
+              "ts":5.007,"dur":1.001,"args":{"model":3,"step":5}})"));
+}
+
+TEST_F(TimelineTest, NoVariableNoTimeline) {
+  Timeline::start(0, 1);
+  EXPECT_EQ(Timeline::current(), nullptr);
+}
+
+TEST_F(TimelineTest, AnImpossibleDirectoryIsNamed) {
+  std::ofstream(directory() / "taken") << "a file";
+  EXPECT_THAT([&] { Timeline::start(directory() / "taken" / "below", 0, 1); },
+              ThrowsMessage<UsageError>(
+                  AllOf(HasSubstr("PACELINE_TIMELINE="), HasSubstr("taken/below: cannot create"))));
+  std::filesystem::create_directory(file(7));
+  EXPECT_THAT([&] { Timeline::start(directory(), 7, 8); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("PACELINE_TIMELINE="),
+                                              HasSubstr("rank7.json"), HasSubstr("EISDIR"))));
+  EXPECT_EQ(Timeline::current(), nullptr);
+}
+
+TEST_F(TimelineTest, ThreadsRecordSideBySide) {
+  Timeline::start(directory(), 0, 1);
+  constexpr std::uint64_t kEach = 4000;
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([=] {
+      for (std::uint64_t i = 0; i < kEach; ++i) Timeline::current()->record(span_of(t * kEach + i));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Timeline::stop();
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_EQ(trace.spans.size() + trace.lost, 4 * kEach);
+  EXPECT_EQ(trace.lost, 0U);  // there is room for that many
+}
+
+TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
+  Timeline::start(directory(), 0, 1);
+  constexpr std::uint64_t kMany = 200000;
+  for (std::uint64_t i = 0; i < kMany; ++i) Timeline::current()->record(span_of(i));
+  Timeline::stop();
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_EQ(trace.spans.size() + trace.lost, kMany);
+  EXPECT_GE(trace.spans.size(), 16384U);
+}
+
+TEST_F(TimelineTest, AFileHasABound) {
+  const auto& log = logged();
+  TraceFile out(file(0), 0, 1 << 20);
+  out.write(
+      ",\n{\"name\":\"paceline_job\",\"ph\":\"M\",\"args\":{\"version\":1,\"rank\":0,\"size\":1}}");
+  const std::vector<Span> spans(20000, span_of(1));
+  out.write(spans);
+  out.write(spans);
+  out.close();
+  EXPECT_LT(std::filesystem::file_size(file(0)), (1U << 20) + (1U << 17));
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_TRUE(trace.full);
+  EXPECT_FALSE(trace.truncated);
+  EXPECT_GT(trace.spans.size(), 5000U);
+  EXPECT_THAT(log, ElementsAre(HasSubstr("has 1 MiB, as much as it may")));
+}
+
+// The directory's file leads to a device that is always full.
+TEST_F(TimelineTest, AFullDiskIsToldOnce) {
+  const auto& log = logged();
+  std::filesystem::create_symlink("/dev/full", file(0));
+  Timeline::start(directory(), 0, 1);
+  for (std::uint64_t i = 0; i < 20000; ++i) Timeline::current()->record(span_of(i));
+  Timeline::stop();
+  EXPECT_THAT(log, ElementsAre(AllOf(HasSubstr("cannot write the timeline"), HasSubstr("ENOSPC"),
+                                     HasSubstr("it ends here"))));
+}
+
+// Returns how `child` ended, which runs in a forked process.
+int end_of_child(const std::function<void()>& child) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    child();
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(pid, &status, 0);
+  return status;
+}
+
+TEST_F(TimelineTest, AFileThatMayNotGrowDoesNotEndTheProcess) {
+  const int status = end_of_child([&] {
+    const auto& log = logged();
+    const rlimit limit{100000, 100000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    Timeline::start(directory(), 0, 1);
+    for (std::uint64_t i = 0; i < 16000; ++i) Timeline::current()->record(span_of(i));
+    Timeline::stop();
+    ::_exit(log.size() == 1 && log[0].find("EFBIG") != std::string::npos ? 42 : 1);
+  });
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_TRUE(trace.truncated);
+  EXPECT_GT(trace.spans.size(), 500U);
+}
+
+TEST_F(TimelineTest, AForkedChildWritesNothing) {
+  Timeline::start(directory(), 0, 1);
+  Timeline* const parents = Timeline::current();
+  for (std::uint64_t i = 0; i < 10; ++i) parents->record(span_of(i));
+  const int status = end_of_child([&] {
+    if (Timeline::current() != nullptr) ::_exit(1);
+    parents->record(span_of(1000));
+    parents->describe_bucket(0, 0, 1, "child");
+    Timeline::stop();
+    std::exit(0);  // as a child might, with all that was registered for it
+  });
+  EXPECT_EQ(status, 0);
+  parents->record(span_of(10));
+  Timeline::stop();
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_THAT(trace.spans, SizeIs(11));
+  EXPECT_TRUE(trace.buckets.empty());
+  EXPECT_FALSE(trace.truncated);
+}
+
+TEST_F(TimelineTest, ExitWritesWhatIsLeft) {
+  EXPECT_EQ(end_of_child([&] {
+              Timeline::start(directory(), 0, 1);
+              Timeline::current()->record(span_of(1));
+              std::exit(0);
+            }),
+            0);
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_THAT(trace.spans, SizeIs(1));
+  EXPECT_FALSE(trace.truncated);
+}
+
+TEST_F(TimelineTest, AKilledRankLeavesWhatWasWritten) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    Timeline::start(directory(), 0, 1);
+    for (std::uint64_t i = 0;; ++i) {
+      Timeline::current()->record(span_of(i));
+      std::this_thread::yield();
+    }
+  }
+  const bool written = eventually([&] {
+    std::error_code none;
+    return std::filesystem::file_size(file(0), none) > 300000 && !none;
+  });
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  ASSERT_TRUE(written);
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_TRUE(trace.truncated);
+  EXPECT_GT(trace.spans.size(), 1000U);
+  for (std::size_t i = 1; i < trace.spans.size(); ++i) {
+    EXPECT_GT(trace.spans[i].begin, trace.spans[i - 1].begin);
+  }
+}
+
+// In time, not when the buffer is full.
+TEST_F(TimelineTest, ASlowRankIsWrittenToo) {
+  Timeline::start(directory(), 0, 1);
+  Timeline::current()->record(span_of(1));
+  EXPECT_TRUE(eventually(
+      [&] { return content_of(file(0)).find("\"cat\":\"step\"") != std::string::npos; }));
+}
+
+TEST_F(TimelineTest, StartsAnew) {
+  Timeline::start(directory(), 0, 2);
+  Timeline::current()->record(span_of(1));
+  Timeline::start(directory(), 1, 2);
+  Timeline::current()->record(span_of(2));
+  Timeline::stop();
+  EXPECT_EQ(read_timeline(file(0)).spans.at(0).step, 1U);
+  EXPECT_EQ(read_timeline(file(1)).spans.at(0).step, 2U);
+}
+
+// A loose bound: the aim is tens of nanoseconds, which a busy machine does not always give.
+TEST_F(TimelineTest, RecordingIsCheap) {
+  if (test::kSanitized) GTEST_SKIP() << "not with sanitizers";
+  Timeline::start(directory(), 0, 1);
+  Timeline* const timeline = Timeline::current();
+  auto best = Clock::duration::max();
+  constexpr int kSpans = 1000;
+  for (int round = 0; round < 15; ++round) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kSpans; ++i) timeline->record(span_of(1));
+    best = std::min(best, Clock::now() - begin);
+  }
+  RecordProperty("nanoseconds", std::to_string(best.count() / kSpans));
+  EXPECT_LT(best, std::chrono::nanoseconds(200) * kSpans);
+}
+
+}  // namespace
+}  // namespace paceline::trace
