@@ -9,11 +9,8 @@
 
 #include <paceline/error.h>
 
-<<<<<<< HEAD
 #include "base/malloc_thresholds.h"
-=======
 #include "help_formatter.h"
->>>>>>> helper-b
 
 namespace paceline::app {
 namespace {

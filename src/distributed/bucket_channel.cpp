@@ -52,7 +52,10 @@ class WorkChannel final : public BucketChannel {
   void publish(std::size_t bucket) override { settle(bucket, State::published); }
   void skip(std::size_t bucket) override { settle(bucket, State::skipped); }
   double share() const override { return share_; }
-  Waits waits() const override { return waits_; }
+  bool is_reduced(std::size_t bucket) const override {
+    return bucket < works_.size() && (!works_[bucket] || works_[bucket]->isCompleted());
+  }
+  const std::vector<Wait>& waits() const override { return waits_; }
 
   void try_progress() override {}
 
@@ -131,7 +134,7 @@ class WorkChannel final : public BucketChannel {
         if (work) work->wait();
       }
     });
-    waits_ = {.total = Clock::now() - begin};
+    waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = Clock::now()}};
   }
 
   void check_nobody_gave_up() {
@@ -158,7 +161,7 @@ class WorkChannel final : public BucketChannel {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::uint64_t step_ = 0;
   bool in_step_ = false;
-  Waits waits_;
+  std::vector<Wait> waits_;
 };
 
 }  // namespace

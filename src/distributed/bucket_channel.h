@@ -56,9 +56,11 @@ class BucketChannel {
   virtual void skip(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
   virtual void finish() = 0;
-  // Of what finish waited for in the step that was finished last.
-  using Waits = node::Channel::Waits;
-  virtual Waits waits() const = 0;
+  // Whether a bucket that was published is reduced on all ranks.
+  virtual bool is_reduced(std::size_t bucket) const = 0;
+  // When finish was blocked, in the step that was finished last.
+  using Wait = node::Channel::Wait;
+  virtual const std::vector<Wait>& waits() const = 0;
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   virtual double share() const = 0;
   // Gives up a step that an exception has cut short, so that the next one can begin; waits until

@@ -15,6 +15,7 @@
 #include "distributed/process_state.h"
 #include "distributed/rendezvous.h"
 #include "distributed/translate.h"
+#include "trace/timeline.h"
 
 namespace paceline {
 
@@ -116,6 +117,9 @@ World init_process_group(InitOptions options) {
   auto world = form_world(options, count);
   base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", world->group->getRank(),
             world->group->getSize(), options.backend, options.init_method);
+  if (trace::Timeline::current() == nullptr) {
+    trace::Timeline::start(world->group->getRank(), world->group->getSize());
+  }
   std::lock_guard lock(state.mutex);
   state.world = std::move(world);
   return {};

@@ -308,7 +308,7 @@ void Channel::read_weights() {
 
 void Channel::finish() {
   patience_.deadline.reset();
-  waits_ = {};
+  waits_.clear();
   for (const std::size_t bucket : pending_) {
     await_all(bucket, &BucketWords::published);
     reduce_slice(bucket);
@@ -329,13 +329,15 @@ void Channel::await_all(std::size_t bucket, Word BucketWords::*word) {
     if (Region::reached(theirs, step_)) continue;
     const auto begin = Clock::now();
     region_->await(theirs, step_, rank, waiting);
-    const std::chrono::nanoseconds waited = Clock::now() - begin;
-    waits_.total += waited;
-    if (waited <= waits_.longest) continue;
-    waits_.longest = waited;
-    waits_.rank = region_->numbers().of(rank);
-    waits_.bucket = bucket;
+    waits_.push_back({static_cast<int>(bucket), region_->numbers().of(rank), begin, Clock::now()});
   }
+}
+
+bool Channel::is_reduced(std::size_t bucket) const {
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    if (!Region::reached(words(rank, bucket).reduced, step_)) return false;
+  }
+  return true;
 }
 
 void Channel::check_not_skipped(int peer, std::size_t bucket) const {

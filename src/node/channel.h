@@ -64,14 +64,17 @@ class Channel {
   // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up before
   // its part was done.
   void finish();
-  // Of what finish waited for in the step that was finished last.
-  struct Waits {
-    std::chrono::nanoseconds total{};
-    std::chrono::nanoseconds longest{};
-    int rank = -1;           // who was waited for longest, by its number in the world; -1: nobody
-    std::size_t bucket = 0;  // for which
+  // Whether all ranks have reduced their slices in this step, or the one finished last.
+  bool is_reduced(std::size_t bucket) const;
+  // A time in which finish was blocked.
+  struct Wait {
+    int bucket;  // -1: of several
+    int rank;    // for which it waited, by its number in the world; -1: several
+    std::chrono::steady_clock::time_point begin;
+    std::chrono::steady_clock::time_point end;
   };
-  const Waits& waits() const { return waits_; }
+  // Those of the step that was finished last.
+  const std::vector<Wait>& waits() const { return waits_; }
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   double share() const;
 
@@ -132,7 +135,7 @@ class Channel {
   std::vector<bool> skipped_;         // by bucket, in this step
   std::uint32_t step_ = 0;
   Patience patience_;  // of the current call
-  Waits waits_;
+  std::vector<Wait> waits_;
   bool in_step_ = false;
   bool beginnings_checked_ = false;
   std::vector<double> weights_;  // by rank, 1 in all; empty if all ranks weigh the same

@@ -533,6 +533,7 @@ TEST(Ddp, StatsTellWhatAStepTook) {
       for (int step = 0; step < 3; ++step) {
         const auto x = batch_of(rank, step, at::kDouble);
         const auto output = model(x);
+        model.module()->zero_grad();
         if (rank == 1) std::this_thread::sleep_for(kSlow);  // takes part in its backward's time
         loss_of(output, x).backward();
       }

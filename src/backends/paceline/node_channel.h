@@ -24,7 +24,8 @@ class NodeChannel final : public distributed::BucketChannel {
   void prepare_thread() override { gradients_.prefer(); }
   void publish(std::size_t bucket) override { channel_.publish(bucket); }
   void skip(std::size_t bucket) override { channel_.skip(bucket); }
-  Waits waits() const override { return channel_.waits(); }
+  bool is_reduced(std::size_t bucket) const override { return channel_.is_reduced(bucket); }
+  const std::vector<Wait>& waits() const override { return channel_.waits(); }
   double share() const override { return channel_.share(); }
   void try_progress() override { channel_.try_progress(); }
   void finish() override { channel_.finish(); }

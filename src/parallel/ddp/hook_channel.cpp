@@ -77,7 +77,12 @@ void HookChannel::finish() {
     open_[b].result.reset();
   }
   control_->finish();
-  waits_ = {.total = std::chrono::steady_clock::now() - begin};
+  waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = std::chrono::steady_clock::now()}};
+}
+
+bool HookChannel::is_reduced(std::size_t bucket) const {
+  if (bucket == tensors_.size()) return control_->is_reduced(0);
+  return !open_[bucket].result || open_[bucket].result->completed();
 }
 
 bool HookChannel::abandon_step() {

@@ -26,7 +26,8 @@ class HookChannel final : public distributed::BucketChannel {
   void skip(std::size_t bucket) override;
   void try_progress() override { control_->try_progress(); }
   void finish() override;
-  Waits waits() const override { return waits_; }
+  bool is_reduced(std::size_t bucket) const override;
+  const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return control_->share(); }
   // The other ranks may be in a collective of their hooks that has no counterpart here: there is no
   // way back, and all ranks throw.
@@ -53,7 +54,7 @@ class HookChannel final : public distributed::BucketChannel {
   std::vector<Open> open_;
   std::size_t next_ = 0;  // whose hook runs next
   std::unique_ptr<BucketChannel> control_;
-  Waits waits_;
+  std::vector<Wait> waits_;
 };
 
 }  // namespace paceline::ddp

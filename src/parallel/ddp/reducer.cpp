@@ -152,7 +152,7 @@ void Reducer::begin_step() {
         "synchronised: this one has no count");
   }
   channel_->begin_step(forwards_, weight_);
-  recorder_.begin_step();
+  recorder_.begin_step(plan_.buckets.size() + 1);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
   arrivals_.clear();
@@ -241,10 +241,11 @@ void Reducer::return_adopted() {
 void Reducer::count_down(std::size_t bucket) {
   if (--outstanding_[bucket] == 0) publish(bucket);
   channel_->try_progress();
+  recorder_.look_at(*channel_);
 }
 
 void Reducer::publish(std::size_t bucket) {
-  recorder_.add_bucket(channel_->tensor(bucket).nbytes());
+  recorder_.add_bucket(bucket, channel_->tensor(bucket).nbytes());
   channel_->publish(bucket);
 }
 
@@ -266,7 +267,7 @@ void Reducer::finish_backward() {
     detach_gradients();
     throw;
   }
-  recorder_.end_step(channel_->waits());
+  recorder_.end_step(*channel_);
   end_step();
 }
 

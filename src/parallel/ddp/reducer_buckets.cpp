@@ -92,6 +92,9 @@ void Reducer::make_channel() {
     channel_ = distributed::make_bucket_channel(group, device, buckets, describe);
   }
   make_views();
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    recorder_.describe_bucket(b, channel_->tensor(b).nbytes(), describe_bucket(b));
+  }
 }
 
 // In the order in which gradients were ready on rank 0 in the first step.

@@ -1,9 +1,18 @@
 #include "parallel/ddp/step_recorder.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace paceline::ddp {
 namespace {
+
+using trace::Kind;
+using trace::Timeline;
+
+std::uint64_t next_model() {
+  static std::atomic<std::uint64_t> count = 0;
+  return count++;
+}
 
 void add(StepStats& total, const StepStats& step) {
   total.forward += step.forward;
@@ -18,24 +27,56 @@ void add(StepStats& total, const StepStats& step) {
 
 }  // namespace
 
+StepRecorder::StepRecorder() : model_(next_model()) {}
+
+void StepRecorder::draw(Kind kind, Clock::time_point begin, Clock::time_point end, int bucket,
+                        int peer) const {
+  if (Timeline* const timeline = Timeline::current()) {
+    timeline->record({kind, model_, stats_.steps + 1, bucket, peer, begin, end});
+  }
+}
+
+void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
+                                   const std::string& parameters) const {
+  if (Timeline* const timeline = Timeline::current()) {
+    timeline->describe_bucket(model_, static_cast<int>(bucket), bytes, parameters);
+  }
+}
+
+void StepRecorder::begin_forward() {
+  forward_begin_ = Clock::now();
+  if (step_begin_ == kNever) step_begin_ = forward_begin_;
+}
+
 void StepRecorder::end_forward() {
   backward_begin_ = Clock::now();
   forward_ += backward_begin_ - forward_begin_;
+  draw(Kind::forward, forward_begin_, backward_begin_);
 }
 
-void StepRecorder::begin_step() {
-  if (backward_begin_ == Clock::time_point()) backward_begin_ = Clock::now();
+void StepRecorder::begin_step(std::size_t buckets) {
+  if (backward_begin_ == kNever) step_begin_ = backward_begin_ = Clock::now();
   stats_.last = {};
   stats_.last.forward = forward_;
   forward_ = {};
+  if (Timeline::current() != nullptr) published_.assign(buckets, kNever);
 }
 
-void StepRecorder::add_bucket(std::size_t bytes) {
+void StepRecorder::add_bucket(std::size_t bucket, std::size_t bytes) {
   if (stats_.last.buckets++ == 0) communication_begin_ = Clock::now();
   stats_.last.bytes += bytes;
+  if (bucket < published_.size()) published_[bucket] = Clock::now();
 }
 
-void StepRecorder::end_step(const distributed::BucketChannel::Waits& waits) {
+void StepRecorder::look_at(const distributed::BucketChannel& channel) {
+  for (std::size_t bucket = 0; bucket < published_.size(); ++bucket) {
+    if (published_[bucket] == kNever || !channel.is_reduced(bucket)) continue;
+    draw(Kind::bucket, published_[bucket], Clock::now(), static_cast<int>(bucket));
+    published_[bucket] = kNever;
+  }
+}
+
+void StepRecorder::end_step(const distributed::BucketChannel& channel) {
   const auto now = Clock::now();
   StepStats& step = stats_.last;
   step.backward = backward_end_ - backward_begin_;
@@ -43,8 +84,14 @@ void StepRecorder::end_step(const distributed::BucketChannel::Waits& waits) {
     step.communication = now - communication_begin_;
     step.overlap = std::max(backward_end_ - communication_begin_, Clock::duration::zero());
   }
-  step.waiting = waits.total;
-  backward_begin_ = {};
+  for (const auto& wait : channel.waits()) {
+    step.waiting += wait.end - wait.begin;
+    draw(Kind::wait, wait.begin, wait.end, wait.bucket, wait.rank);
+  }
+  look_at(channel);
+  draw(Kind::backward, backward_begin_, now);
+  draw(Kind::step, step_begin_, now);
+  step_begin_ = backward_begin_ = kNever;
   ++stats_.steps;
   add(stats_.total, step);
 }

@@ -2,32 +2,48 @@
 
 #include <paceline/ddp_stats.h>
 
+#include <vector>
+
 #include "distributed/bucket_channel.h"
+#include "trace/timeline.h"
 
 namespace paceline::ddp {
 
-// Takes down what happens in synchronised steps.
+// Takes down what happens in synchronised steps, for stats() and for the timeline, if there is one.
 class StepRecorder {
  public:
-  void begin_forward() { forward_begin_ = Clock::now(); }
-  void end_forward();
-  void begin_step();
-  void add_bucket(std::size_t bytes);
-  void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
-  void end_backward() { backward_end_ = Clock::now(); }
-  void end_step(const distributed::BucketChannel::Waits& waits);
+  StepRecorder();
 
+  void begin_forward();
+  void end_forward();
+  void begin_step(std::size_t buckets);
+  void add_bucket(std::size_t bucket, std::size_t bytes);
+  void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
+  // Looks which buckets are reduced by now.
+  void look_at(const distributed::BucketChannel& channel);
+  void end_backward() { backward_end_ = Clock::now(); }
+  void end_step(const distributed::BucketChannel& channel);
+
+  // Of each bucket of a new plan.
+  void describe_bucket(std::size_t bucket, std::size_t bytes, const std::string& parameters) const;
   const DdpStats& stats() const { return stats_; }
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr Clock::time_point kNever{};
 
+  void draw(trace::Kind kind, Clock::time_point begin, Clock::time_point end, int bucket = -1,
+            int peer = -1) const;
+
+  std::uint64_t model_;  // its number in this process
   DdpStats stats_;
   StepStats::Duration forward_{};  // of the step that has yet to begin
+  Clock::time_point step_begin_ = kNever;
   Clock::time_point forward_begin_;
-  Clock::time_point backward_begin_;  // zero: no forward has ended since the last step
+  Clock::time_point backward_begin_ = kNever;  // no forward has ended since the last step
   Clock::time_point communication_begin_;
   Clock::time_point backward_end_;
+  std::vector<Clock::time_point> published_;  // by bucket, with a timeline: those under way
 };
 
 }  // namespace paceline::ddp
