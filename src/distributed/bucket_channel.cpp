@@ -43,6 +43,7 @@ class WorkChannel final : public BucketChannel {
     share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
     weighted_ = weight.has_value();
     in_step_ = true;
+    given_up_ = false;
     ++step_;
     state_.assign(buckets_.size(), State::open);
     works_.clear();
@@ -62,16 +63,13 @@ class WorkChannel final : public BucketChannel {
   void finish() override {
     wait_for_works();
     check_nobody_gave_up();
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      if (buckets_[b].op != Op::average || weighted_ || state_[b] == State::skipped) continue;
-      tensors_[b].div_(backend_->getSize());
-    }
     in_step_ = false;
   }
 
   bool abandon_step() override {
     if (!in_step_) return false;
     in_step_ = false;
+    if (given_up_) return true;
     if (works_.size() == buckets_.size()) {
       throw Error(
           fmt::format("an exception ended the backward of step {} after all its gradients had "
@@ -85,6 +83,7 @@ class WorkChannel final : public BucketChannel {
     return true;
   }
 
+  bool failed() const override { return false; }  // each rank's memory is its own
   [[noreturn]] void fail(const std::string& text) override { throw Error(text); }
 
  private:
@@ -110,16 +109,19 @@ class WorkChannel final : public BucketChannel {
       works_.push_back({});
       return;
     }
-    if (weighted_ && buckets_[bucket].op == Op::average) weigh(tensors_[bucket]);
+    if (buckets_[bucket].op == Op::average) scale(tensors_[bucket]);
     std::vector<at::Tensor> tensors{reduced_[bucket]};
     c10d::AllreduceOptions options;
     options.reduceOp = buckets_[bucket].op == Op::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     translate("all_reduce", [&] { works_.push_back(backend_->allreduce(tensors, options)); });
   }
 
-  // What a rank of weight 0 has means nothing.
-  void weigh(const at::Tensor& tensor) const {
-    if (share_ == 0) {
+  // Before the sum, which would be too large for some half types. What a rank of weight 0 has means
+  // nothing.
+  void scale(const at::Tensor& tensor) const {
+    if (!weighted_) {
+      tensor.div_(backend_->getSize());
+    } else if (share_ == 0) {
       tensor.zero_();
     } else {
       tensor.mul_(share_);
@@ -140,7 +142,7 @@ class WorkChannel final : public BucketChannel {
   void check_nobody_gave_up() {
     const at::Tensor ranks = gave_up_.nonzero();
     if (ranks.numel() == 0) return;
-    in_step_ = false;
+    given_up_ = true;
     const int rank = world_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
     throw Mismatch(
         fmt::format("rank {} gave up step {}: an exception ended its backward before its "
@@ -161,6 +163,7 @@ class WorkChannel final : public BucketChannel {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::uint64_t step_ = 0;
   bool in_step_ = false;
+  bool given_up_ = false;  // by another rank
   std::vector<Wait> waits_;
 };
 

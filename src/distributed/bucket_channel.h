@@ -67,6 +67,8 @@ class BucketChannel {
   // all ranks have. What is in the buckets then means nothing. Returns false outside a step, where
   // it does nothing. Throws Mismatch if another rank has finished the step.
   virtual bool abandon_step() = 0;
+  // Whether ranks that come late may still write into buckets, now and at any time from here on.
+  virtual bool failed() const = 0;
   // Throws an Error with this text here and, where the channel can reach them, on the other ranks.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
 };

@@ -40,14 +40,12 @@ class Channel::BucketWait : public Waiting {
   // did before it gave up counts, so that all who wait for the same come to the same end.
   void check(int peer) const override {
     channel_.check_not_skipped(peer, bucket_);
-    const auto came = [&] {
-      return Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_);
-    };
-    if (!Region::reached(channel_.progress(peer).abandoned, channel_.step_)) {
-      if (!came()) channel_.check_not_elsewhere(peer, bucket_);
-      return;
-    }
-    if (came()) return;
+    const bool gave_up = Region::reached(channel_.progress(peer).abandoned, channel_.step_);
+    const bool left = channel_.region_->has_left(peer);
+    const auto call = channel_.region_->cross_call(peer);
+    // What the peer did before any of that counts.
+    if (Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_)) return;
+    if (!gave_up) return check_not_elsewhere(peer, left, call);
     throw Mismatch(fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
                                "({}) was ready",
                                channel_.name_of(peer), channel_.position(), bucket_,
@@ -56,9 +54,35 @@ class Channel::BucketWait : public Waiting {
   }
 
  private:
+  // Inputs that are uneven show in this: some ranks go on training while others do what comes next.
+  void check_not_elsewhere(int peer, bool left, const std::optional<Call>& call) const {
+    constexpr const char* kAdvice =
+        "if it has run out of inputs, give all ranks as many batches (DistributedSampler), or "
+        "train inside join; if an exception ended its backward, let a forward come next";
+    if (left) {
+      channel_.region_->fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), activity);
+    }
+    if (!call) crossed_.reset();
+    if (!call || !stays_crossed()) return;
+    const std::string me = channel_.name_of(channel_.region_->rank());
+    channel_.region_->fail(
+        {FailureKind::mismatch, rank_bit(peer),
+         fmt::format("{} waits for {} in {}, call {}, while {} waits for it in {}: {}",
+                     channel_.name_of(peer), me, node::describe(*call, channel_.region_->numbers()),
+                     call->sequence, me, describe(), kAdvice)},
+        activity);
+  }
+  // A second thread of either rank may be about to make its first call.
+  bool stays_crossed() const {
+    constexpr std::chrono::seconds kPatience{1};
+    if (!crossed_) crossed_ = base::Deadline::after(kPatience);
+    return crossed_->expired();
+  }
+
   const Channel& channel_;
   std::size_t bucket_;
   Word BucketWords::*word_;
+  mutable std::optional<base::Deadline> crossed_;
 };
 
 class Channel::AbandonWait : public Waiting {
@@ -271,15 +295,16 @@ void Channel::reduce_parts(const Bucket& bucket, std::span<void* const> parts,
 void Channel::check_beginnings() {
   beginnings_checked_ = true;
   read_weights();
-  const std::uint32_t mine = progress(region_->rank()).forwards.load(std::memory_order_relaxed);
-  std::string counts;
+  const auto forwards = [&](int rank) {
+    return progress(rank).forwards.load(std::memory_order_relaxed);
+  };
   bool agree = true;
-  for (int rank = 0; rank < region_->size(); ++rank) {
-    const std::uint32_t theirs = progress(rank).forwards.load(std::memory_order_relaxed);
-    agree = agree && theirs == mine;
-    counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", name_of(rank), theirs);
-  }
+  for (int rank = 1; rank < region_->size(); ++rank) agree = agree && forwards(rank) == forwards(0);
   if (agree) return;
+  std::string counts;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", name_of(rank), forwards(rank));
+  }
   fail(fmt::format(
       "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
       "forward was not followed by a backward, or by one that threw before it reached the model, "
@@ -349,25 +374,6 @@ void Channel::check_not_skipped(int peer, std::size_t bucket) const {
                    "on every rank",
                    position(), name_of(peer), bucket, describe_(bucket), name_of(region_->rank()))},
       {"backward", step_});
-}
-
-// Inputs that are uneven show in this: some ranks go on training while others do what comes next.
-void Channel::check_not_elsewhere(int peer, std::size_t bucket) const {
-  constexpr const char* kAdvice =
-      "if it has run out of inputs, give all ranks as many batches (DistributedSampler), or train "
-      "inside join";
-  const std::string where =
-      fmt::format("backward, {}, bucket {} ({})", position(), bucket, describe_(bucket));
-  const Activity activity{"backward", step_};
-  if (region_->has_left(peer)) region_->fail_lost(peer, where + ": " + kAdvice, activity);
-  const auto call = region_->cross_call(peer);
-  if (!call) return;
-  region_->fail(
-      {FailureKind::mismatch, rank_bit(peer),
-       fmt::format("{} waits for {} in {}, call {}, while {} waits for it in {}: {}", name_of(peer),
-                   name_of(region_->rank()), node::describe(*call, region_->numbers()),
-                   call->sequence, name_of(region_->rank()), where, kAdvice)},
-      activity);
 }
 
 // How far it has come in this step.

@@ -83,6 +83,7 @@ class Channel {
   // and Mismatch fails the group. Returns false outside a step, where it does nothing.
   bool abandon_step();
 
+  bool failed() const { return region_->failed(); }
   // Makes `text` the failure that this and every other rank throws.
   [[noreturn]] void fail(const std::string& text);
 
@@ -118,7 +119,6 @@ class Channel {
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
   void check_not_finished(int peer) const;
   void check_not_skipped(int peer, std::size_t bucket) const;
-  void check_not_elsewhere(int peer, std::size_t bucket) const;
   std::string buckets_of(int rank) const;
   void retire_all();
   std::string name_of(int rank) const;

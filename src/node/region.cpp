@@ -374,7 +374,7 @@ void Region::note_thread() {
   const void* first = thread_.load(std::memory_order_relaxed);
   if (first == &here) return;
   if (first == nullptr && thread_.compare_exchange_strong(first, &here)) return;
-  state(rank_).threads.store(1, std::memory_order_release);
+  note_other_thread();
 }
 
 std::optional<Call> Region::cross_call(int peer) const {

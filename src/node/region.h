@@ -134,8 +134,9 @@ class Region : public std::enable_shared_from_this<Region> {
   void await(const Word& word, std::uint32_t target, int peer, Waiting& waiting) {
     if (!reached(word, target)) await_slowly(word, target, peer, waiting);
   }
-  // To be called by whoever makes calls or runs steps.
+  // To be called by whoever makes calls or runs steps; and by who has another thread do it.
   void note_thread();
+  void note_other_thread() { state(rank_).threads.store(1, std::memory_order_release); }
   // Whether this rank, which waits for `peer` in another way, and the peer, which has begun a call
   // of the group and waits for this rank there, will wait for ever: each of them has one thread
   // that deals with the group. That call then.

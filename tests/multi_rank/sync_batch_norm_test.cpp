@@ -199,7 +199,7 @@ TEST(ConvertSyncBatchNorm, LeavesOthersAlone) {
     torch::nn::Sequential bare(torch::nn::BatchNorm1d(
         torch::nn::BatchNormOptions(kChannels).affine(false).track_running_stats(false)));
     EXPECT_THAT([&] { convert_sync_batchnorm(*bare); },
-                ThrowsMessage<UsageError>(HasSubstr("0 has neither parameters")));
+                ThrowsMessage<UsageError>(HasSubstr("0 has no running statistics")));
     converted->train();
     const auto whole = whole_input(n, 0, 1, at::kFloat);
     torch::nn::BatchNorm1d reference(kChannels);

@@ -67,6 +67,7 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
     work->complete(nullptr, *hooks_);
     return work;
   }
+  group_.region()->note_other_thread();
   progress_->enqueue(
       [work, perform, body = std::move(body), hooks = hooks_]() mutable -> ProgressThreads::After {
         std::exception_ptr error;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -33,7 +34,7 @@ class GradientMemory::Source {
     region_->free(memory);
   }
 
-  bool open = true;
+  std::atomic<bool> open = true;
 
  private:
   static constexpr std::size_t kOthers = 8;

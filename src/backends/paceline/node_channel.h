@@ -30,6 +30,7 @@ class NodeChannel final : public distributed::BucketChannel {
   void try_progress() override { channel_.try_progress(); }
   void finish() override { channel_.finish(); }
   bool abandon_step() override { return channel_.abandon_step(); }
+  bool failed() const override { return channel_.failed(); }
   [[noreturn]] void fail(const std::string& text) override { channel_.fail(text); }
 
  private:

@@ -32,6 +32,7 @@ class HookChannel final : public distributed::BucketChannel {
   // The other ranks may be in a collective of their hooks that has no counterpart here: there is no
   // way back, and all ranks throw.
   bool abandon_step() override;
+  bool failed() const override { return control_->failed(); }
   [[noreturn]] void fail(const std::string& text) override {
     control_->fail(text);
     __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it

@@ -114,6 +114,12 @@ std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
   std::set<const void*> seen;
   for (const auto& item : module.named_parameters()) {
     const void* const tensor = item.value().unsafeGetTensorImpl();
+    if (!item.value().is_leaf()) {
+      throw UsageError(fmt::format(
+          "parameter {} was computed from a tensor that requires a gradient, so it gets "
+          "none of its own: register the result of detach() instead",
+          item.key()));
+    }
     if (item.value().requires_grad() && seen.insert(tensor).second) {
       parameters.push_back({item.key(), item.value(), sparse.count(tensor) > 0});
     }

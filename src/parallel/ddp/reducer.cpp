@@ -19,8 +19,25 @@ namespace {
 
 // Whether the elements of both have the same bytes at the same places.
 bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
-  return grad.layout() == at::kStrided && grad.scalar_type() == view.scalar_type() &&
-         grad.strides() == view.strides() && grad.is_non_overlapping_and_dense();
+  return grad.layout() == at::kStrided && !grad.is_conj() && !grad.is_neg() &&
+         grad.scalar_type() == view.scalar_type() && grad.strides() == view.strides() &&
+         grad.is_non_overlapping_and_dense();
+}
+
+// Whether no tensor but .grad sees its memory, other than `incoming`, of which autograd made it,
+// and what that is a view of. Other branches of the graph, or hooks of the program's, may read
+// theirs later: AccumulateGrad takes over tensors that nobody else has, whoever has their memory.
+bool is_alone(const at::Tensor& grad, const at::Tensor& incoming) {
+  std::size_t known = 1;
+  if (incoming.defined() && incoming.layout() == at::kStrided &&
+      incoming.storage().is_alias_of(grad.storage())) {
+    ++known;
+    if (incoming.is_view()) {
+      if (incoming._base().use_count() > 1) return false;
+      ++known;
+    }
+  }
+  return grad.storage().use_count() <= known;
 }
 
 // A sparse gradient of zero.
@@ -36,10 +53,10 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& o
   Indices order;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, tensor, sparse] = parameters[i];
-    parameters_.push_back({name, tensor, sparse, {}, {}, nullptr});
+    const bool is_delayed = std::ranges::count(delayed, name) > 0;
+    parameters_.push_back({name, tensor, sparse, is_delayed, {}, {}, nullptr});
     if (name == options.param_to_hook_all_reduce) trigger_ = i;
-    if (sparse) continue;
-    (std::ranges::count(delayed, name) > 0 ? delayed_ : order).push_back(i);
+    if (!sparse) (is_delayed ? delayed_ : order).push_back(i);
   }
   // Gradients become ready in roughly the reverse of the order in which layers were registered.
   std::ranges::reverse(order);
@@ -56,14 +73,16 @@ Reducer::~Reducer() {
 
 void Reducer::attach_hooks() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (std::ranges::count(delayed_, i) > 0) continue;
     Parameter& parameter = parameters_[i];
+    if (parameter.delayed) continue;
     parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
     parameter.hook = parameter.accumulator->add_post_hook(
         std::make_unique<torch::autograd::utils::LambdaPostHook>(
             [this, i](const torch::autograd::variable_list& outputs,
-                      const torch::autograd::variable_list& /*inputs*/) {
+                      const torch::autograd::variable_list& inputs) {
+              incoming_ = inputs[0];
               on_gradient(i);
+              incoming_.reset();
               return outputs;
             }));
   }
@@ -73,7 +92,9 @@ void Reducer::before_forward(bool synchronise, bool counts) {
   if (channel_->abandon_step()) {
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters_) {
-      if (is_view(parameter)) parameter.view.zero_();
+      if (!is_view(parameter)) continue;
+      parameter.view.zero_();
+      parameter.used = false;
     }
   }
   return_adopted();
@@ -88,10 +109,11 @@ void Reducer::before_forward(bool synchronise, bool counts) {
 }
 
 void Reducer::watch_output(const at::Tensor& output) {
-  if (!synchronise_ || !output.requires_grad()) return;
-  output.register_hook([this](const at::Tensor&) {
+  // A leaf would keep the hook beyond this forward.
+  if (!synchronise_ || !output.requires_grad() || output.is_leaf()) return;
+  output.register_hook([this, alive = std::weak_ptr(alive_)](const at::Tensor&) {
     const int backward = torch::autograd::get_current_graph_task_id();
-    if (!synchronise_ || backward_ == backward) return;
+    if (alive.expired() || !synchronise_ || backward_ == backward) return;
     backward_ = backward;
     torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
   });
@@ -103,8 +125,7 @@ void Reducer::on_gradient(std::size_t index) {
   try {
     reduce_gradient(index);
   } catch (const PeerError&) {
-    // A rank that wakes up late may still write into the buckets.
-    detach_gradients();
+    detach_from_failed();
     throw;
   }
 }
@@ -175,6 +196,8 @@ void Reducer::settle_never_used() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (parameter.expected > 0 || parameter.ready) continue;
+    // These come with the trigger, if that does.
+    if (parameter.delayed && parameters_[*trigger_].expected > 0) continue;
     if (used_anywhere_[i]) {
       mark_ready(i);
     } else {
@@ -188,18 +211,23 @@ void Reducer::mark_ready(std::size_t index) {
   Parameter& parameter = parameters_[index];
   parameter.ready = true;
   if (!parameter.sparse) {
-    if (learning_ && std::ranges::count(delayed_, index) == 0) arrivals_.push_back(index);
+    if (learning_ && !parameter.delayed) arrivals_.push_back(index);
     take_gradient(index);
     count_down(plan_.places[index].bucket);
   }
   if (trigger_ == index) {
-    for (const std::size_t i : delayed_) mark_ready(i);
+    for (const std::size_t i : delayed_) {
+      if (parameters_[i].ready) continue;
+      parameters_[i].used = true;  // nobody else says so
+      mark_ready(i);
+    }
   }
 }
 
 bool Reducer::is_view(const Parameter& parameter) const {
   const at::Tensor& grad = parameter.tensor.grad();
-  return grad.defined() && parameter.view.defined() && grad.data_ptr() == parameter.view.data_ptr();
+  return grad.defined() && grad.layout() == at::kStrided && parameter.view.defined() &&
+         grad.data_ptr() == parameter.view.data_ptr();
 }
 
 // Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
@@ -227,7 +255,8 @@ bool Reducer::adopt_gradient(std::size_t index) {
   const at::Tensor& grad = parameter.tensor.grad();
   // One that did not come in this step may have to stay as it is.
   if (!plan_.buckets[bucket].alone || parameter.arrived == 0 || !grad.defined()) return false;
-  if (!lies_like(grad, parameter.home) || !channel_->adopt(bucket, grad)) return false;
+  if (!lies_like(grad, parameter.home) || !is_alone(grad, incoming_)) return false;
+  if (!channel_->adopt(bucket, grad)) return false;
   parameter.view = grad;
   adopted_.push_back(index);
   return true;
@@ -264,7 +293,7 @@ void Reducer::finish_backward() {
     reduce_rest(left);
   } catch (...) {
     backward_ = -1;
-    detach_gradients();
+    detach_from_failed();
     throw;
   }
   recorder_.end_step(*channel_);
@@ -331,7 +360,11 @@ std::vector<bool> Reducer::skip_unused() {
 
 // Tells and asks which parameters were used, where the channel has a place for it.
 void Reducer::finish_channel() {
-  if (!bitmap_) return channel_->finish();
+  if (!bitmap_) {
+    channel_->finish();
+    if (options_.static_graph) used_ = used_anywhere_;
+    return;
+  }
   const std::size_t bitmap = plan_.buckets.size();
   auto* const used = channel_->tensor(bitmap).data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < used_.size(); ++i) used[i] = used_[i] ? 1 : 0;
@@ -383,6 +416,7 @@ void Reducer::end_step() {
 
 void Reducer::shadow_backward() {
   const at::NoGradGuard no_grad;
+  detach_gradients();
   channel_->begin_step(forwards_, weight_);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     channel_->tensor(b).zero_();
@@ -391,7 +425,7 @@ void Reducer::shadow_backward() {
   }
   used_.assign(parameters_.size(), false);
   finish_channel();
-  if (!bitmap_) used_.assign(parameters_.size(), true);
+  if (!bitmap_ && !options_.static_graph) used_.assign(parameters_.size(), true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (parameter.sparse && used_[i]) {
@@ -411,6 +445,11 @@ void Reducer::fail_missing(const Indices& missing) {
           ? "In the first step they did, so the graph is not static as static_graph says."
           : "If that is meant, set find_unused_parameters; else make every output that these "
             "parameters feed part of the loss."));
+}
+
+// A rank that wakes up late may still write into the buckets.
+void Reducer::detach_from_failed() {
+  if (channel_->failed()) detach_gradients();
 }
 
 void Reducer::detach_gradients() {

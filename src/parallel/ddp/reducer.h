@@ -51,7 +51,8 @@ class Reducer {
   void set_weight(std::optional<double> weight) { weight_ = weight; }
   // Replaces the reduction. Collective; before the first backward.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
-  // What a backward does towards the other ranks, with gradients of zero, and without touching any.
+  // What a backward does towards the other ranks, with gradients of zero. Those that there are stay
+  // as they are, and leave the buckets.
   void shadow_backward();
 
  private:
@@ -59,6 +60,7 @@ class Reducer {
     std::string name;
     at::Tensor tensor;
     bool sparse;      // its gradient is a sparse tensor, and lies in no bucket
+    bool delayed;     // its gradient is reduced when the trigger's is
     at::Tensor home;  // its place in the bucket, in the parameter's shape
     at::Tensor view;  // where it is reduced in this step: there, or where autograd has put it
     c10::intrusive_ptr<torch::autograd::Node> accumulator;
@@ -101,6 +103,7 @@ class Reducer {
   void put_back();
   void end_step();
   void fail_missing(const Indices& missing);
+  void detach_from_failed();
   void detach_gradients();
 
   c10d::GradBucket grad_bucket(std::size_t index) const;
@@ -128,6 +131,8 @@ class Reducer {
   bool synchronise_ = false;
   std::uint32_t forwards_ = 0;
   std::optional<double> weight_;
+  at::Tensor incoming_;  // what autograd gave for the gradient that has just come
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   StepRecorder recorder_;
   int backward_ = -1;  // autograd's number of the backward with which the step ends
 };

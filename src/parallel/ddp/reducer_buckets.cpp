@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include <paceline/error.h>
+
 #include "parallel/ddp/hook_channel.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
@@ -124,6 +126,10 @@ void Reducer::make_views() {
 }
 
 void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (hook_) throw UsageError("register_comm_hook: there is one already");
+  if (!learning_ || channel_->in_step()) {
+    throw UsageError("register_comm_hook comes before the first backward");
+  }
   hook_ = std::move(hook);
   make_plan(Indices(order_));
   make_channel();

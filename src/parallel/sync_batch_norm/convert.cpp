@@ -55,9 +55,8 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
                       const Optional& running_mean, const Optional& running_var, bool training,
                       double momentum, double eps, bool cudnn_enabled) {
   const auto tensor = [](const Optional& optional) { return optional.value_or(at::Tensor()); };
-  const at::Tensor key = running_mean && running_mean->defined() ? *running_mean : tensor(weight);
-  if (training && key.defined()) {
-    const auto group = Converted::instance().find(key);
+  if (training && running_mean && running_mean->defined()) {
+    const auto group = Converted::instance().find(*running_mean);
     if (group && get_world_size(*group) > 1) {
       return sync_batch_norm::normalize(
           input, {tensor(weight), tensor(bias), tensor(running_mean), tensor(running_var)},
@@ -83,13 +82,14 @@ void answer_batch_norm() {
 // The tensor by which the calls of a BatchNorm are known; undefined for other modules.
 struct Found {
   bool is_batch_norm = false;
+  bool tracks = false;
   at::Tensor key;
 };
 Found key_of(const torch::nn::Module& module) {
   Found found;
   const auto look = [&](const auto* norm) {
     if (norm == nullptr) return;
-    found = {true, norm->running_mean.defined() ? norm->running_mean : norm->weight};
+    found = {true, norm->options.track_running_stats(), norm->running_mean};
   };
   look(dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module));
   look(dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module));
@@ -113,11 +113,11 @@ void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group
   const auto visit = [&](const std::string& name, const torch::nn::Module& part) {
     const Found found = key_of(part);
     if (!found.is_batch_norm) return;
-    if (!found.key.defined()) {
-      throw UsageError(fmt::format(
-          "convert_sync_batchnorm: {} has neither parameters nor running statistics; declare it as "
-          "a paceline::SyncBatchNorm instead",
-          name.empty() ? "the module" : name));
+    if (!found.tracks || !found.key.defined()) {
+      throw UsageError(
+          fmt::format("convert_sync_batchnorm: {} has no running statistics; declare it as a "
+                      "paceline::SyncBatchNorm instead",
+                      name.empty() ? "the module" : name));
     }
     keys.push_back(found.key);
   };

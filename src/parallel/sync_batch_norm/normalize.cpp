@@ -84,6 +84,10 @@ class Normalize : public torch::autograd::Function<Normalize> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& outputs) {
+    if (at::GradMode::is_enabled()) {
+      throw UsageError(
+          "SyncBatchNorm has no second derivatives (create_graph): compute such a term without it");
+    }
     const auto saved = context->get_saved_variables();
     const at::Tensor& input = saved[0];
     const at::Tensor& weight = saved[1];

@@ -1,0 +1,236 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/error.h>
+#include <paceline/sync_batch_norm.h>
+
+#include "support/torch_ranks.h"
+
+// Graphs and gradients that differ from what a plain stack of layers has.
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::expect_torch_ranks;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using torch::Tensor;
+
+struct PairImpl : torch::nn::Module {
+  using Body = std::function<Tensor(PairImpl&, const Tensor&)>;
+  PairImpl(const Tensor& first, const Tensor& second, Body run)
+      : w(register_parameter("w", first)), v(register_parameter("v", second)), body(run) {}
+  Tensor forward(const Tensor& x) { return body(*this, x); }
+  Tensor w, v;
+  Body body;
+};
+TORCH_MODULE(Pair);
+
+Pair make_pair(at::IntArrayRef w, at::IntArrayRef v, const PairImpl::Body& body,
+               at::ScalarType type = at::kDouble) {
+  torch::manual_seed(1);
+  return Pair(torch::randn(w, type), torch::randn(v, type), body);
+}
+
+Tensor input_of(int rank, int step, at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
+  torch::manual_seed(static_cast<std::uint64_t>(10 + 100 * step + rank));
+  return torch::randn(sizes, type);
+}
+
+Tensor loss_of(const Tensor& output) {
+  return (output.is_complex() ? at::view_as_real(output.resolve_conj()) : output).pow(2).sum();
+}
+
+// The average of what each rank's graph gives, of w and v; computed without DDP.
+std::vector<Tensor> expected(Pair& pair, const Tensor& x, int size) {
+  std::vector<Tensor> averages;
+  const auto gradients =
+      torch::autograd::grad({loss_of(pair->forward(x))}, {pair->w, pair->v}, {}, {}, false, true);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const Tensor& like = i == 0 ? pair->w : pair->v;
+    const Tensor sum = gradients[i].defined() ? gradients[i].resolve_conj().contiguous().clone()
+                                              : torch::zeros_like(like);
+    all_reduce(sum);
+    averages.push_back(sum / size);
+  }
+  return averages;
+}
+
+void expect_gradients(const Pair& pair, const std::vector<Tensor>& averages, const char* when) {
+  const std::vector<Tensor> got{pair->w.grad(), pair->v.grad()};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(got[i].defined()) << when;
+    EXPECT_TRUE(torch::allclose(got[i].resolve_conj(), averages[i], 1e-4, 1e-5))
+        << when << ", parameter " << i;
+  }
+}
+
+void check_steps(Pair pair, at::IntArrayRef sizes, const DdpOptions& options, int rank, int size,
+                 at::ScalarType type = at::kDouble) {
+  DistributedDataParallel model(pair, options);
+  for (int step = 0; step < 3; ++step) {
+    const Tensor x = input_of(rank, step, sizes, type);
+    const auto averages = expected(pair, x, size);
+    pair->zero_grad();
+    loss_of(model(x)).backward();
+    expect_gradients(pair, averages, "after a step");
+  }
+}
+
+// What autograd hands over for w is memory that the branch of v has yet to read.
+TEST(Aliases, AGradientThatOtherBranchesReadIsNotReducedInPlace) {
+  expect_torch_ranks(3, "paceline", [](int rank, int size) {
+    check_steps(make_pair({128, 256}, {256, 256},
+                          [](PairImpl& self, const Tensor& x) {
+                            return torch::mm(x, self.v) + self.w.t().t();
+                          }),
+                {128, 256}, {}, rank, size);
+  });
+}
+
+TEST(Aliases, ParametersThatShareAGradientGetOneEach) {
+  expect_torch_ranks(2, "paceline", [](int rank, int size) {
+    Pair pair = make_pair({128, 256}, {1, 128, 256}, [](PairImpl& self, const Tensor& x) {
+      return x * (self.v.squeeze(0) + self.w.view({256, 128}).view({128, 256}));
+    });
+    DistributedDataParallel model(pair);
+    const Tensor x = input_of(rank, 0, {128, 256});
+    auto averages = expected(pair, x, size);
+    for (int step = 0; step < 2; ++step) loss_of(model(x)).backward();
+    for (Tensor& average : averages) average = 2 * average;
+    expect_gradients(pair, averages, "accumulated");
+  });
+}
+
+TEST(Conjugate, GradientsAreTheirValues) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int size) {
+      check_steps(make_pair(
+                      {20000}, {10},
+                      [](PairImpl& self, const Tensor& x) {
+                        return self.w.conj() * x + self.v.conj().sum();
+                      },
+                      at::kComplexFloat),
+                  {20000}, {}, rank, size, at::kComplexFloat);
+    });
+  }
+}
+
+TEST(Delayed, WorksWithOtherOptions) {
+  for (const auto& backend : backends()) {
+    for (const bool view : {true, false}) {
+      for (const bool is_static : {true, false}) {
+        expect_torch_ranks(2, backend, [=](int rank, int size) {
+          DdpOptions options{.gradient_as_bucket_view = view, .static_graph = is_static};
+          options.delay_all_reduce_named_params = {"w"};
+          options.param_to_hook_all_reduce = "v";
+          check_steps(
+              make_pair({20000}, {10},
+                        [](PairImpl& self, const Tensor& x) { return self.v.sum() * x * self.w; }),
+              {20000}, options, rank, size);
+        });
+      }
+    }
+  }
+}
+
+TEST(StaticGraph, AParameterThatOneRankUsesIsAveragedOnAll) {
+  for (const auto& backend : backends()) {
+    for (const bool view : {true, false}) {
+      expect_torch_ranks(2, backend, [=](int rank, int size) {
+        check_steps(make_pair({10}, {10},
+                              [rank](PairImpl& self, const Tensor& x) {
+                                return rank == 0 ? x * self.v + self.w : x * self.v;
+                              }),
+                    {10}, {.gradient_as_bucket_view = view, .static_graph = true}, rank, size);
+      });
+    }
+  }
+}
+
+TEST(StaticGraph, AnOutputMayOutliveItsModel) {
+  expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
+    Pair pair =
+        make_pair({10}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v + self.w; });
+    Tensor output;
+    {
+      DistributedDataParallel model(pair, {.static_graph = true});
+      output = model(input_of(rank, 0, {10}));
+    }
+    loss_of(output).backward();
+    EXPECT_TRUE(pair->w.grad().defined());
+  });
+}
+
+// Nothing of the step that was given up is left, on any rank.
+TEST(GivenUp, GradientsOfTheNextForwardAreZero) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int size) {
+      Pair pair = make_pair(
+          {20000}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v.sum() + self.w; });
+      bool fails = false;
+      pair->v.register_hook([&](const Tensor& gradient) {  // which comes after that of w
+        if (fails && rank == 1) throw std::runtime_error("on purpose");
+        return gradient;
+      });
+      DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001});
+      const Tensor x = input_of(rank, 0, {20000});
+      const auto averages = expected(pair, x, size);
+      loss_of(model(x)).backward();
+      pair->zero_grad();
+      fails = true;
+      EXPECT_ANY_THROW(loss_of(model(x)).backward());
+      fails = false;
+      loss_of(model(x)).backward();  // with no zero_grad
+      expect_gradients(pair, averages, "after a step given up");
+    });
+  }
+}
+
+TEST(Sparse, AFunctionalEmbeddingsGradientMayMeetADenseParameter) {
+  expect_torch_ranks(2, "paceline", [](int rank, int size) {
+    Pair pair = make_pair({50, 4}, {4}, [](PairImpl& self, const Tensor& x) {
+      return torch::embedding(self.w, x.to(at::kLong), -1, false, true) * self.v;
+    });
+    torch::manual_seed(static_cast<std::uint64_t>(rank));
+    const Tensor x = torch::randint(50, {6}).to(at::kDouble);
+    auto averages = torch::autograd::grad(
+        {loss_of(torch::embedding(pair->w, x.to(at::kLong)) * pair->v)}, {pair->w, pair->v});
+    for (Tensor& average : averages) {
+      all_reduce(average);
+      average = average / size;
+    }
+    DistributedDataParallel model(pair);
+    loss_of(model(x)).backward();
+    expect_gradients(pair, averages, "of an embedding");
+  });
+}
+
+TEST(Refused, WhatCannotWork) {
+  expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
+    const auto product = [](PairImpl& self, const Tensor& x) { return x * self.v * self.w; };
+    const auto computed = torch::randn({3}).requires_grad_() * 0.1;
+    EXPECT_THAT([&] { DistributedDataParallel(Pair(computed, torch::randn({3}), product)); },
+                ThrowsMessage<UsageError>(HasSubstr("parameter w was computed from")));
+
+    DistributedDataParallel model(make_pair({10}, {10}, product));
+    loss_of(model(input_of(rank, 0, {10}))).backward();
+    EXPECT_THAT([&] { model.register_comm_hook(comm_hooks::all_reduce()); },
+                ThrowsMessage<UsageError>(HasSubstr("before the first backward")));
+
+    torch::nn::BatchNorm1d untracked(torch::nn::BatchNorm1dOptions(3).track_running_stats(false));
+    EXPECT_THAT([&] { convert_sync_batchnorm(*untracked); },
+                ThrowsMessage<UsageError>(HasSubstr("has no running statistics")));
+
+    SyncBatchNorm norm(3);
+    const auto x = torch::randn({4, 3}).requires_grad_();
+    EXPECT_THAT([&] { torch::autograd::grad({loss_of(norm(x))}, {x}, {}, true, true); },
+                ThrowsMessage<UsageError>(HasSubstr("no second derivatives")));
+  });
+}
+
+}  // namespace
+}  // namespace paceline
