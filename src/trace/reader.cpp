@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 
 #include <paceline/error.h>
 
@@ -113,7 +114,7 @@ class Collector {
   }
 
   static Clock::time_point at(double nanoseconds) {
-    const auto count = static_cast<std::int64_t>(nanoseconds + 0.5);
+    const std::int64_t count = std::llround(nanoseconds);
     return Clock::time_point(std::chrono::nanoseconds(count));
   }
 
