@@ -59,7 +59,7 @@ background-repeat:no-repeat}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:4px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
 th{font-weight:600;color:var(--soft);white-space:normal;vertical-align:bottom;line-height:1.25;
-max-width:120px}
+max-width:136px}
 th:first-child,td:first-child{padding-left:0;text-align:left}
 td.text,th.text{text-align:left}
 td.text{white-space:normal;overflow-wrap:anywhere;min-width:200px}

@@ -55,10 +55,11 @@ TORCH_MODULE(SyncBatchNorm);
 // Makes every torch::nn::BatchNorm1d, 2d and 3d in the module, itself included, normalize over the
 // batches of all ranks of `group` when it trains, as SyncBatchNorm does. The modules stay what they
 // are, so that members of any type work; it is their call of batch_norm that is answered
-// differently, from now on and until they are gone. Calling it again changes the group.
+// differently, from now on and until they are gone. Calling it again changes the group. What clone()
+// makes of a module is not converted: convert it, too.
 //
-// Throws UsageError for a BatchNorm with neither parameters nor running statistics, since nothing
-// would tell its calls from those of others, and then changes none.
+// Throws UsageError for a BatchNorm without running statistics, by which its calls in training are
+// known, and then changes none.
 void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
 template <typename M>

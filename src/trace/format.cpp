@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/cores.h"
@@ -57,19 +56,21 @@ std::string_view name_of(Kind kind) {
 }
 
 void append_span(std::string& text, int rank, const Span& span) {
-  const auto out = std::back_inserter(text);
+  // A string's iterator would take the characters one by one.
+  std::array<char, 400> event;
   const std::string_view name = name_of(span.kind);
   const bool own_row = span.kind == Kind::bucket;
   const std::int64_t begin = std::max<std::int64_t>(0, nanoseconds(span.begin.time_since_epoch()));
   const std::int64_t length = std::max<std::int64_t>(0, nanoseconds(span.end - span.begin));
-  fmt::format_to(
-      out,
+  char* at = fmt::format_to(
+      event.data(),
       FMT_COMPILE(",\n{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},"
                   "\"ts\":{}.{:03},\"dur\":{}.{:03},\"args\":{{\"model\":{},\"step\":{}"),
       name, name, rank, row_of(span.model, own_row ? span.bucket : -1), begin / 1000, begin % 1000,
       length / 1000, length % 1000, span.model, span.step);
-  if (span.bucket >= 0) fmt::format_to(out, FMT_COMPILE(",\"bucket\":{}"), span.bucket);
-  if (span.peer >= 0) fmt::format_to(out, FMT_COMPILE(",\"peer\":{}"), span.peer);
+  if (span.bucket >= 0) at = fmt::format_to(at, FMT_COMPILE(",\"bucket\":{}"), span.bucket);
+  if (span.peer >= 0) at = fmt::format_to(at, FMT_COMPILE(",\"peer\":{}"), span.peer);
+  text.append(event.data(), at);
   text += "}}";
 }
 

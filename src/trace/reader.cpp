@@ -114,7 +114,7 @@ class Collector {
   }
 
   static Clock::time_point at(double nanoseconds) {
-    const auto count = std::llround(nanoseconds);
+    const std::int64_t count = std::llround(nanoseconds);
     return Clock::time_point(std::chrono::nanoseconds(count));
   }
 

@@ -272,12 +272,15 @@ TEST_F(TimelineTest, AKilledRankLeavesWhatWasWritten) {
   }
 }
 
-// In time, not when the buffer is full.
+// In time, not when the buffer is full; and not only at the begin, when the rank is told.
 TEST_F(TimelineTest, ASlowRankIsWrittenToo) {
+  const auto has = [&](const char* text) {
+    return [this, text] { return content_of(file(0)).find(text) != std::string::npos; };
+  };
   Timeline::start(directory(), 0, 1);
+  ASSERT_TRUE(eventually(has("paceline_job")));
   Timeline::current()->record(span_of(1));
-  EXPECT_TRUE(eventually(
-      [&] { return content_of(file(0)).find("\"cat\":\"step\"") != std::string::npos; }));
+  EXPECT_TRUE(eventually(has("\"cat\":\"step\"")));
 }
 
 TEST_F(TimelineTest, StartsAnew) {
