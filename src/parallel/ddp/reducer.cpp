@@ -105,7 +105,8 @@ void Reducer::before_forward(bool synchronise, bool counts) {
     if (rebuild_due_) rebuild();
   }
   channel_->prepare_thread();
-  if (synchronise) recorder_.begin_forward();
+  records_ = counts;
+  if (counts) recorder_.begin_forward();
 }
 
 void Reducer::watch_output(const at::Tensor& output) {

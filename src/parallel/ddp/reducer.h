@@ -39,7 +39,7 @@ class Reducer {
   // step of all, the buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
   void after_forward() {
-    if (synchronise_) recorder_.end_forward();
+    if (records_) recorder_.end_forward();
   }
   // With a static graph, for each output of a forward: the backward that begins there is the
   // outermost, and the step ends with it.
@@ -129,6 +129,7 @@ class Reducer {
   bool learning_ = true;             // the first step has yet to be finished
   bool rebuild_due_ = false;
   bool synchronise_ = false;
+  bool records_ = false;  // the forward under way, or the last, is part of a step
   std::uint32_t forwards_ = 0;
   std::optional<double> weight_;
   at::Tensor incoming_;  // what autograd gave for the gradient that has just come
