@@ -55,8 +55,8 @@ TORCH_MODULE(SyncBatchNorm);
 // Makes every torch::nn::BatchNorm1d, 2d and 3d in the module, itself included, normalize over the
 // batches of all ranks of `group` when it trains, as SyncBatchNorm does. The modules stay what they
 // are, so that members of any type work; it is their call of batch_norm that is answered
-// differently, from now on and until they are gone. Calling it again changes the group. What clone()
-// makes of a module is not converted: convert it, too.
+// differently, from now on and until they are gone. Calling it again changes the group. What
+// clone() makes of a module is not converted: convert it, too.
 //
 // Throws UsageError for a BatchNorm without running statistics, by which its calls in training are
 // known, and then changes none.
