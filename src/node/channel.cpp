@@ -46,6 +46,9 @@ class Channel::BucketWait : public Waiting {
     // What the peer did before any of that counts.
     if (Region::reached(channel_.words(peer, bucket_).*word_, channel_.step_)) return;
     if (!gave_up) return check_not_elsewhere(peer, left, call);
+    // An exception that destroys the channel mostly goes on to end the rank, and then tells more.
+    const bool gone = channel_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
+    if (gone && !left && !stands_for_a_second()) return;
     throw Mismatch(fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
                                "({}) was ready",
                                channel_.name_of(peer), channel_.position(), bucket_,
@@ -62,8 +65,8 @@ class Channel::BucketWait : public Waiting {
     if (left) {
       channel_.region_->fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), activity);
     }
-    if (!call) crossed_.reset();
-    if (!call || !stays_crossed()) return;
+    if (!call) first_seen_.reset();
+    if (!call || !stands_for_a_second()) return;  // or another thread's first call is to come
     const std::string me = channel_.name_of(channel_.region_->rank());
     channel_.region_->fail(
         {FailureKind::mismatch, rank_bit(peer),
@@ -72,17 +75,15 @@ class Channel::BucketWait : public Waiting {
                      call->sequence, me, describe(), kAdvice)},
         activity);
   }
-  // A second thread of either rank may be about to make its first call.
-  bool stays_crossed() const {
-    constexpr std::chrono::seconds kPatience{1};
-    if (!crossed_) crossed_ = base::Deadline::after(kPatience);
-    return crossed_->expired();
+  bool stands_for_a_second() const {
+    if (!first_seen_) first_seen_ = base::Deadline::after(std::chrono::seconds(1));
+    return first_seen_->expired();
   }
 
   const Channel& channel_;
   std::size_t bucket_;
   Word BucketWords::*word_;
-  mutable std::optional<base::Deadline> crossed_;
+  mutable std::optional<base::Deadline> first_seen_;
 };
 
 class Channel::AbandonWait : public Waiting {
@@ -127,7 +128,10 @@ Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describ
 
 Channel::~Channel() {
   if (region_->in_forked_child()) return;
-  if (in_step_) region_->publish(progress(region_->rank()).abandoned, step_);
+  if (in_step_) {
+    progress(region_->rank()).gone.store(1, std::memory_order_relaxed);
+    region_->publish(progress(region_->rank()).abandoned, step_);
+  }
   retire_all();
 }
 

@@ -96,6 +96,7 @@ class Channel {
     Word finished;   // the last step finished
     Word forwards;
     Word last;  // the bucket published last
+    Word gone;  // 1 if the channel was destroyed in the step given up
     std::atomic<double> weight;
   };
   struct alignas(kCacheLine) BucketWords {
