@@ -18,6 +18,13 @@ constexpr int kMaxRounds = 100'000;
 constexpr int kMaxThreads = 1024;
 constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 
+constexpr const char* kFooter =
+    R"(Implementations take turns, round by round, in the same processes, OpenMPI and Python in
+their own, all with malloc as under `paceline run`; every rank waits for the others before the
+clock starts. A time is that of the slowest rank, "cpu" the CPU time of all ranks together;
+"over X" is how many times faster than X, the median of the rounds and its 90 % confidence
+interval. Run it on a machine that does nothing else.)";
+
 constexpr std::int64_t operator""_K(unsigned long long n) {
   return static_cast<std::int64_t>(n) << 10;
 }
@@ -43,14 +50,7 @@ void describe(CLI::App& app, Options& options) {
   app.add_option("--json", options.json, "Write all rows to this file")->type_name("FILE");
   app.add_flag("--quick", options.quick, "A selection that takes less than a minute");
   app.add_flag("--worker", options.worker)->group("");  // how this program starts its ranks
-  app.footer(
-      "Implementations take turns, round by round, in the same processes, OpenMPI and Python in\n"
-      "their own; every rank waits for the others before the clock starts. A time is that of the\n"
-      "slowest rank, \"cpu\" the CPU time of all ranks together; \"over X\" is how many times "
-      "faster\n"
-      "than X, the median of the rounds and its 90 % confidence interval. Run it on a machine "
-      "that\n"
-      "does nothing else.");
+  app.footer(kFooter);
   CLI::App* const collectives =
       app.add_subcommand("collectives", "Collectives of float32, 2 to 8 ranks, 4 bytes to 25 MiB");
   collectives

@@ -312,8 +312,7 @@ void Channel::check_beginnings() {
   fail(fmt::format(
       "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
       "forward was not followed by a backward, or by one that threw before it reached the model, "
-      "so "
-      "gradients of different batches would be averaged. Run forwards without a backward under "
+      "so gradients of different batches would be averaged. Run forwards without a backward under "
       "torch::NoGradGuard, in eval mode or on module(), or on every rank alike.",
       position(), counts));
 }

@@ -61,10 +61,12 @@ class GradientAllocator final : public c10::Allocator {
     return *one;
   }
 
-  // Takes the place of the allocator that is set, whose priority can only be found by trying.
-  void install() {
+  // Takes the place of the allocator that is set, whose priority can only be found by trying, for
+  // blocks from `smallest` on.
+  void install(std::size_t smallest) {
     const std::lock_guard lock(mutex_);
-    if (c10::GetCPUAllocator() == this || before_ != nullptr) return;
+    smallest_ = std::min<std::size_t>(smallest_, smallest);
+    if (before_ != nullptr) return;
     before_ = c10::GetCPUAllocator();
     constexpr int kHighest = std::numeric_limits<std::uint8_t>::max();
     for (int priority = 0; priority <= kHighest && c10::GetCPUAllocator() != this; ++priority) {
@@ -89,10 +91,6 @@ class GradientAllocator final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
-  void add(std::size_t smallest) {
-    const std::lock_guard lock(mutex_);
-    smallest_ = std::min<std::size_t>(smallest_, smallest);
-  }
   void close(Source& source) {
     const std::lock_guard lock(mutex_);
     source.open = false;
@@ -146,8 +144,7 @@ GradientMemory::GradientMemory(std::shared_ptr<node::Region> region,
                                const std::vector<std::size_t>& sizes) {
   if (sizes.empty()) return;
   source_ = std::make_shared<Source>(std::move(region), sizes);
-  GradientAllocator::instance().install();
-  GradientAllocator::instance().add(*std::ranges::min_element(sizes));
+  GradientAllocator::instance().install(*std::ranges::min_element(sizes));
 }
 
 GradientMemory::~GradientMemory() {

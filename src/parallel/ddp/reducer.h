@@ -73,6 +73,7 @@ class Reducer {
   using Indices = std::vector<std::size_t>;
 
   void make_plan(const Indices& order);
+  c10::DeviceType device() const { return parameters_.front().tensor.device().type(); }
   bool adopts_gradients() const;
   bool needs_bitmap() const;
   void make_channel();

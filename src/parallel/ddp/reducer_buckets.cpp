@@ -62,9 +62,8 @@ void Reducer::make_plan(const Indices& order) {
 
 // The same on every rank, as the plan depends on it.
 bool Reducer::adopts_gradients() const {
-  const auto device = parameters_.front().tensor.device().type();
   return options_.zero_copy && !hook_ &&
-         distributed::supports_adoption(options_.process_group.c10d(), device);
+         distributed::supports_adoption(options_.process_group.c10d(), device());
 }
 
 // Whether the channel has one more bucket that tells which parameters were used on any rank.
@@ -84,14 +83,13 @@ void Reducer::make_channel() {
   const BucketChannel::Bucket used{static_cast<std::int64_t>(parameters_.size()), at::kLong,
                                    at::kCPU, BucketChannel::Op::max};
   const auto group = options_.process_group.c10d();
-  const auto device = parameters_.front().tensor.device().type();
   const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
   if (hook_) {
     channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe,
                                              [this](std::size_t b) { return grad_bucket(b); });
   } else {
     if (bitmap_) buckets.push_back(used);
-    channel_ = distributed::make_bucket_channel(group, device, buckets, describe);
+    channel_ = distributed::make_bucket_channel(group, device(), buckets, describe);
   }
   make_views();
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {

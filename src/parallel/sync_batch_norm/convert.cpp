@@ -79,22 +79,18 @@ void answer_batch_norm() {
   static_cast<void>(library);
 }
 
-// The tensor by which the calls of a BatchNorm are known; undefined for other modules.
-struct Found {
-  bool is_batch_norm = false;
-  bool tracks = false;
-  at::Tensor key;
-};
-Found key_of(const torch::nn::Module& module) {
-  Found found;
+// The tensor by which the calls of a BatchNorm are known, undefined if it has none; nothing for
+// other modules.
+Optional key_of(const torch::nn::Module& module) {
+  Optional key;
   const auto look = [&](const auto* norm) {
     if (norm == nullptr) return;
-    found = {true, norm->options.track_running_stats(), norm->running_mean};
+    key = norm->options.track_running_stats() ? norm->running_mean : at::Tensor();
   };
   look(dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module));
   look(dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module));
   look(dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module));
-  return found;
+  return key;
 }
 
 }  // namespace
@@ -103,23 +99,23 @@ bool sync_batch_norm::is_in(const torch::nn::Module& module) {
   const auto parts = const_cast<torch::nn::Module&>(module).modules();
   return std::ranges::any_of(parts, [](const auto& part) {
     if (dynamic_cast<const SyncBatchNormImpl*>(part.get()) != nullptr) return true;
-    const Found found = key_of(*part);
-    return found.key.defined() && Converted::instance().find(found.key).has_value();
+    const Optional key = key_of(*part);
+    return key && key->defined() && Converted::instance().find(*key).has_value();
   });
 }
 
 void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
   std::vector<at::Tensor> keys;
   const auto visit = [&](const std::string& name, const torch::nn::Module& part) {
-    const Found found = key_of(part);
-    if (!found.is_batch_norm) return;
-    if (!found.tracks || !found.key.defined()) {
+    const Optional key = key_of(part);
+    if (!key) return;
+    if (!key->defined()) {
       throw UsageError(
           fmt::format("convert_sync_batchnorm: {} has no running statistics; declare it as a "
                       "paceline::SyncBatchNorm instead",
                       name.empty() ? "the module" : name));
     }
-    keys.push_back(found.key);
+    keys.push_back(*key);
   };
   visit("", module);
   for (const auto& item : module.named_modules("", false)) visit(item.key(), *item.value());

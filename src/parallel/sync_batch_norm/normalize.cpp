@@ -28,6 +28,10 @@ at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
   return values.to(at::toOpMathType(input.scalar_type())).view(shape);
 }
 
+at::Tensor scale_of(const at::Tensor& inverse, const at::Tensor& weight) {
+  return weight.defined() ? inverse * weight.to(at::kDouble) : inverse;
+}
+
 struct Statistics {
   at::Tensor mean;      // by channel, float64, as all here
   at::Tensor variance;  // biased
@@ -72,13 +76,14 @@ class Normalize : public torch::autograd::Function<Normalize> {
                             const std::optional<at::Tensor>& weight,
                             const std::optional<at::Tensor>& bias, const at::Tensor& mean,
                             const at::Tensor& inverse, double count, const ProcessGroup& group) {
-    context->save_for_backward({input, weight.value_or(at::Tensor()), mean, inverse});
+    const at::Tensor factor = weight.value_or(at::Tensor());
+    context->save_for_backward({input, factor, mean, inverse});
     context->saved_data["count"] = count;
     context->saved_data["group"] = group.c10d();
-    const at::Tensor scale = weight ? inverse * weight->to(at::kDouble) : inverse;
     // The difference to the mean first: mean * scale would cancel where means are large.
     const auto type = at::toOpMathType(input.scalar_type());
-    at::Tensor output = (input.to(type) - per_channel(mean, input)) * per_channel(scale, input);
+    at::Tensor output =
+        (input.to(type) - per_channel(mean, input)) * per_channel(scale_of(inverse, factor), input);
     if (bias) output = output + per_channel(*bias, input);
     return output.to(input.scalar_type());
   }
@@ -108,11 +113,10 @@ class Normalize : public torch::autograd::Function<Normalize> {
     at::Tensor of_input;
     all_reduce(sums, {.group = group});
     if (context->needs_input_grad(0)) {
-      const at::Tensor scale = weight.defined() ? inverse * weight.to(at::kDouble) : inverse;
       const at::Tensor slope = sums[1] / count * inverse.square();
       of_input =
           (gradient - per_channel(sums[0] / count, input) - deviation * per_channel(slope, input)) *
-          per_channel(scale, input);
+          per_channel(scale_of(inverse, weight), input);
       of_input = of_input.to(input.scalar_type());
     }
     const auto as_parameter = [&](const at::Tensor& of) {
