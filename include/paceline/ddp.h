@@ -58,8 +58,9 @@ struct DdpOptions {
   // until then they may be changed by whatever else the backward does.
   std::vector<std::string> delay_all_reduce_named_params{};
   std::string param_to_hook_all_reduce{};
-  // With find_unused_parameters, leaves out buckets of which no parameter took part, and the
-  // reduction that tells ranks of each other's: the same parameters must be unused on every rank.
+  // With find_unused_parameters, leaves out buckets of which no parameter took part, not in
+  // backwards under no_sync before either, and the reduction that tells ranks of each other's: the
+  // same parameters must be unused on every rank.
   bool skip_all_reduce_unused_params = false;
   // Instead of bucket_cap_mb: the cap of the first bucket to be ready, of the second and so on. The
   // last holds for all that follow.

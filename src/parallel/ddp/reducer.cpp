@@ -345,15 +345,15 @@ void Reducer::reduce_rest(const Indices& missing) {
   if (!options_.gradient_as_bucket_view) put_back();
 }
 
-// With skip_all_reduce_unused_params, buckets of which no parameter was used: all but the last one
-// of the channel, which carries more than gradients.
+// With skip_all_reduce_unused_params, buckets of which no parameter was used since the last
+// synchronised step: all but the last one of the channel, which carries more than gradients.
 std::vector<bool> Reducer::skip_unused() {
   if (!options_.skip_all_reduce_unused_params) return {};
   std::vector<bool> skipped(plan_.buckets.size());
   const std::size_t last = bitmap_ ? plan_.buckets.size() : plan_.buckets.size() - 1;
   for (std::size_t b = 0; b < last; ++b) {
     skipped[b] = std::ranges::none_of(plan_.buckets[b].parameters,
-                                      [&](std::size_t i) { return parameters_[i].ready; });
+                                      [&](std::size_t i) { return parameters_[i].used; });
     if (skipped[b]) channel_->skip(b);
   }
   return skipped;
