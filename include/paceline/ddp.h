@@ -41,7 +41,8 @@ struct DdpOptions {
   // Who averages gradients; by default the world.
   ProcessGroup process_group{};
   // Gradients are reduced in buckets of at most this many MiB; a gradient alone may be larger.
-  // Nothing: 25, and 1 for the first to be ready, so that communication starts early.
+  // Nothing: 25, and 1 for the first to be ready, so that communication starts early. With
+  // zero_copy, gradients of 64 KiB and more are buckets of their own whatever this says.
   std::optional<double> bucket_cap_mb{};
   // Allows parameters that take no part in a step, for one more small reduction a step. A parameter
   // that took part on some rank gets the average, others counting as zero; one that took part
@@ -58,9 +59,9 @@ struct DdpOptions {
   // until then they may be changed by whatever else the backward does.
   std::vector<std::string> delay_all_reduce_named_params{};
   std::string param_to_hook_all_reduce{};
-  // With find_unused_parameters, leaves out buckets of which no parameter took part, not in
-  // backwards under no_sync before either, and the reduction that tells ranks of each other's: the
-  // same parameters must be unused on every rank.
+  // With find_unused_parameters and no static_graph, leaves out buckets of which no parameter took
+  // part, not in backwards under no_sync before either, and the reduction that tells ranks of each
+  // other's: the same parameters must be unused on every rank.
   bool skip_all_reduce_unused_params = false;
   // Instead of bucket_cap_mb: the cap of the first bucket to be ready, of the second and so on. The
   // last holds for all that follow.
@@ -132,8 +133,8 @@ class [[nodiscard]] NoSyncGuard {
 // bucket (see gradient_as_bucket_view), which the next one changes in place (it adds, as always):
 // clone what is to be kept. A backward throws PeerLost, Timeout or Mismatch when another rank
 // fails, and Error for parameters that got no gradient (see find_unused_parameters). After a
-// backward that threw, docs/errors.md says when the next forward can go on; gradients that lie in
-// buckets are zero then.
+// backward that threw, docs/errors.md says when the next forward can go on; all gradients are zero
+// then.
 //
 // In a world of one, and without a world, it does nothing but call the module. A checkpoint is that
 // of module(): save it on rank 0, and load it before wrapping, on rank 0 at least; the optimizer's
@@ -141,7 +142,9 @@ class [[nodiscard]] NoSyncGuard {
 // evaluation that all ranks share, broadcast them.
 //
 // Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
-// parameters meanwhile. At most one wrapper around a parameter at a time.
+// parameters meanwhile, nor move to another type or device. At most one wrapper around a parameter
+// at a time. Where one backward goes through several models, their forwards come in the same order
+// on all ranks. A forward may make collective calls of the group (docs/threading.md).
 template <std::derived_from<torch::nn::Module> M>
 class DistributedDataParallel {
  public:

@@ -58,6 +58,9 @@ TORCH_MODULE(SyncBatchNorm);
 // differently, from now on and until they are gone. Calling it again changes the group. What
 // clone() makes of a module is not converted: convert it, too.
 //
+// LibTorch's BatchNorm refuses a batch that has one value or none for each channel of this rank
+// before its call could be answered: where there are such batches, declare a SyncBatchNorm.
+//
 // Throws UsageError for a BatchNorm without running statistics, by which its calls in training are
 // known, and then changes none.
 void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});

@@ -21,12 +21,13 @@ namespace {
 class WorkChannel final : public BucketChannel {
  public:
   WorkChannel(ProcessGroup group, c10::intrusive_ptr<c10d::Backend> backend,
-              const std::vector<Bucket>& buckets)
+              const std::vector<Bucket>& buckets, std::uint32_t steps)
       : group_(std::move(group)),
         backend_(std::move(backend)),
         buckets_(buckets),
         state_(buckets.size()),
-        share_(1.0 / backend_->getSize()) {
+        share_(1.0 / backend_->getSize()),
+        step_(steps) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       const std::int64_t flags = b + 1 == buckets_.size() ? backend_->getSize() : 0;
       reduced_.push_back(at::zeros({buckets_[b].count + flags},
@@ -38,6 +39,7 @@ class WorkChannel final : public BucketChannel {
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
   bool in_step() const override { return in_step_; }
+  std::uint32_t steps() const override { return step_; }
 
   void begin_step(std::uint32_t /*forwards*/, std::optional<double> weight) override {
     share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
@@ -161,7 +163,7 @@ class WorkChannel final : public BucketChannel {
   double share_;
   bool weighted_ = false;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
-  std::uint64_t step_ = 0;
+  std::uint32_t step_;
   bool in_step_ = false;
   bool given_up_ = false;  // by another rank
   std::vector<Wait> waits_;
@@ -176,12 +178,13 @@ bool supports_adoption(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
 
 std::unique_ptr<BucketChannel> make_bucket_channel(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
-    const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe) {
+    const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe,
+    std::uint32_t steps) {
   auto backend = group->getBackend(device);
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
-    return ours->make_bucket_channel(buckets, std::move(describe));
+    return ours->make_bucket_channel(buckets, std::move(describe), steps);
   }
-  return std::make_unique<WorkChannel>(ProcessGroup(group), std::move(backend), buckets);
+  return std::make_unique<WorkChannel>(ProcessGroup(group), std::move(backend), buckets, steps);
 }
 
 }  // namespace paceline::distributed

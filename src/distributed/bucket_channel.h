@@ -44,6 +44,8 @@ class BucketChannel {
   // all count the same.
   virtual void begin_step(std::uint32_t forwards, std::optional<double> weight) = 0;
   virtual bool in_step() const = 0;
+  // How many steps have begun, those before the channel was made included.
+  virtual std::uint32_t steps() const = 0;
   // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
   // place of tensor(b): nothing is copied. It has to be kept until the step is finished or given
   // up. False, and nothing changes, unless its memory is such that the channel can.
@@ -76,9 +78,11 @@ class BucketChannel {
 // Whether channels of the group's backend for `device` can adopt gradients.
 bool supports_adoption(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device);
 
-// The channel that suits the group's backend for `device`. Collective.
+// The channel that suits the group's backend for `device`; its first step comes after `steps` of
+// another one. Collective.
 std::unique_ptr<BucketChannel> make_bucket_channel(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
-    const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe);
+    const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe,
+    std::uint32_t steps);
 
 }  // namespace paceline::distributed

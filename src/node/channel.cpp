@@ -108,11 +108,13 @@ class Channel::AbandonWait : public Waiting {
   const Channel& channel_;
 };
 
-Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describe)
+Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describe,
+                 std::uint32_t steps)
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
       describe_(std::move(describe)),
       places_(buckets.size()),
+      step_(steps),
       patience_{group.timeout()} {
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     void* const memory = region_->allocate_or_throw(bytes_of(b));

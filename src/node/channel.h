@@ -33,7 +33,9 @@ class Channel {
 
   // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
   // long as the group does at this time.
-  Channel(Group& group, std::span<const Bucket> buckets, Describe describe);
+  // The first step comes after number `steps`.
+  Channel(Group& group, std::span<const Bucket> buckets, Describe describe,
+          std::uint32_t steps = 0);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
   // In the middle of a step, gives it up; peers may still write to the buckets, whose memory is
@@ -49,7 +51,7 @@ class Channel {
   // What a rank of weight 0 has in its buckets is not even read.
   void begin_step(std::uint32_t forwards, double weight = 1);
   bool in_step() const { return in_step_; }
-  std::uint64_t steps() const { return step_; }
+  std::uint32_t steps() const { return step_; }
 
   // Makes `memory` the bucket in this step, in place of data(b). Until the step is finished or
   // given up it has to be kept, and is not to be touched after publish. False, and nothing
@@ -134,7 +136,7 @@ class Channel {
   std::vector<Progress*> progress_;   // by rank
   std::vector<std::size_t> pending_;  // published here, slice not reduced yet
   std::vector<bool> skipped_;         // by bucket, in this step
-  std::uint32_t step_ = 0;
+  std::uint32_t step_;
   Patience patience_;  // of the current call
   std::vector<Wait> waits_;
   bool in_step_ = false;

@@ -165,27 +165,142 @@ TEST(StaticGraph, AnOutputMayOutliveItsModel) {
   });
 }
 
-// Nothing of the step that was given up is left, on any rank.
+// Has the backward of rank 1 throw on its way to v, when that of w is there already.
+void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, int rank) {
+  const Tensor& v = model.module()->v;
+  const auto hook = v.register_hook([rank](const Tensor& gradient) {
+    if (rank == 1) throw std::runtime_error("on purpose");
+    return gradient;
+  });
+  EXPECT_ANY_THROW(loss_of(model(x)).backward());
+  v.remove_hook(hook);
+}
+
+// Nothing of the step that was given up is left, on any rank, wherever gradients lie.
 TEST(GivenUp, GradientsOfTheNextForwardAreZero) {
+  const std::vector<DdpOptions> all{
+      {.bucket_cap_mb = 0.00001},
+      {.gradient_as_bucket_view = false},
+      {.bucket_cap_mb = 0.00001, .gradient_as_bucket_view = false, .zero_copy = false},
+      {.find_unused_parameters = true, .skip_all_reduce_unused_params = true}};
   for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int size) {
-      Pair pair = make_pair(
-          {20000}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v.sum() + self.w; });
-      bool fails = false;
-      pair->v.register_hook([&](const Tensor& gradient) {  // which comes after that of w
+    for (const DdpOptions& options : all) {
+      expect_torch_ranks(2, backend, [&](int rank, int size) {
+        Pair pair = make_pair({20000}, {10}, [](PairImpl& self, const Tensor& x) {
+          return x * self.v.sum() + self.w;
+        });
+        const Tensor x = input_of(rank, 0, {20000});
+        const auto averages = expected(pair, x, size);
+        DistributedDataParallel model(pair, options);
+        loss_of(model(x)).backward();
+        pair->zero_grad();
+        fail_on_the_way(model, x, rank);
+        loss_of(model(x)).backward();  // with no zero_grad
+        expect_gradients(pair, averages, "after a step given up");
+      });
+    }
+  }
+}
+
+// That w was used in it counts no longer, on the one rank that came so far.
+TEST(GivenUp, WhatWasUsedInItIsForgotten) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      bool both = true;
+      Pair pair = make_pair({10}, {10}, [&](PairImpl& self, const Tensor& x) {
+        return both ? x * self.v + self.w : x * self.v;
+      });
+      DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001,
+                                           .find_unused_parameters = true,
+                                           .skip_all_reduce_unused_params = true});
+      const Tensor x = input_of(rank, 0, {10});
+      loss_of(model(x)).backward();
+      fail_on_the_way(model, x, rank);
+      pair->zero_grad();
+      both = false;
+      loss_of(model(x)).backward();
+      EXPECT_FALSE(pair->w.grad().defined());
+    });
+  }
+}
+
+// Buckets are made anew after the first step.
+TEST(GivenUp, IsToldByTheNumberOfItsStep) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    Pair pair =
+        make_pair({10}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v + self.w; });
+    DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001});
+    const Tensor x = input_of(rank, 0, {10});
+    for (int step = 1; step <= 3; ++step) loss_of(model(x)).backward();
+    pair->v.register_hook([rank](const Tensor& gradient) {
+      if (rank == 1) throw std::runtime_error("on purpose");
+      return gradient;
+    });
+    try {
+      loss_of(model(x)).backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Mismatch& error) {
+      EXPECT_EQ(error.sequence(), 4U);
+      EXPECT_THAT(error.what(), HasSubstr("step 4"));
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(rank, 1) << error.what();
+    }
+  });
+}
+
+struct TripleImpl : torch::nn::Module {
+  Tensor w{register_parameter("w", torch::ones({2}))};
+  Tensor v{register_parameter("v", torch::ones({2}))};
+  Tensor u{register_parameter("u", torch::ones({2}))};
+  Tensor forward(const Tensor& x, bool all) { return all ? v.sum() * x * w + u : x * u; }
+};
+TORCH_MODULE(Triple);
+
+TEST(Delayed, NothingIsLeftOfAStepGivenUp) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      DdpOptions options;
+      options.delay_all_reduce_named_params = {"w"};
+      options.param_to_hook_all_reduce = "v";
+      Triple net;
+      DistributedDataParallel model(net, options);
+      bool fails = true;
+      net->v.register_hook([&](const Tensor& gradient) {
         if (fails && rank == 1) throw std::runtime_error("on purpose");
         return gradient;
       });
-      DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001});
-      const Tensor x = input_of(rank, 0, {20000});
-      const auto averages = expected(pair, x, size);
-      loss_of(model(x)).backward();
-      pair->zero_grad();
-      fails = true;
-      EXPECT_ANY_THROW(loss_of(model(x)).backward());
+      const Tensor x = torch::full({2}, rank + 1.0);
+      EXPECT_ANY_THROW(model(x, true).sum().backward());
       fails = false;
-      loss_of(model(x)).backward();  // with no zero_grad
-      expect_gradients(pair, averages, "after a step given up");
+      model(x, true).sum().backward();
+      EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+      EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
+      EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 1.0)));
+    });
+  }
+}
+
+// v tells that w is used, also where it has its gradient in a backward that is not synchronised.
+TEST(Delayed, WhatNoSyncUsedIsAveraged) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      DdpOptions options{.find_unused_parameters = true};
+      options.delay_all_reduce_named_params = {"w"};
+      options.param_to_hook_all_reduce = "v";
+      Triple net;
+      DistributedDataParallel model(net, options);
+      const Tensor x = torch::full({2}, rank + 1.0);
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        {
+          const auto guard = model.no_sync();
+          model(x, true).sum().backward();
+        }
+        model(x, false).sum().backward();
+        EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+        EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
+        EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 2.5)));
+      }
     });
   }
 }
@@ -224,6 +339,12 @@ TEST(Refused, WhatCannotWork) {
     torch::nn::BatchNorm1d untracked(torch::nn::BatchNorm1dOptions(3).track_running_stats(false));
     EXPECT_THAT([&] { convert_sync_batchnorm(*untracked); },
                 ThrowsMessage<UsageError>(HasSubstr("has no running statistics")));
+
+    Pair moved = make_pair({10}, {10}, product);
+    DistributedDataParallel before(moved);
+    moved->to(at::kFloat);
+    EXPECT_THAT([&] { before(input_of(rank, 0, {10}, at::kFloat)); },
+                ThrowsMessage<UsageError>(HasSubstr("parameter w has changed its type")));
 
     SyncBatchNorm norm(3);
     const auto x = torch::randn({4, 3}).requires_grad_();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <numeric>
 #include <thread>
 
@@ -88,6 +89,10 @@ TEST(DdpOptions, ThatMakeNoSenseAreRefused) {
         {.delay_all_reduce_named_params = {"last.bias"}, .param_to_hook_all_reduce = "last.bias"},
         "its own gradient");
     refuses({.skip_all_reduce_unused_params = true}, "find_unused_parameters");
+    refuses({.find_unused_parameters = true,
+             .static_graph = true,
+             .skip_all_reduce_unused_params = true},
+            "without static_graph");
     refuses({.check_sync_every = -1}, "check_sync_every of -1");
     DistributedDataParallel model(make_net(at::kFloat));
     EXPECT_THROW(model.set_samples(3), UsageError);
@@ -170,6 +175,24 @@ TEST(DdpAverage, EachStepNeedsItsCount) {
                 ThrowsMessage<UsageError>(HasSubstr("set_samples")));
     EXPECT_THROW(model.register_comm_hook(comm_hooks::all_reduce()), UsageError);
   });
+}
+
+TEST(DdpAverage, ARankWithoutSamplesMayHaveAnyGradient) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+      torch::nn::Linear fc(2, 1);
+      DistributedDataParallel model(torch::nn::Sequential(table, fc),
+                                    {.average = Average::samples});
+      const double factor = rank == 0 ? std::nan("") : 1;
+      model.set_samples(rank == 0 ? 0 : 5);
+      (model(torch::tensor({rank})) * factor).sum().backward();
+      const auto grad = table->weight.grad().to_dense();
+      EXPECT_TRUE(grad[0].equal(torch::zeros({2})));
+      EXPECT_TRUE(grad[1].equal(fc->weight[0]));
+      EXPECT_EQ(fc->bias.grad().item<float>(), 1);
+    });
+  }
 }
 
 TEST(DdpCommHook, BuiltInOnesAverage) {
@@ -416,14 +439,43 @@ TEST(Ddp, StatsTellWhatAStepTook) {
   }
 }
 
+// Registered the other way round than used.
+struct BackwardsImpl : torch::nn::Module {
+  torch::nn::Linear last{register_module("last", torch::nn::Linear(33, 2))};
+  torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 33))};
+  torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
+};
+
 TEST(Ddp, BucketsFollowTheOrderOfArrival) {
+  for (const bool is_static : {false, true}) {
+    expect_torch_ranks(2, "paceline", [is_static](int, int) {
+      auto net = std::make_shared<BackwardsImpl>();
+      DistributedDataParallel model(net, {.bucket_cap_mb = 0.0001, .static_graph = is_static});
+      std::vector<const void*> order;
+      model.register_comm_hook([&](GradBucket& bucket) {
+        for (const auto& one : bucket.getParameters()) order.push_back(one.unsafeGetTensorImpl());
+        return comm_hooks::all_reduce()(bucket);
+      });
+      for (int step = 0; step < 2; ++step) {
+        order.clear();
+        model(torch::ones({1, 9})).sum().backward();
+      }
+      const auto of = [](const torch::nn::Linear& layer) {
+        return std::vector<const void*>{layer->weight.unsafeGetTensorImpl(),
+                                        layer->bias.unsafeGetTensorImpl()};
+      };
+      ASSERT_EQ(order.size(), 4U);
+      const auto half = order.begin() + 2;
+      EXPECT_THAT(std::vector(order.begin(), half),
+                  ::testing::UnorderedElementsAreArray(of(net->last)));
+      EXPECT_THAT(std::vector(half, order.end()),
+                  ::testing::UnorderedElementsAreArray(of(net->first)));
+    });
+  }
+}
+
+TEST(Ddp, NewBucketsKeepGradients) {
   expect_torch_ranks(2, "paceline", [](int rank, int n) {
-    // Registered the other way round than used.
-    struct BackwardsImpl : torch::nn::Module {
-      torch::nn::Linear last{register_module("last", torch::nn::Linear(33, 2))};
-      torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 33))};
-      torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
-    };
     const auto make = [] {
       torch::manual_seed(1);
       auto net = std::make_shared<BackwardsImpl>();

@@ -1,14 +1,20 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
 
 #include "support/small_net.h"
+#include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "trace/timeline.h"
 
 namespace paceline {
 namespace {
@@ -250,6 +256,66 @@ TEST(Join, UnevenInputsWithoutItAreToldWhenARankGoesOnToSomethingElse) {
 TEST(Join, UnevenInputsWithoutItAreToldWhenARankLeaves) {
   expect_uneven_inputs_are_told([](int rank) {
     if (rank == 1) destroy_process_group();
+  });
+}
+
+// A rank that has joined counts nothing; after join it counts again, though the last forward that
+// it shadowed was not synchronised.
+TEST(Join, EndsWithIt) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+      DistributedDataParallel model(net);
+      const auto step = [&](bool sync) {
+        const auto guard = model.no_sync(!sync);
+        model(torch::full({1, 1}, rank + 1.0)).sum().backward();
+      };
+      model.join(
+          [&] {
+            step(true);
+            if (rank == 0) step(false);
+          },
+          {.divide_by_initial_world_size = false});
+      net->zero_grad();
+      step(true);
+      EXPECT_EQ(net->weight.grad().item<double>(), 1.5);
+    });
+  }
+}
+
+TEST(Join, RefusesWhatRanksWithoutInputsCannotKnow) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble), {.find_unused_parameters = true,
+                                                          .skip_all_reduce_unused_params = true});
+    model.join([&] {
+      const auto x = batch_of(context.rank, 0, at::kDouble);
+      if (context.rank == 0) loss_of(model(x), x).backward();
+    });
+    return std::string("no error");
+  });
+  for (const auto& end : ends) EXPECT_THAT(end.report, HasSubstr("cannot be used in join"));
+}
+
+// Steps of one number are the same step on all ranks, those that a rank shadowed included.
+TEST(Join, LeavesStepNumbersEqual) {
+  expect_torch_ranks(2, "paceline", [](int rank, int size) {
+    const test::TemporaryDirectory directory;
+    trace::Timeline::start(directory.path(), rank, size);
+    {
+      DistributedDataParallel model(make_net(at::kDouble));
+      const auto train = [&](int steps) {
+        for (int step = 0; step < steps; ++step) {
+          const auto x = batch_of(rank, step, at::kDouble);
+          loss_of(model(x), x).backward();
+        }
+      };
+      model.join([&] { train(2 + 3 * rank); });
+      train(1);
+    }
+    trace::Timeline::stop();
+    std::ifstream file(directory.path() / fmt::format("rank{}.json", rank));
+    EXPECT_EQ(nlohmann::json::parse(file).back()["args"]["step"], 6);
   });
 }
 

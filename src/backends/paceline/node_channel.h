@@ -11,13 +11,15 @@ namespace paceline::backends {
 // node::Channel with tensors.
 class NodeChannel final : public distributed::BucketChannel {
  public:
-  NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe);
+  NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe,
+              std::uint32_t steps);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
   void begin_step(std::uint32_t forwards, std::optional<double> weight) override {
     channel_.begin_step(forwards, weight.value_or(1));
   }
   bool in_step() const override { return channel_.in_step(); }
+  std::uint32_t steps() const override { return channel_.steps(); }
   bool adopt(std::size_t bucket, const at::Tensor& gradient) override {
     return channel_.adopt(bucket, gradient.data_ptr());
   }

@@ -88,8 +88,10 @@ class DdpCore final : public Joinable {
           fmt::format("check_sync_every of {}: it is a number of steps, or 0 for never",
                       options.check_sync_every));
     }
-    if (options.skip_all_reduce_unused_params && !options.find_unused_parameters) {
-      throw UsageError("skip_all_reduce_unused_params is for find_unused_parameters");
+    if (options.skip_all_reduce_unused_params &&
+        (!options.find_unused_parameters || options.static_graph)) {
+      throw UsageError(
+          "skip_all_reduce_unused_params is for find_unused_parameters without static_graph");
     }
     if (options.average == Average::samples && sync_batch_norm::is_in(module)) {
       throw UsageError(
@@ -125,7 +127,7 @@ class DdpCore final : public Joinable {
     if (training && join_options() != nullptr) {
       notify_join();
       static_cast<void>(agree(*sync_, broadcasts));
-      if (weighs_active()) reducer_->set_weight(1);
+      if (*sync_ && weighs_active()) reducer_->set_weight(1);
     }
     reducer_->before_forward(*sync_, training);
     if (!training) return;
@@ -170,17 +172,20 @@ class DdpCore final : public Joinable {
 
   void shadow_step() override {
     const auto [sync, broadcasts] = agree(false, false);
-    if (options_.average == Average::samples || weighs_active()) reducer_->set_weight(0);
     reducer_->before_forward(sync, true);
     if (broadcasts) ddp::broadcast_from(first_active(), buffers_, options_.process_group);
     if (sync) {
       ++steps_;
+      if (options_.average == Average::samples || weighs_active()) reducer_->set_weight(0);
       reducer_->shadow_backward();
     }
     buffers_may_differ_ = sync;
   }
 
-  void all_joined(int last) override { broadcast_all(last); }
+  void all_joined(int last) override {
+    reducer_->set_weight({});
+    broadcast_all(last);
+  }
 
  private:
   bool broadcasts_buffers() const {
@@ -198,6 +203,11 @@ class DdpCore final : public Joinable {
 
   // In `join`: what ranks that have joined cannot know of the step.
   std::pair<bool, bool> agree(bool sync, bool broadcasts) {
+    if (options_.skip_all_reduce_unused_params) {
+      throw UsageError(
+          "skip_all_reduce_unused_params cannot be used in join: a rank without inputs does not "
+          "know which parameters the others use");
+    }
     const at::Tensor flags = at::tensor({sync ? 1 : 0, broadcasts ? 1 : 0}, at::kLong);
     all_reduce(flags, {.op = ReduceOp::MAX, .group = options_.process_group});
     return {flags[0].item<std::int64_t>() != 0, flags[1].item<std::int64_t>() != 0};

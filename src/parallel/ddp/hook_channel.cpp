@@ -13,14 +13,15 @@ namespace paceline::ddp {
 
 HookChannel::HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
                          const std::vector<Bucket>& buckets, const Bucket& control,
-                         const Describe& describe, MakeGradBucket make_grad_bucket)
+                         const Describe& describe, std::uint32_t steps,
+                         MakeGradBucket make_grad_bucket)
     : hook_(std::move(hook)),
       describe_(describe),
       make_grad_bucket_(std::move(make_grad_bucket)),
       open_(buckets.size()),
       control_(distributed::make_bucket_channel(
           group, control.device.type(), {control},
-          [describe, last = buckets.size()](std::size_t) { return describe(last); })) {
+          [describe, last = buckets.size()](std::size_t) { return describe(last); }, steps)) {
   for (const Bucket& bucket : buckets) {
     tensors_.push_back(allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type),
                                        ProcessGroup(group)));
@@ -82,6 +83,7 @@ void HookChannel::finish() {
 
 bool HookChannel::is_reduced(std::size_t bucket) const {
   if (bucket == tensors_.size()) return control_->is_reduced(0);
+  if (bucket >= next_) return false;
   return !open_[bucket].result || open_[bucket].result->completed();
 }
 

@@ -17,11 +17,12 @@ class HookChannel final : public distributed::BucketChannel {
   // Bucket number buckets.size() is `control`. Collective.
   HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
               const std::vector<Bucket>& buckets, const Bucket& control, const Describe& describe,
-              MakeGradBucket make_grad_bucket);
+              std::uint32_t steps, MakeGradBucket make_grad_bucket);
 
   const at::Tensor& tensor(std::size_t bucket) const override;
   void begin_step(std::uint32_t forwards, std::optional<double> weight) override;
   bool in_step() const override { return control_->in_step(); }
+  std::uint32_t steps() const override { return control_->steps(); }
   void publish(std::size_t bucket) override;
   void skip(std::size_t bucket) override;
   void try_progress() override { control_->try_progress(); }

@@ -103,8 +103,7 @@ void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
           const std::function<void()>& body, const JoinOptions& options) {
   if (joinables.empty()) throw UsageError("join needs something to join");
   for (const Joinable& one : joinables) {
-    if (get_world_size(one.join_process_group()) !=
-        get_world_size(joinables.front().get().join_process_group())) {
+    if (one.join_process_group().c10d() != joinables.front().get().join_process_group().c10d()) {
       throw UsageError("join needs joinables of one group");
     }
   }

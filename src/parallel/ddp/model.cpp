@@ -89,7 +89,7 @@ std::set<const void*> sparse_weights(const torch::nn::Module& module) {
 // Not cryptographic; any difference changes it but for one case in 2^64.
 std::int64_t fingerprint(const at::Tensor& tensor) {
   if (!tensor.defined()) return 0;
-  const at::Tensor dense = tensor.detach().contiguous();
+  const at::Tensor dense = tensor.detach().cpu().contiguous();
   const auto* const bytes = static_cast<const char*>(dense.data_ptr());
   constexpr std::size_t kLanes = 4;  // so that multiplications overlap
   std::array<std::uint64_t, kLanes> hash{1, 2, 3, 4};

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
@@ -40,9 +41,10 @@ bool is_alone(const at::Tensor& grad, const at::Tensor& incoming) {
   return grad.storage().use_count() <= known;
 }
 
-// A sparse gradient of zero.
+// A sparse gradient of zero, like an embedding's.
 at::Tensor nothing_for(const at::Tensor& parameter) {
-  return at::empty(parameter.sizes(), parameter.options().layout(at::kSparse));
+  return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(),
+                                          parameter.options().layout(at::kSparse));
 }
 
 }  // namespace
@@ -89,24 +91,48 @@ void Reducer::attach_hooks() {
 }
 
 void Reducer::before_forward(bool synchronise, bool counts) {
-  if (channel_->abandon_step()) {
-    const at::NoGradGuard no_grad;
-    for (auto& parameter : parameters_) {
-      if (!is_view(parameter)) continue;
-      parameter.view.zero_();
-      parameter.used = false;
-    }
-  }
+  if (channel_->abandon_step()) forget_gradients();
   return_adopted();
   backward_ = -1;
   synchronise_ = synchronise;
   if (synchronise && counts) {
+    check_hooks();
     ++forwards_;
     if (rebuild_due_) rebuild();
   }
   channel_->prepare_thread();
   records_ = counts;
-  if (counts) recorder_.begin_forward();
+  if (counts) recorder_.begin_forward(channel_->steps() + 1);
+}
+
+// Those of a step that was given up: each rank has others of them.
+void Reducer::forget_gradients() {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : parameters_) {
+    parameter.used = false;
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    if (!grad.defined()) continue;
+    if (grad.layout() == at::kStrided) {
+      grad.zero_();
+    } else {
+      grad.reset();
+    }
+  }
+}
+
+// A parameter that changes its type or device gets another accumulator.
+void Reducer::check_hooks() const {
+  for (const auto& parameter : parameters_) {
+    if (!parameter.accumulator) continue;
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) ==
+        parameter.accumulator) {
+      continue;
+    }
+    throw UsageError(fmt::format(
+        "parameter {} has changed its type or device since it was wrapped, so its gradient would "
+        "not be averaged: move the module first, then wrap it",
+        parameter.name));
+  }
 }
 
 void Reducer::watch_output(const at::Tensor& output) {
@@ -122,6 +148,9 @@ void Reducer::watch_output(const at::Tensor& output) {
 
 void Reducer::on_gradient(std::size_t index) {
   parameters_[index].used = true;
+  if (trigger_ == index) {
+    for (const std::size_t i : delayed_) parameters_[i].used = true;  // nobody else says so
+  }
   if (!synchronise_) return;
   try {
     reduce_gradient(index);
@@ -145,7 +174,10 @@ void Reducer::reduce_gradient(std::size_t index) {
   }
   Parameter& parameter = parameters_[index];
   ++parameter.arrived;
-  if (options_.static_graph && learning_) return;
+  if (options_.static_graph && learning_) {
+    arrivals_.push_back(index);
+    return;
+  }
   if (parameter.arrived > parameter.expected) {
     channel_->fail(fmt::format(
         "parameter {} got gradient number {} in one backward, {}", parameter.name,
@@ -174,7 +206,7 @@ void Reducer::begin_step() {
         "synchronised: this one has no count");
   }
   channel_->begin_step(forwards_, weight_);
-  recorder_.begin_step(plan_.buckets.size() + 1);
+  recorder_.begin_step(channel_->steps(), plan_.buckets.size() + 1);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
   arrivals_.clear();
@@ -218,9 +250,7 @@ void Reducer::mark_ready(std::size_t index) {
   }
   if (trigger_ == index) {
     for (const std::size_t i : delayed_) {
-      if (parameters_[i].ready) continue;
-      parameters_[i].used = true;  // nobody else says so
-      mark_ready(i);
+      if (!parameters_[i].ready) mark_ready(i);
     }
   }
 }
@@ -301,11 +331,14 @@ void Reducer::finish_backward() {
   end_step();
 }
 
-// How often each parameter gets a gradient is now known, of this rank's graph.
+// How often each parameter gets a gradient is now known, of this rank's graph; it is ready with the
+// last.
 void Reducer::learn_graph() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].expected = parameters_[i].arrived;
-    if (parameters_[i].arrived > 0) mark_ready(i);
+  for (auto& parameter : parameters_) parameter.expected = parameter.arrived;
+  const Indices all = std::exchange(arrivals_, {});
+  std::vector<int> seen(parameters_.size());
+  for (const std::size_t i : all) {
+    if (++seen[i] == parameters_[i].expected) mark_ready(i);
   }
 }
 
@@ -383,7 +416,9 @@ void Reducer::reduce_sparse() {
     at::Tensor part = !grad.defined()    ? nothing_for(parameters_[i].tensor)
                       : grad.is_sparse() ? grad
                                          : grad.to_sparse(1);
-    part = part.coalesce().mul(channel_->share());
+    const double share = channel_->share();
+    // What a rank without samples has may not even be finite.
+    part = share == 0 ? nothing_for(parameters_[i].tensor) : part.coalesce().mul(share);
     all_reduce(part, {.group = options_.process_group});
     grad = part;
   }

@@ -34,9 +34,9 @@ class Reducer {
   ~Reducer();
 
   // Fixes whether backwards from here on are synchronised, and clears away a step that an exception
-  // cut short: gradients that lie in buckets become zero then, since other ranks may have written
-  // there. `counts` says whether this forward is one that a backward must follow. After the first
-  // step of all, the buckets are rebuilt here; then it is collective.
+  // cut short: all gradients become zero then, as some have been averaged and others not. `counts`
+  // says whether this forward is one that a backward must follow. After the first step of all, the
+  // buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
   void after_forward() {
     if (records_) recorder_.end_forward();
@@ -80,6 +80,8 @@ class Reducer {
   void rebuild();
   void make_views();
   void attach_hooks();
+  void check_hooks() const;
+  void forget_gradients();
 
   void on_gradient(std::size_t index);
   void reduce_gradient(std::size_t index);

@@ -84,12 +84,23 @@ void Reducer::make_channel() {
                                    at::kCPU, BucketChannel::Op::max};
   const auto group = options_.process_group.c10d();
   const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
-  if (hook_) {
-    channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe,
-                                             [this](std::size_t b) { return grad_bucket(b); });
-  } else {
-    if (bitmap_) buckets.push_back(used);
-    channel_ = distributed::make_bucket_channel(group, device(), buckets, describe);
+  const std::uint32_t steps = channel_ ? channel_->steps() : 0;
+  try {
+    if (hook_) {
+      channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe, steps,
+                                               [this](std::size_t b) { return grad_bucket(b); });
+    } else {
+      if (bitmap_) buckets.push_back(used);
+      channel_ = distributed::make_bucket_channel(group, device(), buckets, describe, steps);
+    }
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    // The plan is a new one, and the others wait for the channel.
+    if (channel_) {
+      channel_->fail(fmt::format("rank {} cannot make new buckets: {}", get_rank(), error.what()));
+    }
+    throw;
   }
   make_views();
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {

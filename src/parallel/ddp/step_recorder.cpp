@@ -32,7 +32,7 @@ StepRecorder::StepRecorder() : model_(next_model()) {}
 void StepRecorder::draw(Kind kind, Clock::time_point begin, Clock::time_point end, int bucket,
                         int peer) const {
   if (Timeline* const timeline = Timeline::current()) {
-    timeline->record({kind, model_, stats_.steps + 1, bucket, peer, begin, end});
+    timeline->record({kind, model_, step_, bucket, peer, begin, end});
   }
 }
 
@@ -43,7 +43,8 @@ void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
   }
 }
 
-void StepRecorder::begin_forward() {
+void StepRecorder::begin_forward(std::uint64_t step) {
+  step_ = step;
   forward_begin_ = Clock::now();
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
@@ -54,7 +55,8 @@ void StepRecorder::end_forward() {
   draw(Kind::forward, forward_begin_, backward_begin_);
 }
 
-void StepRecorder::begin_step(std::size_t buckets) {
+void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
+  step_ = step;
   if (backward_begin_ == kNever) step_begin_ = backward_begin_ = Clock::now();
   stats_.last = {};
   stats_.last.forward = forward_;

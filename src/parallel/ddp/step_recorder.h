@@ -14,9 +14,10 @@ class StepRecorder {
  public:
   StepRecorder();
 
-  void begin_forward();
+  // `step`: the channel's number, which is the same on all ranks.
+  void begin_forward(std::uint64_t step);
   void end_forward();
-  void begin_step(std::size_t buckets);
+  void begin_step(std::uint64_t step, std::size_t buckets);
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Looks which buckets are reduced by now.
@@ -37,6 +38,7 @@ class StepRecorder {
 
   std::uint64_t model_;  // its number in this process
   DdpStats stats_;
+  std::uint64_t step_ = 0;
   StepStats::Duration forward_{};  // of the step that has yet to begin
   Clock::time_point step_begin_ = kNever;
   Clock::time_point forward_begin_;
