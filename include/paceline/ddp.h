@@ -72,8 +72,9 @@ struct DdpOptions {
   // effect over backend paceline on the CPU, without a communication hook.
   bool zero_copy = true;
   Average average = Average::ranks;
-  // Every so many synchronised steps, ranks compare fingerprints of all parameters and buffers, and
-  // throw Mismatch that names the first that differs, and where. 0: never. It reads the model once.
+  // Every so many synchronised steps, ranks compare fingerprints of all parameters, and of buffers
+  // where broadcast_buffers keeps them equal, and throw Mismatch that names the first that differs,
+  // and where. 0: never. It reads the model once.
   int check_sync_every = 0;
 };
 
@@ -136,10 +137,11 @@ class [[nodiscard]] NoSyncGuard {
 // backward that threw, docs/errors.md says when the next forward can go on; all gradients are zero
 // then.
 //
-// In a world of one, and without a world, it does nothing but call the module. A checkpoint is that
-// of module(): save it on rank 0, and load it before wrapping, on rank 0 at least; the optimizer's
-// is loaded on every rank. Buffers follow rank 0 before training forwards only, so before an
-// evaluation that all ranks share, broadcast them.
+// In a world of one it does nothing but call the module. A checkpoint is that of module(): save it
+// on rank 0, and load it before wrapping, on rank 0 at least, or afterwards on every rank; the
+// optimizer's is loaded on every rank. Parameters may be frozen afterwards, on all ranks alike.
+// Buffers follow rank 0 before training forwards only, so before an evaluation that all ranks
+// share, broadcast them.
 //
 // Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
 // parameters meanwhile, nor move to another type or device. At most one wrapper around a parameter

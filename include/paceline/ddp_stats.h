@@ -14,7 +14,7 @@ struct StepStats {
   Duration backward{};       // from there until the last gradient was ready
   Duration communication{};  // from the first bucket that was ready until all were reduced
   Duration overlap{};        // the part of that which lies within backward
-  Duration waiting{};        // blocked after backward, until other ranks had done their part
+  Duration waiting{};        // blocked on other ranks, before the forward and after the backward
   std::size_t buckets = 0;   // that were reduced
   std::size_t bytes = 0;     // in them
   std::size_t copied = 0;    // bytes of gradients that had to be copied into their bucket

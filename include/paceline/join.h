@@ -56,7 +56,8 @@ class Joinable {
 
 // Runs `body`, a training loop, on ranks that may have different numbers of batches. Every rank of
 // the joinables' group, which is the same for all, must call it. A rank whose body has ended takes
-// part in the steps of the others, shadowing their collectives, until all have ended; then those
+// part in the steps of the others, shadowing the joinables' collectives (of none else: so neither
+// calls of the body's own nor SyncBatchNorm), until all have ended; then those
 // that ended early get the model of those that came last. Each step must begin with a forward of
 // every joinable, in the same order on all ranks.
 //

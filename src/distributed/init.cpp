@@ -117,9 +117,7 @@ World init_process_group(InitOptions options) {
   auto world = form_world(options, count);
   base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", world->group->getRank(),
             world->group->getSize(), options.backend, options.init_method);
-  if (trace::Timeline::current() == nullptr) {
-    trace::Timeline::start(world->group->getRank(), world->group->getSize());
-  }
+  trace::Timeline::start(world->group->getRank(), world->group->getSize());
   std::lock_guard lock(state.mutex);
   state.world = std::move(world);
   return {};

@@ -14,7 +14,8 @@
 namespace paceline::trace {
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames{"step", "forward", "backward", "wait", "bucket"};
+constexpr std::array<std::string_view, 6> kNames{"step",     "meeting", "forward",
+                                                 "backward", "wait",    "bucket"};
 
 // Buckets overlap each other and what else their rank does, so each has a row of its own in a
 // viewer, below its model's.

@@ -49,7 +49,11 @@ std::string misfit(const RankTrace& trace, const RankTrace& newest) {
   if (trace.boot != newest.boot) {
     return "was written on another machine, or before it was started anew: its clock is another";
   }
-  if (!overlap(extent_of(trace), extent_of(newest))) return "is of another, earlier job";
+  // The ranks of a job start together, though short ones may not have a moment in common.
+  constexpr std::int64_t kTogether = 10'000'000;
+  if (newest.started - trace.started > kTogether && !overlap(extent_of(trace), extent_of(newest))) {
+    return "is of another, earlier job";
+  }
   return "";
 }
 

@@ -107,7 +107,8 @@ class Collector {
   }
 
   static std::optional<Kind> kind_of(std::string_view name) {
-    for (const Kind kind : {Kind::step, Kind::forward, Kind::backward, Kind::wait, Kind::bucket}) {
+    for (const Kind kind :
+         {Kind::step, Kind::meeting, Kind::forward, Kind::backward, Kind::wait, Kind::bucket}) {
       if (name_of(kind) == name) return kind;
     }
     return std::nullopt;

@@ -8,7 +8,7 @@
 namespace paceline::trace {
 namespace {
 
-// When the ranks published a bucket; with bucket -1, the last one of a step.
+// When the ranks published a bucket, or came to a meeting.
 struct Publication {
   double last = -1;
   int last_rank = -1;
@@ -48,7 +48,20 @@ class Collection {
   }
 
  private:
-  using Key = std::tuple<std::uint64_t, std::uint64_t, int>;  // model, step, bucket
+  // Model, step, and bucket; kLast is the last one of the step, and below that are its meetings.
+  using Key = std::tuple<std::uint64_t, std::uint64_t, int>;
+  static constexpr int kLast = -1;
+
+  // Numbers those of one rank, whose spans come in the order of their ends.
+  class Meetings {
+   public:
+    Key next(const Span& span) {
+      return {span.model, span.step, kLast - ++count_[{span.model, span.step}]};
+    }
+
+   private:
+    std::map<std::pair<std::uint64_t, std::uint64_t>, int> count_;
+  };
 
   Interval interval_of(const Span& span) const {
     const auto since = [&](Clock::time_point moment) {
@@ -58,10 +71,13 @@ class Collection {
   }
 
   void note_publications(const RankTrace& trace) {
+    Meetings meetings;
     for (const Span& span : trace.spans) {
+      const double begin = interval_of(span).begin;
+      if (span.kind == Kind::meeting) published_[meetings.next(span)].add(trace.rank, begin);
       if (span.kind != Kind::bucket) continue;
-      for (const int bucket : {span.bucket, -1}) {
-        published_[{span.model, span.step, bucket}].add(trace.rank, interval_of(span).begin);
+      for (const int bucket : {span.bucket, kLast}) {
+        published_[{span.model, span.step, bucket}].add(trace.rank, begin);
       }
     }
   }
@@ -132,9 +148,12 @@ class Collection {
   }
 
   void add_waits(const RankTrace& trace, std::vector<RankStep>& steps) const {
+    Meetings meetings;
     for (const Span& span : trace.spans) {
-      if (span.kind != Kind::wait) continue;
-      const Wait wait = wait_of(trace.rank, span);
+      if (span.kind != Kind::wait && span.kind != Kind::meeting) continue;
+      const Key others =
+          span.kind == Kind::meeting ? meetings.next(span) : Key{span.model, span.step, kLast};
+      const Wait wait = wait_of(trace.rank, span, others);
       auto after = std::ranges::upper_bound(steps, wait.when.begin, {},
                                             [](const RankStep& step) { return step.period.begin; });
       if (after == steps.begin()) continue;
@@ -143,10 +162,11 @@ class Collection {
     }
   }
 
-  Wait wait_of(int rank, const Span& span) const {
+  // Until all had come to `others`, it was for a late rank.
+  Wait wait_of(int rank, const Span& span, const Key& others) const {
     Wait wait{.when = interval_of(span)};
     if (span.model == model_) wait.bucket = span.bucket;
-    const auto found = published_.find({span.model, span.step, -1});
+    const auto found = published_.find(others);
     if (found != published_.end() && found->second.ranks == job_.size) {
       wait.late_rank = found->second.last_rank;
       wait.late = std::clamp(found->second.last - wait.when.begin, 0.0, wait.when.length());

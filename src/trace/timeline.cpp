@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <new>
@@ -18,9 +19,13 @@
 namespace paceline::trace {
 namespace {
 
-constexpr std::size_t kCapacity = 16384;  // 900 KB, twice; 0.1 s of the shortest steps
+// As many as a file has room for: 29 MB, of which only what has been in use takes memory.
+constexpr std::size_t kCapacity = std::size_t{1} << 19;
 constexpr std::size_t kMaxFacts = 1 << 20;
 constexpr std::chrono::seconds kInterval{1};
+// What the writer does in an interval: 1.5 ms of work, as ranks that wait for each other all wait
+// for one that has to share its core with its writer.
+constexpr std::ptrdiff_t kShare = 5000;
 
 // Never destroyed, as threads that outlive main may still record.
 std::vector<std::unique_ptr<Timeline>>& all_timelines() {
@@ -51,7 +56,9 @@ std::atomic<Timeline*> Timeline::current_{nullptr};
 
 void Timeline::start(int rank, int size) {
   const auto& directory = base::environment().timeline;
-  if (directory) start(*directory, rank, size);
+  const Timeline* const now = current();
+  if (!directory || (now != nullptr && now->rank_ == rank && now->size_ == size)) return;
+  start(*directory, rank, size);
 }
 
 void Timeline::start(const std::filesystem::path& directory, int rank, int size) {
@@ -84,7 +91,10 @@ void Timeline::stop() {
 }
 
 Timeline::Timeline(const std::filesystem::path& path, int rank, int size)
-    : rank_(rank), file_(std::make_unique<TraceFile>(path, rank)), facts_(job_event(rank, size)) {
+    : rank_(rank),
+      size_(size),
+      file_(std::make_unique<TraceFile>(path, rank)),
+      facts_(job_event(rank, size)) {
   spans_.reserve(kCapacity);
   const SignalsBlocked blocked;
   writer_ = std::thread([this] { write(); });
@@ -94,18 +104,13 @@ Timeline::~Timeline() = default;
 
 void Timeline::record(const Span& span) noexcept {
   if (current() != this) return;  // in a forked child the lock may be held for ever
-  bool half_full = false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!open_) return;
-    if (spans_.size() == kCapacity) {
-      ++lost_;
-      return;
-    }
+  const std::lock_guard lock(mutex_);
+  if (!open_) return;
+  if (spans_.size() == kCapacity) {
+    ++lost_;
+  } else {
     spans_.push_back(span);
-    half_full = spans_.size() == kCapacity / 2;
   }
-  if (half_full) wake_.notify_one();
 }
 
 void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -125,23 +130,30 @@ void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t by
 // rank.
 void Timeline::write() {
   std::vector<Span> spans;
+  spans.reserve(kShare);
   std::string facts;
-  spans.reserve(kCapacity);
   std::unique_lock lock(mutex_);
-  for (bool last = false;;) {
-    spans.swap(spans_);
+  while (true) {
+    const bool closing = !open_;
+    const auto begin = spans_.begin() + static_cast<std::ptrdiff_t>(taken_);
+    const auto end = begin + std::min(spans_.end() - begin, kShare);
+    spans.assign(begin, end);
+    taken_ += spans.size();
+    const bool all = end == spans_.end();
+    if (all) {
+      spans_.clear();
+      taken_ = 0;
+    }
     facts.swap(facts_);
     const std::uint64_t lost = std::exchange(lost_, 0);
     lock.unlock();
     if (lost > 0) facts += lost_event(rank_, lost);
     file_->write(facts);
     file_->write(spans);
-    spans.clear();
     facts.clear();
-    if (last) return file_->close();
+    if (closing && all) return file_->close();
     lock.lock();
-    wake_.wait_for(lock, kInterval, [&] { return !open_ || spans_.size() >= kCapacity / 2; });
-    last = !open_;
+    if (open_) wake_.wait_for(lock, kInterval, [&] { return !open_; });
   }
 }
 

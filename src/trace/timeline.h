@@ -18,8 +18,9 @@ namespace paceline::trace {
 class TraceFile;
 
 // Writes what this rank does to DIRECTORY/rankR.json, in the format that docs/timeline.md tells.
-// Spans wait in a buffer of fixed size for a thread that formats and writes them, at the latest
-// after a second. A span that finds the buffer full is left out and counted.
+// Spans wait in a buffer of fixed size for a thread that formats and writes them: each second some
+// thousands, so that it hardly takes time from training, and what is left when the timeline is
+// stopped. A span that finds the buffer full is left out and counted.
 //
 // Any thread may record. A stopped timeline stays in memory and ignores what it is told, so a
 // pointer to one never dangles. In a forked child there is none.
@@ -29,10 +30,11 @@ class Timeline {
   static Timeline* current() { return current_.load(std::memory_order_acquire); }
 
   // Once the rank is known: starts one if PACELINE_TIMELINE names a directory, which is created.
-  // Stops the one before, if any; of the same rank, its file is replaced. Throws UsageError naming
-  // the variable and the path if that cannot be.
+  // If there is one of this rank in a job of this size, that goes on. Throws UsageError naming the
+  // variable and the path if it cannot be.
   static void start(int rank, int size);
-  // The same, whatever the environment says.
+  // Whatever the environment says, and in place of the one before, which is stopped; of the same
+  // rank, its file is replaced.
   static void start(const std::filesystem::path& directory, int rank, int size);
   // Writes what there is and closes the file. Also done by `exit`. Never throws.
   static void stop();
@@ -55,10 +57,12 @@ class Timeline {
   static std::atomic<Timeline*> current_;
 
   const int rank_;
+  const int size_;
   std::unique_ptr<TraceFile> file_;  // the writer's, once it runs
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Span> spans_;  // never grows
+  std::size_t taken_ = 0;    // of them, by the writer
   std::string facts_;        // events that are formatted already
   std::uint64_t lost_ = 0;
   bool open_ = true;

@@ -118,9 +118,11 @@ void Judge::too_few_steps() {
   v_.finding = Finding::too_few_steps;
   say("There are too few steps to judge: {} after {} of warm-up, and {} are needed.",
       a_.steps.size(), a_.warm_up, kFewestSteps);
-  suggest("Let the program run for 20 steps or more; a rank that is killed loses its last second.");
+  suggest("Let the program run for 20 steps or more; a rank that is killed loses the last ones.");
   if (a_.models == 0) {
-    because("No timeline has a step: a model in DistributedDataParallel has to be trained.");
+    because(
+        "No timeline has a step: a model in DistributedDataParallel has to be trained, and on "
+        "more than one rank.");
   }
 }
 
@@ -146,9 +148,9 @@ void Judge::pauses_found() {
 
 void Judge::between_steps() {
   v_.finding = Finding::between_steps;
-  say("{} of the time goes by between steps, where no rank computes a forward or backward: {} of "
-      "each step of {}.",
-      share_text(a_.between), time_text(others(&RankTimes::typical_between)), time_text(a_.period));
+  say("{} of the time goes by between steps, in which a rank computes no forward or backward: {} "
+      "of each step of {}.",
+      share_text(a_.between), time_text(a_.between * a_.period), time_text(a_.period));
   because(
       "Between the end of one backward and the next forward lie the optimizer, the data loader, "
       "metrics and logging.");
@@ -241,13 +243,15 @@ void Judge::exposed_communication() {
   because("{} of the communication was hidden behind backward.", share_text(a_.overlap));
   std::uint64_t bytes = 0;
   for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
-  const bool divisible =
-      bucket != nullptr && bucket->info.parameters.find(", ") != std::string::npos;
-  if (divisible && 2 * bucket->info.bytes > bytes) {
+  // Gradients that are buckets of their own are so whatever the cap.
+  const auto several = [](const BucketTimes& one) {
+    return one.info.parameters.find(", ") != std::string::npos;
+  };
+  if (bucket != nullptr && several(*bucket) && 2 * bucket->info.bytes > bytes) {
     suggest(
         "Set a smaller bucket_cap_mb: most bytes are in this one bucket, and none of them moves "
         "before its last gradient is there.");
-  } else {
+  } else if (std::ranges::any_of(a_.buckets, several)) {
     suggest(
         "Try other values of bucket_cap_mb: larger buckets cost less each, smaller ones begin "
         "earlier.");

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <sstream>
+
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
@@ -301,6 +303,27 @@ TEST(Delayed, WhatNoSyncUsedIsAveraged) {
         EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
         EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 2.5)));
       }
+    });
+  }
+}
+
+// Which exchanges what parameters are made of.
+TEST(Loaded, AfterWrappingTheModelGoesOnTogether) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int) {
+      Triple net;
+      DistributedDataParallel model(net);
+      const Tensor x = torch::full({2}, rank + 1.0);
+      model(x, true).sum().backward();
+      std::stringstream file;
+      torch::save(net, file);
+      torch::load(net, file);
+      for (int step = 0; step < 2; ++step) {
+        net->zero_grad();
+        model(x, true).sum().backward();
+        EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+      }
+      EXPECT_EQ(model.stats().steps, 3U);
     });
   }
 }

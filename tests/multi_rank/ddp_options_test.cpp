@@ -92,7 +92,7 @@ TEST(DdpOptions, ThatMakeNoSenseAreRefused) {
     refuses({.find_unused_parameters = true,
              .static_graph = true,
              .skip_all_reduce_unused_params = true},
-            "without static_graph");
+            "no static_graph");
     refuses({.check_sync_every = -1}, "check_sync_every of -1");
     DistributedDataParallel model(make_net(at::kFloat));
     EXPECT_THROW(model.set_samples(3), UsageError);
@@ -283,6 +283,24 @@ TEST(DdpCommHook, OneThatThrowsIsNamedOnAllRanks) {
     EXPECT_THAT(end.report, AllOf(HasSubstr("communication hook of rank 1 failed"),
                                   HasSubstr("last.bias"), HasSubstr("no such wire")));
   }
+}
+
+TEST(DdpCommHook, OneThatNeverAnswersIsNamedOnAllRanks) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    InitOptions init = context.init;
+    init.timeout = std::chrono::seconds(1);
+    const World world = init_process_group(init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    model.register_comm_hook([&](GradBucket& bucket) {
+      return context.rank == 0 ? comm_hooks::all_reduce()(bucket)
+                               : c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    });
+    const auto x = batch_of(context.rank, 0, at::kDouble);
+    loss_of(model(x), x).backward();
+    return std::string("no error");
+  });
+  EXPECT_THAT(ends[1].report, HasSubstr("its future was not completed within the timeout of 1 s"));
+  EXPECT_THAT(ends[0].report, ::testing::Not(HasSubstr("no error")));
 }
 
 TEST(DdpCheckSync, NamesWhatCameApart) {

@@ -9,6 +9,7 @@
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
+#include <paceline/sync_batch_norm.h>
 
 #include "support/small_net.h"
 #include "support/temporary_directory.h"
@@ -284,17 +285,36 @@ TEST(Join, EndsWithIt) {
 }
 
 TEST(Join, RefusesWhatRanksWithoutInputsCannotKnow) {
+  for (const bool skips : {true, false}) {
+    const auto ends = test::run_torch_ranks(2, "paceline", [=](const RankContext& context) {
+      const World world = init_process_group(context.init);
+      torch::nn::Sequential net(torch::nn::Linear(2, 2));
+      if (!skips) net->push_back(SyncBatchNorm(2));
+      DistributedDataParallel model(
+          net, {.find_unused_parameters = skips, .skip_all_reduce_unused_params = skips});
+      model.join([&] {
+        if (context.rank == 0) model(torch::ones({4, 2})).sum().backward();
+      });
+      return std::string("no error");
+    });
+    for (const auto& end : ends) EXPECT_THAT(end.report, HasSubstr("cannot be used in join"));
+  }
+}
+
+// The forward's own call says what it was for.
+TEST(Join, IsWhatUnevenInputsWithBuffersAreTold) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
-    DistributedDataParallel model(make_net(at::kDouble), {.find_unused_parameters = true,
-                                                          .skip_all_reduce_unused_params = true});
-    model.join([&] {
-      const auto x = batch_of(context.rank, 0, at::kDouble);
-      if (context.rank == 0) loss_of(model(x), x).backward();
-    });
+    DistributedDataParallel model(
+        torch::nn::Sequential(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2)));
+    for (int step = 0; step < 3 + context.rank; ++step) {
+      model(torch::rand({4, 2})).sum().backward();
+    }
+    all_reduce(torch::ones({3}));
     return std::string("no error");
   });
-  for (const auto& end : ends) EXPECT_THAT(end.report, HasSubstr("cannot be used in join"));
+  EXPECT_THAT(ends[1].report, AllOf(HasSubstr("copying rank 0's buffers before a forward"),
+                                    HasSubstr("train inside join")));
 }
 
 // Steps of one number are the same step on all ranks, those that a rank shadowed included.

@@ -43,7 +43,8 @@ class MadeStep {
   }
 
  private:
-  double begin(int rank) const { return now_[static_cast<std::size_t>(rank)]; }
+  double arrival(int rank) const { return now_[static_cast<std::size_t>(rank)]; }
+  double begin(int rank) const { return job_.meets ? std::ranges::max(now_) : arrival(rank); }
   double forward(int rank) const { return job_.computing(rank, number_) / 3; }
   double publication(int rank, int bucket) const {
     return begin(rank) + forward(rank) * (1 + 2.0 * (bucket + 1) / job_.buckets);
@@ -52,6 +53,7 @@ class MadeStep {
   void make_spans(int rank) {
     const double forward_end = begin(rank) + forward(rank);
     const double end = reduced_.back();
+    if (job_.meets) add(rank, Kind::meeting, arrival(rank), begin(rank));
     add(rank, Kind::forward, begin(rank), forward_end);
     double waited = publication(rank, job_.buckets - 1);
     for (int bucket = 0; bucket < job_.buckets; ++bucket) {
@@ -62,7 +64,7 @@ class MadeStep {
       waited = reduced;
     }
     add(rank, Kind::backward, forward_end, end);
-    add(rank, Kind::step, begin(rank), end);
+    add(rank, Kind::step, arrival(rank), end);
   }
 
   void add(int rank, Kind kind, double begin, double end, int bucket = -1, int peer = -1) {

@@ -20,6 +20,7 @@ struct MadeJob {
   Time computing = [](int, int) { return 9000.0; };
   Time between = [](int, int) { return 0.0; };
   double reduction = 0;  // of one bucket, when all have published it
+  bool meets = false;    // before a forward all ranks wait for the last one
 };
 
 std::vector<trace::RankTrace> make_timelines(const MadeJob& job);

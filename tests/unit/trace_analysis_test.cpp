@@ -81,6 +81,19 @@ TEST(Analysis, OverlapIsWhatLiesWithinBackwardAndNotWithinAWait) {
   EXPECT_NEAR(a.overlap, 0.5, 1e-3);
 }
 
+// Rank 1 comes 3 ms late to each step, as all see before the forward, and to none of its buckets.
+TEST(Analysis, AMeetingBeforeTheForwardShowsWhoIsLate) {
+  const Analysis a = analysis_of(
+      {.between = [](int rank, int) { return rank == 1 ? 4000.0 : 1000.0; }, .meets = true});
+  EXPECT_NEAR(a.waits.at({0, 1}), 3000, 1);
+  EXPECT_NEAR(a.ranks[0].late, 3000, 1);
+  EXPECT_NEAR(a.ranks[0].computing, 9000, 1);
+  EXPECT_NEAR(a.ranks[1].late, 0, 1);
+  const Verdict verdict = judge(a);
+  EXPECT_EQ(verdict.finding, Finding::late_starter);
+  EXPECT_EQ(verdict.rank, 1);
+}
+
 TEST(Analysis, AccumulatedBatchesAreComputing) {
   auto traces = make_timelines(
       {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
@@ -248,12 +261,15 @@ TEST(Merge, LeavesOutWhatIsOfAnotherJob) {
 
 TEST(Merge, LeavesOutWhatWasOverBefore) {
   auto traces = make_timelines({});
-  traces[0].started = 1;
   for (Span& span : traces[0].spans) {
     span.begin += std::chrono::hours(1);
     span.end += std::chrono::hours(1);
   }
+  traces[0].started = 60'000'000;
   EXPECT_THAT(merge(traces).notes, Contains(HasSubstr("rank1.json is of another, earlier job")));
+  // Ranks that started together belong together, whatever came between their few steps.
+  traces[0].started = 1'000'000;
+  EXPECT_THAT(merge(traces).notes, IsEmpty());
   EXPECT_THAT(merge(make_timelines({})).notes, IsEmpty());
 }
 

@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -151,12 +152,13 @@ TEST_F(TimelineTest, ThreadsRecordSideBySide) {
 
 TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
   Timeline::start(directory(), 0, 1);
-  constexpr std::uint64_t kMany = 200000;
+  constexpr std::uint64_t kMany = 600000;
   for (std::uint64_t i = 0; i < kMany; ++i) Timeline::current()->record(span_of(i));
   Timeline::stop();
   const RankTrace trace = read_timeline(file(0));
   EXPECT_EQ(trace.spans.size() + trace.lost, kMany);
-  EXPECT_GE(trace.spans.size(), 16384U);
+  EXPECT_GT(trace.lost, 0U);
+  EXPECT_GE(trace.spans.size(), 500000U);
 }
 
 TEST_F(TimelineTest, AFileHasABound) {
@@ -251,6 +253,7 @@ TEST_F(TimelineTest, ExitWritesWhatIsLeft) {
 TEST_F(TimelineTest, AKilledRankLeavesWhatWasWritten) {
   const pid_t pid = ::fork();
   if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     Timeline::start(directory(), 0, 1);
     for (std::uint64_t i = 0;; ++i) {
       Timeline::current()->record(span_of(i));

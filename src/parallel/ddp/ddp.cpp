@@ -10,6 +10,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "parallel/ddp/in_own_name.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
 #include "parallel/sync_batch_norm/normalize.h"
@@ -91,7 +92,7 @@ class DdpCore final : public Joinable {
     if (options.skip_all_reduce_unused_params &&
         (!options.find_unused_parameters || options.static_graph)) {
       throw UsageError(
-          "skip_all_reduce_unused_params is for find_unused_parameters without static_graph");
+          "skip_all_reduce_unused_params needs find_unused_parameters, and no static_graph");
     }
     if (options.average == Average::samples && sync_batch_norm::is_in(module)) {
       throw UsageError(
@@ -125,14 +126,28 @@ class DdpCore final : public Joinable {
     if (training) check_parameters();
     const bool broadcasts = training && broadcasts_buffers();
     if (training && join_options() != nullptr) {
-      notify_join();
-      static_cast<void>(agree(*sync_, broadcasts));
+      ddp::in_own_name(
+          "agreeing with those that have joined; in join, make no other collective calls", [&] {
+            notify_join();
+            static_cast<void>(agree(*sync_, broadcasts));
+          });
       if (*sync_ && weighs_active()) reducer_->set_weight(1);
     }
     reducer_->before_forward(*sync_, training);
     if (!training) return;
-    if (broadcasts) ddp::broadcast_from(first_active(), buffers_, options_.process_group);
-    if (*sync_) check_sync(broadcasts);
+    bool met = broadcasts;
+    if (broadcasts) {
+      ddp::in_own_name(
+          "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
+          "ranks as many batches (DistributedSampler), or train inside join",
+          [&] { ddp::broadcast_from(first_active(), buffers_, options_.process_group); });
+    }
+    if (*sync_ && is_check_due()) {
+      met = true;
+      ddp::in_own_name("comparing the ranks' models before a forward (check_sync_every)",
+                       [&] { check_sync(broadcasts); });
+    }
+    if (met) reducer_->end_meeting();
     buffers_may_differ_ = *sync_;
   }
 
@@ -157,7 +172,9 @@ class DdpCore final : public Joinable {
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
     if (!hook) throw UsageError("register_comm_hook needs a hook");
     if (options_.average == Average::samples) {
-      throw UsageError("a communication hook averages itself, so Average::samples has no effect");
+      throw UsageError(
+          "register_comm_hook and Average::samples exclude each other: a hook averages itself, and "
+          "may weigh by samples");
     }
     if (reducer_) reducer_->set_hook(std::move(hook));
   }
@@ -203,6 +220,11 @@ class DdpCore final : public Joinable {
 
   // In `join`: what ranks that have joined cannot know of the step.
   std::pair<bool, bool> agree(bool sync, bool broadcasts) {
+    if (sync_batch_norm::is_in(module_)) {
+      throw UsageError(
+          "SyncBatchNorm cannot be used in join: a rank without inputs has no part in its "
+          "statistics");
+    }
     if (options_.skip_all_reduce_unused_params) {
       throw UsageError(
           "skip_all_reduce_unused_params cannot be used in join: a rank without inputs does not "
@@ -224,11 +246,14 @@ class DdpCore final : public Joinable {
                     now, parameter_count_));
   }
 
-  // Not with ranks that have joined: they get the model later.
-  void check_sync(bool with_buffers) {
+  // Counts the step. Not with ranks that have joined: they get the model later.
+  bool is_check_due() {
     ++steps_;
     const auto every = static_cast<std::uint64_t>(options_.check_sync_every);
-    if (every == 0 || steps_ % every != 0 || !all_active()) return;
+    return every != 0 && steps_ % every == 0 && all_active();
+  }
+
+  void check_sync(bool with_buffers) {
     std::vector<ddp::NamedTensor> tensors;
     for (const auto& item : module_.named_parameters())
       tensors.push_back({item.key(), item.value()});

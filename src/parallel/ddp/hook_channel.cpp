@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <condition_variable>
+#include <mutex>
+
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
@@ -10,6 +13,40 @@
 #include "distributed/translate.h"
 
 namespace paceline::ddp {
+namespace {
+
+std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
+  try {
+    return backend.getBackendOptions()->timeout;
+  } catch (const c10::Error&) {  // it has none
+    return kBackendDefaultTimeout;
+  }
+}
+
+// Throws what the future throws, and Error if nobody completes it.
+void await(c10::ivalue::Future& future, std::chrono::milliseconds timeout) {
+  struct Completion {
+    std::mutex mutex;
+    std::condition_variable reached;
+    bool done = false;
+  };
+  if (!future.completed()) {
+    const auto completion = std::make_shared<Completion>();
+    future.addCallback([completion](c10::ivalue::Future&) {
+      const std::lock_guard lock(completion->mutex);
+      completion->done = true;
+      completion->reached.notify_one();
+    });
+    std::unique_lock lock(completion->mutex);
+    if (!completion->reached.wait_for(lock, timeout, [&] { return completion->done; })) {
+      throw Error(fmt::format("its future was not completed within the timeout of {} s",
+                              std::chrono::duration<double>(timeout).count()));
+    }
+  }
+  future.waitAndThrow();
+}
+
+}  // namespace
 
 HookChannel::HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
                          const std::vector<Bucket>& buckets, const Bucket& control,
@@ -18,6 +55,7 @@ HookChannel::HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Ho
     : hook_(std::move(hook)),
       describe_(describe),
       make_grad_bucket_(std::move(make_grad_bucket)),
+      timeout_(timeout_of(*group->getBackend(buckets.front().device.type()))),
       open_(buckets.size()),
       control_(distributed::make_bucket_channel(
           group, control.device.type(), {control},
@@ -67,7 +105,7 @@ void HookChannel::finish() {
   for (std::size_t b = 0; b < open_.size(); ++b) {
     if (!open_[b].result) continue;
     guarded(b, [&] {
-      open_[b].result->waitAndThrow();
+      await(*open_[b].result, timeout_);
       const at::Tensor result = hook_->parseHookResult(open_[b].result->value());
       if (result.numel() != tensors_[b].numel()) {
         throw Error(fmt::format("it gave {} elements for a bucket of {}", result.numel(),

@@ -52,6 +52,7 @@ class HookChannel final : public distributed::BucketChannel {
   Hook hook_;
   Describe describe_;
   MakeGradBucket make_grad_bucket_;
+  std::chrono::milliseconds timeout_;
   std::vector<at::Tensor> tensors_;
   std::vector<Open> open_;
   std::size_t next_ = 0;  // whose hook runs next

@@ -178,7 +178,7 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
     if (differing.empty()) continue;
     throw Mismatch(
         fmt::format("the models have come apart: in step {} {} is not on rank{} {} what it is on "
-                    "rank {}, and is the first of {} parameters and buffers that differs",
+                    "rank {}; it is the first such of the {} parameters and buffers compared",
                     step, tensors[static_cast<std::size_t>(i)].name,
                     differing.size() == 1 ? "" : "s", fmt::join(differing, ", "),
                     distributed::world_rank_of(group, 0), count),

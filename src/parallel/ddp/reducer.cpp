@@ -15,6 +15,8 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "parallel/ddp/in_own_name.h"
+
 namespace paceline::ddp {
 namespace {
 
@@ -64,7 +66,9 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& o
   std::ranges::reverse(order);
   make_plan(order);
   make_channel();
-  attach_hooks();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].delayed) attach_hook(i);
+  }
 }
 
 Reducer::~Reducer() {
@@ -73,20 +77,40 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::attach_hooks() {
+void Reducer::attach_hook(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
+  parameter.hook =
+      parameter.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [this, index](const torch::autograd::variable_list& outputs,
+                        const torch::autograd::variable_list& inputs) {
+            incoming_ = inputs[0];
+            on_gradient(index);
+            incoming_.reset();
+            return outputs;
+          }));
+}
+
+// A parameter whose data was exchanged, as torch::load does, has a new accumulator.
+void Reducer::renew_hooks() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
-    if (parameter.delayed) continue;
-    parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
-    parameter.hook = parameter.accumulator->add_post_hook(
-        std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [this, i](const torch::autograd::variable_list& outputs,
-                      const torch::autograd::variable_list& inputs) {
-              incoming_ = inputs[0];
-              on_gradient(i);
-              incoming_.reset();
-              return outputs;
-            }));
+    if (!parameter.accumulator) continue;
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) ==
+        parameter.accumulator) {
+      continue;
+    }
+    const at::Tensor& home = parameter.home;
+    if (home.defined() &&
+        (home.scalar_type() != parameter.tensor.scalar_type() ||
+         home.device() != parameter.tensor.device() || home.sizes() != parameter.tensor.sizes())) {
+      throw UsageError(fmt::format(
+          "parameter {} has changed its type, device or shape since it was wrapped: change the "
+          "module first, then wrap it",
+          parameter.name));
+    }
+    parameter.accumulator->del_post_hook(parameter.hook);
+    attach_hook(i);
   }
 }
 
@@ -96,10 +120,13 @@ void Reducer::before_forward(bool synchronise, bool counts) {
   backward_ = -1;
   synchronise_ = synchronise;
   if (synchronise && counts) {
-    check_hooks();
     ++forwards_;
-    if (rebuild_due_) rebuild();
+    if (rebuild_due_) {
+      in_own_name("putting its buckets in order, once, before the second step's forward",
+                  [&] { rebuild(); });
+    }
   }
+  if (counts) renew_hooks();
   channel_->prepare_thread();
   records_ = counts;
   if (counts) recorder_.begin_forward(channel_->steps() + 1);
@@ -117,21 +144,6 @@ void Reducer::forget_gradients() {
     } else {
       grad.reset();
     }
-  }
-}
-
-// A parameter that changes its type or device gets another accumulator.
-void Reducer::check_hooks() const {
-  for (const auto& parameter : parameters_) {
-    if (!parameter.accumulator) continue;
-    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) ==
-        parameter.accumulator) {
-      continue;
-    }
-    throw UsageError(fmt::format(
-        "parameter {} has changed its type or device since it was wrapped, so its gradient would "
-        "not be averaged: move the module first, then wrap it",
-        parameter.name));
   }
 }
 

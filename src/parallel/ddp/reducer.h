@@ -38,6 +38,8 @@ class Reducer {
   // says whether this forward is one that a backward must follow. After the first step of all, the
   // buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
+  // The ranks have met since before_forward, and the forward begins only now.
+  void end_meeting() { recorder_.end_meeting(); }
   void after_forward() {
     if (records_) recorder_.end_forward();
   }
@@ -79,8 +81,8 @@ class Reducer {
   void make_channel();
   void rebuild();
   void make_views();
-  void attach_hooks();
-  void check_hooks() const;
+  void attach_hook(std::size_t index);
+  void renew_hooks();
   void forget_gradients();
 
   void on_gradient(std::size_t index);

@@ -135,7 +135,7 @@ void Reducer::make_views() {
 }
 
 void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-  if (hook_) throw UsageError("register_comm_hook: there is one already");
+  if (hook_) throw UsageError("register_comm_hook: there is one already, and it stays");
   if (!learning_ || channel_->in_step()) {
     throw UsageError("register_comm_hook comes before the first backward");
   }

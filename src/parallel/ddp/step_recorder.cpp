@@ -49,6 +49,13 @@ void StepRecorder::begin_forward(std::uint64_t step) {
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
 
+void StepRecorder::end_meeting() {
+  const auto now = Clock::now();
+  meeting_ += now - forward_begin_;
+  draw(Kind::meeting, forward_begin_, now);
+  forward_begin_ = now;
+}
+
 void StepRecorder::end_forward() {
   backward_begin_ = Clock::now();
   forward_ += backward_begin_ - forward_begin_;
@@ -60,7 +67,8 @@ void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
   if (backward_begin_ == kNever) step_begin_ = backward_begin_ = Clock::now();
   stats_.last = {};
   stats_.last.forward = forward_;
-  forward_ = {};
+  stats_.last.waiting = meeting_;
+  forward_ = meeting_ = {};
   if (Timeline::current() != nullptr) published_.assign(buckets, kNever);
 }
 

@@ -16,6 +16,8 @@ class StepRecorder {
 
   // `step`: the channel's number, which is the same on all ranks.
   void begin_forward(std::uint64_t step);
+  // What went by since begin_forward was a collective call before the forward.
+  void end_meeting();
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
   void add_bucket(std::size_t bucket, std::size_t bytes);
@@ -40,6 +42,7 @@ class StepRecorder {
   DdpStats stats_;
   std::uint64_t step_ = 0;
   StepStats::Duration forward_{};  // of the step that has yet to begin
+  StepStats::Duration meeting_{};
   Clock::time_point step_begin_ = kNever;
   Clock::time_point forward_begin_;
   Clock::time_point backward_begin_ = kNever;  // no forward has ended since the last step

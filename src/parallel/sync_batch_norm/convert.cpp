@@ -12,6 +12,7 @@
 #include <paceline/error.h>
 #include <paceline/sync_batch_norm.h>
 
+#include "base/log.h"
 #include "parallel/sync_batch_norm/normalize.h"
 
 namespace paceline {
@@ -122,6 +123,7 @@ void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group
   if (keys.empty()) return;
   answer_batch_norm();
   for (const at::Tensor& key : keys) Converted::instance().add(key, group);
+  base::log(LogLevel::debug, "convert_sync_batchnorm: {} modules", keys.size());
 }
 
 }  // namespace paceline
