@@ -288,19 +288,19 @@ TEST(DdpCommHook, OneThatThrowsIsNamedOnAllRanks) {
 TEST(DdpCommHook, OneThatNeverAnswersIsNamedOnAllRanks) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     InitOptions init = context.init;
-    init.timeout = std::chrono::seconds(1);
+    init.timeout = std::chrono::seconds(3);
     const World world = init_process_group(init);
     DistributedDataParallel model(make_net(at::kDouble));
-    model.register_comm_hook([&](GradBucket& bucket) {
-      return context.rank == 0 ? comm_hooks::all_reduce()(bucket)
-                               : c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    model.register_comm_hook([](GradBucket&) {
+      return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
     });
     const auto x = batch_of(context.rank, 0, at::kDouble);
     loss_of(model(x), x).backward();
     return std::string("no error");
   });
-  EXPECT_THAT(ends[1].report, HasSubstr("its future was not completed within the timeout of 1 s"));
-  EXPECT_THAT(ends[0].report, ::testing::Not(HasSubstr("no error")));
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, HasSubstr("its future was not completed within the timeout of 3 s"));
+  }
 }
 
 TEST(DdpCheckSync, NamesWhatCameApart) {

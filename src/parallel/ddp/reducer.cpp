@@ -126,7 +126,7 @@ void Reducer::before_forward(bool synchronise, bool counts) {
                   [&] { rebuild(); });
     }
   }
-  if (counts) renew_hooks();
+  renew_hooks();
   channel_->prepare_thread();
   records_ = counts;
   if (counts) recorder_.begin_forward(channel_->steps() + 1);
