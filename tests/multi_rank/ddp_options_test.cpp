@@ -457,38 +457,45 @@ TEST(Ddp, StatsTellWhatAStepTook) {
   }
 }
 
-// Registered the other way round than used.
-struct BackwardsImpl : torch::nn::Module {
-  torch::nn::Linear last{register_module("last", torch::nn::Linear(33, 2))};
-  torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 33))};
+struct LayersImpl : torch::nn::Module {
+  explicit LayersImpl(bool backwards) {
+    if (!backwards) register_module("first", first);
+    register_module("last", last);
+    if (backwards) register_module("first", first);
+  }
   torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
+  torch::nn::Linear first{9, 33};
+  torch::nn::Linear last{33, 2};
 };
 
+// However they were registered.
 TEST(Ddp, BucketsFollowTheOrderOfArrival) {
-  for (const bool is_static : {false, true}) {
-    expect_torch_ranks(2, "paceline", [is_static](int, int) {
-      auto net = std::make_shared<BackwardsImpl>();
-      DistributedDataParallel model(net, {.bucket_cap_mb = 0.0001, .static_graph = is_static});
-      std::vector<const void*> order;
-      model.register_comm_hook([&](GradBucket& bucket) {
-        for (const auto& one : bucket.getParameters()) order.push_back(one.unsafeGetTensorImpl());
-        return comm_hooks::all_reduce()(bucket);
+  for (const bool backwards : {false, true}) {
+    for (const bool is_static : {false, true}) {
+      expect_torch_ranks(2, "paceline", [=](int, int) {
+        auto net = std::make_shared<LayersImpl>(backwards);
+        DistributedDataParallel model(net, {.bucket_cap_mb = 0.0001, .static_graph = is_static});
+        std::vector<const void*> order;
+        model.register_comm_hook([&](GradBucket& bucket) {
+          for (const auto& one : bucket.getParameters()) order.push_back(one.unsafeGetTensorImpl());
+          return comm_hooks::all_reduce()(bucket);
+        });
+        for (int step = 0; step < 2; ++step) {
+          order.clear();
+          model(torch::ones({1, 9})).sum().backward();
+        }
+        const auto of = [](const torch::nn::Linear& layer) {
+          return std::vector<const void*>{layer->weight.unsafeGetTensorImpl(),
+                                          layer->bias.unsafeGetTensorImpl()};
+        };
+        ASSERT_EQ(order.size(), 4U);
+        const auto half = order.begin() + 2;
+        EXPECT_THAT(std::vector(order.begin(), half),
+                    ::testing::UnorderedElementsAreArray(of(net->last)));
+        EXPECT_THAT(std::vector(half, order.end()),
+                    ::testing::UnorderedElementsAreArray(of(net->first)));
       });
-      for (int step = 0; step < 2; ++step) {
-        order.clear();
-        model(torch::ones({1, 9})).sum().backward();
-      }
-      const auto of = [](const torch::nn::Linear& layer) {
-        return std::vector<const void*>{layer->weight.unsafeGetTensorImpl(),
-                                        layer->bias.unsafeGetTensorImpl()};
-      };
-      ASSERT_EQ(order.size(), 4U);
-      const auto half = order.begin() + 2;
-      EXPECT_THAT(std::vector(order.begin(), half),
-                  ::testing::UnorderedElementsAreArray(of(net->last)));
-      EXPECT_THAT(std::vector(half, order.end()),
-                  ::testing::UnorderedElementsAreArray(of(net->first)));
-    });
+    }
   }
 }
 
@@ -496,7 +503,7 @@ TEST(Ddp, NewBucketsKeepGradients) {
   expect_torch_ranks(2, "paceline", [](int rank, int n) {
     const auto make = [] {
       torch::manual_seed(1);
-      auto net = std::make_shared<BackwardsImpl>();
+      auto net = std::make_shared<LayersImpl>(true);
       net->to(torch::kDouble);
       return net;
     };

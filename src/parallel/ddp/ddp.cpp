@@ -199,10 +199,7 @@ class DdpCore final : public Joinable {
     buffers_may_differ_ = sync;
   }
 
-  void all_joined(int last) override {
-    reducer_->set_weight({});
-    broadcast_all(last);
-  }
+  void all_joined(int last) override { broadcast_all(last); }
 
  private:
   bool broadcasts_buffers() const {
