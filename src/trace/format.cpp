@@ -14,6 +14,7 @@
 namespace paceline::trace {
 namespace {
 
+// By Kind.
 constexpr std::array<std::string_view, 6> kNames{"step",     "meeting", "forward",
                                                  "backward", "wait",    "bucket"};
 
@@ -54,6 +55,12 @@ std::int64_t microseconds_since_1970() {
 
 std::string_view name_of(Kind kind) {
   return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::optional<Kind> kind_of(std::string_view name) {
+  const auto found = std::ranges::find(kNames, name);
+  if (found == kNames.end()) return std::nullopt;
+  return static_cast<Kind>(found - kNames.begin());
 }
 
 void append_span(std::string& text, int rank, const Span& span) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,7 @@ namespace paceline::trace {
 inline constexpr int kFormatVersion = 1;
 
 std::string_view name_of(Kind kind);
+std::optional<Kind> kind_of(std::string_view name);
 
 void append_span(std::string& text, int rank, const Span& span);
 std::string job_event(int rank, int size);

@@ -106,14 +106,6 @@ class Collector {
     return true;
   }
 
-  static std::optional<Kind> kind_of(std::string_view name) {
-    for (const Kind kind :
-         {Kind::step, Kind::meeting, Kind::forward, Kind::backward, Kind::wait, Kind::bucket}) {
-      if (name_of(kind) == name) return kind;
-    }
-    return std::nullopt;
-  }
-
   static Clock::time_point at(double nanoseconds) {
     const std::int64_t count = std::llround(nanoseconds);
     return Clock::time_point(std::chrono::nanoseconds(count));

@@ -121,14 +121,20 @@ TEST(Conjugate, GradientsAreTheirValues) {
   }
 }
 
+// With w reduced when v is.
+DdpOptions delayed(DdpOptions options) {
+  options.delay_all_reduce_named_params = {"w"};
+  options.param_to_hook_all_reduce = "v";
+  return options;
+}
+
 TEST(Delayed, WorksWithOtherOptions) {
   for (const auto& backend : backends()) {
     for (const bool view : {true, false}) {
       for (const bool is_static : {true, false}) {
         expect_torch_ranks(2, backend, [=](int rank, int size) {
-          DdpOptions options{.gradient_as_bucket_view = view, .static_graph = is_static};
-          options.delay_all_reduce_named_params = {"w"};
-          options.param_to_hook_all_reduce = "v";
+          const DdpOptions options =
+              delayed({.gradient_as_bucket_view = view, .static_graph = is_static});
           check_steps(
               make_pair({20000}, {10},
                         [](PairImpl& self, const Tensor& x) { return self.v.sum() * x * self.w; }),
@@ -167,13 +173,18 @@ TEST(StaticGraph, AnOutputMayOutliveItsModel) {
   });
 }
 
-// Has the backward of rank 1 throw on its way to v, when that of w is there already.
-void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, int rank) {
-  const Tensor& v = model.module()->v;
-  const auto hook = v.register_hook([rank](const Tensor& gradient) {
+// Has backwards throw on rank 1 when they come to `v`. Returns the number of the hook.
+unsigned throw_on_rank_1(const Tensor& v, int rank) {
+  return v.register_hook([rank](const Tensor& gradient) {
     if (rank == 1) throw std::runtime_error("on purpose");
     return gradient;
   });
+}
+
+// The gradient of w is there already then.
+void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, int rank) {
+  const Tensor& v = model.module()->v;
+  const unsigned hook = throw_on_rank_1(v, rank);
   EXPECT_ANY_THROW(loss_of(model(x)).backward());
   v.remove_hook(hook);
 }
@@ -234,10 +245,7 @@ TEST(GivenUp, IsToldByTheNumberOfItsStep) {
     DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001});
     const Tensor x = input_of(rank, 0, {10});
     for (int step = 1; step <= 3; ++step) loss_of(model(x)).backward();
-    pair->v.register_hook([rank](const Tensor& gradient) {
-      if (rank == 1) throw std::runtime_error("on purpose");
-      return gradient;
-    });
+    throw_on_rank_1(pair->v, rank);
     try {
       loss_of(model(x)).backward();
       ADD_FAILURE() << "no error";
@@ -262,19 +270,12 @@ TORCH_MODULE(Triple);
 TEST(Delayed, NothingIsLeftOfAStepGivenUp) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
-      DdpOptions options;
-      options.delay_all_reduce_named_params = {"w"};
-      options.param_to_hook_all_reduce = "v";
       Triple net;
-      DistributedDataParallel model(net, options);
-      bool fails = true;
-      net->v.register_hook([&](const Tensor& gradient) {
-        if (fails && rank == 1) throw std::runtime_error("on purpose");
-        return gradient;
-      });
+      DistributedDataParallel model(net, delayed({}));
+      const unsigned hook = throw_on_rank_1(net->v, rank);
       const Tensor x = torch::full({2}, rank + 1.0);
       EXPECT_ANY_THROW(model(x, true).sum().backward());
-      fails = false;
+      net->v.remove_hook(hook);
       model(x, true).sum().backward();
       EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
       EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
@@ -287,11 +288,8 @@ TEST(Delayed, NothingIsLeftOfAStepGivenUp) {
 TEST(Delayed, WhatNoSyncUsedIsAveraged) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
-      DdpOptions options{.find_unused_parameters = true};
-      options.delay_all_reduce_named_params = {"w"};
-      options.param_to_hook_all_reduce = "v";
       Triple net;
-      DistributedDataParallel model(net, options);
+      DistributedDataParallel model(net, delayed({.find_unused_parameters = true}));
       const Tensor x = torch::full({2}, rank + 1.0);
       for (int step = 0; step < 3; ++step) {
         net->zero_grad();

@@ -135,19 +135,7 @@ class DdpCore final : public Joinable {
     }
     reducer_->before_forward(*sync_, training);
     if (!training) return;
-    bool met = broadcasts;
-    if (broadcasts) {
-      ddp::in_own_name(
-          "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
-          "ranks as many batches (DistributedSampler), or train inside join",
-          [&] { ddp::broadcast_from(first_active(), buffers_, options_.process_group); });
-    }
-    if (*sync_ && is_check_due()) {
-      met = true;
-      ddp::in_own_name("comparing the ranks' models before a forward (check_sync_every)",
-                       [&] { check_sync(broadcasts); });
-    }
-    if (met) reducer_->end_meeting();
+    meet(broadcasts);
     buffers_may_differ_ = *sync_;
   }
 
@@ -213,6 +201,22 @@ class DdpCore final : public Joinable {
     auto tensors = module_.parameters();
     tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
     ddp::broadcast_from(root, tensors, options_.process_group);
+  }
+
+  // The collective calls of a training forward.
+  void meet(bool broadcasts) {
+    const bool checks = *sync_ && is_check_due();
+    if (broadcasts) {
+      ddp::in_own_name(
+          "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
+          "ranks as many batches (DistributedSampler), or train inside join",
+          [&] { ddp::broadcast_from(first_active(), buffers_, options_.process_group); });
+    }
+    if (checks) {
+      ddp::in_own_name("comparing the ranks' models before a forward (check_sync_every)",
+                       [&] { check_sync(broadcasts); });
+    }
+    if (broadcasts || checks) reducer_->end_meeting();
   }
 
   // In `join`: what ranks that have joined cannot know of the step.
