@@ -33,8 +33,9 @@ struct Call {
   Operation operation = Operation::none;
   DataType type = DataType::byte;
   ReduceOp op = ReduceOp::sum;
-  // Whether the ranks' parts differ in size: `count` is zero then and Splits tell.
-  bool uneven = false;
+  // Whether the ranks' parts differ in size: `count` is zero then and Splits tell. No bool: a
+  // damaged peer's may hold anything.
+  std::uint8_t uneven = 0;
   std::int32_t root = 0;
   std::uint64_t count = 0;     // elements of each part
   std::uint64_t sequence = 0;  // the number of the call in the group, from 1

@@ -65,7 +65,7 @@ void Group::begin(Call call) {
 }
 
 void Group::set_splits(std::span<const Input> to, std::span<const Output> from) {
-  call_.uneven = true;
+  call_.uneven = 1;
   call_.count = 0;
   for (std::size_t peer = 0; peer < calls_.size(); ++peer) {
     own_splits_.to[peer] = to[to.size() == 1 ? 0 : peer].count;

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/error.h>
@@ -36,7 +37,8 @@ std::function<void()> fate;
 struct Board {
   std::atomic<pid_t> victim{0};
   std::atomic<bool> struck{false};
-  std::atomic<int> survivors{0};  // that know
+  std::atomic<bool> awake{false};  // again
+  std::atomic<int> survivors{0};   // that know
 };
 
 Board& new_board() {
@@ -145,6 +147,21 @@ std::string blame(const char* what, const PeerError& error) {
   return text;
 }
 
+// Stops the victim until all others know.
+void stop(Board& board, int survivors) {
+  // They may be done before: then nobody would wake it.
+  if (board.survivors < survivors) ::raise(SIGSTOP);
+  board.awake = true;
+}
+
+// A signal that comes before the victim has stopped wakes nobody.
+void wake(Board& board) {
+  while (board.struck && !board.awake) {
+    ::kill(board.victim, SIGCONT);
+    std::this_thread::yield();
+  }
+}
+
 // Runs the program; `victim` meets its fate at its point number `point`.
 Story tell(
     int size, int victim, int point, const std::function<void(Board&)>& strike,
@@ -210,10 +227,7 @@ TEST(Protocol, ARankIsStoppedAtManyPointsAndWakesUpExpelled) {
     int point = 0;
     for (bool struck = true; struck; point += stride) {
       const Story story = tell(
-          size, victim, point, [](Board&) { ::raise(SIGSTOP); },
-          [](Board& board) {
-            if (board.struck) ::kill(board.victim, SIGCONT);
-          });
+          size, victim, point, [&](Board& board) { stop(board, size - 1); }, wake);
       struck = story.struck;
       const std::string blamed = "late " + std::to_string(victim);
       for (int rank = 0; rank < size; ++rank) {

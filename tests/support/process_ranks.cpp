@@ -2,11 +2,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <exception>
 
 #include "base/errno_error.h"
@@ -15,13 +18,20 @@
 namespace paceline::test {
 namespace {
 
-std::string read_all(int fd) {
-  std::string text;
+using Clock = std::chrono::steady_clock;
+
+// What comes until the other end is closed, or until the deadline: false then.
+bool read_all(int fd, Clock::time_point deadline, std::string& text) {
   std::array<char, 4096> buffer{};
-  for (ssize_t n = 0; (n = ::read(fd, buffer.data(), buffer.size())) > 0;) {
-    text.append(buffer.data(), static_cast<std::size_t>(n));
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    pollfd readable{.fd = fd, .events = POLLIN, .revents = 0};
+    if (left.count() <= 0 || ::poll(&readable, 1, static_cast<int>(left.count())) == 0)
+      return false;
+    const ssize_t count = ::read(fd, buffer.data(), buffer.size());
+    if (count <= 0) return true;
+    text.append(buffer.data(), static_cast<std::size_t>(count));
   }
-  return text;
 }
 
 int failures() {
@@ -52,6 +62,9 @@ std::string run_body(const std::function<std::string()>& body, bool& failed) {
   if (::write(report, text.data(), text.size()) < 0) failed = true;
   ::_exit(failed ? 1 : 0);
 }
+
+// Far longer than any body takes; a test program's own limit is longer still.
+constexpr std::chrono::seconds kLongestRun{120};
 
 struct Ends {
   base::UniqueFd first;
@@ -96,8 +109,12 @@ std::vector<RankEnd> run_process_ranks(int size,
   links.clear();
   std::vector<RankEnd> ends(count);
   for (auto& pipe : pipes) pipe.write_end.reset();
+  const auto deadline = Clock::now() + kLongestRun;
   for (std::size_t rank = 0; rank < count; ++rank) {
-    ends[rank].report = read_all(pipes[rank].read_end.get());
+    if (!read_all(pipes[rank].read_end.get(), deadline, ends[rank].report)) {
+      ends[rank].report += "killed, as it did not end";
+      ::kill(pids[rank], SIGKILL);
+    }
     ::waitpid(pids[rank], &ends[rank].status, 0);
   }
   return ends;

@@ -19,7 +19,8 @@ struct RankEnd {
 
 // Forks `size` processes with links to each other, as `paceline run` would, runs `body` in each and
 // waits for all of them. A rank whose body returns exits with 0 and reports what it returned; one
-// whose body throws, or fails a gtest expectation, exits with 1.
+// whose body throws, or fails a gtest expectation, exits with 1. One that has not ended after two
+// minutes is killed and its report says so.
 std::vector<RankEnd> run_process_ranks(
     int size, const std::function<std::string(int rank, node::Links links)>& body);
 
