@@ -111,11 +111,12 @@ Packet receive_packet(int socket, std::size_t max_bytes) {
   message.msg_controllen = control.size();
   ssize_t received = 0;
   while ((received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
-    if (errno == ECONNRESET) break;
-    if (errno != EINTR) throw base::errno_error("cannot receive on a Unix socket");
+    // ECONNRESET comes once, if the other end closed without reading all; what it sent comes next.
+    if (errno == EINTR || errno == ECONNRESET) continue;
+    throw base::errno_error("cannot receive on a Unix socket");
   }
-  packet.closed = received <= 0;
-  packet.bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(received, 0)));
+  packet.closed = received == 0;
+  packet.bytes.resize(static_cast<std::size_t>(received));
   if (!packet.closed) read_control(message, packet);
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     throw base::errno_error("cannot receive descriptors over a Unix socket", EMFILE);
