@@ -52,6 +52,8 @@ class Judge {
       between_steps();
     } else if (most == late && one_rank) {
       one_rank_late();
+    } else if (a_.cores > 0 && std::ssize(a_.ranks) > a_.cores) {
+      too_many_ranks();
     } else if (a_.period < kShortStep && a_.late + a_.communication >= kNotableMeeting) {
       short_steps();
     } else if (most == late) {
@@ -103,6 +105,7 @@ class Judge {
   void pauses_found();
   void between_steps();
   void one_rank_late();
+  void too_many_ranks();
   void short_steps();
   void uneven_load();
   void exposed_communication();
@@ -198,6 +201,20 @@ void Judge::one_rank_late() {
   if (bucket != nullptr) because("They wait most for {}.", described(*bucket));
 }
 
+// What else they wait for cannot be told apart then.
+void Judge::too_many_ranks() {
+  v_.finding = Finding::too_many_ranks;
+  say("There are more ranks than cores: {} ranks take turns on {} core{}, and {} of their time "
+      "goes "
+      "by in waiting for each other.",
+      a_.ranks.size(), a_.cores, a_.cores == 1 ? "" : "s", share_text(a_.late + a_.communication));
+  because(
+      "A rank that waits for its turn on a core is late, or late with its part of a reduction.");
+  suggest(
+      fmt::format("Start no more ranks than there are cores, {}, with larger batches.", a_.cores));
+  suggest("Accumulate gradients with no_sync: the ranks meet less often.");
+}
+
 void Judge::short_steps() {
   v_.finding = Finding::short_steps;
   say("The steps are too short: of {}, {} go by in ranks meeting each other.", time_text(a_.period),
@@ -216,11 +233,6 @@ void Judge::uneven_load() {
       time_text(a_.lost_per_step), share_text(a_.lost));
   because("No rank has three quarters of what was lost; rank {} has most, {}.", last_rank_,
           share_text(concentration_));
-  if (a_.cores > 0 && a_.size > a_.cores) {
-    because("{} ranks share {} cores, so some have to wait for their turn on a core.", a_.size,
-            a_.cores);
-    suggest(fmt::format("Start no more ranks than there are cores, {}.", a_.cores));
-  }
   suggest(
       "Make batches of equal cost: bucket sequences by length, or bound a batch by its tokens.");
   suggest("Accumulate gradients with no_sync: over several batches the differences even out.");

@@ -11,13 +11,14 @@ namespace paceline::trace {
 enum class Finding {
   too_few_steps,
   all_well,
-  straggler,      // one rank computes longer, and others wait for it
-  late_starter,   // one rank begins its steps later
-  uneven_load,    // which rank is late changes from step to step
-  communication,  // ranks wait though all have published
-  short_steps,    // what it costs to meet at all
-  between_steps,  // time in which no step is under way
-  pauses,         // long breaks, not in every step
+  straggler,       // one rank computes longer, and others wait for it
+  late_starter,    // one rank begins its steps later
+  too_many_ranks,  // they wait for each other because they share cores
+  uneven_load,     // which rank is late changes from step to step
+  communication,   // ranks wait though all have published
+  short_steps,     // what it costs to meet at all
+  between_steps,   // time in which no step is under way
+  pauses,          // long breaks, not in every step
 };
 
 struct Verdict {

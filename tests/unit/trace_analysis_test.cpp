@@ -162,6 +162,23 @@ TEST(Verdict, LateRankChanges) {
   EXPECT_THAT(verdict.sentence, HasSubstr("the others wait 3.00 ms a step, 33 % of their time"));
 }
 
+TEST(Verdict, RanksShareCores) {
+  const auto on_two_cores = [](const MadeJob& job) {
+    auto traces = make_timelines(job);
+    for (RankTrace& trace : traces) trace.cores = 2;
+    return judge(analyse(merge(traces)));
+  };
+  const auto changing = [](int rank, int step) { return step % 4 == rank ? 9000.0 : 6000.0; };
+  const auto slow = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; };
+  const Verdict verdict = on_two_cores({.ranks = 4, .computing = changing});
+  EXPECT_EQ(verdict.finding, Finding::too_many_ranks);
+  EXPECT_THAT(verdict.sentence, HasSubstr("4 ranks take turns on 2 cores, and 25 % of their time"));
+  EXPECT_EQ(on_two_cores({.ranks = 3, .reduction = 3000}).finding, Finding::too_many_ranks);
+  EXPECT_EQ(on_two_cores({.ranks = 4, .computing = slow}).finding, Finding::straggler);
+  EXPECT_EQ(on_two_cores({.ranks = 4}).finding, Finding::all_well);
+  EXPECT_EQ(on_two_cores({.ranks = 2, .reduction = 3000}).finding, Finding::communication);
+}
+
 // All publish their last bucket at 9 ms; the four are reduced one after the other, 3 ms each, from
 // 4.5 ms on: 16.5 ms in all, of which 7.5 are waited for, 1.5 of them for bucket 1.
 TEST(Verdict, CommunicationIsExposed) {
