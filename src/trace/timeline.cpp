@@ -129,28 +129,26 @@ void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t by
 // The writer's thread. It goes round once before it waits, so that a file without steps tells its
 // rank.
 void Timeline::write() {
-  std::vector<Span> spans;
-  spans.reserve(kShare);
-  std::string facts;
+  batch_.reserve(kShare);
   std::unique_lock lock(mutex_);
   while (true) {
     const bool closing = !open_;
     const auto begin = spans_.begin() + static_cast<std::ptrdiff_t>(taken_);
     const auto end = begin + std::min(spans_.end() - begin, kShare);
-    spans.assign(begin, end);
-    taken_ += spans.size();
+    batch_.assign(begin, end);
+    taken_ += batch_.size();
     const bool all = end == spans_.end();
     if (all) {
       spans_.clear();
       taken_ = 0;
     }
-    facts.swap(facts_);
+    news_.swap(facts_);
     const std::uint64_t lost = std::exchange(lost_, 0);
     lock.unlock();
-    if (lost > 0) facts += lost_event(rank_, lost);
-    file_->write(facts);
-    file_->write(spans);
-    facts.clear();
+    if (lost > 0) news_ += lost_event(rank_, lost);
+    file_->write(news_);
+    file_->write(batch_);
+    news_.clear();
     if (closing && all) return file_->close();
     lock.lock();
     if (open_) wake_.wait_for(lock, kInterval, [&] { return !open_; });

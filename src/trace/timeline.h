@@ -58,7 +58,12 @@ class Timeline {
 
   const int rank_;
   const int size_;
-  std::unique_ptr<TraceFile> file_;  // the writer's, once it runs
+  // The writer's, once it runs. Not on its stack: a forked child has no such thread, and would have
+  // lost them.
+  std::unique_ptr<TraceFile> file_;
+  std::vector<Span> batch_;
+  std::string news_;
+
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Span> spans_;  // never grows
