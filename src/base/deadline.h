@@ -13,7 +13,7 @@ class Deadline {
   static Deadline after(std::chrono::milliseconds budget) {
     // A century is for ever, and cannot overflow the clock.
     constexpr std::chrono::milliseconds century = std::chrono::hours(24 * 36525);
-    return {Clock::now() + std::min(budget, century), budget};
+    return {Clock::now() + std::clamp(budget, std::chrono::milliseconds(0), century), budget};
   }
 
   bool expired() const { return Clock::now() >= at_; }

@@ -30,7 +30,7 @@ bool StoreExchange::wait_for(const std::vector<std::string>& keys,
   for (auto pause = kFirstPause; !request_.store->check(keys);
        pause = std::min(2 * pause, kLongestPause)) {
     request_.check_peers();
-    if (deadline.expired()) return false;
+    if (deadline.expired()) return request_.store->check(keys);  // after all, perhaps
     std::this_thread::sleep_for(pause);
   }
   return true;

@@ -160,18 +160,23 @@ void Channel::exchange_control_blocks(Group& group) {
   for (Row& row : rows) outputs.push_back({&row, kWords});
   group.all_gather({&mine, kWords}, outputs, DataType::int64);
 
+  std::vector<std::string> plans;
+  for (const Row& row : rows) {
+    plans.push_back(fmt::format("{} buckets of {} bytes in all", row.buckets, row.bytes));
+  }
   for (int rank = 0; rank < region_->size(); ++rank) {
     const Row& row = rows[static_cast<std::size_t>(rank)];
-    if (row.buckets != rows[0].buckets || row.bytes != rows[0].bytes) {
-      fail(fmt::format(
-          "gradients lie in {} buckets of {} bytes in all on {}, and in {} of {} on "
-          "{}: DistributedDataParallel needs the same options on every rank",
-          rows[0].buckets, rows[0].bytes, name_of(0), row.buckets, row.bytes, name_of(rank)));
+    const std::string& plan = plans[static_cast<std::size_t>(rank)];
+    if (plan != plans[0]) {
+      fail(those_apart(plans),
+           fmt::format("gradients lie in {} on {}, and in {} on {}: DistributedDataParallel needs "
+                       "the same options on every rank",
+                       plans[0], name_of(0), plan, name_of(rank)));
     }
     std::byte* const found = region_->resolve(
         rank, row.control, sizeof(Progress) + buckets_.size() * sizeof(BucketWords));
     if (found == nullptr || row.control % kCacheLine != 0) {
-      fail(name_of(rank) + " published memory that is not its own");
+      fail(rank_bit(rank), name_of(rank) + " published memory that is not its own");
     }
     progress_.push_back(reinterpret_cast<Progress*>(found));
   }
@@ -192,8 +197,8 @@ void* Channel::find(int rank, std::size_t bucket) {
   const auto offset = words(rank, bucket).offset.load(std::memory_order_relaxed);
   void* const found = region_->resolve(rank, offset, bytes_of(bucket));
   if (found == nullptr || offset % kCacheLine != 0) {
-    fail(fmt::format("{} published memory that is not its own as bucket {} ({})", name_of(rank),
-                     bucket, describe_(bucket)));
+    fail(rank_bit(rank), fmt::format("{} published memory that is not its own as bucket {} ({})",
+                                     name_of(rank), bucket, describe_(bucket)));
   }
   return found;
 }
@@ -225,7 +230,7 @@ void Channel::begin_step(std::uint32_t forwards, double weight) {
   progress(region_->rank()).forwards.store(forwards, std::memory_order_relaxed);
   progress(region_->rank()).weight.store(weight, std::memory_order_relaxed);
   // Kept near the step, or it would one day seem to lie ahead of it.
-  progress(region_->rank()).abandoned.store(step_ - 1, std::memory_order_relaxed);
+  progress(region_->rank()).abandoned.store(step_ - 1, std::memory_order_release);
 }
 
 bool Channel::adopt(std::size_t bucket, void* memory) {
@@ -307,16 +312,21 @@ void Channel::check_beginnings() {
   bool agree = true;
   for (int rank = 1; rank < region_->size(); ++rank) agree = agree && forwards(rank) == forwards(0);
   if (agree) return;
-  std::string counts;
+  std::string text;
+  std::vector<std::string> counts;
   for (int rank = 0; rank < region_->size(); ++rank) {
-    counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", name_of(rank), forwards(rank));
+    counts.push_back(std::to_string(forwards(rank)));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name_of(rank), counts.back());
   }
-  fail(fmt::format(
-      "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
-      "forward was not followed by a backward, or by one that threw before it reached the model, "
-      "so gradients of different batches would be averaged. Run forwards without a backward under "
-      "torch::NoGradGuard, in eval mode or on module(), or on every rank alike.",
-      position(), counts));
+  fail(those_apart(counts),
+       fmt::format(
+           "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
+           "forward was not followed by a backward, or by one that threw before it reached the "
+           "model, "
+           "so gradients of different batches would be averaged. Run forwards without a backward "
+           "under "
+           "torch::NoGradGuard, in eval mode or on module(), or on every rank alike.",
+           position(), text));
 }
 
 void Channel::read_weights() {
@@ -329,7 +339,8 @@ void Channel::read_weights() {
     total += weights_.back();
   }
   if (!(total > 0) || !std::isfinite(total)) {
-    fail(fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
+    fail(~std::uint64_t{0} >> (64 - region_->size()),
+         fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
                      position(), total));
   }
   if (same) weights_.clear();
@@ -418,7 +429,16 @@ void Channel::check_not_finished(int peer) const {
 }
 
 void Channel::fail(const std::string& text) {
-  region_->fail({FailureKind::mismatch, rank_bit(region_->rank()), text}, {"backward", step_});
+  fail(rank_bit(region_->rank()), text);
+}
+
+void Channel::fail(std::uint64_t ranks, const std::string& text) {
+  region_->fail({FailureKind::mismatch, ranks, text}, {"backward", step_});
+}
+
+// Those who say something else than most, by what each rank says; all, if there is no majority.
+std::uint64_t Channel::those_apart(std::span<const std::string> said) const {
+  return explain_disagreement(said, region_->numbers()).ranks;
 }
 
 }  // namespace paceline::node

@@ -86,7 +86,7 @@ class Channel {
   bool abandon_step();
 
   bool failed() const { return region_->failed(); }
-  // Makes `text` the failure that this and every other rank throws.
+  // Makes `text` the failure that this and every other rank throws; this one is at fault.
   [[noreturn]] void fail(const std::string& text);
 
  private:
@@ -108,6 +108,8 @@ class Channel {
     std::atomic<std::uint64_t> offset;  // where the bucket lies in the step that was published
   };
 
+  [[noreturn]] void fail(std::uint64_t ranks, const std::string& text);
+  std::uint64_t those_apart(std::span<const std::string> said) const;
   void exchange_control_blocks(Group& group);
   std::size_t bytes_of(std::size_t bucket) const;
   void place(std::size_t bucket, void* memory);

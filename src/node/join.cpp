@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "base/errno_error.h"
 #include "base/pipe.h"
@@ -56,6 +57,12 @@ std::string encode(const Failure& failure) {
   return bytes;
 }
 
+// Whether something can be read, or the other end is gone.
+bool has_news(int fd) {
+  pollfd one{fd, POLLIN, 0};
+  return ::poll(&one, 1, 0) > 0;
+}
+
 base::UniqueFd open_pidfd(pid_t pid) {
   if (pid <= 0) return {};
   return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -88,15 +95,21 @@ class Host {
   }
   void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
   // Watches a rank that has not connected yet.
-  void expect(int rank, pid_t pid) { expected_.push_back({open_pidfd(pid), rank}); }
+  void expect(int rank, pid_t pid) {
+    base::UniqueFd watch = open_pidfd(pid);
+    if (!watch && pid > 0 && errno == ESRCH) ended_ = rank;
+    expected_.push_back({std::move(watch), rank});
+  }
 
   Membership run() {
     std::optional<Failure> failure;
+    if (ended_) failure = lost(*ended_, numbers_);
     try {
       while (!failure && std::count(greeted_.begin(), greeted_.end(), false) > 0) {
         failure = gather_some();
       }
       if (!failure) return welcome();
+      if (failure->kind != FailureKind::timeout) admit_latecomers();
     } catch (const std::exception& error) {
       tell_all(encode(lost(0, numbers_, fmt::format(": {}", error.what()))), {});
       throw;
@@ -141,7 +154,7 @@ class Host {
     Packet packet = receive_packet(link.socket.get(), sizeof(Hello) + 1);
     if (packet.closed) {
       link.socket.reset();
-      return link.rank ? std::optional(lost(*link.rank, numbers_)) : std::nullopt;
+      return link.rank ? std::optional(gone(*link.rank)) : std::nullopt;
     }
     const auto hello = from_bytes<Hello>(packet.bytes);
     if (!hello || packet.fds.size() != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
@@ -167,14 +180,41 @@ class Host {
     return std::nullopt;
   }
 
+  // Those that are on their way are to find somebody who tells them.
+  void admit_latecomers() {
+    const auto deadline = base::Deadline::after(kVerdict);
+    const auto alive = [](const Link& one) { return one.socket && !has_news(one.socket.get()); };
+    const auto open = [](const Link& one) { return static_cast<bool>(one.socket); };
+    while (listener_ &&
+           std::ranges::count_if(expected_, alive) > std::ranges::count_if(links_, open)) {
+      const std::array<int, 1> fds{listener_.get()};
+      if (!wait_readable(fds, deadline).front()) return;
+      if (auto socket = accept_from_same_user(listener_.get())) {
+        add_link(std::move(socket), std::nullopt);
+      }
+    }
+  }
+
+  // What it means that a rank closed its link.
+  Failure gone(int rank) const {
+    if (!greeted_[rank]) return lost(rank, numbers_);
+    // A process closes its files before it counts as ended.
+    const std::array<int, 1> watch{peers_[rank].watch.get()};
+    if (wait_readable(watch, base::Deadline::after(kVerdict)).front()) return lost(rank, numbers_);
+    return missing(fmt::format("before rank {} gave up waiting", numbers_.of(rank)));
+  }
+
   Failure too_late() const {
+    return missing(fmt::format("within the timeout of {} s", deadline_.budget().count() / 1000.0));
+  }
+
+  Failure missing(const std::string& when) const {
     Failure failure{FailureKind::timeout, 0, ""};
     for (int rank = 0; rank < size_; ++rank) {
       if (!greeted_[rank]) failure.ranks |= rank_bit(rank);
     }
-    failure.text = fmt::format("{} did not join the group within the timeout of {} s",
-                               describe_ranks(numbers_.list(failure.ranks)),
-                               deadline_.budget().count() / 1000.0);
+    failure.text = fmt::format("{} did not join the group {}",
+                               describe_ranks(numbers_.list(failure.ranks)), when);
     return failure;
   }
 
@@ -213,6 +253,7 @@ class Host {
   base::UniqueFd listener_;
   std::vector<Link> links_;
   std::vector<Link> expected_;
+  std::optional<int> ended_;  // of those expected: one of which nothing is left to watch
   std::vector<Peer> peers_;
   std::vector<bool> greeted_;
 };
@@ -264,14 +305,17 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
   return result;
 }
 
+std::string name_of_namespace(const char* which) {
+  std::array<char, 64> name{};
+  const ssize_t length = ::readlink(which, name.data(), name.size());
+  return {name.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
+}
+
 // What two processes must share to meet at an abstract socket.
 std::string machine_identity() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, 64> net{};
-  const ssize_t length = ::readlink("/proc/self/ns/net", net.data(), net.size());
-  return boot + " " +
-         std::string(net.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  return boot + " " + name_of_namespace("/proc/self/ns/net");
 }
 
 std::string random_name() {
@@ -287,16 +331,18 @@ std::string random_name() {
 // What a rank tells the others through the Exchange.
 struct Card {
   pid_t pid;
+  std::string pids;  // the namespace in which it has that number
   std::string machine;
   std::string socket;
 
-  std::string encode() const { return fmt::format("{}\n{}\n{}", pid, machine, socket); }
+  std::string encode() const { return fmt::format("{}\n{}\n{}\n{}", pid, pids, machine, socket); }
   static Card decode(const std::string& text) {
-    const auto first = text.find('\n');
-    const auto second = text.find('\n', first + 1);
-    if (second == std::string::npos) throw Error("a rank sent something else than its address");
-    return {static_cast<pid_t>(std::strtol(text.c_str(), nullptr, 10)),
-            text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+    std::array<std::string, 4> lines;
+    std::istringstream stream(text);
+    for (std::string& line : lines) std::getline(stream, line);
+    if (lines[2].empty()) throw Error("a rank sent something else than its address");
+    return {static_cast<pid_t>(std::strtol(lines[0].c_str(), nullptr, 10)), lines[1], lines[2],
+            lines[3]};
   }
 };
 
@@ -316,8 +362,7 @@ void check_one_machine(const std::vector<Card>& cards, const RankNumbers& number
 }  // namespace
 
 bool Peer::ended() const {
-  pollfd one{watch.get(), POLLIN, 0};
-  return watch && ::poll(&one, 1, 0) > 0;
+  return watch && has_news(watch.get());
 }
 
 Membership join(Links links, int rank, int size, std::size_t memory_bytes,
@@ -339,7 +384,8 @@ Membership join(Links links, int rank, int size, std::size_t memory_bytes,
 Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
                 const RankNumbers& numbers) {
   const int rank = exchange.rank();
-  Card mine{::getpid(), machine_identity(), rank == 0 ? random_name() : ""};
+  Card mine{::getpid(), name_of_namespace("/proc/self/ns/pid"), machine_identity(),
+            rank == 0 ? random_name() : ""};
   base::UniqueFd listener;
   if (rank == 0) listener = listen_abstract(mine.socket);
   std::vector<Card> cards;
@@ -354,7 +400,9 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   }
   Host host(exchange.size(), memory_bytes, deadline, numbers);
   host.accept_at(std::move(listener));
-  for (int other = 1; other < exchange.size(); ++other) host.expect(other, cards[other].pid);
+  for (int other = 1; other < exchange.size(); ++other) {
+    host.expect(other, cards[other].pids == mine.pids ? cards[other].pid : 0);
+  }
   return host.run();
 }
 

@@ -119,29 +119,30 @@ void Mailbox::pump(const std::function<bool()>& enough) {
     const std::uint32_t heard = region_->bell();
     if (enough()) return;
     if (!move_some()) region_->listen(heard);
-    try {
-      look_after_peers();
-    } catch (...) {
-      end_all(std::current_exception());
-    }
+    look_after_peers();
   }
 }
 
 // Whether anything moved.
 bool Mailbox::move_some() {
+  return with_lock([&](Ended& ended) { return move_all(ended); });
+}
+
+template <typename F>
+bool Mailbox::with_lock(F&& action) {
   Ended ended;
-  bool moved = true;
+  bool result = true;
   std::exception_ptr error;
   try {
     std::lock_guard lock(mutex_);
-    moved = move_all(ended);
+    result = action(ended);
   } catch (const std::exception& problem) {
     error = std::current_exception();
     region_->abort(problem.what());  // unless it is the group's failure, the peers have to know
   }
   tell(ended);
   if (error) end_all(error);
-  return moved;
+  return result;
 }
 
 void Mailbox::tell(const Ended& ended) {
@@ -349,20 +350,21 @@ bool Mailbox::is_time_to_look() {
 
 void Mailbox::look_after_peers() {
   if (!is_time_to_look()) return;
-  region_->check_usable({"send or recv", 0});
   std::vector<bool> here;
   for (int peer = 0; peer < region_->size(); ++peer) here.push_back(region_->is_here(peer));
-  if (std::find(here.begin(), here.end(), false) != here.end()) {
-    // What a lost rank did last, it may have done since the last round.
-    for (std::size_t i = 0; i <= kBuffers && move_some(); ++i) {
+  with_lock([&](Ended& ended) {
+    region_->check_usable({"send or recv", 0});
+    // What a rank did before it was lost, or before the deadline, counts. No request must come
+    // between these rounds and the look at all of them.
+    for (std::size_t i = 0; i <= kBuffers && move_all(ended); ++i) {
     }
-  }
-  std::lock_guard lock(mutex_);
-  for (const Request& request : sends_) check_request(request, here);
-  for (const Request& request : receives_) check_request(request, here);
+    for (const Request& request : sends_) check_request(request, here);
+    for (const Request& request : receives_) check_request(request, here);
+    return true;
+  });
 }
 
-// `here`: which ranks were before the last round.
+// `here`: which ranks were before the last rounds.
 void Mailbox::check_request(const Request& request, const std::vector<bool>& here) {
   const Activity activity{name_of(request.sending), 0};
   int missing = -1;

@@ -92,6 +92,9 @@ class Mailbox {
   void check(bool sending, const Message& message) const;
   void post(Requests& requests, const Message& message, Done done, bool sending);
   bool move_some();
+  // What `action` returns; what it throws fails the group and ends all requests.
+  template <typename F>
+  bool with_lock(F&& action);
   // With the lock held: whether anything moved.
   bool move_all(Ended& ended);
   bool take_letters();
@@ -104,7 +107,8 @@ class Mailbox {
   void end(Requests& requests, Requests::iterator request, Ended& ended,
            std::exception_ptr error = nullptr);
   void tell(const Ended& ended);
-  // Throws if some request has nothing to hope for; does nothing if it did so a moment ago.
+  // Fails the group if some request has nothing to hope for; does nothing if it looked a moment
+  // ago.
   void look_after_peers();
   bool is_time_to_look();
   void check_request(const Request& request, const std::vector<bool>& here);

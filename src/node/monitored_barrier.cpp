@@ -22,7 +22,8 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   region_->publish(region_->attendance(me).arrived, round_);
   region_->ring(0);
   const Attendance& host = region_->attendance(0);
-  const bool told = wait_for(host.arrived, 0, base::Deadline::after(timeout + kVerdict));
+  const auto patience = base::Deadline::after(timeout).remaining() + kVerdict;
+  const bool told = wait_for(host.arrived, 0, base::Deadline::after(patience));
   if (told && Region::reached(host.complete, round_)) return;
   const int host_number = region_->numbers().of(0);
   const std::vector<int> missing =

@@ -353,7 +353,9 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer, Wa
   for (int other = 0; other < size_; ++other) {
     if (other == peer ? is_here(peer) : !has_died(other)) continue;
     // What it did last, it may have done between our looking at the word and at the rank.
-    if (!reached(word, target)) fail_lost(other, waiting.describe(), waiting.activity);
+    if (reached(word, target)) continue;
+    if (other == peer) waiting.check(peer);  // which may know more, of one that has left since
+    fail_lost(other, waiting.describe(), waiting.activity);
   }
   const auto& deadline = waiting.patience.deadline;
   if (deadline->expired() && !reached(word, target)) {

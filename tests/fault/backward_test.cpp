@@ -9,8 +9,11 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <new>
 #include <stdexcept>
+#include <thread>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
@@ -180,12 +183,36 @@ TEST(KilledInBackward, TheOthersNameItAndStartAgain) {
 }
 
 // Memory that a process and its forks share.
-struct SharedPid {
-  pid_t* pid = static_cast<pid_t*>(
-      ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  SharedPid() = default;
-  SharedPid(const SharedPid&) = delete;
-  ~SharedPid() { ::munmap(pid, sizeof(pid_t)); }
+struct Stopped {
+  std::atomic<pid_t> pid{0};
+  std::atomic<bool> awake{false};  // again
+
+  void stop() {
+    pid = ::getpid();
+    ::raise(SIGSTOP);
+    awake = true;
+  }
+  // A signal that comes before it has stopped wakes nobody.
+  void wake() const {
+    while (pid != 0 && !awake) {
+      ::kill(pid, SIGCONT);
+      std::this_thread::yield();
+    }
+  }
+};
+class SharedStopped {
+ public:
+  SharedStopped()
+      : memory_(::mmap(nullptr, sizeof(Stopped), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0)) {
+    new (memory_) Stopped;
+  }
+  SharedStopped(const SharedStopped&) = delete;
+  ~SharedStopped() { ::munmap(memory_, sizeof(Stopped)); }
+  Stopped* operator->() const { return static_cast<Stopped*>(memory_); }
+
+ private:
+  void* memory_;
 };
 
 // The stopped rank wakes up when the others train in their new world: it must not disturb them, and
@@ -194,7 +221,7 @@ TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
   for (const int size : kSizes) {
     const int victim = size - 1;
     const Place place = kGradients[1];
-    const SharedPid stopped;
+    const SharedStopped stopped;
     const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
       std::string text;
       {
@@ -205,8 +232,7 @@ TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
             [&] {
               if (context.rank != victim) return;
               ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-              *stopped.pid = ::getpid();
-              ::raise(SIGSTOP);
+              stopped->stop();
             },
             group);
         text = text_of_bad_step(training, context.rank);
@@ -214,7 +240,7 @@ TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
       }
       if (context.rank == victim) return text;
       start_again(context, victim, [&] {
-        if (context.rank == 0) ::kill(*stopped.pid, SIGCONT);
+        if (context.rank == 0) stopped->wake();
       });
       return text;
     });

@@ -5,6 +5,8 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <thread>
+
 #include <paceline/collectives.h>
 
 #include "support/torch_ranks.h"
@@ -318,6 +320,20 @@ TEST(Backend, TellsHooksOfCompletionsAndFailures) {
     EXPECT_EQ(aborts, 1);
     backend->unregisterCompletionHook(1);
     backend->unregisterAbortHook(2);
+  });
+}
+
+TEST(Work, TheLongestTimeoutIsLong) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    auto t = torch::full({2}, rank);
+    if (rank == 0) {
+      const auto others_wait = std::chrono::steady_clock::now() + 50ms;
+      while (std::chrono::steady_clock::now() < others_wait) std::this_thread::yield();
+      send(t, 1);
+    } else {
+      EXPECT_NO_THROW(recv_async(t, {.src = 0}).wait(std::chrono::milliseconds::max()));
+      EXPECT_EQ(t[0].item<float>(), 0);
+    }
   });
 }
 

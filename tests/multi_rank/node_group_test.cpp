@@ -229,5 +229,14 @@ TEST(MonitoredBarrier, WhoCameBeforeRank0HearsWhoIsMissing) {
   });
 }
 
+TEST(MonitoredBarrier, TheLongestTimeoutIsLong) {
+  run_thread_ranks(2, [&](auto region) {
+    MonitoredBarrier barrier(region);
+    if (region->rank() == 0)
+      std::this_thread::sleep_for(2 * kVerdict);  // for a wrapped sum to pass
+    EXPECT_NO_THROW(barrier.pass(std::chrono::milliseconds::max(), false));
+  });
+}
+
 }  // namespace
 }  // namespace paceline::node

@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -315,6 +318,44 @@ TEST(Mailbox, ARankThatDiesIsToldToThoseWhoWaitForOthers) {
   for (const int rank : {0, 1}) {
     EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report, HasSubstr("rank 2 was lost"));
   }
+}
+
+// Of a receiver that had no time until its deadline was over.
+TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
+  constexpr std::chrono::milliseconds kTimeout{300};
+  struct Shared {
+    std::atomic<pid_t> receiver{0};
+    std::atomic<bool> over{false};
+  };
+  void* const memory =
+      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  Shared& shared = *new (memory) Shared;
+  const auto ends = test::run_process_ranks(2, [&](int rank, Links links) -> std::string {
+    const auto region = Region::create(std::move(links), rank, 2, small_region());
+    Mailbox mailbox(region);
+    Requests requests(mailbox);
+    std::vector<int> data(3, rank);
+    if (rank == 0) {
+      requests.receive(data, 1, 0, kTimeout);
+      shared.receiver = ::getpid();
+      requests.wait();
+      EXPECT_EQ(data, std::vector<int>(3, 1));
+      shared.over = true;
+    } else {
+      EXPECT_TRUE(test::eventually([&] { return shared.receiver != 0; }));
+      const auto deadline = base::Deadline::after(2 * kTimeout);
+      ::kill(shared.receiver, SIGSTOP);
+      requests.send(data, 0);
+      mailbox.move();
+      while (!deadline.expired()) std::this_thread::yield();
+      ::kill(shared.receiver, SIGCONT);
+      requests.wait();
+      EXPECT_TRUE(test::eventually([&] { return shared.over.load(); }));
+    }
+    return "";
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  ::munmap(memory, sizeof(Shared));
 }
 
 TEST(Mailbox, AnAbortFromAnotherThreadEndsAWait) {

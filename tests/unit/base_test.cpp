@@ -100,6 +100,7 @@ TEST(Environment, BadValuesAreNamed) {
 TEST(Deadline, CountsDownAndForEverDoesNotOverflow) {
   EXPECT_TRUE(Deadline::after(0ms).expired());
   EXPECT_EQ(Deadline::after(0ms).remaining(), 0ms);
+  EXPECT_TRUE(Deadline::after(std::chrono::milliseconds::min()).expired());
   const Deadline never = Deadline::after(std::chrono::milliseconds::max());
   EXPECT_FALSE(never.expired());
   EXPECT_GT(never.remaining(), std::chrono::hours(24 * 365));

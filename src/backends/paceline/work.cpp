@@ -69,7 +69,7 @@ bool NodeWork::wait(std::chrono::milliseconds timeout) {
   const auto done = [&] { return completed_; };
   if (timeout == kNoTimeout) {
     cv_.wait(lock, done);
-  } else if (!cv_.wait_for(lock, timeout, done)) {
+  } else if (!cv_.wait_for(lock, base::Deadline::after(timeout).remaining(), done)) {
     throw_late(timeout);
   }
   if (exception_) std::rethrow_exception(exception_);

@@ -9,6 +9,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/deadline.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
 
@@ -38,7 +39,8 @@ void await(c10::ivalue::Future& future, std::chrono::milliseconds timeout) {
       completion->reached.notify_one();
     });
     std::unique_lock lock(completion->mutex);
-    if (!completion->reached.wait_for(lock, timeout, [&] { return completion->done; })) {
+    const auto patience = base::Deadline::after(timeout).remaining();
+    if (!completion->reached.wait_for(lock, patience, [&] { return completion->done; })) {
       throw Error(fmt::format("its future was not completed within the timeout of {} s",
                               std::chrono::duration<double>(timeout).count()));
     }
