@@ -382,7 +382,7 @@ TEST(Channel, RanksThatDivideGradientsDifferentlyAreTold) {
     Group group(region);
     const std::span<const Channel::Bucket> all(kBuckets);
     try {
-      Channel(group, all.first(region->rank() == 1 ? 2 : 3), bucket_name);
+      const Channel channel(group, all.first(region->rank() == 1 ? 2 : 3), bucket_name);
       ADD_FAILURE() << "no error";
     } catch (const Mismatch& error) {
       EXPECT_THAT(error.what(),
