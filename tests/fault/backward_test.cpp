@@ -3,23 +3,21 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
-#include <new>
 #include <stdexcept>
-#include <thread>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/record.h>
 
+#include "support/shared.h"
 #include "support/small_net.h"
+#include "support/stopped.h"
 #include "support/torch_ranks.h"
 
 namespace paceline {
@@ -182,46 +180,13 @@ TEST(KilledInBackward, TheOthersNameItAndStartAgain) {
   }
 }
 
-// Memory that a process and its forks share.
-struct Stopped {
-  std::atomic<pid_t> pid{0};
-  std::atomic<bool> awake{false};  // again
-
-  void stop() {
-    pid = ::getpid();
-    ::raise(SIGSTOP);
-    awake = true;
-  }
-  // A signal that comes before it has stopped wakes nobody.
-  void wake() const {
-    while (pid != 0 && !awake) {
-      ::kill(pid, SIGCONT);
-      std::this_thread::yield();
-    }
-  }
-};
-class SharedStopped {
- public:
-  SharedStopped()
-      : memory_(::mmap(nullptr, sizeof(Stopped), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                       -1, 0)) {
-    new (memory_) Stopped;
-  }
-  SharedStopped(const SharedStopped&) = delete;
-  ~SharedStopped() { ::munmap(memory_, sizeof(Stopped)); }
-  Stopped* operator->() const { return static_cast<Stopped*>(memory_); }
-
- private:
-  void* memory_;
-};
-
 // The stopped rank wakes up when the others train in their new world: it must not disturb them, and
 // finds out that they left without it.
 TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
   for (const int size : kSizes) {
     const int victim = size - 1;
     const Place place = kGradients[1];
-    const SharedStopped stopped;
+    const test::Shared<test::Stopped> stopped;
     const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
       std::string text;
       {

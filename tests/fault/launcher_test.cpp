@@ -257,8 +257,13 @@ TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
 
 TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
   auto job = run(2, R"(
-    test $RANK = 1 && { echo failing=$(date +%s%3N); exit 3; }
+    if [ $RANK = 1 ]; then
+      until [ -e $TMPDIR/up ]; do :; done
+      rm $TMPDIR/up
+      echo failing=$(date +%s%3N); exit 3
+    fi
     trap 'echo told=$(date +%s%3N); exit 4' TERM
+    : > $TMPDIR/up
     while :; do sleep 0.01; done)");
   EXPECT_EQ(job.wait(), 3) << job.err();
   const auto ms_after = [&](const std::string& label) {
@@ -268,7 +273,15 @@ TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
 }
 
 TEST_F(Launcher, WhoIgnoresSigtermIsKilled) {
-  auto job = run(2, "test $RANK = 1 && exit 3; trap '' TERM; while :; do sleep 1000; done",
+  auto job = run(2, R"(
+    if [ $RANK = 1 ]; then
+      until [ -e $TMPDIR/up ]; do :; done
+      rm $TMPDIR/up
+      exit 3
+    fi
+    trap '' TERM
+    : > $TMPDIR/up
+    while :; do sleep 1000; done)",
                  {"--failure-grace", "0.1", "--stop-grace", "0.2"});
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0: stopped by SIGKILL\n"));

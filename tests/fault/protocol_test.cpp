@@ -2,16 +2,12 @@
 // runs again and again, and each time one rank is killed or stopped at the next of its points.
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <functional>
-#include <new>
 #include <numeric>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <paceline/error.h>
@@ -22,6 +18,8 @@
 #include "node/mailbox.h"
 #include "node/monitored_barrier.h"
 #include "support/process_ranks.h"
+#include "support/shared.h"
+#include "support/stopped.h"
 #include "support/thoroughness.h"
 
 namespace paceline::node {
@@ -35,17 +33,10 @@ std::function<void()> fate;
 
 // What the processes of one run share.
 struct Board {
-  std::atomic<pid_t> victim{0};
+  test::Stopped victim;
   std::atomic<bool> struck{false};
-  std::atomic<bool> awake{false};  // again
-  std::atomic<int> survivors{0};   // that know
+  std::atomic<int> survivors{0};  // that know
 };
-
-Board& new_board() {
-  void* const memory =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return *new (memory) Board;
-}
 
 using Floats = std::vector<float>;
 
@@ -147,33 +138,17 @@ std::string blame(const char* what, const PeerError& error) {
   return text;
 }
 
-// Stops the victim until all others know.
-void stop(Board& board, int survivors) {
-  // They may be done before: then nobody would wake it.
-  if (board.survivors < survivors) ::raise(SIGSTOP);
-  board.awake = true;
-}
-
-// A signal that comes before the victim has stopped wakes nobody.
-void wake(Board& board) {
-  while (board.struck && !board.awake) {
-    ::kill(board.victim, SIGCONT);
-    std::this_thread::yield();
-  }
-}
-
 // Runs the program; `victim` meets its fate at its point number `point`.
 Story tell(
     int size, int victim, int point, const std::function<void(Board&)>& strike,
     const std::function<void(Board&)>& after = [](Board&) {}) {
-  Board& board = new_board();
+  const test::Shared<Board> board;
   const auto ends = test::run_process_ranks(size, [&](int rank, Links links) {
     if (rank == victim) {
-      board.victim = ::getpid();
       fatal_point = point;
       fate = [&] {
-        board.struck = true;
-        strike(board);
+        board->struck = true;
+        strike(*board);
       };
     }
     std::string report = "done";
@@ -186,13 +161,12 @@ Story tell(
     } catch (const Mismatch& error) {
       report = blame("mismatch", error);
     }
-    if (rank != victim && ++board.survivors == size - 1) after(board);
+    if (rank != victim && ++board->survivors == size - 1) after(*board);
     return report;
   });
   Story story;
   for (const auto& end : ends) story.reports.push_back(end.report);
-  story.struck = board.struck;
-  ::munmap(&board, sizeof(Board));
+  story.struck = board->struck;
   return story;
 }
 
@@ -227,7 +201,8 @@ TEST(Protocol, ARankIsStoppedAtManyPointsAndWakesUpExpelled) {
     int point = 0;
     for (bool struck = true; struck; point += stride) {
       const Story story = tell(
-          size, victim, point, [&](Board& board) { stop(board, size - 1); }, wake);
+          size, victim, point, [](Board& board) { board.victim.stop(); },
+          [](Board& board) { board.victim.wake(); });
       struck = story.struck;
       const std::string blamed = "late " + std::to_string(victim);
       for (int rank = 0; rank < size; ++rank) {

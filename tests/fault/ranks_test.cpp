@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <ctime>
@@ -19,6 +20,7 @@
 #include <paceline/ddp.h>
 #include <paceline/record.h>
 
+#include "support/shared.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
@@ -78,19 +80,25 @@ Leftovers& leftovers() {
 }
 const auto* const environment = ::testing::AddGlobalTestEnvironment(&leftovers());
 
-// One rank is killed while all ranks run `body` over and over; every other must name it in time.
+// Once all have joined, one rank is killed while all run `body` over and over; every other must
+// name it in time.
 void check_kill(int size, const std::function<void(const RankContext&)>& body) {
   const auto before = leftovers().find();
   const int victim = size / 2;
-  const auto death = Clock::now() + std::chrono::milliseconds(700);
+  const test::Shared<std::atomic<Clock::time_point>> death;
   const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
-    if (context.rank == victim) die_at(death);
     try {
       const World world = init_process_group(context.init);
+      barrier();
+      if (context.rank == victim) {
+        *death = Clock::now() + std::chrono::milliseconds(300);
+        die_at(*death);
+      }
       while (true) body(context);
     } catch (const PeerLost& error) {
       const auto late =
-          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - death).count();
+          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - death->load())
+              .count();
       EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
       return fmt::format("{} ms: {}", late, error.what());
     }

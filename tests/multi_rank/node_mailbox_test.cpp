@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +15,7 @@
 #include "node/mailbox.h"
 #include "support/eventually.h"
 #include "support/process_ranks.h"
+#include "support/shared.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::node {
@@ -322,14 +322,12 @@ TEST(Mailbox, ARankThatDiesIsToldToThoseWhoWaitForOthers) {
 
 // Of a receiver that had no time until its deadline was over.
 TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
-  constexpr std::chrono::milliseconds kTimeout{300};
-  struct Shared {
+  constexpr std::chrono::seconds kTimeout{1};
+  struct Board {
     std::atomic<pid_t> receiver{0};
     std::atomic<bool> over{false};
   };
-  void* const memory =
-      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  Shared& shared = *new (memory) Shared;
+  const test::Shared<Board> board;
   const auto ends = test::run_process_ranks(2, [&](int rank, Links links) -> std::string {
     const auto region = Region::create(std::move(links), rank, 2, small_region());
     Mailbox mailbox(region);
@@ -337,25 +335,24 @@ TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
     std::vector<int> data(3, rank);
     if (rank == 0) {
       requests.receive(data, 1, 0, kTimeout);
-      shared.receiver = ::getpid();
+      board->receiver = ::getpid();
       requests.wait();
       EXPECT_EQ(data, std::vector<int>(3, 1));
-      shared.over = true;
+      board->over = true;
     } else {
-      EXPECT_TRUE(test::eventually([&] { return shared.receiver != 0; }));
+      EXPECT_TRUE(test::eventually([&] { return board->receiver != 0; }));
       const auto deadline = base::Deadline::after(2 * kTimeout);
-      ::kill(shared.receiver, SIGSTOP);
+      ::kill(board->receiver, SIGSTOP);
       requests.send(data, 0);
       mailbox.move();
       while (!deadline.expired()) std::this_thread::yield();
-      ::kill(shared.receiver, SIGCONT);
+      ::kill(board->receiver, SIGCONT);
       requests.wait();
-      EXPECT_TRUE(test::eventually([&] { return shared.over.load(); }));
+      EXPECT_TRUE(test::eventually([&] { return board->over.load(); }));
     }
     return "";
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
-  ::munmap(memory, sizeof(Shared));
 }
 
 TEST(Mailbox, AnAbortFromAnotherThreadEndsAWait) {
