@@ -187,8 +187,7 @@ class Host {
     const auto open = [](const Link& one) { return static_cast<bool>(one.socket); };
     while (listener_ &&
            std::ranges::count_if(expected_, alive) > std::ranges::count_if(links_, open)) {
-      const std::array<int, 1> fds{listener_.get()};
-      if (!wait_readable(fds, deadline).front()) return;
+      if (!wait_readable(listener_.get(), deadline)) return;
       if (auto socket = accept_from_same_user(listener_.get())) {
         add_link(std::move(socket), std::nullopt);
       }
@@ -199,8 +198,8 @@ class Host {
   Failure gone(int rank) const {
     if (!greeted_[rank]) return lost(rank, numbers_);
     // A process closes its files before it counts as ended.
-    const std::array<int, 1> watch{peers_[rank].watch.get()};
-    if (wait_readable(watch, base::Deadline::after(kVerdict)).front()) return lost(rank, numbers_);
+    const int watch = peers_[rank].watch.get();
+    if (wait_readable(watch, base::Deadline::after(kVerdict))) return lost(rank, numbers_);
     return missing(fmt::format("before rank {} gave up waiting", numbers_.of(rank)));
   }
 
@@ -268,8 +267,7 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
   send_packet(link.get(), to_bytes(hello), mine, deadline);
   own.read_end.reset();
 
-  const std::array<int, 1> fds{link.get()};
-  if (!wait_readable(fds, base::Deadline::after(deadline.remaining() + kVerdict)).front()) {
+  if (!wait_readable(link.get(), base::Deadline::after(deadline.remaining() + kVerdict))) {
     throw_failure({FailureKind::timeout, 1,
                    fmt::format("rank {} did not form the group within the timeout of {} s",
                                numbers.of(0), deadline.budget().count() / 1000.0)},

@@ -44,5 +44,8 @@ base::UniqueFd accept_from_same_user(int listener);
 // poll() for input on all of `fds` (-1 entries are skipped) until the deadline; returns which are
 // ready, none when it expired.
 std::vector<bool> wait_readable(std::span<const int> fds, const base::Deadline& deadline);
+inline bool wait_readable(int fd, const base::Deadline& deadline) {
+  return wait_readable(std::span(&fd, 1), deadline).front();
+}
 
 }  // namespace paceline::node

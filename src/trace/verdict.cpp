@@ -204,9 +204,8 @@ void Judge::one_rank_late() {
 // What else they wait for cannot be told apart then.
 void Judge::too_many_ranks() {
   v_.finding = Finding::too_many_ranks;
-  say("There are more ranks than cores: {} ranks take turns on {} core{}, and {} of their time "
-      "goes "
-      "by in waiting for each other.",
+  say("There are more ranks than cores: {} ranks take turns on {} core{}, and {} of their "
+      "time goes by in waiting for each other.",
       a_.ranks.size(), a_.cores, a_.cores == 1 ? "" : "s", share_text(a_.late + a_.communication));
   because(
       "A rank that waits for its turn on a core is late, or late with its part of a reduction.");

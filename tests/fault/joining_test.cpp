@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <paceline/error.h>
 
 #include "node/join.h"
+#include "support/link.h"
 
 namespace paceline::node {
 namespace {
@@ -48,8 +48,7 @@ class Meeting {
 
   class Seat : public Exchange {
    public:
-    Seat(
-        Meeting& meeting, int rank, std::function<void()> after = [] {})
+    Seat(Meeting& meeting, int rank, std::function<void()> after)
         : meeting_(meeting), rank_(rank), after_(std::move(after)) {}
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(meeting_.cards_.size()); }
@@ -131,10 +130,9 @@ TEST(Joining, WhoGivesUpWaitingIsNotLost) {
   Links to_others;
   Links to_rank_0;
   for (int rank = 1; rank < 3; ++rank) {
-    std::array<int, 2> fds{};
-    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.data()), 0);
-    to_others.emplace_back(fds[0]);
-    to_rank_0.emplace_back(fds[1]);
+    test::Link link = test::make_link();
+    to_others.push_back(std::move(link.first));
+    to_rank_0.push_back(std::move(link.second));
   }
   std::thread impatient([&] {
     Links link;

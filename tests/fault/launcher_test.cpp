@@ -255,16 +255,21 @@ TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
   EXPECT_THAT(job.err(), HasSubstr("rank 0: exited with code 4\n"));
 }
 
-TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
-  auto job = run(2, R"(
+// Once rank 0, which goes on and on, has its trap.
+constexpr const char* kRank1FailsLater = R"(
     if [ $RANK = 1 ]; then
       until [ -e $TMPDIR/up ]; do :; done
       rm $TMPDIR/up
-      echo failing=$(date +%s%3N); exit 3
+      fail
     fi
-    trap 'echo told=$(date +%s%3N); exit 4' TERM
     : > $TMPDIR/up
-    while :; do sleep 0.01; done)");
+    while :; do sleep 0.01; done)";
+
+TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
+  auto job = run(2, R"(
+    fail() { echo failing=$(date +%s%3N); exit 3; }
+    trap 'echo told=$(date +%s%3N); exit 4' TERM)" +
+                        std::string(kRank1FailsLater));
   EXPECT_EQ(job.wait(), 3) << job.err();
   const auto ms_after = [&](const std::string& label) {
     return std::stoll(job.out().substr(job.out().find(label + "=") + label.size() + 1));
@@ -273,15 +278,7 @@ TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
 }
 
 TEST_F(Launcher, WhoIgnoresSigtermIsKilled) {
-  auto job = run(2, R"(
-    if [ $RANK = 1 ]; then
-      until [ -e $TMPDIR/up ]; do :; done
-      rm $TMPDIR/up
-      exit 3
-    fi
-    trap '' TERM
-    : > $TMPDIR/up
-    while :; do sleep 1000; done)",
+  auto job = run(2, "fail() { exit 3; }; trap '' TERM" + std::string(kRank1FailsLater),
                  {"--failure-grace", "0.1", "--stop-grace", "0.2"});
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0: stopped by SIGKILL\n"));

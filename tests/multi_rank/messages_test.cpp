@@ -5,7 +5,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <thread>
+#include <future>
 
 #include <paceline/collectives.h>
 
@@ -327,13 +327,18 @@ TEST(Work, TheLongestTimeoutIsLong) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     auto t = torch::full({2}, rank);
     if (rank == 0) {
-      const auto others_wait = std::chrono::steady_clock::now() + 50ms;
-      while (std::chrono::steady_clock::now() < others_wait) std::this_thread::yield();
+      auto asked = torch::zeros({1});
+      recv(asked, {.src = 1});
       send(t, 1);
-    } else {
-      EXPECT_NO_THROW(recv_async(t, {.src = 0}).wait(std::chrono::milliseconds::max()));
-      EXPECT_EQ(t[0].item<float>(), 0);
+      return;
     }
+    Work work = recv_async(t, {.src = 0});
+    auto waiting =
+        std::async(std::launch::async, [&] { return work.wait(std::chrono::milliseconds::max()); });
+    EXPECT_EQ(waiting.wait_for(100ms), std::future_status::timeout);
+    send(torch::zeros({1}), 0);
+    EXPECT_NO_THROW(waiting.get());
+    EXPECT_EQ(t[0].item<float>(), 0);
   });
 }
 

@@ -3,31 +3,26 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
-#include <chrono>
 #include <csignal>
 #include <exception>
 
 #include "base/errno_error.h"
 #include "base/pipe.h"
+#include "support/link.h"
 
 namespace paceline::test {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // What comes until the other end is closed, or until the deadline: false then.
-bool read_all(int fd, Clock::time_point deadline, std::string& text) {
+bool read_all(int fd, const base::Deadline& deadline, std::string& text) {
   std::array<char, 4096> buffer{};
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     pollfd readable{.fd = fd, .events = POLLIN, .revents = 0};
-    if (left.count() <= 0 || ::poll(&readable, 1, static_cast<int>(left.count())) == 0)
-      return false;
+    if (::poll(&readable, 1, static_cast<int>(deadline.remaining().count())) == 0) return false;
     const ssize_t count = ::read(fd, buffer.data(), buffer.size());
     if (count <= 0) return true;
     text.append(buffer.data(), static_cast<std::size_t>(count));
@@ -66,25 +61,12 @@ std::string run_body(const std::function<std::string()>& body, bool& failed) {
 // Far longer than any body takes; a test program's own limit is longer still.
 constexpr std::chrono::seconds kLongestRun{120};
 
-struct Ends {
-  base::UniqueFd first;
-  base::UniqueFd second;
-};
-
-Ends make_link() {
-  std::array<int, 2> fds{};
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.data()) != 0) {
-    throw base::errno_error("socketpair");
-  }
-  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
-}
-
 }  // namespace
 
 std::vector<RankEnd> run_process_ranks(int size,
                                        const std::function<std::string(int, node::Links)>& body) {
   const auto count = static_cast<std::size_t>(size);
-  std::vector<Ends> links(count);
+  std::vector<Link> links(count);
   std::vector<base::Pipe> pipes(count);
   for (std::size_t rank = 1; rank < count; ++rank) links[rank] = make_link();
   for (auto& pipe : pipes) pipe = base::make_pipe();
@@ -109,7 +91,7 @@ std::vector<RankEnd> run_process_ranks(int size,
   links.clear();
   std::vector<RankEnd> ends(count);
   for (auto& pipe : pipes) pipe.write_end.reset();
-  const auto deadline = Clock::now() + kLongestRun;
+  const auto deadline = base::Deadline::after(kLongestRun);
   for (std::size_t rank = 0; rank < count; ++rank) {
     if (!read_all(pipes[rank].read_end.get(), deadline, ends[rank].report)) {
       ends[rank].report += "killed, as it did not end";

@@ -1,34 +1,27 @@
 #include <gtest/gtest.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 
 #include "base/pipe.h"
 #include "node/socket.h"
+#include "support/link.h"
 
 namespace paceline::node {
 namespace {
 
-struct Link {
-  base::UniqueFd one;
-  base::UniqueFd other;
-};
-
-Link make_link() {
-  std::array<int, 2> fds{};
-  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.data()), 0);
-  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
-}
+using test::Link;
+using test::make_link;
 
 const base::Deadline kSoon = base::Deadline::after(std::chrono::seconds(10));
 
 TEST(Packets, CarryBytesDescriptorsAndWhoSentThem) {
   const Link link = make_link();
-  want_credentials(link.other.get());
+  want_credentials(link.second.get());
   const base::Pipe pipe = base::make_pipe();
   const std::array<int, 1> fds{pipe.write_end.get()};
-  EXPECT_TRUE(send_packet(link.one.get(), "hello", fds, kSoon));
-  const Packet packet = receive_packet(link.other.get(), 100);
+  EXPECT_TRUE(send_packet(link.first.get(), "hello", fds, kSoon));
+  const Packet packet = receive_packet(link.second.get(), 100);
   EXPECT_FALSE(packet.closed);
   EXPECT_EQ(packet.bytes, "hello");
   EXPECT_EQ(packet.pid, ::getpid());
@@ -41,12 +34,12 @@ TEST(Packets, CarryBytesDescriptorsAndWhoSentThem) {
 // The kernel reports the loss of what nobody read before it hands out what came.
 TEST(Packets, ArriveFromAnEndThatClosedWithoutReading) {
   Link link = make_link();
-  EXPECT_TRUE(send_packet(link.one.get(), "a hello", {}, kSoon));
-  EXPECT_TRUE(send_packet(link.other.get(), "a verdict", {}, kSoon));
-  link.other.reset();
-  EXPECT_EQ(receive_packet(link.one.get(), 100).bytes, "a verdict");
-  EXPECT_TRUE(receive_packet(link.one.get(), 100).closed);
-  EXPECT_FALSE(send_packet(link.one.get(), "a hello", {}, kSoon));
+  EXPECT_TRUE(send_packet(link.first.get(), "a hello", {}, kSoon));
+  EXPECT_TRUE(send_packet(link.second.get(), "a verdict", {}, kSoon));
+  link.second.reset();
+  EXPECT_EQ(receive_packet(link.first.get(), 100).bytes, "a verdict");
+  EXPECT_TRUE(receive_packet(link.first.get(), 100).closed);
+  EXPECT_FALSE(send_packet(link.first.get(), "a hello", {}, kSoon));
 }
 
 }  // namespace

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+
+#include "base/errno_error.h"
+#include "base/unique_fd.h"
+
+namespace paceline::test {
+
+// The two ends of a socket of the kind that leads a rank to rank 0.
+struct Link {
+  base::UniqueFd first;
+  base::UniqueFd second;
+};
+
+inline Link make_link() {
+  std::array<int, 2> fds{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.data()) != 0) {
+    throw base::errno_error("socketpair");
+  }
+  return {base::UniqueFd(fds[0]), base::UniqueFd(fds[1])};
+}
+
+}  // namespace paceline::test
