@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ inline bool has_ended(pid_t pid) {
   return is_gone(pid) || process_state(pid) == 'Z';
 }
 
-// The two ends of a terminal: what goes into the write end comes out of the read end.
-base::Pipe open_terminal(unsigned short columns);
+// The two ends of a terminal: what goes into the write end comes out of the read end. None, with
+// the reason in errno, where there are no terminals: a bare container may lack devpts.
+std::optional<base::Pipe> open_terminal(unsigned short columns);
 
 // A program under test in its own session, with what it has written so far. Destroying it kills it.
 class ChildProcess {
