@@ -25,14 +25,18 @@ constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
 // How many parameters an error lists before it only counts.
 constexpr std::size_t kMaxNames = 10;
 
+std::vector<double> caps_in_mib(const DdpOptions& options) {
+  if (!options.bucket_cap_mb_list.empty()) return options.bucket_cap_mb_list;
+  if (options.bucket_cap_mb) return {*options.bucket_cap_mb};
+  return {kDefaultFirstCap, kDefaultCap};
+}
+
 std::vector<std::size_t> caps_of(const DdpOptions& options) {
-  std::vector<double> mib{kDefaultFirstCap, kDefaultCap};
-  if (options.bucket_cap_mb) mib = {*options.bucket_cap_mb};
-  if (!options.bucket_cap_mb_list.empty()) mib = options.bucket_cap_mb_list;
   constexpr double kMost = 1ULL << 62;
   std::vector<std::size_t> caps;
-  for (const double cap : mib)
+  for (const double cap : caps_in_mib(options)) {
     caps.push_back(static_cast<std::size_t>(std::min(cap * kMiB, kMost)));
+  }
   return caps;
 }
 
