@@ -4,4 +4,6 @@
 cmake_minimum_required(VERSION 3.25)
 list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 get_filename_component(LibTorch_FALLBACK ${CMAKE_CURRENT_LIST_DIR}/../.deps/torch ABSOLUTE)
-find_package(LibTorch 2.15...<2.16 REQUIRED)
+# LibTorch keeps its ABI within a minor version.
+set(LibTorch_RANGE 2.15...<2.16)
+find_package(LibTorch ${LibTorch_RANGE} REQUIRED)

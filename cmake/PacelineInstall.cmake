@@ -1,17 +1,42 @@
-# What `cmake --install` installs besides the commands in apps/: the library, its headers, and the
-# package that find_package(paceline) reads.
+# What `cmake --install` installs besides the commands in apps/: the library, its headers, LibTorch if it
+# is the clone's own, and the package that find_package(paceline) reads. All of it finds the rest
+# relative to itself, so the prefix may be moved.
 
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paceline)
 
-# All of what is installed.
+# All of what is installed, but for paceline-bench: a component of its own, as it takes a minute to
+# compile, and who trains does not need it.
 add_custom_target(installed DEPENDS paceline_library paceline)
-foreach(program paceline-bench paceline-bench-openmpi)
-  if(TARGET ${program})
-    add_dependencies(installed ${program})
-  endif()
-endforeach()
 
+# Another LibTorch is the user's, and is used where it is.
+if(LibTorch_PREFIX STREQUAL LibTorch_FALLBACK)
+  set(deps_dir ${CMAKE_INSTALL_LIBDIR}/paceline)
+  set(installed_LibTorch "\${PACKAGE_PREFIX_DIR}/${deps_dir}/torch")
+  set(LibTorch_rpath $ORIGIN/paceline/torch/lib)
+  get_filename_component(deps ${LibTorch_PREFIX} DIRECTORY)
+  # As the wheels have them: libtorch_cpu.so looks for the others there.
+  set(torch_libraries libtorch_cpu.so libc10.so libgomp.so.1)
+  set(nvidia_libraries libcudart.so.13 libcupti.so.13)
+  list(TRANSFORM torch_libraries PREPEND ${deps}/torch/lib/)
+  list(TRANSFORM nvidia_libraries PREPEND ${deps}/nvidia/cu13/lib/)
+  install(FILES ${torch_libraries} DESTINATION ${deps_dir}/torch/lib)
+  install(FILES ${nvidia_libraries} DESTINATION ${deps_dir}/nvidia/cu13/lib)
+  install(DIRECTORY ${deps}/torch/include DESTINATION ${deps_dir}/torch)
+  file(GLOB licenses LIST_DIRECTORIES ON ${deps}/*.dist-info)
+  install(DIRECTORY ${licenses} DESTINATION ${deps_dir}
+          FILES_MATCHING REGEX "/licenses/.*")
+else()
+  set(installed_LibTorch ${LibTorch_PREFIX})
+  set(LibTorch_rpath ${LibTorch_PREFIX}/lib)
+endif()
+
+set_target_properties(paceline_library PROPERTIES INSTALL_RPATH ${LibTorch_rpath})
+if(TARGET paceline-bench)
+  file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_LIBEXECDIR}/paceline /${CMAKE_INSTALL_LIBDIR})
+  string(REPLACE $ORIGIN $ORIGIN/${library_dir} rpath "$ORIGIN;${LibTorch_rpath}")
+  set_target_properties(paceline-bench PROPERTIES INSTALL_RPATH "${rpath}")
+endif()
 install(TARGETS paceline_library EXPORT paceline-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT paceline-targets NAMESPACE paceline:: DESTINATION ${package_dir})
