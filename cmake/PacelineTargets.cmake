@@ -25,11 +25,18 @@ if(PACELINE_SANITIZE)
   target_link_options(paceline_options INTERFACE -fsanitize=${PACELINE_SANITIZE})
 endif()
 
-# paceline_layer(NAME SOURCES ... [LIBRARIES ...]): one folder below src/ as the OBJECT library
-# paceline_NAME. LIBRARIES may name layers and outside libraries; layers are not linked into each
-# other but all into whatever is built of them (paceline_compose).
+# paceline_layer(NAME [NOT_IN_LIBRARY] SOURCES ... [LIBRARIES ...]): one folder below src/ as the OBJECT
+# library paceline_NAME, and a part of the library. LIBRARIES may name layers and outside libraries;
+# layers are not linked into each other but all into whatever is built of them (paceline_compose).
+# Where there is no LibTorch, a layer that needs it is left out.
 function(paceline_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NOT_IN_LIBRARY" "" "SOURCES;LIBRARIES")
+  if("LibTorch::torch" IN_LIST arg_LIBRARIES AND NOT PACELINE_TORCH)
+    return()
+  endif()
+  if(NOT arg_NOT_IN_LIBRARY)
+    set_property(GLOBAL APPEND PROPERTY PACELINE_PARTS ${name})
+  endif()
   add_library(paceline_${name} OBJECT ${arg_SOURCES})
   set_target_properties(paceline_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_include_directories(paceline_${name} PUBLIC

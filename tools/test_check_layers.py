@@ -2,6 +2,7 @@
 """Plants each kind of violation in a small tree and expects check_layers.py to name it."""
 
 import pathlib
+import re
 import tempfile
 import unittest
 
@@ -79,7 +80,22 @@ class CheckLayers(unittest.TestCase):
 
     def test_unknown_folder(self):
         self.expect("src/misc/x.cpp", "",
-                    "1: no layer is called misc; tools/check_layers.py lists them")
+                    "1: no layer is called misc; src/CMakeLists.txt lists them")
+
+
+class ArchitecturePage(unittest.TestCase):
+    page = (check_layers.ROOT / "docs" / "architecture.md").read_text()
+
+    def test_draws_the_layers(self):
+        drawing = self.page.split("```")[1]
+        self.assertCountEqual(re.findall(r"\|\s+([a-z]+)\s{2,}", drawing), check_layers.LIBRARY)
+
+    def test_names_parts_that_exist(self):
+        for cell in re.findall(r"^\| (`.*?) \|", self.page, re.MULTILINE):
+            first, *others = re.findall(r"`(.+?)`", cell)
+            for name in [first.rstrip("/"), *(pathlib.Path(first).parent / other for other in others)]:
+                found = [*check_layers.ROOT.glob(f"{name}"), *check_layers.ROOT.glob(f"{name}.*")]
+                self.assertTrue(found, f"{name} in {cell}")
 
 
 if __name__ == "__main__":

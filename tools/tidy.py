@@ -23,7 +23,7 @@ import sys
 
 import check_layers
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = check_layers.ROOT
 STAMPS = ROOT / "build" / "lint"
 
 
