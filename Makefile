@@ -24,7 +24,7 @@ test:  ## run all tests, then those of the torch-free layers under sanitizers
 	@tools/setup test
 	@tools/run_tests release asan tsan
 
-lint:  ## check format, includes and clang-tidy's findings
+lint:  ## check format and includes; run clang-tidy, shellcheck and ruff
 	@tools/setup lint
 	@tools/configure dev
 	@tools/lint

@@ -5,7 +5,8 @@ fails with Gloo too, and is then not among those that are compared.
 """
 
 import contextlib
-from typing import Any, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn

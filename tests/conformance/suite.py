@@ -6,16 +6,16 @@ imported torch but has not computed with it. What a test did is written as one l
 """
 
 import argparse
-import functools
 import json
 import os
 import re
 import sys
 import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any
 
 import cases
 
