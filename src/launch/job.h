@@ -50,10 +50,10 @@ struct JobSpec {
 // descriptors 0, 1, 2 and those the variables name; rank 0 has this process's standard input unless
 // that is a terminal, the others have none.
 //
-// No process of the job outlives the call, nor this process or the supervisor if one of them is
-// killed: the supervisor process is the parent of the workers, adopts what they leave behind and
-// ends all of it. If both are killed at once, what left a worker's process for a session of its own
-// stays.
+// No process of the job outlives the call. The supervisor process is the parent of the workers,
+// adopts what they leave behind and ends all of it; the guard process does the same for the
+// supervisor. If any two of this process, the guard and the supervisor are killed at once, the
+// third ends the job.
 //
 // Throws UsageError for a bad spec, ProgramError (nothing was started), and Error for what the
 // system refuses. An exception from `output` kills the job and leaves through here.

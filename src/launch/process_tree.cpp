@@ -1,19 +1,24 @@
 #include "launch/process_tree.h"
 
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <filesystem>
 #include <map>
+#include <thread>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
 
 namespace paceline::launch {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 
 template <typename Number>
 bool take_number(std::string_view& text, Number& number) {
@@ -71,6 +76,17 @@ std::vector<Process> descendants(pid_t root) {
   add_children(root);
   for (std::size_t i = 0; i < found.size(); ++i) add_children(found[i].pid);
   return found;
+}
+
+void kill_descendants() {
+  const auto deadline = base::Deadline::after(5s);
+  for (auto left = descendants(::getpid()); !left.empty() && !deadline.expired();
+       left = descendants(::getpid())) {
+    for (const Process& process : left) ::kill(process.pid, SIGKILL);
+    std::this_thread::sleep_for(1ms);
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+  }
 }
 
 }  // namespace paceline::launch

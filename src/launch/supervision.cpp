@@ -11,20 +11,14 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <new>
-#include <thread>
 
-#include "base/deadline.h"
 #include "base/errno_error.h"
 #include "launch/process_tree.h"
 
 namespace paceline::launch {
 namespace {
-
-using namespace std::chrono_literals;
-
-// What the kernel cannot end by then, such as a process in a broken file system, is left to it.
-constexpr auto kKillPatience = 5s;
 
 std::string start_failure(const std::string& program, int code) {
   std::string message = base::errno_error(fmt::format("cannot start {}", program), code).what();
@@ -41,7 +35,7 @@ Supervision::SharedMemory::SharedMemory(std::size_t workers)
   if (address_ == MAP_FAILED) throw base::errno_error("cannot map memory for the supervisor");
   auto* const states =
       reinterpret_cast<WorkerState*>(static_cast<char*>(address_) + sizeof(SharedState));
-  new (address_) SharedState{0, {states, workers}};
+  new (address_) SharedState{0, 0, {states, workers}};
 }
 
 Supervision::SharedMemory::~SharedMemory() {
@@ -59,7 +53,7 @@ Supervision::Supervision(const Plan& plan)
   const base::UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!self) throw base::errno_error("cannot watch the launcher's process");
 
-  // Inherits what a supervisor that is killed would leave behind.
+  // Inherits what a guard and a supervisor that are killed would leave behind.
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw base::errno_error("cannot adopt processes");
 
   // Blocked before the fork: no signal may reach a supervisor that is not ready.
@@ -69,7 +63,7 @@ Supervision::Supervision(const Plan& plan)
   ::pthread_sigmask(SIG_SETMASK, &all, &mask);
   pid_ = ::fork();
   // Other threads' locks may be held here for ever, except malloc's, which glibc releases.
-  if (pid_ == 0) supervise(plan, memory_.state(), far_end.get(), self.get());
+  if (pid_ == 0) guard(plan, memory_.state(), far_end.get(), self.get());
   const int code = errno;
   ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   if (pid_ < 0) throw base::errno_error("cannot start the supervisor", code);
@@ -77,15 +71,20 @@ Supervision::Supervision(const Plan& plan)
 
 // Shut down, not just closed: a process forked meanwhile may have a copy.
 Supervision::~Supervision() {
-  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
   send(SIGKILL);
   ::shutdown(control_.get(), SHUT_WR);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  ::kill(pid_, SIGCONT);  // a suspended guard would not end
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
+  if (status != 0) kill_descendants();  // the guard was killed
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
+// A suspended supervisor would not read the command.
 void Supervision::send(int signal) {
   ::send(control_.get(), &signal, sizeof(signal), MSG_NOSIGNAL);
+  if (const pid_t supervisor = memory_.state().supervisor) ::kill(supervisor, SIGCONT);
 }
 
 std::span<const WorkerState> Supervision::result() {
@@ -93,22 +92,9 @@ std::span<const WorkerState> Supervision::result() {
   if (state.start_error != 0) throw Error(start_failure(program_, state.start_error));
   for (const WorkerState& worker : state.workers) {
     if (worker.ended) continue;
-    kill_unsupervised();
     throw Error("the job's supervisor process was killed, and the workers with it");
   }
   return state.workers;
-}
-
-// The workers die with their supervisor; what they leave becomes this process's children.
-void Supervision::kill_unsupervised() {
-  const auto deadline = base::Deadline::after(kKillPatience);
-  for (auto left = descendants(::getpid()); !left.empty() && !deadline.expired();
-       left = descendants(::getpid())) {
-    for (const Process& process : left) ::kill(process.pid, SIGKILL);
-    std::this_thread::sleep_for(1ms);
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
-  }
 }
 
 }  // namespace paceline::launch

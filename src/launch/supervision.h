@@ -10,12 +10,12 @@
 
 namespace paceline::launch {
 
-// The launcher's side of a supervisor process. Destroying it kills what is left of the job, lets
-// the supervisor remove the job's directory, and waits for its end. While it lives, this process
-// adopts what a supervisor that is killed leaves behind; it must have no other children.
+// The launcher's side of the guard and the supervisor, two processes. Destroying it kills what is
+// left of the job, lets them remove the job's directory, and waits for their end. While it lives,
+// this process adopts what they leave behind if both are killed; it must have no other children.
 class Supervision {
  public:
-  // Starts the supervisor, which starts the workers. Throws Error.
+  // Starts the guard, which starts the supervisor, which starts the workers. Throws Error.
   explicit Supervision(const Plan& plan);
   Supervision(const Supervision&) = delete;
   Supervision& operator=(const Supervision&) = delete;
@@ -44,12 +44,10 @@ class Supervision {
     void* address_;
   };
 
-  void kill_unsupervised();
-
   SharedMemory memory_;
   std::string program_;
   base::UniqueFd control_;
-  pid_t pid_ = -1;
+  pid_t pid_ = -1;  // the guard
 };
 
 }  // namespace paceline::launch

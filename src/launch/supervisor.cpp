@@ -18,6 +18,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "launch/process_title.h"
 #include "launch/process_tree.h"
 
 namespace paceline::launch {
@@ -37,6 +38,7 @@ void close_all_but(std::vector<int> keep) {
   std::sort(keep.begin(), keep.end());
   unsigned first = 0;
   for (const int fd : keep) {
+    if (fd < 0) continue;
     const auto kept = static_cast<unsigned>(fd);
     if (kept > first) ::close_range(first, kept - 1, 0);
     first = kept + 1;
@@ -127,9 +129,7 @@ void Supervisor::watch(std::size_t rank, pid_t pid) {
 
 void Supervisor::close_foreign_descriptors() const {
   std::vector<int> keep{control_, launcher_, children_.get(), exits_.get()};
-  for (const UniqueFd& pidfd : pidfds_) {
-    if (pidfd) keep.push_back(pidfd.get());
-  }
+  for (const UniqueFd& pidfd : pidfds_) keep.push_back(pidfd.get());
   close_all_but(std::move(keep));
 }
 
@@ -243,15 +243,8 @@ bool Supervisor::in_live_group(const Process& process) const {
   });
 }
 
-}  // namespace
-
-void supervise(const Plan& plan, SharedState& state, int control, int launcher) {
-  // Its own group, so that a signal to the launcher's, as from Ctrl-C, does not reach it.
-  ::setpgid(0, 0);
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  ::signal(SIGCHLD, SIG_DFL);
-  Supervisor(plan, state, control, launcher).run();
-
+// The last thing that the supervisor does, and the guard once more.
+[[noreturn]] void leave(const Plan& plan, int control, int launcher) {
   ::shutdown(control, SHUT_WR);
   std::array<pollfd, 2> fds{{{control, POLLIN, 0}, {launcher, POLLIN, 0}}};
   int ignored = 0;
@@ -261,6 +254,35 @@ void supervise(const Plan& plan, SharedState& state, int control, int launcher) 
   std::error_code error;
   std::filesystem::remove_all(plan.directory, error);
   ::_exit(0);
+}
+
+[[noreturn]] void supervise(const Plan& plan, SharedState& state, int control, int launcher) {
+  set_process_title("job-supervisor");
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Supervisor(plan, state, control, launcher).run();
+  leave(plan, control, launcher);
+}
+
+}  // namespace
+
+void guard(const Plan& plan, SharedState& state, int control, int launcher) {
+  // Its own group, so that a signal to the launcher's, as from Ctrl-C, does not reach it.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  ::signal(SIGCHLD, SIG_DFL);
+  const pid_t supervisor = ::fork();
+  if (supervisor == 0) supervise(plan, state, control, launcher);
+  if (supervisor < 0) {
+    state.start_error = errno;
+    leave(plan, control, launcher);
+  }
+  state.supervisor = supervisor;
+  set_process_title("job-guard");
+  close_all_but({control, launcher});
+  int status = 0;
+  ::waitpid(supervisor, &status, 0);
+  if (status != 0) kill_descendants();
+  leave(plan, control, launcher);
 }
 
 }  // namespace paceline::launch

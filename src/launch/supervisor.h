@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -12,7 +13,7 @@
 
 namespace paceline::launch {
 
-// What a supervisor process is told at its start.
+// What the guard and the supervisor know from their start.
 struct Plan {
   std::vector<Worker> workers;
   sigset_t worker_mask;
@@ -21,7 +22,7 @@ struct Plan {
   std::filesystem::path directory;  // removed in the end
 };
 
-// What it tells: memory that both processes share, complete once the supervisor has hung up.
+// What they tell: memory that they share with the launcher, complete once they have hung up.
 struct WorkerState {
   pid_t pid;  // 0: not started
   bool ended;
@@ -31,17 +32,24 @@ struct WorkerState {
 };
 
 struct SharedState {
+  std::atomic<pid_t> supervisor;  // 0: not started
   int start_error;  // an errno: the next worker could not be started, and the job was ended
   std::span<WorkerState> workers;
 };
 
-// The body of the supervisor process, which has one thread and has blocked all signals.
+// The body of the guard process, which has one thread and has blocked all signals.
 //
-// Starts the workers and waits until they, and all processes that they left behind, have ended.
+// Starts the supervisor and waits for its end. If the supervisor is killed, the kernel kills the
+// workers, and the guard adopts and kills what they leave behind. So each of launcher, guard and
+// supervisor can end the job and remove the directory alone. The guard and the supervisor do not
+// have the command's name: killall and pkill -f end the launcher only.
+//
+// The supervisor starts the workers and waits until they, and all processes that they left behind,
+// have ended.
 // `control` leads to the launcher: each int read from it is a signal to send to the job (SIGSTOP
 // and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end); its hang-up, or the
-// end of the process `launcher` (a pidfd), ends the job at once. When nothing is left it shuts down
-// its side, waits for the launcher to do the same, and removes the directory.
-[[noreturn]] void supervise(const Plan& plan, SharedState& state, int control, int launcher);
+// end of the process `launcher` (a pidfd), ends the job at once. When nothing is left it
+// shuts down its side, waits for the launcher to do the same, and removes the directory.
+[[noreturn]] void guard(const Plan& plan, SharedState& state, int control, int launcher);
 
 }  // namespace paceline::launch

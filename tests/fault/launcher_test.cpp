@@ -12,6 +12,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -333,6 +335,17 @@ void expect_all_gone(const ChildProcess& job) {
   EXPECT_TRUE(eventually([&] { return has_ended(supervisor); }));
 }
 
+// The launcher's child, which is the supervisor's parent.
+pid_t guard_of(const ChildProcess& job) {
+  const pid_t supervisor = pids_after(job.out(), "supervisor").at(0);
+  std::ifstream file("/proc/" + std::to_string(supervisor) + "/status");
+  for (std::string word; file >> word;) {
+    pid_t parent = 0;
+    if (word == "PPid:" && file >> parent) return parent;
+  }
+  throw std::runtime_error("the supervisor has ended");
+}
+
 TEST_F(Launcher, KilledLauncherLeavesNoProcess) {
   auto job = run(2, std::string(kFamily) + "wait");
   wait_for_families(job, 2);
@@ -348,6 +361,54 @@ TEST_F(Launcher, KilledSupervisorTakesTheWorkersAlong) {
   EXPECT_EQ(job.wait(), 1) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
   expect_all_gone(job);
+}
+
+TEST_F(Launcher, AnyTwoOfItsProcessesKilledAtOnceLeaveNoProcess) {
+  for (const char* spared : {"guard", "supervisor", "launcher"}) {
+    SCOPED_TRACE(std::string("all but the ") + spared);
+    auto job = run(2, std::string(kFamily) + "wait");
+    wait_for_families(job, 2);
+    std::map<std::string, pid_t> pids{{"launcher", job.pid()},
+                                      {"guard", guard_of(job)},
+                                      {"supervisor", pids_after(job.out(), "supervisor").at(0)}};
+    ASSERT_NE(pids["launcher"], pids["guard"]);
+    const pid_t left = pids.extract(spared).mapped();
+    // None of them may see another's end before its own.
+    for (const auto& process : pids) {
+      ::kill(process.second, SIGSTOP);
+      ASSERT_TRUE(eventually([&] { return test::process_state(process.second) == 'T'; }));
+    }
+    for (const auto& process : pids) ::kill(process.second, SIGKILL);
+    EXPECT_NE(job.wait(), 0) << job.err();
+    expect_all_gone(job);
+    EXPECT_TRUE(eventually([&] { return has_ended(left); }));
+    EXPECT_THAT(left_behind(), IsEmpty());
+  }
+}
+
+TEST_F(Launcher, AJobWithoutItsGuardGoesOn) {
+  auto job =
+      run(1, "echo supervisor=$PPID; until [ -e $TMPDIR/go ]; do :; done; rm $TMPDIR/go; exit 3");
+  job.wait_for("supervisor=");
+  ::kill(guard_of(job), SIGKILL);
+  const std::ofstream go(temporary_.path() / "go");
+  EXPECT_EQ(job.wait(), 3) << job.err();
+}
+
+// What killall, pkill and pkill -f look at.
+TEST_F(Launcher, OnlyTheLauncherHasTheCommandsName) {
+  auto job = run(1, "echo supervisor=$PPID; exec sleep 1000");
+  job.wait_for("supervisor=");
+  for (const pid_t pid : {guard_of(job), pid_after(job.out(), "supervisor")}) {
+    for (const char* file : {"comm", "cmdline"}) {
+      std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file);
+      const std::string name(std::istreambuf_iterator<char>(stream), {});
+      EXPECT_THAT(name, HasSubstr("job-")) << file;
+      EXPECT_THAT(name, Not(HasSubstr("paceline"))) << file;
+    }
+  }
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
 TEST_F(Launcher, WhatWorkersLeaveBehindEndsWithTheJob) {
@@ -387,6 +448,17 @@ TEST_F(Launcher, SuspendedWorkersEndTooWhenAsked) {
   const pid_t worker = pid_after(job.out(), "worker");
   ::kill(worker, SIGSTOP);
   ASSERT_TRUE(eventually([&] { return test::process_state(worker) == 'T'; }));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+TEST_F(Launcher, EndsTheJobThoughItsOwnProcessesAreSuspended) {
+  auto job = run(1, "echo supervisor=$PPID; exec sleep 1000");
+  job.wait_for("supervisor=");
+  for (const pid_t pid : {guard_of(job), pid_after(job.out(), "supervisor")}) {
+    ::kill(pid, SIGSTOP);
+    ASSERT_TRUE(eventually([&] { return test::process_state(pid) == 'T'; }));
+  }
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
