@@ -50,8 +50,8 @@ Supervision::Supervision(const Plan& plan)
   }
   control_ = base::UniqueFd(ends[0]);
   const base::UniqueFd far_end(ends[1]);
+  // If a sandbox refuses it, the socket's hang-up is enough.
   const base::UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-  if (!self) throw base::errno_error("cannot watch the launcher's process");
 
   // Inherits what a guard and a supervisor that are killed would leave behind.
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw base::errno_error("cannot adopt processes");

@@ -48,7 +48,7 @@ struct SharedState {
 // have ended.
 // `control` leads to the launcher: each int read from it is a signal to send to the job (SIGSTOP
 // and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end); its hang-up, or the
-// end of the process `launcher` (a pidfd), ends the job at once. When nothing is left it
+// end of the process `launcher` (a pidfd, or -1), ends the job at once. When nothing is left it
 // shuts down its side, waits for the launcher to do the same, and removes the directory.
 [[noreturn]] void guard(const Plan& plan, SharedState& state, int control, int launcher);
 
