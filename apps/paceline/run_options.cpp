@@ -51,7 +51,8 @@ void describe(CLI::App& app, Flags& flags) {
   add("--master-port", flags.master_port, "PORT", rendezvous,
       "MASTER_PORT of the processes (default: one that is free)");
   add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
-      "From the first failure to SIGTERM for the others (default 0.5)");
+      "From the first failure to SIGTERM for the others (default 0.5); if another rank\n"
+      "is failing by then, its end is awaited too, for --stop-grace at most");
   add("--stop-grace", flags.stop_grace, "SECONDS", stopping,
       "From SIGTERM, or from Ctrl-C, to SIGKILL (default 5)");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
@@ -59,7 +60,7 @@ void describe(CLI::App& app, Flags& flags) {
       "Flags may also be spelled with underscores, as in --nproc_per_node; those after the\n"
       "program belong to the program. Each process gets RANK, LOCAL_RANK, WORLD_SIZE and\n"
       "torchrun's other variables, and OMP_NUM_THREADS unless it is set: the cores divided by\n"
-      "the processes. The exit code is that of the first process that failed, 128 + N if\n"
+      "the processes. The exit code is that of the process that failed first, 128 + N if\n"
       "signal N ended it.\n"
       "\n"
       "Example:\n"

@@ -160,6 +160,7 @@ Worker Job::make_worker(int rank, const Inheritance& inheritance) const {
   worker.environment = worker_environment(spec_, identity_, rank, worker.inherited,
                                           inheritance.store.get(), ::environ);
   worker.inherited.push_back(inheritance.store.get());
+  worker.error_file = error_file_path(identity_, rank);
   return worker;
 }
 

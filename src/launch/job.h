@@ -39,7 +39,9 @@ struct JobSpec {
   // is JobResult::signal; a second SIGINT kills at once. Other threads have to block them.
   bool forward_signals = false;
 
-  // From the first failure to SIGTERM: the time in which the other ranks notice and say so.
+  // From the first failure to SIGTERM: the time in which the other ranks notice and say so. If a
+  // rank has written its error file, or an error file blames it, its failure is under way: SIGTERM
+  // then waits for its end too, for stop_grace at most.
   std::chrono::milliseconds failure_grace{500};
   // From SIGTERM, or a forwarded signal, to SIGKILL.
   std::chrono::milliseconds stop_grace{5000};

@@ -9,22 +9,21 @@ bool failed_by_itself(const RankResult& rank) {
   return rank.status != 0 && !rank.stopped;
 }
 
-// The rank that `rank`'s error is about, if that failed by itself too.
+// The rank that `rank`'s error is about, if that ended by itself: with a failure, or else with 0.
 std::optional<int> culprit(const std::vector<RankResult>& ranks, int rank) {
   const auto& error = ranks[static_cast<std::size_t>(rank)].error;
   if (!error) return std::nullopt;
+  std::optional<int> ended_early;
   for (const int blamed : error->blamed_ranks) {
-    if (blamed >= 0 && blamed < static_cast<int>(ranks.size()) && blamed != rank &&
-        failed_by_itself(ranks[static_cast<std::size_t>(blamed)])) {
-      return blamed;
-    }
+    if (blamed < 0 || blamed >= static_cast<int>(ranks.size()) || blamed == rank) continue;
+    const RankResult& other = ranks[static_cast<std::size_t>(blamed)];
+    if (failed_by_itself(other)) return blamed;
+    if (!other.stopped && !ended_early) ended_early = blamed;
   }
-  return std::nullopt;
+  return ended_early;
 }
 
-}  // namespace
-
-std::optional<int> JobResult::first_failed() const {
+std::optional<int> earliest_failure(const std::vector<RankResult>& ranks) {
   std::optional<int> first;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (failed_by_itself(ranks[rank]) &&
@@ -32,6 +31,13 @@ std::optional<int> JobResult::first_failed() const {
       first = static_cast<int>(rank);
     }
   }
+  return first;
+}
+
+}  // namespace
+
+std::optional<int> JobResult::first_failed() const {
+  const auto first = earliest_failure(ranks);
   if (!first) return std::nullopt;
   // Ranks may blame each other in a circle; as many steps as there are ranks are enough.
   int at = *first;
@@ -45,7 +51,10 @@ std::optional<int> JobResult::first_failed() const {
 
 int JobResult::exit_code() const {
   if (const auto rank = first_failed()) {
-    return exit_code_of(ranks[static_cast<std::size_t>(*rank)].status);
+    const int code = exit_code_of(ranks[static_cast<std::size_t>(*rank)].status);
+    return code != 0
+               ? code
+               : exit_code_of(ranks[static_cast<std::size_t>(*earliest_failure(ranks))].status);
   }
   return signal != 0 ? 128 + signal : 0;
 }

@@ -21,11 +21,13 @@ struct JobResult {
   int signal = 0;  // the signal that was passed on and ended the job, if one did
 
   // The rank whose failure ended the job; nothing if none failed before the job was told to stop.
-  // Where an error file blames another rank that failed by itself too, it is that one: a rank that
-  // loses its peer may well be gone before the peer is.
+  // If an error file blames another rank that failed by itself too, it is that one: a rank that
+  // loses its peer may well be gone before the peer is. A blamed rank that ended with code 0 failed
+  // the others by ending early.
   std::optional<int> first_failed() const;
 
-  // 0, or that of the rank that failed first, or 128 + signal.
+  // 0, or that of the rank that failed first, or 128 + signal. If that rank ended with code 0, it
+  // is the code of the first rank that did not.
   int exit_code() const;
 };
 

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <csignal>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -37,12 +38,21 @@ std::string_view without_trailing_newlines(std::string_view text) {
   return text.substr(0, text.find_last_not_of("\r\n ") + 1);
 }
 
+// By one of the signals that the launcher sends, and not by what it did when told to stop.
+bool was_stopped(const RankResult& rank) {
+  if (!rank.stopped || !WIFSIGNALED(rank.status)) return false;
+  const int signal = WTERMSIG(rank.status);
+  return signal == SIGTERM || signal == SIGKILL || signal == SIGINT || signal == SIGHUP;
+}
+
 std::string describe_other(const RankResult& rank, const RankResult& first) {
-  if (rank.stopped && WIFSIGNALED(rank.status)) {
-    return fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));
+  std::string text;
+  if (was_stopped(rank)) {
+    text = fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));
+  } else {
+    text = describe_end(rank.status);
+    if (rank.stopped) text += " when told to stop";
   }
-  std::string text = describe_end(rank.status);
-  if (rank.stopped) text += " when told to stop";
   if (rank.error) {
     const bool same = first.error && rank.error->message == first.error->message;
     text +=
@@ -103,8 +113,11 @@ std::string failure_report(const JobResult& result) {
   }
   const RankResult& rank = result.ranks[static_cast<std::size_t>(*first)];
   std::string text =
-      fmt::format("paceline: rank {}{} {}\n", *first,
-                  result.ranks.size() > 1 ? " failed first:" : "", describe_end(rank.status));
+      rank.status == 0
+          ? fmt::format("paceline: rank {} ended early: {} while other ranks needed it\n", *first,
+                        describe_end(rank.status))
+          : fmt::format("paceline: rank {}{} {}\n", *first,
+                        result.ranks.size() > 1 ? " failed first:" : "", describe_end(rank.status));
   if (rank.error) {
     const auto message = clip(without_trailing_newlines(rank.error->message), kMaxMessage);
     text += fmt::format("  error: {}\n", indent(message, "         "));

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct Worker {
   std::vector<std::string> environment;
   std::array<int, 3> standard{};  // become descriptors 0, 1 and 2
   std::vector<int> inherited;     // stay open under their numbers; all others do not
+  std::filesystem::path error_file;
 };
 
 // Starts it as the leader of a process group of its own with the signal mask `mask`. It gets

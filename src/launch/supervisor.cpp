@@ -18,6 +18,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "launch/error_file.h"
 #include "launch/process_title.h"
 #include "launch/process_tree.h"
 
@@ -54,7 +55,7 @@ class Supervisor {
 
  private:
   // The job only moves forward through these.
-  enum class Phase { running, failing, stopping, killing };
+  enum class Phase { running, failing, awaiting_failures, stopping, killing };
 
   void start_workers();
   void watch(std::size_t rank, pid_t pid);
@@ -64,6 +65,7 @@ class Supervisor {
   void receive_command();
   void collect_ends();
   void record_end(std::size_t rank, int status);
+  bool failure_under_way() const;
   void check_deadline();
   void stop(int signal);
   void kill_all();
@@ -199,12 +201,33 @@ void Supervisor::record_end(std::size_t rank, int status) {
   }
 }
 
+// A rank that has not ended has an error file already, or is blamed in that of one that has ended.
+bool Supervisor::failure_under_way() const {
+  const auto& states = state_.workers;
+  for (std::size_t rank = 0; rank < states.size(); ++rank) {
+    if (states[rank].ended && states[rank].status == 0) continue;
+    const auto error = read_error_file(plan_.workers[rank].error_file);
+    if (!error) continue;
+    if (!states[rank].ended) return true;
+    for (const int blamed : error->blamed_ranks) {
+      const auto index = static_cast<std::size_t>(blamed);
+      if (index < states.size() && !states[index].ended) return true;
+    }
+  }
+  return false;
+}
+
 void Supervisor::check_deadline() {
   const bool all_ended = ended_ == static_cast<int>(state_.workers.size());
   if (all_ended && phase_ < Phase::stopping) {
     if (anything_left()) stop(SIGTERM);  // what the workers left behind
+  } else if (phase_ == Phase::awaiting_failures) {
+    if (deadline_->expired() || !failure_under_way()) stop(SIGTERM);
   } else if (deadline_ && deadline_->expired()) {
-    phase_ == Phase::failing ? stop(SIGTERM) : kill_all();
+    if (phase_ != Phase::failing) return kill_all();
+    if (!failure_under_way()) return stop(SIGTERM);
+    phase_ = Phase::awaiting_failures;
+    deadline_ = Deadline::after(plan_.stop_grace);
   }
 }
 

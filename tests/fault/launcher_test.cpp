@@ -254,6 +254,44 @@ TEST_F(Launcher, ErrorFilesAreReportedAndBlameIsFollowed) {
                                    "  rank 0: exited with code 1: lost\n"));
 }
 
+// Rank 1 is slow to end, long after rank 0's end would have had it stopped.
+constexpr const char* kRank1EndsSlowly = R"(
+    if [ $RANK = 0 ]; then
+      until [ -e $TMPDIR/failing ]; do :; done
+      rm $TMPDIR/failing
+      printf '{"message": {"message": "lost", "extraInfo": {"blamed_ranks": [%s]}}}' $blamed \
+        > $TORCHELASTIC_ERROR_FILE
+      exit 1
+    fi
+    fail; : > $TMPDIR/failing; sleep 0.3; exit 5)";
+
+TEST_F(Launcher, ABlamedRankHasTimeToEndByItself) {
+  auto job = run(2, "blamed=1; fail() { :; }" + std::string(kRank1EndsSlowly),
+                 {"--failure-grace", "0", "--stop-grace", "20"});
+  EXPECT_EQ(job.wait(), 5) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: exited with code 5\n"
+                                   "  rank 0: exited with code 1: lost\n"));
+}
+
+TEST_F(Launcher, ARankWithAnErrorFileHasTimeToEndByItself) {
+  auto job = run(2,
+                 "fail() { printf '{\"message\": \"full\"}' > $TORCHELASTIC_ERROR_FILE; }" +
+                     std::string(kRank1EndsSlowly),
+                 {"--failure-grace", "0", "--stop-grace", "20"});
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: exited with code 1\n  error: lost\n"
+                                   "  rank 1: exited with code 5: full\n"));
+}
+
+TEST_F(Launcher, ABlamedRankThatDoesNotEndIsStopped) {
+  auto job = run(
+      2,
+      "blamed=1; fail() { : > $TMPDIR/failing; exec sleep 1000; }" + std::string(kRank1EndsSlowly),
+      {"--failure-grace", "0", "--stop-grace", "0.2"});
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 1: stopped by SIGTERM\n"));
+}
+
 TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
   auto job = run(2, R"(
     if [ $RANK = 1 ]; then echo $$ > $TMPDIR/new; mv $TMPDIR/new $TMPDIR/pid; exit 3; fi

@@ -249,8 +249,20 @@ TEST(FirstFailed, EarliestUnlessItBlamesAnother) {
   result.ranks[0].error = ErrorFile{"PeerLost", {1}};
   EXPECT_EQ(result.first_failed(), 1);
   EXPECT_EQ(result.exit_code(), 128 + SIGSEGV);
-  result.ranks[0].error =
-      ErrorFile{"blames one that did not fail, itself, and nobody", {2, 0, 9, -1}};
+  result.ranks[0].error = ErrorFile{"blames itself and nobody", {0, 9, -1}};
+  EXPECT_EQ(result.first_failed(), 0);
+}
+
+TEST(FirstFailed, IsABlamedRankThatEndedEarlyWithCodeZero) {
+  JobResult result;
+  result.ranks = {ended(1, exited(4)), ended(0, exited(0)), ended(2, exited(1))};
+  result.ranks[0].error = ErrorFile{"rank 1 has left the group", {1}};
+  EXPECT_EQ(result.first_failed(), 1);
+  EXPECT_EQ(result.exit_code(), 4) << "not that of the culprit, which is 0";
+  result.ranks[0].error = ErrorFile{"blames one that failed too", {1, 2}};
+  EXPECT_EQ(result.first_failed(), 2);
+  result.ranks[0].error = ErrorFile{"blames one that ended when told to", {1}};
+  result.ranks[1].stopped = true;
   EXPECT_EQ(result.first_failed(), 0);
 }
 
@@ -289,6 +301,28 @@ TEST(FailureReport, OneBlock) {
             "  rank 0: exited with code 1: PeerLost: rank 1 has ended\n"
             "  ranks 2, 3: stopped by SIGTERM\n"
             "  rank 4: exited with code 0 when told to stop\n");
+}
+
+TEST(FailureReport, NamesARankThatEndedEarlyFirst) {
+  JobResult result;
+  result.ranks = {ended(1, exited(1)), ended(0, exited(0)), ended(2, exited(1))};
+  result.ranks[0].error = result.ranks[2].error = ErrorFile{"rank 1 has left the group", {1}};
+  result.ranks[1].last_lines = {"done"};
+  EXPECT_EQ(failure_report(result),
+            "paceline: rank 1 ended early: exited with code 0 while other ranks needed it\n"
+            "  last lines of rank 1:\n"
+            "    | done\n"
+            "  ranks 0, 2: exited with code 1: rank 1 has left the group\n");
+}
+
+TEST(FailureReport, TellsFailuresFromStops) {
+  JobResult result;
+  result.ranks = {ended(0, exited(1)), ended(1, SIGSEGV, true), ended(2, SIGTERM, true)};
+  result.ranks[2].error = ErrorFile{"disk full", {}};
+  EXPECT_EQ(failure_report(result),
+            "paceline: rank 0 failed first: exited with code 1\n"
+            "  rank 1: killed by SIGSEGV (an invalid memory access) when told to stop\n"
+            "  rank 2: stopped by SIGTERM: disk full\n");
 }
 
 TEST(FailureReport, NothingFailedSaysNothing) {
