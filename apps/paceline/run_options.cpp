@@ -51,8 +51,8 @@ void describe(CLI::App& app, Flags& flags) {
   add("--master-port", flags.master_port, "PORT", rendezvous,
       "MASTER_PORT of the processes (default: one that is free)");
   add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
-      "From the first failure to SIGTERM for the others (default 0.5); if another rank\n"
-      "is failing by then, its end is awaited too, for --stop-grace at most");
+      "From the first failure to SIGTERM for the others (default 0.5);\n"
+      "a rank that is failing by then has --stop-grace to end by itself");
   add("--stop-grace", flags.stop_grace, "SECONDS", stopping,
       "From SIGTERM, or from Ctrl-C, to SIGKILL (default 5)");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");

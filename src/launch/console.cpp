@@ -38,6 +38,8 @@ void Console::write(int rank, Stream stream, std::string_view bytes) {
 void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
   std::string text;
   source(rank, stream).plain.feed(bytes, [&](std::string_view line, char end) {
+    // The return that a bar begins with.
+    if (line.empty() && end == '\r') return;
     text.append(prefix(rank)).append(line).push_back(end);
   });
   if (!text.empty()) target(stream).write(text);
@@ -61,7 +63,10 @@ std::string Console::erase_bar() {
 }
 
 std::string Console::draw_bar() {
-  const std::string_view bar = source(0, bar_stream_).screen.current();
+  std::string_view bar = source(0, bar_stream_).screen.current();
+  if (bar.empty()) {
+    bar = source(0, bar_stream_ == Stream::out ? Stream::err : Stream::out).screen.current();
+  }
   bar_drawn_ = !bar.empty();
   // A line that wraps could not be erased.
   return bar_drawn_ ? prefix(0) + fit(bar, columns_beside_prefix(columns_())) : std::string();

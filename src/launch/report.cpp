@@ -30,6 +30,25 @@ std::string indent(std::string_view text, std::string_view space) {
   return result;
 }
 
+// An error's text, in which control characters are spelled out: a terminal would obey them. JSON
+// has made sure that it is UTF-8, where U+0080 to U+009F are C2 80 to C2 9F.
+std::string printable(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xC2 && next < 0xA0) {
+      result += fmt::format("\\u{:04x}", next);
+      ++i;
+    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
 std::string_view first_line(std::string_view text) {
   return text.substr(0, text.find('\n'));
 }
@@ -55,9 +74,10 @@ std::string describe_other(const RankResult& rank, const RankResult& first) {
   }
   if (rank.error) {
     const bool same = first.error && rank.error->message == first.error->message;
-    text +=
-        same ? ": the same"
-             : ": " + clip(first_line(without_trailing_newlines(rank.error->message)), kMaxSummary);
+    text += same
+                ? ": the same"
+                : ": " + clip(printable(first_line(without_trailing_newlines(rank.error->message))),
+                              kMaxSummary);
   }
   return text;
 }
@@ -119,7 +139,8 @@ std::string failure_report(const JobResult& result) {
           : fmt::format("paceline: rank {}{} {}\n", *first,
                         result.ranks.size() > 1 ? " failed first:" : "", describe_end(rank.status));
   if (rank.error) {
-    const auto message = clip(without_trailing_newlines(rank.error->message), kMaxMessage);
+    const auto message =
+        clip(printable(without_trailing_newlines(rank.error->message)), kMaxMessage);
     text += fmt::format("  error: {}\n", indent(message, "         "));
   }
   if (!rank.last_lines.empty() && !repeats_error(rank)) {

@@ -103,6 +103,31 @@ TEST(Console, RankZeroMayDrawABarOnATerminal) {
   EXPECT_EQ(screen.err, "\r\x1b[K[rank0]: 100%\n");
 }
 
+TEST(Console, ABarThatBeginsWithAReturnHasOnePrefixInAFile) {
+  Screen screen(false, false);
+  screen.console.write(0, Stream::err, "\r10%");
+  screen.console.write(0, Stream::err, "\r20%\r\n");
+  screen.console.write(0, Stream::err, "\n");
+  EXPECT_EQ(screen.err, "[rank0]: 10%\r[rank0]: 20%\n[rank0]: \n");
+}
+
+TEST(Console, TheBarStaysBelowRankZerosOtherLines) {
+  Screen screen(true, true);
+  screen.console.write(0, Stream::err, "\r10%");
+  screen.console.write(0, Stream::out, "hello\n");
+  EXPECT_EQ(screen.out, "\r\x1b[K[rank0]: hello\n[rank0]: 10%");
+  screen.out.clear();
+  screen.console.write(0, Stream::out, "hel");  // an unfinished line takes the bar's place
+  EXPECT_EQ(screen.out, "\r\x1b[K[rank0]: hel");
+  screen.out.clear();
+  screen.console.write(0, Stream::out, "lo\n");
+  EXPECT_EQ(screen.out, "\r\x1b[K[rank0]: hello\n[rank0]: 10%");
+  screen.out.clear();
+  screen.err.clear();
+  screen.console.write(0, Stream::err, "\r100%\n");
+  EXPECT_EQ(screen.err, "\r\x1b[K[rank0]: 100%\n");
+}
+
 TEST(Console, BarsOfOtherRanksShowTheirLastStateOnly) {
   Screen screen(true, true);
   screen.console.write(1, Stream::err, "\r10%\r20%");

@@ -325,6 +325,22 @@ TEST(FailureReport, TellsFailuresFromStops) {
             "  rank 2: stopped by SIGTERM: disk full\n");
 }
 
+// A terminal would obey them: change its title, clear the screen, ring.
+TEST(FailureReport, ControlCharactersOfErrorFilesAreSpelledOut) {
+  JobResult result;
+  result.ranks = {ended(0, exited(1)), ended(1, exited(1))};
+  result.ranks[0].error = ErrorFile{std::string("a\tb\n\x1b]0;title\a\0\r\x7f \xC2\x9B"
+                                                "2J \u00e9",
+                                                25),
+                                    {}};
+  result.ranks[1].error = ErrorFile{"\x1b[2J", {}};
+  EXPECT_EQ(failure_report(result),
+            "paceline: rank 0 failed first: exited with code 1\n"
+            "  error: a\tb\n"
+            "         \\x1b]0;title\\x07\\x00\\x0d\\x7f \\u009b2J \u00e9\n"
+            "  rank 1: exited with code 1: \\x1b[2J\n");
+}
+
 TEST(FailureReport, NothingFailedSaysNothing) {
   JobResult result;
   result.ranks = {ended(0, 0)};
