@@ -21,8 +21,10 @@
 namespace paceline::app {
 namespace {
 
-// For the last of the output, after a signal has ended the job and nobody reads.
-constexpr std::chrono::milliseconds kSignalPatience{1000};
+// For the last of the output, when nobody reads it after a signal or a failure has ended the job.
+// After a success there is no limit.
+constexpr std::chrono::seconds kSignalPatience{1};
+constexpr std::chrono::seconds kFailurePatience{10};
 
 launch::Console::Target target(launch::PatientWriter& writer) {
   return {[&writer](std::string_view text) { writer.write(text); }, ::isatty(writer.fd()) != 0};
@@ -83,9 +85,15 @@ int run_command(const std::vector<std::string>& arguments) {
   const launch::JobResult result = launch::run_job(*spec);
   console.finish();
   err.write(launch::failure_report(result));
-  for (launch::PatientWriter* const writer : spec->writers) {
-    writer->finish(result.signal == 0 ? std::nullopt : std::optional(kSignalPatience));
+  std::optional<std::chrono::seconds> patience;
+  if (result.exit_code() != 0) patience = kFailurePatience;
+  if (result.signal != 0) patience = kSignalPatience;
+  out.finish(patience);
+  if (out.pending()) {
+    err.write(fmt::format("paceline: standard output was not read for {} s; the rest is dropped\n",
+                          patience->count()));
   }
+  err.finish(patience);
   return result.exit_code();
 }
 

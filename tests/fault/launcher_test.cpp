@@ -154,6 +154,17 @@ TEST_F(Launcher, HearsSignalsWhileNobodyReadsItsOutput) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
+TEST_F(Launcher, EndsAfterAFailureThoughNobodyReadsItsOutput) {
+  auto [reader, writer] = base::make_pipe();
+  fill(writer.get());
+  ::fcntl(writer.get(), F_SETFL, 0);
+  auto job = run(1, "seq 1 100; exit 3", {}, {}, {base::UniqueFd(), std::move(writer)});
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 exited with code 3\n"));
+  EXPECT_THAT(job.err(),
+              HasSubstr("paceline: standard output was not read for 10 s; the rest is dropped\n"));
+}
+
 TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
   auto chosen = run(2, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", ""}});
   EXPECT_EQ(chosen.wait(), 0);
