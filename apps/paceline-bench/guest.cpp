@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -38,6 +40,22 @@ pid_t start(const std::vector<std::string>& command, const Descriptors& descript
   errno = ::posix_spawnp(&pid, arguments[0], &actions, nullptr, arguments.data(), ::environ);
   ::posix_spawn_file_actions_destroy(&actions);
   return errno == 0 ? pid : -1;
+}
+
+// write(), but a reader that has ended is EPIPE, not a SIGPIPE.
+ssize_t write_without_signal(int fd, const std::string& text) {
+  sigset_t pipe;
+  sigset_t mask;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &pipe, &mask);
+  const ssize_t written = ::write(fd, text.data(), text.size());
+  const int code = errno;
+  constexpr timespec kNow{};
+  if (written < 0 && code == EPIPE) ::sigtimedwait(&pipe, nullptr, &kNow);
+  ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  errno = code;
+  return written;
 }
 
 int wait_for(pid_t pid) {
@@ -84,8 +102,7 @@ Guest::~Guest() {
 }
 
 Sample Guest::measure(int calls) {
-  const std::string question = fmt::format("{}\n", calls);
-  if (::write(input_.get(), question.data(), question.size()) < 0) {
+  if (write_without_signal(input_.get(), fmt::format("{}\n", calls)) < 0) {
     throw base::errno_error("cannot write to " + name_);
   }
   const std::string answer = read_line();

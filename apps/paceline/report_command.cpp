@@ -60,6 +60,7 @@ ReportOptions parse_report_options(std::vector<std::string> arguments) {
 }
 
 void write_page(const std::string& path, const std::string& page) {
+  errno = 0;
   std::ofstream file(path);
   file << page;
   file.close();

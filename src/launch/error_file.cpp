@@ -31,7 +31,10 @@ std::optional<std::string> read_small_file(const std::filesystem::path& path) {
     return std::nullopt;
   }
   std::string text(static_cast<std::size_t>(info.st_size), '\0');
-  const ssize_t size = ::read(fd.get(), text.data(), text.size());
+  ssize_t size = 0;
+  do {
+    size = ::read(fd.get(), text.data(), text.size());
+  } while (size < 0 && errno == EINTR);  // as file systems in user space may say
   if (size < 0) return std::nullopt;
   text.resize(static_cast<std::size_t>(size));
   return text;

@@ -114,6 +114,7 @@ void Supervisor::start_workers() {
     const int error =
         start_worker(plan_.workers[rank], plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
     if (error != 0) {
+      pidfds_.resize(rank);
       state_.workers[rank].pid = 0;
       state_.start_error = error;
       return kill_all();
