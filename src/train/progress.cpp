@@ -98,8 +98,9 @@ void Progress::report(Clock::time_point now, bool last) {
   last_report_ = now;
   const double elapsed = std::max(std::chrono::duration<double>(now - epoch_start_).count(), 1e-9);
   const auto done = static_cast<double>(state_.step);
-  const auto left =
-      static_cast<double>(options_.steps * (options_.epochs - state_.epoch) - state_.step);
+  // Not negative in a training that makes more steps than it was told.
+  const auto left = static_cast<double>(
+      std::max<std::int64_t>(options_.steps * (options_.epochs - state_.epoch) - state_.step, 0));
   std::string epoch = fmt::format("epoch {}/{}  ", state_.epoch + 1, options_.epochs);
   const std::string step = fmt::format("{}/{}  ", state_.step, options_.steps);
   const std::string rate = fmt::format(
@@ -121,7 +122,8 @@ void Progress::report(Clock::time_point now, bool last) {
   if (std::ssize(epoch) > room) epoch.clear();
   const auto left_over = room - std::ssize(epoch) - std::ssize(tail);
   line_open_ = !last;
-  write(fmt::format("\r{}{}{}\x1b[K{}", epoch, draw_bar(state_.step, options_.steps, left_over),
+  write(fmt::format("\r{}{}{}\x1b[K{}", epoch,
+                    draw_bar(std::min(state_.step, options_.steps), options_.steps, left_over),
                     tail, last ? "\n" : ""));
 }
 

@@ -144,6 +144,21 @@ TEST_F(ProgressTest, ReportsAsOftenAsAsked) {
   EXPECT_THAT(output.take(), HasSubstr("298:00:00 left"));
 }
 
+TEST_F(ProgressTest, MoreStepsThanToldFillTheBarAndLeaveNoTime) {
+  auto short_training = options(90);
+  short_training.epochs = 1;
+  short_training.steps = 2;
+  Progress progress(short_training);
+  for (int i = 0; i < 3; ++i) step_after(progress, 1s);
+  output.take();
+  for (int i = 0; i < 97; ++i) step_after(progress, 1s);
+  const std::string text = output.take();
+  // 89 columns, of which the text takes 11 and 43, and the bar's frame 4.
+  EXPECT_EQ(text.substr(text.rfind('\r')),
+            "\repoch 1/1  [" + std::string(31, '#') +
+                "]  100/2  128 samples/s  loss 1.000  0:00 left\x1b[K");
+}
+
 TEST_F(ProgressTest, OtherRanksAreSilent) {
   auto other = options(80);
   other.rank = 1;
