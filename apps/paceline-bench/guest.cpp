@@ -108,7 +108,7 @@ Sample Guest::measure(int calls) {
   const std::string answer = read_line();
   Sample sample;
   if (std::sscanf(answer.c_str(), "%lf %lf", &sample.wall_us, &sample.cpu_us) == 2) return sample;
-  throw Error(fmt::format("{} said '{}' instead of two times", name_, answer));
+  throw Error(fmt::format("{} answered '{}'; expected two times", name_, answer));
 }
 
 std::string Guest::read_line() {
@@ -117,7 +117,7 @@ std::string Guest::read_line() {
   while ((end = pending_.find('\n')) == std::string::npos) {
     const ssize_t size = ::read(output_.get(), buffer.data(), buffer.size());
     if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) throw Error(name_ + " has ended before its measurement");
+    if (size <= 0) throw Error(name_ + " ended before its measurement");
     pending_.append(buffer.data(), static_cast<std::size_t>(size));
   }
   std::string line = pending_.substr(0, end);

@@ -113,7 +113,8 @@ int main(int argc, char** argv) {
   try {
     return paceline::bench::main_or_throw({argv + 1, argv + argc});
   } catch (const paceline::UsageError& error) {
-    std::fprintf(stderr, "paceline bench: %s\npaceline bench --help tells more\n", error.what());
+    std::fprintf(stderr, "paceline bench: %s\nRun 'paceline bench --help' for help.\n",
+                 error.what());
     return paceline::bench::kUsageExitCode;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "paceline bench: %s\n", error.what());

@@ -24,10 +24,10 @@ Usage: paceline COMMAND [arguments...]
 
 Commands:
   run      start a program as several processes on this machine
-  report   draw what PACELINE_TIMELINE has recorded, and say what holds it back
+  report   find the bottleneck in what PACELINE_TIMELINE recorded, and draw it
   bench    measure collectives and training steps
 
-paceline COMMAND --help tells more. For example:
+Run 'paceline COMMAND --help' for its flags. Example:
   paceline run --nproc-per-node 2 ./train
 )";
 
@@ -53,7 +53,8 @@ int dispatch(int argc, char** argv) {
     std::puts("paceline " PACELINE_VERSION);
     return 0;
   }
-  throw paceline::UsageError(fmt::format("'{}' is no command: run, report and bench are", command));
+  throw paceline::UsageError(
+      fmt::format("unknown command '{}'; expected run, report or bench", command));
 }
 
 }  // namespace
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s: %s\n", prefix, error.what());
     return error.exit_code();
   } catch (const paceline::UsageError& error) {
-    std::fprintf(stderr, "%s: %s\n%s --help tells more\n", prefix, error.what(), prefix);
+    std::fprintf(stderr, "%s: %s\nRun '%s --help' for help.\n", prefix, error.what(), prefix);
     return kUsageExitCode;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", prefix, error.what());

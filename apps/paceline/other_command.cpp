@@ -20,7 +20,7 @@ void become_other_command(const std::string& name, char** arguments) {
     ::execv(path.c_str(), arguments);
     throw base::errno_error(fmt::format("cannot execute {}", path.string()));
   }
-  throw UsageError(fmt::format("paceline {} is not installed: there is neither {} nor {}", name,
+  throw UsageError(fmt::format("paceline {} is not installed: neither {} nor {} exists", name,
                                beside.string(), libexec.string()));
 }
 

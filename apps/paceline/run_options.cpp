@@ -19,15 +19,15 @@ struct Flags {
   std::string nproc_per_node = "1";
   std::string nnodes = "1";
   std::string master_addr = "127.0.0.1";
-  std::optional<int> master_port;
+  std::optional<std::string> master_port;
   bool pass_local_rank = false;
   bool no_tune_malloc = false;
-  double failure_grace = 0.5;
-  double stop_grace = 5;
+  std::string failure_grace = "0.5";
+  std::string stop_grace = "5";
 };
 
 void describe(CLI::App& app, Flags& flags) {
-  app.formatter(std::make_shared<HelpFormatter>("paceline run [flags] program [arguments...]"));
+  app.formatter(std::make_shared<HelpFormatter>("paceline run [flags] PROGRAM [arguments]"));
   // Defaults stand in the descriptions: CLI11 would print its own type and range beside them.
   const auto add = [&](const std::string& name, auto& value, const char* unit, const char* group,
                        const char* description) {
@@ -43,8 +43,8 @@ void describe(CLI::App& app, Flags& flags) {
                "Append --local_rank=R to the arguments of local rank R's process")
       ->group(processes);
   app.add_flag("--no-tune-malloc", flags.no_tune_malloc,
-               "Leave malloc alone, which otherwise keeps for the next step what a step\n"
-               "of training frees (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_)")
+               "Do not set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_, which make\n"
+               "malloc keep freed memory for the next training step")
       ->group(processes);
   add("--master-addr", flags.master_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes (default 127.0.0.1)");
@@ -88,38 +88,51 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
     const std::string& flag = result.flags.emplace_back(with_dashes(*at++));
     const std::size_t equals = flag.find('=');
     const CLI::Option* const option = app.get_option_no_throw(flag.substr(0, equals));
-    if (option == nullptr) throw UsageError(fmt::format("there is no flag {}", flag));
+    if (option == nullptr) throw UsageError(fmt::format("unknown flag {}", flag));
     const bool takes_value = option->get_items_expected_max() > 0;
-    if (equals != std::string::npos) {
-      if (!takes_value) throw UsageError(fmt::format("{}: this flag takes no value", flag));
-    } else if (takes_value && at != arguments.end()) {
-      result.flags.push_back(*at++);
+    if (equals != std::string::npos && !takes_value) {
+      throw UsageError(fmt::format("{}: this flag takes no value", flag));
     }
+    if (takes_value &&
+        (equals == std::string::npos ? at == arguments.end() : equals + 1 == flag.size())) {
+      throw UsageError(fmt::format("{}: expected a value", flag));
+    }
+    if (takes_value && equals == std::string::npos) result.flags.push_back(*at++);
   }
   if (at != arguments.end() && *at == "--") ++at;
   result.command.assign(at, arguments.end());
   return result;
 }
 
-int parse_processes(const std::string& text, int cores) {
-  if (text == "auto" || text == "cpu") return cores;
-  int value = 0;
+template <typename Number>
+std::optional<Number> parse_number(const std::string& text, Number low, Number high) {
+  Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 ||
-      value > launch::kMaxProcesses) {
-    throw UsageError(
-        fmt::format("--nproc-per-node {}: a number from 1 to {}, auto or cpu is needed", text,
-                    launch::kMaxProcesses));
-  }
-  return value;
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && value >= low && value <= high ? std::optional(value) : std::nullopt;
 }
 
-std::chrono::milliseconds parse_seconds(const char* flag, double seconds) {
-  constexpr double day = 86400;
-  if (!(seconds >= 0 && seconds <= day)) {
-    throw UsageError(fmt::format("{} {}: 0 to {} seconds are possible", flag, seconds, day));
+int parse_processes(const std::string& text, int cores) {
+  if (text == "auto" || text == "cpu") return cores;
+  const auto value = parse_number(text, 1, launch::kMaxProcesses);
+  if (value) return *value;
+  throw UsageError(fmt::format("--nproc-per-node {}: expected a number from 1 to {}, auto or cpu",
+                               text, launch::kMaxProcesses));
+}
+
+int parse_port(const std::string& text) {
+  const auto value = parse_number(text, 1, 65535);
+  if (value) return *value;
+  throw UsageError(fmt::format("--master-port {}: expected a number from 1 to 65535", text));
+}
+
+std::chrono::milliseconds parse_seconds(const char* flag, const std::string& text) {
+  constexpr double kDay = 86400;
+  const auto seconds = parse_number(text, 0.0, kDay);
+  if (!seconds) {
+    throw UsageError(fmt::format("{} {}: expected 0 to {} seconds", flag, text, kDay));
   }
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
 launch::JobSpec make_spec(const Flags& flags, int cores) {
@@ -133,13 +146,7 @@ launch::JobSpec make_spec(const Flags& flags, int cores) {
   spec.pass_local_rank = flags.pass_local_rank;
   if (!flags.no_tune_malloc) spec.environment = base::malloc_variables();
   spec.master_addr = flags.master_addr;
-  if (flags.master_port) {
-    if (*flags.master_port < 1 || *flags.master_port > 65535) {
-      throw UsageError(
-          fmt::format("--master-port {}: a number from 1 to 65535 is needed", *flags.master_port));
-    }
-    spec.master_port = *flags.master_port;
-  }
+  if (flags.master_port) spec.master_port = parse_port(*flags.master_port);
   spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);
   spec.stop_grace = parse_seconds("--stop-grace", flags.stop_grace);
   return spec;
@@ -164,7 +171,8 @@ std::optional<launch::JobSpec> parse_run_options(const std::vector<std::string>&
   }
   launch::JobSpec spec = make_spec(flags, cores);
   spec.command = std::move(parts.command);
-  if (spec.command.empty()) throw UsageError("which program? Its name goes after the flags");
+  if (spec.command.empty())
+    throw UsageError("no program given: paceline run [flags] PROGRAM [arguments]");
   return spec;
 }
 

@@ -17,7 +17,7 @@ Integer parse_integer(const char* name, std::string_view text, Integer low, Inte
   Integer value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    throw UsageError(fmt::format("{}={} is not a whole number {}", name, text,
+    throw UsageError(fmt::format("{}={} is not an integer {}", name, text,
                                  high == std::numeric_limits<Integer>::max()
                                      ? fmt::format("of at least {}", low)
                                      : fmt::format("from {} to {}", low, high)));
@@ -64,7 +64,7 @@ class Reader {
 void check_below(const char* name, std::optional<int> value, const char* bound_name,
                  std::optional<int> bound) {
   if (value && bound && *value >= *bound) {
-    throw UsageError(fmt::format("{}={} is not below {}={}", name, *value, bound_name, *bound));
+    throw UsageError(fmt::format("{}={} is not less than {}={}", name, *value, bound_name, *bound));
   }
 }
 
@@ -73,7 +73,7 @@ std::optional<Environment::Terminal> parse_terminal(const std::vector<std::int64
   constexpr std::int64_t kMost = 10000;
   if (numbers[0] < 1 || numbers[0] > kMost) {
     throw UsageError(
-        fmt::format("PACELINE_TERMINAL={},...: a terminal has 1 to {} columns", numbers[0], kMost));
+        fmt::format("PACELINE_TERMINAL={},...: expected 1 to {} columns", numbers[0], kMost));
   }
   return Environment::Terminal{static_cast<int>(numbers[0]), {numbers.begin() + 1, numbers.end()}};
 }

@@ -57,13 +57,13 @@ class PrivateDirectory {
 
 void check(const JobSpec& spec) {
   if (spec.processes < 1 || spec.processes > kMaxProcesses) {
-    throw UsageError(fmt::format("cannot start {} processes: 1 to {} are possible", spec.processes,
-                                 kMaxProcesses));
+    throw UsageError(
+        fmt::format("cannot start {} processes; expected 1 to {}", spec.processes, kMaxProcesses));
   }
-  if (spec.command.empty()) throw UsageError("there is no program to start");
+  if (spec.command.empty()) throw UsageError("no program given");
   if (spec.master_port < 0 || spec.master_port > 65535) {
     throw UsageError(
-        fmt::format("{} is not a port: 1 to 65535 are, 0 stands for a free one", spec.master_port));
+        fmt::format("invalid port {}; expected 1 to 65535, or 0 for a free one", spec.master_port));
   }
 }
 

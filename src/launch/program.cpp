@@ -27,7 +27,7 @@ std::string check_executable(const std::string& file) {
   if (fs::is_directory(file, ignored)) {
     throw ProgramError(fmt::format("{} is a directory, not a program", file), 126);
   }
-  if (!is_file(file)) throw ProgramError(fmt::format("there is no program {}", file), 127);
+  if (!is_file(file)) throw ProgramError(fmt::format("program {} not found", file), 127);
   if (!is_executable(file)) {
     const bool python = fs::path(file).extension() == ".py";
     throw ProgramError(fmt::format("{} is not executable: {}", file,
@@ -54,11 +54,11 @@ std::optional<std::string> find_on_path(const std::string& name, const std::stri
 std::string find_program(const std::string& name, const std::string& path) {
   if (name.find('/') != std::string::npos) return check_executable(name);
   if (auto file = name.empty() ? std::nullopt : find_on_path(name, path)) return *file;
-  std::string message = fmt::format("there is no program '{}' on PATH", name);
+  std::string message = fmt::format("program '{}' not found on PATH", name);
   if (fs::path(name).extension() == ".py" && is_file(name)) {
-    message += fmt::format("; for the script in this folder write python3 {}", name);
+    message += fmt::format("; to run the script in this directory, write python3 {}", name);
   } else if (!name.empty() && is_file(name)) {
-    message += fmt::format("; for the one in this folder write ./{}", name);
+    message += fmt::format("; to run the one in this directory, write ./{}", name);
   }
   throw ProgramError(message, 127);
 }

@@ -75,7 +75,7 @@ std::string describe_other(const RankResult& rank, const RankResult& first) {
   if (rank.error) {
     const bool same = first.error && rank.error->message == first.error->message;
     text += same
-                ? ": the same"
+                ? ": the same error"
                 : ": " + clip(printable(first_line(without_trailing_newlines(rank.error->message))),
                               kMaxSummary);
   }

@@ -19,7 +19,7 @@ std::string_view signal_meaning(int signal) {
     case SIGSEGV:
       return "an invalid memory access";
     case SIGBUS:
-      return "memory that is not there: often a full /dev/shm, or a mapped file cut short";
+      return "inaccessible memory: often a full /dev/shm, or a mapped file that was truncated";
     case SIGABRT:
       return "an uncaught exception, a failed assertion or a corrupted heap";
     case SIGFPE:

@@ -37,9 +37,11 @@ using test::eventually;
 using test::has_ended;
 using test::is_gone;
 using ::testing::Contains;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
@@ -616,7 +618,7 @@ TEST_F(Launcher, ProgramsThatCannotBeStartedAreNamed) {
   EXPECT_THAT(plain.err(), HasSubstr("script is not executable"));
   auto missing = paceline({"run", "--nproc-per-node", "2", "no-such-program"});
   EXPECT_EQ(missing.wait(), 127);
-  EXPECT_EQ(missing.err(), "paceline run: there is no program 'no-such-program' on PATH\n");
+  EXPECT_EQ(missing.err(), "paceline run: program 'no-such-program' not found on PATH\n");
 
   std::filesystem::permissions(script, std::filesystem::perms::owner_all);
   auto broken = paceline({"run", script.string()});
@@ -633,6 +635,8 @@ TEST_F(Launcher, BadFlagsAreNamed) {
                                                                  {"--master-port", "70000"},
                                                                  {"--stop-grace", "-1"},
                                                                  {"--stop-grace", "nan"},
+                                                                 {"--master-port", "x"},
+                                                                 {"--failure-grace", "5s"},
                                                                  {"--pass-local-rank=1"},
                                                                  {"--no-such-flag"}}) {
     std::vector<std::string> arguments{"run"};
@@ -642,6 +646,27 @@ TEST_F(Launcher, BadFlagsAreNamed) {
     EXPECT_EQ(command.wait(), 2) << flags[0];
     EXPECT_THAT(command.err(), HasSubstr(flags[0]));
     EXPECT_THAT(command.err(), Not(HasSubstr("processes, ")));
+  }
+}
+
+TEST_F(Launcher, ErrorsSayWhatIsExpected) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> errors{
+      {{"ruin"}, "paceline: unknown command 'ruin'; expected run, report or bench\n"},
+      {{"run"}, "paceline run: no program given: paceline run [flags] PROGRAM [arguments]\n"},
+      {{"run", "--nope", "true"}, "paceline run: unknown flag --nope\n"},
+      {{"run", "--master-port"}, "paceline run: --master-port: expected a value\n"},
+      {{"run", "--master-port=", "true"}, "paceline run: --master-port=: expected a value\n"},
+      {{"run", "--master-port", "x", "true"},
+       "paceline run: --master-port x: expected a number from 1 to 65535\n"},
+      {{"run", "--nproc-per-node=0", "true"},
+       "paceline run: --nproc-per-node 0: expected a number from 1 to 1024, auto or cpu\n"},
+      {{"run", "--stop-grace", "5s", "true"},
+       "paceline run: --stop-grace 5s: expected 0 to 86400 seconds\n"}};
+  for (const auto& [arguments, message] : errors) {
+    auto command = paceline(arguments);
+    EXPECT_EQ(command.wait(), 2);
+    EXPECT_THAT(command.err(), StartsWith(message));
+    EXPECT_THAT(command.err(), EndsWith(" --help' for help.\n"));
   }
 }
 

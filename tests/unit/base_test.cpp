@@ -83,15 +83,15 @@ TEST(Environment, ReadsTorchrunsVariables) {
 }
 
 TEST(Environment, BadValuesAreNamed) {
-  EXPECT_EQ(parse_failure({{"RANK", "-1"}}), "RANK=-1 is not a whole number of at least 0");
+  EXPECT_EQ(parse_failure({{"RANK", "-1"}}), "RANK=-1 is not an integer of at least 0");
   EXPECT_EQ(parse_failure({{"WORLD_SIZE", "two"}}),
-            "WORLD_SIZE=two is not a whole number of at least 1");
+            "WORLD_SIZE=two is not an integer of at least 1");
   EXPECT_EQ(parse_failure({{"MASTER_PORT", "65536"}}),
-            "MASTER_PORT=65536 is not a whole number from 0 to 65535");
+            "MASTER_PORT=65536 is not an integer from 0 to 65535");
   EXPECT_EQ(parse_failure({{"RANK", "4"}, {"WORLD_SIZE", "4"}}),
-            "RANK=4 is not below WORLD_SIZE=4");
+            "RANK=4 is not less than WORLD_SIZE=4");
   EXPECT_EQ(parse_failure({{"RANK", "99999999999"}}),
-            "RANK=99999999999 is not a whole number of at least 0");
+            "RANK=99999999999 is not an integer of at least 0");
   for (const char* links : {"1,", ",", "1,,2", "x", "1;2", "-1"}) {
     EXPECT_THAT(parse_failure({{"PACELINE_LINKS", links}}), HasSubstr("PACELINE_LINKS=")) << links;
   }
