@@ -18,10 +18,10 @@ namespace paceline {
 // not contiguous through a copy, which for asynchronous calls is written back by wait().
 //
 // On the backend paceline: reductions take floating, integer, bool and complex tensors with SUM,
-// PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, floating and complex ones with
-// AVG, integer and bool ones with BAND, BOR and BXOR; 16-bit floats are reduced in float32 and
-// rounded once. The calls that only move data take every type. Tensors live on the CPU. all_reduce
-// adds up sparse COO tensors, too.
+// PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, all but bool ones with AVG,
+// integer and bool ones with BAND, BOR and BXOR; 16-bit floats are reduced in float32 and rounded
+// once, and averages of integers are truncated towards zero. The calls that only move data take
+// every type. Tensors live on the CPU. all_reduce adds up sparse COO tensors, too.
 
 using ReduceOp = c10d::ReduceOp;
 

@@ -151,6 +151,41 @@ def types() -> list[torch.Tensor]:
     return results
 
 
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def numbers(kind: torch.dtype, rank: int) -> list[int]:
+    """Some for each way to reduce them: with both signs where there are, and sums that the type holds."""
+    lowest = 0 if kind == torch.uint8 else -30
+    return [lowest + (7 * i + 5 * rank) % 31 for i in range(40_000)]
+
+
+def averages() -> list[torch.Tensor]:
+    results = []
+    for kind in INTEGERS:
+        for count in (20, 40_000):
+            results.append(torch.tensor(numbers(kind, dist.get_rank())[:count], dtype=kind))
+            dist.all_reduce(results[-1], dist.ReduceOp.AVG)
+    return results
+
+
+def expected_of_averages(rank: int, size: int) -> list[torch.Tensor]:
+    results = []
+    for kind in INTEGERS:
+        sums = map(sum, zip(*(numbers(kind, peer) for peer in range(size))))
+        truncated = [abs(one) // size * (1 if one > 0 else -1) for one in sums]
+        results += [torch.tensor(truncated[:count], dtype=kind) for count in (20, 40_000)]
+    return results
+
+
+def average_of_bools() -> str:
+    try:
+        dist.all_reduce(torch.tensor([True]), dist.ReduceOp.AVG)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
 class Collectives(ranks.Case):
     def equals(self, function: Any, expected: Any, *arguments: Any) -> None:
         for size in ranks.SIZES:
@@ -181,6 +216,14 @@ class Collectives(ranks.Case):
 
     def test_types(self) -> None:
         self.equals_gloo(types, sizes=(1, 2, 4))
+
+    def test_averages_of_integers_are_truncated(self) -> None:
+        self.equals(averages, expected_of_averages)
+
+    def test_averages_of_bools_are_refused(self) -> None:
+        self.assertEqual(ranks.run(average_of_bools, "paceline", 1), [
+            "all_reduce of Bool with AVG: the average of bools is not a bool; convert the tensor to a floating type, "
+            "or reduce it with MIN or MAX"])
 
     def test_tensors_that_are_not_contiguous(self) -> None:
         def expected(rank: int, size: int) -> torch.Tensor:

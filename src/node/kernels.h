@@ -20,7 +20,7 @@ inline constexpr std::size_t kMaxSources = 64;
 // - float16 and bfloat16 accumulate in float32 and round once, to nearest even; other types
 //   accumulate in themselves, and nothing is contracted to a fused multiply-add.
 // - avg divides the sum by sources.size(), in the type it accumulates in.
-// - Integers wrap.
+// - Integers wrap; avg wraps the sum and truncates the quotient towards zero.
 // - boolean takes every byte but 0 for true and yields 0 or 1. sum and max are or; product and min
 //   are and.
 // - Complex numbers are reduced component by component, but for product: (a + bi)(c + di) is

@@ -35,7 +35,7 @@ constexpr bool is_reducible(DataType type, ReduceOp op) {
     case ReduceOp::product:
       return true;
     case ReduceOp::avg:
-      return floating || complex;
+      return type != DataType::boolean;
     case ReduceOp::min:
     case ReduceOp::max:
       return !complex;

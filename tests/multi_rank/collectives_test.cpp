@@ -437,7 +437,7 @@ TEST(Collectives, TypesAndOperationsThatCannotWorkAreRefused) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     EXPECT_THROW(all_reduce(torch::ones({2}, at::kComplexFloat), {.op = ReduceOp::MAX}),
                  UsageError);
-    EXPECT_THROW(all_reduce(torch::ones({2}, at::kLong), {.op = ReduceOp::AVG}), UsageError);
+    EXPECT_THROW(all_reduce(torch::ones({2}, at::kBool), {.op = ReduceOp::AVG}), UsageError);
     EXPECT_THROW(all_reduce(torch::ones({2}), {.op = ReduceOp::BOR}), UsageError);
     EXPECT_THROW(all_reduce(at::Tensor()), Error);
     EXPECT_THROW(all_gather({torch::ones({2})}, torch::ones({2})), UsageError);

@@ -162,7 +162,7 @@ TEST(Group, UnusableArgumentsAreRefusedBeforeAnybodyIsInvolved) {
   run_thread_ranks(1, [](auto region) {
     Group group(region);
     std::int64_t x = 0;
-    EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::int64, ReduceOp::avg), UsageError);
+    EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::boolean, ReduceOp::avg), UsageError);
     EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::byte, ReduceOp::sum), UsageError);
     EXPECT_THROW(group.broadcast(&x, 1, DataType::int64, 1), UsageError);
     EXPECT_EQ(group.sequence(), 0u);

@@ -175,7 +175,12 @@ inline Value reduced(node::DataType type, node::ReduceOp op, const std::vector<V
         break;
     }
   }
-  if (op == ReduceOp::avg) result /= static_cast<double>(values.size());
+  if (op == ReduceOp::avg) {
+    const bool integer = type >= node::DataType::int8 && type <= node::DataType::int64;
+    if (integer) result = held(type, result);
+    result /= static_cast<double>(values.size());
+    if (integer) result = std::trunc(result.real());
+  }
   return held(type, result);
 }
 

@@ -207,6 +207,15 @@ Boolean reduced(ReduceOp op, const std::vector<Boolean>& values) {
 
 template <std::integral T>
 T reduced(ReduceOp op, const std::vector<T>& values) {
+  if (op == ReduceOp::avg) {
+    T sum = reduced(ReduceOp::sum, values);
+    const bool negative = sum < 0;
+    // Towards zero: as often as the count fits into the magnitude.
+    auto magnitude = static_cast<std::uint64_t>(static_cast<std::int64_t>(sum));
+    if (negative) magnitude = 0 - magnitude;
+    const std::uint64_t quotient = magnitude / values.size();
+    return static_cast<T>(negative ? 0 - quotient : quotient);
+  }
   return std::accumulate(values.begin() + 1, values.end(), values[0], [&](T a, T b) {
     // Modulo 2^64, and so modulo any smaller power of two.
     const auto x = static_cast<std::uint64_t>(static_cast<std::int64_t>(a));
@@ -513,7 +522,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, WeightedSum,
 TEST(Kernels, WhatIsReducible) {
   using enum DataType;
   static_assert(is_reducible(float16, ReduceOp::avg) && is_reducible(complex128, ReduceOp::avg));
-  static_assert(!is_reducible(int64, ReduceOp::avg) && !is_reducible(boolean, ReduceOp::avg));
+  static_assert(is_reducible(int64, ReduceOp::avg) && !is_reducible(boolean, ReduceOp::avg));
   static_assert(is_reducible(boolean, ReduceOp::min) && !is_reducible(complex64, ReduceOp::max));
   static_assert(is_reducible(uint8, ReduceOp::bit_xor) && is_reducible(boolean, ReduceOp::bit_and));
   static_assert(!is_reducible(bfloat16, ReduceOp::bit_or));
@@ -523,8 +532,8 @@ TEST(Kernels, WhatIsReducible) {
     EXPECT_FALSE(is_reducible(static_cast<DataType>(value), ReduceOp::sum));
     EXPECT_FALSE(is_reducible(int8, static_cast<ReduceOp>(value)));
   }
-  // 4 floating types with 5 operations, 2 complex ones with 3, 5 integers and boolean with 7.
-  EXPECT_EQ(reducible_pairs().size(), 20u + 6u + 42u);
+  // 4 floating types with 5 operations, 2 complex ones with 3, 5 integers with 8, boolean with 7.
+  EXPECT_EQ(reducible_pairs().size(), 20u + 6u + 40u + 7u);
 }
 
 TEST(Kernels, OperationsHavePyTorchsNames) {
@@ -622,6 +631,17 @@ TEST(Kernels, IntegersWrap) {
   EXPECT_EQ(run<std::int64_t>(DataType::int64, ReduceOp::sum, {{INT64_MAX}, {1}})[0], INT64_MIN);
   EXPECT_EQ(run<std::int16_t>(DataType::int16, ReduceOp::product, {{-32768}, {-1}})[0], -32768);
   EXPECT_EQ(run<std::uint8_t>(DataType::uint8, ReduceOp::product, {{16}, {17}})[0], 16);
+}
+
+TEST(Kernels, AveragesOfIntegersAreTruncatedTowardsZero) {
+  const auto average = [](const std::vector<std::vector<std::int32_t>>& sources) {
+    return run(DataType::int32, ReduceOp::avg, sources);
+  };
+  EXPECT_EQ(average({{7, -7, -1, 0}, {0, 0, 0, -1}}), (std::vector<std::int32_t>{3, -3, 0, 0}));
+  EXPECT_EQ(average({{INT32_MIN}})[0], INT32_MIN);
+  // The sum wraps before it is divided.
+  EXPECT_EQ(run<std::int8_t>(DataType::int8, ReduceOp::avg, {{100}, {100}})[0], -28);
+  EXPECT_EQ(run<std::uint8_t>(DataType::uint8, ReduceOp::avg, {{200}, {100}})[0], 22);
 }
 
 TEST(Kernels, BooleansAreZeroOrOne) {

@@ -152,10 +152,16 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
   const auto type = known_type(scalar);
   const auto known = known_op(op);
   if (type && known && node::is_reducible(*type, *known)) return {*type, *known};
+  if (scalar == at::kBool && known == node::ReduceOp::avg) {
+    throw UsageError(
+        fmt::format("{} of Bool with AVG: the average of bools is not a bool; convert the tensor "
+                    "to a floating type, or reduce it with MIN or MAX",
+                    operation));
+  }
   throw UsageError(fmt::format(
       "{} of {} with {}: the backend paceline reduces float, integer, bool and complex tensors "
-      "with SUM, PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, float and complex "
-      "ones with AVG, integer and bool ones with BAND, BOR and BXOR",
+      "with SUM, PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, all but bool ones "
+      "with AVG, integer and bool ones with BAND, BOR and BXOR",
       operation, c10::toString(scalar), known ? node::name(*known) : "an unknown reduction"));
 }
 
