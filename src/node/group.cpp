@@ -75,7 +75,6 @@ void Group::set_splits(std::span<const Input> to, std::span<const Output> from) 
 
 void Group::first_step() {
   if (call_.uneven) region_->splits(rank(), step_ + 1) = own_splits_;
-  region_->slot(rank(), step_ + 1).call = call_;
   step();
   for (int peer = 0; peer < size(); ++peer) {
     calls_[static_cast<std::size_t>(peer)] = region_->slot(peer, step_).call;
@@ -85,6 +84,9 @@ void Group::first_step() {
 
 void Group::step() {
   ++step_;
+  // With every step: the other slot may hold a call from before this one, and a rank that waits for
+  // this one looks into both.
+  region_->slot(rank(), step_).call = call_;
   region_->publish(region_->slot(rank(), step_).step, step_);
   StepWait waiting(*this);
   for (int peer = 0; peer < size(); ++peer) {
