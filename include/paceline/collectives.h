@@ -149,7 +149,8 @@ void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                        const AllToAllSingleOptions& options = {});
 void barrier(const BarrierOptions& options = {});
 // A barrier that on rank 0 throws Timeout naming the ranks that did not come: the first, or all of
-// them with `wait_all_ranks`. The group can be used further.
+// them with `wait_all_ranks`. The group can be used further. If a rank has made another call
+// instead, on the backend paceline, every rank throws Mismatch.
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 // Messages between two ranks, matched by sender and tag; both sides agree on type and size.

@@ -140,6 +140,12 @@ def miss_a_monitored_barrier() -> Failure | None:
     return told
 
 
+def monitored_barrier_beside_all_reduce() -> Failure:
+    if dist.get_rank() == 1:
+        return failure(dist.monitored_barrier)
+    return failure(dist.all_reduce, torch.ones(10))
+
+
 def traces() -> dict[int, list[dict[str, Any]]]:
     """The flight recorder's entries of the files that the ranks have written."""
     prefix = Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
@@ -225,6 +231,12 @@ class Failures(ranks.Case):
         text, culprits, operation, _ = ranks.run(receive_nothing, "paceline", 2)[0]
         self.assertIn("rank 1 did not send within the timeout of 0.3 s", text)
         self.assertEqual((culprits, operation), ([1], "recv"))
+
+    def test_monitored_barrier_beside_another_call(self) -> None:
+        told = ranks.run(monitored_barrier_beside_all_reduce, "paceline", 3)
+        for text, culprits, _, _ in told:
+            self.assertIn("ranks 0 and 2 called all_reduce of 10 float32, rank 1 monitored_barrier; call 1", text)
+            self.assertEqual(culprits, [1])
 
     def test_monitored_barrier(self) -> None:
         text, culprits, operation, _ = ranks.run(miss_a_monitored_barrier, "paceline", 3)[0]

@@ -17,13 +17,14 @@ constexpr const char* kName = "monitored_barrier";
 void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   region_->check_usable({kName, round_});
   ++round_;
+  settling_.reset();
   const int me = region_->rank();
-  if (me == 0) return collect(timeout, wait_all_ranks);
   region_->publish(region_->attendance(me).arrived, round_);
+  if (me == 0) return collect(timeout, wait_all_ranks);
   region_->ring(0);
   const Attendance& host = region_->attendance(0);
   const auto patience = base::Deadline::after(timeout).remaining() + kVerdict;
-  const bool told = wait_for(host.arrived, 0, base::Deadline::after(patience));
+  const bool told = wait_for(host.over, 0, base::Deadline::after(patience));
   if (told && Region::reached(host.complete, round_)) return;
   const int host_number = region_->numbers().of(0);
   const std::vector<int> missing =
@@ -35,7 +36,6 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
                 missing, kName, round_);
 }
 
-// Rank 0 says that it is through with a round, complete or not, by its own arrival.
 void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   const auto deadline = base::Deadline::after(timeout);
   std::uint64_t bits = 0;
@@ -50,7 +50,7 @@ void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_
   } else {
     own.missing.store(bits, std::memory_order_relaxed);
   }
-  region_->publish(own.arrived, round_);
+  region_->publish(own.over, round_);
   for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
   if (bits == 0) return;
   const std::vector<int> missing = region_->numbers().list(bits);
@@ -73,9 +73,40 @@ bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline
     if (!region_->is_here(peer) && !Region::reached(word, round_)) {
       region_->fail_lost(peer, kName, {kName, round_});
     }
-    if (deadline.expired()) return false;
+    const bool late = deadline.expired();
+    check_calls(late);
+    if (late) return false;
     region_->listen(heard);
   }
+}
+
+// A rank that waits for this one in a call of the group before it has come here never will: each
+// waits for the other. One that has come before may have given up and gone on. The verdict waits a
+// moment for ranks of which nothing is known, so that it finds the majority.
+void MonitoredBarrier::check_calls(bool late) {
+  std::vector<std::string> made;
+  std::uint64_t unknown = 0;
+  std::optional<Call> other;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const auto call = region_->call_without_this_rank(rank);
+    if (Region::reached(region_->attendance(rank).arrived, round_)) {
+      made.emplace_back(kName);
+    } else if (call) {
+      other = call;
+      made.push_back(describe(*call, region_->numbers()));
+    } else {
+      unknown |= rank_bit(rank);
+      made.emplace_back("nothing yet");
+    }
+  }
+  if (!other) return;
+  if (!settling_) settling_ = base::Deadline::after(kVerdict);
+  if (unknown != 0 && !late && !settling_->expired()) return;
+  const auto found = explain_disagreement(made, region_->numbers());
+  region_->fail({FailureKind::mismatch, found.ranks & ~unknown,
+                 fmt::format("{}; call {} of group {}", found.text, other->sequence,
+                             region_->options().name)},
+                {kName, round_});
 }
 
 }  // namespace paceline::node

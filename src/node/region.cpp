@@ -379,7 +379,7 @@ void Region::note_thread() {
   note_other_thread();
 }
 
-std::optional<Call> Region::cross_call(int peer) const {
+std::optional<Call> Region::call_without_this_rank(int peer) const {
   const auto last = [&](int rank) -> const Slot& {
     const Slot& even = slot(rank, 0);
     return reached(even.step, slot(rank, 1).step.load(std::memory_order_acquire)) ? even
@@ -387,11 +387,16 @@ std::optional<Call> Region::cross_call(int peer) const {
   };
   const Slot& theirs = last(peer);
   const bool waits = !reached(last(rank_).step, theirs.step.load(std::memory_order_acquire));
+  return waits ? std::optional(theirs.call) : std::nullopt;
+}
+
+std::optional<Call> Region::cross_call(int peer) const {
+  const auto call = call_without_this_rank(peer);
   // Read after the step, before which a thread is noted.
   for (const int rank : {rank_, peer}) {
     if (state(rank).threads.load(std::memory_order_acquire) != 0) return std::nullopt;
   }
-  return waits ? std::optional(theirs.call) : std::nullopt;
+  return call;
 }
 
 void Region::fail(const Failure& failure, const Activity& activity) {

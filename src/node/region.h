@@ -39,7 +39,8 @@ static_assert(sizeof(Slot) == kCacheLine);
 // Where a rank is with its monitored barriers, by number.
 struct Attendance {
   Word arrived;
-  // Rank 0 says these before its own arrival:
+  // Of rank 0, which says the other two before `over`:
+  Word over;                               // the last that it no longer waits in
   Word complete;                           // the last that all ranks have passed
   std::atomic<std::uint64_t> missing = 0;  // the ranks that did not, in the last that failed
 };
@@ -137,6 +138,9 @@ class Region : public std::enable_shared_from_this<Region> {
   // To be called by whoever makes calls or runs steps; and by who has another thread do it.
   void note_thread();
   void note_other_thread() { state(rank_).threads.store(1, std::memory_order_release); }
+  // The call that `peer` has begun and waits for this rank in, if this rank has not begun one, too.
+  // For a thread before whose return this rank begins none.
+  std::optional<Call> call_without_this_rank(int peer) const;
   // Whether this rank, which waits for `peer` in another way, and the peer, which has begun a call
   // of the group and waits for this rank there, will wait for ever: each of them has one thread
   // that deals with the group. That call then.

@@ -253,6 +253,92 @@ TEST(MonitoredBarrier, WhoCameBeforeRank0HearsWhoIsMissing) {
   });
 }
 
+// What every rank of `size` throws if those of `in_barrier` call the monitored barrier and the
+// others all_reduce; and who is at fault.
+std::string mismatch_with_barrier(int size, std::uint64_t in_barrier, std::vector<int>& culprits) {
+  std::vector<std::string> texts(static_cast<std::size_t>(size));
+  run_thread_ranks(size, [&](auto region) {
+    Group group(region);
+    MonitoredBarrier barrier(region);
+    barrier.pass(std::chrono::minutes(1), false);
+    float x = 1;
+    group.all_reduce(&x, &x, 1, DataType::float32, ReduceOp::sum);
+    auto& text = texts[static_cast<std::size_t>(region->rank())];
+    try {
+      if ((in_barrier & rank_bit(region->rank())) != 0) {
+        barrier.pass(std::chrono::minutes(1), false);
+      } else {
+        group.all_reduce(&x, &x, 1, DataType::float32, ReduceOp::sum);
+      }
+      text = "no error";
+    } catch (const Mismatch& error) {
+      text = error.what();
+      if (region->rank() == 0) culprits = error.ranks();
+    }
+    EXPECT_THROW(group.barrier(), Mismatch) << "a failed group must refuse further calls";
+  });
+  for (const auto& text : texts) EXPECT_EQ(text, texts[0]);
+  return texts[0];
+}
+
+TEST(MonitoredBarrier, AnotherCallBesideItIsAMismatchOnEveryRank) {
+  std::vector<int> culprits;
+  EXPECT_EQ(
+      mismatch_with_barrier(2, 0b01, culprits),
+      "rank 0 called monitored_barrier, rank 1 all_reduce of 1 float32; call 2 of group test");
+  EXPECT_THAT(culprits, ElementsAre(0, 1));
+  EXPECT_EQ(
+      mismatch_with_barrier(2, 0b10, culprits),
+      "rank 0 called all_reduce of 1 float32, rank 1 monitored_barrier; call 2 of group test");
+  EXPECT_EQ(mismatch_with_barrier(4, 0b0100, culprits),
+            "ranks 0, 1 and 3 called all_reduce of 1 float32, rank 2 monitored_barrier; call 2 of "
+            "group test");
+  EXPECT_THAT(culprits, ElementsAre(2));
+  EXPECT_EQ(mismatch_with_barrier(4, 0b1011, culprits),
+            "ranks 0, 1 and 3 called monitored_barrier, rank 2 all_reduce of 1 float32; call 2 of "
+            "group test");
+  EXPECT_THAT(culprits, ElementsAre(2));
+}
+
+TEST(MonitoredBarrier, AMismatchDoesNotWaitForAnAbsentRank) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    try {
+      if (region->rank() == 0) MonitoredBarrier(region).pass(std::chrono::minutes(1), false);
+      if (region->rank() == 1) group.barrier();
+      while (!region->failed()) std::this_thread::yield();
+      group.barrier();
+      ADD_FAILURE() << "no error";
+    } catch (const Mismatch& error) {
+      EXPECT_STREQ(error.what(),
+                   "rank 0 called monitored_barrier, rank 1 barrier, rank 2 nothing yet; call 1 of "
+                   "group test");
+      EXPECT_THAT(error.ranks(), ElementsAre(0, 1));
+    }
+  });
+}
+
+TEST(MonitoredBarrier, ARankThatGaveItUpMayGoOn) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    MonitoredBarrier barrier(region);
+    const auto go_on = [&] {
+      group.barrier();
+      barrier.pass(std::chrono::minutes(1), false);
+    };
+    if (region->rank() == 2) {  // gives up before rank 0 does, which waits for rank 1
+      EXPECT_THROW(barrier.pass(std::chrono::milliseconds(0), false), Timeout);
+      return go_on();
+    }
+    if (region->rank() == 1) {
+      const auto waits = [&] { return Region::reached(region->slot(2, 1).step, 1); };
+      while (!waits()) std::this_thread::yield();
+    }
+    EXPECT_NO_THROW(barrier.pass(std::chrono::minutes(1), false));
+    go_on();
+  });
+}
+
 TEST(MonitoredBarrier, TheLongestTimeoutIsLong) {
   std::binary_semaphore back(0);
   run_thread_ranks(2, [&](auto region) {
