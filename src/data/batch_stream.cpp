@@ -10,6 +10,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/signals_blocked.h"
+
 // OpenMP's, where LibTorch brings OpenMP along, as it usually does.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int);
 
@@ -73,6 +75,7 @@ BatchStream::Impl::Impl(std::vector<std::int64_t> indices, const DataLoaderOptio
   const std::int64_t workers = std::min<std::int64_t>(options.num_workers, count_);
   slots_.resize(static_cast<std::size_t>(
       std::min(count_, workers * static_cast<std::int64_t>(options.prefetch_factor))));
+  const base::SignalsBlocked blocked;
   for (std::int64_t i = 0; i < workers; ++i) {
     workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
   }

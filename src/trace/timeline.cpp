@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
 #include <new>
 #include <system_error>
@@ -13,6 +12,7 @@
 #include <paceline/error.h>
 
 #include "base/environment.h"
+#include "base/signals_blocked.h"
 #include "trace/format.h"
 #include "trace/trace_file.h"
 
@@ -32,23 +32,6 @@ std::vector<std::unique_ptr<Timeline>>& all_timelines() {
   static auto* const all = new std::vector<std::unique_ptr<Timeline>>;
   return *all;
 }
-
-// A thread of the library must not run the program's signal handlers. SIGXFSZ, which would end the
-// process where a file may not grow, is EFBIG then.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -96,7 +79,8 @@ Timeline::Timeline(const std::filesystem::path& path, int rank, int size)
       file_(std::make_unique<TraceFile>(path, rank)),
       facts_(job_event(rank, size)) {
   spans_.reserve(kCapacity);
-  const SignalsBlocked blocked;
+  // SIGXFSZ, which would end the process where a file may not grow, is EFBIG then.
+  const base::SignalsBlocked blocked;
   writer_ = std::thread([this] { write(); });
 }
 

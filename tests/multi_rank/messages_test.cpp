@@ -5,10 +5,14 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <future>
 
 #include <paceline/collectives.h>
 
+#include "support/eventually.h"
 #include "support/torch_ranks.h"
 
 namespace paceline {
@@ -16,6 +20,7 @@ namespace {
 
 using test::backends;
 using test::expect_torch_ranks;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -250,7 +255,7 @@ TEST(MonitoredBarrier, NamesWhoDidNotComeAndLeavesTheGroupUsable) {
         monitored_barrier({.timeout = 50ms});
         ADD_FAILURE() << "nobody came";
       } catch (const Timeout& error) {
-        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+        EXPECT_THAT(error.ranks(), ElementsAre(1));
       }
     }
     barrier({.group = gloo});
@@ -263,6 +268,35 @@ TEST(MonitoredBarrier, NamesWhoDidNotComeAndLeavesTheGroupUsable) {
     auto t = torch::ones({2});
     all_reduce(t);
     EXPECT_EQ(t[0].item<float>(), 3);
+  });
+}
+
+// Whether each thread of this process but the main one blocks `signal`.
+std::vector<bool> threads_that_block(int signal) {
+  std::vector<bool> result;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == std::to_string(::getpid())) continue;
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (!line.starts_with("SigBlk:")) continue;
+      const auto mask = std::stoull(line.substr(line.find_last_of(" \t")), nullptr, 16);
+      result.push_back((mask >> (signal - 1) & 1) != 0);
+    }
+  }
+  return result;
+}
+
+TEST(Backend, ItsThreadsTakeNoSignalsButFaults) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    barrier_async().wait();
+    auto t = torch::ones({3});
+    Work work = rank == 0 ? send_async(t, 1) : recv_async(t, {.src = 0});
+    work.wait();
+    EXPECT_THAT(threads_that_block(SIGTERM), ElementsAre(true, true));
+    // A thread blocks all of them until it runs.
+    EXPECT_TRUE(test::eventually([] {
+      return threads_that_block(SIGSEGV) == std::vector<bool>{false, false};
+    }));
   });
 }
 

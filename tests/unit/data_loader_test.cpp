@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <csignal>
 #include <filesystem>
 #include <latch>
 #include <numeric>
@@ -291,6 +292,18 @@ TEST(DataLoader, WorkersComputeOnOneThreadEach) {
   for (auto& batch : loader) EXPECT_THAT(values(batch), Each(1));
   EXPECT_EQ(at::get_num_threads(), 3);
   std::jthread([] { EXPECT_EQ(at::get_num_threads(), 3); });
+}
+
+TEST(DataLoader, WorkersTakeNoSignalsButFaults) {
+  const Made set{4, [](std::int64_t) -> std::int64_t {
+                   sigset_t blocked;
+                   ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+                   return sigismember(&blocked, SIGTERM) + 10 * sigismember(&blocked, SIGSEGV);
+                 }};
+  for (const int workers : {0, 2}) {
+    DataLoader loader(set, SequentialSampler(4), {.batch_size = 4, .num_workers = workers});
+    EXPECT_THAT(all_batches(loader), ElementsAre(Each(workers == 0 ? 0 : 1)));
+  }
 }
 
 TEST(DataLoader, IterationsMayOverlap) {

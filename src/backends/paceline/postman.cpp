@@ -1,10 +1,14 @@
 #include "backends/paceline/postman.h"
 
+#include "base/signals_blocked.h"
+
 namespace paceline::backends {
 
 void Postman::start() {
   std::lock_guard lock(mutex_);
-  if (!stopping_ && !thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  if (stopping_ || thread_.joinable()) return;
+  const base::SignalsBlocked blocked;
+  thread_ = std::thread([this] { loop(); });
 }
 
 void Postman::call() {

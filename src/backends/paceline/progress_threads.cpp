@@ -3,6 +3,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/signals_blocked.h"
+
 namespace paceline::backends {
 
 ProgressThreads::Turn::Turn(ProgressThreads& threads) : threads_(threads) {
@@ -37,6 +39,7 @@ void ProgressThreads::enqueue(Task task) {
 // With the mutex held. Throws std::system_error if the system has no thread to give.
 void ProgressThreads::provide_thread() {
   if (tasks_.empty() || free_ > 0) return;
+  const base::SignalsBlocked blocked;
   threads_.emplace_back([this] { loop(); });
   ++free_;
 }

@@ -1,0 +1,18 @@
+#include "base/signals_blocked.h"
+
+namespace paceline::base {
+
+SignalsBlocked::SignalsBlocked() {
+  sigset_t blocked;
+  ::sigfillset(&blocked);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) {
+    ::sigdelset(&blocked, fault);
+  }
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+}
+
+SignalsBlocked::~SignalsBlocked() {
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+}  // namespace paceline::base
