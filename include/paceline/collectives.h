@@ -15,7 +15,9 @@ namespace paceline {
 // Every rank of the group must make the same calls in the same order. The calls return when this
 // rank's tensors are final, and throw on failure: Mismatch if the ranks do not agree, PeerLost,
 // Timeout, UsageError for arguments that cannot work. Tensors are modified in place; those that are
-// not contiguous through a copy, which for asynchronous calls is written back by wait().
+// not contiguous through a copy, which for asynchronous calls is written back by wait(). What a
+// call writes must not overlap what else it writes or reads; only the part that a rank gives itself
+// may lie where the call puts it.
 //
 // On the backend paceline: reductions take floating, integer, bool and complex tensors with SUM,
 // PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, all but bool ones with AVG,

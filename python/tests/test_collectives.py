@@ -151,6 +151,72 @@ def types() -> list[torch.Tensor]:
     return results
 
 
+def refusal(function: Any, *arguments: Any) -> str:
+    try:
+        function(*arguments)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def write_one_place_twice() -> dict[str, str]:
+    """What calls say whose tensors overlap, each call under the name of the operation."""
+    size = dist.get_world_size()
+    t = torch.arange(8.0 * size)
+    table = torch.zeros(2 * size, 4)
+    blocks, halves = list(t.chunk(size)), [table[:, :2], table[:, 1:3]]
+    twice = [t[:8]] * size
+    calls = {
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([t, t]),
+        "all_reduce_coalesced of views": lambda: dist.all_reduce_coalesced([t[:3], t[1:]]),
+        "all_reduce_coalesced of columns": lambda: dist.all_reduce_coalesced(halves),
+        "all_gather": lambda: dist.all_gather(twice, torch.ones(8)),
+        "all_gather of its output": lambda: dist.all_gather(blocks, blocks[dist.get_rank() - 1]),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(t, t[1:9]),
+        "gather": lambda: dist.gather(torch.ones(8), twice if dist.get_rank() == 0 else None),
+        "scatter": lambda: dist.scatter(t[4:12], blocks if dist.get_rank() == 0 else None),
+        "reduce_scatter": lambda: dist.reduce_scatter(t[4:12], blocks),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(t[4:12], t),
+        "all_to_all": lambda: dist.all_to_all(twice, [torch.ones(8)] * size),
+        "all_to_all_single": lambda: dist.all_to_all_single(t, t),
+    }
+    here = ("gather", "scatter") if dist.get_rank() != 0 else ()
+    return {name: refusal(call) for name, call in calls.items() if name not in here}
+
+
+def write_in_place() -> list[torch.Tensor]:
+    """What a rank gives itself lies where it belongs; columns of one table are apart."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gathered = [torch.zeros(2 * size, 2) for _ in range(3)]
+    lists = [list(tensor.chunk(size)) for tensor in gathered]
+    mine = [parts[rank].fill_(rank + 1) for parts in lists]
+    dist.all_gather(lists[0], mine[0])
+    dist.all_gather_into_tensor(gathered[1], mine[1])
+    dist.gather(mine[2], lists[2] if rank == 0 else None)
+    scattered, reduced, listed = (part(rank, size) for _ in range(3))
+    dist.scatter(scattered[:2], list(scattered.chunk(size)) if rank == 0 else None)
+    dist.reduce_scatter_tensor(reduced.chunk(size)[rank], reduced)
+    dist.reduce_scatter(listed.chunk(size)[rank], list(listed.chunk(size)))
+    table = torch.full((4, 2 * size), float(rank))
+    dist.all_gather([table[:, 2 * peer:2 * peer + 2] for peer in range(size)], torch.full((4, 2), rank + 1.0))
+    dist.all_reduce_coalesced([table[:, 0], table[:, 1]])
+    return [*gathered[:2], *(gathered[2:] if rank == 0 else []), scattered[:2], reduced.chunk(size)[rank],
+            listed.chunk(size)[rank], table]
+
+
+def expected_of_writing_in_place(rank: int, size: int) -> list[torch.Tensor]:
+    whole = torch.cat([torch.full((2, 2), peer + 1.0) for peer in range(size)])
+    table = torch.cat([torch.full((4, 2), peer + 1.0) for peer in range(size)], 1)
+    table[:, :2] = size
+    reduced = total(size).chunk(size)[rank]
+    return [*[whole] * (3 if rank == 0 else 2), part(0, size).chunk(size)[rank], reduced, reduced, table]
+
+
+def reduce_an_expanded_tensor() -> tuple[str, torch.Tensor]:
+    base = torch.ones(8)
+    return refusal(dist.all_reduce, base[:1].expand(5)), base
+
+
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
@@ -179,11 +245,7 @@ def expected_of_averages(rank: int, size: int) -> list[torch.Tensor]:
 
 
 def average_of_bools() -> str:
-    try:
-        dist.all_reduce(torch.tensor([True]), dist.ReduceOp.AVG)
-    except ValueError as error:
-        return str(error)
-    return "no error"
+    return refusal(dist.all_reduce, torch.tensor([True]), dist.ReduceOp.AVG)
 
 
 class Collectives(ranks.Case):
@@ -224,6 +286,22 @@ class Collectives(ranks.Case):
         self.assertEqual(ranks.run(average_of_bools, "paceline", 1), [
             "all_reduce of Bool with AVG: the average of bools is not a bool; convert the tensor to a floating type, "
             "or reduce it with MIN or MAX"])
+
+    def test_writing_one_place_twice_is_refused(self) -> None:
+        for size in (2, 3):
+            for told in ranks.run(write_one_place_twice, "paceline", size):
+                for name, text in told.items():
+                    with self.subTest(size=size, call=name):
+                        self.assertRegex(text, f"^{name.split()[0]} writes a tensor of .* that shares memory with")
+
+    def test_parts_may_be_in_place(self) -> None:
+        self.equals(write_in_place, expected_of_writing_in_place)
+
+    def test_an_expanded_tensor_is_refused(self) -> None:
+        # Gloo writes five elements from its one place on, past the tensor.
+        for text, base in ranks.run(reduce_an_expanded_tensor, "paceline", 2):
+            self.assertIn("of which several lie in one place, as after expand()", text)
+            self.assert_same(base, torch.ones(8))
 
     def test_tensors_that_are_not_contiguous(self) -> None:
         def expected(rank: int, size: int) -> torch.Tensor:

@@ -6,6 +6,7 @@
 #include <paceline/error.h>
 
 #include "backends/paceline/backend.h"
+#include "backends/paceline/overlap.h"
 #include "backends/paceline/sparse.h"
 
 namespace paceline::backends {
@@ -161,6 +162,7 @@ NodeBackend::WorkPtr NodeBackend::allreduce_coalesced(
     check_dense(tensor, "all_reduce_coalesced");
     how.push_back(reduction(options.reduceOp, tensor, "all_reduce_coalesced"));
   }
+  check_apart(tensors, {}, "all_reduce_coalesced");
   return run(
       {OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "paceline:all_reduce"}, tensors,
       tensors, options.asyncOp, options.timeout,
@@ -202,7 +204,9 @@ NodeBackend::WorkPtr NodeBackend::allgather(std::vector<Tensors>& outputs, Tenso
                                             const c10d::AllgatherOptions& options) {
   const at::Tensor input = single(inputs, "all_gather");
   const Tensors parts = single_list(outputs, input, getSize(), "all_gather");
-  check_same_size({parts[static_cast<std::size_t>(getRank())]}, input, "all_gather");
+  const at::Tensor& own = parts[static_cast<std::size_t>(getRank())];
+  check_same_size({own}, input, "all_gather");
+  check_apart(parts, without_own(inputs, 0, own), "all_gather");
   return run({OpType::ALLGATHER, "all_gather", "paceline:all_gather"}, inputs, parts,
              options.asyncOp, options.timeout, [this, input, parts] {
                const Flat from(input, Flat::Use::in);
@@ -221,13 +225,18 @@ NodeBackend::WorkPtr NodeBackend::allgather_coalesced(std::vector<Tensors>& outp
   }
   for (const Tensors& list : outputs) check_pairs(list, inputs, "all_gather_coalesced");
   Tensors all;
+  Tensors read;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_dense(inputs[i], "all_gather_coalesced");
     const Tensors parts = column(outputs, i);
     check_list(parts, inputs[i], getSize(), "all_gather_coalesced");
     check_same_size(parts, inputs[i], "all_gather_coalesced");
     all.insert(all.end(), parts.begin(), parts.end());
+    if (!is_in_place(inputs[i], parts[static_cast<std::size_t>(getRank())])) {
+      read.push_back(inputs[i]);
+    }
   }
+  check_apart(all, read, "all_gather_coalesced");
   return run(
       {OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "paceline:all_gather"}, inputs, all,
       options.asyncOp, options.timeout,
@@ -261,9 +270,12 @@ NodeBackend::WorkPtr NodeBackend::gather_whole(const Kind& kind, const Tensors& 
                                                const Tensors& inputs,
                                                const c10d::AllgatherOptions& options) {
   check_pairs(outputs, inputs, kind.name);
+  Tensors read;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_concatenation(outputs[i], inputs[i], getSize(), kind.name);
+    if (!is_in_place(inputs[i], outputs[i], getRank())) read.push_back(inputs[i]);
   }
+  check_apart(outputs, read, kind.name);
   return run(
       kind, inputs, outputs, options.asyncOp, options.timeout,
       [this, outputs, inputs] {
@@ -286,6 +298,7 @@ NodeBackend::WorkPtr NodeBackend::gather(std::vector<Tensors>& outputs, Tensors&
   if (getRank() == root) {
     parts = single_list(outputs, input, getSize(), "gather");
     check_same_size(parts, input, "gather");
+    check_apart(parts, without_own(inputs, 0, parts[static_cast<std::size_t>(root)]), "gather");
   } else if (!outputs.empty()) {
     throw UsageError("gather with outputs on a rank that is not the root: it must have none");
   }
@@ -303,7 +316,11 @@ NodeBackend::WorkPtr NodeBackend::gather_single(at::Tensor& output, at::Tensor& 
   check_dense(input, "gather_single");
   node::check_root("gather_single", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
-  if (getRank() == root) check_concatenation(output, input, getSize(), "gather_single");
+  if (getRank() == root) {
+    check_concatenation(output, input, getSize(), "gather_single");
+    check_apart({output}, is_in_place(input, output, root) ? Tensors() : Tensors{input},
+                "gather_single");
+  }
   return run({OpType::GATHER, "gather_single", "paceline:gather"}, {input}, {output},
              options.asyncOp, options.timeout, [this, input, output, root] {
                const Flat from(input, Flat::Use::in);
@@ -323,6 +340,7 @@ NodeBackend::WorkPtr NodeBackend::scatter(Tensors& outputs, std::vector<Tensors>
   if (getRank() == root) {
     parts = single_list(inputs, output, getSize(), "scatter");
     check_same_size(parts, output, "scatter");
+    check_apart(outputs, without_own(parts, root, output), "scatter");
   } else if (!inputs.empty()) {
     throw UsageError("scatter with inputs on a rank that is not the root: it must have none");
   }
@@ -340,6 +358,7 @@ NodeBackend::WorkPtr NodeBackend::reduce_scatter(Tensors& outputs, std::vector<T
   const at::Tensor output = single(outputs, "reduce_scatter");
   const Tensors parts = single_list(inputs, output, getSize(), "reduce_scatter");
   check_same_size({parts[static_cast<std::size_t>(getRank())]}, output, "reduce_scatter");
+  check_apart(outputs, without_own(parts, getRank(), output), "reduce_scatter");
   const Reduction how = reduction(options.reduceOp, output, "reduce_scatter");
   return run({OpType::REDUCE_SCATTER, "reduce_scatter", "paceline:reduce_scatter"}, parts, {output},
              options.asyncOp, options.timeout, [this, output, parts, op = options.reduceOp, how] {
@@ -371,10 +390,15 @@ NodeBackend::WorkPtr NodeBackend::scatter_whole(const Kind& kind, const Tensors&
                                                 const c10d::ReduceScatterOptions& options) {
   check_pairs(outputs, inputs, kind.name);
   std::vector<Reduction> how;
+  Tensors read;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_concatenation(inputs[i], outputs[i], getSize(), kind.name);
     how.push_back(reduction(options.reduceOp, outputs[i], kind.name));
+    for (at::Tensor& part : without_own_part(inputs[i], getRank(), outputs[i])) {
+      read.push_back(std::move(part));
+    }
   }
+  check_apart(outputs, read, kind.name);
   return run(
       kind, inputs, outputs, options.asyncOp, options.timeout,
       [this, outputs, inputs, op = options.reduceOp, how] {
@@ -398,6 +422,7 @@ NodeBackend::WorkPtr NodeBackend::all_to_all_single(at::Tensor& output, at::Tens
   check_same_type(output, input, kName);
   const auto to_counts = split_counts(output, output_splits, getSize(), kName);
   const auto from_counts = split_counts(input, input_splits, getSize(), kName);
+  check_apart({output}, {input}, kName);
   return run({OpType::ALLTOALL_BASE, kName, "paceline:all_to_all"}, {input}, {output},
              options.asyncOp, options.timeout, [this, output, input, to_counts, from_counts] {
                const Parts from(input, from_counts, Flat::Use::in);
@@ -413,6 +438,8 @@ NodeBackend::WorkPtr NodeBackend::alltoall(Tensors& outputs, Tensors& inputs,
   check_dense(like, "all_to_all");
   check_list(outputs, like, getSize(), "all_to_all");
   check_list(inputs, like, getSize(), "all_to_all");
+  check_apart(outputs, without_own(inputs, getRank(), outputs[static_cast<std::size_t>(getRank())]),
+              "all_to_all");
   return run({OpType::ALLTOALL, "all_to_all", "paceline:all_to_all"}, inputs, outputs,
              options.asyncOp, options.timeout, [this, outputs, inputs] {
                const Parts from(inputs, Flat::Use::in);
