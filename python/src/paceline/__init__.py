@@ -51,6 +51,10 @@ def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
     """
     if not isinstance(backend_options, Options):
         backend_options = Options()
+    if options.enable_reconfigure:
+        raise ValueError(
+            "enable_reconfigure=True: the backend paceline cannot exchange the ranks of a group that exists. Make a new "
+            "group of the ranks that are there, with enable_reconfigure=False")
     backend = _C.create(
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,
