@@ -84,7 +84,8 @@ struct RecvOptions {
 };
 
 // An operation under way. It keeps its tensors alive; they must not be touched before wait()
-// returns. Dropping it lets the operation finish by itself. Used by one thread at a time.
+// returns. Dropping it lets the operation finish by itself. Move-only: one that was moved from is
+// complete. Used by one thread at a time.
 class [[nodiscard]] Work {
  public:
   // Of a call on a group that this rank is no member of: complete.
@@ -92,6 +93,8 @@ class [[nodiscard]] Work {
   // `dense[i]` is what the operation writes for `tensors[i]`: the same, or a contiguous copy.
   Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
        std::vector<at::Tensor> dense, ProcessGroup group);
+  Work(Work&&) noexcept = default;
+  Work& operator=(Work&&) noexcept = default;
 
   // Returns once the operation is complete and throws its error if it failed. With a timeout,
   // throws Timeout if it takes longer; the operation itself goes on.
@@ -115,8 +118,9 @@ class [[nodiscard]] Work {
 // such: calls then read and write it in place instead of through staging buffers. On other backends
 // an ordinary one. It may outlive the group. Throws Error saying how much was asked for if there is
 // no room, and the group's failure after it failed.
-at::Tensor allocate_tensor(at::IntArrayRef sizes, const at::TensorOptions& options = {},
-                           const ProcessGroup& group = {});
+[[nodiscard]] at::Tensor allocate_tensor(at::IntArrayRef sizes,
+                                         const at::TensorOptions& options = {},
+                                         const ProcessGroup& group = {});
 
 void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
 // As all_reduce, but the result is on rank `dst` only; the other ranks' tensors keep their values
@@ -195,11 +199,12 @@ struct P2POp {
   int tag = 0;
 };
 // Starts all of them, and returns a Work for each.
-std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
+[[nodiscard]] std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
 
 // Strings of any content, which may differ in length between ranks.
-std::string broadcast_bytes(std::string_view bytes, const BroadcastOptions& options = {});
-std::vector<std::string> all_gather_bytes(std::string_view bytes,
-                                          const AllGatherOptions& options = {});
+[[nodiscard]] std::string broadcast_bytes(std::string_view bytes,
+                                          const BroadcastOptions& options = {});
+[[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes,
+                                                        const AllGatherOptions& options = {});
 
 }  // namespace paceline

@@ -102,7 +102,7 @@ class ProcessGroup {
 // A group of some ranks of the world, all of them if `ranks` is empty. Every rank of the world must
 // call it, with the same arguments and in the same order. Group ranks follow the order of world
 // ranks, as in PyTorch.
-ProcessGroup new_group(std::vector<int> ranks = {}, const GroupOptions& options = {});
+[[nodiscard]] ProcessGroup new_group(std::vector<int> ranks = {}, const GroupOptions& options = {});
 
 // Before init_process_group, and in a world of one, these answer from the launcher's environment;
 // without a launcher, rank 0 of 1.

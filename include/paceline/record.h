@@ -15,7 +15,7 @@ int record(const std::function<int()>& body);
 // on stderr, and to the other ranks of the job. While body runs, the library's messages of level
 // info and above go to stderr. Makes stdout line-buffered, and flushes both at the end.
 template <typename Body>
-int record(Body&& body) {
+[[nodiscard]] int record(Body&& body) {
   if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
     return detail::record([&] {
       body();

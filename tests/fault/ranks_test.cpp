@@ -248,7 +248,7 @@ TEST(Thrown, BetweenCollectives) {
 TEST(Thrown, AndCaughtInsideRecord) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     std::string text = "no error";
-    record([&] {
+    const int code = record([&] {
       try {
         const World world = init_process_group(context.init);
         barrier();
@@ -261,6 +261,7 @@ TEST(Thrown, AndCaughtInsideRecord) {
         text = "caught";
       }
     });
+    EXPECT_EQ(code, 0);
     return text;
   });
   EXPECT_EQ(ends[1].report, "caught");

@@ -248,6 +248,24 @@ TEST(Collectives, Bytes) {
   });
 }
 
+// Of two that wait, the second would write what was received over what the tensor holds by then.
+static_assert(!std::is_copy_constructible_v<Work> && !std::is_copy_assignable_v<Work>);
+static_assert(std::is_nothrow_move_constructible_v<Work>);
+
+TEST(Collectives, AWorkThatWasMovedFromIsComplete) {
+  on_all([](int rank, int size) {
+    const auto table = torch::full({4, 3}, rank + 1.0);
+    const auto column = table.select(1, 1);
+    Work first = all_reduce_async(column, {.op = ReduceOp::MAX});
+    Work second = std::move(first);
+    EXPECT_TRUE(first.is_completed());
+    first.wait();
+    second.wait();
+    EXPECT_TRUE(column.eq(size).all().item<bool>());
+    second.wait();
+  });
+}
+
 TEST(Collectives, AsynchronousOnesRunInOrderWithTheOthers) {
   on_all([](int rank, int size) {
     auto t = torch::full({1000}, rank + 1.0);
