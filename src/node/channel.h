@@ -100,12 +100,14 @@ class Channel {
     Word last;  // the bucket published last
     Word gone;  // 1 if the channel was destroyed in the step given up
     std::atomic<double> weight;
+    static_assert(decltype(weight)::is_always_lock_free);
   };
   struct alignas(kCacheLine) BucketWords {
     Word published;
     Word reduced;
     Word skipped;
     std::atomic<std::uint64_t> offset;  // where the bucket lies in the step that was published
+    static_assert(decltype(offset)::is_always_lock_free);
   };
 
   [[noreturn]] void fail(std::uint64_t ranks, const std::string& text);

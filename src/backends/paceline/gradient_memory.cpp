@@ -68,6 +68,9 @@ class GradientAllocator final : public c10::Allocator {
     smallest_ = std::min<std::size_t>(smallest_, smallest);
     if (before_ != nullptr) return;
     before_ = c10::GetCPUAllocator();
+    // Other threads may ask for memory meanwhile. LibTorch stores the pointer once, plainly, and
+    // they load it so: what it points to has to be there before.
+    std::atomic_thread_fence(std::memory_order_release);
     constexpr int kHighest = std::numeric_limits<std::uint8_t>::max();
     for (int priority = 0; priority <= kHighest && c10::GetCPUAllocator() != this; ++priority) {
       c10::SetCPUAllocator(this, static_cast<std::uint8_t>(priority));
