@@ -5,9 +5,24 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <utility>
+
 #include "base/errno_error.h"
 
 namespace paceline::node {
+namespace {
+
+// A lock of the process: one of the open file would be shared with forked children.
+struct flock lock_of(int number) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = number;
+  lock.l_len = 1;
+  return lock;
+}
+
+}  // namespace
 
 base::UniqueFd Mapping::create_memory(std::size_t size) {
   base::UniqueFd memory(::memfd_create("paceline", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -22,15 +37,16 @@ base::UniqueFd Mapping::create_memory(std::size_t size) {
   return memory;
 }
 
-Mapping::Mapping(base::UniqueFd memory, std::size_t size) : size_(size) {
+Mapping::Mapping(base::UniqueFd memory, std::size_t size)
+    : memory_(std::move(memory)), size_(size) {
   struct stat status {};
-  if (::fstat(memory.get(), &status) != 0) throw base::errno_error("cannot inspect shared memory");
+  if (::fstat(memory_.get(), &status) != 0) throw base::errno_error("cannot inspect shared memory");
   if (static_cast<std::size_t>(status.st_size) != size) {
     throw Error(fmt::format("the shared memory offered by rank 0 has {} bytes, not {}",
                             status.st_size, size));
   }
   void* const address =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory.get(), 0);
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
   if (address == MAP_FAILED) {
     throw base::errno_error(fmt::format("cannot map {} bytes of shared memory", size));
   }
@@ -39,6 +55,16 @@ Mapping::Mapping(base::UniqueFd memory, std::size_t size) : size_(size) {
 
 Mapping::~Mapping() {
   ::munmap(data_, size_);
+}
+
+bool Mapping::mark_open(int number) {
+  struct flock lock = lock_of(number);
+  return ::fcntl(memory_.get(), F_SETLK, &lock) == 0;
+}
+
+bool Mapping::is_open_elsewhere(int number) const {
+  struct flock lock = lock_of(number);
+  return ::fcntl(memory_.get(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 }  // namespace paceline::node

@@ -22,7 +22,15 @@ class Mapping {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
+  // Marks the memory as open in this process, under a number of its own. The mark is a lock on that
+  // byte of the file, which ends with the process and when it executes another program, and which
+  // forked children do not have. False if the system knows no such locks.
+  bool mark_open(int number);
+  // Whether another process has it open under this number; true if that cannot be found out.
+  bool is_open_elsewhere(int number) const;
+
  private:
+  base::UniqueFd memory_;
   std::byte* data_;
   std::size_t size_;
 };

@@ -15,6 +15,7 @@
 
 #include "base/cores.h"
 #include "node/fault_point.h"
+#include "node/socket.h"
 
 namespace paceline::node {
 namespace {
@@ -183,6 +184,9 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       may_spin_(size <= base::available_cores()),
       fork_generation_(fork_generation()),
       arena_(layout.arenas_begin + static_cast<std::size_t>(rank) * layout.arena, layout.arena) {
+  if (membership_.own_liveness && mapping_->mark_open(rank_)) {
+    state(rank_).marked.store(1, std::memory_order_release);
+  }
   AtExit::add(this);
 }
 
@@ -434,16 +438,32 @@ bool Region::has_left(int peer) const {
 
 // In this order: a rank that leaves says so before its process ends.
 bool Region::has_died(int peer) const {
-  return membership_.peers[static_cast<std::size_t>(peer)].ended() && !has_left(peer);
+  const bool gone = membership_.peers[static_cast<std::size_t>(peer)].ended() || has_closed(peer);
+  return gone && !has_left(peer);
+}
+
+// A process id stays valid when its process executes another program, which knows nothing of the
+// group. Between ranks of one process, as tests have them, locks say nothing.
+bool Region::has_closed(int peer) const {
+  if (peer == rank_ || state(peer).marked.load(std::memory_order_acquire) == 0) return false;
+  const pid_t pid = membership_.peers[static_cast<std::size_t>(peer)].pid;
+  if (pid != 0 && pid == membership_.peers[static_cast<std::size_t>(rank_)].pid) return false;
+  return !mapping_->is_open_elsewhere(peer);
 }
 
 void Region::fail_lost(int peer, const std::string& where, const Activity& activity) {
-  const pid_t pid = membership_.peers[static_cast<std::size_t>(peer)].pid;
-  const std::string how = has_left(peer) ? "has left the group"
-                          : pid != 0     ? fmt::format("was lost (its process {} ended)", pid)
-                                         : "was lost (its process ended)";
+  const Peer& lost = membership_.peers[static_cast<std::size_t>(peer)];
+  const auto how = [&]() -> std::string {
+    if (has_left(peer)) return "has left the group";
+    // A process closes its files before it counts as ended.
+    const bool ended =
+        !lost.watch || wait_readable(lost.watch.get(), base::Deadline::after(kVerdict));
+    return fmt::format("was lost (its process {}{})",
+                       lost.pid != 0 ? fmt::format("{} ", lost.pid) : "",
+                       ended ? "ended" : "executes another program");
+  };
   fail({FailureKind::peer_lost, rank_bit(peer),
-        fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how, where)},
+        fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how(), where)},
        activity);
 }
 

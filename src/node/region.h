@@ -152,7 +152,8 @@ class Region : public std::enable_shared_from_this<Region> {
   std::uint32_t bell() const;
   void listen(std::uint32_t heard);
   Outbox& outbox(int from, int to) const;
-  // Whether a peer has left in good order, and whether its process has ended though it has not.
+  // Whether a peer has left in good order, and whether its process has ended, or executes another
+  // program, though it has not.
   bool has_left(int peer) const;
   bool has_died(int peer) const;
   bool is_here(int peer) const { return !has_left(peer) && !has_died(peer); }
@@ -186,6 +187,7 @@ class Region : public std::enable_shared_from_this<Region> {
     alignas(kCacheLine) Splits splits[2];
     alignas(kCacheLine) Word sleepers;  // how many wait in the kernel for a word of this rank
     alignas(kCacheLine) Word departed;  // 1 once the rank has left in good order
+    Word marked;                        // 1 once it has marked the memory as open
     alignas(kCacheLine) Word bell;      // how often its peers have rung
     Word listeners;                     // how many of its threads wait for that in the kernel
     alignas(kCacheLine) Attendance attendance;
@@ -207,6 +209,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::byte* staging(int rank, std::uint32_t index) const;
   std::size_t arena_begin(int rank) const;
   std::size_t offset_in_mapping(const void* pointer) const;
+  bool has_closed(int peer) const;
   template <typename Done>
   bool spin_or_yield(Done done) const;
   void await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting);

@@ -365,8 +365,8 @@ TEST(Collectives, SixtyFourGroupsAtOnce) {
       const auto backend = groups[i].c10d()->getBackend(at::kCPU);
       EXPECT_LE(backend->getMemoryStats().at("staging_bytes"), std::uint64_t{64} << 20);
     }
-    // A watch for the peer and what it watches this rank by.
-    EXPECT_LE(descriptors() - before, 64 * 2);
+    // A watch for the peer, what it watches this rank by, and the memory, on which both hold locks.
+    EXPECT_LE(descriptors() - before, 64 * 3);
   });
 }
 

@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <barrier>
+#include <csignal>
 #include <semaphore>
 #include <vector>
 
@@ -164,6 +167,32 @@ TEST(Group, ARankThatLeftIsNamed) {
                    "rank 1 has left the group and is missing in barrier, call 2 of group test");
     }
   });
+}
+
+TEST(Group, ARankThatExecutesAnotherProgramIsNamed) {
+  const auto ends = test::run_process_ranks(3, [](int rank, Links links) -> std::string {
+    auto region = Region::create(std::move(links), rank, 3, small_region());
+    Group group(region);
+    const std::int64_t mine = ::getpid();
+    std::vector<std::int64_t> pids(3);
+    const std::vector<Output> outputs{{&pids[0], 1}, {&pids[1], 1}, {&pids[2], 1}};
+    group.all_gather({&mine, 1}, outputs, DataType::int64);
+    if (rank == 1) ::execlp("sleep", "sleep", "60", nullptr);
+    std::string text = "no error";
+    try {
+      group.barrier();
+    } catch (const PeerLost& error) {
+      EXPECT_THAT(error.ranks(), ElementsAre(1));
+      text = error.what();
+    }
+    if (rank == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
+    return text;
+  });
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report,
+                ::testing::MatchesRegex("rank 1 was lost \\(its process [0-9]+ executes another "
+                                        "program\\) and is missing in barrier, call 2 of .*"));
+  }
 }
 
 TEST(Group, AnAbortReachesTheOthersWithItsText) {
