@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <barrier>
 #include <csignal>
 #include <semaphore>
@@ -327,6 +328,37 @@ TEST(MonitoredBarrier, AnotherCallBesideItIsAMismatchOnEveryRank) {
             "ranks 0, 1 and 3 called monitored_barrier, rank 2 all_reduce of 1 float32; call 2 of "
             "group test");
   EXPECT_THAT(culprits, ElementsAre(2));
+}
+
+TEST(MonitoredBarrier, EveryMixWithOtherCallsIsToldInOneSentence) {
+  for (int mix = 0; mix < 27; ++mix) {
+    const std::array<int, 3> calls{mix % 3, mix / 3 % 3, mix / 9};
+    const bool agree = calls[0] == calls[1] && calls[1] == calls[2];
+    std::array<std::string, 3> texts;
+    run_thread_ranks(3, [&](auto region) {
+      Group group(region);
+      const auto me = static_cast<std::size_t>(region->rank());
+      float x = 1;
+      try {
+        switch (calls[me]) {
+          case 0:
+            group.barrier();
+            break;
+          case 1:
+            group.all_reduce(&x, &x, 1, DataType::float32, ReduceOp::sum);
+            break;
+          default:
+            MonitoredBarrier(region).pass(std::chrono::minutes(1), false);
+        }
+        texts[me] = "no error";
+      } catch (const Mismatch& error) {
+        texts[me] = error.what();
+      }
+    });
+    EXPECT_EQ(texts[0] == "no error", agree) << mix;
+    EXPECT_EQ(texts[1], texts[0]) << mix;
+    EXPECT_EQ(texts[2], texts[0]) << mix;
+  }
 }
 
 TEST(MonitoredBarrier, AMismatchDoesNotWaitForAnAbsentRank) {
