@@ -105,12 +105,12 @@ def leave_with_work_under_way(together: bool) -> bool:
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(10), group=group, async_op=True)
         dist.irecv(torch.ones(10), 1, group=group)
+        store().set("under way", "")
         if not together:
             group.abort()
         dist.destroy_process_group(group)
         store().set("left", "")
-    if not together:
-        store().wait(["left"])
+    store().wait(["under way" if together else "left"])
     if dist.get_rank() == 1:
         dist.destroy_process_group(group)
     return works()
