@@ -25,6 +25,9 @@ c10::DeviceType device_of(const at::Tensor& tensor, const char* operation);
 // stack: all of them get contiguous tensors, and for the single-tensor calls flat ones.
 Tensors contiguous(const Tensors& tensors);
 
+// Throws UsageError if elements of what is to be written lie in one place.
+void check_no_overlap(const at::Tensor& output, const char* operation);
+
 // Starts a call on the backend of its tensors: `outputs` are written, or read and written, `inputs`
 // only read. `body` gets the contiguous ones. Every public call is this twice: started, and waited
 // for unless it is asynchronous. With asyncOp off, the backend may do it on this thread.
@@ -38,6 +41,7 @@ Work start(const ProcessGroup& group, const char* operation, Tensors outputs, co
       group, first == nullptr ? c10::DeviceType::CPU : device_of(*first, operation), operation);
   if (!backend) return {};
   return translate(operation, [&] {
+    for (const at::Tensor& output : outputs) check_no_overlap(output, operation);
     Tensors to = contiguous(outputs);
     Tensors from = contiguous(inputs);
     auto work = body(*backend, to, from);

@@ -1,3 +1,5 @@
+#include <ATen/MemoryOverlap.h>
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
@@ -25,6 +27,16 @@ BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const c
 c10::DeviceType device_of(const at::Tensor& tensor, const char* operation) {
   if (tensor.defined()) return tensor.device().type();
   throw UsageError(std::string(operation) + " of an undefined tensor");
+}
+
+void check_no_overlap(const at::Tensor& output, const char* operation) {
+  if (!output.defined() || output.layout() != at::kStrided ||
+      at::has_internal_overlap(output) != at::MemOverlap::Yes) {
+    return;
+  }
+  throw UsageError(
+      fmt::format("{} into a tensor of {} {} of which several lie in one place, as after expand()",
+                  operation, output.numel(), c10::toString(output.scalar_type())));
 }
 
 Tensors contiguous(const Tensors& tensors) {

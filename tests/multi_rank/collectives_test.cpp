@@ -252,6 +252,32 @@ TEST(Collectives, Bytes) {
 static_assert(!std::is_copy_constructible_v<Work> && !std::is_copy_assignable_v<Work>);
 static_assert(std::is_nothrow_move_constructible_v<Work>);
 
+TEST(Collectives, AnExpandedTensorIsRefusedBeforeAnybodyIsInvolved) {
+  on_all([](int rank, int size) {
+    const auto one = torch::full({1}, rank + 1.0);
+    EXPECT_THAT([&] { all_reduce(one.expand({5})); },
+                ThrowsMessage<UsageError>(HasSubstr("of which several lie in one place")));
+    if (rank == 0) {
+      EXPECT_THROW(broadcast(one.expand({5})), UsageError);
+    }
+    all_reduce(one, {.op = ReduceOp::MAX});
+    EXPECT_EQ(one.item<double>(), size);
+  });
+}
+
+TEST(Collectives, OutputsThatShareMemoryAreRefused) {
+  expect_torch_ranks(3, "paceline", [](int, int) {
+    const auto t = torch::zeros({6});
+    EXPECT_THAT(
+        [&] {
+          all_gather({t, t, t}, torch::ones({6}));
+        },
+        ThrowsMessage<UsageError>(HasSubstr("shares memory with another of its tensors")));
+    EXPECT_THROW(all_to_all_single(t, t), UsageError);
+    barrier();
+  });
+}
+
 TEST(Collectives, AWorkThatWasMovedFromIsComplete) {
   on_all([](int rank, int size) {
     const auto table = torch::full({4, 3}, rank + 1.0);

@@ -8,6 +8,7 @@
 #include "backends/paceline/backend.h"
 #include "backends/paceline/overlap.h"
 #include "backends/paceline/sparse.h"
+#include "distributed/start.h"
 
 namespace paceline::backends {
 namespace {
@@ -50,7 +51,7 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
                                       bool async, std::chrono::milliseconds timeout, Body body,
                                       std::size_t calls) {
   check_usable(kind.name);
-  for (const at::Tensor& output : outputs) check_no_overlap(output, kind.name);
+  for (const at::Tensor& output : outputs) distributed::check_no_overlap(output, kind.name);
   const auto patience = limit(timeout);
   auto work = c10::make_intrusive<NodeWork>(kind.type, kind.title, inputs, std::move(outputs),
                                             ++sequence_, patience);

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "backends/paceline/backend.h"
+#include "distributed/start.h"
 
 namespace paceline::backends {
 namespace {
@@ -28,7 +29,7 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
   check_usable(kind.name);
   const at::Tensor tensor = single(tensors, kind.name);
   const bool sending = kind.type == c10d::OpType::SEND;
-  if (!sending) check_no_overlap(tensor, kind.name);
+  if (!sending) distributed::check_no_overlap(tensor, kind.name);
   auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
   const node::Mailbox::Message message{flat->data(), flat->count(), flat->type(),
                                        peer,         tag,           limit(c10d::kUnsetTimeout)};

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <span>
 
+#include "distributed/start.h"
+
 namespace paceline::backends {
 namespace {
 
@@ -61,7 +63,7 @@ bool share_bytes(std::span<const Extent> row, const std::byte* begin, const std:
 void check_apart(const Tensors& outputs, const Tensors& inputs, const char* operation) {
   std::vector<Extent> extents;
   for (const at::Tensor& output : outputs) {
-    check_no_overlap(output, operation);
+    distributed::check_no_overlap(output, operation);
     if (output.numel() > 0) extents.emplace_back(output, true);
   }
   for (const at::Tensor& input : inputs) {

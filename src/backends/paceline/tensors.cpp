@@ -1,7 +1,6 @@
 #include "backends/paceline/tensors.h"
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -114,15 +113,6 @@ void check_list(const Tensors& list, const at::Tensor& like, int size, const cha
     check_dense(part, operation);
     check_same_type(part, like, operation);
   }
-}
-
-void check_no_overlap(const at::Tensor& output, const char* operation) {
-  if (output.layout() != at::kStrided || at::has_internal_overlap(output) != at::MemOverlap::Yes) {
-    return;
-  }
-  throw UsageError(
-      fmt::format("{} into a tensor of {} of which several lie in one place, as after expand()",
-                  operation, describe(output)));
 }
 
 void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation) {

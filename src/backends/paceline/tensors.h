@@ -23,8 +23,6 @@ const at::Tensor& single(const Tensors& tensors, const char* operation);
 const Tensors& single_list(const std::vector<Tensors>& lists, const at::Tensor& like, int size,
                            const char* operation);
 void check_list(const Tensors& list, const at::Tensor& like, int size, const char* operation);
-// That no two elements of what is to be written lie in one place.
-void check_no_overlap(const at::Tensor& output, const char* operation);
 void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation);
 // That all of `parts` have as many elements as `like`.
 void check_same_size(const Tensors& parts, const at::Tensor& like, const char* operation);
