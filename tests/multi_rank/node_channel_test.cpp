@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <latch>
 #include <optional>
 #include <random>
 #include <vector>
@@ -449,31 +450,33 @@ TEST(Channel, CallsOfAnotherThreadAreNoSignOfUnevenInputs) {
 }
 
 TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
-  run_thread_ranks(
-      2,
-      [](auto region) {
-        Group group(region);
-        Channel channel(group, kBuckets, bucket_name);
-        channel.begin_step(1);
-        if (region->rank() == 1) {
-          channel.publish(2);
-          while (!region->failed()) std::this_thread::yield();
-          return;
-        }
-        for (const std::size_t bucket : {2u, 0u, 1u}) channel.publish(bucket);
-        try {
-          channel.finish();
-          ADD_FAILURE() << "finished alone";
-        } catch (const Timeout& error) {
-          EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
-          EXPECT_STREQ(error.what(),
-                       "rank 1 did not arrive within the timeout of 1 s at backward, step 1 of "
-                       "group test, "
-                       "bucket 0 (layer0); rank 0: it has 3 of 3 buckets ready, 1 (layer1) last; "
-                       "rank 1: it has 1 of 3 buckets ready, 2 (layer2) last");
-        }
-      },
-      test::small_region(std::chrono::seconds(1)));
+  std::latch published(1);
+  run_thread_ranks(2, [&](auto region) {
+    Group group(region);
+    // A channel takes over the group's timeout when it is made, for which both have to come too.
+    if (region->rank() == 0) group.set_timeout(std::chrono::seconds(5));
+    Channel channel(group, kBuckets, bucket_name);
+    channel.begin_step(1);
+    if (region->rank() == 1) {
+      channel.publish(2);
+      published.count_down();
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    for (const std::size_t bucket : {2u, 0u, 1u}) channel.publish(bucket);
+    published.wait();
+    try {
+      channel.finish();
+      ADD_FAILURE() << "finished alone";
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+      EXPECT_STREQ(error.what(),
+                   "rank 1 did not arrive within the timeout of 5 s at backward, step 1 of "
+                   "group test, "
+                   "bucket 0 (layer0); rank 0: it has 3 of 3 buckets ready, 1 (layer1) last; "
+                   "rank 1: it has 1 of 3 buckets ready, 2 (layer2) last");
+    }
+  });
 }
 
 }  // namespace

@@ -261,16 +261,19 @@ TEST(Mailbox, AMessageThatDoesNotComeIsNamedAtTheDeadline) {
     Mailbox mailbox(region);
     Requests requests(mailbox);
     std::vector<int> data(3);
-    if (region->rank() == 0) {
-      requests.receive(data, 2, 1, std::chrono::milliseconds(100));
-    } else {
-      // Those that wait for something else hear of it too.
-      requests.receive(data, Mailbox::kAnyRank, 0);
-    }
-    EXPECT_THAT([&] { requests.wait(); },
-                ThrowsMessage<Timeout>(
-                    "rank 2 did not send within the timeout of 0.1 s: recv of 3 int32 from "
-                    "rank 2 with tag 1 in group test"));
+    EXPECT_THAT(
+        [&] {
+          if (region->rank() == 0) {
+            requests.receive(data, 2, 1, std::chrono::milliseconds(100));
+          } else {
+            // Those that wait for something else hear of it too.
+            requests.receive(data, Mailbox::kAnyRank, 0);
+          }
+          requests.wait();
+        },
+        ThrowsMessage<Timeout>(
+            "rank 2 did not send within the timeout of 0.1 s: recv of 3 int32 from "
+            "rank 2 with tag 1 in group test"));
   });
 }
 
@@ -322,7 +325,7 @@ TEST(Mailbox, ARankThatDiesIsToldToThoseWhoWaitForOthers) {
 
 // Of a receiver that had no time until its deadline was over.
 TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
-  constexpr std::chrono::seconds kTimeout{1};
+  constexpr std::chrono::seconds kTimeout{5};
   struct Board {
     std::atomic<pid_t> receiver{0};
     std::atomic<bool> over{false};
@@ -341,11 +344,11 @@ TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
       board->over = true;
     } else {
       EXPECT_TRUE(test::eventually([&] { return board->receiver != 0; }));
-      const auto deadline = base::Deadline::after(2 * kTimeout);
+      const auto deadline = base::Deadline::after(kTimeout + std::chrono::milliseconds(100));
       ::kill(board->receiver, SIGSTOP);
       requests.send(data, 0);
       mailbox.move();
-      while (!deadline.expired()) std::this_thread::yield();
+      std::this_thread::sleep_for(deadline.remaining());
       ::kill(board->receiver, SIGCONT);
       requests.wait();
       EXPECT_TRUE(test::eventually([&] { return board->over.load(); }));
