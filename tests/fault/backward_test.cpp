@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <iterator>
 #include <stdexcept>
 
 #include <paceline/collectives.h>
@@ -182,42 +182,43 @@ TEST(KilledInBackward, TheOthersNameItAndStartAgain) {
 
 // The stopped rank wakes up when the others train in their new world: it must not disturb them, and
 // finds out that they left without it.
-TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
-  for (const int size : kSizes) {
-    const int victim = size - 1;
-    const Place place = kGradients[1];
-    const test::Shared<test::Stopped> stopped;
-    const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
-      std::string text;
-      {
-        const World world = init_process_group(context.init);
-        const ProcessGroup group = new_group({}, {.timeout = 1500ms});
-        Training training(
-            place,
-            [&] {
-              if (context.rank != victim) return;
-              ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-              stopped->stop();
-            },
-            group);
-        text = text_of_bad_step(training, context.rank);
-        destroy_process_group();
-      }
-      if (context.rank == victim) return text;
-      start_again(context, victim, [&] {
-        if (context.rank == 0) stopped->wake();
-      });
-      return text;
-    });
-    for (const auto& end : ends) {
-      EXPECT_TRUE(end.exited_cleanly()) << end.report;
-      EXPECT_THAT(end.report,
-                  AllOf(HasSubstr(fmt::format("rank {} did not arrive within the timeout of 1.5 s "
-                                              "at backward, step 3 of group 1, bucket",
-                                              victim)),
-                        HasSubstr("(second.bias)")));
+void check_stopped(int size) {
+  const int victim = size - 1;
+  const Place place = kGradients[1];
+  const test::Shared<test::Stopped> stopped;
+  const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+    std::string text;
+    {
+      const World world = init_process_group(context.init);
+      // Healthy ranks of a busy machine must keep it, too.
+      const ProcessGroup group = new_group({}, {.timeout = 12500ms});
+      Training training(
+          place,
+          [&] {
+            if (context.rank == victim) stopped->stop();
+          },
+          group);
+      text = text_of_bad_step(training, context.rank);
+      destroy_process_group();
     }
+    if (context.rank == victim) return text;
+    start_again(context, victim, [&] {
+      if (context.rank == 0) stopped->wake();
+    });
+    return text;
+  });
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    EXPECT_THAT(end.report,
+                AllOf(HasSubstr(fmt::format("rank {} did not arrive within the timeout of 12.5 s "
+                                            "at backward, step 3 of group 1, bucket",
+                                            victim)),
+                      HasSubstr("(second.bias)")));
   }
+}
+
+TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
+  test::run_side_by_side(std::size(kSizes), [](std::size_t i) { check_stopped(kSizes[i]); });
 }
 
 constexpr Place kThrows[] = {{Place::Kind::forward}, {Place::Kind::loss}, kGradients[0],

@@ -9,7 +9,7 @@
 namespace paceline::test {
 
 // Generous: it only bounds how long a broken test hangs.
-constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::seconds kPatience{60};
 
 // Waits until `condition` holds, asking often; false if it does not within kPatience.
 inline bool eventually(const std::function<bool()>& condition) {

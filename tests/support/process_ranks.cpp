@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +53,7 @@ std::string run_body(const std::function<std::string()>& body, bool& failed) {
 }
 
 [[noreturn]] void be_rank(const std::function<std::string()>& body, int report) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   bool failed = false;
   const std::string text = run_body(body, failed);
   if (::write(report, text.data(), text.size()) < 0) failed = true;
@@ -59,7 +61,7 @@ std::string run_body(const std::function<std::string()>& body, bool& failed) {
 }
 
 // Far longer than any body takes; a test program's own limit is longer still.
-constexpr std::chrono::seconds kLongestRun{120};
+constexpr std::chrono::minutes kLongestRun{5};
 
 }  // namespace
 
@@ -100,6 +102,12 @@ std::vector<RankEnd> run_process_ranks(int size,
     ::waitpid(pids[rank], &ends[rank].status, 0);
   }
   return ends;
+}
+
+void run_side_by_side(std::size_t count, const std::function<void(std::size_t)>& body) {
+  expect_process_ranks(static_cast<int>(count), [&](int number, const node::Links& /*unused*/) {
+    body(static_cast<std::size_t>(number));
+  });
 }
 
 void expect_process_ranks(int size, const std::function<void(int, node::Links)>& body) {
