@@ -88,7 +88,7 @@ TEST(Joining, WhoIsOnTheWayHearsTheVerdictToo) {
   // It connects when all has been said, were it not for those that are on the way.
   std::thread late([&] {
     join_as(2, kMemory, [&] {
-      const auto soon = base::Deadline::after(100ms);
+      const auto soon = base::Deadline::after(20ms);
       while (!told && !soon.expired()) std::this_thread::yield();
     });
   });

@@ -234,7 +234,8 @@ TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
 }
 
 TEST_F(Launcher, ExitCodeIsThatOfTheFirstFailure) {
-  auto job = run(3, "test $RANK = 1 && { echo last words; exit 7; }; exec sleep 1000");
+  auto job = run(3, "test $RANK = 1 && { echo last words; exit 7; }; exec sleep 1000",
+                 {"--stop-grace", "60"});
   EXPECT_EQ(job.wait(), 7) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 failed first: exited with code 7\n"
                                    "  last lines of rank 1:\n"
@@ -260,7 +261,7 @@ TEST_F(Launcher, ErrorFilesAreReportedAndBlameIsFollowed) {
     rm $TMPDIR/go
     printf '{"message": {"message": "the real reason"}}' > $TORCHELASTIC_ERROR_FILE
     exit 5)",
-                 {"--failure-grace", "20"});
+                 {"--failure-grace", "60"});
   EXPECT_EQ(job.wait(), 5) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: exited with code 5\n"
                                    "  error: the real reason\n"
@@ -313,7 +314,7 @@ TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
     rm $TMPDIR/pid
     while kill -0 $pid 2> /dev/null; do :; done
     exit 4)",
-                 {"--failure-grace", "20"});
+                 {"--failure-grace", "60"});
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0: exited with code 4\n"));
 }
@@ -329,10 +330,12 @@ constexpr const char* kRank1FailsLater = R"(
     while :; do sleep 0.01; done)";
 
 TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
-  auto job = run(2, R"(
+  auto job = run(2,
+                 R"(
     fail() { echo failing=$(date +%s%3N); exit 3; }
     trap 'echo told=$(date +%s%3N); exit 4' TERM)" +
-                        std::string(kRank1FailsLater));
+                     std::string(kRank1FailsLater),
+                 {"--stop-grace", "60"});
   EXPECT_EQ(job.wait(), 3) << job.err();
   const auto ms_after = [&](const std::string& label) {
     return std::stoll(job.out().substr(job.out().find(label + "=") + label.size() + 1));
@@ -476,15 +479,23 @@ TEST_F(Launcher, WhatWorkersLeaveBehindEndsWithTheJob) {
 }
 
 TEST_F(Launcher, FailureEndsWholeFamilies) {
-  auto job =
-      run(2, std::string(kFamily) + "test $RANK = 1 && exit 9; trap '' TERM; wait; wait; wait",
-          {"--stop-grace", "0.2"});
+  auto job = run(2, std::string(kFamily) + R"(
+    if [ $RANK = 1 ]; then
+      until [ -e $TMPDIR/trapped ]; do :; done
+      rm $TMPDIR/trapped
+      exit 9
+    fi
+    trap '' TERM
+    : > $TMPDIR/trapped
+    wait; wait; wait)",
+                 {"--stop-grace", "0.2"});
   EXPECT_EQ(job.wait(), 9) << job.err();
   expect_all_gone(job);
 }
 
 TEST_F(Launcher, InterruptIsPassedOn) {
-  auto job = run(2, "trap 'echo caught; exit 0' INT; echo ready; while :; do sleep 0.01; done");
+  auto job = run(2, "trap 'echo caught; exit 0' INT; echo ready; while :; do sleep 0.01; done",
+                 {"--stop-grace", "60"});
   for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 128 + SIGINT) << job.err();
