@@ -81,12 +81,17 @@ def interrupt() -> tuple[bool, bool]:
     interrupted = False
     if dist.get_rank() == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        group = dist.distributed_c10d._get_default_group()
+        before = group._get_sequence_number_for_group()
 
-        def action() -> None:
+        def act_within_call() -> None:
+            while group._get_sequence_number_for_group() == before:
+                os.sched_yield()
             os.kill(os.getpid(), signal.SIGINT)
             store().set("interrupted", "")
 
-        thread = while_main_thread_waits(action)
+        thread = threading.Thread(target=act_within_call)
+        thread.start()
         try:
             dist.all_reduce(torch.ones(10))
             thread.join()
