@@ -56,6 +56,8 @@ ChildProcess::ChildProcess(std::vector<std::string> command,
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {
     ::setsid();
+    // Ignored in what a shell runs in the background, and then by all that this program starts.
+    for (const int number : {SIGHUP, SIGINT, SIGQUIT}) ::signal(number, SIG_DFL);
     ::dup2(out.write_end.get(), STDOUT_FILENO);
     ::dup2(err_too ? out.write_end.get() : err.write_end.get(), STDERR_FILENO);
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
