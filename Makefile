@@ -4,7 +4,7 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test lint python conformance bench install clean
+.PHONY: help run build test fuzz lint python conformance bench install clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -23,6 +23,12 @@ build:  ## build everything
 test:  ## run all tests, then those of the torch-free layers under sanitizers
 	@tools/setup test
 	@tools/run_tests release asan tsan
+
+fuzz:  ## run each parser's fuzzer for SECONDS=30
+	@tools/setup fuzz
+	@tools/configure fuzz
+	@cmake --build --preset fuzz
+	@tests/fuzz/run build/fuzz $(or $(SECONDS),30)
 
 lint:  ## check format and includes; run clang-tidy, shellcheck and ruff
 	@tools/setup lint
