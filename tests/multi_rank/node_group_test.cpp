@@ -133,26 +133,24 @@ TEST(Group, ALateRankIsNamedAtTheDeadline) {
 }
 
 TEST(Group, ALateRankIsNamedWithItsLastCallWhenThatTookTwoSteps) {
-  run_thread_ranks(
-      2,
-      [](auto region) {
-        Group group(region);
-        group.barrier();
-        std::vector<float> data(10'000);
-        group.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
-        if (region->rank() == 1) {
-          while (!region->failed()) std::this_thread::yield();
-          return;
-        }
-        try {
-          group.barrier();
-          ADD_FAILURE() << "a barrier alone";
-        } catch (const Timeout& error) {
-          EXPECT_THAT(error.what(),
-                      HasSubstr("rank 1: its last was call 2, all_reduce of 10000 float32"));
-        }
-      },
-      small_region(std::chrono::milliseconds(200)));
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    group.barrier();
+    std::vector<float> data(10'000);
+    group.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+    if (region->rank() == 1) {
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    group.set_timeout(std::chrono::milliseconds(200));
+    try {
+      group.barrier();
+      ADD_FAILURE() << "a barrier alone";
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("rank 1: its last was call 2, all_reduce of 10000 float32"));
+    }
+  });
 }
 
 TEST(Group, ARankThatLeftIsNamed) {
