@@ -332,6 +332,13 @@ TEST(Collectives, Groups) {
   }
 }
 
+// Whoever is first must not take the others' connections away while they form the group.
+TEST(Groups, MayBeLeftAtOnce) {
+  for (const auto& backend : backends()) {
+    for (int round = 0; round < 5; ++round) expect_torch_ranks(8, backend, [](int, int) {});
+  }
+}
+
 std::size_t available_memory() {
   std::ifstream file("/proc/meminfo");
   if (std::size_t limit = 0; std::ifstream("/sys/fs/cgroup/memory.max") >> limit) return limit;

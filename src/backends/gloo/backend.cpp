@@ -24,8 +24,11 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   options->devices.push_back(request.host.empty() || interface_given
                                  ? c10d::ProcessGroupGloo::createDefaultDevice()
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(request.host));
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size,
-                                                     options);
+  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank,
+                                                             request.size, options);
+  // A rank that leaves at once would close connections that others still check.
+  backend->barrier()->wait();
+  return backend;
 }
 
 const bool gloo_registered =
