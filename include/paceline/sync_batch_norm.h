@@ -3,10 +3,15 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <concepts>
 #include <memory>
 #include <optional>
 
 #include <paceline/distributed.h>
+
+namespace torch::jit {
+struct Module;
+}
 
 namespace paceline {
 
@@ -61,8 +66,9 @@ TORCH_MODULE(SyncBatchNorm);
 // LibTorch's BatchNorm refuses a batch that has one value or none for each channel of this rank
 // before its call could be answered: where there are such batches, declare a SyncBatchNorm.
 //
-// Throws UsageError for a BatchNorm without running statistics, by which its calls in training are
-// known, and then changes none.
+// Throws UsageError, and then changes none, for a BatchNorm without running statistics, by which
+// its calls in training are known, and for another module with a buffer "running_mean" of its own:
+// as one has that stands for a TorchScript module, which cannot be converted.
 void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
 template <typename M>
@@ -76,6 +82,12 @@ torch::nn::ModuleHolder<M> convert_sync_batchnorm(const torch::nn::ModuleHolder<
                                                   const ProcessGroup& group = {}) {
   convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module.ptr()), group);
   return module;
+}
+template <std::same_as<torch::jit::Module> M>
+void convert_sync_batchnorm(const M& /*module*/, const ProcessGroup& /*group*/ = {}) {
+  static_assert(!std::same_as<M, torch::jit::Module>,
+                "convert_sync_batchnorm cannot convert a TorchScript module: build the model of "
+                "torch::nn modules and load its tensors");
 }
 
 }  // namespace paceline

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <paceline/collectives.h>
@@ -15,6 +16,7 @@ namespace {
 using test::backends;
 using test::expect_torch_ranks;
 using test::kWorldSizes;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -207,6 +209,36 @@ TEST(ConvertSyncBatchNorm, LeavesOthersAlone) {
   });
 }
 
+// As a program has one that trains a TorchScript module: it runs it, and registers its tensors.
+struct ScriptedImpl : torch::nn::Module {
+  ScriptedImpl() {
+    norm.register_buffer("running_mean", torch::zeros({kChannels}));
+    norm.define(R"(
+      def forward(self, x):
+          return torch.batch_norm(x, None, None, self.running_mean, None, True, 0.1, 1e-5, False)
+    )");
+    for (const auto& buffer : norm.named_buffers()) {
+      register_buffer("norm_" + buffer.name, buffer.value);
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return norm.forward({x}).toTensor(); }
+  torch::jit::Module norm{"Norm"};
+};
+TORCH_MODULE(Scripted);
+
+TEST(ConvertSyncBatchNorm, RefusesWhatHasRunningStatisticsAndIsNoBatchNorm) {
+  torch::nn::BatchNorm1d converted(kChannels);
+  const torch::nn::Sequential net(converted, Scripted());
+  EXPECT_THAT([&] { convert_sync_batchnorm(net); },
+              ThrowsMessage<UsageError>(
+                  AllOf(HasSubstr("convert_sync_batchnorm: 1 has a buffer norm_running_mean"),
+                        HasSubstr("TorchScript"))));
+  const torch::nn::InstanceNorm1dOptions tracking =
+      torch::nn::InstanceNorm1dOptions(kChannels).track_running_stats(true);
+  convert_sync_batchnorm(torch::nn::Sequential(
+      torch::nn::BatchNorm1d(kChannels), torch::nn::InstanceNorm1d(tracking), SyncBatchNorm(3)));
+}
+
 TEST(SyncBatchNorm, RefusesWhatItCannotNormalize) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     EXPECT_THROW(SyncBatchNorm(0), UsageError);
@@ -214,11 +246,15 @@ TEST(SyncBatchNorm, RefusesWhatItCannotNormalize) {
     EXPECT_THROW(norm(torch::ones({2, 4})), UsageError);
     EXPECT_THROW(norm(torch::ones({3})), UsageError);
     EXPECT_THROW(norm(torch::ones({2, 3}, torch::kInt)), UsageError);
-    EXPECT_THAT(
-        [&] {
-          norm(torch::ones({rank, kChannels}));
-        },
-        ThrowsMessage<UsageError>(HasSubstr("more than 1 value")));
+    for (const int total : {0, 1}) {
+      EXPECT_THAT(
+          [&] {
+            norm(torch::ones({total * rank, kChannels}));
+          },
+          ThrowsMessage<UsageError>(
+              HasSubstr("needs at least 2 values for each channel on all ranks together, and got " +
+                        std::to_string(total))));
+    }
   });
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/library.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/instancenorm.h>
 
 #include <algorithm>
 #include <mutex>
@@ -94,6 +95,27 @@ Optional key_of(const torch::nn::Module& module) {
   return key;
 }
 
+// A BatchNorm that is none of torch::nn's shows in its running mean: of TorchScript, say, whose
+// tensors a module has registered. Its calls need not come by batch_norm: scripts are compiled.
+void check_no_other(const std::string& name, const torch::nn::Module& module) {
+  const auto is = [&]<typename... T>() {
+    return (... || (dynamic_cast<const T*>(&module) != nullptr));
+  };
+  using torch::nn::InstanceNorm1dImpl, torch::nn::InstanceNorm2dImpl, torch::nn::InstanceNorm3dImpl;
+  if (is.
+      operator()<SyncBatchNormImpl, InstanceNorm1dImpl, InstanceNorm2dImpl, InstanceNorm3dImpl>()) {
+    return;
+  }
+  for (const auto& buffer : module.named_buffers(false)) {
+    if (!buffer.key().ends_with("running_mean")) continue;
+    throw UsageError(fmt::format(
+        "convert_sync_batchnorm: {} has a buffer {}, and is no torch::nn::BatchNorm: TorchScript's "
+        "modules and others cannot be converted. Build that part of torch::nn modules, or of "
+        "paceline::SyncBatchNorm, and load its tensors; or convert the other parts one by one",
+        name.empty() ? "the module" : name, buffer.key()));
+  }
+}
+
 }  // namespace
 
 bool sync_batch_norm::is_in(const torch::nn::Module& module) {
@@ -109,7 +131,7 @@ void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group
   std::vector<at::Tensor> keys;
   const auto visit = [&](const std::string& name, const torch::nn::Module& part) {
     const Optional key = key_of(part);
-    if (!key) return;
+    if (!key) return check_no_other(name, part);
     if (!key->defined()) {
       throw UsageError(
           fmt::format("convert_sync_batchnorm: {} has no running statistics; declare it as a "

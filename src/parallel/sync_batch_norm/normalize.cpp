@@ -60,7 +60,8 @@ Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group)
   const double total = counts.sum().item<double>();
   if (total < 2) {
     throw UsageError(fmt::format(
-        "SyncBatchNorm in training needs more than {} value for each channel on all ranks together",
+        "SyncBatchNorm in training needs at least 2 values for each channel on all ranks together, "
+        "and got {}",
         total));
   }
   const at::Tensor shares = counts / total;
