@@ -155,6 +155,13 @@ class DistributedDataParallel {
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<M>& module,
                                    const DdpOptions& options = {})
       : DistributedDataParallel(module.ptr(), options) {}
+  template <std::derived_from<torch::nn::Module> Value>
+  explicit DistributedDataParallel(const Value& /*module*/, const DdpOptions& options = {})
+      : DistributedDataParallel(std::shared_ptr<M>(), options) {
+    static_assert(!std::derived_from<Value, torch::nn::Module>,
+                  "DistributedDataParallel shares its module: hold it by std::make_shared, or by a "
+                  "TORCH_MODULE's holder, and pass that");
+  }
 
   // The module's own forward, whatever its signature.
   template <typename... Args>
@@ -221,5 +228,25 @@ DistributedDataParallel(Holder, DdpOptions = {})
 ->DistributedDataParallel<typename Holder::ContainedType>;
 template <typename M>
 DistributedDataParallel(std::shared_ptr<M>, DdpOptions = {}) -> DistributedDataParallel<M>;
+template <std::derived_from<torch::nn::Module> M>
+DistributedDataParallel(const M&, DdpOptions = {}) -> DistributedDataParallel<M>;
+
+// torch::save and torch::load.
+template <typename Archive, typename M>
+requires std::same_as<Archive, torch::serialize::OutputArchive> Archive& operator<<(
+    Archive& archive, const DistributedDataParallel<M>& /*model*/) {
+  static_assert(!std::derived_from<M, torch::nn::Module>,
+                "a checkpoint is that of module(): torch::save(model.module(), path) on rank 0");
+  return archive;
+}
+template <typename Archive, typename M>
+requires std::same_as<Archive, torch::serialize::InputArchive> Archive& operator>>(
+    Archive& archive, const DistributedDataParallel<M>& /*model*/) {
+  static_assert(
+      !std::derived_from<M, torch::nn::Module>,
+      "a checkpoint is that of module(): torch::load(module, path) before wrapping it, or "
+      "on every rank");
+  return archive;
+}
 
 }  // namespace paceline

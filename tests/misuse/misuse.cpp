@@ -1,0 +1,32 @@
+// Not a program: the compiler must refuse each of these in one sentence, which says what to write
+// instead. A comment at a line's end is a part of that sentence.
+#include <torch/torch.h>
+
+#include <paceline/paceline.h>
+
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x) { return x; }
+};
+TORCH_MODULE(Net);
+
+void save_the_wrapper(paceline::DistributedDataParallel<NetImpl>& model) {
+  torch::save(model, "model.pt");  // torch::save(model.module(), path) on rank 0
+}
+
+void load_the_wrapper(paceline::DistributedDataParallel<NetImpl>& model) {
+  torch::load(model, "model.pt");  // torch::load(module, path) before wrapping it
+}
+
+void wrap_a_value(NetImpl& net) {
+  const paceline::DistributedDataParallel model(net);  // hold it by std::make_shared
+}
+
+void wrap_a_value_with_options() {
+  const torch::nn::LinearImpl layer(2, 2);
+  const paceline::DistributedDataParallel<torch::nn::LinearImpl> model(  // TORCH_MODULE's holder
+      layer, {.static_graph = true});
+}
+
+void convert_a_script(torch::jit::Module& script) {
+  paceline::convert_sync_batchnorm(script);  // build the model of torch::nn modules
+}
