@@ -18,7 +18,9 @@ std::map<std::string, BackendKind>& registry() {
 
 void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed) {
   const auto backend = group.getDefaultBackend();
-  if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) ours->check_peers(needed);
+  if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
+    ours->check_peers(needed, {"new_group", 0});
+  }
 }
 
 bool register_backend(const std::string& name, BackendKind kind) {

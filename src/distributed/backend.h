@@ -26,8 +26,11 @@ class ExtendedBackend : public c10d::Backend {
       std::uint32_t steps) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
-  // Throws PeerLost if a peer is known to have died, or one of `needed` to have left.
-  virtual void check_peers(const std::vector<int>& needed) = 0;
+  // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the
+  // group's failure if there is one.
+  virtual void check_peers(const std::vector<int>& needed, const node::Activity& activity) = 0;
+  // Whether an asynchronous call of this rank is under way, or waits for its turn.
+  virtual bool is_busy() = 0;
 };
 
 // What a backend is made of.

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -57,6 +58,8 @@ class BucketChannel {
   // In place of publish, on every rank: the bucket is left as it is. Not for the last one.
   virtual void skip(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
+  // Where the channel can, has finish wait so much longer than the group's calls do.
+  virtual void extend_timeout(std::chrono::milliseconds /*more*/) {}
   virtual void finish() = 0;
   // Whether a bucket that was published is reduced on all ranks.
   virtual bool is_reduced(std::size_t bucket) const = 0;
@@ -73,6 +76,11 @@ class BucketChannel {
   virtual bool failed() const = 0;
   // Throws an Error with this text here and, where the channel can reach them, on the other ranks.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
+  // The same, as a Timeout of this rank where the channel can reach the others.
+  [[noreturn]] virtual void time_out(const std::string& text) {
+    fail(text);
+    __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
+  }
 };
 
 // Whether channels of the group's backend for `device` can adopt gradients.

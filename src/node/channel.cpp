@@ -355,6 +355,8 @@ void Channel::finish() {
     reduce_slice(bucket);
   }
   pending_.clear();
+  // Only now is every rank on its way to finish, where it may have waits of its own first.
+  patience_.deadline.reset();
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     if (!skipped_[bucket]) await_all(bucket, &BucketWords::reduced);
   }
@@ -428,8 +430,8 @@ void Channel::check_not_finished(int peer) const {
                 {"forward", step_});
 }
 
-void Channel::fail(const std::string& text) {
-  fail(rank_bit(region_->rank()), text);
+void Channel::fail(const std::string& text, FailureKind kind) {
+  region_->fail({kind, rank_bit(region_->rank()), text}, {"backward", step_});
 }
 
 void Channel::fail(std::uint64_t ranks, const std::string& text) {

@@ -63,8 +63,14 @@ class Channel {
   void skip(std::size_t bucket);
   // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
   void try_progress();
-  // Does the rest. Throws what Group's calls throw, and Mismatch if a peer gave the step up before
-  // its part was done.
+  // Has finish wait so much longer than the group's calls do: for ranks that are held up by calls
+  // of their own, which tell more when they time out.
+  void extend_timeout(std::chrono::milliseconds more) {
+    patience_.timeout = base::Deadline::after(patience_.timeout).remaining() + more;
+  }
+  // Does the rest: the timeout holds until all ranks have published, and again until all have
+  // reduced. Throws what Group's calls throw, and Mismatch if a peer gave the step up before its
+  // part was done.
   void finish();
   // Whether all ranks have reduced their slices in this step, or the one finished last.
   bool is_reduced(std::size_t bucket) const;
@@ -87,7 +93,7 @@ class Channel {
 
   bool failed() const { return region_->failed(); }
   // Makes `text` the failure that this and every other rank throws; this one is at fault.
-  [[noreturn]] void fail(const std::string& text);
+  [[noreturn]] void fail(const std::string& text, FailureKind kind = FailureKind::mismatch);
 
  private:
   class BucketWait;

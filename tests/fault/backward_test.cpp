@@ -7,9 +7,11 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <iterator>
 #include <stdexcept>
+#include <thread>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
@@ -219,6 +221,114 @@ void check_stopped(int size) {
 
 TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
   test::run_side_by_side(std::size(kSizes), [](std::size_t i) { check_stopped(kSizes[i]); });
+}
+
+// Healthy ranks meet it on a busy machine too.
+constexpr auto kHookTimeout = 8s;
+
+// A step with a communication hook that is the test's own, called with the bucket and a hook that
+// averages it. Returns which ranks the error blames, and its text.
+std::string text_of_hooked_step(
+    const RankContext& context, std::chrono::milliseconds timeout,
+    const std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&, CommHook&)>& hook) {
+  auto init = context.init;
+  init.timeout = timeout;
+  const World world = init_process_group(init);
+  DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = kEachAlone});
+  model.register_comm_hook([&hook, average = comm_hooks::all_reduce()](GradBucket& bucket) mutable {
+    return hook(bucket, average);
+  });
+  const auto x = batch_of(context.rank, 0, at::kDouble);
+  try {
+    loss_of(model(x), x).backward();
+  } catch (const PeerError& error) {
+    std::string blamed;
+    for (const int rank : error.ranks()) blamed += fmt::format("{} ", rank);
+    return fmt::format("{}: {}", blamed, error.what());
+  }
+  return "no error";
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> never_completed() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+}
+
+void check_stopped_in_hook(bool late) {
+  constexpr int kVictim = 2;
+  const test::Shared<test::Stopped> stopped;
+  const test::Shared<std::atomic<int>> ended;
+  const auto ends = test::run_torch_ranks(3, "paceline", [&](const RankContext& context) {
+    const auto text =
+        text_of_hooked_step(context, kHookTimeout, [&](GradBucket& bucket, CommHook& average) {
+          const bool stops = context.rank == kVictim && bucket.getIndex() == 1;
+          if (stops && !late) stopped->stop();
+          auto future = average(bucket);
+          if (context.rank == kVictim) future->wait();  // or it would stop before that is done
+          if (stops && late) stopped->stop();
+          return future;
+        });
+    if (context.rank != kVictim && ++*ended == 2) stopped->wake();
+    return text;
+  });
+  EXPECT_EQ(ends[0].report, ends[1].report);
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    EXPECT_THAT(end.report,
+                AllOf(::testing::StartsWith("2 : rank 2 did not arrive within the timeout"),
+                      HasSubstr("at all_reduce of ")));
+  }
+  EXPECT_THAT(ends[0].report, HasSubstr(late ? "communication hook for bucket 2 (second."
+                                             : "communication hook for bucket 1 (last."));
+}
+
+TEST(StoppedInACommHook, TheOthersNameItAndTheBucket) {
+  test::run_side_by_side(2, [](std::size_t i) { check_stopped_in_hook(i == 1); });
+}
+
+// `collective`: whether rank 1 has taken part in the collective that the others wait for. `later`:
+// whether it comes later than the others, or they come later than it.
+void check_never_completed(bool collective, bool later) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [&](const RankContext& context) {
+    return text_of_hooked_step(context, kHookTimeout, [&](GradBucket& bucket, CommHook& average) {
+      const bool bad = collective ? bucket.getIndex() == 1 : bucket.isLast();
+      if (bad && (context.rank == 1) == later) std::this_thread::sleep_for(kHookTimeout * 3 / 4);
+      if (!bad || context.rank != 1) return average(bucket);
+      if (collective) average(bucket)->wait();
+      return never_completed();
+    });
+  });
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    EXPECT_THAT(end.report, ::testing::StartsWith("1 : "));
+    if (collective || !later) {
+      EXPECT_EQ(end.report, ends[1].report);
+      EXPECT_THAT(end.report, AllOf(HasSubstr("the communication hook of rank 1 has not completed "
+                                              "its future for bucket "),
+                                    HasSubstr("within the timeout of 8 s")));
+    } else {
+      EXPECT_THAT(end.report, HasSubstr("rank 1 did not arrive within the timeout of 8 s at "
+                                        "all_reduce of "));
+    }
+  }
+}
+
+TEST(AFutureNeverCompleted, IsTheFaultOfTheRankWhoseItIs) {
+  test::run_side_by_side(4, [](std::size_t i) { check_never_completed(i % 2 == 0, i / 2 == 0); });
+}
+
+// Long before the timeout, though no call waits for it.
+TEST(AFutureNeverCompleted, DoesNotHideADeath) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    return text_of_hooked_step(context, 60s, [&](GradBucket& bucket, CommHook& average) {
+      auto future = average(bucket);
+      if (!bucket.isLast()) return future;
+      future->wait();
+      if (context.rank == 1) ::raise(SIGKILL);
+      return never_completed();
+    });
+  });
+  EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
+  EXPECT_THAT(ends[0].report, ::testing::StartsWith("1 : rank 1 was lost"));
 }
 
 constexpr Place kThrows[] = {{Place::Kind::forward}, {Place::Kind::loss}, kGradients[0],

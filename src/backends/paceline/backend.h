@@ -125,9 +125,10 @@ class NodeBackend : public distributed::ExtendedBackend {
       const std::vector<distributed::BucketChannel::Bucket>& buckets,
       distributed::BucketChannel::Describe describe, std::uint32_t steps) override;
   void abort_because(const std::string& text) noexcept override;
-  void check_peers(const std::vector<int>& needed) override {
-    region_->check_peers(needed, {"new_group", 0});
+  void check_peers(const std::vector<int>& needed, const node::Activity& activity) override {
+    region_->check_peers(needed, activity);
   }
+  bool is_busy() override { return progress_->busy(); }
 
  protected:
   // The region of split; null on ranks that are left out.

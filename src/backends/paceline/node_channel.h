@@ -30,10 +30,14 @@ class NodeChannel final : public distributed::BucketChannel {
   const std::vector<Wait>& waits() const override { return channel_.waits(); }
   double share() const override { return channel_.share(); }
   void try_progress() override { channel_.try_progress(); }
+  void extend_timeout(std::chrono::milliseconds more) override { channel_.extend_timeout(more); }
   void finish() override { channel_.finish(); }
   bool abandon_step() override { return channel_.abandon_step(); }
   bool failed() const override { return channel_.failed(); }
   [[noreturn]] void fail(const std::string& text) override { channel_.fail(text); }
+  [[noreturn]] void time_out(const std::string& text) override {
+    channel_.fail(text, node::FailureKind::timeout);
+  }
 
  private:
   node::Channel channel_;

@@ -36,6 +36,11 @@ void ProgressThreads::enqueue(Task task) {
   arrived_.notify_one();
 }
 
+bool ProgressThreads::busy() {
+  const std::lock_guard lock(mutex_);
+  return running_ || !tasks_.empty();
+}
+
 // With the mutex held. Throws std::system_error if the system has no thread to give.
 void ProgressThreads::provide_thread() {
   if (tasks_.empty() || free_ > 0) return;

@@ -34,6 +34,8 @@ class ProgressThreads {
     const Turn turn(*this);
     body();
   }
+  // Whether a task runs, or is yet to; not what tasks left to be done.
+  bool busy();
   // Waits for what the tasks left to be done, too, unless it is called by that.
   void stop();
   // Whether one of the threads is still in what it had to do after a task, and has called stop().

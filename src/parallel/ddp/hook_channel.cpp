@@ -5,6 +5,8 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <numeric>
+#include <string_view>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
@@ -12,6 +14,7 @@
 #include "base/deadline.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
+#include "parallel/ddp/in_own_name.h"
 
 namespace paceline::ddp {
 namespace {
@@ -24,29 +27,36 @@ std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
   }
 }
 
-// Throws what the future throws, and Error if nobody completes it.
-void await(c10::ivalue::Future& future, std::chrono::milliseconds timeout) {
-  struct Completion {
+// How often a wait for a future looks whether there is still something to wait for.
+constexpr std::chrono::milliseconds kLook{10};
+// By how much a wait is longer than those that may be its cause and know more of it.
+constexpr std::chrono::seconds kVerdict{1};
+// How the failures begin that are told to all ranks here.
+constexpr const char* kHookOfRank = "the communication hook of rank";
+
+// Tells when a future is completed, with a limit.
+class Completion {
+ public:
+  explicit Completion(c10::ivalue::Future& future) {
+    future.addCallback([state = state_](c10::ivalue::Future&) {
+      const std::lock_guard lock(state->mutex);
+      state->done = true;
+      state->reached.notify_one();
+    });
+  }
+  bool wait_for(std::chrono::milliseconds limit) const {
+    std::unique_lock lock(state_->mutex);
+    return state_->reached.wait_for(lock, limit, [&] { return state_->done; });
+  }
+
+ private:
+  struct State {
     std::mutex mutex;
     std::condition_variable reached;
     bool done = false;
   };
-  if (!future.completed()) {
-    const auto completion = std::make_shared<Completion>();
-    future.addCallback([completion](c10::ivalue::Future&) {
-      const std::lock_guard lock(completion->mutex);
-      completion->done = true;
-      completion->reached.notify_one();
-    });
-    std::unique_lock lock(completion->mutex);
-    const auto patience = base::Deadline::after(timeout).remaining();
-    if (!completion->reached.wait_for(lock, patience, [&] { return completion->done; })) {
-      throw Error(fmt::format("its future was not completed within the timeout of {} s",
-                              std::chrono::duration<double>(timeout).count()));
-    }
-  }
-  future.waitAndThrow();
-}
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 }  // namespace
 
@@ -58,10 +68,16 @@ HookChannel::HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Ho
       describe_(describe),
       make_grad_bucket_(std::move(make_grad_bucket)),
       timeout_(timeout_of(*group->getBackend(buckets.front().device.type()))),
+      backend_(c10::dynamic_intrusive_pointer_cast<distributed::ExtendedBackend>(
+          group->getBackend(control.device.type()))),
+      all_ranks_(static_cast<std::size_t>(group->getSize())),
       open_(buckets.size()),
       control_(distributed::make_bucket_channel(
           group, control.device.type(), {control},
           [describe, last = buckets.size()](std::size_t) { return describe(last); }, steps)) {
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
+  // A rank whose hook is late says itself for which bucket.
+  control_->extend_timeout(2 * kVerdict);
   for (const Bucket& bucket : buckets) {
     tensors_.push_back(allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type),
                                        ProcessGroup(group)));
@@ -106,8 +122,9 @@ void HookChannel::finish() {
   const auto begin = std::chrono::steady_clock::now();
   for (std::size_t b = 0; b < open_.size(); ++b) {
     if (!open_[b].result) continue;
+    await(b);
     guarded(b, [&] {
-      await(*open_[b].result, timeout_);
+      open_[b].result->waitAndThrow();
       const at::Tensor result = hook_->parseHookResult(open_[b].result->value());
       if (result.numel() != tensors_[b].numel()) {
         throw Error(fmt::format("it gave {} elements for a bucket of {}", result.numel(),
@@ -119,6 +136,35 @@ void HookChannel::finish() {
   }
   control_->finish();
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = std::chrono::steady_clock::now()}};
+}
+
+// Returns once the bucket's future is completed. A call of the group that it may depend on has a
+// timeout of its own and tells which rank is missing, so the time counts from the last one's end.
+void HookChannel::await(std::size_t bucket) {
+  c10::ivalue::Future& future = *open_[bucket].result;
+  if (future.completed()) return;
+  const Completion completion(future);
+  const auto patience = base::Deadline::after(timeout_).remaining() + kVerdict;
+  auto deadline = base::Deadline::after(patience);
+  while (!completion.wait_for(kLook)) {
+    if (backend_ && backend_->is_busy()) {
+      deadline = base::Deadline::after(patience);
+      continue;
+    }
+    try {
+      if (backend_) backend_->check_peers(all_ranks_, {"backward", steps()});
+    } catch (const PeerError&) {
+      if (completion.wait_for(kVerdict)) return;
+      throw;
+    }
+    if (!deadline.expired()) continue;
+    control_->time_out(fmt::format(
+        "{} {} has not completed its future for bucket {} ({}) within the timeout of {} s{}: every "
+        "future must be completed, by setError if its hook fails",
+        kHookOfRank, get_rank(), bucket, describe_(bucket),
+        std::chrono::duration<double>(timeout_).count(),
+        backend_ ? ", and no call of the group is under way there" : ""));
+  }
 }
 
 bool HookChannel::is_reduced(std::size_t bucket) const {
@@ -136,16 +182,19 @@ bool HookChannel::abandon_step() {
 }
 
 // Errors of the hook's own are told to all ranks, which wait for it in vain; those about peers they
-// have themselves.
+// have themselves, in the same bucket's collective.
 template <typename Body>
 void HookChannel::guarded(std::size_t bucket, Body&& body) {
   try {
     body();
-  } catch (const PeerError&) {
-    throw;
+  } catch (const PeerError& error) {
+    if (std::string_view(error.what()).starts_with(kHookOfRank)) throw;  // says all on every rank
+    in_own_name(
+        fmt::format("running the communication hook for bucket {} ({})", bucket, describe_(bucket)),
+        [] { throw; });
   } catch (...) {
-    fail(fmt::format("the communication hook of rank {} failed for bucket {} ({}): {}", get_rank(),
-                     bucket, describe_(bucket), distributed::current_exception_text()));
+    fail(fmt::format("{} {} failed for bucket {} ({}): {}", kHookOfRank, get_rank(), bucket,
+                     describe_(bucket), distributed::current_exception_text()));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include "distributed/backend.h"
 #include "distributed/bucket_channel.h"
 
 namespace paceline::ddp {
@@ -46,6 +47,7 @@ class HookChannel final : public distributed::BucketChannel {
     c10::intrusive_ptr<c10::ivalue::Future> result;
   };
   void run_hooks();
+  void await(std::size_t bucket);
   template <typename Body>
   void guarded(std::size_t bucket, Body&& body);
 
@@ -53,6 +55,8 @@ class HookChannel final : public distributed::BucketChannel {
   Describe describe_;
   MakeGradBucket make_grad_bucket_;
   std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<distributed::ExtendedBackend> backend_;  // of `control`; null over others
+  std::vector<int> all_ranks_;                                // of the group
   std::vector<at::Tensor> tensors_;
   std::vector<Open> open_;
   std::size_t next_ = 0;  // whose hook runs next

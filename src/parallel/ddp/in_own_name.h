@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include <paceline/error.h>
 
 namespace paceline::ddp {
 
 // Makes collective calls that nobody wrote: when they fail, the error says what they were for.
 template <typename Body>
-void in_own_name(const char* purpose, Body&& body) {
+void in_own_name(std::string_view purpose, Body&& body) {
   const auto explained = [&](const PeerError& error) {
     return fmt::format("{} (DistributedDataParallel was {})", error.what(), purpose);
   };
