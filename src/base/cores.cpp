@@ -53,12 +53,21 @@ Membership find_membership() {
 }
 
 int affinity_cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(std::thread::hardware_concurrency());
+  const std::vector<int> cores = affinity();
+  return static_cast<int>(cores.empty() ? std::thread::hardware_concurrency() : cores.size());
 }
 
 }  // namespace
+
+std::vector<int> affinity() {
+  std::vector<int> cores;
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
 
 int cgroup_cores(const fs::path& root, const fs::path& cgroup) {
   std::optional<double> tightest;

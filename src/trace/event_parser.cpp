@@ -14,8 +14,12 @@ namespace {
 using nlohmann::json;
 
 constexpr std::array<std::string_view, kFields> kFieldNames{
-    "name",  "cat",        "ph",      "ts",   "dur",  "model", "step",    "bucket", "peer",
-    "bytes", "parameters", "version", "rank", "size", "cores", "started", "boot",   "spans"};
+    "name",     "cat",     "ph",         "ts",      "dur",  "model", "step",       "bucket",
+    "peer",     "bytes",   "parameters", "version", "rank", "size",  "local_size", "cores",
+    "affinity", "started", "boot",       "spans",   "wall", "used",  "running",    "queued"};
+// "out_of_range.406", of a number that no double can hold.
+constexpr int kOverflow = 406;
+constexpr std::size_t kMostOfToken = 40;
 
 }  // namespace
 
@@ -62,21 +66,20 @@ class EventHandler final : public nlohmann::json_sax<json> {
     field_ = depth_ == 2 || (depth_ == 3 && in_args_) ? find(name) : nullptr;
     return true;
   }
-  bool parse_error(std::size_t position, const std::string&,
+  bool parse_error(std::size_t position, const std::string& token,
                    const nlohmann::detail::exception& error) override {
     position_ = position;
-    reason_ = error.what();
+    const std::string got = token.substr(token.size() - std::min(token.size(), kMostOfToken));
+    reason_ = error.id == kOverflow
+                  ? fmt::format("the number {} is too large: a timeline's are at most 2^53", got)
+                  : fmt::format("no JSON, last read '{}': a timeline is an array of events", got);
     return false;
   }
 
   bool is_array() const { return is_array_; }
   bool is_whole() const { return is_array_ && depth_ == 0; }
   std::size_t position() const { return position_; }
-  // What nlohmann says after naming the place.
-  std::string reason() const {
-    const std::size_t colon = reason_.find(": ");
-    return colon == std::string::npos ? reason_ : reason_.substr(colon + 2);
-  }
+  const std::string& reason() const { return reason_; }
 
  private:
   bool begin_value() {
@@ -134,7 +137,9 @@ bool parse_events(std::string_view text, const std::string& path,
                                                : "no timeline: a JSON array is needed"));
   }
   if (!handler.is_whole() && handler.position() >= text.size()) return true;
-  throw CorruptFile(fmt::format("{}: {} (at byte {})", path, handler.reason(), handler.position()));
+  const std::string_view before = text.substr(0, handler.position());
+  throw CorruptFile(fmt::format("{}: {} (line {}, at byte {})", path, handler.reason(),
+                                std::ranges::count(before, '\n') + 1, handler.position()));
 }
 
 }  // namespace paceline::trace

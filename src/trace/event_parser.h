@@ -25,12 +25,18 @@ enum class Field {
   version,
   rank,
   size,
+  local_size,
   cores,
+  affinity,
   started,
   boot,
   spans,
+  wall,
+  used,
+  running,
+  queued,
 };
-inline constexpr std::size_t kFields = 18;
+inline constexpr std::size_t kFields = 24;
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // doubles are exact up to here
 
 // An event of the Trace Event Format.

@@ -8,8 +8,10 @@
 #include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "base/cores.h"
+#include "base/environment.h"
 
 namespace paceline::trace {
 namespace {
@@ -36,6 +38,19 @@ std::string json_text(std::string_view text) {
 std::string metadata(std::string_view name, int rank, std::uint64_t row, std::string_view args) {
   return fmt::format(",\n{{\"name\":\"{}\",\"ph\":\"M\",\"pid\":{},\"tid\":{},\"args\":{{{}}}}}",
                      name, rank, row, args);
+}
+
+// As the kernel writes sets of cores: "0-3,8".
+std::string core_list() {
+  const std::vector<int> cores = base::affinity();
+  std::string text;
+  for (std::size_t i = 0; i < cores.size(); ++i) {
+    const bool follows = i > 0 && cores[i] == cores[i - 1] + 1;
+    const bool goes_on = i + 1 < cores.size() && cores[i + 1] == cores[i] + 1;
+    if (follows && goes_on) continue;
+    text += fmt::format("{}{}", text.empty() ? "" : follows ? "-" : ",", cores[i]);
+  }
+  return text;
 }
 
 std::string boot_id() {
@@ -85,11 +100,14 @@ void append_span(std::string& text, int rank, const Span& span) {
 std::string job_event(int rank, int size) {
   return metadata("process_name", rank, 0, fmt::format("\"name\":\"rank {}\"", rank)) +
          metadata("process_sort_index", rank, 0, fmt::format("\"sort_index\":{}", rank)) +
-         metadata("paceline_job", rank, 0,
-                  fmt::format("\"version\":{},\"rank\":{},\"size\":{},\"cores\":{},\"process\":{},"
-                              "\"started\":{},\"boot\":{}",
-                              kFormatVersion, rank, size, base::available_cores(), ::getpid(),
-                              microseconds_since_1970(), json_text(boot_id())));
+         metadata(
+             "paceline_job", rank, 0,
+             fmt::format("\"version\":{},\"rank\":{},\"size\":{},\"local_size\":{},"
+                         "\"cores\":{},\"affinity\":\"{}\",\"process\":{},\"started\":{},"
+                         "\"boot\":{}",
+                         kFormatVersion, rank, size,
+                         base::environment().local_world_size.value_or(0), base::available_cores(),
+                         core_list(), ::getpid(), microseconds_since_1970(), json_text(boot_id())));
 }
 
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -104,6 +122,12 @@ std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_
 
 std::string model_event(int rank, std::uint64_t model) {
   return metadata("thread_name", rank, row_of(model), fmt::format("\"name\":\"model {}\"", model));
+}
+
+std::string cpu_event(int rank, const CpuUse& use) {
+  return metadata("paceline_cpu", rank, 0,
+                  fmt::format("\"wall\":{},\"used\":{},\"running\":{},\"queued\":{}", use.wall,
+                              use.used, use.running, use.queued));
 }
 
 std::string lost_event(int rank, std::uint64_t spans) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "trace/cpu_use.h"
 #include "trace/span.h"
 
 namespace paceline::trace {
@@ -22,6 +23,7 @@ std::string job_event(int rank, int size);
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
                          std::string_view parameters);
 std::string model_event(int rank, std::uint64_t model);
+std::string cpu_event(int rank, const CpuUse& use);
 std::string lost_event(int rank, std::uint64_t spans);
 std::string full_event(int rank);
 

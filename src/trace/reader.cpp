@@ -5,8 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
+#include <utility>
 
 #include <paceline/error.h>
 
@@ -21,7 +24,27 @@ namespace {
 constexpr double kMaxNanoseconds = 4e18;
 constexpr int kMaxRanks = 1 << 16;
 constexpr int kMaxBuckets = 1 << 20;
+constexpr int kMaxCores = 1 << 16;
 constexpr auto kMaxFile = std::int64_t{1} << 30;
+
+// "0-3,8"; nothing if it is something else.
+std::set<int> parse_cores(std::string_view text) {
+  std::set<int> cores;
+  while (!text.empty()) {
+    const std::string_view range = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(range.size() + 1, text.size()));
+    const char* const end = range.data() + range.size();
+    int first = 0;
+    auto read = std::from_chars(range.data(), end, first);
+    int last = first;
+    if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
+      read = std::from_chars(read.ptr + 1, end, last);
+    }
+    if (read.ec != std::errc() || read.ptr != end || first < 0 || last >= kMaxCores) return {};
+    for (int core = first; core <= last; ++core) cores.insert(core);
+  }
+  return cores;
+}
 
 // Translates events into a RankTrace.
 class Collector {
@@ -74,6 +97,7 @@ class Collector {
           static_cast<std::uint64_t>(event.integer(Field::spans, 0, kMaxCount).value_or(0));
     }
     if (name == "paceline_full") trace_.full = true;
+    if (name == "paceline_cpu") return take_cpu(event);
     return true;  // viewers know others
   }
 
@@ -90,9 +114,25 @@ class Collector {
     if (!rank || !size || *rank >= *size || trace_.rank >= 0) return false;
     trace_.rank = static_cast<int>(*rank);
     trace_.size = static_cast<int>(*size);
+    trace_.local_size = static_cast<int>(event.integer(Field::local_size, 0, *size).value_or(0));
+    trace_.affinity = parse_cores(event.text(Field::affinity));
     trace_.cores = static_cast<int>(event.integer(Field::cores, 0, kMaxRanks).value_or(0));
     trace_.started = event.integer(Field::started, 0, kMaxCount).value_or(0);
     trace_.boot = event.text(Field::boot);
+    return true;
+  }
+
+  bool take_cpu(const Event& event) {
+    CpuUse use;
+    for (const auto& [field, value] : {std::pair(Field::wall, &use.wall),
+                                       {Field::used, &use.used},
+                                       {Field::running, &use.running},
+                                       {Field::queued, &use.queued}}) {
+      const auto count = event.integer(field, 0, kMaxCount);
+      if (!count) return false;
+      *value = *count;
+    }
+    trace_.cpu = use;  // the last one tells of the whole run
     return true;
   }
 

@@ -3,11 +3,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "trace/cpu_use.h"
 #include "trace/span.h"
 
 namespace paceline::trace {
@@ -25,11 +28,14 @@ struct RankTrace {
   std::string path;
   int rank = -1;
   int size = 0;
-  int cores = 0;             // of its machine; 0 if it is not said
+  int local_size = 0;        // its machine's ranks; 0 if it is not said
+  int cores = 0;             // that it may use, of its affinity and quota; 0 if it is not said
+  std::set<int> affinity;    // those that it may run on; empty if it is not said
   std::int64_t started = 0;  // microseconds since 1970
   std::string boot;          // whose clock it is
   std::vector<Span> spans;
   std::map<BucketKey, BucketInfo> buckets;
+  std::optional<CpuUse> cpu;  // of the whole run
   std::uint64_t lost = 0;     // spans that found the buffer full
   bool full = false;          // the file became as large as it may
   bool truncated = false;     // it ends before its end

@@ -130,6 +130,7 @@ void Timeline::write() {
     const std::uint64_t lost = std::exchange(lost_, 0);
     lock.unlock();
     if (lost > 0) news_ += lost_event(rank_, lost);
+    if (const auto use = cpu_.read()) news_ += cpu_event(rank_, *use);
     file_->write(news_);
     file_->write(batch_);
     news_.clear();

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "trace/cpu_use.h"
 #include "trace/span.h"
 
 namespace paceline::trace {
@@ -61,6 +62,7 @@ class Timeline {
   // The writer's, once it runs. Not on its stack: a forked child has no such thread, and would have
   // lost them.
   std::unique_ptr<TraceFile> file_;
+  const CpuMeter cpu_;
   std::vector<Span> batch_;
   std::string news_;
 

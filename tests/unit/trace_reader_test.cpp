@@ -51,6 +51,9 @@ TEST(TraceReader, ReadsEvents) {
   EXPECT_EQ(trace.rank, 1);
   EXPECT_EQ(trace.size, 2);
   EXPECT_EQ(trace.cores, 3);
+  EXPECT_EQ(trace.local_size, 0);
+  EXPECT_THAT(trace.affinity, ::testing::IsEmpty());
+  EXPECT_FALSE(trace.cpu.has_value());
   EXPECT_EQ(trace.boot, "b");
   EXPECT_EQ(trace.started, 1700000000000000);
   EXPECT_FALSE(trace.truncated);
@@ -63,6 +66,30 @@ TEST(TraceReader, ReadsEvents) {
   EXPECT_EQ(span.peer, 0);
   EXPECT_EQ(span.begin.time_since_epoch().count(), 3600000000125);
   EXPECT_EQ((span.end - span.begin).count(), 12500);
+}
+
+TEST(TraceReader, ReadsWhatARankSaysOfItsCores) {
+  const auto parse_with = [](const std::string& affinity) {
+    std::string text = whole();
+    text.replace(text.find("\"cores\":3"), 9,
+                 R"("cores":3,"local_size":2,"affinity":")" + affinity + "\"");
+    return parse(text);
+  };
+  EXPECT_EQ(parse_with("0-2,8").local_size, 2);
+  EXPECT_THAT(parse_with("0-2,8").affinity, ElementsAre(0, 1, 2, 8));
+  EXPECT_THAT(parse_with("5").affinity, ElementsAre(5));
+  for (const char* bad : {"", "-", "1-", "x", "1,,2", "-1", "0-99999999", "0x1", "1 2"}) {
+    EXPECT_THAT(parse_with(bad).affinity, ::testing::IsEmpty()) << bad;
+  }
+  const std::string cpu = R"(,{"name":"paceline_cpu","ph":"M","pid":1,"args":{"wall":4,"used":3,)";
+  const RankTrace trace = parse(std::string(kHead) + cpu + R"("running":2,"queued":1}})" + cpu +
+                                R"("running":5,"queued":7}})" + cpu + R"("running":-1}}])");
+  ASSERT_TRUE(trace.cpu.has_value());
+  EXPECT_EQ(trace.cpu->wall, 4);
+  EXPECT_EQ(trace.cpu->used, 3);
+  EXPECT_EQ(trace.cpu->running, 5);
+  EXPECT_EQ(trace.cpu->queued, 7);
+  EXPECT_EQ(trace.foreign, 1U);
 }
 
 TEST(TraceReader, ReadsAFileCutAtAnyByte) {
@@ -87,7 +114,12 @@ TEST(TraceReader, SaysWhatIsNoTimeline) {
   expect_corrupt("[]", "no event paceline_job");
   expect_corrupt(whole() + "x", "at byte");
   expect_corrupt(std::string(kHead) + ",\n" + std::string(8, '\0') + kWait, "at byte");
-  expect_corrupt(std::string(kHead) + R"(,{"ts":1e999}])", "number overflow");
+  const std::string overflow = std::string(kHead) + ",\n{\"ts\":1e999";
+  expect_corrupt(overflow + "}]",
+                 "the number 1e999 is too large: a timeline's are at most 2^53 (line 2, at byte " +
+                     std::to_string(overflow.size()) + ")");
+  expect_corrupt(whole() + "\nx", "<U+000A>x': a timeline is an array of events (line 4, at byte " +
+                                      std::to_string(whole().size() + 2) + ")");
   std::string other = whole();
   other.replace(other.find("\"version\":1"), 11, "\"version\":2");
   expect_corrupt(other, "format version 2, and this paceline reads version 1");

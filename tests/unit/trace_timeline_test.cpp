@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -7,14 +8,17 @@
 #include <paceline/error.h>
 #include <paceline/log.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/cores.h"
 #include "support/eventually.h"
 #include "support/temporary_directory.h"
 #include "trace/reader.h"
@@ -285,6 +289,43 @@ TEST_F(TimelineTest, ASlowRankIsWrittenToo) {
   ASSERT_TRUE(eventually(written("paceline_job")));
   Timeline::current()->record(span_of(1));
   EXPECT_TRUE(eventually(written("\"cat\":\"step\"")));
+}
+
+// A process that always runs and the thread that has a timeline share a core, half of it each.
+TEST_F(TimelineTest, TellsOfACoreThatIsShared) {
+  if (!std::filesystem::exists("/proc/self/schedstat")) GTEST_SKIP() << "no scheduler statistics";
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(before), &before), 0);
+  const std::vector<int> cores = base::affinity();
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cores.back(), &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+  const pid_t other = ::fork();
+  if (other == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (std::atomic<int> turns{0};;) ++turns;
+  }
+  Timeline::start(directory(), 0, 1);
+  const auto used = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return time.tv_sec * 1'000'000 + time.tv_nsec / 1000;
+  };
+  for (const auto begin = used(); used() < begin + 200'000;) {
+  }
+  Timeline::stop();
+  ::kill(other, SIGKILL);
+  ::waitpid(other, nullptr, 0);
+  ::sched_setaffinity(0, sizeof(before), &before);
+
+  const RankTrace trace = read_timeline(file(0));
+  EXPECT_THAT(trace.affinity, ElementsAre(cores.back()));
+  ASSERT_TRUE(trace.cpu.has_value());
+  EXPECT_GE(trace.cpu->running, 190'000);
+  EXPECT_GE(trace.cpu->used, 190'000);
+  EXPECT_GE(trace.cpu->queued, 50'000);
+  EXPECT_GE(trace.cpu->wall + 10'000, trace.cpu->running + trace.cpu->queued);
 }
 
 TEST_F(TimelineTest, StartsAnew) {
