@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace paceline::trace {
 namespace {
@@ -153,6 +154,35 @@ void add_buckets(const Job& job, Analysis& analysis) {
   }
 }
 
+// A rank may use fewer cores than it may run on if there is a quota, which the ranks of a machine
+// mostly have together.
+void count_cores(const Job& job, Analysis& analysis) {
+  std::set<int> all;
+  int most = 0;
+  bool limited = true;
+  for (const RankTrace& trace : job.ranks) {
+    all.insert(trace.affinity.begin(), trace.affinity.end());
+    most = std::max(most, trace.cores);
+    limited = limited && trace.cores < std::ssize(trace.affinity);
+    analysis.local_size = std::max(analysis.local_size, trace.local_size);
+  }
+  analysis.cores = all.empty() || limited ? most : static_cast<int>(all.size());
+  if (analysis.local_size == 0) analysis.local_size = job.size - job.elsewhere;
+}
+
+void add_cpu_use(const Job& job, Analysis& analysis) {
+  bool all_tell = true;
+  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+    const CpuUse use = job.ranks[i].cpu.value_or(CpuUse{});
+    const auto queued = static_cast<double>(use.queued);
+    analysis.ranks[i].queued = part(queued, static_cast<double>(use.running) + queued);
+    analysis.queued += analysis.ranks[i].queued / static_cast<double>(job.ranks.size());
+    analysis.used_cores += part(static_cast<double>(use.used), static_cast<double>(use.wall));
+    all_tell = all_tell && use.wall > 0;
+  }
+  if (!all_tell) analysis.used_cores = 0;
+}
+
 std::size_t find_typical(const std::vector<Step>& steps) {
   std::vector<std::size_t> order(steps.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -181,8 +211,9 @@ Analysis analyse(const Job& job) {
   analysis.period = median_period(analysis.steps);
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
     analysis.ranks.push_back(times_of(job.ranks[i].rank, i, analysis.steps));
-    analysis.cores = std::max(analysis.cores, job.ranks[i].cores);
   }
+  count_cores(job, analysis);
+  add_cpu_use(job, analysis);
   add_shares(analysis);
   add_losses(job, analysis);
   add_buckets(job, analysis);

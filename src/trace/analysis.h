@@ -21,6 +21,8 @@ struct RankTimes {
   double typical_between = 0;
   double under_way = 0;  // any bucket published here and not yet reduced by all
   double hidden = 0;     // of that, within backward and not waiting
+  // Of the time in which it had something to do, in the whole run: waiting for a core.
+  double queued = 0;
 };
 
 struct BucketTimes {
@@ -35,7 +37,8 @@ struct BucketTimes {
 // What the steps of a job come to. Shares are parts of 1 of the time of all ranks.
 struct Analysis {
   int size = 0;
-  int cores = 0;
+  int local_size = 0;  // of them those on this machine
+  int cores = 0;       // that they may use together; 0 if that is not known
   std::uint64_t model = 0;
   std::size_t models = 0;
 
@@ -54,9 +57,11 @@ struct Analysis {
 
   // Of the time of ranks that were not the last of their step: waiting for the one that was.
   double lost = 0;
-  double lost_per_step = 0;          // in microseconds
-  std::map<int, double> lost_to;     // by the last rank; parts of 1 of what was lost
-  std::vector<RankTimes> ranks;      // as in Job::ranks
+  double lost_per_step = 0;       // in microseconds
+  std::map<int, double> lost_to;  // by the last rank; parts of 1 of what was lost
+  double queued = 0;              // the mean of the ranks'
+  double used_cores = 0;          // by all ranks, in the mean of the whole run; 0 if not all tell
+  std::vector<RankTimes> ranks;   // as in Job::ranks
   std::vector<BucketTimes> buckets;  // in ascending order
   // Who waited for which late rank, in microseconds a step.
   std::map<std::pair<int, int>, double> waits;

@@ -91,8 +91,11 @@ Job merge(std::vector<RankTrace> traces) {
   std::iter_swap(traces.begin(), newest);
   Job job;
   job.size = traces.front().size;
+  const std::string boot = traces.front().boot;
   std::set<int> seen;
+  std::set<int> elsewhere;
   for (RankTrace& trace : traces) {
+    if (trace.size == job.size && trace.boot != boot) elsewhere.insert(trace.rank);
     std::string why = job.ranks.empty() ? "" : misfit(trace, job.ranks.front());
     if (why.empty() && !seen.insert(trace.rank).second) {
       why = fmt::format("claims to be rank {}, as another does", trace.rank);
@@ -108,7 +111,11 @@ Job merge(std::vector<RankTrace> traces) {
     job.notes.push_back(
         fmt::format("of {} ranks there is no timeline of {}", job.size, missing_ranks(job)));
   }
-  for (const RankTrace& trace : job.ranks) note_gaps(trace, job.notes);
+  for (const RankTrace& trace : job.ranks) {
+    elsewhere.erase(trace.rank);
+    note_gaps(trace, job.notes);
+  }
+  job.elsewhere = static_cast<int>(elsewhere.size());
   return job;
 }
 

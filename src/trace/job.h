@@ -11,6 +11,7 @@ namespace paceline::trace {
 // The timelines of one job that can be laid over each other.
 struct Job {
   int size = 0;                  // its ranks
+  int elsewhere = 0;             // of them those that are known to be on other machines
   std::vector<RankTrace> ranks;  // those that are there, in ascending order; at least one
   std::vector<std::string> notes;
 };

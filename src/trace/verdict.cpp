@@ -23,6 +23,13 @@ constexpr double kOneRank = 0.75;
 constexpr double kShortStep = 500;
 constexpr double kNotableMeeting = 0.20;
 
+// What a rank does is slower by this, at least, if it waits for its core for so much of the time.
+constexpr double kNotableQueue = 0.10;
+// Of the cores, what a job uses that leaves nothing to others.
+constexpr double kAllCores = 0.9;
+// Bytes per microsecond that even a slow network moves.
+constexpr double kSlowNetwork = 100;
+
 class Judge {
  public:
   explicit Judge(const Analysis& analysis) : a_(analysis) {
@@ -44,16 +51,22 @@ class Judge {
     const double pauses = a_.pause_share >= kNotableBetween ? a_.pause_share : 0;
     const double most = std::max({late, communication, between, pauses});
     const bool one_rank = concentration_ >= kOneRank && last_rank_ >= 0;
-    if (most == 0) {
+    const bool shares = a_.queued >= kNotableQueue;
+    const bool crowded = a_.cores > 0 && a_.local_size > a_.cores;
+    if (most == 0 && (crowded || !shares)) {
       all_well();
+    } else if (most == 0) {
+      shared_cores();
     } else if (most == pauses) {
       pauses_found();
     } else if (most == between) {
       between_steps();
     } else if (most == late && one_rank) {
       one_rank_late();
-    } else if (a_.cores > 0 && std::ssize(a_.ranks) > a_.cores) {
+    } else if (crowded) {
       too_many_ranks();
+    } else if (shares) {
+      shared_cores();
     } else if (a_.period < kShortStep && a_.late + a_.communication >= kNotableMeeting) {
       short_steps();
     } else if (most == late) {
@@ -106,6 +119,7 @@ class Judge {
   void between_steps();
   void one_rank_late();
   void too_many_ranks();
+  void shared_cores();
   void short_steps();
   void uneven_load();
   void exposed_communication();
@@ -196,6 +210,10 @@ void Judge::one_rank_late() {
                     "disk, logging, saving, metrics.",
                     last_rank_));
   }
+  if (slow != nullptr && slow->queued >= kNotableQueue) {
+    because("Rank {} waits for a core {} of the time in which it has something to do.", last_rank_,
+            share_text(slow->queued));
+  }
   because("In what was lost by waiting for a late rank, rank {} has a part of {}.", last_rank_,
           share_text(concentration_));
   if (bucket != nullptr) because("They wait most for {}.", described(*bucket));
@@ -206,12 +224,34 @@ void Judge::too_many_ranks() {
   v_.finding = Finding::too_many_ranks;
   say("There are more ranks than cores: {} ranks take turns on {} core{}, and {} of their "
       "time goes by in waiting for each other.",
-      a_.ranks.size(), a_.cores, a_.cores == 1 ? "" : "s", share_text(a_.late + a_.communication));
+      a_.local_size, a_.cores, a_.cores == 1 ? "" : "s", share_text(a_.late + a_.communication));
   because(
       "A rank that waits for its turn on a core is late, or late with its part of a reduction.");
   suggest(
       fmt::format("Start no more ranks than there are cores, {}, with larger batches.", a_.cores));
   suggest("Accumulate gradients with no_sync: the ranks meet less often.");
+}
+
+void Judge::shared_cores() {
+  v_.finding = Finding::shared_cores;
+  const std::string waits = fmt::format(
+      "ranks wait for a core {} of the time in which they have something to do, and {} of the "
+      "whole time for each other",
+      share_text(a_.queued), share_text(a_.late + a_.communication));
+  const bool own = a_.cores > 0 && a_.used_cores >= kAllCores * a_.cores;
+  if (own) {
+    say("The job's threads share too few cores: {}.", waits);
+    suggest("Set a smaller OMP_NUM_THREADS: the threads of all ranks should not outnumber cores.");
+  } else {
+    say("The cores are shared with other work: {}.", waits);
+    suggest("Look what else runs on the machine (top), and end it or keep it to other cores.");
+    suggest("Start fewer ranks, or bind them to cores that nobody else uses (taskset, cpusets).");
+  }
+  if (a_.used_cores > 0 && a_.cores > 0) {
+    because("The ranks use {:.1f} of {} cores in the mean of the whole run.", a_.used_cores,
+            a_.cores);
+  }
+  because("A rank that waits for a core is late, or late with its part of a reduction.");
 }
 
 void Judge::short_steps() {
@@ -254,6 +294,17 @@ void Judge::exposed_communication() {
   because("{} of the communication was hidden behind backward.", share_text(a_.overlap));
   std::uint64_t bytes = 0;
   for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
+  const double transfer = static_cast<double>(bytes) / kSlowNetwork;
+  if (bytes > 0 && 2 * transfer < a_.communication * a_.period) {
+    because(
+        "A step's gradients are {}, which even a slow network moves in {}: it is not their size "
+        "that takes {} a step.",
+        bytes_text(bytes), time_text(transfer), time_text(a_.communication * a_.period));
+    suggest(
+        "Look what else runs on the ranks' cores: a rank may be late with its part of the sum.");
+    suggest("Accumulate gradients over several batches with no_sync: the ranks meet less often.");
+    return;
+  }
   // Gradients that are buckets of their own are so whatever the cap.
   const auto several = [](const BucketTimes& one) {
     return one.info.parameters.find(", ") != std::string::npos;
@@ -272,6 +323,12 @@ void Judge::exposed_communication() {
 }
 
 void Judge::add_figures() {
+  if (a_.queued >= kNotableQueue && v_.finding != Finding::shared_cores) {
+    because(
+        "Ranks wait for a core {} of the time in which they have something to do: their cores are "
+        "shared, with other work or with more threads than there are cores.",
+        share_text(a_.queued));
+  }
   because(
       "Of the time of all ranks, {} is computing, {} waiting for late ranks, {} communication "
       "that backward does not hide, {} between steps.",

@@ -14,6 +14,7 @@ enum class Finding {
   straggler,       // one rank computes longer, and others wait for it
   late_starter,    // one rank begins its steps later
   too_many_ranks,  // they wait for each other because they share cores
+  shared_cores,    // with other work, or with more threads of their own than there are cores
   uneven_load,     // which rank is late changes from step to step
   communication,   // ranks wait though all have published
   short_steps,     // what it costs to meet at all

@@ -18,6 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::FieldsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 Analysis analysis_of(const MadeJob& job) {
   return analyse(merge(make_timelines(job)));
@@ -177,6 +178,93 @@ TEST(Verdict, RanksShareCores) {
   EXPECT_EQ(on_two_cores({.ranks = 4, .computing = slow}).finding, Finding::straggler);
   EXPECT_EQ(on_two_cores({.ranks = 4}).finding, Finding::all_well);
   EXPECT_EQ(on_two_cores({.ranks = 2, .reduction = 3000}).finding, Finding::communication);
+}
+
+// Each rank may use one core, and has it for itself.
+TEST(Verdict, RanksBoundToACoreEachAreNotTooMany) {
+  auto traces = make_timelines({.ranks = 2, .reduction = 3000});
+  for (RankTrace& trace : traces) {
+    trace.cores = 1;
+    trace.affinity = {4 + trace.rank};
+  }
+  EXPECT_EQ(analyse(merge(traces)).cores, 2);
+  EXPECT_EQ(judge(analyse(merge(traces))).finding, Finding::communication);
+  for (RankTrace& trace : traces) trace.affinity = {4};
+  EXPECT_EQ(analyse(merge(traces)).cores, 1);
+  EXPECT_EQ(judge(analyse(merge(traces))).finding, Finding::too_many_ranks);
+  // A quota, which both have.
+  for (RankTrace& trace : traces) trace.affinity = {0, 1, 2, 3};
+  EXPECT_EQ(analyse(merge(traces)).cores, 1);
+}
+
+// Also one whose timeline is missing takes its turn on the cores; not one of another machine.
+TEST(Verdict, TheJobsRanksCountAndNotItsFiles) {
+  auto traces = make_timelines(
+      {.ranks = 4, .computing = [](int rank, int step) { return step % 4 == rank ? 9e3 : 6e3; }});
+  for (RankTrace& trace : traces) trace.cores = 2;
+  auto two = traces;
+  two.resize(2);
+  EXPECT_EQ(judge(analyse(merge(two))).finding, Finding::too_many_ranks);
+  EXPECT_THAT(judge(analyse(merge(two))).sentence, HasSubstr("4 ranks take turns on 2 cores"));
+  for (RankTrace& trace : two) trace.local_size = 2;
+  EXPECT_NE(judge(analyse(merge(two))).finding, Finding::too_many_ranks);
+  traces[2].boot = traces[3].boot = "another";
+  EXPECT_EQ(analyse(merge(traces)).local_size, 2);
+  EXPECT_NE(judge(analyse(merge(traces))).finding, Finding::too_many_ranks);
+}
+
+// 25 KiB that all ranks wait for a third of the time, on 4 cores.
+std::vector<RankTrace> small_and_exposed() {
+  auto traces = make_timelines({.buckets = 1, .reduction = 4500});
+  for (RankTrace& trace : traces) {
+    for (auto& [key, bucket] : trace.buckets) bucket.bytes = 25 << 10;
+    trace.cores = 4;
+  }
+  return traces;
+}
+
+TEST(Verdict, FewBytesAreNotMadeFewer) {
+  const Verdict verdict = judge(analyse(merge(small_and_exposed())));
+  EXPECT_EQ(verdict.finding, Finding::communication);
+  EXPECT_THAT(verdict.why,
+              Contains(HasSubstr("25.0 KiB, which even a slow network moves in 256 us: "
+                                 "it is not their size that takes 4.50 ms a step")));
+  EXPECT_THAT(verdict.remedies, Not(Contains(HasSubstr("float16"))));
+  EXPECT_THAT(verdict.remedies, Not(Contains(HasSubstr("bucket_cap_mb"))));
+  EXPECT_THAT(verdict_of({.reduction = 3000}).remedies, Contains(HasSubstr("float16")));
+}
+
+TEST(Verdict, CoresAreSharedWithOtherWork) {
+  auto traces = small_and_exposed();
+  // Of the time in which they could have run, half; together on 1.2 of 4 cores.
+  for (RankTrace& trace : traces) trace.cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000};
+  const Verdict foreign = judge(analyse(merge(traces)));
+  EXPECT_EQ(foreign.finding, Finding::shared_cores);
+  EXPECT_THAT(foreign.sentence, HasSubstr("The cores are shared with other work: ranks wait for a "
+                                          "core 50 % of the time in which they have something to "
+                                          "do, and 33 % of the whole time for each other"));
+  EXPECT_THAT(foreign.why, Contains(HasSubstr("The ranks use 1.2 of 4 cores")));
+  EXPECT_THAT(foreign.remedies, Not(Contains(HasSubstr("float16"))));
+
+  // All cores are the job's own: its threads are too many.
+  for (RankTrace& trace : traces) trace.cpu->used = 20'000'000;
+  const Verdict own = judge(analyse(merge(traces)));
+  EXPECT_EQ(own.finding, Finding::shared_cores);
+  EXPECT_THAT(own.sentence, HasSubstr("The job's threads share too few cores"));
+  EXPECT_THAT(own.remedies, Contains(HasSubstr("OMP_NUM_THREADS")));
+
+  for (RankTrace& trace : traces) trace.cpu->queued = 200'000;
+  EXPECT_EQ(judge(analyse(merge(traces))).finding, Finding::communication);
+  // Also if all are slowed down alike, so that none waits for another.
+  auto alike = make_timelines({});
+  for (RankTrace& trace : alike) trace.cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 1'000'000};
+  EXPECT_EQ(judge(analyse(merge(alike))).finding, Finding::shared_cores);
+  // One rank's core alone.
+  auto one = make_timelines(straggling());
+  one[1].cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000};
+  EXPECT_EQ(judge(analyse(merge(one))).finding, Finding::straggler);
+  EXPECT_THAT(judge(analyse(merge(one))).why,
+              Contains(HasSubstr("Rank 1 waits for a core 50 % of the time")));
 }
 
 // All publish their last bucket at 9 ms; the four are reduced one after the other, 3 ms each, from
