@@ -51,12 +51,14 @@ class Judge {
     const double pauses = a_.pause_share >= kNotableBetween ? a_.pause_share : 0;
     const double most = std::max({late, communication, between, pauses});
     const bool one_rank = concentration_ >= kOneRank && last_rank_ >= 0;
-    const bool shares = a_.queued >= kNotableQueue;
     const bool crowded = a_.cores > 0 && a_.local_size > a_.cores;
-    if (most == 0 && (crowded || !shares)) {
-      all_well();
-    } else if (most == 0) {
+    const bool shares = a_.queued >= kNotableQueue && !crowded;
+    const bool other_cause =
+        most > 0 && (most == pauses || most == between || (most == late && one_rank));
+    if (shares && !other_cause) {
       shared_cores();
+    } else if (most == 0) {
+      all_well();
     } else if (most == pauses) {
       pauses_found();
     } else if (most == between) {
@@ -65,8 +67,6 @@ class Judge {
       one_rank_late();
     } else if (crowded) {
       too_many_ranks();
-    } else if (shares) {
-      shared_cores();
     } else if (a_.period < kShortStep && a_.late + a_.communication >= kNotableMeeting) {
       short_steps();
     } else if (most == late) {
