@@ -105,7 +105,8 @@ class DdpHandle {
 }  // namespace detail
 
 // While it lives, forwards of its DistributedDataParallel start steps that are not synchronised:
-// gradients accumulate on each rank alone. Move-only.
+// gradients accumulate on each rank alone. Between synchronised steps all ranks run the same number
+// of such training forwards, unless they use Average::samples. Move-only.
 class [[nodiscard]] NoSyncGuard {
  public:
   explicit NoSyncGuard(std::shared_ptr<bool> sync, bool enabled)
@@ -133,15 +134,17 @@ class [[nodiscard]] NoSyncGuard {
 // forward before it. After a synchronised backward, .grad of each parameter is a view into its
 // bucket (see gradient_as_bucket_view), which the next one changes in place (it adds, as always):
 // clone what is to be kept. A backward throws PeerLost, Timeout or Mismatch when another rank
-// fails, and Error for parameters that got no gradient (see find_unused_parameters). After a
-// backward that threw, docs/errors.md says when the next forward can go on; all gradients are zero
-// then.
+// fails, Mismatch when the ranks have not done the same (docs/errors.md, Divergence), and Error for
+// parameters that got no gradient (see find_unused_parameters). After a backward that threw,
+// docs/errors.md says when the next forward can go on; all gradients are zero then.
 //
-// In a world of one it does nothing but call the module. A checkpoint is that of module(): save it
-// on rank 0, and load it before wrapping, on rank 0 at least, or afterwards on every rank; the
-// optimizer's is loaded on every rank. Parameters may be frozen afterwards, on all ranks alike.
-// Buffers follow rank 0 before training forwards only, so before an evaluation that all ranks
-// share, broadcast them.
+// In a world of one it checks what it checks on several ranks, and gradients stay where they are. A
+// checkpoint is that of module(): save it on rank 0, and load it before wrapping, on rank 0 at
+// least, or afterwards on every rank; the optimizer's is loaded on every rank. Parameters may be
+// frozen afterwards, on all ranks alike; those that are frozen at construction stay so. A closure
+// that an optimizer calls as often as its result decides (LBFGS) returns the loss averaged over the
+// ranks. Buffers follow rank 0 before training forwards only, so before an evaluation that all
+// ranks share, broadcast them.
 //
 // Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
 // parameters meanwhile, nor move to another type or device. At most one wrapper around a parameter
@@ -209,7 +212,7 @@ class DistributedDataParallel {
   }
   operator Joinable&() const { return handle_.joinable(); }
 
-  // What synchronised steps took. In a world of one there are none.
+  // What synchronised steps took.
   const DdpStats& stats() const { return handle_.stats(); }
 
   const std::shared_ptr<M>& module() const { return module_; }

@@ -19,8 +19,8 @@ namespace paceline::distributed {
 //
 // A step runs: begin_step; write to tensor(b) and publish(b), for every b in any order, with
 // try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Nothing waits
-// but finish and abandon_step, and over a c10d::Backend begin_step with a weight. One thread at a
-// time.
+// but finish and abandon_step, and over a c10d::Backend begin_step with a weight or with buckets
+// that ranks may skip. One thread at a time.
 class BucketChannel {
  public:
   enum class Op { average, max };
@@ -30,6 +30,9 @@ class BucketChannel {
     at::Device device;
     Op op;
     bool adopts = false;  // whether `adopt` may be called for it; only where supports_adoption
+    // Whether ranks may skip it, or what goes with it: then they compare their summaries before
+    // anything is reduced.
+    bool skips = false;
   };
   // Names what is in a bucket, for messages.
   using Describe = std::function<std::string(std::size_t bucket)>;
@@ -39,11 +42,12 @@ class BucketChannel {
   // The bucket's flat tensor, the same one for the life of the channel. Its memory may outlive it.
   virtual const at::Tensor& tensor(std::size_t bucket) const = 0;
 
-  // `forwards`: how many forwards this rank has run towards its steps. Where the channel can tell,
-  // ranks that begin a step with different numbers throw Mismatch. `weight`, not negative: what
-  // this rank counts in averages, relative to the others'; given on all ranks or on none, where
-  // all count the same.
-  virtual void begin_step(std::uint32_t forwards, std::optional<double> weight) = 0;
+  // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
+  // Mismatch, all of them the same, in finish at the latest. `weight`, not negative: what this rank
+  // counts in averages, relative to the others'; given on all ranks or on none, where all count the
+  // same. `frozen` belongs to `summary`, and has to be kept until the step is finished or given up.
+  virtual void begin_step(const node::StepSummary& summary, std::optional<double> weight,
+                          node::FrozenFlags frozen) = 0;
   virtual bool in_step() const = 0;
   // How many steps have begun, those before the channel was made included.
   virtual std::uint32_t steps() const = 0;
@@ -68,6 +72,9 @@ class BucketChannel {
   virtual const std::vector<Wait>& waits() const = 0;
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   virtual double share() const = 0;
+  // Whether the ranks began the step that was finished last with different numbers of
+  // modifications; the same on all.
+  virtual bool modified_apart() const = 0;
   // Gives up a step that an exception has cut short, so that the next one can begin; waits until
   // all ranks have. What is in the buckets then means nothing. Returns false outside a step, where
   // it does nothing. Throws Mismatch if another rank has finished the step.
@@ -87,10 +94,10 @@ class BucketChannel {
 bool supports_adoption(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device);
 
 // The channel that suits the group's backend for `device`; its first step comes after `steps` of
-// another one. Collective.
+// another one. `parameters`: the names of those whose FrozenFlags come with steps. Collective.
 std::unique_ptr<BucketChannel> make_bucket_channel(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
     const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe,
-    std::uint32_t steps);
+    std::uint32_t steps, const std::vector<std::string>& parameters);
 
 }  // namespace paceline::distributed

@@ -60,8 +60,10 @@ class Channel::BucketWait : public Waiting {
   // Inputs that are uneven show in this: some ranks go on training while others do what comes next.
   void check_not_elsewhere(int peer, bool left, const std::optional<Call>& call) const {
     constexpr const char* kAdvice =
-        "if it has run out of inputs, give all ranks as many batches (DistributedSampler), or "
-        "train inside join; if an exception ended its backward, let a forward come next";
+        "if the ranks have different numbers of batches, give all as many (DistributedSampler), or "
+        "train inside join; if one ran a forward under no_sync alone, or its optimizer called a "
+        "closure more often (LBFGS; return the loss averaged over the ranks), have all do the "
+        "same; if an exception ended a backward, let a forward come next";
     if (left) {
       channel_.region_->fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), activity);
     }
@@ -69,11 +71,19 @@ class Channel::BucketWait : public Waiting {
     if (!call || !stands_for_a_second()) return;  // or another thread's first call is to come
     const std::string me = channel_.name_of(channel_.region_->rank());
     channel_.region_->fail(
-        {FailureKind::mismatch, rank_bit(peer),
+        {FailureKind::mismatch, elsewhere(),
          fmt::format("{} waits for {} in {}, call {}, while {} waits for it in {}: {}",
                      channel_.name_of(peer), me, node::describe(*call, channel_.region_->numbers()),
                      call->sequence, me, describe(), kAdvice)},
         activity);
+  }
+  // Those who have not begun the step, if most have; or the other way round.
+  std::uint64_t elsewhere() const {
+    std::vector<std::string> where;
+    for (int rank = 0; rank < channel_.region_->size(); ++rank) {
+      where.emplace_back(channel_.has_begun(rank) ? "here" : "elsewhere");
+    }
+    return channel_.those_apart(where);
   }
   bool stands_for_a_second() const {
     if (!first_seen_) first_seen_ = base::Deadline::after(std::chrono::seconds(1));
@@ -109,10 +119,11 @@ class Channel::AbandonWait : public Waiting {
 };
 
 Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describe,
-                 std::uint32_t steps)
+                 std::uint32_t steps, std::vector<std::string> parameters)
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
       describe_(std::move(describe)),
+      parameters_(std::move(parameters)),
       places_(buckets.size()),
       step_(steps),
       patience_{group.timeout()} {
@@ -121,9 +132,15 @@ Channel::Channel(Group& group, std::span<const Bucket> buckets, Describe describ
     data_.emplace_back(static_cast<std::byte*>(memory),
                        [region = region_](std::byte* pointer) { region->free(pointer); });
   }
-  const std::size_t control_bytes = sizeof(Progress) + buckets_.size() * sizeof(BucketWords);
-  control_ = static_cast<std::byte*>(region_->allocate_or_throw(control_bytes));
-  std::memset(control_, 0, control_bytes);
+  control_ = static_cast<std::byte*>(region_->allocate_or_throw(control_bytes()));
+  std::memset(control_, 0, control_bytes());
+  // Peers see them from the exchange on. Zero would seem to lie ahead of late steps.
+  auto* const own = reinterpret_cast<Progress*>(control_);
+  own->abandoned = own->finished = step_;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    auto& bucket = reinterpret_cast<BucketWords*>(own + 1)[b];
+    bucket.published = bucket.reduced = bucket.skipped = step_;
+  }
   exchange_control_blocks(group);
   for (std::size_t b = 0; b < buckets_.size(); ++b) place(b, data_[b].get());
 }
@@ -173,13 +190,40 @@ void Channel::exchange_control_blocks(Group& group) {
                        "the same options on every rank",
                        plans[0], name_of(0), plan, name_of(rank)));
     }
-    std::byte* const found = region_->resolve(
-        rank, row.control, sizeof(Progress) + buckets_.size() * sizeof(BucketWords));
+    std::byte* const found = region_->resolve(rank, row.control, control_bytes());
     if (found == nullptr || row.control % kCacheLine != 0) {
       fail(rank_bit(rank), name_of(rank) + " published memory that is not its own");
     }
     progress_.push_back(reinterpret_cast<Progress*>(found));
   }
+}
+
+// Progress, words of each bucket, frozen flags.
+std::size_t Channel::control_bytes() const {
+  return sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + parameters_.size();
+}
+
+std::uint8_t* Channel::frozen_flags(int rank) const {
+  return reinterpret_cast<std::uint8_t*>(&words(rank, buckets_.size()));
+}
+
+StepSummary Channel::summary_of(int rank) const {
+  const Progress& said = progress(rank);
+  return {.forwards = said.forwards.load(std::memory_order_relaxed),
+          .local_forwards = said.local_forwards.load(std::memory_order_relaxed),
+          .frozen = said.frozen.load(std::memory_order_relaxed),
+          .modifications = said.modifications.load(std::memory_order_relaxed),
+          .joined = said.joined.load(std::memory_order_relaxed)};
+}
+
+// Whether a rank has published or skipped anything in this step: so what it says of it is there.
+bool Channel::has_begun(int rank) const {
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const BucketWords& theirs = words(rank, bucket);
+    if (Region::reached(theirs.published, step_)) return true;
+    if (theirs.skipped.load(std::memory_order_acquire) == step_) return true;
+  }
+  return false;
 }
 
 std::size_t Channel::bytes_of(std::size_t bucket) const {
@@ -215,7 +259,7 @@ std::string Channel::position() const {
   return fmt::format("step {} of group {}", step_, region_->options().name);
 }
 
-void Channel::begin_step(std::uint32_t forwards, double weight) {
+void Channel::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
   region_->check_usable({"backward", step_ + 1});
   ++step_;
   in_step_ = true;
@@ -227,10 +271,19 @@ void Channel::begin_step(std::uint32_t forwards, double weight) {
     if (places_[b] != data_[b].get()) place(b, data_[b].get());
   }
   // Read by those who have seen a bucket of this step published.
-  progress(region_->rank()).forwards.store(forwards, std::memory_order_relaxed);
-  progress(region_->rank()).weight.store(weight, std::memory_order_relaxed);
+  Progress& own = progress(region_->rank());
+  if (own.frozen.load(std::memory_order_relaxed) != summary.frozen) {
+    std::copy_n(frozen.begin(), std::min(frozen.size(), parameters_.size()),
+                frozen_flags(region_->rank()));
+  }
+  own.forwards.store(summary.forwards, std::memory_order_relaxed);
+  own.local_forwards.store(summary.local_forwards, std::memory_order_relaxed);
+  own.frozen.store(summary.frozen, std::memory_order_relaxed);
+  own.modifications.store(summary.modifications, std::memory_order_relaxed);
+  own.joined.store(summary.joined, std::memory_order_relaxed);
+  own.weight.store(weight, std::memory_order_relaxed);
   // Kept near the step, or it would one day seem to lie ahead of it.
-  progress(region_->rank()).abandoned.store(step_ - 1, std::memory_order_release);
+  own.abandoned.store(step_ - 1, std::memory_order_release);
 }
 
 bool Channel::adopt(std::size_t bucket, void* memory) {
@@ -248,7 +301,11 @@ void Channel::publish(std::size_t bucket) {
 
 void Channel::skip(std::size_t bucket) {
   skipped_[bucket] = true;
-  region_->publish(words(region_->rank(), bucket).skipped, step_);
+  BucketWords& own = words(region_->rank(), bucket);
+  // Kept near the step, as a bucket may be skipped for long.
+  own.published.store(step_ - 1, std::memory_order_relaxed);
+  own.reduced.store(step_ - 1, std::memory_order_relaxed);
+  region_->publish(own.skipped, step_);
 }
 
 double Channel::share() const {
@@ -280,7 +337,10 @@ void Channel::reduce_slice(std::size_t bucket) {
     parts[static_cast<std::size_t>(rank)] =
         static_cast<std::byte*>(find(rank, bucket)) + slice.begin * element_size(type);
   }
-  reduce_parts(buckets_[bucket], std::span(parts).first(progress_.size()), slice.count());
+  // One rank alone has its own average already, to the bit.
+  if (progress_.size() > 1) {
+    reduce_parts(buckets_[bucket], std::span(parts).first(progress_.size()), slice.count());
+  }
   region_->publish(words(region_->rank(), bucket).reduced, step_);
 }
 
@@ -306,27 +366,29 @@ void Channel::reduce_parts(const Bucket& bucket, std::span<void* const> parts,
 void Channel::check_beginnings() {
   beginnings_checked_ = true;
   read_weights();
-  const auto forwards = [&](int rank) {
-    return progress(rank).forwards.load(std::memory_order_relaxed);
-  };
-  bool agree = true;
-  for (int rank = 1; rank < region_->size(); ++rank) agree = agree && forwards(rank) == forwards(0);
-  if (agree) return;
-  std::string text;
-  std::vector<std::string> counts;
+  modified_apart_ = false;
+  const StepSummary first = summary_of(0);
+  bool same = true;
+  for (int rank = 1; rank < region_->size(); ++rank) same = same && summary_of(rank) == first;
+  if (same) return;
+  std::vector<StepSummary> all;
+  std::vector<FrozenFlags> flags;
   for (int rank = 0; rank < region_->size(); ++rank) {
-    counts.push_back(std::to_string(forwards(rank)));
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name_of(rank), counts.back());
+    all.push_back(summary_of(rank));
+    flags.emplace_back(frozen_flags(rank), all.back().joined != 0 ? 0 : parameters_.size());
   }
-  fail(those_apart(counts),
-       fmt::format(
-           "in {} the ranks have run different numbers of training forwards ({}): on some rank a "
-           "forward was not followed by a backward, or by one that threw before it reached the "
-           "model, "
-           "so gradients of different batches would be averaged. Run forwards without a backward "
-           "under "
-           "torch::NoGradGuard, in eval mode or on module(), or on every rank alike.",
-           position(), text));
+  const Disagreement forwards = compare_forwards(all, region_->numbers());
+  if (forwards.ranks != 0) fail(forwards.ranks, fmt::format("in {} {}", position(), forwards.text));
+  if (differ_in_frozen(all)) check_frozen(flags);
+  modified_apart_ = differ_in_modifications(all);
+}
+
+void Channel::check_frozen(std::span<const FrozenFlags> flags) const {
+  const Disagreement frozen = compare_frozen(flags, parameters_, region_->numbers());
+  if (frozen.ranks == 0) return;
+  region_->fail(
+      {FailureKind::mismatch, frozen.ranks, fmt::format("in {} {}", position(), frozen.text)},
+      {"backward", step_});
 }
 
 void Channel::read_weights() {
@@ -384,7 +446,13 @@ bool Channel::is_reduced(std::size_t bucket) const {
 }
 
 void Channel::check_not_skipped(int peer, std::size_t bucket) const {
-  if (!Region::reached(words(peer, bucket).skipped, step_)) return;
+  // No other step: it is refreshed only where the bucket is skipped again.
+  if (words(peer, bucket).skipped.load(std::memory_order_acquire) != step_) return;
+  std::vector<FrozenFlags> flags;  // what is frozen is not used
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    flags.emplace_back(frozen_flags(rank), has_begun(rank) ? parameters_.size() : 0);
+  }
+  check_frozen(flags);
   region_->fail(
       {FailureKind::mismatch, rank_bit(peer),
        fmt::format("in {} {} had nothing for bucket {} ({}), which {} did use: "

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "node/group.h"
+#include "node/step_summary.h"
 
 namespace paceline::node {
 
@@ -33,9 +34,10 @@ class Channel {
 
   // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
   // long as the group does at this time.
-  // The first step comes after number `steps`.
-  Channel(Group& group, std::span<const Bucket> buckets, Describe describe,
-          std::uint32_t steps = 0);
+  // The first step comes after number `steps`. `parameters`: the names of those whose FrozenFlags
+  // come with steps.
+  Channel(Group& group, std::span<const Bucket> buckets, Describe describe, std::uint32_t steps = 0,
+          std::vector<std::string> parameters = {});
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
   // In the middle of a step, gives it up; peers may still write to the buckets, whose memory is
@@ -45,11 +47,11 @@ class Channel {
   // Memory of this rank for a bucket. It may be kept beyond the channel.
   const std::shared_ptr<std::byte>& data(std::size_t bucket) const { return data_[bucket]; }
 
-  // `forwards` counts what this rank has done towards its steps; ranks that begin a step with
-  // different counts throw Mismatch, since they would reduce gradients that do not belong together.
-  // `weight`, not negative, is what this rank's buckets count in averages, relative to the others'.
-  // What a rank of weight 0 has in its buckets is not even read.
-  void begin_step(std::uint32_t forwards, double weight = 1);
+  // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
+  // Mismatch, since they would reduce gradients that do not belong together. `weight`, not
+  // negative, is what this rank's buckets count in averages, relative to the others'. What a rank
+  // of weight 0 has in its buckets is not even read. `frozen` belongs to `summary`.
+  void begin_step(const StepSummary& summary, double weight = 1, FrozenFlags frozen = {});
   bool in_step() const { return in_step_; }
   std::uint32_t steps() const { return step_; }
 
@@ -85,6 +87,9 @@ class Channel {
   const std::vector<Wait>& waits() const { return waits_; }
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   double share() const;
+  // Whether the ranks began the step that was finished last with different numbers of
+  // modifications; the same on all.
+  bool modified_apart() const { return modified_apart_; }
 
   // Gives up a step that will not be finished, and waits until no peer touches this rank's buckets
   // any more: until every rank has given it up. If one finished it, the ranks differ from here on,
@@ -102,32 +107,43 @@ class Channel {
   struct alignas(kCacheLine) Progress {
     Word abandoned;  // the last step given up, or the one before the current
     Word finished;   // the last step finished
-    Word forwards;
-    Word last;  // the bucket published last
-    Word gone;  // 1 if the channel was destroyed in the step given up
+    Word last;       // the bucket published last
+    Word gone;       // 1 if the channel was destroyed in the step given up
     std::atomic<double> weight;
-    static_assert(decltype(weight)::is_always_lock_free);
+    // StepSummary's.
+    Word forwards;
+    Word local_forwards;
+    Word frozen;
+    Word modifications;
+    Word joined;
   };
+  static_assert(sizeof(Progress) == kCacheLine);
   struct alignas(kCacheLine) BucketWords {
     Word published;
     Word reduced;
-    Word skipped;
+    Word skipped;                       // the last step in which it was
     std::atomic<std::uint64_t> offset;  // where the bucket lies in the step that was published
-    static_assert(decltype(offset)::is_always_lock_free);
   };
+  static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&
+                std::atomic<std::uint64_t>::is_always_lock_free);
 
   [[noreturn]] void fail(std::uint64_t ranks, const std::string& text);
   std::uint64_t those_apart(std::span<const std::string> said) const;
   void exchange_control_blocks(Group& group);
+  std::size_t control_bytes() const;
   std::size_t bytes_of(std::size_t bucket) const;
   void place(std::size_t bucket, void* memory);
   void* find(int rank, std::size_t bucket);
   void await_all(std::size_t bucket, Word BucketWords::*word);
   BucketWords& words(int rank, std::size_t bucket) const;
   Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
+  std::uint8_t* frozen_flags(int rank) const;
+  StepSummary summary_of(int rank) const;
+  bool has_begun(int rank) const;
   bool published_by_all(std::size_t bucket) const;
   void reduce_slice(std::size_t bucket);
   void check_beginnings();
+  void check_frozen(std::span<const FrozenFlags> flags) const;
   void read_weights();
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
   void check_not_finished(int peer) const;
@@ -140,6 +156,7 @@ class Channel {
   std::shared_ptr<Region> region_;
   std::vector<Bucket> buckets_;
   Describe describe_;
+  std::vector<std::string> parameters_;
   std::vector<std::shared_ptr<std::byte>> data_;
   std::vector<void*> places_;  // by bucket: where it is in this step
   std::byte* control_ = nullptr;
@@ -151,6 +168,7 @@ class Channel {
   std::vector<Wait> waits_;
   bool in_step_ = false;
   bool beginnings_checked_ = false;
+  bool modified_apart_ = false;
   std::vector<double> weights_;  // by rank, 1 in all; empty if all ranks weigh the same
 };
 

@@ -86,7 +86,7 @@ void train(Group& group) {
                                           {3000, DataType::float32, ReduceOp::avg}};
   Channel channel(group, kBuckets, [](std::size_t) { return "a layer"; });
   for (std::uint32_t step = 1; step <= 2; ++step) {
-    channel.begin_step(step);
+    channel.begin_step({.forwards = step});
     for (const std::size_t bucket : {1u, 0u}) {
       channel.publish(bucket);
       channel.try_progress();

@@ -1,7 +1,11 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include <paceline/collectives.h>
@@ -9,7 +13,9 @@
 #include <paceline/error.h>
 #include <paceline/sync_batch_norm.h>
 
+#include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
+#include "trace/timeline.h"
 
 // Graphs and gradients that differ from what a plain stack of layers has.
 namespace paceline {
@@ -256,6 +262,30 @@ TEST(GivenUp, IsToldByTheNumberOfItsStep) {
       EXPECT_EQ(rank, 1) << error.what();
     }
     model(x);  // so that rank 1 stays until rank 0 has been told
+  });
+}
+
+// What the timeline shows of the next step begins with its own forward.
+TEST(GivenUp, ItsTimeIsNoPartOfTheNextStep) {
+  expect_torch_ranks(2, "paceline", [](int rank, int size) {
+    const test::TemporaryDirectory directory;
+    trace::Timeline::start(directory.path(), rank, size);
+    {
+      Pair pair = make_pair({10}, {10},
+                            [](PairImpl& self, const Tensor& x) { return x * self.v + self.w; });
+      DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001});
+      const Tensor x = input_of(rank, 0, {10});
+      for (int step = 0; step < 2; ++step) loss_of(model(x)).backward();
+      fail_on_the_way(model, x, rank);
+      loss_of(model(x)).backward();
+    }
+    trace::Timeline::stop();
+    std::ifstream file(directory.path() / fmt::format("rank{}.json", rank));
+    std::map<std::string, double> begin;  // of the last of a kind
+    for (const auto& event : nlohmann::json::parse(file)) {
+      if (event["ph"] == "X") begin[event["cat"]] = event["ts"];
+    }
+    EXPECT_EQ(begin.at("step"), begin.at("forward"));
   });
 }
 

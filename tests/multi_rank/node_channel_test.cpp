@@ -66,7 +66,7 @@ void check_step(const Channel& channel, int size, std::size_t step) {
 void run_step(Channel& channel, const Region& region, std::size_t step, std::mt19937& random) {
   std::vector<std::size_t> order{0, 1, 2};
   std::shuffle(order.begin(), order.end(), random);
-  channel.begin_step(static_cast<std::uint32_t>(step));
+  channel.begin_step({.forwards = static_cast<std::uint32_t>(step)});
   for (const std::size_t bucket : order) {
     fill_bucket(channel, bucket, value_of(region.rank(), step, bucket));
     channel.publish(bucket);
@@ -94,7 +94,7 @@ TEST(Channel, SeveralChannelsAndTheGroupsCallsDoNotDisturbEachOther) {
     Channel second(group, kBuckets, bucket_name);
     std::mt19937 random(static_cast<unsigned>(region->rank()));
     for (std::size_t step = 1; step <= 30; ++step) {
-      first.begin_step(static_cast<std::uint32_t>(step));
+      first.begin_step({.forwards = static_cast<std::uint32_t>(step)});
       fill_bucket(first, 0, value_of(region->rank(), step, 0));
       first.publish(0);
       std::int64_t one = 1;
@@ -131,7 +131,7 @@ TEST(Channel, GoesOnAfterAStepThatAllGaveUp) {
       std::mt19937 random(static_cast<unsigned>(region->rank()));
       for (std::size_t step = 1; step <= 30; ++step) {
         if (step % 3 == 0) {
-          channel.begin_step(static_cast<std::uint32_t>(step));
+          channel.begin_step({.forwards = static_cast<std::uint32_t>(step)});
           for (std::size_t bucket = 0; bucket < random() % 3; ++bucket) {
             fill_bucket(channel, bucket, 1e6);
             channel.publish(bucket);
@@ -151,7 +151,7 @@ TEST(Channel, ARankThatGivesUpIsNamedAndAllCanGoOn) {
     Group group(region);
     Channel channel(group, kBuckets, bucket_name);
     std::mt19937 random(static_cast<unsigned>(region->rank()));
-    channel.begin_step(1);
+    channel.begin_step({.forwards = 1});
     fill_bucket(channel, 0, 1);
     channel.publish(0);
     if (region->rank() != 1) {
@@ -176,7 +176,7 @@ TEST(Channel, AStepThatOthersFinishedCannotBeGivenUp) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     Channel channel(group, kBuckets, bucket_name);
-    channel.begin_step(1);
+    channel.begin_step({.forwards = 1});
     for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
     group.barrier();
     channel.try_progress();
@@ -189,7 +189,7 @@ TEST(Channel, AStepThatOthersFinishedCannotBeGivenUp) {
       channel.finish();
       while (!region->failed()) std::this_thread::yield();
     }
-    EXPECT_THAT([&] { channel.begin_step(2); }, is_named);
+    EXPECT_THAT([&] { channel.begin_step({.forwards = 2}); }, is_named);
   });
 }
 
@@ -197,7 +197,7 @@ TEST(Channel, OneThatIsDestroyedGivesItsStepUp) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     std::optional<Channel> channel(std::in_place, group, kBuckets, bucket_name);
-    channel->begin_step(1);
+    channel->begin_step({.forwards = 1});
     channel->publish(0);
     if (region->rank() == 1) {
       channel.reset();
@@ -215,7 +215,7 @@ TEST(Channel, ForwardsWithoutBackwardOnOneRankAreNoticed) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     Channel channel(group, kBuckets, bucket_name);
-    channel.begin_step(region->rank() == 1 ? 2 : 1);
+    channel.begin_step({.forwards = region->rank() == 1 ? 2U : 1U});
     for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
     try {
       channel.finish();
@@ -225,6 +225,88 @@ TEST(Channel, ForwardsWithoutBackwardOnOneRankAreNoticed) {
       EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));  // whoever notices first
     }
   });
+}
+
+TEST(Channel, ParametersFrozenOnSomeRanksAreNamed) {
+  for (const int size : {2, 3, 5}) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name, 0, {"a", "b", "c"});
+      const auto run = [&](std::uint32_t step, std::vector<std::uint8_t> frozen) {
+        channel.begin_step({.forwards = step, .frozen = fingerprint(frozen)}, 1, frozen);
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+        channel.finish();
+      };
+      run(1, {0, 0, 0});
+      run(2, {0, 1, 0});
+      run(3, {0, 0, 0});
+      try {
+        run(4, {1, 0, region->rank() == 1 ? std::uint8_t{1} : std::uint8_t{0}});
+        ADD_FAILURE() << "no error";
+      } catch (const Mismatch& error) {
+        EXPECT_THAT(error.what(),
+                    HasSubstr("in step 4 of group test 1 of 3 parameters are frozen on some ranks "
+                              "and trained on others: c is frozen on rank 1. "));
+        if (region->size() == 2) {
+          EXPECT_THAT(error.ranks(), ::testing::ElementsAre(0, 1));
+        } else {
+          EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+        }
+      }
+    });
+  }
+}
+
+TEST(Channel, DifferentNumbersOfModificationsAreNoErrorButShow) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name, 0, {"a"});
+      for (std::uint32_t step = 1; step <= 6; ++step) {
+        const bool is_last = region->rank() + 1 == region->size();
+        const bool differs = is_last && step % 2 == 0;
+        const bool has_joined = region->rank() == 0 && step > 4;
+        const std::uint8_t frozen[] = {has_joined ? std::uint8_t{1} : std::uint8_t{0}};
+        channel.begin_step({.forwards = step,
+                            .frozen = fingerprint(frozen),
+                            .modifications = differs ? 7U : 3U,
+                            .joined = has_joined ? 1U : 0U},
+                           1, frozen);
+        for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
+        channel.finish();
+        EXPECT_EQ(channel.modified_apart(), region->size() > 1 && step % 2 == 0 && step <= 4);
+      }
+    });
+  }
+}
+
+// Numbers of steps wrap around, and half of them seem to lie ahead of zero.
+TEST(Channel, StartsAtAnyNumberOfSteps) {
+  for (const std::uint32_t steps : {0x7ffffff0U, 0x80000010U, 0xfffffff0U}) {
+    run_thread_ranks(3, [=](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name, steps);
+      std::mt19937 random(static_cast<unsigned>(region->rank()));
+      for (std::size_t step = 1; step <= 40; ++step) {
+        if (step % 5 == 0) {
+          channel.begin_step({.forwards = static_cast<std::uint32_t>(step)});
+          channel.publish(1);
+          channel.abandon_step();
+        } else if (step % 5 == 1) {
+          channel.begin_step({.forwards = static_cast<std::uint32_t>(step)});
+          fill_bucket(channel, 0, region->rank());
+          channel.skip(0);
+          channel.publish(1);
+          channel.publish(2);
+          channel.finish();
+          expect<float>(channel, 0, region->rank());
+        } else {
+          run_step(channel, *region, step, random);
+        }
+      }
+      EXPECT_EQ(channel.steps(), steps + 40);
+    });
+  }
 }
 
 TEST(Channel, AveragesByWeight) {
@@ -238,7 +320,7 @@ TEST(Channel, AveragesByWeight) {
         const auto weight_of = [&](int of) {
           return step == 3 ? (of + 1 == region->size() ? 0.5 : 0.0) : static_cast<double>(of + 1);
         };
-        channel.begin_step(static_cast<std::uint32_t>(step), weight_of(rank));
+        channel.begin_step({.forwards = static_cast<std::uint32_t>(step)}, weight_of(rank));
         double total = 0;
         double average = 0;
         for (int other = 0; other < region->size(); ++other) {
@@ -264,7 +346,7 @@ TEST(Channel, WeightsThatAddUpToNothingAreRefused) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     Channel channel(group, kBuckets, bucket_name);
-    channel.begin_step(1, 0);
+    channel.begin_step({.forwards = 1}, 0);
     for (std::size_t bucket = 0; bucket < 3; ++bucket) channel.publish(bucket);
     EXPECT_THAT([&] { channel.finish(); },
                 ThrowsMessage<Mismatch>(HasSubstr("weights add up to 0")));
@@ -277,7 +359,7 @@ TEST(Channel, BucketsThatAllSkipStayAsTheyAre) {
       Group group(region);
       Channel channel(group, kBuckets, bucket_name);
       for (std::size_t step = 1; step <= 4; ++step) {
-        channel.begin_step(static_cast<std::uint32_t>(step));
+        channel.begin_step({.forwards = static_cast<std::uint32_t>(step)});
         const std::size_t skipped = step % 2;
         for (std::size_t bucket = 0; bucket < 3; ++bucket) {
           fill_bucket(channel, bucket, value_of(region->rank(), step, bucket));
@@ -300,7 +382,7 @@ TEST(Channel, RanksThatSkipDifferentBucketsAreTold) {
     // Whatever a rank is doing when another notices.
     EXPECT_THAT(
         [&] {
-          channel.begin_step(1);
+          channel.begin_step({.forwards = 1});
           for (std::size_t bucket = 0; bucket < 3; ++bucket) {
             bucket == 0 && region->rank() == 1 ? channel.skip(bucket) : channel.publish(bucket);
           }
@@ -320,7 +402,7 @@ TEST(Channel, AdoptsMemoryForAStep) {
       for (std::size_t step = 1; step <= 6; ++step) {
         auto* const memory = static_cast<double*>(region->allocate_or_throw(bytes));
         std::fill_n(memory, kBuckets[1].count, value_of(region->rank(), step, 1));
-        channel.begin_step(static_cast<std::uint32_t>(step));
+        channel.begin_step({.forwards = static_cast<std::uint32_t>(step)});
         for (std::size_t bucket = 0; bucket < 3; ++bucket) fill_bucket(channel, bucket, -5);
         // On each rank in other steps.
         const bool adopts = (step + static_cast<std::size_t>(region->rank())) % 3 != 0;
@@ -349,7 +431,7 @@ TEST(Channel, AdoptsNothingButWholeBlocksOfItsRegion) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     Channel channel(group, kBuckets, bucket_name);
-    channel.begin_step(1);
+    channel.begin_step({.forwards = 1});
     alignas(kCacheLine) float own[5];
     EXPECT_FALSE(channel.adopt(0, own));
     auto* const block = static_cast<std::byte*>(region->allocate_or_throw(1024));
@@ -368,7 +450,7 @@ TEST(Channel, DestroyedInAStepItRetiresWhatItAdopted) {
     void* const memory = region->allocate_or_throw(64);
     {
       Channel channel(group, kBuckets, bucket_name);
-      channel.begin_step(1);
+      channel.begin_step({.forwards = 1});
       EXPECT_TRUE(channel.adopt(0, memory));
       channel.publish(0);
     }
@@ -415,6 +497,25 @@ TEST(Channel, UnevenInputsAreToldFromARankThatIsLate) {
   });
 }
 
+// Rank 1 has a step less than the others, or one more.
+TEST(Channel, UnevenInputsAreBlamedOnWhoDiffersFromMost) {
+  for (const bool has_more : {false, true}) {
+    run_thread_ranks(3, [=](auto region) {
+      Group group(region);
+      Channel channel(group, kBuckets, bucket_name);
+      std::mt19937 random(1);
+      run_step(channel, *region, 1, random);
+      try {
+        if ((region->rank() == 1) == has_more) run_step(channel, *region, 2, random);
+        group.barrier();
+        ADD_FAILURE() << "no error";
+      } catch (const Mismatch& error) {
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1)) << error.what();
+      }
+    });
+  }
+}
+
 TEST(Channel, ARankThatLeavesBeforeTheOthersMayHaveRunOutOfInputs) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
@@ -456,7 +557,7 @@ TEST(Channel, AMissingBucketIsNamedAtTheDeadline) {
     // A channel takes over the group's timeout when it is made, for which both have to come too.
     if (region->rank() == 0) group.set_timeout(std::chrono::seconds(5));
     Channel channel(group, kBuckets, bucket_name);
-    channel.begin_step(1);
+    channel.begin_step({.forwards = 1});
     if (region->rank() == 1) {
       channel.publish(2);
       published.count_down();

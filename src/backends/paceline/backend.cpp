@@ -166,12 +166,14 @@ std::unordered_map<std::string, std::uint64_t> NodeBackend::getMemoryStats() {
 
 std::unique_ptr<distributed::BucketChannel> NodeBackend::make_bucket_channel(
     const std::vector<distributed::BucketChannel::Bucket>& buckets,
-    distributed::BucketChannel::Describe describe, std::uint32_t steps) {
+    distributed::BucketChannel::Describe describe, std::uint32_t steps,
+    const std::vector<std::string>& parameters) {
   check_usable("DistributedDataParallel");
   std::unique_ptr<distributed::BucketChannel> channel;
   progress_->run_here([&] {
     group_.set_timeout(timeout_);
-    channel = std::make_unique<NodeChannel>(group_, buckets, std::move(describe), steps);
+    channel =
+        std::make_unique<NodeChannel>(group_, buckets, std::move(describe), steps, parameters);
   });
   return channel;
 }

@@ -123,7 +123,8 @@ class NodeBackend : public distributed::ExtendedBackend {
 
   std::unique_ptr<distributed::BucketChannel> make_bucket_channel(
       const std::vector<distributed::BucketChannel::Bucket>& buckets,
-      distributed::BucketChannel::Describe describe, std::uint32_t steps) override;
+      distributed::BucketChannel::Describe describe, std::uint32_t steps,
+      const std::vector<std::string>& parameters) override;
   void abort_because(const std::string& text) noexcept override;
   void check_peers(const std::vector<int>& needed, const node::Activity& activity) override {
     region_->check_peers(needed, activity);

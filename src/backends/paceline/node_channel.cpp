@@ -32,8 +32,8 @@ std::vector<std::size_t> adopted_sizes(
 }  // namespace
 
 NodeChannel::NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe,
-                         std::uint32_t steps)
-    : channel_(group, to_node(buckets), std::move(describe), steps),
+                         std::uint32_t steps, const std::vector<std::string>& parameters)
+    : channel_(group, to_node(buckets), std::move(describe), steps, parameters),
       gradients_(group.region(), adopted_sizes(buckets)) {
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     const auto& memory = channel_.data(b);

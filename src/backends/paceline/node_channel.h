@@ -12,11 +12,12 @@ namespace paceline::backends {
 class NodeChannel final : public distributed::BucketChannel {
  public:
   NodeChannel(node::Group& group, const std::vector<Bucket>& buckets, Describe describe,
-              std::uint32_t steps);
+              std::uint32_t steps, const std::vector<std::string>& parameters);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
-  void begin_step(std::uint32_t forwards, std::optional<double> weight) override {
-    channel_.begin_step(forwards, weight.value_or(1));
+  void begin_step(const node::StepSummary& summary, std::optional<double> weight,
+                  node::FrozenFlags frozen) override {
+    channel_.begin_step(summary, weight.value_or(1), frozen);
   }
   bool in_step() const override { return channel_.in_step(); }
   std::uint32_t steps() const override { return channel_.steps(); }
@@ -29,6 +30,7 @@ class NodeChannel final : public distributed::BucketChannel {
   bool is_reduced(std::size_t bucket) const override { return channel_.is_reduced(bucket); }
   const std::vector<Wait>& waits() const override { return channel_.waits(); }
   double share() const override { return channel_.share(); }
+  bool modified_apart() const override { return channel_.modified_apart(); }
   void try_progress() override { channel_.try_progress(); }
   void extend_timeout(std::chrono::milliseconds more) override { channel_.extend_timeout(more); }
   void finish() override { channel_.finish(); }

@@ -10,6 +10,8 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "distributed/process_state.h"
+#include "node/failure.h"
 #include "parallel/ddp/in_own_name.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
@@ -17,6 +19,10 @@
 
 namespace paceline::detail {
 namespace {
+
+// What the collective calls of a forward in `join` are for.
+constexpr const char* kAgreeing =
+    "agreeing with those that have joined; in join, make no other collective calls";
 
 void check_caps(const DdpOptions& options) {
   const auto check = [](double mib, const char* option) {
@@ -108,29 +114,28 @@ class DdpCore final : public Joinable {
     }
     check_devices(options, parameters);
     check_delayed(options, parameters);
-    if (get_world_size(options.process_group) == 1) return;
     // The world of now, also when there is another one later.
     options_.process_group = ProcessGroup(options.process_group.c10d());
-    buffers_ = module.buffers();
-    if (options.init_sync) {
-      ddp::check_same_model(module, options_.process_group);
-      broadcast_all(0);
+    // One rank alone trains like several, so that it fails where they would.
+    if (get_world_size(options_.process_group) > 1) {
+      buffers_ = module.buffers();
+      if (options.init_sync) {
+        ddp::check_same_model(module, options_.process_group);
+        broadcast_all(0);
+      }
     }
     parameter_count_ = module.parameters().size();
-    reducer_ = std::make_unique<ddp::Reducer>(parameters, options_);
+    reducer_ = std::make_unique<ddp::Reducer>(parameters, ddp::frozen_parameters(module), options_);
   }
 
   void before_forward() {
-    if (!reducer_ || !at::GradMode::is_enabled()) return;
+    if (!at::GradMode::is_enabled()) return;
     const bool training = module_.is_training();
     if (training) check_parameters();
     const bool broadcasts = training && broadcasts_buffers();
     if (training && join_options() != nullptr) {
-      ddp::in_own_name(
-          "agreeing with those that have joined; in join, make no other collective calls", [&] {
-            notify_join();
-            static_cast<void>(agree(*sync_, broadcasts));
-          });
+      ddp::in_own_name(kAgreeing, [&] { notify_join(); });
+      static_cast<void>(agree(*sync_ ? Part::synchronised : Part::local, broadcasts));
       if (*sync_ && weighs_active()) reducer_->set_weight(1);
     }
     reducer_->before_forward(*sync_, training);
@@ -139,13 +144,8 @@ class DdpCore final : public Joinable {
     buffers_may_differ_ = *sync_;
   }
 
-  void after_forward() {
-    if (reducer_) reducer_->after_forward();
-  }
-  const DdpStats& stats() const {
-    static const DdpStats none;
-    return reducer_ ? reducer_->stats() : none;
-  }
+  void after_forward() { reducer_->after_forward(); }
+  const DdpStats& stats() const { return reducer_->stats(); }
 
   void set_samples(double count) {
     if (options_.average != Average::samples) {
@@ -154,7 +154,7 @@ class DdpCore final : public Joinable {
     if (!(count >= 0) || !std::isfinite(count)) {
       throw UsageError(fmt::format("set_samples({}): it must be a count", count));
     }
-    if (reducer_) reducer_->set_weight(count);
+    reducer_->set_weight(count);
   }
 
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
@@ -164,19 +164,17 @@ class DdpCore final : public Joinable {
           "register_comm_hook and Average::samples exclude each other: a hook averages itself, and "
           "may weigh by samples");
     }
-    if (reducer_) reducer_->set_hook(std::move(hook));
+    reducer_->set_hook(std::move(hook));
   }
 
-  bool watches_outputs() const {
-    return options_.static_graph && reducer_ && at::GradMode::is_enabled();
-  }
+  bool watches_outputs() const { return options_.static_graph && at::GradMode::is_enabled(); }
   void watch_output(const at::Tensor& output) { reducer_->watch_output(output); }
   const std::shared_ptr<bool>& sync_switch() const { return sync_; }
 
   ProcessGroup join_process_group() const override { return options_.process_group; }
 
   void shadow_step() override {
-    const auto [sync, broadcasts] = agree(false, false);
+    const auto [sync, broadcasts] = agree(Part::joined, false);
     reducer_->before_forward(sync, true);
     if (broadcasts) ddp::broadcast_from(first_active(), buffers_, options_.process_group);
     if (sync) {
@@ -187,7 +185,10 @@ class DdpCore final : public Joinable {
     buffers_may_differ_ = sync;
   }
 
-  void all_joined(int last) override { broadcast_all(last); }
+  void all_joined(int last) override {
+    broadcast_all(last);
+    reducer_->note_same_parameters();
+  }
 
  private:
   bool broadcasts_buffers() const {
@@ -219,8 +220,12 @@ class DdpCore final : public Joinable {
     if (broadcasts || checks) reducer_->end_meeting();
   }
 
-  // In `join`: what ranks that have joined cannot know of the step.
-  std::pair<bool, bool> agree(bool sync, bool broadcasts) {
+  // A rank's part in a step of `join`.
+  enum class Part : std::int64_t { joined, local, synchronised };
+
+  // In `join`: what ranks that have joined cannot know of the step, whether it is synchronised and
+  // broadcasts buffers. Throws Mismatch, the same on every rank, if the others do not agree.
+  std::pair<bool, bool> agree(Part part, bool broadcasts) {
     if (sync_batch_norm::is_in(module_)) {
       throw UsageError(
           "SyncBatchNorm cannot be used in join: a rank without inputs has no part in its "
@@ -231,9 +236,31 @@ class DdpCore final : public Joinable {
           "skip_all_reduce_unused_params cannot be used in join: a rank without inputs does not "
           "know which parameters the others use");
     }
-    const at::Tensor flags = at::tensor({sync ? 1 : 0, broadcasts ? 1 : 0}, at::kLong);
-    all_reduce(flags, {.op = ReduceOp::MAX, .group = options_.process_group});
-    return {flags[0].item<std::int64_t>() != 0, flags[1].item<std::int64_t>() != 0};
+    const int size = get_world_size(options_.process_group);
+    const at::Tensor mine =
+        at::tensor({static_cast<std::int64_t>(part), std::int64_t{broadcasts ? 1 : 0}}, at::kLong);
+    const at::Tensor all = at::empty({size, 2}, at::kLong);
+    ddp::in_own_name(kAgreeing,
+                     [&] { all_gather_into_tensor(all, mine, {.group = options_.process_group}); });
+    const auto said = all.accessor<std::int64_t, 2>();
+    std::vector<int> local;
+    std::vector<int> synchronised;
+    bool any_broadcasts = false;
+    for (int rank = 0; rank < size; ++rank) {
+      const int number = distributed::world_rank_of(options_.process_group, rank);
+      if (static_cast<Part>(said[rank][0]) == Part::local) local.push_back(number);
+      if (static_cast<Part>(said[rank][0]) == Part::synchronised) synchronised.push_back(number);
+      any_broadcasts = any_broadcasts || said[rank][1] != 0;
+    }
+    if (!local.empty() && !synchronised.empty()) {
+      const bool fewer = local.size() < synchronised.size();
+      throw Mismatch(
+          fmt::format("in a step of join, the forward of {} runs under no_sync and that of {} does "
+                      "not: in join all ranks accumulate over the same steps",
+                      node::describe_ranks(local), node::describe_ranks(synchronised)),
+          fewer ? local : synchronised, "forward", steps_);
+    }
+    return {!synchronised.empty(), any_broadcasts};
   }
 
   // Rarely, as it walks through the module.
@@ -268,7 +295,7 @@ class DdpCore final : public Joinable {
   torch::nn::Module& module_;
   DdpOptions options_;
   std::shared_ptr<bool> sync_;
-  std::unique_ptr<ddp::Reducer> reducer_;  // none in a world of one
+  std::unique_ptr<ddp::Reducer> reducer_;
   std::vector<at::Tensor> buffers_;
   std::size_t parameter_count_ = 0;
   std::uint64_t forwards_ = 0;

@@ -63,6 +63,7 @@ class Completion {
 HookChannel::HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
                          const std::vector<Bucket>& buckets, const Bucket& control,
                          const Describe& describe, std::uint32_t steps,
+                         const std::vector<std::string>& parameters,
                          MakeGradBucket make_grad_bucket)
     : hook_(std::move(hook)),
       describe_(describe),
@@ -74,7 +75,8 @@ HookChannel::HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Ho
       open_(buckets.size()),
       control_(distributed::make_bucket_channel(
           group, control.device.type(), {control},
-          [describe, last = buckets.size()](std::size_t) { return describe(last); }, steps)) {
+          [describe, last = buckets.size()](std::size_t) { return describe(last); }, steps,
+          parameters)) {
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   // A rank whose hook is late says itself for which bucket.
   control_->extend_timeout(2 * kVerdict);
@@ -88,8 +90,9 @@ const at::Tensor& HookChannel::tensor(std::size_t bucket) const {
   return bucket < tensors_.size() ? tensors_[bucket] : control_->tensor(0);
 }
 
-void HookChannel::begin_step(std::uint32_t forwards, std::optional<double> weight) {
-  control_->begin_step(forwards, weight);
+void HookChannel::begin_step(const node::StepSummary& summary, std::optional<double> weight,
+                             node::FrozenFlags frozen) {
+  control_->begin_step(summary, weight, frozen);
   open_.assign(tensors_.size(), {});
   next_ = 0;
 }

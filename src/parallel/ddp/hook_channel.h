@@ -18,10 +18,12 @@ class HookChannel final : public distributed::BucketChannel {
   // Bucket number buckets.size() is `control`. Collective.
   HookChannel(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
               const std::vector<Bucket>& buckets, const Bucket& control, const Describe& describe,
-              std::uint32_t steps, MakeGradBucket make_grad_bucket);
+              std::uint32_t steps, const std::vector<std::string>& parameters,
+              MakeGradBucket make_grad_bucket);
 
   const at::Tensor& tensor(std::size_t bucket) const override;
-  void begin_step(std::uint32_t forwards, std::optional<double> weight) override;
+  void begin_step(const node::StepSummary& summary, std::optional<double> weight,
+                  node::FrozenFlags frozen) override;
   bool in_step() const override { return control_->in_step(); }
   std::uint32_t steps() const override { return control_->steps(); }
   void publish(std::size_t bucket) override;
@@ -31,6 +33,7 @@ class HookChannel final : public distributed::BucketChannel {
   bool is_reduced(std::size_t bucket) const override;
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return control_->share(); }
+  bool modified_apart() const override { return control_->modified_apart(); }
   // The other ranks may be in a collective of their hooks that has no counterpart here: there is no
   // way back, and all ranks throw.
   bool abandon_step() override;

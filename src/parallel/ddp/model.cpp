@@ -18,6 +18,7 @@
 
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
+#include "node/call.h"
 
 namespace paceline::ddp {
 namespace {
@@ -127,6 +128,15 @@ std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
+std::vector<NamedTensor> frozen_parameters(const torch::nn::Module& module) {
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (tensor.defined() && !tensor.requires_grad()) parameters.push_back({item.key(), tensor});
+  }
+  return parameters;
+}
+
 void check_same_model(const torch::nn::Module& module, const ProcessGroup& group) {
   const auto texts =
       all_gather_bytes(fmt::format("{}", fmt::join(describe(module), "\n")), {.group = group});
@@ -171,18 +181,29 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
   all_gather_into_tensor(all, mine, {.group = group});
   const auto of = all.accessor<std::int64_t, 2>();
   for (std::int64_t i = 0; i < count; ++i) {
-    std::vector<int> differing;
-    for (int rank = 1; rank < size; ++rank) {
-      if (of[rank][i] != of[0][i]) differing.push_back(distributed::world_rank_of(group, rank));
+    std::vector<std::string> values;
+    std::vector<int> numbers;
+    for (int rank = 0; rank < size; ++rank) {
+      values.push_back(std::to_string(of[rank][i]));
+      numbers.push_back(distributed::world_rank_of(group, rank));
     }
-    if (differing.empty()) continue;
+    const node::RankNumbers named(numbers);
+    const std::uint64_t apart = node::explain_disagreement(values, named).ranks;
+    if (apart == 0) continue;
+    // With no majority, rank 0 is what the others are compared with.
+    int reference = 0;
+    while (reference < size && (apart >> reference & 1) != 0) ++reference;
+    if (reference == size) reference = 0;
+    std::uint64_t others = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      if (of[rank][i] != of[reference][i]) others |= node::rank_bit(rank);
+    }
     throw Mismatch(
-        fmt::format("the models have come apart: in step {} {} is not on rank{} {} what it is on "
-                    "rank {}; it is the first such of the {} parameters and buffers compared",
+        fmt::format("the models have come apart: in step {} {} is not on {} what it is on rank {}; "
+                    "it is the first such of the {} parameters and buffers compared",
                     step, tensors[static_cast<std::size_t>(i)].name,
-                    differing.size() == 1 ? "" : "s", fmt::join(differing, ", "),
-                    distributed::world_rank_of(group, 0), count),
-        differing, "check_sync", step);
+                    node::describe_ranks(named.list(others)), named.of(reference), count),
+        named.list(apart), "check_sync", step);
   }
 }
 

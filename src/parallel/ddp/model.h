@@ -20,6 +20,9 @@ struct NamedTensor {
 // The parameters that take gradients; each tensor once, under its first name.
 std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module);
 
+// Those that take none now.
+std::vector<NamedTensor> frozen_parameters(const torch::nn::Module& module);
+
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients. Collective.
 void check_same_model(const torch::nn::Module& module, const ProcessGroup& group);
@@ -29,7 +32,7 @@ void check_same_model(const torch::nn::Module& module, const ProcessGroup& group
 void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
 
 // Throws Mismatch, the same on every rank, if the bits of the tensors are not the same on all: it
-// names the first that differs, and the ranks where it is not as on rank 0. Collective.
+// names the first that differs, and the ranks where it is not as on most. Collective.
 void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGroup& group,
                        std::uint64_t step);
 

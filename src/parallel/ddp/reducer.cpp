@@ -14,6 +14,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/log.h"
 #include "parallel/ddp/in_own_name.h"
 
 namespace paceline::ddp {
@@ -27,8 +28,13 @@ at::Tensor nothing_for(const at::Tensor& parameter) {
 
 }  // namespace
 
-Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options)
-    : options_(options), wrapped_(parameters) {
+Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& frozen,
+                 const DdpOptions& options)
+    : options_(options),
+      ranks_(get_world_size(options.process_group)),
+      wrapped_(parameters),
+      frozen_(frozen),
+      frozen_flags_(parameters.size()) {
   const auto& delayed = options.delay_all_reduce_named_params;
   Indices order;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -45,9 +51,17 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& o
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].delayed) attach_hook(i);
   }
+  for (const auto* const list : {&parameters, &frozen}) {
+    for (const NamedTensor& one : *list) {
+      const auto& data = one.tensor.unsafeGetTensorImpl()->unsafe_storage();
+      watched_.push_back({one.tensor, data.getWeakStorageImpl()});
+    }
+  }
+  note_same_parameters();
 }
 
 Reducer::~Reducer() {
+  warn_if_never_called();
   for (auto& parameter : parameters_) {
     if (parameter.accumulator) parameter.accumulator->del_post_hook(parameter.hook);
   }
@@ -91,13 +105,18 @@ void Reducer::renew_hooks() {
 }
 
 void Reducer::before_forward(bool synchronise, bool counts) {
-  if (channel_->abandon_step()) forget_gradients();
+  called_ = true;
+  if (channel_->abandon_step()) {
+    forget_gradients();
+    recorder_.abandon_step();
+  }
   return_adopted();
   backward_ = -1;
   synchronise_ = synchronise;
-  if (synchronise && counts) {
-    ++forwards_;
-    if (rebuild_due_) {
+  if (counts) {
+    check_frozen();
+    ++(synchronise ? forwards_ : local_forwards_);
+    if (synchronise && rebuild_due_) {
       in_own_name("putting its buckets in order, once, before the second step's forward",
                   [&] { rebuild(); });
     }
@@ -106,6 +125,18 @@ void Reducer::before_forward(bool synchronise, bool counts) {
   channel_->prepare_thread();
   records_ = counts;
   if (counts) recorder_.begin_forward(channel_->steps() + 1);
+}
+
+// What was frozen when the model was wrapped has no hook.
+void Reducer::check_frozen() const {
+  for (const NamedTensor& one : frozen_) {
+    if (!one.tensor.requires_grad()) continue;
+    throw UsageError(
+        fmt::format("parameter {} takes a gradient, and took none when it was wrapped, so that it "
+                    "would not be averaged: wrap the module again, or wrap it first and freeze "
+                    "parameters then",
+                    one.name));
+  }
 }
 
 void Reducer::watch_output(const at::Tensor& output) {
@@ -178,7 +209,7 @@ void Reducer::begin_step() {
         "with average = Average::samples, call set_samples before every backward that is "
         "synchronised: this one has no count");
   }
-  channel_->begin_step(forwards_, weight_);
+  channel_->begin_step(summarise(false), weight_, frozen_flags_);
   recorder_.begin_step(channel_->steps(), plan_.buckets.size() + 1);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
@@ -195,6 +226,63 @@ void Reducer::begin_step() {
     });
   }
   if (options_.static_graph && !learning_) settle_never_used();
+}
+
+node::StepSummary Reducer::summarise(bool joined) {
+  bool any_frozen = false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    frozen_flags_[i] = parameters_[i].tensor.requires_grad() ? 0 : 1;
+    any_frozen = any_frozen || frozen_flags_[i] != 0;
+  }
+  modifications_ = count_modifications();
+  return {.forwards = forwards_,
+          .local_forwards = options_.average == Average::samples ? 0 : local_forwards_,
+          .frozen = any_frozen ? node::fingerprint(frozen_flags_) : 0,
+          .modifications = modifications_ - same_parameters_,
+          .joined = joined ? 1U : 0U};
+}
+
+// Writes in place, and exchanges of data, of all parameters.
+std::uint32_t Reducer::count_modifications() {
+  std::uint32_t writes = 0;
+  for (Watched& one : watched_) {
+    const auto& data = one.tensor.unsafeGetTensorImpl()->unsafe_storage();
+    if (data.unsafeGetStorageImpl() != one.storage._unsafe_get_target()) {
+      one.storage = data.getWeakStorageImpl();
+      ++exchanges_;
+    }
+    if (!one.tensor.is_inference()) writes += static_cast<std::uint32_t>(one.tensor._version());
+  }
+  return writes + exchanges_;
+}
+
+void Reducer::note_same_parameters() {
+  same_parameters_ = count_modifications();
+}
+
+// Ranks that have changed theirs a different number of times may have the same all the same: one
+// may have exchanged them for an evaluation.
+void Reducer::compare_parameters() {
+  std::vector<NamedTensor> all = frozen_;
+  for (const auto& parameter : parameters_) all.push_back({parameter.name, parameter.tensor});
+  in_own_name(
+      "comparing parameters, which the ranks have changed a different number of times: load a "
+      "model on every rank, or before it is wrapped; let a closure return the loss averaged over "
+      "the ranks",
+      [&] { check_same_values(all, options_.process_group, channel_->steps()); });
+  same_parameters_ = modifications_;
+}
+
+void Reducer::warn_if_never_called() const noexcept {
+  Indices arrived;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].used) arrived.push_back(i);
+  }
+  if (called_ || arrived.empty()) return;
+  base::log(LogLevel::warning,
+            "DistributedDataParallel averaged nothing: gradients arrived in {}, but no forward was "
+            "its own; call the wrapper in place of the module that it wraps",
+            names_of(arrived));
 }
 
 // What the first step of a static graph taught: these get no gradient in any.
@@ -304,6 +392,7 @@ void Reducer::reduce_rest(const Indices& missing) {
   for (std::size_t k = 0; k < missing.size(); ++k) {
     if (!used_[missing[k]]) parameters_[missing[k]].tensor.mutable_grad() = before[k];
   }
+  if (is_alone()) return;
   reduce_sparse();
   if (!options_.gradient_as_bucket_view) put_back();
 }
@@ -327,6 +416,7 @@ void Reducer::finish_channel() {
   if (!bitmap_) {
     channel_->finish();
     if (options_.static_graph) used_ = used_anywhere_;
+    if (channel_->modified_apart()) compare_parameters();
     return;
   }
   const std::size_t bitmap = plan_.buckets.size();
@@ -335,6 +425,7 @@ void Reducer::finish_channel() {
   publish(bitmap);
   channel_->finish();
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used[i] != 0;
+  if (channel_->modified_apart()) compare_parameters();
 }
 
 // One call for each, in the order of the parameters.
@@ -369,7 +460,7 @@ void Reducer::end_step() {
 void Reducer::shadow_backward() {
   const at::NoGradGuard no_grad;
   detach_gradients();
-  channel_->begin_step(forwards_, weight_);
+  channel_->begin_step(summarise(true), weight_, frozen_flags_);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     channel_->tensor(b).zero_();
     channel_->publish(b);

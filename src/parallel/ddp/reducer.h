@@ -28,7 +28,9 @@ namespace paceline::ddp {
 // be nested, on one thread at a time.
 class Reducer {
  public:
-  Reducer(const std::vector<NamedTensor>& parameters, const DdpOptions& options);
+  // `frozen`: parameters that are none of these. They have to stay so, and the same on all ranks.
+  Reducer(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& frozen,
+          const DdpOptions& options);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
@@ -53,6 +55,8 @@ class Reducer {
   void set_weight(std::optional<double> weight) { weight_ = weight; }
   // Replaces the reduction. Collective; before the first backward.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  // Says that the parameters are now the same on all ranks, however often each has changed them.
+  void note_same_parameters();
   // What a backward does towards the other ranks, with gradients of zero. Those that there are stay
   // as they are, and leave the buckets.
   void shadow_backward();
@@ -72,10 +76,18 @@ class Reducer {
     bool ready = false;  // in this step
     bool used = false;   // since the last synchronised step
   };
+  // A tensor whose data may be exchanged by others.
+  struct Watched {
+    at::Tensor tensor;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  };
   using Indices = std::vector<std::size_t>;
 
   void make_plan(const Indices& order);
   c10::DeviceType device() const { return parameters_.front().tensor.device().type(); }
+  // Whether gradients stay where autograd has put them: one rank checks what several do, but has
+  // nobody to average with. Hooks get theirs nevertheless.
+  bool is_alone() const { return ranks_ == 1 && !hook_; }
   bool adopts_gradients() const;
   bool needs_bitmap() const;
   void make_channel();
@@ -83,6 +95,7 @@ class Reducer {
   void make_views();
   void attach_hook(std::size_t index);
   void renew_hooks();
+  void check_frozen() const;
   void forget_gradients();
 
   void on_gradient(std::size_t index);
@@ -90,6 +103,10 @@ class Reducer {
   void check_backward() const;
   void begin_step();
   void settle_never_used();
+  node::StepSummary summarise(bool joined);
+  std::uint32_t count_modifications();
+  void compare_parameters();
+  void warn_if_never_called() const noexcept;
   void mark_ready(std::size_t index);
   void take_gradient(std::size_t index);
   bool adopt_gradient(std::size_t index);
@@ -117,8 +134,11 @@ class Reducer {
   bool is_view(const Parameter& parameter) const;
 
   DdpOptions options_;
+  int ranks_;
   Wrapped wrapped_;
   std::vector<Parameter> parameters_;
+  std::vector<NamedTensor> frozen_;     // when the model was wrapped
+  std::vector<Watched> watched_;        // all of both
   std::optional<std::size_t> trigger_;  // whose gradient lets those in delayed_ be reduced
   Indices delayed_;
   Indices order_;  // of all others in the plan
@@ -135,7 +155,13 @@ class Reducer {
   bool rebuild_due_ = false;
   bool synchronise_ = false;
   bool records_ = false;  // the forward under way, or the last, is part of a step
+  bool called_ = false;   // before_forward was
   std::uint32_t forwards_ = 0;
+  std::uint32_t local_forwards_ = 0;
+  std::vector<std::uint8_t> frozen_flags_;  // of parameters_, in the step under way
+  std::uint32_t exchanges_ = 0;             // of a watched tensor's data
+  std::uint32_t modifications_ = 0;         // at the last summary
+  std::uint32_t same_parameters_ = 0;       // modifications_ when ranks had the same parameters
   std::optional<double> weight_;
   at::Tensor incoming_;  // what autograd gave for the gradient that has just come
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -66,7 +66,7 @@ void Reducer::make_plan(const Indices& order) {
 
 // The same on every rank, as the plan depends on it.
 bool Reducer::adopts_gradients() const {
-  return options_.zero_copy && !hook_ &&
+  return options_.zero_copy && !hook_ && !is_alone() &&
          distributed::supports_adoption(options_.process_group.c10d(), device());
 }
 
@@ -80,22 +80,27 @@ bool Reducer::needs_bitmap() const {
 void Reducer::make_channel() {
   std::vector<BucketChannel::Bucket> buckets;
   for (const auto& bucket : plan_.buckets) {
-    buckets.push_back(
-        {bucket.count, bucket.type, bucket.device, BucketChannel::Op::average, bucket.alone});
+    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketChannel::Op::average,
+                       bucket.alone, options_.skip_all_reduce_unused_params});
   }
   bitmap_ = needs_bitmap();
-  const BucketChannel::Bucket used{static_cast<std::int64_t>(parameters_.size()), at::kLong,
-                                   at::kCPU, BucketChannel::Op::max};
+  const BucketChannel::Bucket used{.count = static_cast<std::int64_t>(parameters_.size()),
+                                   .type = at::kLong,
+                                   .device = at::kCPU,
+                                   .op = BucketChannel::Op::max,
+                                   .skips = options_.skip_all_reduce_unused_params};
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters_) names.push_back(parameter.name);
   const auto group = options_.process_group.c10d();
   const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
   const std::uint32_t steps = channel_ ? channel_->steps() : 0;
   try {
     if (hook_) {
-      channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe, steps,
+      channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe, steps, names,
                                                [this](std::size_t b) { return grad_bucket(b); });
     } else {
       if (bitmap_) buckets.push_back(used);
-      channel_ = distributed::make_bucket_channel(group, device(), buckets, describe, steps);
+      channel_ = distributed::make_bucket_channel(group, device(), buckets, describe, steps, names);
     }
   } catch (const PeerError&) {
     throw;
@@ -129,7 +134,7 @@ void Reducer::make_views() {
   const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     // What lies between gradients is reduced too.
-    if (!plan_.buckets[b].alone) channel_->tensor(b).zero_();
+    if (!plan_.buckets[b].alone && !is_alone()) channel_->tensor(b).zero_();
     for (const std::size_t i : plan_.buckets[b].parameters) {
       parameters_[i].home =
           alias(channel_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);

@@ -18,7 +18,7 @@ bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
 // Whether no tensor but .grad sees its memory, other than `incoming`, of which autograd made it,
 // and what that is a view of. Other branches of the graph, or hooks of the program's, may read
 // theirs later: AccumulateGrad takes over tensors that nobody else has, whoever has their memory.
-bool is_alone(const at::Tensor& grad, const at::Tensor& incoming) {
+bool is_sole_view(const at::Tensor& grad, const at::Tensor& incoming) {
   std::size_t known = 1;
   if (incoming.defined() && incoming.layout() == at::kStrided &&
       incoming.storage().is_alias_of(grad.storage())) {
@@ -42,7 +42,7 @@ bool Reducer::is_view(const Parameter& parameter) const {
 // Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
 void Reducer::take_gradient(std::size_t index) {
   Parameter& parameter = parameters_[index];
-  if (is_view(parameter) || adopt_gradient(index)) return;
+  if (is_alone() || is_view(parameter) || adopt_gradient(index)) return;
   const at::NoGradGuard no_grad;
   at::Tensor& grad = parameter.tensor.mutable_grad();
   if (!grad.defined()) {
@@ -64,7 +64,7 @@ bool Reducer::adopt_gradient(std::size_t index) {
   const at::Tensor& grad = parameter.tensor.grad();
   // One that did not come in this step may have to stay as it is.
   if (!plan_.buckets[bucket].alone || parameter.arrived == 0 || !grad.defined()) return false;
-  if (!lies_like(grad, parameter.home) || !is_alone(grad, incoming_)) return false;
+  if (!lies_like(grad, parameter.home) || !is_sole_view(grad, incoming_)) return false;
   if (!channel_->adopt(bucket, grad)) return false;
   parameter.view = grad;
   adopted_.push_back(index);

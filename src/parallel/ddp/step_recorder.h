@@ -20,6 +20,8 @@ class StepRecorder {
   void end_meeting();
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
+  // Of a step that was cut short, which is in no statistics.
+  void abandon_step() { step_begin_ = backward_begin_ = kNever; }
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Looks which buckets are reduced by now.

@@ -1,0 +1,427 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <sstream>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/error.h>
+#include <paceline/log.h>
+
+#include "support/small_net.h"
+#include "support/torch_ranks.h"
+
+// Ranks that do not do the same in a step are told so in the next one that is synchronised, all of
+// them the same; what may differ does not disturb.
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::batch_of;
+using test::bytes_of;
+using test::expect_torch_ranks;
+using test::loss_of;
+using test::make_net;
+using test::NetImpl;
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Matcher;
+
+constexpr int kSizes[] = {2, 3, 5};
+constexpr int kSteps = 6;  // counted from 0
+constexpr double kTinyBucket = 0.001;
+
+using Model = DistributedDataParallel<NetImpl>;
+
+// What a rank does before a step; returns whether the step is to be synchronised.
+using Before = std::function<bool(Model& model, int rank, int step)>;
+
+void train(Model& model, int rank, const Before& before) {
+  torch::optim::SGD sgd(model.parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    const bool sync = before(model, rank, step);
+    const auto guard = model.no_sync(!sync);
+    const auto x = batch_of(rank, step, at::kDouble);
+    sgd.zero_grad();
+    loss_of(model(x), x).backward();
+    if (sync) sgd.step();
+  }
+}
+
+std::string text_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// All ranks end with the same text, over every backend.
+void expect_told(const std::function<void(int rank, int size)>& body,
+                 const Matcher<std::string>& matcher) {
+  for (const auto& backend : backends()) {
+    for (const int size : kSizes) {
+      SCOPED_TRACE(fmt::format("{} ranks on {}", size, backend));
+      const auto ends = test::run_torch_ranks(size, backend, [&](const RankContext& context) {
+        const World world = init_process_group(context.init);
+        return text_of([&] { body(context.rank, context.size); });
+      });
+      for (const auto& end : ends) {
+        EXPECT_TRUE(end.exited_cleanly());
+        EXPECT_THAT(end.report, matcher);
+        EXPECT_EQ(end.report, ends[0].report);
+      }
+    }
+  }
+}
+
+void expect_told(const DdpOptions& options, const Before& before,
+                 const Matcher<std::string>& matcher) {
+  expect_told(
+      [&](int rank, int) {
+        Model model(make_net(at::kDouble), options);
+        train(model, rank, before);
+      },
+      matcher);
+}
+
+void expect_legal(const DdpOptions& options, const Before& before) {
+  for (const auto& backend : backends()) {
+    for (const int size : {1, 2, 3}) {
+      expect_torch_ranks(size, backend, [&](int rank, int) {
+        Model model(make_net(at::kDouble), options);
+        train(model, rank, before);
+        const auto all = all_gather_bytes(bytes_of(model.parameters()));
+        for (const auto& one : all) EXPECT_EQ(one, all[0]);
+      });
+    }
+  }
+}
+
+bool freeze_on_rank_1(Model& model, int rank, int step) {
+  if (rank == 1 && step == 3) {
+    model.module()->second->bias.requires_grad_(false);
+    model.module()->last->weight.requires_grad_(false);
+  }
+  return true;
+}
+
+TEST(Divergence, ParametersFrozenOnOneRankAreNamed) {
+  const std::vector<DdpOptions> all{{},
+                                    {.zero_copy = false},
+                                    {.bucket_cap_mb = kTinyBucket},
+                                    {.gradient_as_bucket_view = false},
+                                    {.find_unused_parameters = true},
+                                    {.static_graph = true},
+                                    {.bucket_cap_mb = 0.00001,
+                                     .find_unused_parameters = true,
+                                     .skip_all_reduce_unused_params = true}};
+  for (const auto& options : all) {
+    expect_told(options, freeze_on_rank_1,
+                AllOf(HasSubstr("step 4"),
+                      HasSubstr("second.bias is frozen on rank 1, last.weight on rank 1"),
+                      HasSubstr("2 of 6 parameters")));
+  }
+}
+
+TEST(Divergence, ParametersFrozenOnOneRankAreNamedWithAHook) {
+  expect_told(
+      [&](int rank, int) {
+        Model model(make_net(at::kDouble));
+        model.register_comm_hook(comm_hooks::all_reduce());
+        train(model, rank, freeze_on_rank_1);
+      },
+      AllOf(HasSubstr("step 4"), HasSubstr("second.bias is frozen on rank 1")));
+}
+
+TEST(Divergence, ARankAloneUnderNoSyncIsNamed) {
+  for (const bool view : {true, false}) {
+    expect_told(
+        {.gradient_as_bucket_view = view},
+        [](Model&, int rank, int step) { return rank != 1 || step != 3; },
+        AllOf(HasSubstr("step 4"), HasSubstr("rank 0 4, rank 1 4 and 1 under no_sync"),
+              HasSubstr("Average::samples"), HasSubstr("closure")));
+  }
+}
+
+TEST(Divergence, AForwardWithoutBackwardOnOneRankIsNamed) {
+  expect_told(
+      {},
+      [](Model& model, int rank, int step) {
+        if (rank == 1 && step == 2) model(batch_of(rank, step, at::kDouble));
+        return true;
+      },
+      AllOf(HasSubstr("step 3"), HasSubstr("rank 0 3, rank 1 4"), HasSubstr("closure")));
+}
+
+// Both ways in which a program may have it.
+TEST(Divergence, AModelLoadedOnOneRankIsNamed) {
+  expect_told(
+      {},
+      [](Model& model, int rank, int step) {
+        if (rank != 0 || step != 4) return true;
+        std::stringstream file;
+        torch::save(make_net(at::kDouble, 9), file);
+        std::shared_ptr<torch::nn::Module> module = model.module();
+        torch::load(module, file);
+        return true;
+      },
+      AllOf(HasSubstr("step 5"), HasSubstr("first.weight is not"), HasSubstr("load")));
+  expect_told(
+      {},
+      [](Model& model, int rank, int step) {
+        if (rank != 1 || step != 4) return true;
+        const torch::NoGradGuard no_grad;
+        model.module()->second->bias.add_(1);
+        return true;
+      },
+      AllOf(HasSubstr("step 5"), HasSubstr("second.bias is not on rank 1")));
+}
+
+// Each rank's line search calls the closure as often as its own loss wants.
+TEST(Divergence, AClosureThatReturnsTheLocalLossIsNamed) {
+  const auto train = [](int rank, int size, bool averaged) {
+    Model model(make_net(at::kDouble));
+    torch::optim::LBFGS lbfgs(model.parameters(),
+                              torch::optim::LBFGSOptions(1).line_search_fn("strong_wolfe"));
+    for (int step = 0; step < 4; ++step) {
+      const auto x = batch_of(rank, step, at::kDouble) * (rank + 1);
+      lbfgs.step([&] {
+        lbfgs.zero_grad();
+        const auto loss = loss_of(model(x), x);
+        loss.backward();
+        if (!averaged) return loss;
+        auto mean = loss.detach() / size;
+        all_reduce(mean);
+        return mean;
+      });
+    }
+  };
+  expect_told([&](int rank, int size) { train(rank, size, false); },
+              AllOf(HasSubstr("is not on rank"), HasSubstr("closure")));
+  expect_torch_ranks(2, "paceline", [&](int rank, int size) { train(rank, size, true); });
+}
+
+TEST(Divergence, AParameterThatIsNoLongerFrozenIsNamed) {
+  for (const int size : {1, 2}) {
+    expect_torch_ranks(size, "paceline", [](int rank, int) {
+      auto net = make_net(at::kDouble);
+      net->second->weight.requires_grad_(false);
+      Model model(net);
+      const auto unfreeze = [](Model& self, int, int step) {
+        if (step == 3) self.module()->second->weight.requires_grad_(true);
+        return true;
+      };
+      EXPECT_THAT(text_of([&] { train(model, rank, unfreeze); }),
+                  AllOf(HasSubstr("second.weight"), HasSubstr("wrap")));
+    });
+  }
+}
+
+// Those that have joined are told too.
+TEST(Divergence, NoSyncOnSomeRanksInAStepOfJoinIsNamed) {
+  expect_told(
+      [](int rank, int) {
+        Model model(make_net(at::kDouble));
+        model.join([&] {
+          if (rank == 4) return;
+          train(model, rank, [](Model&, int of, int step) { return of != 1 || step != 3; });
+        });
+      },
+      AllOf(HasSubstr("rank 1 "), HasSubstr("no_sync")));
+}
+
+std::vector<std::string> warnings_of(const std::function<void()>& body) {
+  std::vector<std::string> warnings;
+  set_log_callback([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::warning) warnings.emplace_back(text);
+  });
+  body();
+  set_log_callback({});
+  return warnings;
+}
+
+TEST(Divergence, AWrapperThatWasNeverCalledSaysSo) {
+  for (const auto& backend : backends()) {
+    for (const int size : {1, 2}) {
+      expect_torch_ranks(size, backend, [](int rank, int) {
+        const auto x = batch_of(rank, 0, at::kDouble);
+        const auto warnings = warnings_of([&] {
+          auto net = make_net(at::kDouble);
+          const Model model(net);
+          loss_of(net(x), x).backward();
+        });
+        ASSERT_EQ(warnings.size(), 1u);
+        EXPECT_THAT(warnings[0], AllOf(HasSubstr("first.weight"), HasSubstr("call the wrapper")));
+        EXPECT_TRUE(warnings_of([&] {
+                      Model model(make_net(at::kDouble));
+                      loss_of(model(x), x).backward();
+                    }).empty());
+        EXPECT_TRUE(warnings_of([&] { const Model model(make_net(at::kDouble)); }).empty());
+      });
+    }
+  }
+}
+
+bool nothing(Model&, int, int) {
+  return true;
+}
+
+struct BranchesImpl : torch::nn::Module {
+  torch::nn::Linear base{register_module("base", torch::nn::Linear(9, 4))};
+  torch::nn::Linear extra{register_module("extra", torch::nn::Linear(9, 4))};
+  torch::Tensor forward(const torch::Tensor& x, bool both) {
+    return both ? base(x) + extra(x) : base(x);
+  }
+};
+TORCH_MODULE(Branches);
+
+TEST(WorldOfOne, ChecksWhatSeveralRanksDo) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(1, backend, [](int, int) {
+      DistributedDataParallel model(Branches{});
+      EXPECT_THAT(text_of([&] {
+                    model(torch::ones({1, 9}), false).sum().backward();
+                  }),
+                  AllOf(HasSubstr("2 of 4 parameters got no gradient"), HasSubstr("extra.weight")));
+    });
+    expect_torch_ranks(1, backend, [](int, int) {
+      DistributedDataParallel model(Branches{}, {.average = Average::samples});
+      EXPECT_THAT(text_of([&] {
+                    model(torch::ones({1, 9}), true).sum().backward();
+                  }),
+                  HasSubstr("call set_samples"));
+    });
+  }
+}
+
+struct SingleImpl : torch::nn::Module {
+  torch::Tensor w;
+  // No leaf, so that its gradient passes through autograd.
+  torch::Tensor forward() { return w.view_as(w); }
+};
+
+// Whatever the type, also values that an average could change: NaN with a payload, and -0.
+TEST(WorldOfOne, LeavesGradientsAsTheyAre) {
+  for (const auto& backend : backends()) {
+    for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
+      for (const bool large : {true, false}) {
+        expect_torch_ranks(1, backend, [=](int, int) {
+          torch::manual_seed(2);
+          const auto bits = torch::randint(256, {large ? 80'000 : 64}, at::kByte);
+          auto net = std::make_shared<SingleImpl>();
+          net->w = net->register_parameter("w", torch::zeros_like(bits.view(type)));
+          DistributedDataParallel model(net);
+          for (int step = 0; step < 2; ++step) {
+            net->zero_grad();
+            model().backward(bits.view(type).clone());
+            EXPECT_EQ(bytes_of({net->w.grad()}), bytes_of({bits}));
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Legal, WhatAllRanksDoAlike) {
+  for (const auto& options : std::vector<DdpOptions>{{},
+                                                     {.bucket_cap_mb = kTinyBucket},
+                                                     {.gradient_as_bucket_view = false},
+                                                     {.find_unused_parameters = true},
+                                                     {.bucket_cap_mb = 0.00001,
+                                                     .find_unused_parameters = true,
+                                                     .skip_all_reduce_unused_params = true}}) {
+    expect_legal(options, nothing);
+    expect_legal(options, [](Model& model, int, int step) {
+      model.module()->second->bias.requires_grad_(step % 2 == 0);
+      return true;
+    });
+    expect_legal(options, [](Model&, int, int step) { return step % 3 == 2; });
+  }
+  expect_legal({.static_graph = true}, nothing);
+}
+
+// As programs have it that evaluate averaged weights on one rank.
+TEST(Legal, ParametersSwappedInAndOutOnOneRank) {
+  for (const bool in_place : {true, false}) {
+    expect_legal({}, [=](Model& model, int rank, int step) {
+      if (rank != 0 || step % 2 == 0) return true;
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model.parameters()) {
+        const auto own = parameter.clone();
+        in_place ? parameter.zero_() : (parameter.set_data(torch::zeros_like(parameter)), own);
+        in_place ? parameter.copy_(own) : (parameter.set_data(own), own);
+      }
+      return true;
+    });
+  }
+}
+
+TEST(Legal, DifferentParametersUsedWhereOptionsLetThem) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(3, backend, [](int rank, int) {
+      torch::manual_seed(1);
+      DistributedDataParallel model(Branches{}, {.find_unused_parameters = true});
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      for (int step = 0; step < kSteps; ++step) {
+        sgd.zero_grad();
+        model(torch::ones({1, 9}), step % 3 == rank).sum().backward();
+        sgd.step();
+      }
+    });
+  }
+}
+
+TEST(Legal, DifferentNumbersOfMicroBatchesWithSamples) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(3, backend, [](int rank, int) {
+      Model model(make_net(at::kDouble), {.average = Average::samples});
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      for (int step = 0; step < kSteps; ++step) {
+        sgd.zero_grad();
+        for (int micro = 0; micro <= rank; ++micro) {
+          const auto guard = model.no_sync(micro < rank);
+          const auto x = batch_of(rank, 10 * step + micro, at::kDouble);
+          model.set_samples(rank + 1);
+          loss_of(model(x), x).backward();
+        }
+        sgd.step();
+      }
+    });
+  }
+}
+
+// Ranks that have joined neither change their models nor freeze anything.
+TEST(Legal, JoinWhoseLaterStepsFreezeMore) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(3, backend, [](int rank, int) {
+      Model model(make_net(at::kDouble));
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        model.join([&] {
+          for (int step = 0; step < 2 + 2 * rank; ++step) {
+            model.module()->second->bias.requires_grad_(step < 3);
+            const auto x = batch_of(rank, step, at::kDouble);
+            const auto guard = model.no_sync(step % 2 == 0);
+            loss_of(model(x), x).backward();
+            if (step % 2 == 0) continue;
+            sgd.step();
+            sgd.zero_grad();
+          }
+        });
+        model.module()->second->bias.requires_grad_(true);
+        const auto all = all_gather_bytes(bytes_of(model.parameters()));
+        for (const auto& one : all) EXPECT_EQ(one, all[0]);
+      }
+      train(model, rank, nothing);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace paceline
