@@ -78,6 +78,37 @@ std::optional<Environment::Terminal> parse_terminal(const std::vector<std::int64
   return Environment::Terminal{static_cast<int>(numbers[0]), {numbers.begin() + 1, numbers.end()}};
 }
 
+std::optional<Environment::OtherLauncher> find_other_launcher(const Reader& read) {
+  struct Names {
+    const char* size;
+    const char* rank;
+    const char* local_rank;
+    const char* condition;  // must be set too; null: nothing
+  };
+  // The first that is set decides: mpirun in a Slurm job starts its daemons by srun, and ranks see
+  // the daemons' step. sbatch alone counts the tasks of the job, of which a script is none.
+  constexpr Names kLaunchers[] = {
+      {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr},
+      {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", nullptr},
+      {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID"},
+      {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID"}};
+  for (const Names& names : kLaunchers) {
+    const auto size = read.text(names.size);
+    if (!size || (names.condition != nullptr && !read.text(names.condition))) continue;
+    if (*size == "1") return std::nullopt;
+    return Environment::OtherLauncher{fmt::format("{}={}, {}={}", names.size, *size, names.rank,
+                                                  read.text(names.rank).value_or("")),
+                                      fmt::format("RANK=${}, WORLD_SIZE=${}, LOCAL_RANK=${}",
+                                                  names.rank, names.size, names.local_rank)};
+  }
+  // PMIx has no variable for the size.
+  if (const auto rank = read.text("PMIX_RANK")) {
+    return Environment::OtherLauncher{fmt::format("PMIX_RANK={}", *rank),
+                                      "RANK=$PMIX_RANK, WORLD_SIZE=<number of processes>"};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Environment parse_environment(const Getenv& getenv) {
@@ -93,6 +124,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
+  result.other_launcher = find_other_launcher(read);
   result.links = read.integers<int>("PACELINE_LINKS");
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
   result.terminal = parse_terminal(read.integers<std::int64_t>("PACELINE_TERMINAL"));

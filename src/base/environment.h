@@ -23,6 +23,14 @@ struct Environment {
   std::optional<int> restart_count;        // TORCHELASTIC_RESTART_COUNT
   std::optional<std::string> error_file;   // TORCHELASTIC_ERROR_FILE
 
+  // Set where another launcher (mpirun, srun, ...) says that this is one of several processes, or
+  // does not say of how many.
+  struct OtherLauncher {
+    std::string found;    // "OMPI_COMM_WORLD_SIZE=2, OMPI_COMM_WORLD_RANK=1"
+    std::string mapping;  // "RANK=$OMPI_COMM_WORLD_RANK, WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
+  };
+  std::optional<OtherLauncher> other_launcher;
+
   // PACELINE_LINKS, set by `paceline run`: inherited Unix seqpacket sockets, comma separated. Rank
   // 0 has one for each other rank, in order; each other rank has the one that leads to rank 0.
   std::vector<int> links;
