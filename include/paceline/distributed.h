@@ -22,13 +22,16 @@ struct InitOptions {
   // Where the ranks meet, unless `store` is given:
   //   env://             what the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR,
   //                      MASTER_PORT); under `paceline run` that is inherited, and opens no port.
-  //                      With none of RANK and WORLD_SIZE set, a world of one.
+  //                      With none of RANK and WORLD_SIZE set, a world of one; UsageError if
+  //                      mpirun, srun or the like started several processes.
   //   tcp://host:port    rank 0 listens there, and only there
   //   file:///path       a file on a file system with locks that all ranks see. It must be gone
-  //                      before a job starts; ranks that are killed leave it behind.
+  //                      before a job starts; ranks that are killed leave it behind, and those
+  //                      that find it throw UsageError.
   // tcp:// and file:// take ?rank=R&world_size=N as well.
   std::string init_method = "env://";
-  // How long joining, and later each collective call, may take before it throws Timeout.
+  // How long reaching the store, then meeting the other ranks there, and later each collective call
+  // may take before it throws Timeout.
   std::chrono::milliseconds timeout = 30min;
   // -1: from the init method.
   int world_size = -1;

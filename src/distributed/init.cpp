@@ -43,17 +43,12 @@ void check_timeout(std::chrono::milliseconds timeout) {
   throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
 }
 
-std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, int count) {
-  distributed::find_backend(options.backend);
-  check_timeout(options.timeout);
-  const auto& environment = base::environment();
-  const auto plan = distributed::plan_rendezvous(options, environment);
-  auto meeting = distributed::rendezvous(plan, options, environment, count == 0);
+std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distributed::Plan& plan,
+                                        int attempt) {
+  auto meeting = distributed::rendezvous(plan, options, base::environment(), attempt);
 
   auto world = std::make_unique<ActiveWorld>();
-  // Each attempt and each world of a process has keys of its own in a store that outlives it.
-  world->store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), count), meeting.store);
+  world->store = meeting.store;
   world->backend = options.backend;
   world->timeout = options.timeout;
   world->staging_bytes = options.staging_bytes;
@@ -106,15 +101,20 @@ World::~World() {
 World init_process_group(InitOptions options) {
   auto& state = ProcessState::instance();
   state.abort_put_off();
-  int count = 0;
+  distributed::find_backend(options.backend);
+  check_timeout(options.timeout);
+  distributed::Plan plan;
+  int attempt = 0;
   {
     std::lock_guard lock(state.mutex);
     if (state.world) {
       throw UsageError("init_process_group was called twice: destroy the first World before");
     }
-    count = state.inits++;
+    // Throws before it counts: ranks that do not call it with wrong options count alike.
+    plan = distributed::plan_rendezvous(options, base::environment(), state.inits == 0);
+    attempt = state.inits++;
   }
-  auto world = form_world(options, count);
+  auto world = form_world(options, plan, attempt);
   base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", world->group->getRank(),
             world->group->getSize(), options.backend, options.init_method);
   trace::Timeline::start(world->group->getRank(), world->group->getSize());

@@ -3,18 +3,27 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <torch/csrc/distributed/c10d/exception.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <array>
 #include <charconv>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <thread>
 
+#include "base/deadline.h"
 #include "base/errno_error.h"
+#include "distributed/store_calls.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -88,9 +97,33 @@ void read_address(const Url& url, const std::string& method, Plan& plan) {
                            "init_method '" + method + "', port", 65535);
 }
 
-void read_environment(const base::Environment& environment, Plan& plan) {
+// For env:// with neither RANK nor WORLD_SIZE, as an option or a variable.
+void check_alone(const base::Environment& environment) {
+  if (!environment.other_launcher) return;
+  throw UsageError(fmt::format(
+      "init_process_group: this looks like one of several processes ({}), but RANK and WORLD_SIZE "
+      "are not set, and each process would train alone. Start the program with `paceline run`, or "
+      "set {}, MASTER_ADDR=<rank 0's machine> and MASTER_PORT=<a free port there> for each "
+      "process. For a process that is to be alone, call init_process_group({{.world_size = 1, "
+      ".rank = 0}})",
+      environment.other_launcher->found, environment.other_launcher->mapping));
+}
+
+void read_environment(const base::Environment& environment, bool first, Plan& plan) {
+  if (plan.size == 1) return;  // alone: nobody to meet
   if (environment.store_fd) {
     plan.means = Plan::Means::inherited;
+    plan.path = fmt::format("/proc/self/fd/{}", *environment.store_fd);
+    plan.take_links = first;
+    if (first && (plan.rank != environment.rank.value_or(plan.rank) ||
+                  plan.size != environment.world_size.value_or(plan.size))) {
+      throw UsageError(
+          fmt::format("init_process_group was asked for rank {} of {}, but `paceline run` started "
+                      "this process as rank {} of {} (RANK, WORLD_SIZE): leave .rank and "
+                      ".world_size out, or give an init_method or a store where such ranks meet",
+                      plan.rank, plan.size, environment.rank.value_or(plan.rank),
+                      environment.world_size.value_or(plan.size)));
+    }
     return;
   }
   plan.means = Plan::Means::tcp;
@@ -102,7 +135,8 @@ void read_environment(const base::Environment& environment, Plan& plan) {
   }
   plan.host = *environment.master_addr;
   plan.port = *environment.master_port;
-  plan.serve = plan.rank == 0 && !environment.use_agent_store;
+  plan.agent = environment.use_agent_store;
+  plan.serve = plan.rank == 0 && !plan.agent;
 }
 
 struct AddressListDeleter {
@@ -137,28 +171,120 @@ base::UniqueFd listen_at(const std::string& host, int port) {
   return socket;
 }
 
-c10::intrusive_ptr<c10d::Store> connect_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+StorePtr open_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(plan.port);
   options.isServer = plan.serve;
   options.waitWorkers = false;
   options.timeout = timeout;
-  base::UniqueFd listener;
-  if (plan.serve) {
-    listener = listen_at(plan.host, plan.port);
-    options.masterListenFd = listener.get();
-  }
-  auto store = translate(
-      fmt::format("rank {} cannot reach the rendezvous at {}:{}", plan.rank, plan.host, plan.port)
-          .c_str(),
-      [&] { return c10::make_intrusive<c10d::TCPStore>(plan.host, options); });
-  listener.release();  // the store's server owns it now
-  return store;
+  // The store owns the listener, also if its constructor throws, as far as can be told: one that is
+  // lost is better than one that is closed twice.
+  if (plan.serve) options.masterListenFd = listen_at(plan.host, plan.port).release();
+  return c10::make_intrusive<c10d::TCPStore>(plan.host, options);
 }
 
-c10::intrusive_ptr<c10d::Store> open_file(const std::string& path, int size) {
-  return translate(("cannot use " + path + " for the rendezvous").c_str(),
-                   [&] { return c10::make_intrusive<c10d::FileStore>(path, size); });
+// Whether the descriptor holds what c10d::FileStore writes: keys and values in turn, each after its
+// length, of which the first is a count. It reads others for ever, or as long as it can allocate.
+bool holds_store(int fd) {
+  constexpr std::string_view kFirstKey = "refcount/";
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return false;
+  std::array<char, kFirstKey.size()> first{};
+  off_t at = 0;
+  bool is_key = true;
+  for (std::uint32_t length = 0; at < status.st_size; is_key = !is_key) {
+    if (::pread(fd, &length, sizeof(length), at) != sizeof(length)) return false;
+    at += static_cast<off_t>(sizeof(length));
+    if (at == sizeof(length) &&
+        (length != first.size() || ::pread(fd, first.data(), first.size(), at) != first.size() ||
+         std::string_view(first.data(), first.size()) != kFirstKey)) {
+      return false;
+    }
+    at += static_cast<off_t>(length);
+  }
+  return at == status.st_size && is_key;
+}
+
+// FileStore itself would retry what fails, and wait for locks.
+void check_file(const Plan& plan, const std::string& what, const base::Deadline& deadline) {
+  const base::UniqueFd file(
+      ::open(plan.path.c_str(), O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0644));
+  if (!file) throw base::errno_error("cannot use " + what + " for the rendezvous");
+  while (::flock(file.get(), LOCK_SH | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) throw base::errno_error("cannot lock " + what);
+    if (deadline.expired()) {
+      throw Timeout(fmt::format("{} stayed locked for the timeout of {} s by another process, "
+                                "which may be stopped; this is rank {} of {}",
+                                what, deadline.budget().count() / 1000.0, plan.rank, plan.size),
+                    {}, "connect", 0);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (!holds_store(file.get())) {
+    throw UsageError(what +
+                     " is not a file that ranks have met at (c10d::FileStore): give the path of "
+                     "one that does not exist yet, or remove it if a job that was killed left it");
+  }
+}
+
+// A file outlives the ranks that are killed. Then they have counted themselves here.
+void claim_rank(c10d::Store& store, const Plan& plan) {
+  if (store.add(fmt::format("claimed/{}", plan.rank), 1) == 1) return;
+  throw UsageError(
+      fmt::format("file://{} has been joined by a rank {} before: an earlier job that was killed "
+                  "left the file, or two processes have the same rank. Remove the file before a "
+                  "job starts (rm {})",
+                  plan.path, plan.rank, plan.path));
+}
+
+StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::milliseconds timeout,
+                    const std::string& prefix, const base::Deadline& deadline) {
+  const auto with_prefix = [&](StorePtr store) {
+    store->setTimeout(timeout);
+    return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
+  };
+  switch (plan.means) {
+    case Plan::Means::given_store:
+      return with_prefix(given);
+    case Plan::Means::alone:
+      break;
+    case Plan::Means::inherited:
+      check_file(plan, fmt::format("{} (PACELINE_STORE_FD, from `paceline run`)", plan.path),
+                 deadline);
+      return with_prefix(c10::make_intrusive<c10d::FileStore>(plan.path, plan.size));
+    case Plan::Means::tcp:
+      return with_prefix(open_tcp(plan, timeout));
+    case Plan::Means::file: {
+      check_file(plan, "file://" + plan.path, deadline);
+      auto store = with_prefix(c10::make_intrusive<c10d::FileStore>(plan.path, plan.size));
+      claim_rank(*store, plan);
+      return store;
+    }
+  }
+  return with_prefix(c10::make_intrusive<c10d::HashStore>());
+}
+
+// Who has to serve the store, if it is a rank.
+std::vector<int> server_of(const Plan& plan) {
+  const bool by_rank_0 = plan.means == Plan::Means::tcp && !plan.agent && !plan.serve;
+  return by_rank_0 ? std::vector<int>{0} : std::vector<int>{};
+}
+
+std::string place_of(const Plan& plan) {
+  switch (plan.means) {
+    case Plan::Means::given_store:
+      return "the store that was given";
+    case Plan::Means::tcp:
+      return fmt::format("the rendezvous at {}:{}, which {} serves,", plan.host, plan.port,
+                         plan.agent ? "the launcher" : "rank 0");
+    case Plan::Means::alone:
+    case Plan::Means::inherited:
+    case Plan::Means::file:
+      break;
+  }
+  return "the rendezvous at file://" + plan.path;
 }
 
 void take_links(const base::Environment& environment, Rendezvous& result) {
@@ -181,7 +307,7 @@ void take_links(const base::Environment& environment, Rendezvous& result) {
 
 }  // namespace
 
-Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment) {
+Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
   Plan plan;
   Url url;
   if (options.store) {
@@ -193,7 +319,10 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
     url = parse_url(options.init_method);
     const bool unlaunched =
         !environment.rank && !environment.world_size && options.rank < 0 && options.world_size < 0;
-    if (url.scheme == "env" && unlaunched) return plan;
+    if (url.scheme == "env" && unlaunched) {
+      check_alone(environment);
+      return plan;
+    }
   }
   plan.rank = resolve(options.rank, url, "rank", environment.rank, "RANK", options.init_method);
   plan.size = resolve(options.world_size, url, "world_size", environment.world_size, "WORLD_SIZE",
@@ -204,7 +333,7 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   }
   if (options.store) return plan;
   if (url.scheme == "env") {
-    read_environment(environment, plan);
+    read_environment(environment, first, plan);
   } else if (url.scheme == "tcp") {
     plan.means = Plan::Means::tcp;
     plan.serve = plan.rank == 0;
@@ -224,29 +353,41 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
 }
 
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
-                      const base::Environment& environment, bool first) {
+                      const base::Environment& environment, int attempt) {
   Rendezvous result{plan.rank, plan.size, nullptr, {}, ""};
-  switch (plan.means) {
-    case Plan::Means::given_store:
-      result.store = options.store;
-      break;
-    case Plan::Means::alone:
-      result.store = c10::make_intrusive<c10d::HashStore>();
-      break;
-    case Plan::Means::inherited:
-      result.store = open_file(fmt::format("/proc/self/fd/{}", *environment.store_fd), plan.size);
-      if (first && plan.size > 1) take_links(environment, result);
-      result.host = "127.0.0.1";
-      break;
-    case Plan::Means::tcp:
-      result.store = connect_tcp(plan, options.timeout);
-      if (is_loopback(plan.host)) result.host = plan.host;
-      break;
-    case Plan::Means::file:
-      result.store = open_file(plan.path, plan.size);
-      break;
+  // Each attempt and each world of a process has keys of its own in a store that outlives it.
+  const std::string prefix =
+      fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), attempt);
+  const auto deadline = base::Deadline::after(options.timeout);
+  const auto too_late = [&] {
+    const char* const advice = plan.means == Plan::Means::tcp
+                                   ? ": see that it runs and that nothing else holds the port"
+                                   : "";
+    return Timeout(
+        fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}{}",
+                    place_of(plan), deadline.budget().count() / 1000.0, plan.rank, plan.size,
+                    advice),
+        server_of(plan), "connect", 0);
+  };
+  try {
+    const auto opened =
+        call_store(deadline, [=, given = options.store, timeout = options.timeout](const auto&) {
+          return open_store(plan, given, timeout, prefix, deadline);
+        });
+    if (!opened) throw too_late();
+    result.store = *opened;
+  } catch (const c10d::TimeoutError&) {
+    throw too_late();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    throw Error(fmt::format("rank {} of {} cannot use {}: {}", plan.rank, plan.size, place_of(plan),
+                            current_exception_text()));
   }
-  result.store->setTimeout(options.timeout);
+  if (plan.take_links) take_links(environment, result);
+  const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited;
+  if (here) result.host = "127.0.0.1";
+  if (is_loopback(plan.host)) result.host = plan.host;
   return result;
 }
 

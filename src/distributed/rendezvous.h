@@ -16,9 +16,9 @@ namespace paceline::distributed {
 struct Rendezvous {
   int rank = 0;
   int size = 1;
-  c10::intrusive_ptr<c10d::Store> store;
-  std::vector<base::UniqueFd> links;  // see BackendRequest
-  std::string host;                   // see BackendRequest
+  c10::intrusive_ptr<c10d::Store> store;  // its keys are this attempt's own
+  std::vector<base::UniqueFd> links;      // see BackendRequest
+  std::string host;                       // see BackendRequest
 };
 
 // What options and environment say, checked, without touching anything.
@@ -30,14 +30,18 @@ struct Plan {
   std::string host;
   int port = 0;
   bool serve = false;  // this rank runs the store's server
+  bool agent = false;  // the launcher does
   std::string path;
+  bool take_links = false;  // the inherited ones, which serve only once
 };
 
-// Throws UsageError naming the option or variable that is missing or makes no sense.
-Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment);
+// Throws UsageError naming the option or variable that is missing or makes no sense. `first` says
+// that this is the process's first.
+Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first);
 
-// Carries it out. `first` says that this is the process's first: inherited links serve only once.
+// Carries it out, within the options' timeout. Each process numbers its attempts alike, from 0.
+// Throws Timeout if the store cannot be used in time.
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
-                      const base::Environment& environment, bool first);
+                      const base::Environment& environment, int attempt);
 
 }  // namespace paceline::distributed

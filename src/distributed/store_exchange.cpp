@@ -1,15 +1,23 @@
 #include "distributed/store_exchange.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <paceline/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <iterator>
+#include <numeric>
+#include <sstream>
 #include <thread>
+#include <utility>
 
+#include "distributed/store_calls.h"
 #include "distributed/translate.h"
 #include "node/failure.h"
+#include "node/join.h"
 
 namespace paceline::distributed {
 
@@ -22,46 +30,115 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{20};
 
-}  // namespace
+// One all-gather, for a thread of its own: so it owns what it needs.
+class Gathering {
+ public:
+  Gathering(const BackendRequest& request, std::string blob, const base::Deadline& deadline)
+      : store_(request.store),
+        rank_(request.rank),
+        size_(request.size),
+        blob_(std::move(blob)),
+        deadline_(deadline) {}
 
-// False if the deadline passes before all keys are there.
-bool StoreExchange::wait_for(const std::vector<std::string>& keys,
-                             const base::Deadline& deadline) const {
-  for (auto pause = kFirstPause; !request_.store->check(keys);
-       pause = std::min(2 * pause, kLongestPause)) {
-    request_.check_peers();
-    if (deadline.expired()) return request_.store->check(keys);  // after all, perhaps
-    std::this_thread::sleep_for(pause);
+  struct Answer {
+    std::vector<std::string> blobs;
+    std::vector<int> missing;
+  };
+
+  Answer operator()(const std::atomic<bool>& cancelled) const {
+    const auto keys = keys_of("rank", every_rank());
+    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
+    const bool all_came = translate("waiting for the other ranks", [&] {
+      return wait_for(
+          keys, [&] { return cancelled || deadline_.expired() || store_->check({kMissing}); });
+    });
+    Answer answer;
+    if (!all_came) {
+      if (cancelled && !deadline_.expired())
+        return answer;  // check_peers knows more, and has thrown
+      answer.missing = translate("asking the store who has come", [&] { return find_missing(); });
+    }
+    if (!answer.missing.empty()) return answer;
+    translate("reading the other ranks' addresses from the store", [&] {
+      for (const auto& one : keys) answer.blobs.push_back(store_->get_to_str(one));
+    });
+    return answer;
   }
-  return true;
-}
+
+ private:
+  // Who is missing, once a rank has given up.
+  static constexpr const char* kMissing = "missing";
+  static std::string key(const char* what, int rank) { return fmt::format("{}{}", what, rank); }
+  static std::vector<std::string> keys_of(const char* what, const std::vector<int>& ranks) {
+    std::vector<std::string> keys;
+    for (const int rank : ranks) keys.push_back(key(what, rank));
+    return keys;
+  }
+  std::vector<int> every_rank() const {
+    std::vector<int> ranks(static_cast<std::size_t>(size_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+
+  // False if it is time to give up before all keys are there.
+  template <typename GiveUp>
+  bool wait_for(const std::vector<std::string>& keys, GiveUp give_up) const {
+    for (auto pause = kFirstPause; !store_->check(keys);
+         pause = std::min(2 * pause, kLongestPause)) {
+      if (give_up()) return false;
+      std::this_thread::sleep_for(pause);
+    }
+    return true;
+  }
+
+  // The first rank that gives up decides for all, which may have begun to wait later.
+  std::vector<int> find_missing() const {
+    std::vector<int> missing;
+    std::vector<int> waiting;
+    if (store_->check({kMissing})) {
+      std::istringstream ranks(store_->get_to_str(kMissing));
+      for (int rank = 0; ranks >> rank;) missing.push_back(rank);
+    } else {
+      for (const int rank : every_rank()) {
+        if (!store_->check({key("rank", rank)})) missing.push_back(rank);
+      }
+      if (missing.empty()) return {};  // they all came at the last moment
+      store_->set(kMissing, fmt::format("{}", fmt::join(missing, " ")));
+    }
+    store_->set(key("heard", rank_), "");
+    // Rank 0 may serve the store, and the others look into it until they have heard.
+    if (rank_ == 0) {
+      std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
+      const auto soon = base::Deadline::after(node::kVerdict);
+      static_cast<void>(wait_for(keys_of("heard", waiting), [&] { return soon.expired(); }));
+    }
+    return missing;
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int size_;
+  std::string blob_;
+  base::Deadline deadline_;
+};
+
+}  // namespace
 
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
-  const auto key = [](int rank) { return fmt::format("rank{}", rank); };
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < size(); ++rank) keys.push_back(key(rank));
-  translate("announcing this rank in the store", [&] { request_.store->set(key(rank()), blob); });
-  if (!translate("waiting for the other ranks", [&] { return wait_for(keys, deadline); })) {
-    const node::RankNumbers numbers(request_.world_ranks);
-    std::vector<int> missing;
-    translate("asking the store who has come", [&] {
-      for (int rank = 0; rank < size(); ++rank) {
-        if (!request_.store->check({key(rank)})) missing.push_back(numbers.of(rank));
-      }
-    });
-    throw Timeout(
-        fmt::format(
-            "{} did not come to the rendezvous within the timeout of {} s; this is rank {} of {}",
-            node::describe_ranks(missing), deadline.budget().count() / 1000.0, numbers.of(rank()),
-            size()),
-        missing, "connect", 0);
+  auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
+  if (answer && answer->missing.empty()) return std::move(answer->blobs);
+  const node::RankNumbers numbers(request_.world_ranks);
+  std::vector<int> missing;
+  if (answer) {
+    for (const int rank : answer->missing) missing.push_back(numbers.of(rank));
   }
-  std::vector<std::string> blobs;
-  translate("reading the other ranks' addresses from the store", [&] {
-    for (const auto& one : keys) blobs.push_back(request_.store->get_to_str(one));
-  });
-  return blobs;
+  throw Timeout(
+      fmt::format("{} within the timeout of {} s; this is rank {} of {}",
+                  answer ? node::describe_ranks(missing) + " did not come to the rendezvous"
+                         : describe_store(*request_.store) + " did not answer",
+                  deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
+      missing, "connect", 0);
 }
 
 }  // namespace paceline::distributed

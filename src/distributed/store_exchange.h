@@ -1,5 +1,9 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
 #include "distributed/backend.h"
 #include "node/exchange.h"
 
@@ -17,8 +21,6 @@ class StoreExchange final : public node::Exchange {
                                       const base::Deadline& deadline) override;
 
  private:
-  bool wait_for(const std::vector<std::string>& keys, const base::Deadline& deadline) const;
-
   const BackendRequest& request_;
 };
 

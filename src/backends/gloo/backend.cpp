@@ -5,7 +5,9 @@
 
 #include <paceline/error.h>
 
+#include "base/deadline.h"
 #include "distributed/backend.h"
+#include "distributed/store_exchange.h"
 
 namespace paceline::backends {
 namespace {
@@ -19,6 +21,8 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
                     "buffers, only paceline has",
                     *request.staging_bytes, request.group_name));
   }
+  // Gloo waits for ranks that are missing, too, but does not say which they are.
+  distributed::StoreExchange(request).all_gather("here", base::Deadline::after(request.timeout));
   auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
   const bool interface_given = std::getenv("GLOO_SOCKET_IFNAME") != nullptr;
   options->devices.push_back(request.host.empty() || interface_given

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/signals_blocked.h"
+
+namespace paceline::distributed {
+
+// Runs `body(cancelled)` on a thread of its own and returns its result, or nothing if there is none
+// at the deadline: constructors and calls of c10d's stores may block for ever, whatever timeout the
+// store has. `meanwhile` is called on the caller's thread every few milliseconds, and may throw.
+//
+// Once `cancelled`, an atomic bool, is set the body should return. If the store blocks it, it is
+// abandoned: its thread goes on until the store returns, so `body` must own all it uses.
+template <typename Body>
+auto call_store(
+    const base::Deadline& deadline, Body body, const std::function<void()>& meanwhile = [] {})
+    -> std::optional<std::invoke_result_t<Body, const std::atomic<bool>&>> {
+  using Result = std::invoke_result_t<Body, const std::atomic<bool>&>;
+  constexpr std::chrono::milliseconds kPause{20};
+  // For what the store has to say at the same deadline.
+  constexpr std::chrono::milliseconds kLastWord{500};
+
+  const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  std::packaged_task<Result()> task(
+      [cancelled, body = std::move(body)]() mutable { return body(*cancelled); });
+  std::future<Result> result = task.get_future();
+  std::thread thread = [&] {
+    const base::SignalsBlocked blocked;
+    return std::thread(std::move(task));
+  }();
+  const auto ended_within = [&](std::chrono::milliseconds time) {
+    return result.wait_for(time) == std::future_status::ready;
+  };
+  std::exception_ptr thrown;
+  try {
+    while (!ended_within(std::min(kPause, deadline.remaining())) && !deadline.expired()) {
+      meanwhile();
+    }
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  *cancelled = true;
+  const bool ended = ended_within(kLastWord);
+  if (ended) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+  if (thrown) std::rethrow_exception(thrown);
+  if (!ended) return std::nullopt;
+  return result.get();
+}
+
+// "the store at tcp://127.0.0.1:29500", "the store at file:///tmp/store", "the store".
+std::string describe_store(c10d::Store& store);
+
+}  // namespace paceline::distributed
