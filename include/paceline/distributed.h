@@ -66,11 +66,6 @@ class World {
 // naming those that ended meanwhile.
 [[nodiscard]] World init_process_group(InitOptions options = {});
 
-// Leaves: no further calls are possible until the next init_process_group. Waits for this rank's
-// own asynchronous operations, not for the others to leave. The World object, if it still exists,
-// does nothing then. Without a world it does nothing.
-void destroy_process_group();
-
 bool is_initialized();
 bool is_paceline_available();
 bool is_gloo_available();
@@ -106,6 +101,14 @@ class ProcessGroup {
 // call it, with the same arguments and in the same order. Group ranks follow the order of world
 // ranks, as in PyTorch.
 [[nodiscard]] ProcessGroup new_group(std::vector<int> ranks = {}, const GroupOptions& options = {});
+
+// Leaves the group, without an argument the world and all of its groups: no further calls are
+// possible. Waits for this rank's own asynchronous operations, not for the others to leave. Memory
+// and descriptors of the group go at once, but for what tensors allocated in it, models of
+// DistributedDataParallel over it and Work objects keep; those refuse further steps. Throws
+// UsageError for a group that is not of new_group or has been destroyed. Does nothing without a
+// world, where the World object has been left already, and on ranks that are no members.
+void destroy_process_group(const ProcessGroup& group = {});
 
 // Before init_process_group, and in a world of one, these answer from the launcher's environment;
 // without a launcher, rank 0 of 1.

@@ -5,6 +5,10 @@
 #include <paceline/error.h>
 
 #include <map>
+#include <thread>
+
+#include "base/deadline.h"
+#include "node/join.h"
 
 namespace paceline::distributed {
 namespace {
@@ -20,6 +24,16 @@ void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed) {
   const auto backend = group.getDefaultBackend();
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
     ours->check_peers(needed, {"new_group", 0});
+  }
+}
+
+void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed) {
+  const auto backend = group.getDefaultBackend();
+  auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get());
+  const auto deadline = base::Deadline::after(node::kVerdict);
+  while (ours != nullptr && !deadline.expired()) {
+    ours->check_peers(needed, {"new_group", 0});
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

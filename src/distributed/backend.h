@@ -60,6 +60,9 @@ struct BackendKind {
 
 // Asks the group's backend, if it is one that can tell.
 void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
+// The same once a peer is known to be lost: a process closes its files before it counts as ended,
+// so this asks for a while. Returns if the backend has found nothing then.
+void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
 // Each folder of src/backends registers itself when the library is loaded.
 bool register_backend(const std::string& name, BackendKind kind);

@@ -65,11 +65,23 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distri
   return world;
 }
 
-ActiveWorld& active_world() {
+// `lock` holds the state's mutex; not after an exception.
+ActiveWorld& active_world(std::unique_lock<std::mutex>& lock) {
   auto& state = ProcessState::instance();
   if (state.world) return *state.world;
+  lock.unlock();
   state.abort_put_off();
   throw UsageError("there is no world: call init_process_group first, and keep its World alive");
+}
+
+// Throws UsageError for a group of which destroy_process_group has left nothing but its ranks.
+void check_not_destroyed(const c10d::ProcessGroup& group) {
+  if (group.getStore()) return;
+  try {
+    static_cast<void>(group.getDefaultBackend());
+  } catch (const c10::Error&) {
+    throw UsageError("the group has no backend any more: destroy_process_group has ended it");
+  }
 }
 
 }  // namespace
@@ -123,8 +135,12 @@ World init_process_group(InitOptions options) {
   return {};
 }
 
-void destroy_process_group() {
-  ProcessState::instance().leave();
+void destroy_process_group(const ProcessGroup& group) {
+  auto& state = ProcessState::instance();
+  if (!group.is_member() || !is_initialized()) return;
+  const auto target = group.c10d();
+  if (target == ProcessGroup().c10d()) return state.leave();
+  state.leave(target);
 }
 
 bool is_initialized() {
@@ -147,16 +163,17 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group)
 
 c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
   if (!member_) throw UsageError("this rank is no member of the group");
-  if (group_) return group_;
-  auto& state = ProcessState::instance();
-  std::lock_guard lock(state.mutex);
-  return active_world().group;
+  if (group_) {
+    check_not_destroyed(*group_);
+    return group_;
+  }
+  std::unique_lock lock(ProcessState::instance().mutex);
+  return active_world(lock).group;
 }
 
 ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
-  auto& state = ProcessState::instance();
-  std::unique_lock lock(state.mutex);
-  ActiveWorld& world = active_world();
+  std::unique_lock lock(ProcessState::instance().mutex);
+  ActiveWorld& world = active_world(lock);
   const int size = world.group->getSize();
   if (ranks.empty()) {
     ranks.resize(static_cast<std::size_t>(size));
@@ -191,10 +208,18 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   if (!request.staging_bytes && backend == world.backend) {
     request.staging_bytes = world.staging_bytes;
   }
+  const auto whole = world.group;
   lock.unlock();
-  group.group_ = make_group(backend, std::move(request));
+  try {
+    group.group_ = make_group(backend, std::move(request));
+  } catch (const PeerLost&) {
+    // The world knows the cause, and tells it to all ranks in the same words.
+    distributed::await_loss(*whole, ranks);
+    throw;
+  }
   lock.lock();
-  active_world().groups.push_back({group.group_, backend, std::move(ranks)});
+  active_world(lock).groups.push_back({group.group_, backend, std::move(ranks)});
+  lock.unlock();
   return group;
 }
 

@@ -11,12 +11,14 @@ namespace paceline::distributed {
 namespace {
 
 template <typename Body>
+void for_each_backend(c10d::ProcessGroup& group, Body&& body) {
+  for (const auto& device : group.getDeviceTypes()) body(*group.getBackend(device.type()));
+}
+
+template <typename Body>
 void for_each_backend(const ActiveWorld& world, Body&& body) {
-  const auto visit = [&](const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-    for (const auto& device : group->getDeviceTypes()) body(*group->getBackend(device.type()));
-  };
-  for (const auto& member : world.groups) visit(member.group);
-  visit(world.group);
+  for (const auto& member : world.groups) for_each_backend(*member.group, body);
+  for_each_backend(*world.group, body);
 }
 
 void shut_down(const ActiveWorld& world) noexcept {
@@ -50,6 +52,24 @@ ProcessState& ProcessState::instance() {
   return *state;
 }
 
+void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  ActiveWorld::Member ending;
+  {
+    std::lock_guard lock(mutex);
+    auto& groups = world->groups;
+    const auto found =
+        std::ranges::find(groups, group, [](const auto& member) { return member.group; });
+    if (found == groups.end()) {
+      throw UsageError(
+          "destroy_process_group of a group that new_group did not make in this world");
+    }
+    ending = std::move(*found);
+    groups.erase(found);
+  }
+  for_each_backend(*group, [](c10d::Backend& backend) { backend.shutdown(); });
+  group->release_resources();
+}
+
 void ProcessState::leave() noexcept {
   std::unique_ptr<ActiveWorld> ending;
   {
@@ -75,8 +95,12 @@ void ProcessState::put_off_abort() noexcept {
 }
 
 void ProcessState::abort_put_off(const std::string& text) noexcept {
-  if (aborting_) abort_world(*aborting_, text);
-  aborting_.reset();
+  std::unique_ptr<ActiveWorld> ending;
+  {
+    std::lock_guard lock(mutex);
+    ending = std::move(aborting_);
+  }
+  if (ending) abort_world(*ending, text);
 }
 
 void ProcessState::exit_record(const std::string& exception_text) noexcept {

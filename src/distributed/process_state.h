@@ -32,11 +32,15 @@ class ProcessState {
  public:
   static ProcessState& instance();
 
-  // Null without a world. Guarded by `mutex`.
+  // Null without a world. Guarded by `mutex`, under which no backend may be destroyed: that waits
+  // for callbacks, which may want it.
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
 
+  // Ends a group of new_group's, and with it the use of its handles. Throws UsageError if the world
+  // has no such group.
+  void leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
   // Ends the world, if there is one: in good order, or with an exception's text for the peers.
   void leave() noexcept;
   void abort(const std::string& text) noexcept;
@@ -55,7 +59,7 @@ class ProcessState {
   void abort_put_off(const std::string& text) noexcept;
 
   int record_depth_ = 0;
-  std::unique_ptr<ActiveWorld> aborting_;
+  std::unique_ptr<ActiveWorld> aborting_;  // guarded by `mutex`
 };
 
 // The rank in `group` of a rank of the world. Throws UsageError if it is none of its members.

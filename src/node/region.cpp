@@ -198,6 +198,7 @@ Region::~Region() {
 
 void Region::depart() noexcept {
   if (in_forked_child()) return;
+  departed_ = true;
   publish(state(rank_).departed, 1);
 }
 
@@ -420,6 +421,10 @@ void Region::check_usable(const Activity& activity) const {
                     activity.operation, numbers().of(rank_)));
   }
   if (failed()) throw_recorded(activity);
+  if (departed_) {
+    throw UsageError(
+        fmt::format("{} on group {}, which this rank has left", activity.operation, options_.name));
+  }
 }
 
 void Region::check_peers(const std::vector<int>& needed, const Activity& activity) {
@@ -452,27 +457,36 @@ bool Region::has_closed(int peer) const {
 }
 
 void Region::fail_lost(int peer, const std::string& where, const Activity& activity) {
-  const Peer& lost = membership_.peers[static_cast<std::size_t>(peer)];
-  const auto how = [&]() -> std::string {
-    if (has_left(peer)) return "has left the group";
-    // A process closes its files before it counts as ended.
-    const bool ended =
-        !lost.watch || wait_readable(lost.watch.get(), base::Deadline::after(kVerdict));
-    return fmt::format("was lost (its process {}{})",
-                       lost.pid != 0 ? fmt::format("{} ", lost.pid) : "",
-                       ended ? "ended" : "executes another program");
-  };
   fail({FailureKind::peer_lost, rank_bit(peer),
-        fmt::format("rank {} {} and is missing in {}", numbers().of(peer), how(), where)},
+        fmt::format("{} and is missing in {}", describe_loss(peer), where)},
        activity);
+}
+
+std::string Region::describe_loss(int peer) const {
+  if (has_left(peer)) return fmt::format("rank {} has left the group", numbers().of(peer));
+  const Peer& lost = membership_.peers[static_cast<std::size_t>(peer)];
+  // A process closes its files before it counts as ended.
+  const bool ended =
+      !lost.watch || wait_readable(lost.watch.get(), base::Deadline::after(kVerdict));
+  return fmt::format("rank {} was lost (its process {}{})", numbers().of(peer),
+                     lost.pid != 0 ? fmt::format("{} ", lost.pid) : "",
+                     ended ? "ended" : "executes another program");
 }
 
 void Region::abort(const std::string& text) noexcept {
   if (in_forked_child()) return;
   try {
-    header().failure.record(
-        {FailureKind::peer_lost, rank_bit(rank_),
-         fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)});
+    Failure failure{
+        FailureKind::peer_lost, rank_bit(rank_),
+        fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)};
+    // The exception may be what came of a death, in another group or where ranks meet.
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!has_died(peer)) continue;
+      failure.ranks = rank_bit(peer);
+      failure.text = fmt::format("{}; {}", describe_loss(peer), failure.text);
+      break;
+    }
+    header().failure.record(failure);
   } catch (const std::bad_alloc&) {
     // Without the text, then: the peers find out when this rank has departed.
   }

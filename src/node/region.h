@@ -170,12 +170,13 @@ class Region : public std::enable_shared_from_this<Region> {
   bool in_forked_child() const;
   // Makes this the group's failure unless there is one, and throws the one that stands.
   [[noreturn]] void fail(const Failure& failure, const Activity& activity);
-  // Throws if the group has failed or this process is a forked child.
+  // Throws if the group has failed, this rank has left it or this process is a forked child.
   void check_usable(const Activity& activity) const;
   // Makes the death of any peer the group's failure, or that one of `needed` has left, and throws
   // the failure there is.
   void check_peers(const std::vector<int>& needed, const Activity& activity);
-  // Tells the peers that this rank left because of an exception, with its text.
+  // Tells the peers that this rank left because of an exception, with its text; and that another
+  // has ended before, if one has.
   void abort(const std::string& text) noexcept;
   // Tells the peers that this rank makes no further call. The destructor does it too.
   void depart() noexcept;
@@ -215,6 +216,8 @@ class Region : public std::enable_shared_from_this<Region> {
   void await_slowly(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
   void check_progress(const Word& word, std::uint32_t target, int peer, Waiting& waiting);
   [[noreturn]] void throw_recorded(const Activity& activity) const;
+  // "rank 1 was lost (its process 4711 ended)".
+  std::string describe_loss(int peer) const;
 
   std::shared_ptr<Mapping> mapping_;
   Membership membership_;
@@ -229,6 +232,7 @@ class Region : public std::enable_shared_from_this<Region> {
   bool may_spin_;
   std::atomic<const void*> thread_ = nullptr;  // the only one that has made calls
   unsigned fork_generation_;
+  std::atomic<bool> departed_ = false;
   Arena arena_;
 };
 

@@ -189,6 +189,34 @@ TEST(Killed, WhileOthersFormAGroup) {
   }
 }
 
+// Whatever the others are doing in new_group, they throw the same, also where exceptions of the
+// first to find out end their Worlds.
+TEST(Killed, AtAnyTimeWhileGroupsAreFormed) {
+  constexpr int kSize = 4;
+  for (int run = 0; run < 24; ++run) {
+    const int victim = run % kSize;
+    const auto ends = test::run_torch_ranks(kSize, "paceline", [&](const RankContext& context) {
+      try {
+        const World world = init_process_group(context.init);
+        barrier();
+        if (context.rank == victim) die_at(Clock::now() + std::chrono::microseconds(700 * run));
+        while (true) destroy_process_group(new_group());
+      } catch (const PeerError& error) {
+        EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
+        return std::string(error.what());
+      }
+    });
+    const std::string& first = ends[victim == 0 ? 1 : 0].report;
+    EXPECT_THAT(first, HasSubstr(fmt::format("rank {} was lost (its process ", victim)));
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank == victim) continue;
+      const auto& end = ends[static_cast<std::size_t>(rank)];
+      EXPECT_TRUE(end.exited_cleanly()) << end.report;
+      EXPECT_EQ(end.report, first) << "rank " << rank;
+    }
+  }
+}
+
 // Links lead to each other as under `paceline run`, where a death before joining shows too.
 TEST(Killed, BeforeItJoins) {
   for (const int size : kSizes) {
