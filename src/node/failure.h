@@ -44,6 +44,10 @@ class FailureRecord {
   std::atomic<std::uint64_t> ranks_;
   std::atomic<std::uint32_t> length_;
   std::array<std::atomic<char>, kMaxText> text_;
+
+  // A lock of another process's would be none.
+  static_assert(decltype(state_)::is_always_lock_free && decltype(ranks_)::is_always_lock_free &&
+                decltype(text_)::value_type::is_always_lock_free);
 };
 
 // What ranks are called in messages and errors: by their numbers in the world, of which a group may

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "base/errno_error.h"
@@ -48,7 +50,15 @@ Mapping::Mapping(base::UniqueFd memory, std::size_t size)
   void* const address =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
   if (address == MAP_FAILED) {
-    throw base::errno_error(fmt::format("cannot map {} bytes of shared memory", size));
+    const bool too_large = errno == ENOMEM;
+    const Error error =
+        base::errno_error(fmt::format("cannot map {} bytes of shared memory", size));
+    rlimit limit{};
+    if (!too_large || ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+      throw error;
+    throw Error(
+        fmt::format("{}; address space is limited to {} KiB, raise the limit with ulimit -v",
+                    error.what(), limit.rlim_cur >> 10));
   }
   data_ = static_cast<std::byte*>(address);
 }

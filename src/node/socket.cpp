@@ -88,8 +88,16 @@ bool send_packet(int socket, const std::string& bytes, std::span<const int> fds,
   if (!fds.empty()) {
     put_control(CMSG_NXTHDR(&message, credentials), SCM_RIGHTS, fds.data(), fds.size_bytes());
   }
+  bool explicit_credentials = true;
   while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
     if (errno == EPIPE || errno == ECONNRESET) return false;
+    if (errno == EINVAL && explicit_credentials) {
+      // In a user namespace where this user has no number. Then the kernel adds its own, or none.
+      explicit_credentials = false;
+      message.msg_control = fds.empty() ? nullptr : control.data() + CMSG_SPACE(sizeof(self));
+      message.msg_controllen -= CMSG_SPACE(sizeof(self));
+      continue;
+    }
     if (errno == ETOOMANYREFS && !deadline.expired()) {
       ::poll(nullptr, 0, 1);
     } else if (errno != EINTR) {

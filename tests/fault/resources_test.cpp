@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -99,7 +100,9 @@ TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
       return use(rank, kSize, std::move(links));
     });
     EXPECT_FALSE(
-        had_enough(ends, victim, " bytes of shared memory: Cannot allocate memory (ENOMEM)"));
+        had_enough(ends, victim,
+                   " bytes of shared memory: Cannot allocate memory (ENOMEM); address space is "
+                   "limited to 102400 KiB, raise the limit with ulimit -v"));
   }
 }
 
@@ -113,6 +116,23 @@ TEST(Resources, DescriptorsOnTheirWayMayHaveToWait) {
     return use(rank, kSize, std::move(links));
   });
   for (const auto& end : ends) EXPECT_EQ(end.report, "");
+}
+
+// The kernel takes no credentials of a user who has no number there.
+TEST(Resources, NamespacesWithoutUsersAreFine) {
+  constexpr int kSize = 3;
+  for (const std::vector<int>& inside :
+       {std::vector<int>{0}, std::vector<int>{2}, std::vector<int>{0, 1, 2}}) {
+    const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) -> std::string {
+      const bool enters = std::ranges::find(inside, rank) != inside.end();
+      if (enters && ::unshare(CLONE_NEWUSER) != 0) return "skipped";
+      return use(rank, kSize, std::move(links));
+    });
+    if (ends[static_cast<std::size_t>(inside.front())].report == "skipped") {
+      GTEST_SKIP() << "not allowed to make a user namespace";
+    }
+    for (const auto& end : ends) EXPECT_EQ(end.report, "");
+  }
 }
 
 TEST(Resources, NoneOfDevShmIsNeeded) {
