@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "base/deadline.h"
-#include "node/join.h"
 
 namespace paceline::distributed {
 namespace {

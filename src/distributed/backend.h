@@ -13,6 +13,7 @@
 
 #include "base/unique_fd.h"
 #include "distributed/bucket_channel.h"
+#include "node/join.h"
 
 namespace paceline::distributed {
 
@@ -31,6 +32,8 @@ class ExtendedBackend : public c10d::Backend {
   virtual void check_peers(const std::vector<int>& needed, const node::Activity& activity) = 0;
   // Whether an asynchronous call of this rank is under way, or waits for its turn.
   virtual bool is_busy() = 0;
+  // For watching the ranks' processes after the group has ended.
+  virtual std::shared_ptr<const node::Membership> membership() const = 0;
 };
 
 // What a backend is made of.
@@ -51,6 +54,8 @@ struct BackendRequest {
   std::string host{};
   // Throws if it is known that the ranks will not all come; asked while waiting for them.
   std::function<void()> check_peers = [] {};
+  // The processes that the ranks are, where they are known; else null.
+  std::shared_ptr<const node::Membership> processes{};
 };
 
 struct BackendKind {

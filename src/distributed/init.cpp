@@ -44,7 +44,8 @@ void check_timeout(std::chrono::milliseconds timeout) {
 }
 
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distributed::Plan& plan,
-                                        int attempt) {
+                                        int attempt,
+                                        std::shared_ptr<const node::Membership> processes) {
   auto meeting = distributed::rendezvous(plan, options, base::environment(), attempt);
 
   auto world = std::make_unique<ActiveWorld>();
@@ -61,7 +62,8 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distri
                              .group_name = "world",
                              .staging_bytes = options.staging_bytes,
                              .links = std::move(meeting.links),
-                             .host = meeting.host});
+                             .host = meeting.host,
+                             .processes = std::move(processes)});
   return world;
 }
 
@@ -117,6 +119,7 @@ World init_process_group(InitOptions options) {
   check_timeout(options.timeout);
   distributed::Plan plan;
   int attempt = 0;
+  std::shared_ptr<const node::Membership> processes;
   {
     std::lock_guard lock(state.mutex);
     if (state.world) {
@@ -125,8 +128,11 @@ World init_process_group(InitOptions options) {
     // Throws before it counts: ranks that do not call it with wrong options count alike.
     plan = distributed::plan_rendezvous(options, base::environment(), state.inits == 0);
     attempt = state.inits++;
+    // Elsewhere than under a launcher, another process may have taken the place of one that ended.
+    const auto& last = state.last_processes;
+    if (plan.launched && last.rank == plan.rank && last.size == plan.size) processes = last.watch;
   }
-  auto world = form_world(options, plan, attempt);
+  auto world = form_world(options, plan, attempt, std::move(processes));
   base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", world->group->getRank(),
             world->group->getSize(), options.backend, options.init_method);
   trace::Timeline::start(world->group->getRank(), world->group->getSize());

@@ -70,28 +70,31 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   group->release_resources();
 }
 
+std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
+  std::lock_guard lock(mutex);
+  if (!world) return nullptr;
+  const auto backend = world->group->getDefaultBackend();
+  const auto* const ours = dynamic_cast<const ExtendedBackend*>(backend.get());
+  last_processes = {world->group->getRank(), world->group->getSize(),
+                    ours != nullptr ? ours->membership() : nullptr};
+  return std::move(world);
+}
+
 void ProcessState::leave() noexcept {
-  std::unique_ptr<ActiveWorld> ending;
-  {
-    std::lock_guard lock(mutex);
-    ending = std::move(world);
-  }
+  const auto ending = take_world();
   if (ending) shut_down(*ending);
 }
 
 void ProcessState::abort(const std::string& text) noexcept {
-  std::unique_ptr<ActiveWorld> ending;
-  {
-    std::lock_guard lock(mutex);
-    ending = std::move(world);
-  }
+  const auto ending = take_world();
   if (ending) abort_world(*ending, text);
 }
 
 void ProcessState::put_off_abort() noexcept {
   abort_put_off();
+  auto ending = take_world();
   std::lock_guard lock(mutex);
-  aborting_ = std::move(world);
+  aborting_ = std::move(ending);
 }
 
 void ProcessState::abort_put_off(const std::string& text) noexcept {

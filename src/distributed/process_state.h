@@ -8,6 +8,8 @@
 
 #include <paceline/distributed.h>
 
+#include "node/join.h"
+
 namespace paceline::distributed {
 
 // The world this process is in, and the groups it has made.
@@ -37,6 +39,14 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
+  // The processes of the last world that ended, and its rank and size; null without one, or if its
+  // backend does not watch them. Guarded by `mutex`.
+  struct Processes {
+    int rank = 0;
+    int size = 0;
+    std::shared_ptr<const node::Membership> watch{};
+  };
+  Processes last_processes;
 
   // Ends a group of new_group's, and with it the use of its handles. Throws UsageError if the world
   // has no such group.
@@ -57,6 +67,7 @@ class ProcessState {
   static constexpr const char* kCaught = "its World was left by an exception that it then caught";
 
   void abort_put_off(const std::string& text) noexcept;
+  std::unique_ptr<ActiveWorld> take_world() noexcept;
 
   int record_depth_ = 0;
   std::unique_ptr<ActiveWorld> aborting_;  // guarded by `mutex`

@@ -110,6 +110,7 @@ void check_alone(const base::Environment& environment) {
 }
 
 void read_environment(const base::Environment& environment, bool first, Plan& plan) {
+  plan.launched = plan.rank == environment.rank && plan.size == environment.world_size;
   if (plan.size == 1) return;  // alone: nobody to meet
   if (environment.store_fd) {
     plan.means = Plan::Means::inherited;

@@ -32,6 +32,7 @@ struct Plan {
   bool serve = false;  // this rank runs the store's server
   bool agent = false;  // the launcher does
   std::string path;
+  bool launched = false;    // the ranks are the processes that a launcher started
   bool take_links = false;  // the inherited ones, which serve only once
 };
 

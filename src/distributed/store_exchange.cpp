@@ -9,7 +9,9 @@
 #include <atomic>
 #include <chrono>
 #include <iterator>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -38,24 +40,30 @@ class Gathering {
         rank_(request.rank),
         size_(request.size),
         blob_(std::move(blob)),
-        deadline_(deadline) {}
+        deadline_(deadline),
+        processes_(request.processes) {}
 
   struct Answer {
     std::vector<std::string> blobs;
     std::vector<int> missing;
+    std::optional<int> lost;  // a rank whose process ended before it came
   };
 
   Answer operator()(const std::atomic<bool>& cancelled) const {
     const auto keys = keys_of("rank", every_rank());
     translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
-    const bool all_came = translate("waiting for the other ranks", [&] {
-      return wait_for(
-          keys, [&] { return cancelled || deadline_.expired() || store_->check({kMissing}); });
-    });
     Answer answer;
+    const bool all_came = translate("waiting for the other ranks", [&] {
+      return wait_for(keys, [&] {
+        if (cancelled || deadline_.expired() || store_->check({kMissing})) return true;
+        answer.lost = find_lost();
+        return answer.lost.has_value();
+      });
+    });
+    if (answer.lost) return answer;
     if (!all_came) {
-      if (cancelled && !deadline_.expired())
-        return answer;  // check_peers knows more, and has thrown
+      // check_peers knows more, and has thrown.
+      if (cancelled && !deadline_.expired()) return answer;
       answer.missing = translate("asking the store who has come", [&] { return find_missing(); });
     }
     if (!answer.missing.empty()) return answer;
@@ -91,6 +99,14 @@ class Gathering {
     return true;
   }
 
+  std::optional<int> find_lost() const {
+    for (int rank = 0; processes_ && rank < size_; ++rank) {
+      const auto& process = processes_->peers[static_cast<std::size_t>(rank)];
+      if (process.ended() && !store_->check({key("rank", rank)})) return rank;
+    }
+    return std::nullopt;
+  }
+
   // The first rank that gives up decides for all, which may have begun to wait later.
   std::vector<int> find_missing() const {
     std::vector<int> missing;
@@ -120,6 +136,7 @@ class Gathering {
   int size_;
   std::string blob_;
   base::Deadline deadline_;
+  std::shared_ptr<const node::Membership> processes_;
 };
 
 }  // namespace
@@ -127,8 +144,14 @@ class Gathering {
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
-  if (answer && answer->missing.empty()) return std::move(answer->blobs);
+  if (answer && answer->missing.empty() && !answer->lost) return std::move(answer->blobs);
   const node::RankNumbers numbers(request_.world_ranks);
+  if (answer && answer->lost) {
+    throw PeerLost(fmt::format("rank {} was lost (its process ended) and did not come to the "
+                               "rendezvous again",
+                               numbers.of(*answer->lost)),
+                   {numbers.of(*answer->lost)}, "connect", 0);
+  }
   std::vector<int> missing;
   if (answer) {
     for (const int rank : answer->missing) missing.push_back(numbers.of(rank));

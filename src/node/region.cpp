@@ -172,7 +172,7 @@ std::vector<std::shared_ptr<Region>> Region::create_for_threads(int size,
 Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
                const RegionOptions& options, const Layout& layout)
     : mapping_(std::move(mapping)),
-      membership_(std::move(membership)),
+      membership_(std::make_shared<const Membership>(std::move(membership))),
       rank_(rank),
       size_(size),
       options_(options),
@@ -184,7 +184,7 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       may_spin_(size <= base::available_cores()),
       fork_generation_(fork_generation()),
       arena_(layout.arenas_begin + static_cast<std::size_t>(rank) * layout.arena, layout.arena) {
-  if (membership_.own_liveness && mapping_->mark_open(rank_)) {
+  if (membership_->own_liveness && mapping_->mark_open(rank_)) {
     state(rank_).marked.store(1, std::memory_order_release);
   }
   AtExit::add(this);
@@ -443,7 +443,7 @@ bool Region::has_left(int peer) const {
 
 // In this order: a rank that leaves says so before its process ends.
 bool Region::has_died(int peer) const {
-  const bool gone = membership_.peers[static_cast<std::size_t>(peer)].ended() || has_closed(peer);
+  const bool gone = membership_->peers[static_cast<std::size_t>(peer)].ended() || has_closed(peer);
   return gone && !has_left(peer);
 }
 
@@ -451,8 +451,8 @@ bool Region::has_died(int peer) const {
 // group. Between ranks of one process, as tests have them, locks say nothing.
 bool Region::has_closed(int peer) const {
   if (peer == rank_ || state(peer).marked.load(std::memory_order_acquire) == 0) return false;
-  const pid_t pid = membership_.peers[static_cast<std::size_t>(peer)].pid;
-  if (pid != 0 && pid == membership_.peers[static_cast<std::size_t>(rank_)].pid) return false;
+  const pid_t pid = membership_->peers[static_cast<std::size_t>(peer)].pid;
+  if (pid != 0 && pid == membership_->peers[static_cast<std::size_t>(rank_)].pid) return false;
   return !mapping_->is_open_elsewhere(peer);
 }
 
@@ -464,7 +464,7 @@ void Region::fail_lost(int peer, const std::string& where, const Activity& activ
 
 std::string Region::describe_loss(int peer) const {
   if (has_left(peer)) return fmt::format("rank {} has left the group", numbers().of(peer));
-  const Peer& lost = membership_.peers[static_cast<std::size_t>(peer)];
+  const Peer& lost = membership_->peers[static_cast<std::size_t>(peer)];
   // A process closes its files before it counts as ended.
   const bool ended =
       !lost.watch || wait_readable(lost.watch.get(), base::Deadline::after(kVerdict));

@@ -100,6 +100,8 @@ class Region : public std::enable_shared_from_this<Region> {
   int size() const { return size_; }
   const RegionOptions& options() const { return options_; }
   const RankNumbers& numbers() const { return options_.numbers; }
+  // How the other ranks' processes are watched; may be kept longer than the region.
+  const std::shared_ptr<const Membership>& membership() const { return membership_; }
 
   // Shared memory of this rank, at Arena::kAlignment; nullptr if there is no room. After a failure
   // nothing is handed out any more: a rank that wakes up late may still write to what was.
@@ -220,7 +222,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::string describe_loss(int peer) const;
 
   std::shared_ptr<Mapping> mapping_;
-  Membership membership_;
+  std::shared_ptr<const Membership> membership_;
   int rank_;
   int size_;
   RegionOptions options_;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -251,6 +252,35 @@ TEST_F(Rendezvous, WrongOptionsDoNotCountAsAnAttempt) {
       return failure_to_join(options);
     });
     for (const auto& end : ends) EXPECT_EQ(end.report, "joined");
+  }
+}
+
+// Under a launcher ranks are the same processes for ever.
+TEST_F(Rendezvous, RankThatEndedBetweenTwoWorldsIsNamed) {
+  constexpr int kSize = 3;
+  const base::UniqueFd memory(::memfd_create("store", 0));
+  const auto ends = test::run_process_ranks(kSize, [&](int rank, node::Links links) -> std::string {
+    std::string descriptors;
+    for (auto& link : links) {
+      descriptors += (descriptors.empty() ? "" : ",") + std::to_string(link.release());
+    }
+    for (const auto& [name, value] :
+         std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                            {"WORLD_SIZE", std::to_string(kSize)},
+                                            {"PACELINE_LINKS", descriptors},
+                                            {"PACELINE_STORE_FD", std::to_string(memory.get())}}) {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+    {
+      const World world = init_process_group();
+      barrier();
+    }
+    return rank == 1 ? "ended" : failure_to_join({.timeout = 2 * kLate});
+  });
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_EQ(ends[rank].report,
+              "PeerError(1): rank 1 was lost (its process ended) and did not come to the "
+              "rendezvous again");
   }
 }
 

@@ -130,6 +130,9 @@ class NodeBackend : public distributed::ExtendedBackend {
     region_->check_peers(needed, activity);
   }
   bool is_busy() override { return progress_->busy(); }
+  std::shared_ptr<const node::Membership> membership() const override {
+    return region_->membership();
+  }
 
  protected:
   // The region of split; null on ranks that are left out.
