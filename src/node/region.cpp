@@ -9,8 +9,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
-#include <new>
 #include <set>
 
 #include "base/cores.h"
@@ -487,7 +487,7 @@ void Region::abort(const std::string& text) noexcept {
       break;
     }
     header().failure.record(failure);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     // Without the text, then: the peers find out when this rank has departed.
   }
 }
