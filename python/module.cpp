@@ -18,9 +18,9 @@ namespace py = pybind11;
 namespace paceline::python {
 namespace {
 
-class PythonBackend final : public backends::NodeBackend {
+class PythonBackend final : public backends::PacelineBackend {
  public:
-  using NodeBackend::NodeBackend;
+  using PacelineBackend::PacelineBackend;
   // The progress thread, which is waited for, may run a future's callback that wants the GIL.
   ~PythonBackend() override {
     if (PyGILState_Check() == 0) return;
@@ -83,9 +83,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),
              py::arg("staging_bytes"), py::call_guard<py::gil_scoped_release>());
-  using paceline::backends::NodeOptions;
-  py::class_<NodeOptions, c10::intrusive_ptr<NodeOptions>, c10d::Backend::Options>(module,
-                                                                                   "Options")
+  using paceline::backends::PacelineOptions;
+  py::class_<PacelineOptions, c10::intrusive_ptr<PacelineOptions>, c10d::Backend::Options>(
+      module, "Options")
       .def(py::init<>())
-      .def_readwrite("staging_bytes", &NodeOptions::staging_bytes);
+      .def_readwrite("staging_bytes", &PacelineOptions::staging_bytes);
 }

@@ -20,11 +20,11 @@ def listed(name):
     return re.search(rf"set\({name} ([a-z ]+)\)", text)[1].split()
 
 
-# A layer includes itself and those before it; `node`, `launch` and `trace` stand side by side.
+# A layer includes itself and those before it; `shm`, `launch` and `trace` stand side by side.
 LIBRARY = listed("torch_free_layers") + listed("torch_layers")
 MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
-MAY_INCLUDE["launch"].remove("node")
-MAY_INCLUDE["trace"] -= {"node", "launch"}
+MAY_INCLUDE["launch"].remove("shm")
+MAY_INCLUDE["trace"] -= {"shm", "launch"}
 MAY_INCLUDE |= {
     "apps/paceline": {"base", "launch", "trace", "apps/paceline"},
     "apps": {*LIBRARY, "models", "benchmarks", "apps"},

@@ -12,13 +12,13 @@ CLEAN = {
     "include/paceline/error.h": "#include <string>",
     "include/paceline/ddp.h": "#include <torch/torch.h>\n#include <paceline/error.h>",
     "src/base/log.h": '#include "paceline/error.h"',
-    "src/node/group.h": '#include "base/log.h"',
+    "src/shm/group.h": '#include "base/log.h"',
     "src/launch/job.h": '#include "base/log.h"',
     "src/trace/timeline.h": '#include "base/log.h"',
-    "src/parallel/ddp/ddp.cpp": '#include "paceline/ddp.h"\n#include "node/group.h"',
+    "src/parallel/ddp/ddp.cpp": '#include "paceline/ddp.h"\n#include "shm/group.h"',
     "apps/paceline/main.cpp": '#include "launch/job.h"\n#include "trace/timeline.h"',
     "examples/one/main.cpp": "#include <paceline/ddp.h>",
-    "tests/support/ranks.h": '#include "node/group.h"',
+    "tests/support/ranks.h": '#include "shm/group.h"',
 }
 
 
@@ -38,28 +38,28 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(self.violations(), [])
 
     def test_upward_include(self):
-        self.expect("src/base/cores.cpp", '\n#include "node/group.h"',
-                    "2: includes node/group.h, but base must not include node")
+        self.expect("src/base/cores.cpp", '\n#include "shm/group.h"',
+                    "2: includes shm/group.h, but base must not include shm")
 
     def test_launch_beside_node(self):
-        self.expect("src/launch/job.cpp", '#include "node/group.h"',
-                    "1: includes node/group.h, but launch must not include node")
+        self.expect("src/launch/job.cpp", '#include "shm/group.h"',
+                    "1: includes shm/group.h, but launch must not include shm")
 
     def test_trace_beside_node_and_launch(self):
-        self.expect("src/trace/file.cpp", '#include "node/group.h"',
-                    "1: includes node/group.h, but trace must not include node")
+        self.expect("src/trace/file.cpp", '#include "shm/group.h"',
+                    "1: includes shm/group.h, but trace must not include shm")
         self.expect("src/trace/file.cpp", '#include "launch/job.h"',
                     "1: includes launch/job.h, but trace must not include launch")
-        self.expect("src/node/bad.cpp", '#include "trace/timeline.h"',
-                    "1: includes trace/timeline.h, but node must not include trace")
+        self.expect("src/shm/bad.cpp", '#include "trace/timeline.h"',
+                    "1: includes trace/timeline.h, but shm must not include trace")
 
     def test_public_header_of_a_higher_layer(self):
         self.expect("src/distributed/init.cpp", "#include <paceline/ddp.h>",
                     "1: includes paceline/ddp.h, but distributed must not include parallel")
 
     def test_torch_directly_and_through_a_header(self):
-        self.expect("src/node/bad.cpp", "#include <c10/core/Device.h>",
-                    "1: includes c10/core/Device.h, but node is free of torch")
+        self.expect("src/shm/bad.cpp", "#include <c10/core/Device.h>",
+                    "1: includes c10/core/Device.h, but shm is free of torch")
         found = self.violations(files={"src/base/bad.h": "#include <ATen/core/Tensor.h>",
                                        "apps/paceline/bad.cpp": '#include "base/bad.h"'})
         self.assertEqual(found, [
@@ -71,12 +71,12 @@ class CheckLayers(unittest.TestCase):
                     "1: includes base/log.h, but public must not include base")
 
     def test_example_sees_the_public_api_only(self):
-        self.expect("examples/one/more.cpp", '#include "node/group.h"',
-                    "1: includes node/group.h, but examples must not include node")
+        self.expect("examples/one/more.cpp", '#include "shm/group.h"',
+                    "1: includes shm/group.h, but examples must not include shm")
 
     def test_nothing_but_tests_includes_tests(self):
-        self.expect("src/node/bad.cpp", '#include "support/ranks.h"',
-                    "1: includes support/ranks.h, but node must not include tests")
+        self.expect("src/shm/bad.cpp", '#include "support/ranks.h"',
+                    "1: includes support/ranks.h, but shm must not include tests")
 
     def test_unknown_folder(self):
         self.expect("src/misc/x.cpp", "",

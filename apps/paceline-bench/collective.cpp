@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "batch.h"
-#include "guest.h"
+#include "external_peer.h"
 #include "streaming.h"
 
 namespace paceline::bench {

@@ -11,7 +11,7 @@
 #include <paceline/error.h>
 
 #include "base/errno_error.h"
-#include "guest.h"
+#include "external_peer.h"
 #include "jobs.h"
 #include "launch/program.h"
 #include "machine.h"

@@ -15,7 +15,7 @@
 
 #include "batch.h"
 #include "clock.h"
-#include "node/futex.h"
+#include "shm/sync/futex.h"
 
 namespace paceline::bench {
 namespace {
@@ -46,10 +46,10 @@ class Orders {
       int calls = 0;
       shared_->calls = std::scanf("%d", &calls) == 1 ? calls : 0;
       shared_->number.fetch_add(1);
-      node::futex_wake_all(shared_->number);
+      shm::futex_wake_all(shared_->number);
     } else {
       while (shared_->number.load() == seen_) {
-        node::futex_wait(shared_->number, seen_, std::chrono::seconds(1));
+        shm::futex_wait(shared_->number, seen_, std::chrono::seconds(1));
       }
       ++seen_;
     }
@@ -64,7 +64,7 @@ class Orders {
 
  private:
   struct Shared {
-    node::Word number{0};
+    shm::Word number{0};
     std::atomic<int> calls{0};
   };
 

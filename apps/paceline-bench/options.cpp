@@ -8,7 +8,7 @@
 
 #include <paceline/error.h>
 
-#include "node/region.h"
+#include "shm/region.h"
 
 namespace paceline::bench {
 namespace {
@@ -135,7 +135,7 @@ void complete(Options& options, const std::vector<std::string>& models) {
     options.ranks = collectives && !options.quick ? std::vector{2, 4, 8} : std::vector{2};
   }
   if (options.rounds == 0) options.rounds = options.quick ? kMinRounds : 40;
-  for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, node::kMaxRanks);
+  for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, shm::kMaxRanks);
   check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
   check_range("--threads", options.threads, 1, kMaxThreads);
   if (collectives) {

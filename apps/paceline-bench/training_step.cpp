@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "benchmarks/c10d_reducer.h"
-#include "guest.h"
+#include "external_peer.h"
 
 namespace paceline::bench {
 namespace {

@@ -16,8 +16,8 @@
 #include "help_formatter.h"
 #include "report_page.h"
 #include "trace/analysis.h"
+#include "trace/diagnosis.h"
 #include "trace/job.h"
-#include "trace/verdict.h"
 
 namespace paceline::app {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "trace/analysis.h"
+#include "trace/diagnosis.h"
 #include "trace/job.h"
-#include "trace/verdict.h"
 
 namespace paceline::app {
 

@@ -13,7 +13,7 @@
 #include "base/cores.h"
 #include "launch/console.h"
 #include "launch/job.h"
-#include "launch/patient_writer.h"
+#include "launch/non_blocking_writer.h"
 #include "launch/program.h"
 #include "launch/report.h"
 #include "run_options.h"
@@ -26,7 +26,7 @@ namespace {
 constexpr std::chrono::seconds kSignalPatience{1};
 constexpr std::chrono::seconds kFailurePatience{10};
 
-launch::Console::Target target(launch::PatientWriter& writer) {
+launch::Console::Target target(launch::NonBlockingWriter& writer) {
   return {[&writer](std::string_view text) { writer.write(text); }, ::isatty(writer.fd()) != 0};
 }
 
@@ -61,8 +61,8 @@ int run_command(const std::vector<std::string>& arguments) {
   const int cores = base::available_cores();
   std::string help;
   auto spec = parse_run_options(arguments, cores, help);
-  launch::PatientWriter out(STDOUT_FILENO, "standard output");
-  launch::PatientWriter err(STDERR_FILENO, "standard error");
+  launch::NonBlockingWriter out(STDOUT_FILENO, "standard output");
+  launch::NonBlockingWriter err(STDERR_FILENO, "standard error");
   if (!spec) {
     out.write(help);
     out.finish({});

@@ -30,10 +30,10 @@ class Joinable {
   virtual ProcessGroup join_process_group() const = 0;
   // On a rank whose body has ended, once for each step that others take: the counterparts of a
   // step's collectives.
-  virtual void shadow_step() = 0;
+  virtual void main_hook() = 0;
   // On every rank when all bodies have ended. `last`: a rank of the group that took part in the
   // last step, and from which the others can have the final state.
-  virtual void all_joined(int last) = 0;
+  virtual void post_hook(int last) = 0;
 
  protected:
   Joinable() = default;

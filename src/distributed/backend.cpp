@@ -29,7 +29,7 @@ void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed) {
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed) {
   const auto backend = group.getDefaultBackend();
   auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get());
-  const auto deadline = base::Deadline::after(node::kVerdict);
+  const auto deadline = base::Deadline::after(shm::kVerdict);
   while (ours != nullptr && !deadline.expired()) {
     ours->check_peers(needed, {"new_group", 0});
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

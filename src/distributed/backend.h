@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "distributed/bucket_channel.h"
-#include "node/join.h"
+#include "distributed/bucket_reducer.h"
+#include "shm/membership/bootstrap.h"
 
 namespace paceline::distributed {
 
@@ -22,18 +22,18 @@ class ExtendedBackend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
   // Collective over the group.
-  virtual std::unique_ptr<BucketChannel> make_bucket_channel(
-      const std::vector<BucketChannel::Bucket>& buckets, BucketChannel::Describe describe,
+  virtual std::unique_ptr<BucketReducer> make_bucket_reducer(
+      const std::vector<BucketReducer::Bucket>& buckets, BucketReducer::Describe describe,
       std::uint32_t steps, const std::vector<std::string>& parameters) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the
   // group's failure if there is one.
-  virtual void check_peers(const std::vector<int>& needed, const node::Activity& activity) = 0;
+  virtual void check_peers(const std::vector<int>& needed, const shm::OpContext& activity) = 0;
   // Whether an asynchronous call of this rank is under way, or waits for its turn.
   virtual bool is_busy() = 0;
   // For watching the ranks' processes after the group has ended.
-  virtual std::shared_ptr<const node::Membership> membership() const = 0;
+  virtual std::shared_ptr<const shm::Membership> membership() const = 0;
 };
 
 // What a backend is made of.
@@ -55,7 +55,7 @@ struct BackendRequest {
   // Throws if it is known that the ranks will not all come; asked while waiting for them.
   std::function<void()> check_peers = [] {};
   // The processes that the ranks are, where they are known; else null.
-  std::shared_ptr<const node::Membership> processes{};
+  std::shared_ptr<const shm::Membership> processes{};
 };
 
 struct BackendKind {

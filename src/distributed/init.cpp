@@ -45,7 +45,7 @@ void check_timeout(std::chrono::milliseconds timeout) {
 
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distributed::Plan& plan,
                                         int attempt,
-                                        std::shared_ptr<const node::Membership> processes) {
+                                        std::shared_ptr<const shm::Membership> processes) {
   auto meeting = distributed::rendezvous(plan, options, base::environment(), attempt);
 
   auto world = std::make_unique<ActiveWorld>();
@@ -72,7 +72,7 @@ ActiveWorld& active_world(std::unique_lock<std::mutex>& lock) {
   auto& state = ProcessState::instance();
   if (state.world) return *state.world;
   lock.unlock();
-  state.abort_put_off();
+  state.run_deferred_abort();
   throw UsageError("there is no world: call init_process_group first, and keep its World alive");
 }
 
@@ -106,7 +106,7 @@ World::~World() {
   if (std::uncaught_exceptions() <= exceptions_at_start_) {
     state.leave();
   } else if (state.in_record()) {
-    state.put_off_abort();
+    state.defer_abort();
   } else {
     state.abort("its World was left by an exception (paceline::record would tell its text)");
   }
@@ -114,12 +114,12 @@ World::~World() {
 
 World init_process_group(InitOptions options) {
   auto& state = ProcessState::instance();
-  state.abort_put_off();
+  state.run_deferred_abort();
   distributed::find_backend(options.backend);
   check_timeout(options.timeout);
   distributed::Plan plan;
   int attempt = 0;
-  std::shared_ptr<const node::Membership> processes;
+  std::shared_ptr<const shm::Membership> processes;
   {
     std::lock_guard lock(state.mutex);
     if (state.world) {

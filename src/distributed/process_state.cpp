@@ -90,14 +90,14 @@ void ProcessState::abort(const std::string& text) noexcept {
   if (ending) abort_world(*ending, text);
 }
 
-void ProcessState::put_off_abort() noexcept {
-  abort_put_off();
+void ProcessState::defer_abort() noexcept {
+  run_deferred_abort();
   auto ending = take_world();
   std::lock_guard lock(mutex);
   aborting_ = std::move(ending);
 }
 
-void ProcessState::abort_put_off(const std::string& text) noexcept {
+void ProcessState::run_deferred_abort(const std::string& text) noexcept {
   std::unique_ptr<ActiveWorld> ending;
   {
     std::lock_guard lock(mutex);
@@ -108,7 +108,7 @@ void ProcessState::abort_put_off(const std::string& text) noexcept {
 
 void ProcessState::exit_record(const std::string& exception_text) noexcept {
   --record_depth_;
-  abort_put_off(exception_text.empty() ? kCaught : exception_text);
+  run_deferred_abort(exception_text.empty() ? kCaught : exception_text);
 }
 
 namespace {

@@ -8,7 +8,7 @@
 
 #include <paceline/distributed.h>
 
-#include "node/join.h"
+#include "shm/membership/bootstrap.h"
 
 namespace paceline::distributed {
 
@@ -44,7 +44,7 @@ class ProcessState {
   struct Processes {
     int rank = 0;
     int size = 0;
-    std::shared_ptr<const node::Membership> watch{};
+    std::shared_ptr<const shm::Membership> watch{};
   };
   Processes last_processes;
 
@@ -55,18 +55,18 @@ class ProcessState {
   void leave() noexcept;
   void abort(const std::string& text) noexcept;
 
-  // Between these, an abort is put off until its text is known; see record. abort_put_off is for
-  // when it turns out that the exception has been caught.
+  // Between these, an abort is put off until its text is known; see record. run_deferred_abort is
+  // for when it turns out that the exception has been caught.
   void enter_record() { ++record_depth_; }
   void exit_record(const std::string& exception_text) noexcept;
   bool in_record() const { return record_depth_ > 0; }
-  void put_off_abort() noexcept;
-  void abort_put_off() noexcept { abort_put_off(kCaught); }
+  void defer_abort() noexcept;
+  void run_deferred_abort() noexcept { run_deferred_abort(kCaught); }
 
  private:
   static constexpr const char* kCaught = "its World was left by an exception that it then caught";
 
-  void abort_put_off(const std::string& text) noexcept;
+  void run_deferred_abort(const std::string& text) noexcept;
   std::unique_ptr<ActiveWorld> take_world() noexcept;
 
   int record_depth_ = 0;

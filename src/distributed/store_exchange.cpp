@@ -18,8 +18,8 @@
 
 #include "distributed/store_calls.h"
 #include "distributed/translate.h"
-#include "node/failure.h"
-#include "node/join.h"
+#include "shm/membership/bootstrap.h"
+#include "shm/membership/failure.h"
 
 namespace paceline::distributed {
 
@@ -125,7 +125,7 @@ class Gathering {
     // Rank 0 may serve the store, and the others look into it until they have heard.
     if (rank_ == 0) {
       std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
-      const auto soon = base::Deadline::after(node::kVerdict);
+      const auto soon = base::Deadline::after(shm::kVerdict);
       static_cast<void>(wait_for(keys_of("heard", waiting), [&] { return soon.expired(); }));
     }
     return missing;
@@ -136,7 +136,7 @@ class Gathering {
   int size_;
   std::string blob_;
   base::Deadline deadline_;
-  std::shared_ptr<const node::Membership> processes_;
+  std::shared_ptr<const shm::Membership> processes_;
 };
 
 }  // namespace
@@ -145,7 +145,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
   if (answer && answer->missing.empty() && !answer->lost) return std::move(answer->blobs);
-  const node::RankNumbers numbers(request_.world_ranks);
+  const shm::GlobalRanks numbers(request_.world_ranks);
   if (answer && answer->lost) {
     throw PeerLost(fmt::format("rank {} was lost (its process ended) and did not come to the "
                                "rendezvous again",
@@ -158,7 +158,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   }
   throw Timeout(
       fmt::format("{} within the timeout of {} s; this is rank {} of {}",
-                  answer ? node::describe_ranks(missing) + " did not come to the rendezvous"
+                  answer ? shm::describe_ranks(missing) + " did not come to the rendezvous"
                          : describe_store(*request_.store) + " did not answer",
                   deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
       missing, "connect", 0);

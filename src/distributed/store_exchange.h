@@ -5,12 +5,12 @@
 
 #include "base/deadline.h"
 #include "distributed/backend.h"
-#include "node/exchange.h"
+#include "shm/membership/exchange.h"
 
 namespace paceline::distributed {
 
 // An all-gather of small blobs over a c10d store whose keys are this group's own. For one use.
-class StoreExchange final : public node::Exchange {
+class StoreExchange final : public shm::Exchange {
  public:
   // `request` must outlive it.
   explicit StoreExchange(const BackendRequest& request) : request_(request) {}

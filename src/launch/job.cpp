@@ -19,11 +19,11 @@
 
 #include "base/errno_error.h"
 #include "base/pipe.h"
-#include "launch/inheritance.h"
-#include "launch/last_lines.h"
+#include "launch/inherited_fds.h"
 #include "launch/program.h"
 #include "launch/signal_forwarding.h"
 #include "launch/supervision.h"
+#include "launch/tail_buffer.h"
 #include "launch/worker_environment.h"
 
 namespace paceline::launch {
@@ -92,11 +92,11 @@ class Job {
   JobResult run();
 
  private:
-  Worker make_worker(int rank, const Inheritance& inheritance) const;
+  Worker make_worker(int rank, const InheritedFds& inherited_fds) const;
   UniqueFd add_source(int rank, Stream stream);
   void pass_output_until_end(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal);
-  PatientWriter* blocked_writer() const;
+  NonBlockingWriter* blocked_writer() const;
   bool read_some(Source& source);
   JobResult collect(std::span<const WorkerState> workers) const;
 
@@ -106,7 +106,7 @@ class Job {
   const JobIdentity identity_;
   SignalForwarding signals_;
   std::vector<Source> sources_;
-  std::vector<LastLines> last_lines_;
+  std::vector<TailBuffer> last_lines_;
   int signal_ = 0;  // the first
   bool interrupted_ = false;
 };
@@ -123,7 +123,7 @@ JobResult Job::run() {
   std::optional<Supervision> supervision;
   {
     // Only the workers are to hold these ends, or no hang-up would tell of their end.
-    const Inheritance inheritance = make_inheritance(spec_.processes);
+    const InheritedFds inherited_fds = make_inherited_fds(spec_.processes);
     const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (!null) throw base::errno_error("cannot open /dev/null");
     std::vector<UniqueFd> write_ends;
@@ -133,7 +133,7 @@ JobResult Job::run() {
               .stop_grace = spec_.stop_grace,
               .directory = directory_.path()};
     for (int rank = 0; rank < spec_.processes; ++rank) {
-      Worker& worker = plan.workers.emplace_back(make_worker(rank, inheritance));
+      Worker& worker = plan.workers.emplace_back(make_worker(rank, inherited_fds));
       worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
       worker.standard[1] = write_ends.emplace_back(add_source(rank, Stream::out)).get();
       worker.standard[2] = write_ends.emplace_back(add_source(rank, Stream::err)).get();
@@ -149,17 +149,17 @@ JobResult Job::run() {
   return collect(supervision->result());
 }
 
-Worker Job::make_worker(int rank, const Inheritance& inheritance) const {
+Worker Job::make_worker(int rank, const InheritedFds& inherited_fds) const {
   Worker worker;
   worker.file = file_;
   worker.arguments = spec_.command;
   if (spec_.pass_local_rank) worker.arguments.push_back(fmt::format("--local_rank={}", rank));
-  for (const UniqueFd& link : inheritance.links[static_cast<std::size_t>(rank)]) {
+  for (const UniqueFd& link : inherited_fds.links[static_cast<std::size_t>(rank)]) {
     worker.inherited.push_back(link.get());
   }
   worker.environment = worker_environment(spec_, identity_, rank, worker.inherited,
-                                          inheritance.store.get(), ::environ);
-  worker.inherited.push_back(inheritance.store.get());
+                                          inherited_fds.store.get(), ::environ);
+  worker.inherited.push_back(inherited_fds.store.get());
   worker.error_file = error_file_path(identity_, rank);
   return worker;
 }
@@ -175,7 +175,7 @@ UniqueFd Job::add_source(int rank, Stream stream) {
 
 void Job::pass_output_until_end(Supervision& supervision) {
   for (bool ended = false; !ended;) {
-    PatientWriter* const blocked = blocked_writer();
+    NonBlockingWriter* const blocked = blocked_writer();
     std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
     if (blocked != nullptr) {
       fds.push_back({blocked->fd(), POLLOUT, 0});
@@ -198,9 +198,10 @@ void Job::pass_output_until_end(Supervision& supervision) {
   }
 }
 
-PatientWriter* Job::blocked_writer() const {
-  const auto found = std::find_if(spec_.writers.begin(), spec_.writers.end(),
-                                  [](const PatientWriter* writer) { return writer->pending(); });
+NonBlockingWriter* Job::blocked_writer() const {
+  const auto found =
+      std::find_if(spec_.writers.begin(), spec_.writers.end(),
+                   [](const NonBlockingWriter* writer) { return writer->pending(); });
   return found == spec_.writers.end() ? nullptr : *found;
 }
 

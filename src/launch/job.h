@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "launch/job_result.h"
+#include "launch/non_blocking_writer.h"
 #include "launch/output.h"
-#include "launch/patient_writer.h"
 
 namespace paceline::launch {
 
@@ -32,7 +32,7 @@ struct JobSpec {
   OutputSink output;
   // What `output` writes to. While one of them has text pending, the workers' output is not read,
   // but signals are.
-  std::vector<PatientWriter*> writers;
+  std::vector<NonBlockingWriter*> writers;
 
   // SIGINT, SIGTERM, SIGHUP and SIGTSTP are taken from the calling thread while the job runs and
   // passed on to the workers, except those that this process ignores. The first that ends the job

@@ -17,8 +17,8 @@ namespace paceline::trace {
 namespace {
 
 // By Kind.
-constexpr std::array<std::string_view, 6> kNames{"step",     "meeting", "forward",
-                                                 "backward", "wait",    "bucket"};
+constexpr std::array<std::string_view, 6> kNames{
+    "step", "pre_forward_sync", "forward", "backward", "wait", "bucket"};
 
 // Buckets overlap each other and what else their rank does, so each has a row of its own in a
 // viewer, below its model's.

@@ -7,10 +7,10 @@ namespace paceline::trace {
 
 using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC: one for all processes of a machine
 
-// step: from the begin of a training forward to the end of its synchronised backward. meeting: in
-// collective calls before the forward, for buffers say. wait: blocked on peers. bucket: from
-// publishing a bucket until all ranks have reduced it.
-enum class Kind : std::uint8_t { step, meeting, forward, backward, wait, bucket };
+// step: from the begin of a training forward to the end of its synchronised backward.
+// pre_forward_sync: in collective calls before the forward, for buffers say. wait: blocked on
+// peers. bucket: from publishing a bucket until all ranks have reduced it.
+enum class Kind : std::uint8_t { step, pre_forward_sync, forward, backward, wait, bucket };
 
 struct Span {
   Kind kind;

@@ -8,7 +8,7 @@
 namespace paceline::trace {
 namespace {
 
-// When the ranks published a bucket, or came to a meeting.
+// When the ranks published a bucket, or met before a forward.
 struct Publication {
   double last = -1;
   int last_rank = -1;
@@ -48,12 +48,12 @@ class Collection {
   }
 
  private:
-  // Model, step, and bucket; kLast is the last one of the step, and below that are its meetings.
+  // Model, step, and bucket; kLast is the last one of the step, and below that are its syncs.
   using Key = std::tuple<std::uint64_t, std::uint64_t, int>;
   static constexpr int kLast = -1;
 
   // Numbers those of one rank, whose spans come in the order of their ends.
-  class Meetings {
+  class PreForwardSyncs {
    public:
     Key next(const Span& span) {
       return {span.model, span.step, kLast - ++count_[{span.model, span.step}]};
@@ -71,10 +71,10 @@ class Collection {
   }
 
   void note_publications(const RankTrace& trace) {
-    Meetings meetings;
+    PreForwardSyncs syncs;
     for (const Span& span : trace.spans) {
       const double begin = interval_of(span).begin;
-      if (span.kind == Kind::meeting) published_[meetings.next(span)].add(trace.rank, begin);
+      if (span.kind == Kind::pre_forward_sync) published_[syncs.next(span)].add(trace.rank, begin);
       if (span.kind != Kind::bucket) continue;
       for (const int bucket : {span.bucket, kLast}) {
         published_[{span.model, span.step, bucket}].add(trace.rank, begin);
@@ -148,11 +148,11 @@ class Collection {
   }
 
   void add_waits(const RankTrace& trace, std::vector<RankStep>& steps) const {
-    Meetings meetings;
+    PreForwardSyncs syncs;
     for (const Span& span : trace.spans) {
-      if (span.kind != Kind::wait && span.kind != Kind::meeting) continue;
-      const Key others =
-          span.kind == Kind::meeting ? meetings.next(span) : Key{span.model, span.step, kLast};
+      if (span.kind != Kind::wait && span.kind != Kind::pre_forward_sync) continue;
+      const Key others = span.kind == Kind::pre_forward_sync ? syncs.next(span)
+                                                             : Key{span.model, span.step, kLast};
       const Wait wait = wait_of(trace.rank, span, others);
       auto after = std::ranges::upper_bound(steps, wait.when.begin, {},
                                             [](const RankStep& step) { return step.period.begin; });

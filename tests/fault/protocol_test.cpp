@@ -12,17 +12,17 @@
 
 #include <paceline/error.h>
 
-#include "node/channel.h"
-#include "node/fault_point.h"
-#include "node/group.h"
-#include "node/mailbox.h"
-#include "node/monitored_barrier.h"
+#include "shm/buckets/bucket_reducer.h"
+#include "shm/collectives/group.h"
+#include "shm/collectives/monitored_barrier.h"
+#include "shm/p2p/mailbox.h"
+#include "shm/sync/fault_point.h"
 #include "support/process_ranks.h"
 #include "support/shared.h"
 #include "support/stopped.h"
 #include "support/thoroughness.h"
 
-namespace paceline::node {
+namespace paceline::shm {
 namespace {
 
 using test::thoroughness;
@@ -57,7 +57,7 @@ void reduce(Group& group, std::size_t count, bool shared) {
   }
   group.all_reduce(data, data, count, DataType::float32, ReduceOp::sum);
   EXPECT_EQ(data[count - 1], static_cast<float>(group.size()));
-  if (shared) group.region()->free(data);
+  if (shared) group.region()->memory().free(data);
 }
 
 void exchange_messages(Mailbox& mailbox, int rank, int size, std::size_t count) {
@@ -82,21 +82,22 @@ void exchange_messages(Mailbox& mailbox, int rank, int size, std::size_t count) 
 }
 
 void train(Group& group) {
-  constexpr Channel::Bucket kBuckets[] = {{10, DataType::float32, ReduceOp::avg},
-                                          {3000, DataType::float32, ReduceOp::avg}};
-  Channel channel(group, kBuckets, [](std::size_t) { return "a layer"; });
+  constexpr BucketReducer::Bucket kBuckets[] = {{10, DataType::float32, ReduceOp::avg},
+                                                {3000, DataType::float32, ReduceOp::avg}};
+  BucketReducer reducer(group, kBuckets, [](std::size_t) { return "a layer"; });
   for (std::uint32_t step = 1; step <= 2; ++step) {
-    channel.begin_step({.forwards = step});
+    reducer.begin_step({.forwards = step});
     for (const std::size_t bucket : {1u, 0u}) {
-      channel.publish(bucket);
-      channel.try_progress();
+      reducer.publish(bucket);
+      reducer.try_progress();
     }
-    channel.finish();
+    reducer.finish();
   }
 }
 
 // Something of everything, in an order in which no rank waits for one that waits for another.
-void run_program(int rank, int size, Links links, const std::function<void(Region&)>& prepare) {
+void run_program(int rank, int size, BootstrapSockets links,
+                 const std::function<void(Region&)>& prepare) {
   const auto region = Region::create(std::move(links), rank, size,
                                      {.name = "test",
                                       .timeout = timeout,
@@ -143,7 +144,7 @@ Story tell(
     int size, int victim, int point, const std::function<void(Board&)>& strike,
     const std::function<void(Board&)>& after = [](Board&) {}) {
   const test::Shared<Board> board;
-  const auto ends = test::run_process_ranks(size, [&](int rank, Links links) {
+  const auto ends = test::run_process_ranks(size, [&](int rank, BootstrapSockets links) {
     if (rank == victim) {
       fatal_point = point;
       fate = [&] {
@@ -234,9 +235,9 @@ TEST(Protocol, ARankIsStoppedAtManyPointsAndWakesUpExpelled) {
 
 // All that ranks tell each other, staging buffers included, is overwritten by a rank gone mad.
 void write_garbage(Region& region, std::mt19937& random) {
-  auto* const begin = reinterpret_cast<std::byte*>(&region.slot(0, 0));
-  auto* const end =
-      reinterpret_cast<std::byte*>(&region.outbox(region.size() - 1, 0) + region.size());
+  auto* const begin = reinterpret_cast<std::byte*>(&region.memory().slot(0, 0));
+  auto* const end = reinterpret_cast<std::byte*>(&region.memory().send_ring(region.size() - 1, 0) +
+                                                 region.size());
   const auto words = static_cast<std::size_t>(end - begin) / sizeof(std::uint32_t);
   // Now and then a plausible number, which gets further than noise does.
   for (int i = 0; i < 3000; ++i) {
@@ -249,19 +250,20 @@ TEST(Protocol, GarbageIsAnErrorAndNoCrash) {
   timeout = kShort;
   constexpr int kSize = 3;
   for (int seed = 0; seed < 15 * thoroughness(); ++seed) {
-    const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) -> std::string {
-      std::mt19937 random(static_cast<unsigned>(seed));
-      try {
-        run_program(rank, kSize, std::move(links), [&](Region& region) {
-          if (rank != 1) return;
-          fatal_point = points_passed + static_cast<int>(random() % 60);
-          fate = [&] { write_garbage(region, random); };
+    const auto ends =
+        test::run_process_ranks(kSize, [&](int rank, BootstrapSockets links) -> std::string {
+          std::mt19937 random(static_cast<unsigned>(seed));
+          try {
+            run_program(rank, kSize, std::move(links), [&](Region& region) {
+              if (rank != 1) return;
+              fatal_point = points_passed + static_cast<int>(random() % 60);
+              fate = [&] { write_garbage(region, random); };
+            });
+          } catch (const Error& error) {
+            return "an error";
+          }
+          return "done";
         });
-      } catch (const Error& error) {
-        return "an error";
-      }
-      return "done";
-    });
     for (const auto& end : ends) {
       // A number that is wrong fails an expectation of the program; a crash ends with a signal.
       EXPECT_TRUE(WIFEXITED(end.status)) << "seed " << seed << ": signal " << WTERMSIG(end.status);
@@ -275,4 +277,4 @@ void fault_point() {
   if (points_passed++ == fatal_point && fate) fate();
 }
 
-}  // namespace paceline::node
+}  // namespace paceline::shm

@@ -217,15 +217,16 @@ TEST(Killed, AtAnyTimeWhileGroupsAreFormed) {
   }
 }
 
-// Links lead to each other as under `paceline run`, where a death before joining shows too.
+// BootstrapSockets lead to each other as under `paceline run`, where a death before joining shows
+// too.
 TEST(Killed, BeforeItJoins) {
   for (const int size : kSizes) {
     const int victim = size - 1;
     const auto ends =
-        test::run_process_ranks(size, [&](int rank, node::Links links) -> std::string {
+        test::run_process_ranks(size, [&](int rank, shm::BootstrapSockets links) -> std::string {
           if (rank == victim) ::raise(SIGKILL);
           try {
-            node::join(std::move(links), rank, size, 4096, base::Deadline::after(60s), {});
+            shm::join(std::move(links), rank, size, 4096, base::Deadline::after(60s), {});
             return "joined";
           } catch (const PeerLost& error) {
             EXPECT_EQ(error.ranks(), std::vector<int>{victim});

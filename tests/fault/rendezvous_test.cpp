@@ -64,7 +64,7 @@ std::string failure_to_join(InitOptions options) {
 // The same in a process of its own, whose environment may be changed.
 std::string failure_alone(const InitOptions& options,
                           const std::map<std::string, std::string>& environment = {}) {
-  const auto ends = test::run_process_ranks(1, [&](int, node::Links) {
+  const auto ends = test::run_process_ranks(1, [&](int, shm::BootstrapSockets) {
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
     return failure_to_join(options);
   });
@@ -144,14 +144,14 @@ TEST_F(Rendezvous, FileOfAJobThatWasKilledIsRefused) {
       return InitOptions{
           .backend = backend, .init_method = method(), .world_size = 2, .rank = rank};
     };
-    test::run_process_ranks(2, [&](int rank, node::Links) -> std::string {
+    test::run_process_ranks(2, [&](int rank, shm::BootstrapSockets) -> std::string {
       const World world = init_process_group(options(rank));
       barrier();
       std::raise(SIGKILL);
       return "";
     });
     const auto ends = test::run_process_ranks(
-        2, [&](int rank, node::Links) { return failure_to_join(options(rank)); });
+        2, [&](int rank, shm::BootstrapSockets) { return failure_to_join(options(rank)); });
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report,
                   AllOf(StartsWith(fmt::format("UsageError: {} has been joined by a rank {} before",
@@ -189,14 +189,15 @@ TEST_F(Rendezvous, MissingRanksAreNamed) {
   for (const auto& backend : test::backends()) {
     const std::string tcp = Port().method();
     for (const std::string& where : {method(), tcp}) {
-      const auto ends = test::run_process_ranks(4, [&](int rank, node::Links) -> std::string {
-        if (rank % 2 == 1) return "";
-        return failure_to_join({.backend = backend,
-                                .init_method = where,
-                                .timeout = 2 * kTimeout,
-                                .world_size = 4,
-                                .rank = rank});
-      });
+      const auto ends =
+          test::run_process_ranks(4, [&](int rank, shm::BootstrapSockets) -> std::string {
+            if (rank % 2 == 1) return "";
+            return failure_to_join({.backend = backend,
+                                    .init_method = where,
+                                    .timeout = 2 * kTimeout,
+                                    .world_size = 4,
+                                    .rank = rank});
+          });
       for (const std::size_t rank : {0, 2}) {
         EXPECT_THAT(ends[rank].report,
                     StartsWith("PeerError(1,3): ranks 1 and 3 did not come to the rendezvous "
@@ -259,24 +260,25 @@ TEST_F(Rendezvous, WrongOptionsDoNotCountAsAnAttempt) {
 TEST_F(Rendezvous, RankThatEndedBetweenTwoWorldsIsNamed) {
   constexpr int kSize = 3;
   const base::UniqueFd memory(::memfd_create("store", 0));
-  const auto ends = test::run_process_ranks(kSize, [&](int rank, node::Links links) -> std::string {
-    std::string descriptors;
-    for (auto& link : links) {
-      descriptors += (descriptors.empty() ? "" : ",") + std::to_string(link.release());
-    }
-    for (const auto& [name, value] :
-         std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
-                                            {"WORLD_SIZE", std::to_string(kSize)},
-                                            {"PACELINE_LINKS", descriptors},
-                                            {"PACELINE_STORE_FD", std::to_string(memory.get())}}) {
-      ::setenv(name.c_str(), value.c_str(), 1);
-    }
-    {
-      const World world = init_process_group();
-      barrier();
-    }
-    return rank == 1 ? "ended" : failure_to_join({.timeout = 2 * kLate});
-  });
+  const auto ends =
+      test::run_process_ranks(kSize, [&](int rank, shm::BootstrapSockets links) -> std::string {
+        std::string descriptors;
+        for (auto& link : links) {
+          descriptors += (descriptors.empty() ? "" : ",") + std::to_string(link.release());
+        }
+        for (const auto& [name, value] : std::map<std::string, std::string>{
+                 {"RANK", std::to_string(rank)},
+                 {"WORLD_SIZE", std::to_string(kSize)},
+                 {"PACELINE_LINKS", descriptors},
+                 {"PACELINE_STORE_FD", std::to_string(memory.get())}}) {
+          ::setenv(name.c_str(), value.c_str(), 1);
+        }
+        {
+          const World world = init_process_group();
+          barrier();
+        }
+        return rank == 1 ? "ended" : failure_to_join({.timeout = 2 * kLate});
+      });
   for (const std::size_t rank : {0, 2}) {
     EXPECT_EQ(ends[rank].report,
               "PeerError(1): rank 1 was lost (its process ended) and did not come to the "

@@ -15,12 +15,12 @@
 
 #include <paceline/error.h>
 
-#include "node/group.h"
+#include "shm/collectives/group.h"
 #include "support/process_ranks.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
-namespace paceline::node {
+namespace paceline::shm {
 namespace {
 
 using ::testing::HasSubstr;
@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 constexpr std::size_t kCount = 100'000;
 
 // Forms a group and uses it; what went wrong, or nothing.
-std::string use(int rank, int size, Links links) {
+std::string use(int rank, int size, BootstrapSockets links) {
   try {
     const auto region =
         Region::create(std::move(links), rank, size, test::small_region(std::chrono::seconds(20)));
@@ -37,7 +37,7 @@ std::string use(int rank, int size, Links links) {
     std::fill_n(data, kCount, 1.0f);
     group.all_reduce(data, data, kCount, DataType::float32, ReduceOp::sum);
     EXPECT_EQ(data[kCount - 1], static_cast<float>(size));
-    region->free(data);
+    region->memory().free(data);
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -80,7 +80,7 @@ TEST(Resources, DescriptorsThatAreMissingAreToldToEveryRank) {
   for (const int victim : {0, 2}) {
     rlim_t more = 0;
     while (!had_enough(test::run_process_ranks(kSize,
-                                               [&](int rank, Links links) {
+                                               [&](int rank, BootstrapSockets links) {
                                                  if (rank == victim) limit_descriptors(more);
                                                  return use(rank, kSize, std::move(links));
                                                }),
@@ -95,7 +95,7 @@ TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
   if (test::kSanitized) GTEST_SKIP() << "a sanitizer needs it itself";
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
-    const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) {
+    const auto ends = test::run_process_ranks(kSize, [&](int rank, BootstrapSockets links) {
       if (rank == victim) limit(RLIMIT_AS, rlim_t{100} << 20);  // an arena has 64 MiB
       return use(rank, kSize, std::move(links));
     });
@@ -110,7 +110,7 @@ TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
 TEST(Resources, DescriptorsOnTheirWayMayHaveToWait) {
   constexpr int kSize = 16;
   constexpr uid_t kNobody = 65534;
-  const auto ends = test::run_process_ranks(kSize, [](int rank, Links links) {
+  const auto ends = test::run_process_ranks(kSize, [](int rank, BootstrapSockets links) {
     limit(RLIMIT_NOFILE, 100);  // 15 ranks get 17 each
     EXPECT_TRUE(::geteuid() != 0 || ::setresuid(kNobody, kNobody, kNobody) == 0);
     return use(rank, kSize, std::move(links));
@@ -123,11 +123,12 @@ TEST(Resources, NamespacesWithoutUsersAreFine) {
   constexpr int kSize = 3;
   for (const std::vector<int>& inside :
        {std::vector<int>{0}, std::vector<int>{2}, std::vector<int>{0, 1, 2}}) {
-    const auto ends = test::run_process_ranks(kSize, [&](int rank, Links links) -> std::string {
-      const bool enters = std::ranges::find(inside, rank) != inside.end();
-      if (enters && ::unshare(CLONE_NEWUSER) != 0) return "skipped";
-      return use(rank, kSize, std::move(links));
-    });
+    const auto ends =
+        test::run_process_ranks(kSize, [&](int rank, BootstrapSockets links) -> std::string {
+          const bool enters = std::ranges::find(inside, rank) != inside.end();
+          if (enters && ::unshare(CLONE_NEWUSER) != 0) return "skipped";
+          return use(rank, kSize, std::move(links));
+        });
     if (ends[static_cast<std::size_t>(inside.front())].report == "skipped") {
       GTEST_SKIP() << "not allowed to make a user namespace";
     }
@@ -137,14 +138,15 @@ TEST(Resources, NamespacesWithoutUsersAreFine) {
 
 TEST(Resources, NoneOfDevShmIsNeeded) {
   constexpr int kSize = 2;
-  const auto ends = test::run_process_ranks(kSize, [](int rank, Links links) -> std::string {
-    if (::unshare(CLONE_NEWNS) != 0 ||
-        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("none", "/dev/shm", "tmpfs", MS_RDONLY, "size=4096") != 0) {
-      return "skipped";
-    }
-    return use(rank, kSize, std::move(links));
-  });
+  const auto ends =
+      test::run_process_ranks(kSize, [](int rank, BootstrapSockets links) -> std::string {
+        if (::unshare(CLONE_NEWNS) != 0 ||
+            ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+            ::mount("none", "/dev/shm", "tmpfs", MS_RDONLY, "size=4096") != 0) {
+          return "skipped";
+        }
+        return use(rank, kSize, std::move(links));
+      });
   for (const auto& end : ends) {
     if (end.report == "skipped") GTEST_SKIP() << "not allowed to mount";
     EXPECT_EQ(end.report, "");
@@ -152,4 +154,4 @@ TEST(Resources, NoneOfDevShmIsNeeded) {
 }
 
 }  // namespace
-}  // namespace paceline::node
+}  // namespace paceline::shm

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "trace/diagnosis.h"
 #include "trace/job.h"
-#include "trace/verdict.h"
 
 // Whatever the bytes: a timeline that can be judged, or CorruptFile.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {

@@ -491,7 +491,7 @@ TEST(Ddp, BucketsAreFilledInOrder) {
                                            torch::zeros({5}, at::kDouble), floats(17)};
   ddp::BucketPlan plan;
   ddp::add_buckets(plan, parameters, std::vector<std::size_t>{4, 3, 2, 1, 0},
-                   {.caps = {4 * 32, 4 * 64}, .alone = 4 * 1000});
+                   {.caps = {4 * 32, 4 * 64}, .dedicated = 4 * 1000});
   ASSERT_EQ(plan.buckets.size(), 4u);
   EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(4)) << "the first is smaller";
   EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(3)) << "of a type of its own";
@@ -506,12 +506,12 @@ TEST(Ddp, LargeGradientsHaveBucketsOfTheirOwn) {
   const std::vector<at::Tensor> parameters{floats(7), floats(1001), floats(8), floats(1000)};
   ddp::BucketPlan plan;
   ddp::add_buckets(plan, parameters, std::vector<std::size_t>{3, 2, 1, 0},
-                   {.caps = {4 * 64}, .alone = 4 * 1000});
+                   {.caps = {4 * 64}, .dedicated = 4 * 1000});
   ASSERT_EQ(plan.buckets.size(), 3u);
   EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(3));
   EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(2, 0)) << "a large one between them";
   EXPECT_THAT(plan.buckets[2].parameters, ElementsAre(1));
-  EXPECT_TRUE(plan.buckets[2].alone);
+  EXPECT_TRUE(plan.buckets[2].dedicated);
   EXPECT_EQ(plan.buckets[2].count, 1001) << "there is nothing to align";
 }
 

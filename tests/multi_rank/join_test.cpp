@@ -188,8 +188,8 @@ class Counter final : public Joinable {
     total += sum.item<int>();
   }
   ProcessGroup join_process_group() const override { return {}; }
-  void shadow_step() override { all_reduce(torch::tensor({0})); }
-  void all_joined(int last) override {
+  void main_hook() override { all_reduce(torch::tensor({0})); }
+  void post_hook(int last) override {
     auto sum = torch::tensor({total});
     broadcast(sum, {.src = last});
     total = sum.item<int>();

@@ -260,7 +260,7 @@ TEST(ZeroCopy, ComesBackToNothing) {
       for (int s = 2; s < 20; ++s) step(model, sgd, input_of(rank, s));
       EXPECT_EQ(allocated_bytes(), after_two);
     }
-    // Control blocks are never used again; a channel's takes some cache lines.
+    // Control blocks are never used again; a reducer's takes some cache lines.
     EXPECT_LE(allocated_bytes() - before, 0);
   });
 }

@@ -80,8 +80,8 @@ void ChildProcess::signal(int number) const {
 
 bool ChildProcess::read_some() {
   std::array<pollfd, 2> fds{{{out_fd_.get(), POLLIN, 0}, {err_fd_.get(), POLLIN, 0}}};
-  const auto patience = std::chrono::milliseconds(kPatience).count();
-  if (::poll(fds.data(), fds.size(), static_cast<int>(patience)) == 0) {
+  const auto deadline = std::chrono::milliseconds(kPatience).count();
+  if (::poll(fds.data(), fds.size(), static_cast<int>(deadline)) == 0) {
     throw std::runtime_error("no output for too long; so far:\n" + out_ + err_);
   }
   if (fds[0].revents != 0) read_into(out_fd_, out_);

@@ -11,7 +11,7 @@
 
 namespace paceline::test {
 
-// The state letter of /proc/PID/stat; 0 if there is no such process.
+// The state header of /proc/PID/stat; 0 if there is no such process.
 char process_state(pid_t pid);
 
 // Not there, nor as a zombie.

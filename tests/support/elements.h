@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "node/types.h"
+#include "shm/kernels/types.h"
 
 namespace paceline::test {
 
@@ -15,14 +15,14 @@ namespace paceline::test {
 // and in 64-bit integers, apart from the library.
 using Value = std::complex<double>;
 
-inline constexpr node::DataType kAllTypes[] = {
-    node::DataType::float32,  node::DataType::float64,   node::DataType::float16,
-    node::DataType::bfloat16, node::DataType::int8,      node::DataType::uint8,
-    node::DataType::int16,    node::DataType::int32,     node::DataType::int64,
-    node::DataType::boolean,  node::DataType::complex64, node::DataType::complex128};
-inline constexpr node::ReduceOp kAllOps[] = {
-    node::ReduceOp::sum, node::ReduceOp::avg,     node::ReduceOp::product, node::ReduceOp::min,
-    node::ReduceOp::max, node::ReduceOp::bit_and, node::ReduceOp::bit_or,  node::ReduceOp::bit_xor};
+inline constexpr shm::DataType kAllTypes[] = {
+    shm::DataType::float32,  shm::DataType::float64,   shm::DataType::float16,
+    shm::DataType::bfloat16, shm::DataType::int8,      shm::DataType::uint8,
+    shm::DataType::int16,    shm::DataType::int32,     shm::DataType::int64,
+    shm::DataType::boolean,  shm::DataType::complex64, shm::DataType::complex128};
+inline constexpr shm::ReduceOp kAllOps[] = {
+    shm::ReduceOp::sum, shm::ReduceOp::avg,     shm::ReduceOp::product, shm::ReduceOp::min,
+    shm::ReduceOp::max, shm::ReduceOp::bit_and, shm::ReduceOp::bit_or,  shm::ReduceOp::bit_xor};
 
 // A number in 16 bits, `mantissa` of them for the fraction; subnormals become zero.
 inline std::uint16_t to_16_bits(double value, int mantissa) {
@@ -55,8 +55,8 @@ T get_as(const void* at, std::size_t i) {
 }
 
 // Integers wrap; what is not zero is true.
-inline void put(node::DataType type, void* at, std::size_t i, Value value) {
-  using node::DataType;
+inline void put(shm::DataType type, void* at, std::size_t i, Value value) {
+  using shm::DataType;
   const auto integer = static_cast<std::uint64_t>(std::llround(value.real()));
   switch (type) {
     case DataType::float32:
@@ -86,8 +86,8 @@ inline void put(node::DataType type, void* at, std::size_t i, Value value) {
   }
 }
 
-inline Value get(node::DataType type, const void* at, std::size_t i) {
-  using node::DataType;
+inline Value get(shm::DataType type, const void* at, std::size_t i) {
+  using shm::DataType;
   switch (type) {
     case DataType::float32:
       return get_as<float>(at, i);
@@ -118,15 +118,15 @@ inline Value get(node::DataType type, const void* at, std::size_t i) {
 }
 
 // The value as the type holds it.
-inline Value held(node::DataType type, Value value) {
+inline Value held(shm::DataType type, Value value) {
   std::byte cell[16];
   put(type, cell, 0, value);
   return get(type, cell, 0);
 }
 
 // How far from the exact result a reduction of values up to `magnitude` may be.
-inline double tolerance(node::DataType type, double magnitude) {
-  using node::DataType;
+inline double tolerance(shm::DataType type, double magnitude) {
+  using shm::DataType;
   switch (type) {
     case DataType::float32:
     case DataType::complex64:
@@ -144,8 +144,8 @@ inline double tolerance(node::DataType type, double magnitude) {
 }
 
 // Of values that the type holds, in this order; exact while they and the results stay below 2^53.
-inline Value reduced(node::DataType type, node::ReduceOp op, const std::vector<Value>& values) {
-  using node::ReduceOp;
+inline Value reduced(shm::DataType type, shm::ReduceOp op, const std::vector<Value>& values) {
+  using shm::ReduceOp;
   const auto bits = [](Value value) { return std::llround(value.real()); };
   Value result = values[0];
   for (std::size_t i = 1; i < values.size(); ++i) {
@@ -176,7 +176,7 @@ inline Value reduced(node::DataType type, node::ReduceOp op, const std::vector<V
     }
   }
   if (op == ReduceOp::avg) {
-    const bool integer = type >= node::DataType::int8 && type <= node::DataType::int64;
+    const bool integer = type >= shm::DataType::int8 && type <= shm::DataType::int64;
     if (integer) result = held(type, result);
     result /= static_cast<double>(values.size());
     if (integer) result = std::trunc(result.real());

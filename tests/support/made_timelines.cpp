@@ -53,7 +53,7 @@ class MadeStep {
   void make_spans(int rank) {
     const double forward_end = begin(rank) + forward(rank);
     const double end = reduced_.back();
-    if (job_.meets) add(rank, Kind::meeting, arrival(rank), begin(rank));
+    if (job_.meets) add(rank, Kind::pre_forward_sync, arrival(rank), begin(rank));
     add(rank, Kind::forward, begin(rank), forward_end);
     double waited = publication(rank, job_.buckets - 1);
     for (int bucket = 0; bucket < job_.buckets; ++bucket) {

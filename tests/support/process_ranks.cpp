@@ -65,8 +65,8 @@ constexpr std::chrono::minutes kLongestRun{5};
 
 }  // namespace
 
-std::vector<RankEnd> run_process_ranks(int size,
-                                       const std::function<std::string(int, node::Links)>& body) {
+std::vector<RankEnd> run_process_ranks(
+    int size, const std::function<std::string(int, shm::BootstrapSockets)>& body) {
   const auto count = static_cast<std::size_t>(size);
   std::vector<Link> links(count);
   std::vector<base::Pipe> pipes(count);
@@ -78,7 +78,7 @@ std::vector<RankEnd> run_process_ranks(int size,
     const pid_t pid = ::fork();
     if (pid < 0) throw base::errno_error("fork");
     if (pid == 0) {
-      node::Links mine;
+      shm::BootstrapSockets mine;
       for (std::size_t other = 1; other < count; ++other) {
         if (rank == 0) mine.push_back(std::move(links[other].first));
         if (rank == other) mine.push_back(std::move(links[other].second));
@@ -105,13 +105,14 @@ std::vector<RankEnd> run_process_ranks(int size,
 }
 
 void run_side_by_side(std::size_t count, const std::function<void(std::size_t)>& body) {
-  expect_process_ranks(static_cast<int>(count), [&](int number, const node::Links& /*unused*/) {
-    body(static_cast<std::size_t>(number));
-  });
+  expect_process_ranks(static_cast<int>(count),
+                       [&](int number, const shm::BootstrapSockets& /*unused*/) {
+                         body(static_cast<std::size_t>(number));
+                       });
 }
 
-void expect_process_ranks(int size, const std::function<void(int, node::Links)>& body) {
-  const auto ends = run_process_ranks(size, [&](int rank, node::Links links) {
+void expect_process_ranks(int size, const std::function<void(int, shm::BootstrapSockets)>& body) {
+  const auto ends = run_process_ranks(size, [&](int rank, shm::BootstrapSockets links) {
     body(rank, std::move(links));
     return std::string();
   });

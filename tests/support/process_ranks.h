@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "node/join.h"
+#include "shm/membership/bootstrap.h"
 
 namespace paceline::test {
 
@@ -22,10 +22,11 @@ struct RankEnd {
 // whose body throws, or fails a gtest expectation, exits with 1. One that has not ended after five
 // minutes is killed and its report says so.
 std::vector<RankEnd> run_process_ranks(
-    int size, const std::function<std::string(int rank, node::Links links)>& body);
+    int size, const std::function<std::string(int rank, shm::BootstrapSockets links)>& body);
 
 // For bodies that return nothing: expects every rank to exit cleanly.
-void expect_process_ranks(int size, const std::function<void(int rank, node::Links links)>& body);
+void expect_process_ranks(int size,
+                          const std::function<void(int rank, shm::BootstrapSockets links)>& body);
 
 // Runs `body` for 0 to `count` - 1 at the same time, each in a process of its own, which may run
 // ranks: for tests that spend their time on waiting for a deadline. Every process must exit

@@ -17,7 +17,7 @@ std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
                                      const std::function<std::string(const RankContext&)>& body) {
   const base::UniqueFd memory(::memfd_create("store", MFD_CLOEXEC));
   const std::string path = fmt::format("/proc/self/fd/{}", memory.get());
-  return run_process_ranks(size, [&](int rank, node::Links links) {
+  return run_process_ranks(size, [&](int rank, shm::BootstrapSockets links) {
     links.clear();
     at::set_num_threads(1);
     return body({rank, size,

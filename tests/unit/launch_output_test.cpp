@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "launch/console.h"
-#include "launch/last_lines.h"
 #include "launch/line_splitter.h"
+#include "launch/tail_buffer.h"
 
 namespace paceline::launch {
 namespace {
@@ -50,13 +50,13 @@ TEST(LineSplitter, EndlessLinesAreCut) {
   }
 }
 
-TEST(LastLines, KeepsTheLastAsATerminalShowsThem) {
-  LastLines lines;
+TEST(TailBuffer, KeepsTheLastAsATerminalShowsThem) {
+  TailBuffer lines;
   for (int i = 0; i < 30; ++i) lines.feed(Stream::out, "line " + std::to_string(i) + "\n");
   lines.feed(Stream::err, "\r10%\r20%\r100%\r\n");
   lines.feed(Stream::out, "unfinished");
   const auto last = lines.lines();
-  ASSERT_THAT(last, SizeIs(LastLines::kMaxLines));
+  ASSERT_THAT(last, SizeIs(TailBuffer::kMaxLines));
   EXPECT_EQ(last.front(), "line 12");
   EXPECT_EQ(last[18], "100%");
   EXPECT_EQ(last[19], "unfinished");

@@ -4,8 +4,8 @@
 
 #include "support/made_timelines.h"
 #include "trace/analysis.h"
+#include "trace/diagnosis.h"
 #include "trace/intervals.h"
-#include "trace/verdict.h"
 #include "trace/words.h"
 
 namespace paceline::trace {
@@ -289,7 +289,8 @@ TEST(Verdict, StepsAreTooShort) {
   const Verdict verdict =
       verdict_of({.buckets = 1, .computing = [](int, int) { return 60.0; }, .reduction = 40});
   EXPECT_EQ(verdict.finding, Finding::short_steps);
-  EXPECT_THAT(verdict.sentence, HasSubstr("of 100 us, 40 % go by in ranks meeting each other"));
+  EXPECT_THAT(verdict.sentence,
+              HasSubstr("of 100 us, 40 % go by in ranks pre_forward_sync each other"));
 }
 
 TEST(Verdict, TimeGoesByBetweenSteps) {

@@ -12,9 +12,9 @@
 #include "support/temporary_directory.h"
 #include "support/thoroughness.h"
 #include "trace/analysis.h"
+#include "trace/diagnosis.h"
 #include "trace/job.h"
 #include "trace/reader.h"
-#include "trace/verdict.h"
 
 namespace paceline::trace {
 namespace {

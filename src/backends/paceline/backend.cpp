@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <new>
 
-#include "backends/paceline/node_channel.h"
+#include "backends/paceline/shm_bucket_reducer.h"
 #include "distributed/store_exchange.h"
 
 namespace paceline::backends {
@@ -16,34 +16,34 @@ namespace {
 
 const bool paceline_registered = distributed::register_backend(
     "paceline", {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
-                   return c10::make_intrusive<NodeBackend>(form_region(std::move(request)));
+                   return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
                  },
                  c10d::ProcessGroup::BackendType::CUSTOM});
 
 }  // namespace
 
-std::shared_ptr<node::Region> form_region(distributed::BackendRequest request) {
-  node::RegionOptions options{.name = request.group_name,
-                              .numbers = node::RankNumbers(request.world_ranks),
-                              .timeout = request.timeout};
+std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
+  shm::RegionOptions options{.name = request.group_name,
+                             .numbers = shm::GlobalRanks(request.world_ranks),
+                             .timeout = request.timeout};
   options.staging_bytes = request.staging_bytes.value_or(options.staging_bytes);
   if (!request.links.empty() || request.size == 1) {
-    return node::Region::create(std::move(request.links), request.rank, request.size, options);
+    return shm::Region::create(std::move(request.links), request.rank, request.size, options);
   }
   distributed::StoreExchange exchange(request);
-  return node::Region::create(exchange, options);
+  return shm::Region::create(exchange, options);
 }
 
-NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
+PacelineBackend::PacelineBackend(std::shared_ptr<shm::Region> region)
     : ExtendedBackend(region->rank(), region->size()),
       region_(std::move(region)),
       group_(region_),
-      mailbox_(std::make_shared<node::Mailbox>(region_)),
+      mailbox_(std::make_shared<shm::Mailbox>(region_)),
       monitored_barrier_(region_),
-      options_(c10::make_intrusive<NodeOptions>(region_->options().timeout)),
+      options_(c10::make_intrusive<PacelineOptions>(region_->options().timeout)),
       timeout_(region_->options().timeout),
       progress_(std::make_unique<ProgressThreads>()),
-      postman_(std::make_unique<Postman>(mailbox_)) {
+      p2p_progress_(std::make_unique<P2PProgressThread>(mailbox_)) {
   options_->group_name = region_->options().name;
   options_->staging_bytes = region_->options().staging_bytes;
   for (int rank = 0; rank < region_->size(); ++rank) {
@@ -52,61 +52,61 @@ NodeBackend::NodeBackend(std::shared_ptr<node::Region> region)
   }
 }
 
-NodeBackend::~NodeBackend() {
+PacelineBackend::~PacelineBackend() {
   shutdown();
   const bool forked = region_->in_forked_child();
   if (forked || progress_->abandoned()) static_cast<void>(progress_.release());
-  if (forked || postman_->abandoned()) static_cast<void>(postman_.release());
+  if (forked || p2p_progress_->abandoned()) static_cast<void>(p2p_progress_.release());
   if (forked || callbacks_->abandoned()) {
     static_cast<void>(new (std::nothrow) std::shared_ptr<ProgressThreads>(callbacks_));
   }
 }
 
-void NodeBackend::setTimeout(std::chrono::milliseconds timeout) {
+void PacelineBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
   options_->timeout = timeout;
 }
 
-std::chrono::milliseconds NodeBackend::limit(std::chrono::milliseconds timeout) const {
+std::chrono::milliseconds PacelineBackend::limit(std::chrono::milliseconds timeout) const {
   return timeout > std::chrono::milliseconds(0) ? timeout : timeout_.load();
 }
 
-void NodeBackend::shutdown() {
+void PacelineBackend::shutdown() {
   if (region_->in_forked_child()) return;
   progress_->stop();
-  postman_->stop();
+  p2p_progress_->stop();
   mailbox_->close();
   callbacks_->stop();
   region_->depart();
 }
 
 // Asked before a thread of ours is: a forked child has none of them.
-void NodeBackend::check_usable(const char* operation) const {
+void PacelineBackend::check_usable(const char* operation) const {
   region_->check_usable({operation, sequence_ + 1});
   if (!progress_->stopped()) return;
   throw UsageError(
       fmt::format("{} on group {}, which this rank has left", operation, region_->options().name));
 }
 
-c10d::ErrorType NodeBackend::getError() {
+c10d::ErrorType PacelineBackend::getError() {
   switch (region_->failure().kind) {
-    case node::FailureKind::none:
+    case shm::FailureKind::none:
       return c10d::ErrorType::SUCCESS;
-    case node::FailureKind::timeout:
+    case shm::FailureKind::timeout:
       return c10d::ErrorType::TIMEOUT;
-    case node::FailureKind::peer_lost:
+    case shm::FailureKind::peer_lost:
       return c10d::ErrorType::REMOTE_ERROR;
-    case node::FailureKind::mismatch:
+    case shm::FailureKind::mismatch:
       break;
   }
   return c10d::ErrorType::COMM_ERROR;
 }
 
-void NodeBackend::abort_because(const std::string& text) noexcept {
+void PacelineBackend::abort_because(const std::string& text) noexcept {
   region_->abort(text);
 }
 
-std::shared_ptr<node::Region> NodeBackend::split_region(
+std::shared_ptr<shm::Region> PacelineBackend::split_region(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<Options>& options) const {
   const auto own = std::find(ranks.begin(), ranks.end(), getRank());
@@ -122,27 +122,27 @@ std::shared_ptr<node::Region> NodeBackend::split_region(
   if (options) {
     request.timeout = options->timeout;
     if (!options->group_name.empty()) request.group_name = options->group_name;
-    if (const auto* const ours = dynamic_cast<NodeOptions*>(options.get())) {
+    if (const auto* const ours = dynamic_cast<PacelineOptions*>(options.get())) {
       request.staging_bytes = ours->staging_bytes;
     }
   }
   return form_region(std::move(request));
 }
 
-c10::intrusive_ptr<c10d::Backend> NodeBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                     const std::vector<int>& ranks,
-                                                     const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Options>& options) {
   auto region = split_region(store, ranks, options);
   if (!region) return {};
-  return c10::make_intrusive<NodeBackend>(std::move(region));
+  return c10::make_intrusive<PacelineBackend>(std::move(region));
 }
 
 // The index is all that is told of a device. That of the CPU has none; GPUs have.
-bool NodeBackend::supportsTensorAlloc(c10::DeviceIndex device) {
+bool PacelineBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   return device < 0;
 }
 
-at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
+at::Tensor PacelineBackend::allocateTensor(long size, at::TensorOptions options) {
   if (options.device().type() != c10::DeviceType::CPU) {
     throw UsageError(fmt::format("allocateTensor on {}: the backend paceline has CPU memory only",
                                  options.device().str()));
@@ -155,27 +155,27 @@ at::Tensor NodeBackend::allocateTensor(long size, at::TensorOptions options) {
   }
   return at::from_blob(
       region_->allocate_or_throw(bytes), {size},
-      [region = region_](void* pointer) { region->free(pointer); }, options);
+      [region = region_](void* pointer) { region->memory().free(pointer); }, options);
 }
 
-std::unordered_map<std::string, std::uint64_t> NodeBackend::getMemoryStats() {
+std::unordered_map<std::string, std::uint64_t> PacelineBackend::getMemoryStats() {
   const std::uint64_t buffers = 4 * static_cast<std::uint64_t>(getSize());
-  return {{"allocated_bytes", region_->bytes_in_use()},
-          {"staging_bytes", buffers * region_->buffer_bytes()}};
+  return {{"allocated_bytes", region_->memory().bytes_in_use()},
+          {"staging_bytes", buffers * region_->memory().buffer_bytes()}};
 }
 
-std::unique_ptr<distributed::BucketChannel> NodeBackend::make_bucket_channel(
-    const std::vector<distributed::BucketChannel::Bucket>& buckets,
-    distributed::BucketChannel::Describe describe, std::uint32_t steps,
+std::unique_ptr<distributed::BucketReducer> PacelineBackend::make_bucket_reducer(
+    const std::vector<distributed::BucketReducer::Bucket>& buckets,
+    distributed::BucketReducer::Describe describe, std::uint32_t steps,
     const std::vector<std::string>& parameters) {
   check_usable("DistributedDataParallel");
-  std::unique_ptr<distributed::BucketChannel> channel;
+  std::unique_ptr<distributed::BucketReducer> reducer;
   progress_->run_here([&] {
     group_.set_timeout(timeout_);
-    channel =
-        std::make_unique<NodeChannel>(group_, buckets, std::move(describe), steps, parameters);
+    reducer =
+        std::make_unique<ShmBucketReducer>(group_, buckets, std::move(describe), steps, parameters);
   });
-  return channel;
+  return reducer;
 }
 
 }  // namespace paceline::backends

@@ -9,40 +9,40 @@
 #include <unordered_map>
 #include <vector>
 
-#include "backends/paceline/postman.h"
+#include "backends/paceline/p2p_progress_thread.h"
 #include "backends/paceline/progress_threads.h"
 #include "backends/paceline/tensors.h"
 #include "backends/paceline/work.h"
 #include "distributed/backend.h"
-#include "node/group.h"
-#include "node/mailbox.h"
-#include "node/monitored_barrier.h"
+#include "shm/collectives/group.h"
+#include "shm/collectives/monitored_barrier.h"
+#include "shm/p2p/mailbox.h"
 
 namespace paceline::backends {
 
 // What a group can be told when it is made.
-struct NodeOptions : c10d::Backend::Options {
-  explicit NodeOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
+struct PacelineOptions : c10d::Backend::Options {
+  explicit PacelineOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
       : Options("paceline", limit) {}
   c10::intrusive_ptr<Options> clone() const override {
-    return c10::make_intrusive<NodeOptions>(*this);
+    return c10::make_intrusive<PacelineOptions>(*this);
   }
 
   // What the staging buffers of all ranks may take together, in bytes.
-  std::size_t staging_bytes = node::RegionOptions().staging_bytes;
+  std::size_t staging_bytes = shm::RegionOptions().staging_bytes;
 };
 
 // Joins the ranks of the request, over its links or else its store. Collective.
-std::shared_ptr<node::Region> form_region(distributed::BackendRequest request);
+std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request);
 
 // c10d over shared memory: the ranks of one machine. Calls whose options say asyncOp run on a
 // progress thread and return at once; the others run on the caller's thread.
-class NodeBackend : public distributed::ExtendedBackend {
+class PacelineBackend : public distributed::ExtendedBackend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  explicit NodeBackend(std::shared_ptr<node::Region> region);
-  ~NodeBackend() override;
+  explicit PacelineBackend(std::shared_ptr<shm::Region> region);
+  ~PacelineBackend() override;
 
   const std::string getBackendName() const override { return "paceline"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -121,24 +121,24 @@ class NodeBackend : public distributed::ExtendedBackend {
   void abort() override { abort_because("abort was called"); }
   void shutdown() override;
 
-  std::unique_ptr<distributed::BucketChannel> make_bucket_channel(
-      const std::vector<distributed::BucketChannel::Bucket>& buckets,
-      distributed::BucketChannel::Describe describe, std::uint32_t steps,
+  std::unique_ptr<distributed::BucketReducer> make_bucket_reducer(
+      const std::vector<distributed::BucketReducer::Bucket>& buckets,
+      distributed::BucketReducer::Describe describe, std::uint32_t steps,
       const std::vector<std::string>& parameters) override;
   void abort_because(const std::string& text) noexcept override;
-  void check_peers(const std::vector<int>& needed, const node::Activity& activity) override {
-    region_->check_peers(needed, activity);
+  void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override {
+    region_->check_peers(needed, op);
   }
   bool is_busy() override { return progress_->busy(); }
-  std::shared_ptr<const node::Membership> membership() const override {
-    return region_->membership();
+  std::shared_ptr<const shm::Membership> membership() const override {
+    return region_->peers().membership();
   }
 
  protected:
   // The region of split; null on ranks that are left out.
-  std::shared_ptr<node::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
-                                             const std::vector<int>& ranks,
-                                             const c10::intrusive_ptr<Options>& options) const;
+  std::shared_ptr<shm::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const std::vector<int>& ranks,
+                                            const c10::intrusive_ptr<Options>& options) const;
 
  private:
   // A call of c10d's: its name for messages, and for the profiler.
@@ -164,11 +164,11 @@ class NodeBackend : public distributed::ExtendedBackend {
   WorkPtr scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
                         const c10d::ReduceScatterOptions& options);
 
-  std::shared_ptr<node::Region> region_;
-  node::Group group_;
-  std::shared_ptr<node::Mailbox> mailbox_;
-  node::MonitoredBarrier monitored_barrier_;
-  c10::intrusive_ptr<NodeOptions> options_;
+  std::shared_ptr<shm::Region> region_;
+  shm::Group group_;
+  std::shared_ptr<shm::Mailbox> mailbox_;
+  shm::MonitoredBarrier monitored_barrier_;
+  c10::intrusive_ptr<PacelineOptions> options_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_{0};  // of the last call
   // A Work may outlive the backend.
@@ -178,7 +178,7 @@ class NodeBackend : public distributed::ExtendedBackend {
   // Behind pointers: in a forked child, where their threads are missing, and by a callback on one
   // of these threads, they cannot be destroyed.
   std::unique_ptr<ProgressThreads> progress_;
-  std::unique_ptr<Postman> postman_;
+  std::unique_ptr<P2PProgressThread> p2p_progress_;
   // For callbacks of messages, which keep it as long as they run.
   std::shared_ptr<ProgressThreads> callbacks_ = std::make_shared<ProgressThreads>();
 };

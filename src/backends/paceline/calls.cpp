@@ -1,4 +1,4 @@
-// c10d's collectives in terms of node::Group.
+// c10d's collectives in terms of shm::Group.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -47,9 +47,10 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* oper
 }  // namespace
 
 template <typename Body>
-NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, Tensors outputs,
-                                      bool async, std::chrono::milliseconds timeout, Body body,
-                                      std::size_t calls) {
+PacelineBackend::WorkPtr PacelineBackend::run(const Kind& kind, const Tensors& inputs,
+                                              Tensors outputs, bool async,
+                                              std::chrono::milliseconds timeout, Body body,
+                                              std::size_t calls) {
   check_usable(kind.name);
   for (const at::Tensor& output : outputs) distributed::check_no_overlap(output, kind.name);
   const auto patience = limit(timeout);
@@ -69,7 +70,7 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
     work->complete(nullptr, *hooks_);
     return work;
   }
-  group_.region()->note_other_thread();
+  group_.region()->threads().note_other_thread();
   progress_->enqueue(
       [work, perform, body = std::move(body), hooks = hooks_]() mutable -> ProgressThreads::After {
         std::exception_ptr error;
@@ -85,7 +86,7 @@ NodeBackend::WorkPtr NodeBackend::run(const Kind& kind, const Tensors& inputs, T
   return coalesced(work);
 }
 
-NodeBackend::WorkPtr NodeBackend::coalesced(WorkPtr work) {
+PacelineBackend::WorkPtr PacelineBackend::coalesced(WorkPtr work) {
   std::lock_guard lock(coalescing_mutex_);
   const auto own = coalescing_.find(std::this_thread::get_id());
   if (own == coalescing_.end()) return work;
@@ -93,34 +94,34 @@ NodeBackend::WorkPtr NodeBackend::coalesced(WorkPtr work) {
   return work;
 }
 
-void NodeBackend::startCoalescing() {
+void PacelineBackend::startCoalescing() {
   std::lock_guard lock(coalescing_mutex_);
   coalescing_[std::this_thread::get_id()].clear();
 }
 
-NodeBackend::WorkPtr NodeBackend::endCoalescing() {
+PacelineBackend::WorkPtr PacelineBackend::endCoalescing() {
   std::lock_guard lock(coalescing_mutex_);
   auto own = coalescing_.extract(std::this_thread::get_id());
   if (own.empty()) throw UsageError("endCoalescing without startCoalescing");
   return c10::make_intrusive<CoalescedWork>(std::move(own.mapped()));
 }
 
-NodeBackend::WorkPtr NodeBackend::barrier(const c10d::BarrierOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::barrier(const c10d::BarrierOptions& options) {
   return run({OpType::BARRIER, "barrier", "paceline:barrier"}, {}, {}, options.asyncOp,
              options.timeout, [this] { group_.barrier(); });
 }
 
-void NodeBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+void PacelineBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   check_usable("monitored_barrier");
   const auto patience =
       options.timeout < std::chrono::milliseconds(0) ? timeout_.load() : options.timeout;
   progress_->run_here([&] { monitored_barrier_.pass(patience, wait_all_ranks); });
 }
 
-NodeBackend::WorkPtr NodeBackend::broadcast(Tensors& tensors,
-                                            const c10d::BroadcastOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::broadcast(Tensors& tensors,
+                                                    const c10d::BroadcastOptions& options) {
   const at::Tensor tensor = single(tensors, "broadcast");
-  node::check_root("broadcast", options.rootRank, getSize());
+  shm::check_root("broadcast", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   return run({OpType::BROADCAST, "broadcast", "paceline:broadcast"}, tensors, {tensor},
              options.asyncOp, options.timeout, [this, tensor, root] {
@@ -130,8 +131,8 @@ NodeBackend::WorkPtr NodeBackend::broadcast(Tensors& tensors,
              });
 }
 
-void NodeBackend::reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                  const Reduction& how, std::optional<int> root) {
+void PacelineBackend::reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                      const Reduction& how, std::optional<int> root) {
   const Flat from(premultiplied(tensor, op), Flat::Use::in);
   if (root && *root != getRank()) {
     return group_.reduce(from.data(), nullptr, from.count(), how.type, how.op, *root);
@@ -146,8 +147,8 @@ void NodeBackend::reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp
   to.write_back();
 }
 
-NodeBackend::WorkPtr NodeBackend::allreduce(Tensors& tensors,
-                                            const c10d::AllreduceOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::allreduce(Tensors& tensors,
+                                                    const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
   const at::Tensor tensor = single(tensors, "all_reduce");
   const Reduction how = reduction(options.reduceOp, tensor, "all_reduce");
@@ -156,7 +157,7 @@ NodeBackend::WorkPtr NodeBackend::allreduce(Tensors& tensors,
              [this, tensor, op = options.reduceOp, how] { reduce_in_place(tensor, op, how); });
 }
 
-NodeBackend::WorkPtr NodeBackend::allreduce_coalesced(
+PacelineBackend::WorkPtr PacelineBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   std::vector<Reduction> how;
   for (const at::Tensor& tensor : tensors) {
@@ -175,8 +176,8 @@ NodeBackend::WorkPtr NodeBackend::allreduce_coalesced(
       tensors.size());
 }
 
-NodeBackend::WorkPtr NodeBackend::allreduce_sparse(Tensors& tensors,
-                                                   const c10d::AllreduceOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::allreduce_sparse(Tensors& tensors,
+                                                           const c10d::AllreduceOptions& options) {
   check_sparse(tensors, options.reduceOp);
   const at::Tensor tensor = tensors.front();
   return run(
@@ -190,10 +191,11 @@ NodeBackend::WorkPtr NodeBackend::allreduce_sparse(Tensors& tensors,
       kCallsOfSparse);
 }
 
-NodeBackend::WorkPtr NodeBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::reduce(Tensors& tensors,
+                                                 const c10d::ReduceOptions& options) {
   const at::Tensor tensor = single(tensors, "reduce");
   const Reduction how = reduction(options.reduceOp, tensor, "reduce");
-  node::check_root("reduce", options.rootRank, getSize());
+  shm::check_root("reduce", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   return run({OpType::REDUCE, "reduce", "paceline:reduce"}, tensors, {tensor}, options.asyncOp,
              options.timeout, [this, tensor, op = options.reduceOp, how, root] {
@@ -201,8 +203,8 @@ NodeBackend::WorkPtr NodeBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                            const c10d::AllgatherOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
   const at::Tensor input = single(inputs, "all_gather");
   const Tensors parts = single_list(outputs, input, getSize(), "all_gather");
   const at::Tensor& own = parts[static_cast<std::size_t>(getRank())];
@@ -217,9 +219,8 @@ NodeBackend::WorkPtr NodeBackend::allgather(std::vector<Tensors>& outputs, Tenso
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::allgather_coalesced(std::vector<Tensors>& outputs,
-                                                      Tensors& inputs,
-                                                      const c10d::AllgatherOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::allgather_coalesced(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   if (outputs.size() != static_cast<std::size_t>(getSize())) {
     throw UsageError(fmt::format("all_gather_coalesced with {} lists in a group of {} ranks",
                                  outputs.size(), getSize()));
@@ -252,24 +253,24 @@ NodeBackend::WorkPtr NodeBackend::allgather_coalesced(std::vector<Tensors>& outp
       inputs.size());
 }
 
-NodeBackend::WorkPtr NodeBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
-                                                    const c10d::AllgatherOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                            const c10d::AllgatherOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return gather_whole({OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "paceline:all_gather"},
                       outputs, inputs, options);
 }
 
-NodeBackend::WorkPtr NodeBackend::all_gather_single_coalesced(
+PacelineBackend::WorkPtr PacelineBackend::all_gather_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return gather_whole(
       {OpType::COALESCED, "all_gather_into_tensor_coalesced", "paceline:all_gather"}, outputs,
       inputs, options);
 }
 
-NodeBackend::WorkPtr NodeBackend::gather_whole(const Kind& kind, const Tensors& outputs,
-                                               const Tensors& inputs,
-                                               const c10d::AllgatherOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::gather_whole(const Kind& kind, const Tensors& outputs,
+                                                       const Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
   check_pairs(outputs, inputs, kind.name);
   Tensors read;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -290,10 +291,10 @@ NodeBackend::WorkPtr NodeBackend::gather_whole(const Kind& kind, const Tensors& 
       inputs.size());
 }
 
-NodeBackend::WorkPtr NodeBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                         const c10d::GatherOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                 const c10d::GatherOptions& options) {
   const at::Tensor input = single(inputs, "gather");
-  node::check_root("gather", options.rootRank, getSize());
+  shm::check_root("gather", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   Tensors parts;
   if (getRank() == root) {
@@ -312,10 +313,10 @@ NodeBackend::WorkPtr NodeBackend::gather(std::vector<Tensors>& outputs, Tensors&
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::gather_single(at::Tensor& output, at::Tensor& input,
-                                                const c10d::GatherOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::gather_single(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::GatherOptions& options) {
   check_dense(input, "gather_single");
-  node::check_root("gather_single", options.rootRank, getSize());
+  shm::check_root("gather_single", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   if (getRank() == root) {
     check_concatenation(output, input, getSize(), "gather_single");
@@ -332,10 +333,10 @@ NodeBackend::WorkPtr NodeBackend::gather_single(at::Tensor& output, at::Tensor& 
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                          const c10d::ScatterOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                  const c10d::ScatterOptions& options) {
   const at::Tensor output = single(outputs, "scatter");
-  node::check_root("scatter", options.rootRank, getSize());
+  shm::check_root("scatter", options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   Tensors parts;
   if (getRank() == root) {
@@ -354,8 +355,8 @@ NodeBackend::WorkPtr NodeBackend::scatter(Tensors& outputs, std::vector<Tensors>
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                 const c10d::ReduceScatterOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
   const at::Tensor output = single(outputs, "reduce_scatter");
   const Tensors parts = single_list(inputs, output, getSize(), "reduce_scatter");
   check_same_size({parts[static_cast<std::size_t>(getRank())]}, output, "reduce_scatter");
@@ -370,8 +371,8 @@ NodeBackend::WorkPtr NodeBackend::reduce_scatter(Tensors& outputs, std::vector<T
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
-                                                        const c10d::ReduceScatterOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::reduce_scatter_single(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return scatter_whole(
@@ -379,16 +380,16 @@ NodeBackend::WorkPtr NodeBackend::reduce_scatter_single(at::Tensor& output, at::
       inputs, options);
 }
 
-NodeBackend::WorkPtr NodeBackend::reduce_scatter_single_coalesced(
+PacelineBackend::WorkPtr PacelineBackend::reduce_scatter_single_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   return scatter_whole(
       {OpType::COALESCED, "reduce_scatter_tensor_coalesced", "paceline:reduce_scatter"}, outputs,
       inputs, options);
 }
 
-NodeBackend::WorkPtr NodeBackend::scatter_whole(const Kind& kind, const Tensors& outputs,
-                                                const Tensors& inputs,
-                                                const c10d::ReduceScatterOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::scatter_whole(const Kind& kind, const Tensors& outputs,
+                                                        const Tensors& inputs,
+                                                        const c10d::ReduceScatterOptions& options) {
   check_pairs(outputs, inputs, kind.name);
   std::vector<Reduction> how;
   Tensors read;
@@ -413,10 +414,9 @@ NodeBackend::WorkPtr NodeBackend::scatter_whole(const Kind& kind, const Tensors&
       inputs.size());
 }
 
-NodeBackend::WorkPtr NodeBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
-                                                    std::vector<std::int64_t>& output_splits,
-                                                    std::vector<std::int64_t>& input_splits,
-                                                    const c10d::AllToAllOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::all_to_all_single(
+    at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+    std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   constexpr const char* kName = "all_to_all_single";
   check_dense(output, kName);
   check_dense(input, kName);
@@ -433,8 +433,8 @@ NodeBackend::WorkPtr NodeBackend::all_to_all_single(at::Tensor& output, at::Tens
              });
 }
 
-NodeBackend::WorkPtr NodeBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                           const c10d::AllToAllOptions& options) {
+PacelineBackend::WorkPtr PacelineBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                                   const c10d::AllToAllOptions& options) {
   const at::Tensor like = outputs.empty() ? at::Tensor() : outputs.front();
   check_dense(like, "all_to_all");
   check_list(outputs, like, getSize(), "all_to_all");

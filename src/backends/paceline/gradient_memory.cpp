@@ -15,7 +15,7 @@ namespace paceline::backends {
 
 class GradientMemory::Source {
  public:
-  Source(std::shared_ptr<node::Region> region, const std::vector<std::size_t>& sizes)
+  Source(std::shared_ptr<shm::Region> region, const std::vector<std::size_t>& sizes)
       : region_(std::move(region)) {
     for (const std::size_t size : sizes) ++demand_[size].most;
   }
@@ -25,13 +25,13 @@ class GradientMemory::Source {
     return found != demand_.end() && found->second.live < found->second.most;
   }
   void* allocate(std::size_t bytes) {
-    void* const memory = region_->allocate(bytes);
+    void* const memory = region_->memory().allocate(bytes);
     if (memory != nullptr) ++demand_[bytes].live;
     return memory;
   }
   void free(void* memory, std::size_t bytes) {
     --demand_[bytes].live;
-    region_->free(memory);
+    region_->memory().free(memory);
   }
 
   std::atomic<bool> open = true;
@@ -42,7 +42,7 @@ class GradientMemory::Source {
     std::size_t most = kOthers;
     std::size_t live = 0;
   };
-  std::shared_ptr<node::Region> region_;
+  std::shared_ptr<shm::Region> region_;
   std::map<std::size_t, Demand> demand_;
 };
 
@@ -143,7 +143,7 @@ class GradientAllocator final : public c10::Allocator {
 
 }  // namespace
 
-GradientMemory::GradientMemory(std::shared_ptr<node::Region> region,
+GradientMemory::GradientMemory(std::shared_ptr<shm::Region> region,
                                const std::vector<std::size_t>& sizes) {
   if (sizes.empty()) return;
   source_ = std::make_shared<Source>(std::move(region), sizes);

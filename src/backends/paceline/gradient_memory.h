@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "node/region.h"
+#include "shm/region.h"
 
 namespace paceline::backends {
 
@@ -23,7 +23,7 @@ namespace paceline::backends {
 class GradientMemory {
  public:
   // The bytes of each gradient.
-  GradientMemory(std::shared_ptr<node::Region> region, const std::vector<std::size_t>& sizes);
+  GradientMemory(std::shared_ptr<shm::Region> region, const std::vector<std::size_t>& sizes);
   GradientMemory(const GradientMemory&) = delete;
   GradientMemory& operator=(const GradientMemory&) = delete;
   ~GradientMemory();

@@ -1,4 +1,4 @@
-// c10d's send and recv in terms of node::Mailbox.
+// c10d's send and recv in terms of shm::Mailbox.
 
 #include <paceline/error.h>
 
@@ -24,15 +24,15 @@ void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<Message
 }  // namespace
 
 // `tensors` are flat while the message is under way; what is received is written back at its end.
-NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tensors, int peer,
-                                          int tag) {
+PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensors& tensors,
+                                                  int peer, int tag) {
   check_usable(kind.name);
   const at::Tensor tensor = single(tensors, kind.name);
   const bool sending = kind.type == c10d::OpType::SEND;
   if (!sending) distributed::check_no_overlap(tensor, kind.name);
   auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
-  const node::Mailbox::Message message{flat->data(), flat->count(), flat->type(),
-                                       peer,         tag,           limit(c10d::kUnsetTimeout)};
+  const shm::Mailbox::Message message{flat->data(), flat->count(), flat->type(),
+                                      peer,         tag,           limit(c10d::kUnsetTimeout)};
   auto work = c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor},
                                                message.timeout);
   auto done = [work, flat, sending, hooks = hooks_, callbacks = callbacks_](
@@ -46,23 +46,23 @@ NodeBackend::WorkPtr NodeBackend::message(const Kind& kind, const Tensors& tenso
     const auto future = work->complete(error, *hooks);
     if (future) settle_elsewhere(*callbacks, work, future);
   };
-  postman_->start();  // or it throws while there is nothing to be taken back
+  p2p_progress_->start();  // or it throws while there is nothing to be taken back
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));
-  if (!mailbox_->move()) postman_->call();
+  if (!mailbox_->move()) p2p_progress_->call();
   return coalesced(work);
 }
 
-NodeBackend::WorkPtr NodeBackend::send(Tensors& tensors, int to, int tag) {
+PacelineBackend::WorkPtr PacelineBackend::send(Tensors& tensors, int to, int tag) {
   return message({c10d::OpType::SEND, "send", "paceline:send"}, tensors, to, tag);
 }
 
-NodeBackend::WorkPtr NodeBackend::recv(Tensors& tensors, int from, int tag) {
+PacelineBackend::WorkPtr PacelineBackend::recv(Tensors& tensors, int from, int tag) {
   return message({c10d::OpType::RECV, "recv", "paceline:recv"}, tensors, from, tag);
 }
 
-NodeBackend::WorkPtr NodeBackend::recvAnysource(Tensors& tensors, int tag) {
+PacelineBackend::WorkPtr PacelineBackend::recvAnysource(Tensors& tensors, int tag) {
   return message({c10d::OpType::RECVANYSOURCE, "recv", "paceline:recvAnySource"}, tensors,
-                 node::Mailbox::kAnyRank, tag);
+                 shm::Mailbox::kAnyRank, tag);
 }
 
 }  // namespace paceline::backends

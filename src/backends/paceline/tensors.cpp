@@ -13,8 +13,8 @@
 namespace paceline::backends {
 namespace {
 
-std::optional<node::DataType> known_type(at::ScalarType type) {
-  using node::DataType;
+std::optional<shm::DataType> known_type(at::ScalarType type) {
+  using shm::DataType;
   switch (type) {
     case at::kFloat:
       return DataType::float32;
@@ -45,8 +45,8 @@ std::optional<node::DataType> known_type(at::ScalarType type) {
   }
 }
 
-std::optional<node::ReduceOp> known_op(const c10d::ReduceOp& op) {
-  using node::ReduceOp;
+std::optional<shm::ReduceOp> known_op(const c10d::ReduceOp& op) {
+  using shm::ReduceOp;
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
     case c10d::ReduceOp::PREMUL_SUM:  // of tensors that are multiplied already
@@ -141,8 +141,8 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
 Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char* operation) {
   const auto type = known_type(scalar);
   const auto known = known_op(op);
-  if (type && known && node::is_reducible(*type, *known)) return {*type, *known};
-  if (scalar == at::kBool && known == node::ReduceOp::avg) {
+  if (type && known && shm::is_reducible(*type, *known)) return {*type, *known};
+  if (scalar == at::kBool && known == shm::ReduceOp::avg) {
     throw UsageError(
         fmt::format("{} of Bool with AVG: the average of bools is not a bool; convert the tensor "
                     "to a floating type, or reduce it with MIN or MAX",
@@ -152,13 +152,13 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
       "{} of {} with {}: the backend paceline reduces float, integer, bool and complex tensors "
       "with SUM, PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, all but bool ones "
       "with AVG, integer and bool ones with BAND, BOR and BXOR",
-      operation, c10::toString(scalar), known ? node::name(*known) : "an unknown reduction"));
+      operation, c10::toString(scalar), known ? shm::name(*known) : "an unknown reduction"));
 }
 
 Movement movement(const at::Tensor& tensor) {
   const auto count = static_cast<std::size_t>(tensor.numel());
   if (const auto known = known_type(tensor.scalar_type())) return {count, *known};
-  return {count * tensor.element_size(), node::DataType::byte};
+  return {count * tensor.element_size(), shm::DataType::byte};
 }
 
 Flat::Flat(const at::Tensor& tensor, Use use) : tensor_(tensor), movement_(movement(tensor)) {
@@ -185,7 +185,7 @@ Parts::Parts(const Tensors& tensors, Flat::Use use) {
 Parts::Parts(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, Flat::Use use) {
   flats_.emplace_back(tensor, use);
   auto* data = static_cast<std::byte*>(flats_.front().data());
-  const std::size_t element = node::element_size(type());
+  const std::size_t element = shm::element_size(type());
   const std::size_t scale = tensor.element_size() / element;
   for (const std::int64_t count : counts) {
     add(data, static_cast<std::size_t>(count) * scale);

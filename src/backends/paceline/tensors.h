@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "node/group.h"
+#include "shm/collectives/group.h"
 
 namespace paceline::backends {
 
@@ -32,8 +32,8 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
 
 // How a type is reduced; throws if it is not, with this operation.
 struct Reduction {
-  node::DataType type;
-  node::ReduceOp op;
+  shm::DataType type;
+  shm::ReduceOp op;
 };
 Reduction reduction(const c10d::ReduceOp& op, at::ScalarType type, const char* operation);
 inline Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor,
@@ -43,7 +43,7 @@ inline Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor,
 // How much a tensor that is only moved is: elements of its type if node knows it, else bytes.
 struct Movement {
   std::size_t count;
-  node::DataType type;
+  shm::DataType type;
 };
 Movement movement(const at::Tensor& tensor);
 
@@ -56,9 +56,9 @@ class Flat {
 
   void* data() const { return dense_.data_ptr(); }
   std::size_t count() const { return movement_.count; }
-  node::DataType type() const { return movement_.type; }
-  node::Input input() const { return {data(), count()}; }
-  node::Output output() const { return {data(), count()}; }
+  shm::DataType type() const { return movement_.type; }
+  shm::Input input() const { return {data(), count()}; }
+  shm::Output output() const { return {data(), count()}; }
   void write_back() const;
 
  private:
@@ -76,17 +76,17 @@ class Parts {
   Parts(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, Flat::Use use);
   Parts(const at::Tensor& tensor, int parts, Flat::Use use);
 
-  const std::vector<node::Input>& inputs() const { return inputs_; }
-  const std::vector<node::Output>& outputs() const { return outputs_; }
-  node::DataType type() const { return flats_.front().type(); }
+  const std::vector<shm::Input>& inputs() const { return inputs_; }
+  const std::vector<shm::Output>& outputs() const { return outputs_; }
+  shm::DataType type() const { return flats_.front().type(); }
   void write_back() const;
 
  private:
   void add(void* data, std::size_t count);
 
   std::vector<Flat> flats_;
-  std::vector<node::Input> inputs_;
-  std::vector<node::Output> outputs_;
+  std::vector<shm::Input> inputs_;
+  std::vector<shm::Output> outputs_;
 };
 
 // How all_to_all_single cuts a tensor: in `splits` of its first dimension, or equally if there are

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backends/paceline/hooks.h"
-#include "node/mailbox.h"
+#include "shm/p2p/mailbox.h"
 
 namespace paceline::backends {
 
@@ -43,7 +43,7 @@ class NodeWork : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_;
   std::chrono::milliseconds timeout_;
-  unsigned fork_generation_ = node::fork_generation();
+  unsigned fork_generation_ = shm::fork_generation();
   std::uint64_t key_;  // no other Work of this process has it
   FuturePtr future_;   // made when somebody asks
 };
@@ -51,7 +51,7 @@ class NodeWork : public c10d::Work {
 // The Work of a message. Whoever waits for it moves messages on himself.
 class MessageWork final : public NodeWork {
  public:
-  MessageWork(std::shared_ptr<node::Mailbox> mailbox, c10d::OpType type, const char* title,
+  MessageWork(std::shared_ptr<shm::Mailbox> mailbox, c10d::OpType type, const char* title,
               const std::vector<at::Tensor>& tensors, std::chrono::milliseconds timeout)
       : NodeWork(type, title, tensors, tensors, 0, timeout), mailbox_(std::move(mailbox)) {}
 
@@ -61,7 +61,7 @@ class MessageWork final : public NodeWork {
   int sourceRank() const override;
 
  private:
-  std::shared_ptr<node::Mailbox> mailbox_;
+  std::shared_ptr<shm::Mailbox> mailbox_;
   std::atomic<int> source_{-1};
 };
 

@@ -28,12 +28,12 @@ void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
       plan.buckets.push_back({0, parameter.scalar_type(), parameter.device(), {}});
       return plan.buckets.size() - 1;
     };
-    if (parameter.nbytes() >= limits.alone) {
+    if (parameter.nbytes() >= limits.dedicated) {
       plan.places[i] = {open_bucket(), 0};
       auto& bucket = plan.buckets.back();
       bucket.count = parameter.numel();
       bucket.parameters = {i};
-      bucket.alone = true;
+      bucket.dedicated = true;
       continue;
     }
     auto found = filling.find(key);

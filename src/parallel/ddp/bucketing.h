@@ -20,7 +20,7 @@ struct BucketPlan {
     at::ScalarType type;
     at::Device device;
     std::vector<std::size_t> parameters;
-    bool alone = false;  // made for one gradient, which takes all of it
+    bool dedicated = false;  // made for one gradient, which takes all of it
   };
   std::vector<Bucket> buckets;  // in the order in which they are likely to be ready
   std::vector<Place> places;    // by parameter; of those in a bucket
@@ -31,7 +31,7 @@ struct BucketLimits {
   // all that follow. One gradient may be larger.
   std::vector<std::size_t> caps;
   // From this many bytes on, a gradient gets a bucket for itself.
-  std::size_t alone;
+  std::size_t dedicated;
 };
 
 // Appends buckets that hold the parameters with the numbers in `order`, in that order. A bucket

@@ -11,11 +11,11 @@
 #include <paceline/error.h>
 
 #include "distributed/process_state.h"
-#include "node/failure.h"
-#include "parallel/ddp/in_own_name.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
+#include "parallel/ddp/with_error_context.h"
 #include "parallel/sync_batch_norm/normalize.h"
+#include "shm/membership/failure.h"
 
 namespace paceline::detail {
 namespace {
@@ -134,7 +134,7 @@ class DdpCore final : public Joinable {
     if (training) check_parameters();
     const bool broadcasts = training && broadcasts_buffers();
     if (training && join_options() != nullptr) {
-      ddp::in_own_name(kAgreeing, [&] { notify_join(); });
+      ddp::with_error_context(kAgreeing, [&] { notify_join(); });
       static_cast<void>(agree(*sync_ ? Part::synchronised : Part::local, broadcasts));
       if (*sync_ && weighs_active()) reducer_->set_weight(1);
     }
@@ -173,19 +173,19 @@ class DdpCore final : public Joinable {
 
   ProcessGroup join_process_group() const override { return options_.process_group; }
 
-  void shadow_step() override {
+  void main_hook() override {
     const auto [sync, broadcasts] = agree(Part::joined, false);
     reducer_->before_forward(sync, true);
     if (broadcasts) ddp::broadcast_from(first_active(), buffers_, options_.process_group);
     if (sync) {
       ++steps_;
       if (options_.average == Average::samples || weighs_active()) reducer_->set_weight(0);
-      reducer_->shadow_backward();
+      reducer_->main_hook();
     }
     buffers_may_differ_ = sync;
   }
 
-  void all_joined(int last) override {
+  void post_hook(int last) override {
     broadcast_all(last);
     reducer_->note_same_parameters();
   }
@@ -208,16 +208,16 @@ class DdpCore final : public Joinable {
   void meet(bool broadcasts) {
     const bool checks = *sync_ && is_check_due();
     if (broadcasts) {
-      ddp::in_own_name(
+      ddp::with_error_context(
           "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
           "ranks as many batches (DistributedSampler), or train inside join",
           [&] { ddp::broadcast_from(first_active(), buffers_, options_.process_group); });
     }
     if (checks) {
-      ddp::in_own_name("comparing the ranks' models before a forward (check_sync_every)",
-                       [&] { check_sync(broadcasts); });
+      ddp::with_error_context("comparing the ranks' models before a forward (check_sync_every)",
+                              [&] { check_sync(broadcasts); });
     }
-    if (broadcasts || checks) reducer_->end_meeting();
+    if (broadcasts || checks) reducer_->end_pre_forward_sync();
   }
 
   // A rank's part in a step of `join`.
@@ -240,8 +240,8 @@ class DdpCore final : public Joinable {
     const at::Tensor mine =
         at::tensor({static_cast<std::int64_t>(part), std::int64_t{broadcasts ? 1 : 0}}, at::kLong);
     const at::Tensor all = at::empty({size, 2}, at::kLong);
-    ddp::in_own_name(kAgreeing,
-                     [&] { all_gather_into_tensor(all, mine, {.group = options_.process_group}); });
+    ddp::with_error_context(
+        kAgreeing, [&] { all_gather_into_tensor(all, mine, {.group = options_.process_group}); });
     const auto said = all.accessor<std::int64_t, 2>();
     std::vector<int> local;
     std::vector<int> synchronised;
@@ -257,7 +257,7 @@ class DdpCore final : public Joinable {
       throw Mismatch(
           fmt::format("in a step of join, the forward of {} runs under no_sync and that of {} does "
                       "not: in join all ranks accumulate over the same steps",
-                      node::describe_ranks(local), node::describe_ranks(synchronised)),
+                      shm::describe_ranks(local), shm::describe_ranks(synchronised)),
           fewer ? local : synchronised, "forward", steps_);
     }
     return {!synchronised.empty(), any_broadcasts};

@@ -41,9 +41,9 @@ class JoinContext {
 
   void shadow() {
     while (exchange(false)) {
-      for (Joinable& one : joinables_) one.shadow_step();
+      for (Joinable& one : joinables_) one.main_hook();
     }
-    for (Joinable& one : joinables_) one.all_joined(last_);
+    for (Joinable& one : joinables_) one.post_hook(last_);
   }
 
  private:

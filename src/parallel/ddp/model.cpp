@@ -18,7 +18,7 @@
 
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
-#include "node/call.h"
+#include "shm/collectives/fingerprint.h"
 
 namespace paceline::ddp {
 namespace {
@@ -187,8 +187,8 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
       values.push_back(std::to_string(of[rank][i]));
       numbers.push_back(distributed::world_rank_of(group, rank));
     }
-    const node::RankNumbers named(numbers);
-    const std::uint64_t apart = node::explain_disagreement(values, named).ranks;
+    const shm::GlobalRanks named(numbers);
+    const std::uint64_t apart = shm::explain_disagreement(values, named).ranks;
     if (apart == 0) continue;
     // With no majority, rank 0 is what the others are compared with.
     int reference = 0;
@@ -196,13 +196,13 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
     if (reference == size) reference = 0;
     std::uint64_t others = 0;
     for (int rank = 0; rank < size; ++rank) {
-      if (of[rank][i] != of[reference][i]) others |= node::rank_bit(rank);
+      if (of[rank][i] != of[reference][i]) others |= shm::rank_bit(rank);
     }
     throw Mismatch(
         fmt::format("the models have come apart: in step {} {} is not on {} what it is on rank {}; "
                     "it is the first such of the {} parameters and buffers compared",
                     step, tensors[static_cast<std::size_t>(i)].name,
-                    node::describe_ranks(named.list(others)), named.of(reference), count),
+                    shm::describe_ranks(named.list(others)), named.of(reference), count),
         named.list(apart), "check_sync", step);
   }
 }

@@ -15,7 +15,7 @@
 #include <paceline/error.h>
 
 #include "base/log.h"
-#include "parallel/ddp/in_own_name.h"
+#include "parallel/ddp/with_error_context.h"
 
 namespace paceline::ddp {
 namespace {
@@ -32,7 +32,7 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
                  const DdpOptions& options)
     : options_(options),
       ranks_(get_world_size(options.process_group)),
-      wrapped_(parameters),
+      claim_(parameters),
       frozen_(frozen),
       frozen_flags_(parameters.size()) {
   const auto& delayed = options.delay_all_reduce_named_params;
@@ -47,7 +47,7 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
   // Gradients become ready in roughly the reverse of the order in which layers were registered.
   std::ranges::reverse(order);
   make_plan(order);
-  make_channel();
+  make_bucket_reducer();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].delayed) attach_hook(i);
   }
@@ -90,10 +90,10 @@ void Reducer::renew_hooks() {
         parameter.accumulator) {
       continue;
     }
-    const at::Tensor& home = parameter.home;
-    if (home.defined() &&
-        (home.scalar_type() != parameter.tensor.scalar_type() ||
-         home.device() != parameter.tensor.device() || home.sizes() != parameter.tensor.sizes())) {
+    const at::Tensor& bucket_view = parameter.bucket_view;
+    if (bucket_view.defined() && (bucket_view.scalar_type() != parameter.tensor.scalar_type() ||
+                                  bucket_view.device() != parameter.tensor.device() ||
+                                  bucket_view.sizes() != parameter.tensor.sizes())) {
       throw UsageError(fmt::format(
           "parameter {} has changed its type, device or shape since it was wrapped: change the "
           "module first, then wrap it",
@@ -106,25 +106,25 @@ void Reducer::renew_hooks() {
 
 void Reducer::before_forward(bool synchronise, bool counts) {
   called_ = true;
-  if (channel_->abandon_step()) {
+  if (bucket_reducer_->abandon_step()) {
     forget_gradients();
     recorder_.abandon_step();
   }
-  return_adopted();
+  return_in_place();
   backward_ = -1;
   synchronise_ = synchronise;
   if (counts) {
     check_frozen();
     ++(synchronise ? forwards_ : local_forwards_);
     if (synchronise && rebuild_due_) {
-      in_own_name("putting its buckets in order, once, before the second step's forward",
-                  [&] { rebuild(); });
+      with_error_context("putting its buckets in order, once, before the second step's forward",
+                         [&] { rebuild(); });
     }
   }
   renew_hooks();
-  channel_->prepare_thread();
+  bucket_reducer_->prepare_thread();
   records_ = counts;
-  if (counts) recorder_.begin_forward(channel_->steps() + 1);
+  if (counts) recorder_.begin_forward(bucket_reducer_->steps() + 1);
 }
 
 // What was frozen when the model was wrapped has no hook.
@@ -171,7 +171,7 @@ void Reducer::reduce_gradient(std::size_t index) {
         "gradients DistributedDataParallel cannot average: compute such a term on module()",
         parameters_[index].name));
   }
-  if (channel_->in_step()) {
+  if (bucket_reducer_->in_step()) {
     check_backward();
   } else {
     begin_step();
@@ -183,7 +183,7 @@ void Reducer::reduce_gradient(std::size_t index) {
     return;
   }
   if (parameter.arrived > parameter.expected) {
-    channel_->fail(fmt::format(
+    bucket_reducer_->fail(fmt::format(
         "parameter {} got gradient number {} in one backward, {}", parameter.name,
         parameter.arrived,
         options_.static_graph
@@ -209,8 +209,8 @@ void Reducer::begin_step() {
         "with average = Average::samples, call set_samples before every backward that is "
         "synchronised: this one has no count");
   }
-  channel_->begin_step(summarise(false), weight_, frozen_flags_);
-  recorder_.begin_step(channel_->steps(), plan_.buckets.size() + 1);
+  bucket_reducer_->begin_step(summarise(false), weight_, frozen_flags_);
+  recorder_.begin_step(bucket_reducer_->steps(), plan_.buckets.size() + 1);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
   arrivals_.clear();
@@ -228,7 +228,7 @@ void Reducer::begin_step() {
   if (options_.static_graph && !learning_) settle_never_used();
 }
 
-node::StepSummary Reducer::summarise(bool joined) {
+shm::StepSummary Reducer::summarise(bool joined) {
   bool any_frozen = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     frozen_flags_[i] = parameters_[i].tensor.requires_grad() ? 0 : 1;
@@ -237,7 +237,7 @@ node::StepSummary Reducer::summarise(bool joined) {
   modifications_ = count_modifications();
   return {.forwards = forwards_,
           .local_forwards = options_.average == Average::samples ? 0 : local_forwards_,
-          .frozen = any_frozen ? node::fingerprint(frozen_flags_) : 0,
+          .frozen = any_frozen ? shm::fingerprint(frozen_flags_) : 0,
           .modifications = modifications_ - same_parameters_,
           .joined = joined ? 1U : 0U};
 }
@@ -265,11 +265,11 @@ void Reducer::note_same_parameters() {
 void Reducer::compare_parameters() {
   std::vector<NamedTensor> all = frozen_;
   for (const auto& parameter : parameters_) all.push_back({parameter.name, parameter.tensor});
-  in_own_name(
+  with_error_context(
       "comparing parameters, which the ranks have changed a different number of times: load a "
       "model on every rank, or before it is wrapped; let a closure return the loss averaged over "
       "the ranks",
-      [&] { check_same_values(all, options_.process_group, channel_->steps()); });
+      [&] { check_same_values(all, options_.process_group, bucket_reducer_->steps()); });
   same_parameters_ = modifications_;
 }
 
@@ -318,19 +318,19 @@ void Reducer::mark_ready(std::size_t index) {
 
 void Reducer::count_down(std::size_t bucket) {
   if (--outstanding_[bucket] == 0) publish(bucket);
-  channel_->try_progress();
-  recorder_.look_at(*channel_);
+  bucket_reducer_->try_progress();
+  recorder_.look_at(*bucket_reducer_);
 }
 
 void Reducer::publish(std::size_t bucket) {
-  recorder_.add_bucket(bucket, channel_->tensor(bucket).nbytes());
-  channel_->publish(bucket);
+  recorder_.add_bucket(bucket, bucket_reducer_->tensor(bucket).nbytes());
+  bucket_reducer_->publish(bucket);
 }
 
 // The final callback of a backward that began a step; with a static graph, of the outermost.
 void Reducer::finish_backward() {
   try {
-    if (!channel_->in_step()) begin_step();  // no parameter got a gradient
+    if (!bucket_reducer_->in_step()) begin_step();  // no parameter got a gradient
     recorder_.end_backward();
     if (options_.static_graph && learning_) learn_graph();
     Indices left = missing();
@@ -345,7 +345,7 @@ void Reducer::finish_backward() {
     detach_from_failed();
     throw;
   }
-  recorder_.end_step(*channel_);
+  recorder_.end_step(*bucket_reducer_);
   end_step();
 }
 
@@ -388,7 +388,7 @@ void Reducer::reduce_rest(const Indices& missing) {
   }
   used_.assign(parameters_.size(), false);
   for (std::size_t i = 0; i < parameters_.size(); ++i) used_[i] = parameters_[i].used;
-  finish_channel();
+  finish_buckets();
   for (std::size_t k = 0; k < missing.size(); ++k) {
     if (!used_[missing[k]]) parameters_[missing[k]].tensor.mutable_grad() = before[k];
   }
@@ -398,7 +398,7 @@ void Reducer::reduce_rest(const Indices& missing) {
 }
 
 // With skip_all_reduce_unused_params, buckets of which no parameter was used since the last
-// synchronised step: all but the last one of the channel, which carries more than gradients.
+// synchronised step: all but the last one of the bucket reducer, which carries more than gradients.
 std::vector<bool> Reducer::skip_unused() {
   if (!options_.skip_all_reduce_unused_params) return {};
   std::vector<bool> skipped(plan_.buckets.size());
@@ -406,26 +406,26 @@ std::vector<bool> Reducer::skip_unused() {
   for (std::size_t b = 0; b < last; ++b) {
     skipped[b] = std::ranges::none_of(plan_.buckets[b].parameters,
                                       [&](std::size_t i) { return parameters_[i].used; });
-    if (skipped[b]) channel_->skip(b);
+    if (skipped[b]) bucket_reducer_->skip(b);
   }
   return skipped;
 }
 
-// Tells and asks which parameters were used, where the channel has a place for it.
-void Reducer::finish_channel() {
+// Tells and asks which parameters were used, where the bucket reducer has a place for it.
+void Reducer::finish_buckets() {
   if (!bitmap_) {
-    channel_->finish();
+    bucket_reducer_->finish();
     if (options_.static_graph) used_ = used_anywhere_;
-    if (channel_->modified_apart()) compare_parameters();
+    if (bucket_reducer_->modified_apart()) compare_parameters();
     return;
   }
   const std::size_t bitmap = plan_.buckets.size();
-  auto* const used = channel_->tensor(bitmap).data_ptr<std::int64_t>();
+  auto* const used = bucket_reducer_->tensor(bitmap).data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < used_.size(); ++i) used[i] = used_[i] ? 1 : 0;
   publish(bitmap);
-  channel_->finish();
+  bucket_reducer_->finish();
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used[i] != 0;
-  if (channel_->modified_apart()) compare_parameters();
+  if (bucket_reducer_->modified_apart()) compare_parameters();
 }
 
 // One call for each, in the order of the parameters.
@@ -437,7 +437,7 @@ void Reducer::reduce_sparse() {
     at::Tensor part = !grad.defined()    ? nothing_for(parameters_[i].tensor)
                       : grad.is_sparse() ? grad
                                          : grad.to_sparse(1);
-    const double share = channel_->share();
+    const double share = bucket_reducer_->share();
     // What a rank without samples has may not even be finite.
     part = share == 0 ? nothing_for(parameters_[i].tensor) : part.coalesce().mul(share);
     all_reduce(part, {.group = options_.process_group});
@@ -446,7 +446,7 @@ void Reducer::reduce_sparse() {
 }
 
 void Reducer::end_step() {
-  return_adopted();
+  return_in_place();
   backward_ = -1;
   for (auto& parameter : parameters_) parameter.used = false;
   weight_.reset();
@@ -457,17 +457,17 @@ void Reducer::end_step() {
   rebuild_due_ = options_.static_graph || !options_.find_unused_parameters;
 }
 
-void Reducer::shadow_backward() {
+void Reducer::main_hook() {
   const at::NoGradGuard no_grad;
   detach_gradients();
-  channel_->begin_step(summarise(true), weight_, frozen_flags_);
+  bucket_reducer_->begin_step(summarise(true), weight_, frozen_flags_);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    channel_->tensor(b).zero_();
-    channel_->publish(b);
-    channel_->try_progress();
+    bucket_reducer_->tensor(b).zero_();
+    bucket_reducer_->publish(b);
+    bucket_reducer_->try_progress();
   }
   used_.assign(parameters_.size(), false);
-  finish_channel();
+  finish_buckets();
   if (!bitmap_ && !options_.static_graph) used_.assign(parameters_.size(), true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -481,7 +481,7 @@ void Reducer::shadow_backward() {
 }
 
 void Reducer::fail_missing(const Indices& missing) {
-  channel_->fail(fmt::format(
+  bucket_reducer_->fail(fmt::format(
       "{} of {} parameters got no gradient in this backward: {}. {}", missing.size(),
       parameters_.size(), names_of(missing),
       options_.static_graph

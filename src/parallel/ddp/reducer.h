@@ -11,11 +11,11 @@
 
 #include <paceline/ddp.h>
 
-#include "distributed/bucket_channel.h"
+#include "distributed/bucket_reducer.h"
 #include "parallel/ddp/bucketing.h"
 #include "parallel/ddp/model.h"
+#include "parallel/ddp/parameter_claim.h"
 #include "parallel/ddp/step_recorder.h"
-#include "parallel/ddp/wrapped.h"
 
 namespace paceline::ddp {
 
@@ -41,7 +41,7 @@ class Reducer {
   // buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
   // The ranks have met since before_forward, and the forward begins only now.
-  void end_meeting() { recorder_.end_meeting(); }
+  void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
   void after_forward() {
     if (records_) recorder_.end_forward();
   }
@@ -59,15 +59,15 @@ class Reducer {
   void note_same_parameters();
   // What a backward does towards the other ranks, with gradients of zero. Those that there are stay
   // as they are, and leave the buckets.
-  void shadow_backward();
+  void main_hook();
 
  private:
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    bool sparse;      // its gradient is a sparse tensor, and lies in no bucket
-    bool delayed;     // its gradient is reduced when the trigger's is
-    at::Tensor home;  // its place in the bucket, in the parameter's shape
+    bool sparse;             // its gradient is a sparse tensor, and lies in no bucket
+    bool delayed;            // its gradient is reduced when the trigger's is
+    at::Tensor bucket_view;  // its place in the bucket, in the parameter's shape
     at::Tensor view;  // where it is reduced in this step: there, or where autograd has put it
     c10::intrusive_ptr<torch::autograd::Node> accumulator;
     std::uintptr_t hook = 0;
@@ -88,9 +88,9 @@ class Reducer {
   // Whether gradients stay where autograd has put them: one rank checks what several do, but has
   // nobody to average with. Hooks get theirs nevertheless.
   bool is_alone() const { return ranks_ == 1 && !hook_; }
-  bool adopts_gradients() const;
+  bool uses_in_place() const;
   bool needs_bitmap() const;
-  void make_channel();
+  void make_bucket_reducer();
   void rebuild();
   void make_views();
   void attach_hook(std::size_t index);
@@ -103,14 +103,14 @@ class Reducer {
   void check_backward() const;
   void begin_step();
   void settle_never_used();
-  node::StepSummary summarise(bool joined);
+  shm::StepSummary summarise(bool joined);
   std::uint32_t count_modifications();
   void compare_parameters();
   void warn_if_never_called() const noexcept;
   void mark_ready(std::size_t index);
   void take_gradient(std::size_t index);
-  bool adopt_gradient(std::size_t index);
-  void return_adopted();
+  bool use_gradient_in_place(std::size_t index);
+  void return_in_place();
   void count_down(std::size_t bucket);
   void publish(std::size_t bucket);
 
@@ -120,7 +120,7 @@ class Reducer {
   Indices missing() const;
   void reduce_rest(const Indices& missing);
   std::vector<bool> skip_unused();
-  void finish_channel();
+  void finish_buckets();
   void reduce_sparse();
   void put_back();
   void end_step();
@@ -135,7 +135,7 @@ class Reducer {
 
   DdpOptions options_;
   int ranks_;
-  Wrapped wrapped_;
+  ParameterClaim claim_;
   std::vector<Parameter> parameters_;
   std::vector<NamedTensor> frozen_;     // when the model was wrapped
   std::vector<Watched> watched_;        // all of both
@@ -143,11 +143,11 @@ class Reducer {
   Indices delayed_;
   Indices order_;  // of all others in the plan
   BucketPlan plan_;
-  bool bitmap_ = false;  // the channel's last bucket tells which parameters were used
-  std::unique_ptr<distributed::BucketChannel> channel_;
+  bool bitmap_ = false;  // the bucket_reducer's last bucket tells which parameters were used
+  std::unique_ptr<distributed::BucketReducer> bucket_reducer_;
   std::shared_ptr<c10d::CommHookInterface> hook_;
   Indices outstanding_;              // gradients still missing, by bucket
-  Indices adopted_;                  // whose gradients are reduced where autograd has put them
+  Indices in_place_;                 // whose gradients are reduced where autograd has put them
   Indices arrivals_;                 // in the first step: the order in which parameters were ready
   std::vector<bool> used_;           // in the last step, as far as this rank needs to know
   std::vector<bool> used_anywhere_;  // with a static graph: learnt in the first step

@@ -6,7 +6,7 @@
 
 #include <paceline/error.h>
 
-#include "parallel/ddp/hook_channel.h"
+#include "parallel/ddp/hook_bucket_reducer.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
 
@@ -14,7 +14,7 @@
 namespace paceline::ddp {
 namespace {
 
-using distributed::BucketChannel;
+using distributed::BucketReducer;
 
 constexpr double kMiB = 1024 * 1024;
 constexpr double kDefaultCap = 25;
@@ -56,64 +56,68 @@ void Reducer::make_plan(const Indices& order) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
-  BucketLimits limits{caps_of(options_), adopts_gradients() ? kAloneBytes : kNever};
+  BucketLimits limits{caps_of(options_), uses_in_place() ? kAloneBytes : kNever};
   order_ = order;
   plan_ = {};
   add_buckets(plan_, tensors, order_, limits);
-  limits.alone = kNever;
+  limits.dedicated = kNever;
   add_buckets(plan_, tensors, delayed_, limits);
 }
 
 // The same on every rank, as the plan depends on it.
-bool Reducer::adopts_gradients() const {
+bool Reducer::uses_in_place() const {
   return options_.zero_copy && !hook_ && !is_alone() &&
-         distributed::supports_adoption(options_.process_group.c10d(), device());
+         distributed::supports_use_in_place(options_.process_group.c10d(), device());
 }
 
-// Whether the channel has one more bucket that tells which parameters were used on any rank.
+// Whether the bucket reducer has one more bucket that tells which parameters were used on any rank.
 bool Reducer::needs_bitmap() const {
-  if (hook_ || plan_.buckets.empty()) return true;  // or there would be nothing for the channel
+  if (hook_ || plan_.buckets.empty())
+    return true;  // or there would be nothing for the bucket_reducer
   if (options_.static_graph) return learning_;
   return options_.find_unused_parameters && !options_.skip_all_reduce_unused_params;
 }
 
-void Reducer::make_channel() {
-  std::vector<BucketChannel::Bucket> buckets;
+void Reducer::make_bucket_reducer() {
+  std::vector<BucketReducer::Bucket> buckets;
   for (const auto& bucket : plan_.buckets) {
-    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketChannel::Op::average,
-                       bucket.alone, options_.skip_all_reduce_unused_params});
+    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketReducer::Op::average,
+                       bucket.dedicated, options_.skip_all_reduce_unused_params});
   }
   bitmap_ = needs_bitmap();
-  const BucketChannel::Bucket used{.count = static_cast<std::int64_t>(parameters_.size()),
+  const BucketReducer::Bucket used{.count = static_cast<std::int64_t>(parameters_.size()),
                                    .type = at::kLong,
                                    .device = at::kCPU,
-                                   .op = BucketChannel::Op::max,
+                                   .op = BucketReducer::Op::max,
                                    .skips = options_.skip_all_reduce_unused_params};
   std::vector<std::string> names;
   for (const auto& parameter : parameters_) names.push_back(parameter.name);
   const auto group = options_.process_group.c10d();
   const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
-  const std::uint32_t steps = channel_ ? channel_->steps() : 0;
+  const std::uint32_t steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
   try {
     if (hook_) {
-      channel_ = std::make_unique<HookChannel>(group, hook_, buckets, used, describe, steps, names,
-                                               [this](std::size_t b) { return grad_bucket(b); });
+      bucket_reducer_ =
+          std::make_unique<HookBucketReducer>(group, hook_, buckets, used, describe, steps, names,
+                                              [this](std::size_t b) { return grad_bucket(b); });
     } else {
       if (bitmap_) buckets.push_back(used);
-      channel_ = distributed::make_bucket_channel(group, device(), buckets, describe, steps, names);
+      bucket_reducer_ =
+          distributed::make_bucket_reducer(group, device(), buckets, describe, steps, names);
     }
   } catch (const PeerError&) {
     throw;
   } catch (const Error& error) {
-    // The plan is a new one, and the others wait for the channel.
-    if (channel_) {
-      channel_->fail(fmt::format("rank {} cannot make new buckets: {}", get_rank(), error.what()));
+    // The plan is a new one, and the others wait for the bucket reducer.
+    if (bucket_reducer_) {
+      bucket_reducer_->fail(
+          fmt::format("rank {} cannot make new buckets: {}", get_rank(), error.what()));
     }
     throw;
   }
   make_views();
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    recorder_.describe_bucket(b, channel_->tensor(b).nbytes(), describe_bucket(b));
+    recorder_.describe_bucket(b, bucket_reducer_->tensor(b).nbytes(), describe_bucket(b));
   }
 }
 
@@ -127,30 +131,30 @@ void Reducer::rebuild() {
   const Indices first(numbers, numbers + order.numel());
   if (first == order_ && bitmap_ == needs_bitmap()) return;
   make_plan(first);
-  make_channel();
+  make_bucket_reducer();
 }
 
 void Reducer::make_views() {
   const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     // What lies between gradients is reduced too.
-    if (!plan_.buckets[b].alone && !is_alone()) channel_->tensor(b).zero_();
+    if (!plan_.buckets[b].dedicated && !is_alone()) bucket_reducer_->tensor(b).zero_();
     for (const std::size_t i : plan_.buckets[b].parameters) {
-      parameters_[i].home =
-          alias(channel_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);
-      parameters_[i].view = parameters_[i].home;
+      parameters_[i].bucket_view =
+          alias(bucket_reducer_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);
+      parameters_[i].view = parameters_[i].bucket_view;
     }
   }
 }
 
 void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
   if (hook_) throw UsageError("register_comm_hook: there is one already, and it stays");
-  if (!learning_ || channel_->in_step()) {
+  if (!learning_ || bucket_reducer_->in_step()) {
     throw UsageError("register_comm_hook comes before the first backward");
   }
   hook_ = std::move(hook);
   make_plan(Indices(order_));
-  make_channel();
+  make_bucket_reducer();
 }
 
 c10d::GradBucket Reducer::grad_bucket(std::size_t index) const {
@@ -166,8 +170,8 @@ c10d::GradBucket Reducer::grad_bucket(std::size_t index) const {
     sizes.push_back(tensor.sizes());
     tensors.push_back(tensor);
   }
-  return c10d::GradBucket(index, plan_.buckets.size(), channel_->tensor(index), offsets, lengths,
-                          sizes, tensors, std::nullopt);
+  return c10d::GradBucket(index, plan_.buckets.size(), bucket_reducer_->tensor(index), offsets,
+                          lengths, sizes, tensors, std::nullopt);
 }
 
 std::string Reducer::describe_bucket(std::size_t bucket) const {

@@ -42,7 +42,7 @@ bool Reducer::is_view(const Parameter& parameter) const {
 // Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
 void Reducer::take_gradient(std::size_t index) {
   Parameter& parameter = parameters_[index];
-  if (is_alone() || is_view(parameter) || adopt_gradient(index)) return;
+  if (is_alone() || is_view(parameter) || use_gradient_in_place(index)) return;
   const at::NoGradGuard no_grad;
   at::Tensor& grad = parameter.tensor.mutable_grad();
   if (!grad.defined()) {
@@ -58,22 +58,22 @@ void Reducer::take_gradient(std::size_t index) {
 }
 
 // Has a large gradient reduced where autograd has put it, if that is in memory that all ranks see.
-bool Reducer::adopt_gradient(std::size_t index) {
+bool Reducer::use_gradient_in_place(std::size_t index) {
   Parameter& parameter = parameters_[index];
   const std::size_t bucket = plan_.places[index].bucket;
   const at::Tensor& grad = parameter.tensor.grad();
   // One that did not come in this step may have to stay as it is.
-  if (!plan_.buckets[bucket].alone || parameter.arrived == 0 || !grad.defined()) return false;
-  if (!lies_like(grad, parameter.home) || !is_sole_view(grad, incoming_)) return false;
-  if (!channel_->adopt(bucket, grad)) return false;
+  if (!plan_.buckets[bucket].dedicated || parameter.arrived == 0 || !grad.defined()) return false;
+  if (!lies_like(grad, parameter.bucket_view) || !is_sole_view(grad, incoming_)) return false;
+  if (!bucket_reducer_->use_in_place(bucket, grad)) return false;
   parameter.view = grad;
-  adopted_.push_back(index);
+  in_place_.push_back(index);
   return true;
 }
 
-void Reducer::return_adopted() {
-  for (const std::size_t i : adopted_) parameters_[i].view = parameters_[i].home;
-  adopted_.clear();
+void Reducer::return_in_place() {
+  for (const std::size_t i : in_place_) parameters_[i].view = parameters_[i].bucket_view;
+  in_place_.clear();
 }
 
 // For those who want gradients of their own.
@@ -107,7 +107,7 @@ void Reducer::forget_gradients() {
 
 // A rank that wakes up late may still write into the buckets.
 void Reducer::detach_from_failed() {
-  if (channel_->failed()) detach_gradients();
+  if (bucket_reducer_->failed()) detach_gradients();
 }
 
 void Reducer::detach_gradients() {

@@ -49,10 +49,10 @@ void StepRecorder::begin_forward(std::uint64_t step) {
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
 
-void StepRecorder::end_meeting() {
+void StepRecorder::end_pre_forward_sync() {
   const auto now = Clock::now();
-  meeting_ += now - forward_begin_;
-  draw(Kind::meeting, forward_begin_, now);
+  pre_forward_sync_ += now - forward_begin_;
+  draw(Kind::pre_forward_sync, forward_begin_, now);
   forward_begin_ = now;
 }
 
@@ -67,8 +67,8 @@ void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
   if (backward_begin_ == kNever) step_begin_ = backward_begin_ = Clock::now();
   stats_.last = {};
   stats_.last.forward = forward_;
-  stats_.last.waiting = meeting_;
-  forward_ = meeting_ = {};
+  stats_.last.waiting = pre_forward_sync_;
+  forward_ = pre_forward_sync_ = {};
   if (Timeline::current() != nullptr) published_.assign(buckets, kNever);
 }
 
@@ -78,15 +78,15 @@ void StepRecorder::add_bucket(std::size_t bucket, std::size_t bytes) {
   if (bucket < published_.size()) published_[bucket] = Clock::now();
 }
 
-void StepRecorder::look_at(const distributed::BucketChannel& channel) {
+void StepRecorder::look_at(const distributed::BucketReducer& bucket_reducer) {
   for (std::size_t bucket = 0; bucket < published_.size(); ++bucket) {
-    if (published_[bucket] == kNever || !channel.is_reduced(bucket)) continue;
+    if (published_[bucket] == kNever || !bucket_reducer.is_reduced(bucket)) continue;
     draw(Kind::bucket, published_[bucket], Clock::now(), static_cast<int>(bucket));
     published_[bucket] = kNever;
   }
 }
 
-void StepRecorder::end_step(const distributed::BucketChannel& channel) {
+void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   const auto now = Clock::now();
   StepStats& step = stats_.last;
   step.backward = backward_end_ - backward_begin_;
@@ -94,11 +94,11 @@ void StepRecorder::end_step(const distributed::BucketChannel& channel) {
     step.communication = now - communication_begin_;
     step.overlap = std::max(backward_end_ - communication_begin_, Clock::duration::zero());
   }
-  for (const auto& wait : channel.waits()) {
+  for (const auto& wait : bucket_reducer.waits()) {
     step.waiting += wait.end - wait.begin;
     draw(Kind::wait, wait.begin, wait.end, wait.bucket, wait.rank);
   }
-  look_at(channel);
+  look_at(bucket_reducer);
   draw(Kind::backward, backward_begin_, now);
   draw(Kind::step, step_begin_, now);
   step_begin_ = backward_begin_ = kNever;

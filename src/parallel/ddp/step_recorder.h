@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "distributed/bucket_channel.h"
+#include "distributed/bucket_reducer.h"
 #include "trace/timeline.h"
 
 namespace paceline::ddp {
@@ -14,10 +14,10 @@ class StepRecorder {
  public:
   StepRecorder();
 
-  // `step`: the channel's number, which is the same on all ranks.
+  // `step`: the bucket reducer's number, which is the same on all ranks.
   void begin_forward(std::uint64_t step);
   // What went by since begin_forward was a collective call before the forward.
-  void end_meeting();
+  void end_pre_forward_sync();
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
   // Of a step that was cut short, which is in no statistics.
@@ -25,9 +25,9 @@ class StepRecorder {
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Looks which buckets are reduced by now.
-  void look_at(const distributed::BucketChannel& channel);
+  void look_at(const distributed::BucketReducer& bucket_reducer);
   void end_backward() { backward_end_ = Clock::now(); }
-  void end_step(const distributed::BucketChannel& channel);
+  void end_step(const distributed::BucketReducer& bucket_reducer);
 
   // Of each bucket of a new plan.
   void describe_bucket(std::size_t bucket, std::size_t bytes, const std::string& parameters) const;
@@ -44,7 +44,7 @@ class StepRecorder {
   DdpStats stats_;
   std::uint64_t step_ = 0;
   StepStats::Duration forward_{};  // of the step that has yet to begin
-  StepStats::Duration meeting_{};
+  StepStats::Duration pre_forward_sync_{};
   Clock::time_point step_begin_ = kNever;
   Clock::time_point forward_begin_;
   Clock::time_point backward_begin_ = kNever;  // no forward has ended since the last step

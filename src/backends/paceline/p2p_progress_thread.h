@@ -1,0 +1,41 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "shm/p2p/mailbox.h"
+
+namespace paceline::backends {
+
+// Moves the messages of a mailbox on a thread that exists once there is one to move, for those
+// whose callers do not wait for them.
+class P2PProgressThread {
+ public:
+  explicit P2PProgressThread(std::shared_ptr<shm::Mailbox> mailbox)
+      : mailbox_(std::move(mailbox)) {}
+  P2PProgressThread(const P2PProgressThread&) = delete;
+  P2PProgressThread& operator=(const P2PProgressThread&) = delete;
+  ~P2PProgressThread() { stop(); }
+
+  // Throws std::system_error if the system has no thread to give. Before the first call().
+  void start();
+  // There is a new request.
+  void call();
+  void stop();
+  // Whether stop() was called by the thread itself, which is still to return.
+  bool abandoned() const { return abandoned_; }
+
+ private:
+  void loop();
+
+  std::shared_ptr<shm::Mailbox> mailbox_;
+  std::mutex mutex_;
+  std::condition_variable called_;
+  std::atomic<bool> stopping_ = false;  // set under the mutex
+  std::atomic<bool> abandoned_ = false;
+  std::thread thread_;
+};
+
+}  // namespace paceline::backends

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <vector>
+
+#include "backends/paceline/gradient_memory.h"
+#include "distributed/bucket_reducer.h"
+#include "shm/buckets/bucket_reducer.h"
+
+namespace paceline::backends {
+
+// shm::BucketReducer with tensors.
+class ShmBucketReducer final : public distributed::BucketReducer {
+ public:
+  ShmBucketReducer(shm::Group& group, const std::vector<Bucket>& buckets, Describe describe,
+                   std::uint32_t steps, const std::vector<std::string>& parameters);
+
+  const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
+  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+                  shm::FrozenFlags frozen) override {
+    reducer_.begin_step(summary, weight.value_or(1), frozen);
+  }
+  bool in_step() const override { return reducer_.in_step(); }
+  std::uint32_t steps() const override { return reducer_.steps(); }
+  bool use_in_place(std::size_t bucket, const at::Tensor& gradient) override {
+    return reducer_.use_in_place(bucket, gradient.data_ptr());
+  }
+  void prepare_thread() override { gradients_.prefer(); }
+  void publish(std::size_t bucket) override { reducer_.publish(bucket); }
+  void skip(std::size_t bucket) override { reducer_.skip(bucket); }
+  bool is_reduced(std::size_t bucket) const override { return reducer_.is_reduced(bucket); }
+  const std::vector<Wait>& waits() const override { return reducer_.waits(); }
+  double share() const override { return reducer_.share(); }
+  bool modified_apart() const override { return reducer_.modified_apart(); }
+  void try_progress() override { reducer_.try_progress(); }
+  void extend_timeout(std::chrono::milliseconds more) override { reducer_.extend_timeout(more); }
+  void finish() override { reducer_.finish(); }
+  bool abandon_step() override { return reducer_.abandon_step(); }
+  bool failed() const override { return reducer_.failed(); }
+  [[noreturn]] void fail(const std::string& text) override { reducer_.fail(text); }
+  [[noreturn]] void time_out(const std::string& text) override {
+    reducer_.fail(text, shm::FailureKind::timeout);
+  }
+
+ private:
+  shm::BucketReducer reducer_;
+  GradientMemory gradients_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace paceline::backends

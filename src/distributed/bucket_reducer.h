@@ -1,0 +1,107 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shm/buckets/bucket_reducer.h"
+
+namespace paceline::distributed {
+
+// Reduces a fixed set of buckets once per step, while other work goes on.
+//
+// A step runs: begin_step; write to tensor(b) and publish(b), for every b in any order, with
+// try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Nothing waits
+// but finish and abandon_step, and over a c10d::Backend begin_step with a weight or with buckets
+// that ranks may skip. One thread at a time.
+class BucketReducer {
+ public:
+  enum class Op { average, max };
+  struct Bucket {
+    std::int64_t count;
+    at::ScalarType type;
+    at::Device device;
+    Op op;
+    // Whether use_in_place may be called for it; only where supports_use_in_place.
+    bool in_place = false;
+    // Whether ranks may skip it, or what goes with it: then they compare their summaries before
+    // anything is reduced.
+    bool skips = false;
+  };
+  // Names what is in a bucket, for messages.
+  using Describe = std::function<std::string(std::size_t bucket)>;
+
+  virtual ~BucketReducer() = default;
+
+  // The bucket's flat tensor, the same one for the life of the reducer. Its memory may outlive it.
+  virtual const at::Tensor& tensor(std::size_t bucket) const = 0;
+
+  // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
+  // Mismatch, all of them the same, in finish at the latest. `weight`, not negative: what this rank
+  // counts in averages, relative to the others'; given on all ranks or on none, where all count the
+  // same. `frozen` belongs to `summary`, and has to be kept until the step is finished or given up.
+  virtual void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+                          shm::FrozenFlags frozen) = 0;
+  virtual bool in_step() const = 0;
+  // How many steps have begun, those before the reducer was made included.
+  virtual std::uint32_t steps() const = 0;
+  // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
+  // place of tensor(b): nothing is copied. It has to be kept until the step is finished or given
+  // up. False, and nothing changes, unless its memory is such that the reducer can.
+  virtual bool use_in_place(std::size_t /*bucket*/, const at::Tensor& /*gradient*/) {
+    return false;
+  }
+  // Call on a thread before it runs a backward: gradients as large as an in_place bucket are then
+  // allocated where use_in_place takes them.
+  virtual void prepare_thread() {}
+  virtual void publish(std::size_t bucket) = 0;
+  // In place of publish, on every rank: the bucket is left as it is. Not for the last one.
+  virtual void skip(std::size_t bucket) = 0;
+  virtual void try_progress() = 0;
+  // Where the reducer can, has finish wait so much longer than the group's calls do.
+  virtual void extend_timeout(std::chrono::milliseconds /*more*/) {}
+  virtual void finish() = 0;
+  // Whether a bucket that was published is reduced on all ranks.
+  virtual bool is_reduced(std::size_t bucket) const = 0;
+  // When finish was blocked, in the step that was finished last.
+  using Wait = shm::BucketReducer::Wait;
+  virtual const std::vector<Wait>& waits() const = 0;
+  // What this rank counted in the averages of the step that was finished last, of 1 in all.
+  virtual double share() const = 0;
+  // Whether the ranks began the step that was finished last with different numbers of
+  // modifications; the same on all.
+  virtual bool modified_apart() const = 0;
+  // Gives up a step that an exception has cut short, so that the next one can begin; waits until
+  // all ranks have. What is in the buckets then means nothing. Returns false outside a step, where
+  // it does nothing. Throws Mismatch if another rank has finished the step.
+  virtual bool abandon_step() = 0;
+  // Whether ranks that come late may still write into buckets, now and at any time from here on.
+  virtual bool failed() const = 0;
+  // Throws an Error with this text here and, where the reducer can reach them, on the other ranks.
+  [[noreturn]] virtual void fail(const std::string& text) = 0;
+  // The same, as a Timeout of this rank where the reducer can reach the others.
+  [[noreturn]] virtual void time_out(const std::string& text) {
+    fail(text);
+    __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
+  }
+};
+
+// Whether bucket reducers of the group's backend for `device` can use gradients in place.
+bool supports_use_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                           c10::DeviceType device);
+
+// The reducer that suits the group's backend for `device`; its first step comes after `steps` of
+// another one. `parameters`: the names of those whose FrozenFlags come with steps. Collective.
+std::unique_ptr<BucketReducer> make_bucket_reducer(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
+    const std::vector<BucketReducer::Bucket>& buckets, BucketReducer::Describe describe,
+    std::uint32_t steps, const std::vector<std::string>& parameters);
+
+}  // namespace paceline::distributed

@@ -1,2 +1,0 @@
-#define PACELINE_KERNEL_NAMESPACE avx2
-#include "node/kernels_body.inc"

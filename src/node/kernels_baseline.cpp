@@ -1,2 +1,0 @@
-#define PACELINE_KERNEL_NAMESPACE baseline
-#include "node/kernels_body.inc"

@@ -1,0 +1,204 @@
+#include "parallel/ddp/hook_bucket_reducer.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <numeric>
+#include <string_view>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+#include "base/deadline.h"
+#include "distributed/process_state.h"
+#include "distributed/translate.h"
+#include "parallel/ddp/with_error_context.h"
+
+namespace paceline::ddp {
+namespace {
+
+std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
+  try {
+    return backend.getBackendOptions()->timeout;
+  } catch (const c10::Error&) {  // it has none
+    return kBackendDefaultTimeout;
+  }
+}
+
+// How often a wait for a future looks whether there is still something to wait for.
+constexpr std::chrono::milliseconds kLook{10};
+// By how much a wait is longer than those that may be its cause and know more of it.
+constexpr std::chrono::seconds kVerdict{1};
+// How the failures begin that are told to all ranks here.
+constexpr const char* kHookOfRank = "the communication hook of rank";
+
+// Tells when a future is completed, with a limit.
+class Completion {
+ public:
+  explicit Completion(c10::ivalue::Future& future) {
+    future.addCallback([state = state_](c10::ivalue::Future&) {
+      const std::lock_guard lock(state->mutex);
+      state->done = true;
+      state->reached.notify_one();
+    });
+  }
+  bool wait_for(std::chrono::milliseconds limit) const {
+    std::unique_lock lock(state_->mutex);
+    return state_->reached.wait_for(lock, limit, [&] { return state_->done; });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable reached;
+    bool done = false;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace
+
+HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
+                                     const std::vector<Bucket>& buckets, const Bucket& control,
+                                     const Describe& describe, std::uint32_t steps,
+                                     const std::vector<std::string>& parameters,
+                                     MakeGradBucket make_grad_bucket)
+    : hook_(std::move(hook)),
+      describe_(describe),
+      make_grad_bucket_(std::move(make_grad_bucket)),
+      timeout_(timeout_of(*group->getBackend(buckets.front().device.type()))),
+      backend_(c10::dynamic_intrusive_pointer_cast<distributed::ExtendedBackend>(
+          group->getBackend(control.device.type()))),
+      all_ranks_(static_cast<std::size_t>(group->getSize())),
+      open_(buckets.size()),
+      control_(distributed::make_bucket_reducer(
+          group, control.device.type(), {control},
+          [describe, last = buckets.size()](std::size_t) { return describe(last); }, steps,
+          parameters)) {
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
+  // A rank whose hook is late says itself for which bucket.
+  control_->extend_timeout(2 * kVerdict);
+  for (const Bucket& bucket : buckets) {
+    tensors_.push_back(allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type),
+                                       ProcessGroup(group)));
+  }
+}
+
+const at::Tensor& HookBucketReducer::tensor(std::size_t bucket) const {
+  return bucket < tensors_.size() ? tensors_[bucket] : control_->tensor(0);
+}
+
+void HookBucketReducer::begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+                                   shm::FrozenFlags frozen) {
+  control_->begin_step(summary, weight, frozen);
+  open_.assign(tensors_.size(), {});
+  next_ = 0;
+}
+
+void HookBucketReducer::publish(std::size_t bucket) {
+  if (bucket == tensors_.size()) return control_->publish(0);
+  open_[bucket].published = true;
+  run_hooks();
+}
+
+void HookBucketReducer::skip(std::size_t bucket) {
+  open_[bucket].skipped = true;
+  run_hooks();
+}
+
+void HookBucketReducer::run_hooks() {
+  for (; next_ < open_.size(); ++next_) {
+    Open& bucket = open_[next_];
+    if (!bucket.published && !bucket.skipped) return;
+    if (bucket.skipped) continue;
+    guarded(next_, [&] {
+      c10d::GradBucket grads = make_grad_bucket_(next_);
+      bucket.result = hook_->runHook(grads);
+      if (!bucket.result) throw Error("it returned a null future");
+    });
+  }
+}
+
+void HookBucketReducer::finish() {
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::size_t b = 0; b < open_.size(); ++b) {
+    if (!open_[b].result) continue;
+    await(b);
+    guarded(b, [&] {
+      open_[b].result->waitAndThrow();
+      const at::Tensor result = hook_->parseHookResult(open_[b].result->value());
+      if (result.numel() != tensors_[b].numel()) {
+        throw Error(fmt::format("it gave {} elements for a bucket of {}", result.numel(),
+                                tensors_[b].numel()));
+      }
+      if (result.data_ptr() != tensors_[b].data_ptr()) tensors_[b].copy_(result.view({-1}));
+    });
+    open_[b].result.reset();
+  }
+  control_->finish();
+  waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = std::chrono::steady_clock::now()}};
+}
+
+// Returns once the bucket's future is completed. A call of the group that it may depend on has a
+// timeout of its own and tells which rank is missing, so the time counts from the last one's end.
+void HookBucketReducer::await(std::size_t bucket) {
+  c10::ivalue::Future& future = *open_[bucket].result;
+  if (future.completed()) return;
+  const Completion completion(future);
+  const auto patience = base::Deadline::after(timeout_).remaining() + kVerdict;
+  auto deadline = base::Deadline::after(patience);
+  while (!completion.wait_for(kLook)) {
+    if (backend_ && backend_->is_busy()) {
+      deadline = base::Deadline::after(patience);
+      continue;
+    }
+    try {
+      if (backend_) backend_->check_peers(all_ranks_, {"backward", steps()});
+    } catch (const PeerError&) {
+      if (completion.wait_for(kVerdict)) return;
+      throw;
+    }
+    if (!deadline.expired()) continue;
+    control_->time_out(fmt::format(
+        "{} {} has not completed its future for bucket {} ({}) within the timeout of {} s{}: every "
+        "future must be completed, by setError if its hook fails",
+        kHookOfRank, get_rank(), bucket, describe_(bucket),
+        std::chrono::duration<double>(timeout_).count(),
+        backend_ ? ", and no call of the group is under way there" : ""));
+  }
+}
+
+bool HookBucketReducer::is_reduced(std::size_t bucket) const {
+  if (bucket == tensors_.size()) return control_->is_reduced(0);
+  if (bucket >= next_) return false;
+  return !open_[bucket].result || open_[bucket].result->completed();
+}
+
+bool HookBucketReducer::abandon_step() {
+  if (!in_step()) return false;
+  fail(
+      fmt::format("an exception ended a backward of rank {} whose gradients a communication hook "
+                  "reduces, so the hooks of the ranks do not match any more",
+                  get_rank()));
+}
+
+// Errors of the hook's own are told to all ranks, which wait for it in vain; those about peers they
+// have themselves, in the same bucket's collective.
+template <typename Body>
+void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
+  try {
+    body();
+  } catch (const PeerError& error) {
+    if (std::string_view(error.what()).starts_with(kHookOfRank)) throw;  // says all on every rank
+    with_error_context(
+        fmt::format("running the communication hook for bucket {} ({})", bucket, describe_(bucket)),
+        [] { throw; });
+  } catch (...) {
+    fail(fmt::format("{} {} failed for bucket {} ({}): {}", kHookOfRank, get_rank(), bucket,
+                     describe_(bucket), distributed::current_exception_text()));
+  }
+}
+
+}  // namespace paceline::ddp

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "distributed/backend.h"
+#include "distributed/bucket_reducer.h"
+
+namespace paceline::ddp {
+
+// Buckets reduced by a communication hook of the user's: it runs for one after the other in
+// ascending order, since the collectives in it are matched by their order. A bucket reducer of one
+// more bucket, `control`, carries what ranks have to tell each other beside gradients.
+class HookBucketReducer final : public distributed::BucketReducer {
+ public:
+  using Hook = std::shared_ptr<c10d::CommHookInterface>;
+  using MakeGradBucket = std::function<c10d::GradBucket(std::size_t bucket)>;
+
+  // Bucket number buckets.size() is `control`. Collective.
+  HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
+                    const std::vector<Bucket>& buckets, const Bucket& control,
+                    const Describe& describe, std::uint32_t steps,
+                    const std::vector<std::string>& parameters, MakeGradBucket make_grad_bucket);
+
+  const at::Tensor& tensor(std::size_t bucket) const override;
+  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+                  shm::FrozenFlags frozen) override;
+  bool in_step() const override { return control_->in_step(); }
+  std::uint32_t steps() const override { return control_->steps(); }
+  void publish(std::size_t bucket) override;
+  void skip(std::size_t bucket) override;
+  void try_progress() override { control_->try_progress(); }
+  void finish() override;
+  bool is_reduced(std::size_t bucket) const override;
+  const std::vector<Wait>& waits() const override { return waits_; }
+  double share() const override { return control_->share(); }
+  bool modified_apart() const override { return control_->modified_apart(); }
+  // The other ranks may be in a collective of their hooks that has no counterpart here: there is no
+  // way back, and all ranks throw.
+  bool abandon_step() override;
+  bool failed() const override { return control_->failed(); }
+  [[noreturn]] void fail(const std::string& text) override {
+    control_->fail(text);
+    __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
+  }
+
+ private:
+  struct Open {
+    bool published = false;
+    bool skipped = false;
+    c10::intrusive_ptr<c10::ivalue::Future> result;
+  };
+  void run_hooks();
+  void await(std::size_t bucket);
+  template <typename Body>
+  void guarded(std::size_t bucket, Body&& body);
+
+  Hook hook_;
+  Describe describe_;
+  MakeGradBucket make_grad_bucket_;
+  std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<distributed::ExtendedBackend> backend_;  // of `control`; null over others
+  std::vector<int> all_ranks_;                                // of the group
+  std::vector<at::Tensor> tensors_;
+  std::vector<Open> open_;
+  std::size_t next_ = 0;  // whose hook runs next
+  std::unique_ptr<BucketReducer> control_;
+  std::vector<Wait> waits_;
+};
+
+}  // namespace paceline::ddp

@@ -1,0 +1,113 @@
+#include "shm/buckets/step_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace paceline::shm {
+namespace {
+
+// How many parameters an error lists before it only counts.
+constexpr std::size_t kMaxNames = 5;
+
+// Whether all ranks that have not joined have the same value of a field.
+bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*field) {
+  const StepSummary* first = nullptr;
+  for (const StepSummary& rank : ranks) {
+    if (rank.joined != 0) continue;
+    if (first == nullptr) first = &rank;
+    if (rank.*field != first->*field) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::uint32_t fingerprint(FrozenFlags flags) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i] == 0) continue;
+    std::uint64_t mixed = (i + 1) * 0x9e3779b97f4a7c15u;
+    mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
+    sum += mixed ^ mixed >> 32;
+  }
+  return static_cast<std::uint32_t>(sum >> 32);
+}
+
+Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRanks& numbers) {
+  const bool agree = std::ranges::all_of(ranks, [&](const StepSummary& rank) {
+    return rank.forwards == ranks[0].forwards && rank.local_forwards == ranks[0].local_forwards;
+  });
+  if (agree) return {};
+  std::string text;
+  std::vector<std::string> counts;
+  for (const StepSummary& rank : ranks) {
+    counts.push_back(fmt::to_string(rank.forwards));
+    if (rank.local_forwards != 0) {
+      counts.back() += fmt::format(" and {} under no_sync", rank.local_forwards);
+    }
+    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ",
+                        numbers.of(static_cast<int>(counts.size()) - 1), counts.back());
+  }
+  return {
+      explain_disagreement(counts, numbers).ranks,
+      fmt::format(
+          "the ranks have run different numbers of training forwards ({}): on some rank a forward "
+          "ran under no_sync alone, or was not followed by a backward, or by one that threw before "
+          "it reached the model, so gradients of different batches would be averaged. Run forwards "
+          "without a backward under torch::NoGradGuard, in eval mode or on module(), or on every "
+          "rank alike. An optimizer that calls a closure as often as the loss decides (LBFGS) "
+          "needs the loss averaged over the ranks. With Average::samples, ranks may run different "
+          "numbers of forwards under no_sync.",
+          text)};
+}
+
+bool differ_in_frozen(std::span<const StepSummary> ranks) {
+  return differ_in(ranks, &StepSummary::frozen);
+}
+
+// The parameters of a rank that has joined fall behind, so all ranks wait with comparing until
+// there is none.
+bool differ_in_modifications(std::span<const StepSummary> ranks) {
+  return std::ranges::none_of(ranks, [](const StepSummary& rank) { return rank.joined != 0; }) &&
+         differ_in(ranks, &StepSummary::modifications);
+}
+
+Disagreement compare_frozen(std::span<const FrozenFlags> flags,
+                            std::span<const std::string> parameters, const GlobalRanks& numbers) {
+  std::vector<std::string> sets;  // of the ranks that count
+  std::vector<int> counting;
+  for (std::size_t rank = 0; rank < flags.size(); ++rank) {
+    if (flags[rank].empty()) continue;
+    sets.emplace_back(flags[rank].begin(), flags[rank].end());
+    counting.push_back(static_cast<int>(rank));
+  }
+  std::string names;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    std::uint64_t frozen = 0;
+    for (const int rank : counting) {
+      if (flags[static_cast<std::size_t>(rank)][i] != 0) frozen |= rank_bit(rank);
+    }
+    const auto times = static_cast<std::size_t>(std::popcount(frozen));
+    if (times == 0 || times == counting.size()) continue;
+    if (++count > kMaxNames) continue;
+    names += fmt::format("{}{} {}on {}", count == 1 ? "" : ", ", parameters[i],
+                         count == 1 ? "is frozen " : "", describe_ranks(numbers.list(frozen)));
+  }
+  if (count == 0) return {};
+  if (count > kMaxNames) names += fmt::format(" and {} more", count - kMaxNames);
+  Disagreement result;
+  const std::uint64_t apart = explain_disagreement(sets, {}).ranks;
+  for (std::size_t k = 0; k < counting.size(); ++k) {
+    if ((apart >> k & 1) != 0) result.ranks |= rank_bit(counting[k]);
+  }
+  result.text = fmt::format(
+      "{} of {} parameters are frozen on some ranks and trained on others: {}. The models would "
+      "come apart; call requires_grad_ on every rank alike",
+      count, parameters.size(), names);
+  return result;
+}
+
+}  // namespace paceline::shm

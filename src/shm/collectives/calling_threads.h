@@ -1,0 +1,36 @@
+#pragma once
+
+#include <atomic>
+
+#include "shm/memory/region_memory.h"
+
+namespace paceline::shm {
+
+// Whether one thread of a rank deals with its group, or several: published, since ranks that wait
+// for each other in different calls wait for ever only if no other thread's call can come.
+//
+// Call note_this_thread() before issuing a call; if another thread issues it, note_other_thread().
+class CallingThreads {
+ public:
+  CallingThreads(RegionMemory& memory, int rank) : memory_(memory), rank_(rank) {}
+
+  void note_this_thread() {
+    static thread_local const char here = 0;
+    const void* first = first_.load(std::memory_order_relaxed);
+    if (first == &here) return;
+    if (first == nullptr && first_.compare_exchange_strong(first, &here)) return;
+    note_other_thread();
+  }
+  void note_other_thread() { several(rank_).store(1, std::memory_order_release); }
+  // Of any rank.
+  bool is_one(int rank) const { return several(rank).load(std::memory_order_acquire) == 0; }
+
+ private:
+  Word& several(int rank) const { return memory_.collectives(rank).threads; }
+
+  RegionMemory& memory_;
+  int rank_;
+  std::atomic<const void*> first_ = nullptr;
+};
+
+}  // namespace paceline::shm

@@ -1,0 +1,127 @@
+#include "shm/collectives/fingerprint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+namespace paceline::shm {
+namespace {
+
+constexpr const char* kOperationNames[] = {"no operation",   "barrier",   "broadcast", "reduce",
+                                           "all_reduce",     "gather",    "scatter",   "all_gather",
+                                           "reduce_scatter", "all_to_all"};
+static_assert(std::size(kOperationNames) == static_cast<std::size_t>(Operation::all_to_all) + 1);
+
+bool same(const CollectiveFingerprint& a, const CollectiveFingerprint& b) {
+  return a.operation == b.operation && a.type == b.type && a.op == b.op && a.uneven == b.uneven &&
+         a.root == b.root && a.count == b.count && a.sequence == b.sequence;
+}
+
+// What the rooted operations say of their root.
+const char* preposition(Operation operation) {
+  switch (operation) {
+    case Operation::broadcast:
+    case Operation::scatter:
+      return "from";
+    case Operation::reduce:
+    case Operation::gather:
+      return "to";
+    default:
+      return nullptr;
+  }
+}
+
+bool reduces(Operation operation) {
+  return operation == Operation::reduce || operation == Operation::all_reduce ||
+         operation == Operation::reduce_scatter;
+}
+
+}  // namespace
+
+const char* name(Operation operation) {
+  const auto index = static_cast<std::size_t>(operation);
+  return index < std::size(kOperationNames) ? kOperationNames[index] : "an unknown operation";
+}
+
+std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbers) {
+  std::string text = name(call.operation);
+  if (call.operation == Operation::none || call.operation == Operation::barrier) return text;
+  text += call.uneven ? fmt::format(" of uneven parts of {}", name(call.type))
+                      : fmt::format(" of {} {}", call.count, name(call.type));
+  if (const char* const where = preposition(call.operation)) {
+    text += fmt::format(" {} rank {}", where, numbers.of(call.root));
+  }
+  if (reduces(call.operation) && call.op != ReduceOp::sum) {
+    text += fmt::format(" with {}", name(call.op));
+  }
+  return text;
+}
+
+bool agree(std::span<const CollectiveFingerprint> calls) {
+  return std::all_of(calls.begin() + 1, calls.end(),
+                     [&](const CollectiveFingerprint& call) { return same(call, calls[0]); });
+}
+
+Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
+                                  const GlobalRanks& numbers) {
+  const bool in_step = std::all_of(
+      calls.begin(), calls.end(),
+      [&](const CollectiveFingerprint& call) { return call.sequence == calls[0].sequence; });
+  std::vector<std::string> made;
+  for (const CollectiveFingerprint& call : calls) {
+    made.push_back(describe(call, numbers));
+    if (!in_step) made.back() += fmt::format(" as its call {}", call.sequence);
+  }
+  return explain_disagreement(made, numbers);
+}
+
+Disagreement explain_disagreement(std::span<const std::string> calls, const GlobalRanks& numbers) {
+  // In the order of the first rank that made each call.
+  std::vector<std::pair<std::string, std::uint64_t>> parties;
+  for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+    const auto party = std::find_if(parties.begin(), parties.end(),
+                                    [&](const auto& one) { return one.first == calls[rank]; });
+    if (party != parties.end()) {
+      party->second |= rank_bit(static_cast<int>(rank));
+    } else {
+      parties.emplace_back(calls[rank], rank_bit(static_cast<int>(rank)));
+    }
+  }
+  Disagreement result;
+  std::uint64_t all = 0;
+  std::uint64_t largest = 0;
+  for (const auto& [made, ranks] : parties) {
+    result.text += fmt::format("{}{}{} {}", result.text.empty() ? "" : ", ",
+                               describe_ranks(numbers.list(ranks)),
+                               result.text.empty() ? " called" : "", made);
+    all |= ranks;
+    if (std::popcount(ranks) > std::popcount(largest)) largest = ranks;
+  }
+  const bool majority = 2 * static_cast<std::size_t>(std::popcount(largest)) > calls.size();
+  result.ranks = majority ? all & ~largest : all;
+  return result;
+}
+
+Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& numbers) {
+  Disagreement result;
+  for (std::size_t from = 0; from < splits.size(); ++from) {
+    for (std::size_t to = 0; to < splits.size(); ++to) {
+      const std::uint64_t given = splits[from]->to[to];
+      const std::uint64_t expected = splits[to]->from[from];
+      if (given == expected) continue;
+      // The first pair is enough to find the mistake; the ranks of all of them are named.
+      if (result.ranks == 0) {
+        result.text = fmt::format("rank {} gives {} elements to rank {}, which expects {}",
+                                  numbers.of(static_cast<int>(from)), given,
+                                  numbers.of(static_cast<int>(to)), expected);
+      }
+      result.ranks |= rank_bit(static_cast<int>(from)) | rank_bit(static_cast<int>(to));
+    }
+  }
+  return result;
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shm/kernels/types.h"
+#include "shm/membership/failure.h"
+
+namespace paceline::shm {
+
+inline constexpr int kMaxRanks = 64;
+
+enum class Operation : std::uint8_t {
+  none,
+  barrier,
+  broadcast,
+  reduce,
+  all_reduce,
+  gather,
+  scatter,
+  all_gather,
+  reduce_scatter,
+  all_to_all
+};
+// "all_reduce"; a damaged peer's value has an answer too.
+const char* name(Operation operation);
+
+// What a rank says of the collective call that it publishes with a round.
+struct CollectiveFingerprint {
+  Operation operation = Operation::none;
+  DataType type = DataType::byte;
+  ReduceOp op = ReduceOp::sum;
+  // Whether the ranks' parts differ in size: `count` is zero then and Splits tell. No bool: a
+  // damaged peer's may hold anything.
+  std::uint8_t uneven = 0;
+  std::int32_t root = 0;
+  std::uint64_t count = 0;     // elements of each part
+  std::uint64_t sequence = 0;  // the number of the call in the group, from 1
+  // The most bytes that this rank passes to another one through its staging buffers.
+  std::uint64_t staged = 0;
+  // Of this rank's tensor in the region, which the others read in place; or kNotShared.
+  std::uint64_t offset = kNotShared;
+
+  static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
+  bool is_shared() const { return offset != kNotShared; }
+};
+
+// How many elements a rank gives to each other rank and expects from it, in an uneven call.
+struct Splits {
+  std::array<std::uint64_t, kMaxRanks> to;
+  std::array<std::uint64_t, kMaxRanks> from;
+};
+
+// "all_reduce of 10 float32 with MAX".
+std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbers);
+
+// Why calls cannot be one collective, in words that are the same on every rank.
+struct Disagreement {
+  // A bit for each rank at fault: those that differ from the majority, all if there is none.
+  std::uint64_t ranks = 0;
+  std::string text;
+};
+// Both take the calls of all ranks, by rank.
+bool agree(std::span<const CollectiveFingerprint> calls);
+Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
+                                  const GlobalRanks& numbers);
+// The same for calls that are described already.
+Disagreement explain_disagreement(std::span<const std::string> calls, const GlobalRanks& numbers);
+// The same for what the ranks of an uneven call give and expect; names no rank if they agree.
+Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& numbers);
+
+}  // namespace paceline::shm

@@ -1,0 +1,130 @@
+#include <array>
+
+#include "shm/collectives/staging.h"
+
+namespace paceline::shm {
+namespace {
+
+// Parts of which all but one are empty.
+class OnlyFrom {
+ public:
+  OnlyFrom(int rank, int size, Output output) : size_(static_cast<std::size_t>(size)) {
+    std::fill_n(outputs_.begin(), size_, Output{nullptr, 0});
+    outputs_[static_cast<std::size_t>(rank)] = output;
+  }
+  operator std::span<const Output>() const { return std::span(outputs_).first(size_); }
+
+ private:
+  std::array<Output, kMaxRanks> outputs_;
+  std::size_t size_;
+};
+
+}  // namespace
+
+void Group::barrier() {
+  begin({.operation = Operation::barrier});
+  first_round();
+}
+
+void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
+  check_root("broadcast", root, size());
+  begin({.operation = Operation::broadcast, .type = type, .root = root, .count = count});
+  const Input part{data, count};
+  if (rank() == root) {
+    exchange({&part, 1}, {}, true);
+  } else {
+    exchange({}, OnlyFrom(root, size(), {data, count}), true);
+  }
+}
+
+void Group::gather(Input input, std::span<const Output> outputs, DataType type, int root) {
+  check_root("gather", root, size());
+  begin({.operation = Operation::gather, .type = type, .root = root, .count = input.count});
+  if (rank() == root) {
+    exchange({}, outputs, true);
+    copy_of_results(bytes_of_all(outputs))(outputs[static_cast<std::size_t>(root)].data, input.data,
+                                           input.count * element());
+  } else {
+    exchange({&input, 1}, {}, true);
+  }
+}
+
+void Group::scatter(std::span<const Input> inputs, Output output, DataType type, int root) {
+  check_root("scatter", root, size());
+  begin({.operation = Operation::scatter, .type = type, .root = root, .count = output.count});
+  exchange(rank() == root ? inputs : std::span<const Input>(), OnlyFrom(root, size(), output),
+           false);
+}
+
+void Group::all_gather(Input input, std::span<const Output> outputs, DataType type) {
+  begin({.operation = Operation::all_gather, .type = type, .count = input.count});
+  const bool uneven = std::any_of(outputs.begin(), outputs.end(), [&](const Output& output) {
+    return output.count != outputs[0].count;
+  });
+  if (uneven) set_splits({&input, 1}, outputs);
+  exchange({&input, 1}, outputs, true);
+}
+
+void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> outputs,
+                       DataType type) {
+  begin({.operation = Operation::all_to_all, .type = type});
+  set_splits(inputs, outputs);
+  exchange(inputs, outputs, false);
+}
+
+// What the tensors of all ranks take if each gets as much as this one does.
+std::size_t Group::bytes_of_all(std::span<const Output> results) const {
+  std::size_t count = 0;
+  for (const Output& result : results) count += result.count;
+  const std::size_t bytes = count * element();
+  switch (call_.operation) {
+    case Operation::broadcast:  // the root's, and a copy for each other
+      return bytes * calls_.size();
+    case Operation::gather:
+      return bytes * 2;
+    case Operation::all_gather:
+      return bytes * (calls_.size() + 1);
+    default:
+      return bytes * calls_.size() * 2;
+  }
+}
+
+void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
+  const Staging staging(*this, sends, common);
+  if (staging.is_large()) call_.offset = offset_of(sends);
+  const bool shared = call_.is_shared();
+  call_.staged = shared ? 0 : staging.largest();
+  if (!shared && size() > 1) staging.put(0);
+  first_round();
+
+  const auto me = static_cast<std::size_t>(rank());
+  const Copy copy = copy_of_results(bytes_of_all(receives));
+  if (!sends.empty() && !receives.empty()) {
+    copy(receives[me].data, sends[common ? 0 : me].data, receives[me].count * element());
+  }
+  if (size() == 1) return;
+  std::size_t chunks = 0;
+  for (const CollectiveFingerprint& call : calls_)
+    chunks = std::max(chunks, staging.chunks(call.staged));
+  for (std::size_t from = 0; from < receives.size(); ++from) {
+    const std::size_t bytes = receives[from].count * element();
+    if (from == me || bytes == 0 || !calls_[from].is_shared()) continue;
+    const int peer = static_cast<int>(from);
+    copy(receives[from].data,
+         common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes), bytes);
+  }
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    for (std::size_t from = 0; from < receives.size(); ++from) {
+      if (from == me || calls_[from].is_shared()) continue;
+      copy(advance(receives[from].data, staging.begin_of(chunk)),
+           staging.get(static_cast<int>(from)),
+           staging.size_of(chunk, receives[from].count * element()));
+    }
+    if (chunk + 1 == chunks) break;
+    if (!shared) staging.put(chunk + 1);
+    next_round();
+  }
+  if (any_shared()) next_round();  // only then may what was read in place be changed
+}
+
+}  // namespace paceline::shm

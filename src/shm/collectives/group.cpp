@@ -1,0 +1,203 @@
+#include "shm/collectives/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include <paceline/error.h>
+
+namespace paceline::shm {
+
+// Waits for a round of the current call.
+class Group::RoundWait : public WaitContext {
+ public:
+  explicit RoundWait(Group& group)
+      : WaitContext({name(group.call_.operation), group.sequence_}, group.deadline_),
+        group_(group) {}
+
+  std::uint64_t missing() const override {
+    std::uint64_t ranks = 0;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const Word& word = group_.region_->memory().slot(rank, group_.round_).round;
+      if (!Region::reached(word, group_.round_)) ranks |= rank_bit(rank);
+    }
+    return ranks;
+  }
+  std::string describe() const override {
+    return fmt::format("{}, call {} of group {}",
+                       shm::describe(group_.call_, group_.region_->numbers()), group_.sequence_,
+                       group_.region_->options().name);
+  }
+  std::string last_seen(int rank, bool missing) const override {
+    return missing ? group_.last_call_of(rank) : "";
+  }
+
+ private:
+  const Group& group_;
+};
+
+Group::Group(std::shared_ptr<Region> region)
+    : region_(std::move(region)),
+      deadline_{region_->options().timeout},
+      calls_(static_cast<std::size_t>(size())) {}
+
+void Group::set_timeout(std::chrono::milliseconds timeout, std::size_t together) {
+  deadline_ = {timeout, std::nullopt};
+  sharing_ = together;
+}
+
+void check_root(const char* operation, std::int64_t root, int size) {
+  if (root >= 0 && root < size) return;
+  throw UsageError(
+      fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size - 1));
+}
+
+void Group::begin(CollectiveFingerprint call) {
+  region_->threads().note_this_thread();
+  call_ = call;
+  call_.sequence = ++sequence_;
+  if (sharing_ == 0) {
+    deadline_.deadline.reset();
+  } else {
+    --sharing_;
+  }
+  region_->check_usable({name(call_.operation), sequence_});
+}
+
+void Group::set_splits(std::span<const Input> to, std::span<const Output> from) {
+  call_.uneven = 1;
+  call_.count = 0;
+  for (std::size_t peer = 0; peer < calls_.size(); ++peer) {
+    own_splits_.to[peer] = to[to.size() == 1 ? 0 : peer].count;
+    own_splits_.from[peer] = from[from.size() == 1 ? 0 : peer].count;
+  }
+}
+
+void Group::first_round() {
+  if (call_.uneven) region_->memory().splits(rank(), round_ + 1) = own_splits_;
+  next_round();
+  for (int peer = 0; peer < size(); ++peer) {
+    calls_[static_cast<std::size_t>(peer)] = region_->memory().slot(peer, round_).call;
+  }
+  check_agreement();
+}
+
+void Group::next_round() {
+  ++round_;
+  // With every round: the other slot may hold a call from before this one, and a rank that waits
+  // for this one looks into both.
+  region_->memory().slot(rank(), round_).call = call_;
+  region_->publish(region_->memory().slot(rank(), round_).round, round_);
+  RoundWait context(*this);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank())
+      region_->await(region_->memory().slot(peer, round_).round, round_, peer, context);
+  }
+}
+
+void Group::check_agreement() {
+  if (!agree(calls_)) {
+    const auto found = explain_disagreement(calls_, region_->numbers());
+    fail(found.ranks, found.text);
+  }
+  if (call_.uneven) {
+    std::vector<const Splits*> splits;
+    for (int peer = 0; peer < size(); ++peer)
+      splits.push_back(&region_->memory().splits(peer, round_));
+    const auto found = compare_splits(splits, region_->numbers());
+    if (found.ranks != 0) {
+      fail(found.ranks, describe(call_, region_->numbers()) + ": " + found.text);
+    }
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (calls_[static_cast<std::size_t>(peer)].staged <= largest_part_of(peer)) continue;
+    fail(rank_bit(peer),
+         fmt::format("rank {} published a call that makes no sense", region_->numbers().of(peer)));
+  }
+}
+
+void Group::fail(std::uint64_t ranks, const std::string& text) {
+  region_->fail({FailureKind::mismatch, ranks,
+                 fmt::format("{}; call {} of group {}", text, sequence_, region_->options().name)},
+                {name(call_.operation), sequence_});
+}
+
+// Of a rank that has not reached this rank's round yet.
+std::string Group::last_call_of(int rank) const {
+  const CollectiveFingerprint call = region_->memory().slot(rank, round_ - 1).call;
+  // Only once it has come does it write there again. A read-modify-write, before which the copy
+  // ends.
+  Word& came = region_->memory().slot(rank, round_).round;
+  if (came.fetch_add(0, std::memory_order_acq_rel) == round_) return "it came just now";
+  if (call.sequence == sequence_) return "it stopped in the middle of this call";
+  if (call.operation == Operation::none) return "it has made no call yet";
+  return fmt::format("its last was call {}, {}", call.sequence, describe(call, region_->numbers()));
+}
+
+bool Group::any_shared() const {
+  return std::any_of(calls_.begin(), calls_.end(), std::mem_fn(&CollectiveFingerprint::is_shared));
+}
+
+bool Group::all_shared() const {
+  return std::all_of(calls_.begin(), calls_.end(), std::mem_fn(&CollectiveFingerprint::is_shared));
+}
+
+std::uint64_t Group::offset_of(const void* pointer, std::size_t bytes) const {
+  return region_->memory()
+      .shared_offset(pointer, bytes)
+      .value_or(CollectiveFingerprint::kNotShared);
+}
+
+// Shared if they lie one after the other.
+std::uint64_t Group::offset_of(std::span<const Input> parts) const {
+  std::size_t bytes = 0;
+  for (const Input& part : parts) {
+    if (part.data != static_cast<const std::byte*>(parts[0].data) + bytes)
+      return CollectiveFingerprint::kNotShared;
+    bytes += part.count * element();
+  }
+  return parts.empty() ? CollectiveFingerprint::kNotShared : offset_of(parts[0].data, bytes);
+}
+
+// Of those that it gives to others, in bytes.
+std::size_t Group::largest_part_of(int rank) const {
+  if (!call_.uneven) return call_.count * element();
+  std::uint64_t largest = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank) continue;
+    largest = std::max(largest,
+                       region_->memory().splits(rank, round_).to[static_cast<std::size_t>(peer)]);
+  }
+  return largest * element();
+}
+
+std::byte* Group::shared_part(int rank, std::size_t begin, std::size_t bytes) {
+  const std::uint64_t offset = calls_[static_cast<std::size_t>(rank)].offset + begin;
+  if (std::byte* const address = region_->memory().resolve(rank, offset, bytes)) return address;
+  fail(rank_bit(rank),
+       fmt::format("rank {} published memory that is not its own (offset {}) in {}",
+                   region_->numbers().of(rank), offset, describe(call_, region_->numbers())));
+}
+
+std::byte* Group::shared_part_for_me(int from, std::size_t bytes) {
+  std::size_t before = call_.count * static_cast<std::size_t>(rank());
+  if (call_.uneven) {
+    const auto& to = region_->memory().splits(from, round_).to;
+    for (int peer = 0; peer < rank(); ++peer) before += to[static_cast<std::size_t>(peer)];
+  }
+  return shared_part(from, before * element(), bytes);
+}
+
+Slice slice_of(std::size_t count, std::size_t element_size, int rank, int size) {
+  const std::size_t line = kCacheLine / element_size;
+  const std::size_t lines = (count + line - 1) / line;
+  const auto border = [&](int r) {
+    const auto ranks = static_cast<std::size_t>(size);
+    const auto at = static_cast<std::size_t>(r);
+    return std::min(count, line * (lines / ranks * at + std::min(at, lines % ranks)));
+  };
+  return {border(rank), border(rank + 1)};
+}
+
+}  // namespace paceline::shm

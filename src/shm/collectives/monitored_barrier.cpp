@@ -1,0 +1,114 @@
+#include "shm/collectives/monitored_barrier.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <paceline/error.h>
+
+#include <vector>
+
+#include "shm/collectives/cross_wait.h"
+
+namespace paceline::shm {
+namespace {
+
+constexpr const char* kName = "monitored_barrier";
+
+}  // namespace
+
+void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  region_->check_usable({kName, round_});
+  ++round_;
+  settling_.reset();
+  const int me = region_->rank();
+  region_->publish(region_->memory().collectives(me).barrier.arrived, round_);
+  if (me == 0) return collect(timeout, wait_all_ranks);
+  region_->ring(0);
+  const BarrierArrival& host = region_->memory().collectives(0).barrier;
+  const auto deadline = base::Deadline::after(timeout).remaining() + kVerdict;
+  const bool told = wait_for(host.over, 0, base::Deadline::after(deadline));
+  if (told && Region::reached(host.complete, round_)) return;
+  const int host_number = region_->numbers().of(0);
+  const std::vector<int> missing =
+      told ? region_->numbers().list(host.missing.load(std::memory_order_relaxed))
+           : std::vector<int>{host_number};
+  throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
+                            "while waiting for send/recv from rank {}: {} did not pass it",
+                            region_->numbers().of(me), host_number, describe_ranks(missing)),
+                missing, kName, round_);
+}
+
+void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  const auto deadline = base::Deadline::after(timeout);
+  std::uint64_t bits = 0;
+  for (int peer = 1; peer < region_->size(); ++peer) {
+    if (wait_for(region_->memory().collectives(peer).barrier.arrived, peer, deadline)) continue;
+    bits |= rank_bit(peer);
+    if (!wait_all_ranks) break;
+  }
+  BarrierArrival& own = region_->memory().collectives(0).barrier;
+  if (bits == 0) {
+    own.complete.store(round_, std::memory_order_relaxed);
+  } else {
+    own.missing.store(bits, std::memory_order_relaxed);
+  }
+  region_->publish(own.over, round_);
+  for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
+  if (bits == 0) return;
+  const std::vector<int> missing = region_->numbers().list(bits);
+  if (timeout.count() <= 0) {
+    throw Timeout(fmt::format("Rank {} timed out in monitoredBarrier after {} ms",
+                              region_->numbers().of(0), timeout.count()),
+                  missing, kName, round_);
+  }
+  throw Timeout(fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms",
+                            wait_all_ranks ? "s" : "", fmt::join(missing, ", "), timeout.count()),
+                missing, kName, round_);
+}
+
+// False if the deadline came first.
+bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline& deadline) {
+  while (true) {
+    const std::uint32_t heard = region_->rings();
+    if (Region::reached(word, round_)) return true;
+    region_->check_usable({kName, round_});
+    if (!region_->peers().is_here(peer) && !Region::reached(word, round_)) {
+      region_->fail_lost(peer, kName, {kName, round_});
+    }
+    const bool late = deadline.expired();
+    check_calls(late);
+    if (late) return false;
+    region_->listen(heard);
+  }
+}
+
+// A rank that waits for this one in a call of the group before it has come here never will: each
+// waits for the other. One that has come before may have given up and gone on. The verdict waits a
+// moment for ranks of which nothing is known, so that it finds the majority.
+void MonitoredBarrier::check_calls(bool late) {
+  std::vector<std::string> made;
+  std::uint64_t unknown = 0;
+  std::optional<CollectiveFingerprint> other;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const auto call = call_without_this_rank(*region_, rank);
+    if (Region::reached(region_->memory().collectives(rank).barrier.arrived, round_)) {
+      made.emplace_back(kName);
+    } else if (call) {
+      other = call;
+      made.push_back(describe(*call, region_->numbers()));
+    } else {
+      unknown |= rank_bit(rank);
+      made.emplace_back("nothing yet");
+    }
+  }
+  if (!other) return;
+  if (!settling_) settling_ = base::Deadline::after(kVerdict);
+  if (unknown != 0 && !late && !settling_->expired()) return;
+  const auto found = explain_disagreement(made, region_->numbers());
+  region_->fail({FailureKind::mismatch, found.ranks & ~unknown,
+                 fmt::format("{}; call {} of group {}", found.text, other->sequence,
+                             region_->options().name)},
+                {kName, round_});
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,25 @@
+#include "shm/collectives/staging.h"
+
+namespace paceline::shm {
+
+Group::Staging::Staging(Group& group, std::span<const Input> parts, bool common)
+    : group_(group), parts_(parts), common_(common) {
+  const std::size_t lanes = common ? 1 : group.calls_.size();
+  lane_ = group.region_->memory().buffer_bytes() / lanes / kCacheLine * kCacheLine;
+  for (std::size_t to = 0; to < parts.size(); ++to) {
+    if (!common && static_cast<int>(to) == group.rank()) continue;
+    largest_ = std::max(largest_, parts[to].count * group.element());
+  }
+}
+
+void Group::Staging::put(std::size_t chunk) const {
+  std::byte* const buffer = group_.region_->memory().input(group_.rank(), group_.round_ + 1);
+  for (std::size_t to = 0; to < parts_.size(); ++to) {
+    if (!common_ && static_cast<int>(to) == group_.rank()) continue;
+    const Input& part = parts_[to];
+    copy_bytes(buffer + to * lane_, advance(part.data, begin_of(chunk)),
+               size_of(chunk, part.count * group_.element()));
+  }
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "shm/collectives/group.h"
+#include "shm/memory/copy.h"
+
+namespace paceline::shm {
+
+// Up to this many bytes a further copy costs less than a further round, in which ranks that share a
+// core have to wait for it.
+inline constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
+
+// This rank's parts on their way through its staging buffer, chunk by chunk. If they are `common`
+// there is one part for all ranks (or none), and a chunk is as large as the buffer; else there is
+// one for each rank (or none), and the buffer has a lane for each.
+class Group::Staging {
+ public:
+  Staging(Group& group, std::span<const Input> parts, bool common);
+
+  // The most bytes that another rank gets.
+  std::size_t largest() const { return largest_; }
+  // Whether reading in place, where that is possible, costs less.
+  bool is_large() const { return largest_ > std::min(kSmallBytes, lane_); }
+  // How many chunks a part of `bytes` takes.
+  std::size_t chunks(std::size_t bytes) const { return (bytes + lane_ - 1) / lane_; }
+  std::size_t begin_of(std::size_t chunk) const { return chunk * lane_; }
+  std::size_t size_of(std::size_t chunk, std::size_t bytes) const {
+    return bytes > begin_of(chunk) ? std::min(bytes - begin_of(chunk), lane_) : 0;
+  }
+
+  // Writes a chunk of every part, for the coming round.
+  void put(std::size_t chunk) const;
+  // What rank `from` has put for this one before the last round.
+  const std::byte* get(int from) const {
+    return group_.input_of(from) + (common_ ? 0 : static_cast<std::size_t>(group_.rank()) * lane_);
+  }
+
+ private:
+  Group& group_;
+  std::span<const Input> parts_;
+  bool common_;
+  std::size_t lane_;
+  std::size_t largest_ = 0;
+};
+
+}  // namespace paceline::shm

@@ -1,0 +1,2 @@
+#define PACELINE_KERNEL_NAMESPACE baseline
+#include "shm/kernels/kernels_body.inc"

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paceline::shm {
+
+// The element types that ranks tell each other, so that ranks which disagree about them are found
+// out. `byte` stands for whatever else is moved and never reduced.
+enum class DataType : std::uint8_t {
+  float32,
+  float64,
+  float16,
+  bfloat16,
+  int8,
+  uint8,
+  int16,
+  int32,
+  int64,
+  boolean,
+  complex64,
+  complex128,
+  byte
+};
+
+enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, bit_and, bit_or, bit_xor };
+
+// Also false for values outside the enumerations.
+constexpr bool is_reducible(DataType type, ReduceOp op) {
+  const bool floating = type <= DataType::bfloat16;
+  const bool complex = type == DataType::complex64 || type == DataType::complex128;
+  if (type >= DataType::byte) return false;
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::product:
+      return true;
+    case ReduceOp::avg:
+      return type != DataType::boolean;
+    case ReduceOp::min:
+    case ReduceOp::max:
+      return !complex;
+    case ReduceOp::bit_and:
+    case ReduceOp::bit_or:
+    case ReduceOp::bit_xor:
+      return !floating && !complex;
+  }
+  return false;
+}
+
+std::size_t element_size(DataType type);
+const char* name(DataType type);
+const char* name(ReduceOp op);
+
+}  // namespace paceline::shm

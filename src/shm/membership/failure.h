@@ -1,0 +1,83 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace paceline::shm {
+
+enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch };
+
+// Why a group can no longer be used, in words that make sense on every rank.
+struct Failure {
+  FailureKind kind = FailureKind::none;
+  std::uint64_t ranks = 0;  // a bit for each rank at fault, by group rank
+  std::string text;
+};
+
+constexpr std::uint64_t rank_bit(int rank) {
+  return std::uint64_t{1} << rank;
+}
+
+// The first failure of a group, in the shared region: the first rank that records one wins, and all
+// others read it. Lives in zero-initialised shared memory and may be damaged by a peer: reading it
+// is safe whatever it holds.
+class FailureRecord {
+ public:
+  static constexpr std::size_t kMaxText = 3072;
+
+  // True if this call recorded it, false if another failure was there before.
+  bool record(const Failure& failure);
+  // Whether something has been, or is just being, recorded. One relaxed load.
+  bool present() const { return state_.load(std::memory_order_relaxed) != kEmpty; }
+  // The failure on record. A writer that died half-way yields a peer_lost that names nobody.
+  Failure read() const;
+
+ private:
+  static constexpr std::uint32_t kEmpty = 0, kWriting = 1, kComplete = 2;
+
+  std::atomic<std::uint32_t> state_;
+  std::atomic<std::uint32_t> kind_;
+  std::atomic<std::uint64_t> ranks_;
+  std::atomic<std::uint32_t> length_;
+  std::array<std::atomic<char>, kMaxText> text_;
+
+  // A lock of another process's would be none.
+  static_assert(decltype(state_)::is_always_lock_free && decltype(ranks_)::is_always_lock_free &&
+                decltype(text_)::value_type::is_always_lock_free);
+};
+
+// What ranks are called in messages and errors: by their numbers in the world, of which a group may
+// be a part.
+class GlobalRanks {
+ public:
+  GlobalRanks() = default;  // the group is the world
+  explicit GlobalRanks(std::vector<int> by_group_rank) : numbers_(std::move(by_group_rank)) {}
+
+  int of(int rank) const {
+    const auto at = static_cast<std::size_t>(rank);  // a damaged peer may say anything
+    return at < numbers_.size() ? numbers_[at] : rank;
+  }
+  std::vector<int> list(std::uint64_t bits) const;
+
+ private:
+  std::vector<int> numbers_;
+};
+
+// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
+std::string describe_ranks(const std::vector<int>& ranks);
+
+// What this rank was doing when it found out; goes into the error.
+struct OpContext {
+  const char* operation;
+  std::uint64_t sequence;
+};
+
+// Throws PeerLost, Timeout or Mismatch.
+[[noreturn]] void throw_failure(const Failure& failure, const OpContext& op,
+                                const GlobalRanks& numbers);
+
+}  // namespace paceline::shm

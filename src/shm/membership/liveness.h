@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "shm/membership/bootstrap.h"
+#include "shm/memory/region_memory.h"
+
+namespace paceline::shm {
+
+// Which ranks of a group are still there.
+class Liveness {
+ public:
+  // Marks the memory as open in this process, for the peers.
+  Liveness(RegionMemory& memory, Membership membership, int rank);
+
+  // How the other ranks' processes are watched; may be kept longer than the group.
+  const std::shared_ptr<const Membership>& membership() const { return membership_; }
+
+  // Whether a peer has left in good order.
+  bool has_left(int peer) const {
+    return memory_.rank_block(peer).departed.load(std::memory_order_acquire) != 0;
+  }
+  // Whether its process has ended, or executes another program, though it has not left.
+  bool has_died(int peer) const {
+    // In this order: a rank that leaves says so before its process ends.
+    return (process_of(peer).ended() || has_closed(peer)) && !has_left(peer);
+  }
+  bool is_here(int peer) const { return !has_left(peer) && !has_died(peer); }
+  // "has left the group", "was lost (its process 4711 ended)".
+  std::string describe_loss(int peer) const;
+
+ private:
+  const Peer& process_of(int rank) const {
+    return membership_->peers[static_cast<std::size_t>(rank)];
+  }
+  bool has_closed(int peer) const;
+
+  RegionMemory& memory_;
+  std::shared_ptr<const Membership> membership_;
+  int rank_;
+};
+
+}  // namespace paceline::shm

@@ -1,0 +1,60 @@
+#include "shm/memory/layout.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <paceline/error.h>
+
+#include <algorithm>
+
+namespace paceline::shm {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+// docs/collectives.md tells why a staging buffer is no larger.
+constexpr std::size_t kMaxBuffer = std::size_t{1} << 20;
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::size_t check_size(int size) {
+  if (size >= 1 && size <= kMaxRanks) return static_cast<std::size_t>(size);
+  throw UsageError(
+      fmt::format("a group of {} ranks on one machine: 1 to {} are allowed", size, kMaxRanks));
+}
+
+std::size_t buffer_size(std::size_t ranks, std::size_t staging_bytes) {
+  const std::size_t share = staging_bytes / (Layout::kStagingBuffers * ranks);
+  return std::clamp(share / kPage * kPage, kPage, kMaxBuffer);
+}
+
+// Twice a rank's share of the machine, which not all ranks can use at once; not all of the machine
+// for each, or the groups of many ranks would use up the address space.
+std::size_t default_arena(std::size_t ranks) {
+  const std::size_t memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                             static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return std::min(memory, memory / ranks * 2);
+}
+
+}  // namespace
+
+Layout::Layout(int size, std::size_t staging_bytes, std::size_t arena_bytes)
+    : ranks_(check_size(size)),
+      buffer_(buffer_size(ranks_, staging_bytes)),
+      stride_(round_up(sizeof(RankBlock), kPage) + kStagingBuffers * buffer_ +
+              round_up(ranks_ * sizeof(SendRing), kPage)),
+      arena_(round_up(arena_bytes != 0 ? arena_bytes : default_arena(ranks_), kPage)),
+      first_rank_(round_up(sizeof(GroupBlock), kPage)),
+      arenas_(first_rank_ + ranks_ * stride_) {}
+
+std::size_t Layout::staging_buffer(int rank, std::size_t buffer) const {
+  return rank_block(rank) + round_up(sizeof(RankBlock), kPage) + buffer * buffer_;
+}
+
+bool Layout::is_in_arena(int rank, std::size_t offset, std::size_t bytes) const {
+  const std::size_t begin = arena(rank);
+  return offset >= begin && offset - begin <= arena_ && bytes <= arena_ - (offset - begin);
+}
+
+}  // namespace paceline::shm

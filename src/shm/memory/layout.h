@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+
+#include "shm/collectives/control_block.h"
+#include "shm/membership/failure.h"
+#include "shm/p2p/message_header.h"
+#include "shm/sync/doorbell.h"
+
+namespace paceline::shm {
+
+// At the head of the region.
+struct GroupBlock {
+  FailureRecord failure;
+};
+
+// At the head of each rank's part, before its staging buffers and send rings.
+struct RankBlock {
+  CollectiveControl collectives;
+  alignas(kCacheLine) Word sleepers;  // how many sleep in the kernel for a word of this rank
+  alignas(kCacheLine) Word departed;  // 1 once the rank has left in good order
+  Word marked;                        // 1 once it has marked the memory as open: see Mapping
+  alignas(kCacheLine) Doorbell doorbell;
+};
+
+// What lies where in the memory that the ranks of a group share:
+//
+//   GroupBlock | rank 0: RankBlock, staging buffers, send rings | rank 1: ... | arena 0 | arena 1 |
+//
+// A pure function of the group's size and options, so that every rank computes the same.
+class Layout {
+ public:
+  static constexpr std::size_t kStagingBuffers = 4;  // of each rank
+
+  // `staging_bytes`: what the staging buffers of all ranks may take together. `arena_bytes`: what
+  // each rank can allocate; 0 for as much as the machine has. Throws UsageError for a size that is
+  // not supported.
+  Layout(int size, std::size_t staging_bytes, std::size_t arena_bytes);
+
+  std::size_t total() const { return arenas_ + ranks_ * arena_; }
+  std::size_t buffer_bytes() const { return buffer_; }
+  std::size_t arena_bytes() const { return arena_; }
+
+  // Offsets from the region's first byte.
+  std::size_t rank_block(int rank) const { return first_rank_ + index(rank) * stride_; }
+  std::size_t staging_buffer(int rank, std::size_t buffer) const;
+  std::size_t send_rings(int rank) const { return staging_buffer(rank, kStagingBuffers); }
+  std::size_t arena(int rank) const { return arenas_ + index(rank) * arena_; }
+  // Whether [offset, offset + bytes) lies in the rank's arena.
+  bool is_in_arena(int rank, std::size_t offset, std::size_t bytes) const;
+
+ private:
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+  std::size_t ranks_;
+  std::size_t buffer_;
+  std::size_t stride_;
+  std::size_t arena_;
+  std::size_t first_rank_;
+  std::size_t arenas_;
+};
+
+}  // namespace paceline::shm

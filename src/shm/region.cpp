@@ -1,0 +1,194 @@
+#include "shm/region.h"
+
+#include <fmt/format.h>
+
+#include <paceline/error.h>
+
+#include <exception>
+
+#include "base/cores.h"
+#include "shm/sync/fault_point.h"
+
+namespace paceline::shm {
+namespace {
+
+std::shared_ptr<Region> enter(Membership membership, int rank, int size,
+                              const RegionOptions& options) {
+  auto mapping = std::make_shared<Mapping>(std::move(membership.memory),
+                                           Region::layout(size, options).total());
+  return std::make_shared<Region>(std::move(mapping), std::move(membership), rank, size, options);
+}
+
+}  // namespace
+
+Layout Region::layout(int size, const RegionOptions& options) {
+  return {size, options.staging_bytes, options.arena_bytes};
+}
+
+std::shared_ptr<Region> Region::create(Exchange& exchange, const RegionOptions& options) {
+  return enter(join(exchange, layout(exchange.size(), options).total(),
+                    base::Deadline::after(options.timeout), options.numbers),
+               exchange.rank(), exchange.size(), options);
+}
+
+std::shared_ptr<Region> Region::create(BootstrapSockets sockets, int rank, int size,
+                                       const RegionOptions& options) {
+  return enter(join(std::move(sockets), rank, size, layout(size, options).total(),
+                    base::Deadline::after(options.timeout), options.numbers),
+               rank, size, options);
+}
+
+Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
+               const RegionOptions& options)
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      memory_(std::make_unique<RegionMemory>(std::move(mapping), layout(size, options), rank)),
+      peers_(*memory_, std::move(membership), rank),
+      threads_(*memory_, rank),
+      ladder_(size > base::available_cores()),
+      depart_at_exit_([this] { depart(); }) {}
+
+Region::~Region() {
+  depart();
+}
+
+void Region::depart() noexcept {
+  if (in_forked_child()) return;
+  departed_ = true;
+  publish(memory_->rank_block(rank_).departed, 1);
+}
+
+void* Region::allocate_or_throw(std::size_t bytes) {
+  if (void* const block = memory_->allocate(bytes)) return block;
+  check_usable({"allocate", 0});
+  throw Error(
+      fmt::format("no room for {} bytes of shared memory in group {}: {} of {} bytes are in use",
+                  bytes, options_.name, memory_->bytes_in_use(), memory_->capacity()));
+}
+
+void Region::publish(Word& word, std::uint32_t value) {
+  fault_point();
+  // Sequentially consistent, as the sleeper's side is: either it sees the new value, or we see it.
+  word.store(value, std::memory_order_seq_cst);
+  if (memory_->rank_block(rank_).sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(word);
+  }
+}
+
+void Region::listen(std::uint32_t heard) {
+  memory_->rank_block(rank_).doorbell.listen(heard, ladder_, [this] { return failed(); });
+}
+
+void Region::await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context) {
+  if (ladder_.spin_or_yield([&] { return reached(word, target) || failed(); }) &&
+      reached(word, target)) {
+    return;
+  }
+  auto& deadline = context.deadline.deadline;
+  if (!deadline) deadline = base::Deadline::after(context.deadline.timeout);
+  Word& sleepers = memory_->rank_block(peer).sleepers;
+  while (true) {
+    check_progress(word, target, peer, context);
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+    const bool arrived = static_cast<std::int32_t>(seen - target) >= 0;
+    if (!arrived) futex_wait(word, seen, kSleepSlice);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (arrived || reached(word, target)) return;
+  }
+}
+
+// Throws if there is no point in waiting any longer.
+void Region::check_progress(const Word& word, std::uint32_t target, int peer,
+                            WaitContext& context) {
+  // A call that all peers have done their part of succeeds, whatever fails after it.
+  if (failed() && !reached(word, target)) throw_recorded(context.op);
+  context.check(peer);
+  for (int other = 0; other < size_; ++other) {
+    if (other == peer ? peers_.is_here(peer) : !peers_.has_died(other)) continue;
+    // What it did last, it may have done between our looking at the word and at the rank.
+    if (reached(word, target)) continue;
+    if (other == peer) context.check(peer);  // which may know more, of one that has left since
+    fail_lost(other, context.describe(), context.op);
+  }
+  if (context.deadline.deadline->expired() && !reached(word, target)) fail_late(peer, context);
+}
+
+void Region::fail_late(int peer, const WaitContext& context) {
+  const std::uint64_t missing = context.missing() | rank_bit(peer);
+  std::string text = fmt::format(
+      "{} did not arrive within the timeout of {} s at {}", describe_ranks(numbers().list(missing)),
+      context.deadline.deadline->budget().count() / 1000.0, context.describe());
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string last = context.last_seen(rank, ((missing >> rank) & 1) != 0);
+    if (!last.empty()) text += fmt::format("; rank {}: {}", numbers().of(rank), last);
+  }
+  fail({FailureKind::timeout, missing, text}, context.op);
+}
+
+Failure Region::failure() const {
+  return failed() ? memory_->group_block().failure.read() : Failure();
+}
+
+void Region::fail(const Failure& failure, const OpContext& op) {
+  if (memory_->group_block().failure.record(failure)) throw_failure(failure, op, numbers());
+  throw_recorded(op);
+}
+
+void Region::throw_recorded(const OpContext& op) const {
+  throw_failure(memory_->group_block().failure.read(), op, numbers());
+}
+
+void Region::fail_lost(int peer, const std::string& where, const OpContext& op) {
+  fail({FailureKind::peer_lost, rank_bit(peer),
+        fmt::format("rank {} {} and is missing in {}", numbers().of(peer),
+                    peers_.describe_loss(peer), where)},
+       op);
+}
+
+void Region::check_usable(const OpContext& op) const {
+  if (in_forked_child()) {
+    throw UsageError(
+        fmt::format("{} in a forked child of rank {}: the group belongs to the parent process. "
+                    "Start processes afresh instead of forking.",
+                    op.operation, numbers().of(rank_)));
+  }
+  if (failed()) throw_recorded(op);
+  if (departed_) {
+    throw UsageError(
+        fmt::format("{} on group {}, which this rank has left", op.operation, options_.name));
+  }
+}
+
+void Region::check_peers(const std::vector<int>& needed, const OpContext& op) {
+  check_usable(op);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peers_.has_died(peer)) fail_lost(peer, op.operation, op);
+  }
+  for (const int peer : needed) {
+    if (peer != rank_ && peers_.has_left(peer)) fail_lost(peer, op.operation, op);
+  }
+}
+
+void Region::abort(const std::string& text) noexcept {
+  if (in_forked_child()) return;
+  try {
+    Failure failure{
+        FailureKind::peer_lost, rank_bit(rank_),
+        fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)};
+    // The exception may be the consequence of a death, in another group or during the bootstrap.
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!peers_.has_died(peer)) continue;
+      failure.ranks = rank_bit(peer);
+      failure.text = fmt::format("rank {} {}; {}", numbers().of(peer), peers_.describe_loss(peer),
+                                 failure.text);
+      break;
+    }
+    memory_->group_block().failure.record(failure);
+  } catch (const std::exception&) {
+    // Without the text, then: the peers notice when this rank has departed.
+  }
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shm/collectives/calling_threads.h"
+#include "shm/membership/at_exit.h"
+#include "shm/membership/bootstrap.h"
+#include "shm/membership/failure.h"
+#include "shm/membership/liveness.h"
+#include "shm/memory/region_memory.h"
+#include "shm/sync/wait_ladder.h"
+#include "shm/wait_context.h"
+
+namespace paceline::shm {
+
+struct RegionOptions {
+  std::string name = "world";                                    // for messages
+  GlobalRanks numbers{};                                         // for messages and errors
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each call
+  // What the staging buffers of all ranks may take together.
+  std::size_t staging_bytes = std::size_t{64} << 20;
+  // What each rank can allocate; a page uses memory only once it is touched. 0: as much as the
+  // machine has.
+  std::size_t arena_bytes = 0;
+};
+
+// Where the ranks of one group on one machine meet: the memory they share, the peers that are
+// there, the one failure of the group, and the way to wait for each other.
+//
+// Blocks allocated from its memory keep it alive through the shared_ptr. Everything but waiting may
+// be called from any thread. In a forked child check_usable throws UsageError, and the destructor
+// only unmaps.
+class Region {
+ public:
+  // Collective over the ranks of the exchange or at the ends of the sockets.
+  static std::shared_ptr<Region> create(Exchange& exchange, const RegionOptions& options);
+  static std::shared_ptr<Region> create(BootstrapSockets sockets, int rank, int size,
+                                        const RegionOptions& options);
+  // How much memory a group of `size` ranks shares.
+  static Layout layout(int size, const RegionOptions& options);
+
+  // Of `mapping`, which has layout(size, options).total() bytes, zero when the first rank comes.
+  Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
+         const RegionOptions& options);
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const RegionOptions& options() const { return options_; }
+  const GlobalRanks& numbers() const { return options_.numbers; }
+
+  RegionMemory& memory() const { return *memory_; }
+  const Liveness& peers() const { return peers_; }
+  CallingThreads& threads() { return threads_; }
+
+  // Memory of this rank; throws the group's failure, or Error, if there is no room.
+  void* allocate_or_throw(std::size_t bytes);
+
+  // Sets a word of this rank and wakes the ranks that sleep on it.
+  void publish(Word& word, std::uint32_t value);
+  // Returns once `word`, written by `peer`, is at `target` or past it, at once if it is. Throws the
+  // group's failure, or PeerLost or Timeout, which then becomes the group's failure.
+  void await(const Word& word, std::uint32_t target, int peer, WaitContext& context) {
+    if (!reached(word, target)) await_slowly(word, target, peer, context);
+  }
+  static bool reached(const Word& word, std::uint32_t target) {
+    return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - target) >= 0;
+  }
+
+  // Rings a peer's doorbell, or listens at this rank's: see Doorbell. A failure of the group ends
+  // listening too.
+  void ring(int peer) { memory_->rank_block(peer).doorbell.ring(); }
+  std::uint32_t rings() const { return memory_->rank_block(rank_).doorbell.rings(); }
+  void listen(std::uint32_t heard);
+
+  bool failed() const { return memory_->group_block().failure.present(); }
+  // The group's failure; of kind none if there is none.
+  Failure failure() const;
+  bool in_forked_child() const { return process_.is_forked_child(); }
+  // Makes this the group's failure unless there is one, and throws the one that stands.
+  [[noreturn]] void fail(const Failure& failure, const OpContext& op);
+  // Makes the loss of a peer the group's failure; `where` says in what it is missing.
+  [[noreturn]] void fail_lost(int peer, const std::string& where, const OpContext& op);
+  // Throws if the group has failed, this rank has left it or this process is a forked child.
+  void check_usable(const OpContext& op) const;
+  // Makes the death of any peer the group's failure, or that one of `needed` has left, and throws
+  // the failure there is.
+  void check_peers(const std::vector<int>& needed, const OpContext& op);
+  // Tells the peers that this rank left because of an exception, with its text; and that another
+  // rank has ended before, if one has.
+  void abort(const std::string& text) noexcept;
+  // Tells the peers that this rank makes no further call. The destructor does it too.
+  void depart() noexcept;
+
+ private:
+  void await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context);
+  void check_progress(const Word& word, std::uint32_t target, int peer, WaitContext& context);
+  [[noreturn]] void fail_late(int peer, const WaitContext& context);
+  [[noreturn]] void throw_recorded(const OpContext& op) const;
+
+  int rank_;
+  int size_;
+  RegionOptions options_;
+  std::unique_ptr<RegionMemory> memory_;
+  Liveness peers_;
+  CallingThreads threads_;
+  WaitLadder ladder_;
+  OwningProcess process_;
+  std::atomic<bool> departed_ = false;
+  AtExit depart_at_exit_;
+};
+
+}  // namespace paceline::shm

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/deadline.h"
+#include "shm/membership/failure.h"
+
+namespace paceline::shm {
+
+// How long a call may wait in all. The clock is not read before waiting takes time.
+struct CallDeadline {
+  std::chrono::milliseconds timeout;
+  std::optional<base::Deadline> deadline{};
+};
+
+// What a wait is for. Made on the stack; asked only when something went wrong.
+class WaitContext {
+ public:
+  // `limit` is the call's, which may wait several times.
+  WaitContext(OpContext what, CallDeadline& limit) : op(what), deadline(limit) {}
+  // A bit for each rank that has not done what is waited for.
+  virtual std::uint64_t missing() const = 0;
+  // "all_reduce of 10 float32, call 17 of group world".
+  virtual std::string describe() const = 0;
+  // What `rank` did last; empty if that is not known or of no use.
+  virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
+  // Throws if waiting for `peer` is pointless for a reason that the region does not know.
+  virtual void check(int /*peer*/) const {}
+
+  OpContext op;
+  CallDeadline& deadline;
+
+ protected:
+  ~WaitContext() = default;
+};
+
+}  // namespace paceline::shm

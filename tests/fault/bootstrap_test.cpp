@@ -1,0 +1,152 @@
+// Ranks that are lost, late or impatient while a group is formed.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "shm/membership/bootstrap.h"
+#include "support/link.h"
+
+namespace paceline::shm {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::StartsWith;
+
+constexpr std::size_t kMemory = 4096;
+
+// What a rank throws that tries to join: its ranks and text.
+struct Blame {
+  std::vector<int> ranks;
+  std::string text;
+};
+Blame blame_of(const std::function<void()>& join) {
+  try {
+    join();
+  } catch (const PeerError& error) {
+    return {error.ranks(), error.what()};
+  }
+  return {{}, "joined"};
+}
+
+// Threads that show each other their endpoints.
+class Meeting {
+ public:
+  explicit Meeting(std::size_t size) : cards_(size), all_(static_cast<std::ptrdiff_t>(size)) {}
+
+  class Seat : public Exchange {
+   public:
+    Seat(Meeting& meeting, int rank, std::function<void()> after)
+        : meeting_(meeting), rank_(rank), after_(std::move(after)) {}
+    int rank() const override { return rank_; }
+    int size() const override { return static_cast<int>(meeting_.cards_.size()); }
+    std::vector<std::string> all_gather(const std::string& blob,
+                                        const base::Deadline& /*deadline*/) override {
+      meeting_.cards_[static_cast<std::size_t>(rank_)] = blob;
+      meeting_.all_.arrive_and_wait();
+      after_();
+      return meeting_.cards_;
+    }
+
+   private:
+    Meeting& meeting_;
+    int rank_;
+    std::function<void()> after_;
+  };
+
+ private:
+  std::vector<std::string> cards_;
+  std::barrier<> all_;
+};
+
+TEST(Joining, WhoIsOnTheWayHearsTheVerdictToo) {
+  Meeting meeting(3);
+  std::atomic<bool> told{false};
+  std::array<Blame, 3> blames;
+  const auto join_as = [&](int rank, std::size_t memory, std::function<void()> after) {
+    Meeting::Seat seat(meeting, rank, std::move(after));
+    blames[static_cast<std::size_t>(rank)] =
+        blame_of([&] { join(seat, memory, base::Deadline::after(1min), {}); });
+  };
+  std::thread host([&] { join_as(0, kMemory, [] {}); });
+  std::thread other([&] {
+    join_as(1, 2 * kMemory, [] {});
+    told = true;
+  });
+  // It connects when all has been said, were it not for those that are on the way.
+  std::thread late([&] {
+    join_as(2, kMemory, [&] {
+      const auto soon = base::Deadline::after(20ms);
+      while (!told && !soon.expired()) std::this_thread::yield();
+    });
+  });
+  for (std::thread* const thread : {&host, &other, &late}) thread->join();
+  for (const Blame& blame : blames) {
+    EXPECT_THAT(blame.ranks, ElementsAre(1)) << blame.text;
+    EXPECT_THAT(blame.text, StartsWith("rank 0 forms a group of 3 ranks with 4096 bytes"));
+  }
+}
+
+// Nothing is left then of which the end could be watched.
+class CardOfTheDead : public Exchange {
+ public:
+  explicit CardOfTheDead(pid_t pid) : pid_(pid) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  std::vector<std::string> all_gather(const std::string& blob,
+                                      const base::Deadline& /*deadline*/) override {
+    return {blob, std::to_string(pid_) + blob.substr(blob.find('\n'))};
+  }
+
+ private:
+  pid_t pid_;
+};
+
+TEST(Joining, ARankThatEndedAndWasReapedIsLost) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  CardOfTheDead exchange(child);
+  const auto begin = std::chrono::steady_clock::now();
+  const Blame blame = blame_of([&] { join(exchange, kMemory, base::Deadline::after(1min), {}); });
+  EXPECT_THAT(blame.ranks, ElementsAre(1));
+  EXPECT_EQ(blame.text, "rank 1 was lost while the group was being formed");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+}
+
+TEST(Joining, WhoGivesUpWaitingIsNotLost) {
+  BootstrapSockets to_others;
+  BootstrapSockets to_rank_0;
+  for (int rank = 1; rank < 3; ++rank) {
+    test::Link link = test::make_link();
+    to_others.push_back(std::move(link.first));
+    to_rank_0.push_back(std::move(link.second));
+  }
+  std::thread impatient([&] {
+    BootstrapSockets link;
+    link.push_back(std::move(to_rank_0[0]));
+    const Blame blame =
+        blame_of([&] { join(std::move(link), 1, 3, kMemory, base::Deadline::after(1ms), {}); });
+    EXPECT_THAT(blame.ranks, ElementsAre(0)) << blame.text;
+  });
+  const Blame blame =
+      blame_of([&] { join(std::move(to_others), 0, 3, kMemory, base::Deadline::after(1min), {}); });
+  impatient.join();
+  EXPECT_THAT(blame.ranks, ElementsAre(2));
+  EXPECT_EQ(blame.text, "rank 2 did not join the group before rank 1 gave up waiting");
+}
+
+}  // namespace
+}  // namespace paceline::shm

@@ -1,0 +1,474 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "base/cores.h"
+#include "shm/collectives/group.h"
+#include "shm/p2p/mailbox.h"
+#include "support/elements.h"
+#include "support/process_ranks.h"
+#include "support/thoroughness.h"
+#include "support/thread_ranks.h"
+
+namespace paceline::shm {
+namespace {
+
+using test::get;
+using test::held;
+using test::kAllOps;
+using test::kAllTypes;
+using test::kWorldSizes;
+using test::run_thread_ranks;
+using test::small_region;
+using test::thoroughness;
+using test::Value;
+
+// A call as all ranks know it; what each gives and gets follows from it.
+struct Case {
+  Operation operation = Operation::barrier;
+  DataType type = DataType::float32;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  std::size_t count = 0;
+  bool uneven = false;
+  bool shared = false;    // memory of the region
+  bool in_place = false;  // where the operation allows it
+  unsigned seed = 0;
+
+  // Elements that rank `from` gives to rank `to`.
+  std::size_t count_of(int from, int to) const {
+    if (!uneven) return count;
+    const unsigned a = operation == Operation::reduce_scatter ? 0 : static_cast<unsigned>(from) + 1;
+    const unsigned b = operation == Operation::all_gather ? 0 : static_cast<unsigned>(to) + 1;
+    return (a * 7919u + b * 104729u + seed) % (count + 1);
+  }
+  // Small integers, so that results are exact or nearly so in every type.
+  Value value_of(int from, int to, std::size_t i) const {
+    const std::size_t hash = (i + 1) * 2654435761u + static_cast<std::size_t>(from) * 40503u +
+                             static_cast<std::size_t>(to) * 9176u + seed;
+    const bool is_signed = type != DataType::uint8 && type != DataType::boolean;
+    const double real = static_cast<double>(hash / 64 % 7) - 3;
+    const bool complex = type == DataType::complex64 || type == DataType::complex128;
+    return held(type, {is_signed ? real : std::abs(real),
+                       complex ? static_cast<double>(hash / 512 % 5) - 2 : 0});
+  }
+  Value reduced(int size, int to, std::size_t i) const {
+    std::vector<Value> values;
+    for (int from = 0; from < size; ++from) values.push_back(value_of(from, to, i));
+    return test::reduced(type, op, values);
+  }
+};
+
+std::string describe(const Case& one) {
+  return describe(CollectiveFingerprint{.operation = one.operation,
+                                        .type = one.type,
+                                        .op = one.op,
+                                        .uneven = one.uneven,
+                                        .root = one.root,
+                                        .count = one.count},
+                  {}) +
+         (one.shared ? ", shared" : "") + (one.in_place ? ", in place" : "");
+}
+
+// Parts of memory for one call, in the region or not, filled with a pattern that no result has.
+class Parts {
+ public:
+  Parts(Region& region, const Case& one) : region_(region), case_(one) {}
+  ~Parts() {
+    for (void* const block : blocks_) region_.memory().free(block);
+  }
+  void add(std::size_t count) {
+    counts_.push_back(count);
+    total_ += count;
+  }
+  // Until then nothing is where it will be: parts lie one after the other.
+  void allocate() {
+    const std::size_t bytes = total_ * element();
+    if (case_.shared) {
+      blocks_.push_back(region_.memory().allocate(bytes));
+      data_ = static_cast<std::byte*>(blocks_.back());
+    } else {
+      ordinary_.resize(bytes);
+      data_ = ordinary_.data();
+    }
+    ASSERT_TRUE(data_ != nullptr || bytes == 0);
+    std::fill_n(data_, bytes, std::byte{0x2a});
+  }
+  void fill(int part, const std::function<Value(std::size_t)>& value) {
+    for (std::size_t i = 0; i < counts_[static_cast<std::size_t>(part)]; ++i) {
+      test::put(case_.type, at(part), i, value(i));
+    }
+  }
+  void expect(int part, const std::function<Value(std::size_t)>& value, double looseness) {
+    for (std::size_t i = 0; i < counts_[static_cast<std::size_t>(part)]; ++i) {
+      const Value expected = value(i);
+      const Value got = get(case_.type, at(part), i);
+      // gtest's own comparison costs more than the calls.
+      if (!(std::abs(got - expected) <=
+            looseness * test::tolerance(case_.type, std::abs(expected)))) {
+        FAIL() << describe(case_) << ", part " << part << ", element " << i << ": " << got
+               << " instead of " << expected;
+      }
+    }
+  }
+  std::byte* at(int part) const {
+    const auto before = std::accumulate(counts_.begin(), counts_.begin() + part, std::size_t{0});
+    return data_ + before * element();
+  }
+  std::vector<Input> inputs() const {
+    std::vector<Input> result;
+    for (const Output& output : outputs()) result.push_back({output.data, output.count});
+    return result;
+  }
+  std::vector<Output> outputs() const {
+    std::vector<Output> result;
+    for (std::size_t part = 0; part < counts_.size(); ++part) {
+      result.push_back({at(static_cast<int>(part)), counts_[part]});
+    }
+    return result;
+  }
+  std::size_t element() const { return element_size(case_.type); }
+
+ private:
+  Region& region_;
+  const Case& case_;
+  std::vector<std::size_t> counts_;
+  std::size_t total_ = 0;
+  std::vector<void*> blocks_;
+  std::vector<std::byte> ordinary_;
+  std::byte* data_ = nullptr;
+};
+
+void run_reduction(Group& group, const Case& one) {
+  const bool to_all = one.operation == Operation::all_reduce;
+  Parts input(*group.region(), one);
+  Parts output(*group.region(), one);
+  for (Parts* const parts : {&input, &output}) {
+    parts->add(one.count);
+    parts->allocate();
+  }
+  const auto own = [&](std::size_t i) { return one.value_of(group.rank(), 0, i); };
+  input.fill(0, own);
+  const bool result = to_all || group.rank() == one.root;
+  Parts& target = one.in_place ? input : output;
+  void* const to = result ? target.at(0) : nullptr;
+  if (to_all) {
+    group.all_reduce(input.at(0), to, one.count, one.type, one.op);
+  } else {
+    group.reduce(input.at(0), to, one.count, one.type, one.op, one.root);
+  }
+  if (result) {
+    target.expect(
+        0, [&](std::size_t i) { return one.reduced(group.size(), 0, i); }, 1);
+  }
+  if (!result || !one.in_place) input.expect(0, own, 0);
+}
+
+void run_broadcast(Group& group, const Case& one) {
+  Parts data(*group.region(), one);
+  data.add(one.count);
+  data.allocate();
+  const auto root = [&](std::size_t i) { return one.value_of(one.root, 0, i); };
+  if (group.rank() == one.root) data.fill(0, root);
+  group.broadcast(data.at(0), one.count, one.type, one.root);
+  data.expect(0, root, 0);
+}
+
+// Those in which each rank gives a part to each: who takes part in giving and getting differs.
+void run_movement(Group& group, const Case& one) {
+  const int me = group.rank();
+  const bool personal =
+      one.operation != Operation::all_gather && one.operation != Operation::gather;
+  const bool gives = one.operation != Operation::scatter || me == one.root;
+  const bool gets = one.operation != Operation::gather || me == one.root;
+  Parts inputs(*group.region(), one);
+  Parts outputs(*group.region(), one);
+  for (int to = 0; gives && to < (personal ? group.size() : 1); ++to) {
+    inputs.add(one.count_of(me, to));
+  }
+  const bool reduces = one.operation == Operation::reduce_scatter;
+  for (int from = 0; gets && from < group.size(); ++from) {
+    if ((reduces && from != me) || (one.operation == Operation::scatter && from != one.root)) {
+      outputs.add(0);
+    } else {
+      outputs.add(one.count_of(from, me));
+    }
+  }
+  inputs.allocate();
+  outputs.allocate();
+  const auto to_of = [&](int to) { return personal ? to : 0; };
+  const auto ins = inputs.inputs();
+  const auto outs = outputs.outputs();
+  for (int to = 0; to < static_cast<int>(ins.size()); ++to) {
+    inputs.fill(to, [&](std::size_t i) { return one.value_of(me, to_of(to), i); });
+  }
+  switch (one.operation) {
+    case Operation::gather:
+      group.gather(ins[0], outs, one.type, one.root);
+      break;
+    case Operation::scatter:
+      group.scatter(ins, outs[static_cast<std::size_t>(one.root)], one.type, one.root);
+      break;
+    case Operation::all_gather:
+      group.all_gather(ins[0], outs, one.type);
+      break;
+    case Operation::all_to_all:
+      group.all_to_all(ins, outs, one.type);
+      break;
+    default:
+      group.reduce_scatter(ins, outs[static_cast<std::size_t>(me)], one.type, one.op);
+  }
+  for (int from = 0; from < static_cast<int>(outs.size()); ++from) {
+    outputs.expect(
+        from,
+        [&](std::size_t i) {
+          return reduces ? one.reduced(group.size(), me, i) : one.value_of(from, to_of(me), i);
+        },
+        reduces ? 1 : 0);
+  }
+  for (int to = 0; to < static_cast<int>(ins.size()); ++to) {
+    inputs.expect(
+        to, [&](std::size_t i) { return one.value_of(me, to_of(to), i); }, 0);
+  }
+}
+
+void run(Group& group, const Case& one) {
+  switch (one.operation) {
+    case Operation::none:
+    case Operation::barrier:
+      return group.barrier();
+    case Operation::all_reduce:
+    case Operation::reduce:
+      return run_reduction(group, one);
+    case Operation::broadcast:
+      return run_broadcast(group, one);
+    default:
+      return run_movement(group, one);
+  }
+}
+
+bool may_be_uneven(Operation operation) {
+  return operation == Operation::all_gather || operation == Operation::reduce_scatter ||
+         operation == Operation::all_to_all;
+}
+
+constexpr Operation kReductions[] = {Operation::all_reduce, Operation::reduce,
+                                     Operation::reduce_scatter};
+constexpr Operation kMovements[] = {Operation::broadcast, Operation::gather, Operation::scatter,
+                                    Operation::all_gather, Operation::all_to_all};
+
+TEST(Collectives, EveryReductionOfEveryType) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      Case one;
+      for (const Operation operation : kReductions) {
+        for (const DataType type : kAllTypes) {
+          for (const ReduceOp op : kAllOps) {
+            if (!is_reducible(type, op)) continue;
+            for (const std::size_t count : {0u, 67u, 9'011u}) {
+              // The path depends on the size alone.
+              if (count > 1000 && op != ReduceOp::sum && op != ReduceOp::avg) continue;
+              one = {.operation = operation, .type = type, .op = op, .count = count};
+              one.root = group.size() - 1;
+              one.in_place = count % 2 == 1;
+              for (const bool shared : {false, true}) {
+                one.shared = shared;
+                ASSERT_NO_FATAL_FAILURE(run(group, one));
+              }
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(Collectives, EveryMovementOfEverySizeFromEveryRoot) {
+  for (const int size : kWorldSizes) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      for (const Operation operation : kMovements) {
+        for (const DataType type : {DataType::byte, DataType::complex128}) {
+          for (const std::size_t count : {0u, 65u, 9'000u, 50'001u}) {
+            if (test::kSanitized && count > 10'000) continue;  // more of the same
+            // Under a sanitizer the first and the last root, or it takes minutes.
+            const int step = test::kSanitized ? std::max(group.size() - 1, 1) : 1;
+            for (int root = 0; root < group.size(); root += step) {
+              for (const bool shared : {false, true}) {
+                for (const bool uneven : {false, true}) {
+                  if (uneven && !may_be_uneven(operation)) continue;
+                  ASSERT_NO_FATAL_FAILURE(run(group, {.operation = operation,
+                                                      .type = type,
+                                                      .root = root,
+                                                      .count = count,
+                                                      .uneven = uneven,
+                                                      .shared = shared}));
+                }
+              }
+              if (operation == Operation::all_gather || operation == Operation::all_to_all) break;
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(Collectives, ResultsThatNoCacheHolds) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "TSan does not see non-temporal stores";
+#endif
+  const std::size_t cache = base::last_level_cache();
+  if (cache == 0 || cache > std::size_t{64} << 20) GTEST_SKIP() << "a cache of " << cache;
+  run_thread_ranks(2, [&](auto region) {
+    Group group(region);
+    for (const Operation operation : kMovements) {
+      // A broadcast has two tensors of that size, the others four at least.
+      const std::size_t tensors = operation == Operation::broadcast ? 2 : 4;
+      for (const bool shared : {false, true}) {
+        ASSERT_NO_FATAL_FAILURE(run(group, {.operation = operation,
+                                            .type = DataType::complex128,
+                                            .root = 1,
+                                            .count = cache / tensors / sizeof(Value) + 3,
+                                            .shared = shared}));
+      }
+    }
+  });
+}
+
+// A program is the same on every rank: all of it follows from the seed.
+void run_program(Group& group, unsigned seed, int calls, std::size_t most) {
+  std::mt19937 random(seed);
+  const auto below = [&](std::size_t limit) { return static_cast<std::size_t>(random()) % limit; };
+  for (int call = 0; call < calls; ++call) {
+    Case one;
+    one.operation = static_cast<Operation>(1 + below(9));
+    one.type = kAllTypes[below(std::size(kAllTypes))];
+    one.op = kAllOps[below(std::size(kAllOps))];
+    one.root = static_cast<int>(below(static_cast<std::size_t>(group.size())));
+    one.count = below(3) == 0 ? below(most) : below(100);
+    one.uneven = may_be_uneven(one.operation) && below(2) == 0;
+    const bool mixed = below(4) == 0;
+    one.shared = below(2) == 0;
+    one.in_place = below(2) == 0;
+    one.seed = static_cast<unsigned>(below(1000));
+    // Not a matter of the program: each rank keeps its tensors where it likes.
+    if (mixed) one.shared = (one.seed + static_cast<unsigned>(group.rank())) % 2 == 0;
+    if (!is_reducible(one.type, one.op)) one.op = ReduceOp::sum;
+    ASSERT_NO_FATAL_FAILURE(run(group, one)) << "program " << seed << ", call " << call;
+  }
+}
+
+TEST(Collectives, RandomProgramsOfThreads) {
+  for (const int size : kWorldSizes) {
+    for (int seed = 0; seed < thoroughness(); ++seed) {
+      run_thread_ranks(size, [&](auto region) {
+        Group group(region);
+        run_program(group, static_cast<unsigned>(100 * seed + size), 200, 30'000);
+      });
+    }
+  }
+}
+
+TEST(Collectives, RandomProgramsOfProcesses) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "TSan sees no race between processes";
+#endif
+  for (const int size : kWorldSizes) {
+    for (int seed = 0; seed < thoroughness(); ++seed) {
+      test::expect_process_ranks(size, [&](int rank, BootstrapSockets links) {
+        Group group(Region::create(std::move(links), rank, size, small_region()));
+        run_program(group, static_cast<unsigned>(100 * seed + 50 + size), 150, 100'000);
+      });
+    }
+  }
+}
+
+// What this process holds of the system.
+struct Holdings {
+  long kibibytes = 0;
+  long descriptors = 0;
+};
+// From the page tables: the kernel's counters, as in statm, are off by up to 64 pages a thread.
+Holdings holdings() {
+  Holdings now;
+  std::ifstream rollup("/proc/self/smaps_rollup");
+  for (std::string word; rollup >> word && word != "Rss:";) {
+  }
+  rollup >> now.kibibytes;
+  now.descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  return now;
+}
+
+TEST(Collectives, ALongRunHoldsNoMoreThanAShortOne) {
+  test::expect_process_ranks(2, [](int rank, BootstrapSockets links) {
+    const auto region = Region::create(std::move(links), rank, 2, small_region());
+    Group group(region);
+    Mailbox mailbox(region);
+    std::vector<float> data(5000, 1.0f);
+    Holdings early;
+    const int calls = test::kSanitized ? 4000 : 1'000'000;
+    // A busy machine takes a hundred times as long for one; rank 0's first element says that it is
+    // enough.
+    const auto enough = base::Deadline::after(std::chrono::seconds(15));
+    for (int call = 0; call < calls && data[0] == 1; ++call) {
+      const std::size_t count = call % 10 == 0 ? data.size() : 10;
+      if (rank == 0 && call > 400 && enough.expired()) data[0] = 2;
+      group.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::max);
+      void* const shared = region->memory().allocate(count);
+      region->memory().free(shared);
+      int open = 1;
+      const Mailbox::Message message{data.data(), count, DataType::float32,
+                                     1 - rank,    0,     std::chrono::minutes(1)};
+      const auto done = [&](const std::exception_ptr& error, int) {
+        EXPECT_FALSE(error);
+        --open;
+      };
+      call % 2 == rank ? mailbox.send(message, done) : mailbox.receive(message, done);
+      mailbox.pump([&] { return open == 0; });
+      if (call == 100) early = holdings();
+    }
+    const Holdings late = holdings();
+    EXPECT_EQ(late.descriptors, early.descriptors);
+    // Sanitizers hold memory of their own, and what was freed for a while.
+    if (!test::kSanitized) {
+      EXPECT_GT(early.kibibytes, 0);
+      EXPECT_LE(late.kibibytes, early.kibibytes + 256);
+    }
+    group.barrier();
+  });
+}
+
+TEST(Collectives, ResultsHaveTheSameBitsOnEveryRankAndPath) {
+  for (const int size : {2, 3, 5}) {
+    run_thread_ranks(size, [](auto region) {
+      Group group(region);
+      std::mt19937 random(static_cast<unsigned>(group.rank()));
+      std::normal_distribution<float> normal;
+      for (const std::size_t count : {1000u, 100'003u}) {
+        std::vector<float> ordinary(count);
+        for (float& x : ordinary) x = normal(random);
+        auto* const shared = static_cast<float*>(region->memory().allocate(count * sizeof(float)));
+        std::copy(ordinary.begin(), ordinary.end(), shared);
+        std::vector<float> separate(count);
+        group.all_reduce(ordinary.data(), separate.data(), count, DataType::float32, ReduceOp::avg);
+        group.all_reduce(shared, shared, count, DataType::float32, ReduceOp::avg);
+        EXPECT_TRUE(std::equal(separate.begin(), separate.end(), shared));
+        std::vector<float> of_root = separate;
+        group.broadcast(of_root.data(), count, DataType::float32, 0);
+        EXPECT_EQ(separate, of_root);
+        region->memory().free(shared);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace paceline::shm
