@@ -16,6 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/signals_blocked.h"
+#include "shm/membership/bootstrap.h"
 
 namespace paceline::distributed {
 
@@ -31,8 +32,9 @@ auto call_store(
     -> std::optional<std::invoke_result_t<Body, const std::atomic<bool>&>> {
   using Result = std::invoke_result_t<Body, const std::atomic<bool>&>;
   constexpr std::chrono::milliseconds kPause{20};
-  // For what the store has to say at the same deadline.
-  constexpr std::chrono::milliseconds kLastWord{500};
+  // For what the store has to say at the same deadline; longer than rank 0 waits there until the
+  // others know who is missing.
+  constexpr std::chrono::milliseconds kLastWord = shm::kVerdict + std::chrono::seconds(1);
 
   const auto cancelled = std::make_shared<std::atomic<bool>>(false);
   std::packaged_task<Result()> task(

@@ -54,11 +54,13 @@ class Gathering {
     translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
     Answer answer;
     const bool all_came = translate("waiting for the other ranks", [&] {
-      return wait_for(keys, [&] {
+      const bool all_announced = wait_for(keys, [&] {
         if (cancelled || deadline_.expired() || store_->check({kMissing})) return true;
         answer.lost = find_lost();
         return answer.lost.has_value();
       });
+      // The last to come may come after the others have given up.
+      return all_announced && !store_->check({kMissing});
     });
     if (answer.lost) return answer;
     if (!all_came) {

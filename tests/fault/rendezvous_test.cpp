@@ -12,8 +12,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -22,6 +24,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -29,6 +32,8 @@
 #include "base/environment.h"
 #include "base/unique_fd.h"
 #include "distributed/rendezvous.h"
+#include "support/eventually.h"
+#include "support/shared.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
@@ -106,6 +111,42 @@ class Rendezvous : public ::testing::Test {
  private:
   const test::TemporaryDirectory directory_;
 };
+
+// A rank that comes when the others have given up, for whose words it finds all it needs.
+TEST_F(Rendezvous, LateRankLearnsThatItWasMissing) {
+  const test::Shared<std::atomic<int>> gave_up;
+  const auto store = [&] { return c10::make_intrusive<c10d::FileStore>(path(), -1); };
+  const auto kept = store();  // the last one to go removes the file
+  const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+    if (rank == 1) {
+      EXPECT_TRUE(test::eventually([&] { return *gave_up == 2; }));
+    }
+    const auto text =
+        failure_to_join({.timeout = kTimeout, .world_size = 3, .rank = rank, .store = store()});
+    if (rank != 1) ++*gave_up;
+    return text;
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, StartsWith("PeerError(1): rank 1 did not come to the rendezvous"));
+  }
+}
+
+// Rank 0, which serves the store, has to outwait a rank that has come and died.
+TEST_F(Rendezvous, MissingRankIsNamedThoughOneThatCameDied) {
+  const std::string tcp = Port().method();
+  const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+    if (rank == 2) return std::string();
+    if (rank == 1) {
+      std::thread([] {
+        std::this_thread::sleep_for(kTimeout);
+        std::raise(SIGKILL);
+      }).detach();
+    }
+    return failure_to_join(
+        {.init_method = tcp, .timeout = 3 * kTimeout, .world_size = 3, .rank = rank});
+  });
+  EXPECT_THAT(ends[0].report, StartsWith("PeerError(2): rank 2 did not come to the rendezvous"));
+}
 
 TEST_F(Rendezvous, FileOfOtherContentIsRefused) {
   std::mt19937 random(1);
