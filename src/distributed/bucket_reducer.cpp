@@ -49,6 +49,7 @@ class WorkBucketReducer final : public BucketReducer {
 
   void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
                   shm::FrozenFlags frozen) override {
+    static_cast<void>(group_.c10d());  // throws if the group was destroyed, as not all backends do
     frozen_ = frozen;
     if (compares_early_) compare_early(summary);
     share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
@@ -264,7 +265,7 @@ std::unique_ptr<BucketReducer> make_bucket_reducer(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
     const std::vector<BucketReducer::Bucket>& buckets, BucketReducer::Describe describe,
     std::uint32_t steps, const std::vector<std::string>& parameters) {
-  auto backend = group->getBackend(device);
+  auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
     return ours->make_bucket_reducer(buckets, std::move(describe), steps, parameters);
   }

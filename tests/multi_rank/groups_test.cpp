@@ -108,6 +108,20 @@ TEST(Groups, DestroyedOnesAreRefusedAndTheOthersGoOn) {
   }
 }
 
+TEST(Groups, DestroyedOnesEndTheStepsOfTheirModels) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [&](int, int) {
+      const ProcessGroup group = new_group();
+      DistributedDataParallel model(torch::nn::Linear(2, 2), {.process_group = group});
+      const auto step = [&] { model(torch::ones({1, 2})).sum().backward(); };
+      // The buckets are put in order in the second.
+      for (int i = 0; i < 4; ++i) step();
+      destroy_process_group(group);
+      EXPECT_THROW(step(), UsageError);
+    });
+  }
+}
+
 TEST(Groups, ThatNewGroupDidNotMakeAreNotDestroyed) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     const auto world = ProcessGroup().c10d();
