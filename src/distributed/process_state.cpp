@@ -73,10 +73,14 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
 std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
   std::lock_guard lock(mutex);
   if (!world) return nullptr;
-  const auto backend = world->group->getDefaultBackend();
-  const auto* const ours = dynamic_cast<const ExtendedBackend*>(backend.get());
-  last_processes = {world->group->getRank(), world->group->getSize(),
-                    ours != nullptr ? ours->membership() : nullptr};
+  last_processes = {world->group->getRank(), world->group->getSize(), nullptr};
+  try {
+    const auto backend = world->group->getDefaultBackend();
+    const auto* const ours = dynamic_cast<const ExtendedBackend*>(backend.get());
+    if (ours != nullptr) last_processes.watch = ours->membership();
+  } catch (const c10::Error&) {
+    // The program has taken the backend out of the group: nothing is left to watch.
+  }
   return std::move(world);
 }
 

@@ -17,7 +17,7 @@ void set_process_title(const std::string& title) {
   const std::string old(std::istreambuf_iterator<char>(file), {});
   if (old.compare(0, old.find('\0'), ::program_invocation_name) != 0) return;
   std::memset(::program_invocation_name, 0, old.size());
-  std::memcpy(::program_invocation_name, title.data(), std::min(title.size(), old.size()));
+  std::memcpy(::program_invocation_name, title.data(), std::min(title.size(), old.size() - 1));
 }
 
 }  // namespace paceline::launch

@@ -30,7 +30,7 @@ std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
 // How often a wait for a future looks whether there is still something to wait for.
 constexpr std::chrono::milliseconds kLook{10};
 // By how much a wait is longer than those that may be its cause and know more of it.
-constexpr std::chrono::seconds kVerdict{1};
+constexpr std::chrono::seconds kReportTime{1};
 // How the failures begin that are told to all ranks here.
 constexpr const char* kHookOfRank = "the communication hook of rank";
 
@@ -79,7 +79,7 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
           parameters)) {
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   // A rank whose hook is late says itself for which bucket.
-  control_->extend_timeout(2 * kVerdict);
+  control_->extend_timeout(2 * kReportTime);
   for (const Bucket& bucket : buckets) {
     tensors_.push_back(allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type),
                                        ProcessGroup(group)));
@@ -147,7 +147,7 @@ void HookBucketReducer::await(std::size_t bucket) {
   c10::ivalue::Future& future = *open_[bucket].result;
   if (future.completed()) return;
   const Completion completion(future);
-  const auto patience = base::Deadline::after(timeout_).remaining() + kVerdict;
+  const auto patience = base::Deadline::after(timeout_).remaining() + kReportTime;
   auto deadline = base::Deadline::after(patience);
   while (!completion.wait_for(kLook)) {
     if (backend_ && backend_->is_busy()) {
@@ -157,7 +157,7 @@ void HookBucketReducer::await(std::size_t bucket) {
     try {
       if (backend_) backend_->check_peers(all_ranks_, {"backward", steps()});
     } catch (const PeerError&) {
-      if (completion.wait_for(kVerdict)) return;
+      if (completion.wait_for(kReportTime)) return;
       throw;
     }
     if (!deadline.expired()) continue;
