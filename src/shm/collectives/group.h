@@ -110,8 +110,8 @@ class Group {
   std::uint32_t round_ = 0;
   CollectiveFingerprint call_;  // the current one
   Splits own_splits_;           // of the current one, if it is uneven
-  std::vector<CollectiveFingerprint>
-      calls_;  // of all ranks, read once: a broken peer may change its own any time
+  // Of all ranks, read once: a broken peer may change its own any time.
+  std::vector<CollectiveFingerprint> calls_;
 };
 
 // Throws UsageError unless `root` is a rank of a group of that size.

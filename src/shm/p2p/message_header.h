@@ -13,8 +13,8 @@ namespace paceline::shm {
 // Announces a message.
 struct MessageHeader {
   std::uint64_t payload = 0;  // offset of its Payload in the sender's arena
-  std::uint64_t data =
-      0;  // of the data, if they lie in the sender's arena as a whole; see CollectiveFingerprint
+  // Of the data, if they lie in the sender's arena as a whole; see CollectiveFingerprint.
+  std::uint64_t data = 0;
   std::uint64_t count = 0;
   std::int32_t tag = 0;
   DataType type = DataType::byte;
