@@ -1,5 +1,7 @@
 #include "base/signals_blocked.h"
 
+#include <initializer_list>
+
 namespace paceline::base {
 
 SignalsBlocked::SignalsBlocked() {
