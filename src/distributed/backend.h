@@ -29,7 +29,7 @@ class ExtendedBackend : public c10d::Backend {
   virtual void abort_because(const std::string& text) noexcept = 0;
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the
   // group's failure if there is one.
-  virtual void check_peers(const std::vector<int>& needed, const shm::OpContext& activity) = 0;
+  virtual void check_peers(const std::vector<int>& needed, const shm::OpContext& op) = 0;
   // Whether an asynchronous call of this rank is under way, or waits for its turn.
   virtual bool is_busy() = 0;
   // For watching the ranks' processes after the group has ended.

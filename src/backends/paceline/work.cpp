@@ -77,7 +77,7 @@ bool NodeWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void NodeWork::check_not_forked() const {
-  if (fork_generation_ == shm::fork_generation()) return;
+  if (!process_.is_forked_child()) return;
   throw UsageError(
       c10d::opTypeToString(opType_) +
       " of the parent process, waited for in a forked child: it belongs to the parent");

@@ -43,7 +43,7 @@ class NodeWork : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_;
   std::chrono::milliseconds timeout_;
-  unsigned fork_generation_ = shm::fork_generation();
+  shm::OwningProcess process_;
   std::uint64_t key_;  // no other Work of this process has it
   FuturePtr future_;   // made when somebody asks
 };
