@@ -153,10 +153,10 @@ class WorkBucketReducer final : public BucketReducer {
     }
     const shm::GlobalRanks named(numbers);
     shm::Disagreement found = shm::compare_forwards(all, named);
-    if (found.ranks == 0 && shm::differ_in_frozen(all)) found = compare_frozen(all, named);
-    if (found.ranks == 0) return;
+    if (found.ranks.empty() && shm::differ_in_frozen(all)) found = compare_frozen(all, named);
+    if (found.ranks.empty()) return;
     given_up_ = true;
-    throw Mismatch(fmt::format("in step {} {}", step, found.text), named.list(found.ranks),
+    throw Mismatch(fmt::format("in step {} {}", step, found.text), named.of(found.ranks).list(),
                    "backward", step);
   }
 

@@ -25,6 +25,7 @@
 #include "base/errno_error.h"
 #include "distributed/store_calls.h"
 #include "distributed/translate.h"
+#include "shm/membership/rank_set.h"
 
 namespace paceline::distributed {
 namespace {
@@ -328,6 +329,10 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   plan.rank = resolve(options.rank, url, "rank", environment.rank, "RANK", options.init_method);
   plan.size = resolve(options.world_size, url, "world_size", environment.world_size, "WORLD_SIZE",
                       options.init_method);
+  if (plan.size > shm::kMaxWorldSize) {
+    throw UsageError(
+        fmt::format("a world of {} ranks: 1 to {} are allowed", plan.size, shm::kMaxWorldSize));
+  }
   if (plan.rank >= plan.size) {
     throw UsageError(fmt::format("rank {} of a world of {}: ranks run from 0 to {}", plan.rank,
                                  plan.size, plan.size - 1));

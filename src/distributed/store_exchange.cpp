@@ -158,12 +158,12 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   if (answer) {
     for (const int rank : answer->missing) missing.push_back(numbers.of(rank));
   }
-  throw Timeout(
-      fmt::format("{} within the timeout of {} s; this is rank {} of {}",
-                  answer ? shm::describe_ranks(missing) + " did not come to the rendezvous"
-                         : describe_store(*request_.store) + " did not answer",
-                  deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
-      missing, "connect", 0);
+  throw Timeout(fmt::format("{} within the timeout of {} s; this is rank {} of {}",
+                            answer ? shm::describe_ranks(shm::RankSet(missing)) +
+                                         " did not come to the rendezvous"
+                                   : describe_store(*request_.store) + " did not answer",
+                            deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
+                missing, "connect", 0);
 }
 
 }  // namespace paceline::distributed

@@ -116,15 +116,16 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
 }
 
 void Region::fail_late(int peer, const WaitContext& context) {
-  const std::uint64_t missing = context.missing() | rank_bit(peer);
-  std::string text = fmt::format(
-      "{} did not arrive within the timeout of {} s at {}", describe_ranks(numbers().list(missing)),
-      context.deadline.deadline->budget().count() / 1000.0, context.describe());
+  const RankSet missing = context.missing() | RankSet{peer};
+  const RankSet global = numbers().of(missing);
+  std::string text =
+      fmt::format("{} did not arrive within the timeout of {} s at {}", describe_ranks(global),
+                  context.deadline.deadline->budget().count() / 1000.0, context.describe());
   for (int rank = 0; rank < size_; ++rank) {
-    const std::string last = context.last_seen(rank, ((missing >> rank) & 1) != 0);
+    const std::string last = context.last_seen(rank, missing.contains(rank));
     if (!last.empty()) text += fmt::format("; rank {}: {}", numbers().of(rank), last);
   }
-  fail({FailureKind::timeout, missing, text}, context.op);
+  fail({FailureKind::timeout, global, text}, context.op);
 }
 
 Failure Region::failure() const {
@@ -132,16 +133,17 @@ Failure Region::failure() const {
 }
 
 void Region::fail(const Failure& failure, const OpContext& op) {
-  if (memory_->group_block().failure.record(failure)) throw_failure(failure, op, numbers());
+  if (memory_->group_block().failure.record(failure)) throw_failure(failure, op);
   throw_recorded(op);
 }
 
 void Region::throw_recorded(const OpContext& op) const {
-  throw_failure(memory_->group_block().failure.read(), op, numbers());
+  throw_failure(memory_->group_block().failure.read(), op);
 }
 
 void Region::fail_lost(int peer, const std::string& where, const OpContext& op) {
-  fail({FailureKind::peer_lost, rank_bit(peer),
+  fail({FailureKind::peer_lost,
+        {numbers().of(peer)},
         fmt::format("rank {} {} and is missing in {}", numbers().of(peer),
                     peers_.describe_loss(peer), where)},
        op);
@@ -175,12 +177,13 @@ void Region::abort(const std::string& text) noexcept {
   if (in_forked_child()) return;
   try {
     Failure failure{
-        FailureKind::peer_lost, rank_bit(rank_),
+        FailureKind::peer_lost,
+        {numbers().of(rank_)},
         fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)};
     // The exception may be the consequence of a death, in another group or during the bootstrap.
     for (int peer = 0; peer < size_; ++peer) {
       if (!peers_.has_died(peer)) continue;
-      failure.ranks = rank_bit(peer);
+      failure.ranks = {numbers().of(peer)};
       failure.text = fmt::format("rank {} {}; {}", numbers().of(peer), peers_.describe_loss(peer),
                                  failure.text);
       break;

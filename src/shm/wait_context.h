@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -21,8 +20,8 @@ class WaitContext {
  public:
   // `limit` is the call's, which may wait several times.
   WaitContext(OpContext what, CallDeadline& limit) : op(what), deadline(limit) {}
-  // A bit for each rank that has not done what is waited for.
-  virtual std::uint64_t missing() const = 0;
+  // The ranks of the group that have not done what is waited for.
+  virtual RankSet missing() const = 0;
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
   // What `rank` did last; empty if that is not known or of no use.

@@ -77,8 +77,9 @@ TEST(Joining, WhoIsOnTheWayHearsTheVerdictToo) {
   std::array<Blame, 3> blames;
   const auto join_as = [&](int rank, std::size_t memory, std::function<void()> after) {
     Meeting::Seat seat(meeting, rank, std::move(after));
-    blames[static_cast<std::size_t>(rank)] =
-        blame_of([&] { join(seat, memory, base::Deadline::after(1min), {}); });
+    blames[static_cast<std::size_t>(rank)] = blame_of([&] {
+      join(seat, memory, base::Deadline::after(1min), GlobalRanks({3, 70, 1023}));
+    });
   };
   std::thread host([&] { join_as(0, kMemory, [] {}); });
   std::thread other([&] {
@@ -94,8 +95,8 @@ TEST(Joining, WhoIsOnTheWayHearsTheVerdictToo) {
   });
   for (std::thread* const thread : {&host, &other, &late}) thread->join();
   for (const Blame& blame : blames) {
-    EXPECT_THAT(blame.ranks, ElementsAre(1)) << blame.text;
-    EXPECT_THAT(blame.text, StartsWith("rank 0 forms a group of 3 ranks with 4096 bytes"));
+    EXPECT_THAT(blame.ranks, ElementsAre(70)) << blame.text;
+    EXPECT_THAT(blame.text, StartsWith("rank 3 forms a group of 3 ranks with 4096 bytes"));
   }
 }
 

@@ -402,6 +402,13 @@ TEST(Plan, SingleProcessOfOtherLaunchersIsAlone) {
   for (const Variables& variables : alone) EXPECT_EQ(plan_of(variables), "0 of 1 alone");
 }
 
+TEST(Plan, WorldsOfMoreRanksThanErrorsCanNameAreRefused) {
+  EXPECT_EQ(plan_of({}, {.init_method = "file:///x", .world_size = 1024, .rank = 1023}),
+            "1023 of 1024 elsewhere");
+  EXPECT_EQ(plan_of({}, {.init_method = "file:///x", .world_size = 1025, .rank = 0}),
+            "a world of 1025 ranks: 1 to 1024 are allowed");
+}
+
 TEST(Plan, RanksThatPacelineRunDidNotStartAreRefused) {
   const Variables launched{
       {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"PACELINE_LINKS", "5"}, {"PACELINE_STORE_FD", "6"}};

@@ -42,11 +42,11 @@ class ErrorFileTest : public ::testing::Test {
 };
 
 TEST_F(ErrorFileTest, ReadsWhatWasWritten) {
-  write_error_file(path_, "line 1\n\"quoted\" \xff not UTF-8", std::vector<int>{2, 0});
+  write_error_file(path_, "line 1\n\"quoted\" \xff not UTF-8", std::vector<int>{70, 3, 1023});
   const auto error = read_error_file(path_);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->message, "line 1\n\"quoted\" \xEF\xBF\xBD not UTF-8");
-  EXPECT_THAT(error->blamed_ranks, ElementsAre(2, 0));
+  EXPECT_THAT(error->blamed_ranks, ElementsAre(70, 3, 1023));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 

@@ -44,7 +44,7 @@ void check_shapes(shm::Group& group, const at::Tensor& shapes) {
   const auto found = shm::explain_disagreement(words, region.numbers());
   if (std::equal(words.begin() + 1, words.end(), words.begin())) return;
   group.region()->fail(
-      {shm::FailureKind::mismatch, found.ranks,
+      {shm::FailureKind::mismatch, region.numbers().of(found.ranks),
        fmt::format("{}; call {} of group {}", found.text, group.sequence(), region.options().name)},
       {"all_reduce", group.sequence()});
 }

@@ -243,22 +243,22 @@ class DdpCore final : public Joinable {
     ddp::with_error_context(
         kAgreeing, [&] { all_gather_into_tensor(all, mine, {.group = options_.process_group}); });
     const auto said = all.accessor<std::int64_t, 2>();
-    std::vector<int> local;
-    std::vector<int> synchronised;
+    shm::RankSet local;
+    shm::RankSet synchronised;
     bool any_broadcasts = false;
     for (int rank = 0; rank < size; ++rank) {
       const int number = distributed::world_rank_of(options_.process_group, rank);
-      if (static_cast<Part>(said[rank][0]) == Part::local) local.push_back(number);
-      if (static_cast<Part>(said[rank][0]) == Part::synchronised) synchronised.push_back(number);
+      if (static_cast<Part>(said[rank][0]) == Part::local) local.insert(number);
+      if (static_cast<Part>(said[rank][0]) == Part::synchronised) synchronised.insert(number);
       any_broadcasts = any_broadcasts || said[rank][1] != 0;
     }
     if (!local.empty() && !synchronised.empty()) {
-      const bool fewer = local.size() < synchronised.size();
+      const bool fewer = local.count() < synchronised.count();
       throw Mismatch(
           fmt::format("in a step of join, the forward of {} runs under no_sync and that of {} does "
                       "not: in join all ranks accumulate over the same steps",
                       shm::describe_ranks(local), shm::describe_ranks(synchronised)),
-          fewer ? local : synchronised, "forward", steps_);
+          (fewer ? local : synchronised).list(), "forward", steps_);
     }
     return {!synchronised.empty(), any_broadcasts};
   }

@@ -188,22 +188,22 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
       numbers.push_back(distributed::world_rank_of(group, rank));
     }
     const shm::GlobalRanks named(numbers);
-    const std::uint64_t apart = shm::explain_disagreement(values, named).ranks;
-    if (apart == 0) continue;
+    const shm::RankSet apart = shm::explain_disagreement(values, named).ranks;
+    if (apart.empty()) continue;
     // With no majority, rank 0 is what the others are compared with.
     int reference = 0;
-    while (reference < size && (apart >> reference & 1) != 0) ++reference;
+    while (reference < size && apart.contains(reference)) ++reference;
     if (reference == size) reference = 0;
-    std::uint64_t others = 0;
+    shm::RankSet others;
     for (int rank = 0; rank < size; ++rank) {
-      if (of[rank][i] != of[reference][i]) others |= shm::rank_bit(rank);
+      if (of[rank][i] != of[reference][i]) others.insert(rank);
     }
     throw Mismatch(
         fmt::format("the models have come apart: in step {} {} is not on {} what it is on rank {}; "
                     "it is the first such of the {} parameters and buffers compared",
                     step, tensors[static_cast<std::size_t>(i)].name,
-                    shm::describe_ranks(named.list(others)), named.of(reference), count),
-        named.list(apart), "check_sync", step);
+                    shm::describe_ranks(named.of(others)), named.of(reference), count),
+        named.of(apart).list(), "check_sync", step);
   }
 }
 

@@ -22,11 +22,11 @@ class BucketReducer::BucketWait : public WaitContext {
         bucket_(bucket),
         word_(word) {}
 
-  std::uint64_t missing() const override {
-    std::uint64_t ranks = 0;
+  RankSet missing() const override {
+    RankSet ranks;
     for (int rank = 0; rank < reducer_.region_->size(); ++rank) {
       const Word& word = reducer_.words(rank, bucket_).*word_;
-      if (!Region::reached(word, reducer_.step_)) ranks |= rank_bit(rank);
+      if (!Region::reached(word, reducer_.step_)) ranks.insert(rank);
     }
     return ranks;
   }
@@ -73,14 +73,14 @@ class BucketReducer::BucketWait : public WaitContext {
     if (!call || !stands_for_a_second()) return;  // or another thread's first call is to come
     const std::string me = reducer_.name_of(reducer_.region_->rank());
     reducer_.region_->fail(
-        {FailureKind::mismatch, elsewhere(),
+        {FailureKind::mismatch, reducer_.region_->numbers().of(elsewhere()),
          fmt::format("{} waits for {} in {}, call {}, while {} waits for it in {}: {}",
                      reducer_.name_of(peer), me, shm::describe(*call, reducer_.region_->numbers()),
                      call->sequence, me, describe(), kAdvice)},
         op);
   }
   // Those who have not begun the step, if most have; or the other way round.
-  std::uint64_t elsewhere() const {
+  RankSet elsewhere() const {
     std::vector<std::string> where;
     for (int rank = 0; rank < reducer_.region_->size(); ++rank) {
       where.emplace_back(reducer_.has_begun(rank) ? "here" : "elsewhere");
@@ -102,11 +102,11 @@ class BucketReducer::AbandonWait : public WaitContext {
  public:
   explicit AbandonWait(BucketReducer& reducer)
       : WaitContext({"forward", reducer.step_}, reducer.deadline_), reducer_(reducer) {}
-  std::uint64_t missing() const override {
-    std::uint64_t ranks = 0;
+  RankSet missing() const override {
+    RankSet ranks;
     for (int rank = 0; rank < reducer_.region_->size(); ++rank) {
       if (!Region::reached(reducer_.progress(rank).abandoned, reducer_.step_)) {
-        ranks |= rank_bit(rank);
+        ranks.insert(rank);
       }
     }
     return ranks;
@@ -194,7 +194,7 @@ void BucketReducer::exchange_control_blocks(Group& group) {
     }
     std::byte* const found = region_->memory().resolve(rank, row.control, control_bytes());
     if (found == nullptr || row.control % kCacheLine != 0) {
-      fail(rank_bit(rank), name_of(rank) + " published memory that is not its own");
+      fail({rank}, name_of(rank) + " published memory that is not its own");
     }
     progress_.push_back(reinterpret_cast<Progress*>(found));
   }
@@ -243,8 +243,8 @@ void* BucketReducer::find(int rank, std::size_t bucket) {
   const auto offset = words(rank, bucket).offset.load(std::memory_order_relaxed);
   void* const found = region_->memory().resolve(rank, offset, bytes_of(bucket));
   if (found == nullptr || offset % kCacheLine != 0) {
-    fail(rank_bit(rank), fmt::format("{} published memory that is not its own as bucket {} ({})",
-                                     name_of(rank), bucket, describe_(bucket)));
+    fail({rank}, fmt::format("{} published memory that is not its own as bucket {} ({})",
+                             name_of(rank), bucket, describe_(bucket)));
   }
   return found;
 }
@@ -380,17 +380,18 @@ void BucketReducer::check_beginnings() {
     flags.emplace_back(frozen_flags(rank), all.back().joined != 0 ? 0 : parameters_.size());
   }
   const Disagreement forwards = compare_forwards(all, region_->numbers());
-  if (forwards.ranks != 0) fail(forwards.ranks, fmt::format("in {} {}", position(), forwards.text));
+  if (!forwards.ranks.empty())
+    fail(forwards.ranks, fmt::format("in {} {}", position(), forwards.text));
   if (differ_in_frozen(all)) check_frozen(flags);
   modified_apart_ = differ_in_modifications(all);
 }
 
 void BucketReducer::check_frozen(std::span<const FrozenFlags> flags) const {
   const Disagreement frozen = compare_frozen(flags, parameters_, region_->numbers());
-  if (frozen.ranks == 0) return;
-  region_->fail(
-      {FailureKind::mismatch, frozen.ranks, fmt::format("in {} {}", position(), frozen.text)},
-      {"backward", step_});
+  if (frozen.ranks.empty()) return;
+  region_->fail({FailureKind::mismatch, region_->numbers().of(frozen.ranks),
+                 fmt::format("in {} {}", position(), frozen.text)},
+                {"backward", step_});
 }
 
 void BucketReducer::read_weights() {
@@ -403,7 +404,7 @@ void BucketReducer::read_weights() {
     total += weights_.back();
   }
   if (!(total > 0) || !std::isfinite(total)) {
-    fail(~std::uint64_t{0} >> (64 - region_->size()),
+    fail(RankSet::all(region_->size()),
          fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
                      position(), total));
   }
@@ -456,7 +457,8 @@ void BucketReducer::check_not_skipped(int peer, std::size_t bucket) const {
   }
   check_frozen(flags);
   region_->fail(
-      {FailureKind::mismatch, rank_bit(peer),
+      {FailureKind::mismatch,
+       {region_->numbers().of(peer)},
        fmt::format("in {} {} had nothing for bucket {} ({}), which {} did use: "
                    "skip_all_reduce_unused_params wants the same parameters to be unused "
                    "on every rank",
@@ -493,7 +495,8 @@ bool BucketReducer::abandon_step() {
 void BucketReducer::check_not_finished(int peer) const {
   if (!Region::reached(progress(peer).finished, step_)) return;
   const int mine = region_->rank();
-  region_->fail({FailureKind::mismatch, rank_bit(mine),
+  region_->fail({FailureKind::mismatch,
+                 {region_->numbers().of(mine)},
                  fmt::format("an exception ended the backward of {} in {} after all gradients were "
                              "reduced: {} finished the step, so the models may differ from here on",
                              name_of(mine), position(), name_of(peer))},
@@ -501,15 +504,15 @@ void BucketReducer::check_not_finished(int peer) const {
 }
 
 void BucketReducer::fail(const std::string& text, FailureKind kind) {
-  region_->fail({kind, rank_bit(region_->rank()), text}, {"backward", step_});
+  region_->fail({kind, {region_->numbers().of(region_->rank())}, text}, {"backward", step_});
 }
 
-void BucketReducer::fail(std::uint64_t ranks, const std::string& text) {
-  region_->fail({FailureKind::mismatch, ranks, text}, {"backward", step_});
+void BucketReducer::fail(const RankSet& ranks, const std::string& text) {
+  region_->fail({FailureKind::mismatch, region_->numbers().of(ranks), text}, {"backward", step_});
 }
 
 // Those who say something else than most, by what each rank says; all, if there is no majority.
-std::uint64_t BucketReducer::those_apart(std::span<const std::string> said) const {
+RankSet BucketReducer::those_apart(std::span<const std::string> said) const {
   return explain_disagreement(said, region_->numbers()).ranks;
 }
 

@@ -127,8 +127,8 @@ class BucketReducer {
   static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&
                 std::atomic<std::uint64_t>::is_always_lock_free);
 
-  [[noreturn]] void fail(std::uint64_t ranks, const std::string& text);
-  std::uint64_t those_apart(std::span<const std::string> said) const;
+  [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
+  RankSet those_apart(std::span<const std::string> said) const;
   void exchange_control_blocks(Group& group);
   std::size_t control_bytes() const;
   std::size_t bytes_of(std::size_t bucket) const;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 
 namespace paceline::shm {
 namespace {
@@ -86,22 +85,21 @@ Disagreement compare_frozen(std::span<const FrozenFlags> flags,
   std::string names;
   std::size_t count = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    std::uint64_t frozen = 0;
+    RankSet frozen;
     for (const int rank : counting) {
-      if (flags[static_cast<std::size_t>(rank)][i] != 0) frozen |= rank_bit(rank);
+      if (flags[static_cast<std::size_t>(rank)][i] != 0) frozen.insert(rank);
     }
-    const auto times = static_cast<std::size_t>(std::popcount(frozen));
+    const auto times = static_cast<std::size_t>(frozen.count());
     if (times == 0 || times == counting.size()) continue;
     if (++count > kMaxNames) continue;
     names += fmt::format("{}{} {}on {}", count == 1 ? "" : ", ", parameters[i],
-                         count == 1 ? "is frozen " : "", describe_ranks(numbers.list(frozen)));
+                         count == 1 ? "is frozen " : "", describe_ranks(numbers.of(frozen)));
   }
   if (count == 0) return {};
   if (count > kMaxNames) names += fmt::format(" and {} more", count - kMaxNames);
   Disagreement result;
-  const std::uint64_t apart = explain_disagreement(sets, {}).ranks;
-  for (std::size_t k = 0; k < counting.size(); ++k) {
-    if ((apart >> k & 1) != 0) result.ranks |= rank_bit(counting[k]);
+  for (const int party : explain_disagreement(sets, {}).ranks) {
+    result.ranks.insert(counting[static_cast<std::size_t>(party)]);
   }
   result.text = fmt::format(
       "{} of {} parameters are frozen on some ranks and trained on others: {}. The models would "

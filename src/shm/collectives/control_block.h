@@ -26,7 +26,7 @@ struct BarrierArrival {
   // Of rank 0, which writes the other two before `over`:
   Word over;                               // the last that it no longer waits in
   Word complete;                           // the last that all ranks have passed
-  std::atomic<std::uint64_t> missing = 0;  // the ranks that did not, in the last that failed
+  std::atomic<LocalRankMask> missing = 0;  // the ranks that did not, in the last that failed
 };
 
 // What is published for a round is read before the reader's next round, and written again two

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <utility>
 
@@ -80,28 +79,25 @@ Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
 
 Disagreement explain_disagreement(std::span<const std::string> calls, const GlobalRanks& numbers) {
   // In the order of the first rank that made each call.
-  std::vector<std::pair<std::string, std::uint64_t>> parties;
+  std::vector<std::pair<std::string, RankSet>> parties;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
-    const auto party = std::find_if(parties.begin(), parties.end(),
-                                    [&](const auto& one) { return one.first == calls[rank]; });
-    if (party != parties.end()) {
-      party->second |= rank_bit(static_cast<int>(rank));
-    } else {
-      parties.emplace_back(calls[rank], rank_bit(static_cast<int>(rank)));
-    }
+    auto party = std::find_if(parties.begin(), parties.end(),
+                              [&](const auto& one) { return one.first == calls[rank]; });
+    if (party == parties.end()) party = parties.emplace(party, calls[rank], RankSet());
+    party->second.insert(static_cast<int>(rank));
   }
   Disagreement result;
-  std::uint64_t all = 0;
-  std::uint64_t largest = 0;
+  RankSet all;
+  RankSet largest;
   for (const auto& [made, ranks] : parties) {
-    result.text += fmt::format("{}{}{} {}", result.text.empty() ? "" : ", ",
-                               describe_ranks(numbers.list(ranks)),
-                               result.text.empty() ? " called" : "", made);
+    result.text +=
+        fmt::format("{}{}{} {}", result.text.empty() ? "" : ", ", describe_ranks(numbers.of(ranks)),
+                    result.text.empty() ? " called" : "", made);
     all |= ranks;
-    if (std::popcount(ranks) > std::popcount(largest)) largest = ranks;
+    if (ranks.count() > largest.count()) largest = ranks;
   }
-  const bool majority = 2 * static_cast<std::size_t>(std::popcount(largest)) > calls.size();
-  result.ranks = majority ? all & ~largest : all;
+  const bool majority = 2 * static_cast<std::size_t>(largest.count()) > calls.size();
+  result.ranks = majority ? all - largest : all;
   return result;
 }
 
@@ -113,12 +109,12 @@ Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalR
       const std::uint64_t expected = splits[to]->from[from];
       if (given == expected) continue;
       // The first pair is enough to find the mistake; the ranks of all of them are named.
-      if (result.ranks == 0) {
+      if (result.ranks.empty()) {
         result.text = fmt::format("rank {} gives {} elements to rank {}, which expects {}",
                                   numbers.of(static_cast<int>(from)), given,
                                   numbers.of(static_cast<int>(to)), expected);
       }
-      result.ranks |= rank_bit(static_cast<int>(from)) | rank_bit(static_cast<int>(to));
+      result.ranks |= RankSet{static_cast<int>(from), static_cast<int>(to)};
     }
   }
   return result;

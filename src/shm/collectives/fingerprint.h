@@ -59,8 +59,8 @@ std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbe
 
 // Why calls cannot be one collective, in words that are the same on every rank.
 struct Disagreement {
-  // A bit for each rank at fault: those that differ from the majority, all if there is none.
-  std::uint64_t ranks = 0;
+  // The ranks of the group at fault: those that differ from the majority, all if there is none.
+  RankSet ranks{};
   std::string text;
 };
 // Both take the calls of all ranks, by rank.

@@ -16,11 +16,11 @@ class Group::RoundWait : public WaitContext {
       : WaitContext({name(group.call_.operation), group.sequence_}, group.deadline_),
         group_(group) {}
 
-  std::uint64_t missing() const override {
-    std::uint64_t ranks = 0;
+  RankSet missing() const override {
+    RankSet ranks;
     for (int rank = 0; rank < group_.size(); ++rank) {
       const Word& word = group_.region_->memory().slot(rank, group_.round_).round;
-      if (!Region::reached(word, group_.round_)) ranks |= rank_bit(rank);
+      if (!Region::reached(word, group_.round_)) ranks.insert(rank);
     }
     return ranks;
   }
@@ -106,19 +106,19 @@ void Group::check_agreement() {
     for (int peer = 0; peer < size(); ++peer)
       splits.push_back(&region_->memory().splits(peer, round_));
     const auto found = compare_splits(splits, region_->numbers());
-    if (found.ranks != 0) {
+    if (!found.ranks.empty()) {
       fail(found.ranks, describe(call_, region_->numbers()) + ": " + found.text);
     }
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (calls_[static_cast<std::size_t>(peer)].staged <= largest_part_of(peer)) continue;
-    fail(rank_bit(peer),
+    fail({peer},
          fmt::format("rank {} published a call that makes no sense", region_->numbers().of(peer)));
   }
 }
 
-void Group::fail(std::uint64_t ranks, const std::string& text) {
-  region_->fail({FailureKind::mismatch, ranks,
+void Group::fail(const RankSet& ranks, const std::string& text) {
+  region_->fail({FailureKind::mismatch, region_->numbers().of(ranks),
                  fmt::format("{}; call {} of group {}", text, sequence_, region_->options().name)},
                 {name(call_.operation), sequence_});
 }
@@ -175,7 +175,7 @@ std::size_t Group::largest_part_of(int rank) const {
 std::byte* Group::shared_part(int rank, std::size_t begin, std::size_t bytes) {
   const std::uint64_t offset = calls_[static_cast<std::size_t>(rank)].offset + begin;
   if (std::byte* const address = region_->memory().resolve(rank, offset, bytes)) return address;
-  fail(rank_bit(rank),
+  fail({rank},
        fmt::format("rank {} published memory that is not its own (offset {}) in {}",
                    region_->numbers().of(rank), offset, describe(call_, region_->numbers())));
 }

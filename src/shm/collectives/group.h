@@ -78,7 +78,7 @@ class Group {
   void first_round();
   void next_round();
   void check_agreement();
-  [[noreturn]] void fail(std::uint64_t ranks, const std::string& text);
+  [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
   std::string last_call_of(int rank) const;
 
   const std::byte* input_of(int rank) const { return region_->memory().input(rank, round_); }

@@ -29,21 +29,20 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   const bool told = wait_for(host.over, 0, base::Deadline::after(deadline));
   if (told && Region::reached(host.complete, round_)) return;
   const int host_number = region_->numbers().of(0);
-  const std::vector<int> missing =
-      told ? region_->numbers().list(host.missing.load(std::memory_order_relaxed))
-           : std::vector<int>{host_number};
+  const RankSet missing = region_->numbers().of(
+      told ? RankSet(RankSet::Words{host.missing.load(std::memory_order_relaxed)}) : RankSet{0});
   throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
                             "while waiting for send/recv from rank {}: {} did not pass it",
                             region_->numbers().of(me), host_number, describe_ranks(missing)),
-                missing, kName, round_);
+                missing.list(), kName, round_);
 }
 
 void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   const auto deadline = base::Deadline::after(timeout);
-  std::uint64_t bits = 0;
+  LocalRankMask bits = 0;
   for (int peer = 1; peer < region_->size(); ++peer) {
     if (wait_for(region_->memory().collectives(peer).barrier.arrived, peer, deadline)) continue;
-    bits |= rank_bit(peer);
+    bits |= local_rank_bit(peer);
     if (!wait_all_ranks) break;
   }
   BarrierArrival& own = region_->memory().collectives(0).barrier;
@@ -55,7 +54,7 @@ void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_
   region_->publish(own.over, round_);
   for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
   if (bits == 0) return;
-  const std::vector<int> missing = region_->numbers().list(bits);
+  const std::vector<int> missing = region_->numbers().of(RankSet(RankSet::Words{bits})).list();
   if (timeout.count() <= 0) {
     throw Timeout(fmt::format("Rank {} timed out in monitoredBarrier after {} ms",
                               region_->numbers().of(0), timeout.count()),
@@ -87,7 +86,7 @@ bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline
 // moment for ranks of which nothing is known, so that it finds the majority.
 void MonitoredBarrier::check_calls(bool late) {
   std::vector<std::string> made;
-  std::uint64_t unknown = 0;
+  RankSet unknown;
   std::optional<CollectiveFingerprint> other;
   for (int rank = 0; rank < region_->size(); ++rank) {
     const auto call = call_without_this_rank(*region_, rank);
@@ -97,15 +96,15 @@ void MonitoredBarrier::check_calls(bool late) {
       other = call;
       made.push_back(describe(*call, region_->numbers()));
     } else {
-      unknown |= rank_bit(rank);
+      unknown.insert(rank);
       made.emplace_back("nothing yet");
     }
   }
   if (!other) return;
   if (!settling_) settling_ = base::Deadline::after(kVerdict);
-  if (unknown != 0 && !late && !settling_->expired()) return;
+  if (!unknown.empty() && !late && !settling_->expired()) return;
   const auto found = explain_disagreement(made, region_->numbers());
-  region_->fail({FailureKind::mismatch, found.ranks & ~unknown,
+  region_->fail({FailureKind::mismatch, region_->numbers().of(found.ranks - unknown),
                  fmt::format("{}; call {} of group {}", found.text, other->sequence,
                              region_->options().name)},
                 {kName, round_});

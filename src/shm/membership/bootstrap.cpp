@@ -28,7 +28,7 @@ namespace paceline::shm {
 namespace {
 
 constexpr OpContext kConnecting{"connect", 0};
-constexpr std::uint32_t kProtocol = 3;
+constexpr std::uint32_t kProtocol = 4;
 
 // A rank's first packet; its pipe's read end travels with it.
 struct Hello {
@@ -53,7 +53,7 @@ std::optional<T> from_bytes(const std::string& bytes) {
 
 std::string encode(const Failure& failure) {
   std::string bytes("F");
-  bytes.append(to_bytes(failure.kind)).append(to_bytes(failure.ranks)).append(failure.text);
+  bytes.append(to_bytes(failure.kind)).append(to_bytes(failure.ranks.words())).append(failure.text);
   return bytes;
 }
 
@@ -70,7 +70,8 @@ base::UniqueFd open_pidfd(pid_t pid) {
 
 Failure lost(int rank, const GlobalRanks& numbers, const std::string& why = "") {
   return {
-      FailureKind::peer_lost, rank_bit(rank),
+      FailureKind::peer_lost,
+      {numbers.of(rank)},
       fmt::format("rank {} was lost while the group was being formed{}", numbers.of(rank), why)};
 }
 
@@ -115,7 +116,7 @@ class Coordinator {
       throw;
     }
     tell_all(encode(*failure), {});
-    throw_failure(*failure, kConnecting, numbers_);
+    throw_failure(*failure, kConnecting);
   }
 
  private:
@@ -161,13 +162,14 @@ class Coordinator {
         hello->rank >= size_ || greeted_[hello->rank] ||
         link.rank.value_or(hello->rank) != hello->rank) {
       return Failure{
-          FailureKind::mismatch, link.rank ? rank_bit(*link.rank) : 0,
+          FailureKind::mismatch, link.rank ? RankSet{numbers_.of(*link.rank)} : RankSet(),
           "a process that wants to join the group speaks another version of Paceline, or "
           "two ranks have the same number"};
     }
     if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
       return Failure{
-          FailureKind::mismatch, rank_bit(hello->rank),
+          FailureKind::mismatch,
+          {numbers_.of(hello->rank)},
           fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
                       "rank {} one of {} ranks with {} bytes",
                       numbers_.of(0), size_, memory_bytes_, numbers_.of(hello->rank), hello->size,
@@ -208,13 +210,12 @@ class Coordinator {
   }
 
   Failure missing(const std::string& when) const {
-    Failure failure{FailureKind::timeout, 0, ""};
+    RankSet ranks;
     for (int rank = 0; rank < size_; ++rank) {
-      if (!greeted_[rank]) failure.ranks |= rank_bit(rank);
+      if (!greeted_[rank]) ranks.insert(numbers_.of(rank));
     }
-    failure.text = fmt::format("{} did not join the group {}",
-                               describe_ranks(numbers_.list(failure.ranks)), when);
-    return failure;
+    return {FailureKind::timeout, ranks,
+            fmt::format("{} did not join the group {}", describe_ranks(ranks), when)};
   }
 
   void tell_all(const std::string& bytes, const std::vector<int>& fds) {
@@ -268,28 +269,31 @@ Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t m
   own.read_end.reset();
 
   if (!wait_readable(link.get(), base::Deadline::after(deadline.remaining() + kVerdict))) {
-    throw_failure({FailureKind::timeout, 1,
+    throw_failure({FailureKind::timeout,
+                   {numbers.of(0)},
                    fmt::format("rank {} did not form the group within the timeout of {} s",
                                numbers.of(0), deadline.budget().count() / 1000.0)},
-                  kConnecting, numbers);
+                  kConnecting);
   }
   Packet packet = receive_packet(link.get(), 2 * FailureRecord::kMaxText);
-  if (packet.closed) throw_failure(lost(0, numbers), kConnecting, numbers);
+  if (packet.closed) throw_failure(lost(0, numbers), kConnecting);
 
-  constexpr std::size_t kFailureHead = 1 + sizeof(FailureKind) + sizeof(std::uint64_t);
+  constexpr std::size_t kFailureHead = 1 + sizeof(FailureKind) + sizeof(RankSet::Words);
   if (packet.bytes.front() == 'F' && packet.bytes.size() >= kFailureHead) {
     Failure failure;
     std::memcpy(&failure.kind, packet.bytes.data() + 1, sizeof(failure.kind));
-    std::memcpy(&failure.ranks, packet.bytes.data() + 1 + sizeof(failure.kind),
-                sizeof(failure.ranks));
+    RankSet::Words ranks{};
+    std::memcpy(&ranks, packet.bytes.data() + 1 + sizeof(failure.kind), sizeof(ranks));
+    failure.ranks = RankSet(ranks);
     failure.text = packet.bytes.substr(kFailureHead);
-    throw_failure(failure, kConnecting, numbers);
+    throw_failure(failure, kConnecting);
   }
   const auto count = static_cast<std::size_t>(size);
   if (packet.bytes.size() != 1 + count * sizeof(pid_t) || packet.fds.size() != 1 + count) {
-    throw_failure({FailureKind::mismatch, 1,
+    throw_failure({FailureKind::mismatch,
+                   {numbers.of(0)},
                    fmt::format("rank {} speaks another version of Paceline", numbers.of(0))},
-                  kConnecting, numbers);
+                  kConnecting);
   }
   Membership result;
   result.memory = std::move(packet.fds.front());
@@ -345,16 +349,16 @@ struct Endpoint {
 };
 
 void check_one_machine(const std::vector<Endpoint>& endpoints, const GlobalRanks& numbers) {
-  std::vector<int> elsewhere;
+  RankSet elsewhere;
   for (std::size_t rank = 1; rank < endpoints.size(); ++rank) {
     if (endpoints[rank].machine != endpoints[0].machine)
-      elsewhere.push_back(numbers.of(static_cast<int>(rank)));
+      elsewhere.insert(numbers.of(static_cast<int>(rank)));
   }
   if (elsewhere.empty()) return;
   throw UsageError(fmt::format(
       "{} run{} on another machine (or in another network namespace) than rank {}; shared "
       "memory reaches the ranks of one machine only. Use the backend gloo.",
-      describe_ranks(elsewhere), elsewhere.size() == 1 ? "s" : "", numbers.of(0)));
+      describe_ranks(elsewhere), elsewhere.count() == 1 ? "s" : "", numbers.of(0)));
 }
 
 }  // namespace
@@ -393,7 +397,7 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   check_one_machine(endpoints, numbers);
   if (rank > 0) {
     base::UniqueFd link = connect_abstract(endpoints[0].socket);
-    if (!link) throw_failure(lost(0, numbers), kConnecting, numbers);
+    if (!link) throw_failure(lost(0, numbers), kConnecting);
     return join_as_member(std::move(link), rank, exchange.size(), memory_bytes, deadline, numbers);
   }
   Coordinator host(exchange.size(), memory_bytes, deadline, numbers);

@@ -21,7 +21,9 @@ bool FailureRecord::record(const Failure& failure) {
     text_[i].store(failure.text[i], std::memory_order_relaxed);
   }
   length_.store(static_cast<std::uint32_t>(length), std::memory_order_relaxed);
-  ranks_.store(failure.ranks, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    ranks_[i].store(failure.ranks.words()[i], std::memory_order_relaxed);
+  }
   kind_.store(static_cast<std::uint32_t>(failure.kind), std::memory_order_relaxed);
   state_.store(kComplete, std::memory_order_release);
   return true;
@@ -42,7 +44,11 @@ Failure FailureRecord::read() const {
   failure.kind = kind <= static_cast<std::uint32_t>(FailureKind::mismatch)
                      ? static_cast<FailureKind>(kind)
                      : FailureKind::peer_lost;
-  failure.ranks = ranks_.load(std::memory_order_relaxed);
+  RankSet::Words words{};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i] = ranks_[i].load(std::memory_order_relaxed);
+  }
+  failure.ranks = RankSet(words);
   const std::size_t length =
       std::min<std::size_t>(length_.load(std::memory_order_relaxed), kMaxText);
   failure.text.resize(length);
@@ -52,25 +58,23 @@ Failure FailureRecord::read() const {
   return failure;
 }
 
-std::vector<int> GlobalRanks::list(std::uint64_t bits) const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < 64; ++rank) {
-    if ((bits >> rank) & 1) ranks.push_back(of(rank));
+GlobalRanks::GlobalRanks(std::vector<int> by_group_rank) : numbers_(std::move(by_group_rank)) {
+  for (const int number : numbers_) {
+    if (number >= 0 && number < kMaxWorldSize) continue;
+    throw UsageError(
+        fmt::format("a group with rank {} of the world: ranks from 0 to {} are allowed", number,
+                    kMaxWorldSize - 1));
   }
-  return ranks;
 }
 
-std::string describe_ranks(const std::vector<int>& ranks) {
-  if (ranks.empty()) return "no rank";
-  std::string text = fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", ranks.front());
-  for (std::size_t i = 1; i < ranks.size(); ++i) {
-    text += fmt::format("{}{}", i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
-  }
-  return text;
+RankSet GlobalRanks::of(const RankSet& group_ranks) const {
+  RankSet global;
+  for (const int rank : group_ranks) global.insert(of(rank));
+  return global;
 }
 
-void throw_failure(const Failure& failure, const OpContext& op, const GlobalRanks& numbers) {
-  const auto ranks = numbers.list(failure.ranks);
+void throw_failure(const Failure& failure, const OpContext& op) {
+  const auto ranks = failure.ranks.list();
   switch (failure.kind) {
     case FailureKind::timeout:
       throw Timeout(failure.text, ranks, op.operation, op.sequence);

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "shm/membership/rank_set.h"
+
 namespace paceline::shm {
 
 enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch };
@@ -14,13 +16,9 @@ enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch };
 // Why a group can no longer be used, in words that make sense on every rank.
 struct Failure {
   FailureKind kind = FailureKind::none;
-  std::uint64_t ranks = 0;  // a bit for each rank at fault, by group rank
+  RankSet ranks{};  // at fault, by their numbers in the world
   std::string text;
 };
-
-constexpr std::uint64_t rank_bit(int rank) {
-  return std::uint64_t{1} << rank;
-}
 
 // The first failure of a group, in the shared region: the first rank that records one wins, and all
 // others read it. Lives in zero-initialised shared memory and may be damaged by a peer: reading it
@@ -41,12 +39,13 @@ class FailureRecord {
 
   std::atomic<std::uint32_t> state_;
   std::atomic<std::uint32_t> kind_;
-  std::atomic<std::uint64_t> ranks_;
+  std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> ranks_;
   std::atomic<std::uint32_t> length_;
   std::array<std::atomic<char>, kMaxText> text_;
 
   // A lock of another process's would be none.
-  static_assert(decltype(state_)::is_always_lock_free && decltype(ranks_)::is_always_lock_free &&
+  static_assert(decltype(state_)::is_always_lock_free &&
+                decltype(ranks_)::value_type::is_always_lock_free &&
                 decltype(text_)::value_type::is_always_lock_free);
 };
 
@@ -55,20 +54,18 @@ class FailureRecord {
 class GlobalRanks {
  public:
   GlobalRanks() = default;  // the group is the world
-  explicit GlobalRanks(std::vector<int> by_group_rank) : numbers_(std::move(by_group_rank)) {}
+  // Throws UsageError for a number that no RankSet holds.
+  explicit GlobalRanks(std::vector<int> by_group_rank);
 
   int of(int rank) const {
     const auto at = static_cast<std::size_t>(rank);  // a damaged peer may say anything
     return at < numbers_.size() ? numbers_[at] : rank;
   }
-  std::vector<int> list(std::uint64_t bits) const;
+  RankSet of(const RankSet& group_ranks) const;
 
  private:
   std::vector<int> numbers_;
 };
-
-// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
-std::string describe_ranks(const std::vector<int>& ranks);
 
 // What this rank was doing when it found out; goes into the error.
 struct OpContext {
@@ -77,7 +74,6 @@ struct OpContext {
 };
 
 // Throws PeerLost, Timeout or Mismatch.
-[[noreturn]] void throw_failure(const Failure& failure, const OpContext& op,
-                                const GlobalRanks& numbers);
+[[noreturn]] void throw_failure(const Failure& failure, const OpContext& op);
 
 }  // namespace paceline::shm

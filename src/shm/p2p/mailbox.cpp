@@ -155,14 +155,14 @@ void Mailbox::tell(const Ended& ended) {
 bool Mailbox::move_all(Ended& ended) {
   bool moved = take_headers();
   // A later message to a rank must not overtake an earlier one that found its send ring full.
-  std::uint64_t full = 0;
+  LocalRankMask full = 0;
   for (auto request = sends_.begin(); request != sends_.end();) {
     const auto current = request++;
     if (current->payload == nullptr) {
-      if ((full & rank_bit(current->message.peer)) != 0) continue;
+      if ((full & local_rank_bit(current->message.peer)) != 0) continue;
       try {
         if (!announce(*current)) {
-          full |= rank_bit(current->message.peer);
+          full |= local_rank_bit(current->message.peer);
           continue;
         }
       } catch (const Error&) {  // there is no room for it, which is nobody else's concern
@@ -201,7 +201,7 @@ bool Mailbox::take_headers() {
       take_header(from, send_ring.headers[taken % SendRing::kHeaders]);
     fault_point();
     send_ring.taken.store(taken, std::memory_order_release);
-    to_ring_ |= rank_bit(from);
+    to_ring_ |= local_rank_bit(from);
     moved = true;
   }
   return moved;
@@ -218,7 +218,8 @@ void Mailbox::take_header(int from, MessageHeader header) {
                                 : payload != nullptr ? payload + sizeof(Payload)
                                                      : nullptr;
   if (payload == nullptr || data == nullptr || header.payload % alignof(Payload) != 0) {
-    region_->fail({FailureKind::mismatch, rank_bit(from),
+    region_->fail({FailureKind::mismatch,
+                   {region_->numbers().of(from)},
                    fmt::format("rank {} sent a message that makes no sense in group {}",
                                region_->numbers().of(from), region_->options().name)},
                   {"recv", 0});
@@ -249,7 +250,7 @@ bool Mailbox::announce(Request& request) {
   send_ring.headers[written % SendRing::kHeaders] = request.header;
   fault_point();
   send_ring.written.store(written + 1, std::memory_order_release);
-  to_ring_ |= rank_bit(message.peer);
+  to_ring_ |= local_rank_bit(message.peer);
   return true;
 }
 
@@ -272,7 +273,7 @@ bool Mailbox::fill(Request& request) {
                   size_of_chunk(filled, bytes));
       fault_point();
       payload.filled.store(static_cast<std::uint32_t>(filled + 1), std::memory_order_release);
-      to_ring_ |= rank_bit(request.message.peer);
+      to_ring_ |= local_rank_bit(request.message.peer);
       return true;
     }
   }
@@ -288,7 +289,7 @@ bool Mailbox::match(Request& request) {
   if (arrival == arrivals_.end()) return false;
   const MessageHeader& header = arrival->header;
   if (header.count != wanted.count || header.type != wanted.type) {
-    fail(request, FailureKind::mismatch, rank_bit(arrival->from) | rank_bit(region_->rank()),
+    fail(request, FailureKind::mismatch, {arrival->from, region_->rank()},
          fmt::format("rank {} sent {} {} to rank {} with tag {}, which received {} {}",
                      region_->numbers().of(arrival->from), header.count, name(header.type),
                      region_->numbers().of(region_->rank()), header.tag, wanted.count,
@@ -300,7 +301,7 @@ bool Mailbox::match(Request& request) {
   request.source = arrival->source;
   fault_point();
   request.payload->wanted.store(1, std::memory_order_release);
-  to_ring_ |= rank_bit(arrival->from);
+  to_ring_ |= local_rank_bit(arrival->from);
   arrivals_.erase(arrival);
   return true;
 }
@@ -318,14 +319,14 @@ bool Mailbox::drain(Request& request) {
   // The sender says so before it lets go of the memory. Both sides use a read-modify-write, past
   // which neither the copy nor the sender's later stores can move.
   if (payload.withdrawn.fetch_add(0, std::memory_order_acq_rel) != 0) {
-    fail(request, FailureKind::peer_lost, rank_bit(request.message.peer),
+    fail(request, FailureKind::peer_lost, {request.message.peer},
          fmt::format("rank {} gave up sending in {}", region_->numbers().of(request.message.peer),
                      describe(request)));
   }
   ++request.moved;
   fault_point();
   payload.drained.store(static_cast<std::uint32_t>(request.moved), std::memory_order_release);
-  to_ring_ |= rank_bit(request.message.peer);
+  to_ring_ |= local_rank_bit(request.message.peer);
   return true;
 }
 
@@ -387,7 +388,7 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
   if (!hope && missing >= 0) region_->fail_lost(missing, describe(request), op);
   if (!request.deadline.expired()) return;
   const bool any = request.message.peer == kAnyRank;
-  fail(request, FailureKind::timeout, any ? 0 : rank_bit(request.message.peer),
+  fail(request, FailureKind::timeout, any ? RankSet() : RankSet{request.message.peer},
        fmt::format("{} {} within the timeout of {} s: {}",
                    any ? "no rank" : describe_ranks({region_->numbers().of(request.message.peer)}),
                    any               ? "sent"
@@ -407,9 +408,9 @@ std::string Mailbox::describe(const Request& request) const {
                      message.tag, region_->options().name);
 }
 
-void Mailbox::fail(const Request& request, FailureKind kind, std::uint64_t ranks,
+void Mailbox::fail(const Request& request, FailureKind kind, const RankSet& ranks,
                    const std::string& text) {
-  region_->fail({kind, ranks, text}, {name_of(request.sending), 0});
+  region_->fail({kind, region_->numbers().of(ranks), text}, {name_of(request.sending), 0});
 }
 
 void Mailbox::end_all(const std::exception_ptr& error) {

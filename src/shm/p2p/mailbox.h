@@ -113,7 +113,7 @@ class Mailbox {
   bool is_time_to_look();
   void check_request(const Request& request, const std::vector<bool>& here);
   std::string describe(const Request& request) const;
-  [[noreturn]] void fail(const Request& request, FailureKind kind, std::uint64_t ranks,
+  [[noreturn]] void fail(const Request& request, FailureKind kind, const RankSet& ranks,
                          const std::string& text);
   // No peer gets what they were to send.
   void end_all(const std::exception_ptr& error);
@@ -124,7 +124,7 @@ class Mailbox {
   Requests receives_;
   std::deque<Arrival> arrivals_;    // announced and not asked for yet
   std::vector<Payload*> payloads_;  // of messages that are sent and that the peer may not have read
-  std::uint64_t to_ring_ = 0;       // the peers that this round has something to tell
+  LocalRankMask to_ring_ = 0;       // the peers that this round has something to tell
   std::chrono::steady_clock::time_point looked_;
 };
 

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace paceline::shm {
+
+// How many ranks a job may have.
+inline constexpr int kMaxWorldSize = 1024;
+
+// A set of ranks, by their numbers in a group or in the world; iterates in order.
+class RankSet {
+  static constexpr int kBits = 64;
+
+ public:
+  // A bit for each rank, the lowest first.
+  using Words = std::array<std::uint64_t, kMaxWorldSize / kBits>;
+
+  class Iterator {
+   public:
+    using iterator_category = std::forward_iterator_tag;
+    using value_type = int;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const int*;
+    using reference = int;
+
+    Iterator() = default;
+    Iterator(const RankSet* set, int rank) : set_(set), rank_(set->at_or_after(rank)) {}
+    int operator*() const { return rank_; }
+    Iterator& operator++() { return *this = Iterator(set_, rank_ + 1); }
+    Iterator operator++(int) {
+      const Iterator before = *this;
+      ++*this;
+      return before;
+    }
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    const RankSet* set_ = nullptr;
+    int rank_ = kMaxWorldSize;
+  };
+
+  RankSet() = default;
+  RankSet(std::initializer_list<int> ranks) {
+    for (const int rank : ranks) insert(rank);
+  }
+  explicit RankSet(std::span<const int> ranks) {
+    for (const int rank : ranks) insert(rank);
+  }
+  explicit RankSet(const Words& words) : words_(words) {}
+  // Ranks 0 to `size` - 1.
+  static RankSet all(int size);
+
+  // Leaves out what is no rank of any world: a damaged peer may name anything.
+  void insert(int rank) {
+    if (is_rank(rank)) word(rank) |= bit(rank);
+  }
+  bool contains(int rank) const { return is_rank(rank) && (word(rank) & bit(rank)) != 0; }
+  bool empty() const { return *this == RankSet(); }
+  int count() const;
+
+  Iterator begin() const { return {this, 0}; }
+  Iterator end() const { return {this, kMaxWorldSize}; }
+  std::vector<int> list() const { return {begin(), end()}; }
+  const Words& words() const { return words_; }
+
+  RankSet& operator|=(const RankSet& other);
+  RankSet& operator-=(const RankSet& other);
+  friend RankSet operator|(RankSet a, const RankSet& b) { return a |= b; }
+  friend RankSet operator-(RankSet a, const RankSet& b) { return a -= b; }
+  bool operator==(const RankSet&) const = default;
+
+ private:
+  static bool is_rank(int rank) { return rank >= 0 && rank < kMaxWorldSize; }
+  static std::uint64_t bit(int rank) { return std::uint64_t{1} << (rank % kBits); }
+  std::uint64_t& word(int rank) { return words_[static_cast<std::size_t>(rank / kBits)]; }
+  const std::uint64_t& word(int rank) const {
+    return words_[static_cast<std::size_t>(rank / kBits)];
+  }
+  // kMaxWorldSize if there is none.
+  int at_or_after(int rank) const;
+
+  Words words_{};
+};
+
+// "no rank", "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
+std::string describe_ranks(const RankSet& ranks);
+
+// A bit for each rank of one region, of which there are at most kMaxRanks: for words that ranks
+// share and for hot paths.
+using LocalRankMask = std::uint64_t;
+constexpr LocalRankMask local_rank_bit(int rank) {
+  return LocalRankMask{1} << rank;
+}
+
+}  // namespace paceline::shm
