@@ -186,4 +186,9 @@ std::vector<bool> wait_readable(std::span<const int> fds, const base::Deadline& 
   return result;
 }
 
+bool has_news(int fd) {
+  pollfd one{fd, POLLIN, 0};
+  return ::poll(&one, 1, 0) > 0;
+}
+
 }  // namespace paceline::shm

@@ -48,5 +48,7 @@ std::vector<bool> wait_readable(std::span<const int> fds, const base::Deadline& 
 inline bool wait_readable(int fd, const base::Deadline& deadline) {
   return wait_readable(std::span(&fd, 1), deadline).front();
 }
+// Whether something can be read, or the other end is gone.
+bool has_news(int fd);
 
 }  // namespace paceline::shm

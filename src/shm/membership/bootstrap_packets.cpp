@@ -1,0 +1,74 @@
+#include "shm/membership/bootstrap_packets.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+namespace paceline::shm {
+namespace {
+
+constexpr char kWelcome = 'W';
+constexpr char kFailure = 'F';
+
+template <typename T>
+std::string to_bytes(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(T)};
+}
+
+// Of `bytes` from `at` on, which are there.
+template <typename T>
+T read(const std::string& bytes, std::size_t at) {
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+std::string encode(const Hello& hello) {
+  return to_bytes(hello);
+}
+
+std::optional<Hello> decode_hello(const std::string& bytes) {
+  if (bytes.size() != sizeof(Hello)) return std::nullopt;
+  return read<Hello>(bytes, 0);
+}
+
+std::string encode_welcome(const std::vector<pid_t>& pids) {
+  std::string bytes(1, kWelcome);
+  for (const pid_t pid : pids) bytes += to_bytes(pid);
+  return bytes;
+}
+
+std::optional<std::vector<pid_t>> decode_welcome(const std::string& bytes, int size) {
+  const auto count = static_cast<std::size_t>(size);
+  if (bytes.size() != 1 + count * sizeof(pid_t)) return std::nullopt;
+  std::vector<pid_t> pids;
+  for (std::size_t i = 0; i < count; ++i) {
+    pids.push_back(read<pid_t>(bytes, 1 + i * sizeof(pid_t)));
+  }
+  return pids;
+}
+
+std::string encode(const Failure& failure) {
+  std::string bytes(1, kFailure);
+  bytes.append(to_bytes(failure.kind)).append(to_bytes(failure.ranks.words())).append(failure.text);
+  return bytes;
+}
+
+std::optional<Failure> decode_failure(const std::string& bytes) {
+  constexpr std::size_t kRanks = 1 + sizeof(FailureKind);
+  constexpr std::size_t kText = kRanks + sizeof(RankSet::Words);
+  if (bytes.size() < kText || bytes.front() != kFailure) return std::nullopt;
+  return Failure{read<FailureKind>(bytes, 1), RankSet(read<RankSet::Words>(bytes, kRanks)),
+                 bytes.substr(kText)};
+}
+
+Failure lost_on_the_way(int rank, const GlobalRanks& numbers, const std::string& why) {
+  return {
+      FailureKind::peer_lost,
+      {numbers.of(rank)},
+      fmt::format("rank {} was lost while the group was being formed{}", numbers.of(rank), why)};
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shm/membership/failure.h"
+
+namespace paceline::shm {
+
+// What ranks and rank 0 send each other while they form a group. Decoding gives nothing for a
+// malformed packet.
+
+inline constexpr OpContext kConnecting{"connect", 0};
+inline constexpr std::uint32_t kProtocol = 4;
+
+// A rank's first packet; its pipe's read end travels with it.
+struct Hello {
+  std::uint32_t protocol;
+  std::int32_t rank;
+  std::int32_t size;
+  std::uint64_t memory_bytes;
+};
+std::string encode(const Hello& hello);
+std::optional<Hello> decode_hello(const std::string& bytes);
+
+// Rank 0's answer: every rank's process id, by rank; the memory and the watches travel with it.
+std::string encode_welcome(const std::vector<pid_t>& pids);
+std::optional<std::vector<pid_t>> decode_welcome(const std::string& bytes, int size);
+
+// Its other answer.
+std::string encode(const Failure& failure);
+std::optional<Failure> decode_failure(const std::string& bytes);
+
+// The failure if a rank is lost meanwhile.
+Failure lost_on_the_way(int rank, const GlobalRanks& numbers, const std::string& why = "");
+
+}  // namespace paceline::shm

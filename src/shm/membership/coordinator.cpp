@@ -1,0 +1,190 @@
+#include "shm/membership/coordinator.h"
+
+#include <fmt/format.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/pipe.h"
+#include "shm/membership/socket.h"
+#include "shm/memory/mapping.h"
+#include "shm/sync/fault_point.h"
+
+namespace paceline::shm {
+namespace {
+
+base::UniqueFd open_pidfd(pid_t pid) {
+  if (pid <= 0) return {};
+  return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+}  // namespace
+
+Coordinator::Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
+                         const GlobalRanks& numbers)
+    : size_(size),
+      memory_bytes_(memory_bytes),
+      deadline_(deadline),
+      numbers_(numbers),
+      peers_(size),
+      greeted_(size) {
+  greeted_[0] = true;
+}
+
+void Coordinator::add_link(base::UniqueFd socket, std::optional<int> rank) {
+  want_credentials(socket.get());
+  links_.push_back({std::move(socket), rank});
+}
+
+void Coordinator::expect(int rank, pid_t pid) {
+  base::UniqueFd watch = open_pidfd(pid);
+  if (!watch && pid > 0 && errno == ESRCH) ended_ = rank;
+  expected_.push_back({std::move(watch), rank});
+}
+
+Membership Coordinator::run() {
+  std::optional<Failure> failure;
+  if (ended_) failure = lost_on_the_way(*ended_, numbers_);
+  try {
+    while (!failure && std::count(greeted_.begin(), greeted_.end(), false) > 0) {
+      failure = gather_some();
+    }
+    if (!failure) return welcome();
+    if (failure->kind != FailureKind::timeout) admit_latecomers();
+  } catch (const std::exception& error) {
+    tell_all(encode(lost_on_the_way(0, numbers_, fmt::format(": {}", error.what()))), {});
+    throw;
+  }
+  tell_all(encode(*failure), {});
+  throw_failure(*failure, kConnecting);
+}
+
+std::optional<Failure> Coordinator::gather_some() {
+  std::vector<int> fds{listener_.get()};
+  for (const Link& link : links_) fds.push_back(link.socket.get());
+  for (const Link& one : expected_) fds.push_back(greeted_[*one.rank] ? -1 : one.socket.get());
+  const auto ready = wait_readable(fds, deadline_);
+  if (std::find(ready.begin(), ready.end(), true) == ready.end()) return too_late();
+
+  const std::size_t links = links_.size();
+  for (std::size_t i = 0; i < links; ++i) {
+    if (!ready[1 + i]) continue;
+    if (auto failure = receive_hello(links_[i])) return failure;
+  }
+  if (ready[0]) {
+    if (auto socket = accept_from_same_user(listener_.get())) {
+      add_link(std::move(socket), std::nullopt);
+      return std::nullopt;  // what it sent before it ended, if it did, comes first
+    }
+  }
+  for (std::size_t i = 0; i < expected_.size(); ++i) {
+    if (ready[1 + links + i] && !greeted_[*expected_[i].rank] && !ready[0]) {
+      return lost_on_the_way(*expected_[i].rank, numbers_);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> Coordinator::receive_hello(Link& link) {
+  Packet packet = receive_packet(link.socket.get(), sizeof(Hello) + 1);
+  if (packet.closed) {
+    link.socket.reset();
+    return link.rank ? std::optional(gone(*link.rank)) : std::nullopt;
+  }
+  const auto hello = decode_hello(packet.bytes);
+  if (auto failure = check(hello, packet.fds.size(), link.rank)) return failure;
+  link.rank = hello->rank;
+  greeted_[hello->rank] = true;
+  base::UniqueFd pidfd = open_pidfd(packet.pid);
+  peers_[hello->rank] = {pidfd ? std::move(pidfd) : std::move(packet.fds.front()), packet.pid};
+  return std::nullopt;
+}
+
+// `from` is the rank that the link is known to lead to.
+std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello,
+                                          std::size_t descriptors, std::optional<int> from) const {
+  if (!hello || descriptors != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
+      hello->rank >= size_ || greeted_[hello->rank] || from.value_or(hello->rank) != hello->rank) {
+    return Failure{FailureKind::mismatch, from ? RankSet{numbers_.of(*from)} : RankSet(),
+                   "a process that wants to join the group speaks another version of Paceline, or "
+                   "two ranks have the same number"};
+  }
+  if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
+    return Failure{FailureKind::mismatch,
+                   {numbers_.of(hello->rank)},
+                   fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
+                               "rank {} one of {} ranks with {} bytes",
+                               numbers_.of(0), size_, memory_bytes_, numbers_.of(hello->rank),
+                               hello->size, hello->memory_bytes)};
+  }
+  return std::nullopt;
+}
+
+// Those that are on their way are to find somebody who tells them.
+void Coordinator::admit_latecomers() {
+  const auto deadline = base::Deadline::after(kVerdict);
+  const auto alive = [](const Link& one) { return one.socket && !has_news(one.socket.get()); };
+  const auto open = [](const Link& one) { return static_cast<bool>(one.socket); };
+  while (listener_ &&
+         std::ranges::count_if(expected_, alive) > std::ranges::count_if(links_, open)) {
+    if (!wait_readable(listener_.get(), deadline)) return;
+    if (auto socket = accept_from_same_user(listener_.get())) {
+      add_link(std::move(socket), std::nullopt);
+    }
+  }
+}
+
+// What it means that a rank closed its link.
+Failure Coordinator::gone(int rank) const {
+  if (!greeted_[rank]) return lost_on_the_way(rank, numbers_);
+  // A process closes its files before it counts as ended.
+  const int watch = peers_[rank].watch.get();
+  if (wait_readable(watch, base::Deadline::after(kVerdict))) return lost_on_the_way(rank, numbers_);
+  return missing(fmt::format("before rank {} gave up waiting", numbers_.of(rank)));
+}
+
+Failure Coordinator::too_late() const {
+  return missing(fmt::format("within the timeout of {} s", deadline_.budget().count() / 1000.0));
+}
+
+Failure Coordinator::missing(const std::string& when) const {
+  RankSet ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!greeted_[rank]) ranks.insert(numbers_.of(rank));
+  }
+  return {FailureKind::timeout, ranks,
+          fmt::format("{} did not join the group {}", describe_ranks(ranks), when)};
+}
+
+void Coordinator::tell_all(const std::string& bytes, const std::vector<int>& fds) {
+  fault_point();
+  for (const Link& link : links_) {
+    // One that is gone now is found out by whoever waits for it next.
+    if (link.socket) send_packet(link.socket.get(), bytes, fds, deadline_);
+  }
+}
+
+Membership Coordinator::welcome() {
+  Membership result;
+  base::Pipe own = base::make_pipe();
+  base::UniqueFd pidfd = open_pidfd(::getpid());
+  peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read_end), ::getpid()};
+  result.own_liveness = std::move(own.write_end);
+  result.memory = Mapping::create_memory(memory_bytes_);
+
+  std::vector<pid_t> pids;
+  std::vector<int> fds{result.memory.get()};
+  for (const Peer& peer : peers_) {
+    pids.push_back(peer.pid);
+    fds.push_back(peer.watch.get());
+  }
+  tell_all(encode_welcome(pids), fds);
+  peers_[0].watch.reset();
+  result.peers = std::move(peers_);
+  return result;
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "shm/membership/bootstrap.h"
+#include "shm/membership/bootstrap_packets.h"
+#include "shm/membership/failure.h"
+
+namespace paceline::shm {
+
+// Rank 0's side of forming a group. Sockets may be known to lead to a rank from the start
+// (inherited) or only once their hello has come (accepted).
+class Coordinator {
+ public:
+  Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
+              const GlobalRanks& numbers);
+
+  void add_link(base::UniqueFd socket, std::optional<int> rank);
+  void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
+  // Watches a rank that has not connected yet.
+  void expect(int rank, pid_t pid);
+
+  Membership run();
+
+ private:
+  struct Link {
+    base::UniqueFd socket;
+    std::optional<int> rank;
+  };
+
+  std::optional<Failure> gather_some();
+  std::optional<Failure> receive_hello(Link& link);
+  std::optional<Failure> check(const std::optional<Hello>& hello, std::size_t descriptors,
+                               std::optional<int> from) const;
+  void admit_latecomers();
+  Failure gone(int rank) const;
+  Failure too_late() const;
+  Failure missing(const std::string& when) const;
+  void tell_all(const std::string& bytes, const std::vector<int>& fds);
+  Membership welcome();
+
+  int size_;
+  std::size_t memory_bytes_;
+  base::Deadline deadline_;
+  const GlobalRanks& numbers_;
+  base::UniqueFd listener_;
+  std::vector<Link> links_;
+  std::vector<Link> expected_;
+  std::optional<int> ended_;  // of those expected: one of which nothing is left to watch
+  std::vector<Peer> peers_;
+  std::vector<bool> greeted_;
+};
+
+}  // namespace paceline::shm

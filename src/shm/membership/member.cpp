@@ -1,0 +1,62 @@
+#include "shm/membership/member.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "base/pipe.h"
+#include "shm/membership/bootstrap_packets.h"
+#include "shm/membership/socket.h"
+#include "shm/sync/fault_point.h"
+
+namespace paceline::shm {
+namespace {
+
+// Waits for rank 0's answer; throws if there is none, or a failure.
+Packet receive_answer(int link, const base::Deadline& deadline, const GlobalRanks& numbers) {
+  if (!wait_readable(link, base::Deadline::after(deadline.remaining() + kVerdict))) {
+    throw_failure({FailureKind::timeout,
+                   {numbers.of(0)},
+                   fmt::format("rank {} did not form the group within the timeout of {} s",
+                               numbers.of(0), deadline.budget().count() / 1000.0)},
+                  kConnecting);
+  }
+  Packet packet = receive_packet(link, 2 * FailureRecord::kMaxText);
+  if (packet.closed) throw_failure(lost_on_the_way(0, numbers), kConnecting);
+  if (const auto failure = decode_failure(packet.bytes)) throw_failure(*failure, kConnecting);
+  return packet;
+}
+
+}  // namespace
+
+Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t memory_bytes,
+                          const base::Deadline& deadline, const GlobalRanks& numbers) {
+  base::Pipe own = base::make_pipe();
+  const std::array<int, 1> mine{own.read_end.get()};
+  fault_point();
+  // If rank 0 is gone, there will be no answer.
+  send_packet(link.get(), encode(Hello{kProtocol, rank, size, memory_bytes}), mine, deadline);
+  own.read_end.reset();
+
+  Packet packet = receive_answer(link.get(), deadline, numbers);
+  const auto pids = decode_welcome(packet.bytes, size);
+  if (!pids || packet.fds.size() != 1 + pids->size()) {
+    throw_failure({FailureKind::mismatch,
+                   {numbers.of(0)},
+                   fmt::format("rank {} speaks another version of Paceline", numbers.of(0))},
+                  kConnecting);
+  }
+  Membership result;
+  result.memory = std::move(packet.fds.front());
+  result.own_liveness = std::move(own.write_end);
+  for (std::size_t i = 0; i < pids->size(); ++i) {
+    Peer peer;
+    if (static_cast<int>(i) != rank) peer.watch = std::move(packet.fds[1 + i]);
+    peer.pid = (*pids)[i];
+    result.peers.push_back(std::move(peer));
+  }
+  return result;
+}
+
+}  // namespace paceline::shm
