@@ -46,7 +46,8 @@ void check_timeout(std::chrono::milliseconds timeout) {
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distributed::Plan& plan,
                                         int attempt,
                                         std::shared_ptr<const shm::Membership> processes) {
-  auto meeting = distributed::rendezvous(plan, options, base::environment(), attempt);
+  auto meeting =
+      distributed::rendezvous(plan, options, base::environment(), attempt, processes.get());
 
   auto world = std::make_unique<ActiveWorld>();
   world->store = meeting.store;

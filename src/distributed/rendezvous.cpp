@@ -17,13 +17,16 @@
 #include <charconv>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <tuple>
 
 #include "base/deadline.h"
 #include "base/errno_error.h"
 #include "distributed/store_calls.h"
+#include "distributed/store_exchange.h"
 #include "distributed/translate.h"
 #include "shm/membership/rank_set.h"
 
@@ -111,7 +114,6 @@ void check_alone(const base::Environment& environment) {
 }
 
 void read_environment(const base::Environment& environment, bool first, Plan& plan) {
-  plan.launched = plan.rank == environment.rank && plan.size == environment.world_size;
   if (plan.size == 1) return;  // alone: nobody to meet
   if (environment.store_fd) {
     plan.means = Plan::Means::inherited;
@@ -175,7 +177,15 @@ base::UniqueFd listen_at(const std::string& host, int port) {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-StorePtr open_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
+// Rank 0's stores, for as long as the process lives: a rank that is faster to the next world would
+// connect to the server of the last one just before it ends. A forked child has none of them.
+StorePtr& served_store(const Plan& plan) {
+  using Key = std::tuple<pid_t, std::string, int>;
+  static auto* const stores = new std::map<Key, StorePtr>;
+  return (*stores)[Key(::getpid(), plan.host, plan.port)];
+}
+
+StorePtr connect_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(plan.port);
   options.isServer = plan.serve;
@@ -185,6 +195,15 @@ StorePtr open_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
   // lost is better than one that is closed twice.
   if (plan.serve) options.masterListenFd = listen_at(plan.host, plan.port).release();
   return c10::make_intrusive<c10d::TCPStore>(plan.host, options);
+}
+
+StorePtr open_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
+  if (!plan.serve) return connect_tcp(plan, timeout);
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  StorePtr& store = served_store(plan);
+  if (!store) store = connect_tcp(plan, timeout);
+  return store;
 }
 
 // Whether the descriptor holds what c10d::FileStore writes: keys and values in turn, each after its
@@ -289,6 +308,16 @@ std::string place_of(const Plan& plan) {
   return "the rendezvous at file://" + plan.path;
 }
 
+// Without rank 0, the others connect in vain. While it is there, the store tells who is lost.
+void check_server(const shm::Membership& processes) {
+  if (!processes.peers[0].ended()) return;
+  shm::RankSet ended;
+  for (std::size_t rank = 0; rank < processes.peers.size(); ++rank) {
+    if (processes.peers[rank].ended()) ended.insert(static_cast<int>(rank));
+  }
+  throw_lost(ended);
+}
+
 void take_links(const base::Environment& environment, Rendezvous& result) {
   const std::size_t expected = result.rank == 0 ? static_cast<std::size_t>(result.size) - 1 : 1;
   if (environment.links.size() != expected) {
@@ -337,6 +366,7 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
     throw UsageError(fmt::format("rank {} of a world of {}: ranks run from 0 to {}", plan.rank,
                                  plan.size, plan.size - 1));
   }
+  plan.launched = plan.rank == environment.rank && plan.size == environment.world_size;
   if (options.store) return plan;
   if (url.scheme == "env") {
     read_environment(environment, first, plan);
@@ -359,7 +389,8 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
 }
 
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
-                      const base::Environment& environment, int attempt) {
+                      const base::Environment& environment, int attempt,
+                      const shm::Membership* processes) {
   Rendezvous result{plan.rank, plan.size, nullptr, {}, ""};
   // Each attempt and each world of a process has keys of its own in a store that outlives it.
   const std::string prefix =
@@ -376,9 +407,13 @@ Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
         server_of(plan), "connect", 0);
   };
   try {
-    const auto opened =
-        call_store(deadline, [=, given = options.store, timeout = options.timeout](const auto&) {
+    const auto opened = call_store(
+        deadline,
+        [=, given = options.store, timeout = options.timeout](const auto&) {
           return open_store(plan, given, timeout, prefix, deadline);
+        },
+        [&] {
+          if (processes != nullptr && !server_of(plan).empty()) check_server(*processes);
         });
     if (!opened) throw too_late();
     result.store = *opened;

@@ -9,6 +9,7 @@
 
 #include "base/environment.h"
 #include "base/unique_fd.h"
+#include "shm/membership/bootstrap.h"
 
 namespace paceline::distributed {
 
@@ -41,8 +42,10 @@ struct Plan {
 Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first);
 
 // Carries it out, within the options' timeout. Each process numbers its attempts alike, from 0.
-// Throws Timeout if the store cannot be used in time.
+// Throws Timeout if the store cannot be used in time; PeerLost if rank 0 was to serve it and has
+// ended, of `processes`, the ranks' where they are known.
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
-                      const base::Environment& environment, int attempt);
+                      const base::Environment& environment, int attempt,
+                      const shm::Membership* processes);
 
 }  // namespace paceline::distributed

@@ -11,7 +11,6 @@
 #include <iterator>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -32,6 +31,31 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{20};
 
+// How long rank 0 stays, at most, for the others to hear a verdict: they may have yet to connect to
+// the store, which tries again after a second or so.
+constexpr std::chrono::seconds kFarewell{5};
+
+// Why ranks do not meet, by group rank.
+struct Verdict {
+  std::vector<int> lost;     // their processes ended before they came
+  std::vector<int> missing;  // at the deadline
+
+  bool empty() const { return lost.empty() && missing.empty(); }
+  std::string encode() const {
+    return fmt::format("{} {}", lost.empty() ? "missing" : "lost",
+                       fmt::join(lost.empty() ? missing : lost, " "));
+  }
+  static Verdict decode(const std::string& text) {
+    Verdict verdict;
+    std::istringstream stream(text);
+    std::string kind;
+    stream >> kind;
+    auto& ranks = kind == "lost" ? verdict.lost : verdict.missing;
+    for (int rank = 0; stream >> rank;) ranks.push_back(rank);
+    return verdict;
+  }
+};
+
 // One all-gather, for a thread of its own: so it owns what it needs.
 class Gathering {
  public:
@@ -45,39 +69,23 @@ class Gathering {
 
   struct Answer {
     std::vector<std::string> blobs;
-    std::vector<int> missing;
-    std::optional<int> lost;  // a rank whose process ended before it came
+    Verdict verdict;
   };
 
   Answer operator()(const std::atomic<bool>& cancelled) const {
-    const auto keys = keys_of("rank", every_rank());
-    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
-    Answer answer;
-    const bool all_came = translate("waiting for the other ranks", [&] {
-      const bool all_announced = wait_for(keys, [&] {
-        if (cancelled || deadline_.expired() || store_->check({kMissing})) return true;
-        answer.lost = find_lost();
-        return answer.lost.has_value();
-      });
-      // The last to come may come after the others have given up.
-      return all_announced && !store_->check({kMissing});
-    });
-    if (answer.lost) return answer;
-    if (!all_came) {
-      // check_peers knows more, and has thrown.
-      if (cancelled && !deadline_.expired()) return answer;
-      answer.missing = translate("asking the store who has come", [&] { return find_missing(); });
+    try {
+      return gather(cancelled);
+    } catch (const std::exception&) {
+      // The store may have ended with the rank that serves it.
+      auto lost = await_ended();
+      if (lost.empty()) throw;
+      return {{}, {std::move(lost), {}}};
     }
-    if (!answer.missing.empty()) return answer;
-    translate("reading the other ranks' addresses from the store", [&] {
-      for (const auto& one : keys) answer.blobs.push_back(store_->get_to_str(one));
-    });
-    return answer;
   }
 
  private:
-  // Who is missing, once a rank has given up.
-  static constexpr const char* kMissing = "missing";
+  // Once a rank has given up.
+  static constexpr const char* kVerdictKey = "verdict";
   static std::string key(const char* what, int rank) { return fmt::format("{}{}", what, rank); }
   static std::vector<std::string> keys_of(const char* what, const std::vector<int>& ranks) {
     std::vector<std::string> keys;
@@ -88,6 +96,33 @@ class Gathering {
     std::vector<int> ranks(static_cast<std::size_t>(size_));
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
+  }
+
+  Answer gather(const std::atomic<bool>& cancelled) const {
+    const auto keys = keys_of("rank", every_rank());
+    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
+    Verdict verdict;
+    const bool all_came = translate("waiting for the other ranks", [&] {
+      const bool all_announced = wait_for(keys, [&] {
+        if (cancelled || deadline_.expired() || store_->check({kVerdictKey})) return true;
+        verdict.lost = find_lost();
+        return !verdict.lost.empty();
+      });
+      // The last to come may come after the others have given up.
+      return all_announced && !store_->check({kVerdictKey});
+    });
+    if (!all_came) {
+      // check_peers knows more, and has thrown.
+      if (cancelled && !deadline_.expired()) return {};
+      verdict =
+          translate("asking the store who has come", [&] { return settle(std::move(verdict)); });
+    }
+    if (!verdict.empty()) return {{}, std::move(verdict)};
+    return translate("reading the other ranks' addresses from the store", [&] {
+      Answer answer;
+      for (const auto& one : keys) answer.blobs.push_back(store_->get_to_str(one));
+      return answer;
+    });
   }
 
   // False if it is time to give up before all keys are there.
@@ -101,36 +136,58 @@ class Gathering {
     return true;
   }
 
-  std::optional<int> find_lost() const {
-    for (int rank = 0; processes_ && rank < size_; ++rank) {
-      const auto& process = processes_->peers[static_cast<std::size_t>(rank)];
-      if (process.ended() && !store_->check({key("rank", rank)})) return rank;
+  bool has_ended(int rank) const {
+    return processes_ && processes_->peers[static_cast<std::size_t>(rank)].ended();
+  }
+  std::vector<int> find_lost() const {
+    std::vector<int> lost;
+    for (const int rank : every_rank()) {
+      if (has_ended(rank) && !store_->check({key("rank", rank)})) lost.push_back(rank);
     }
-    return std::nullopt;
+    return lost;
+  }
+  // The ranks that have ended; a process closes its files before it counts as that.
+  std::vector<int> await_ended() const {
+    std::vector<int> ended;
+    const auto soon = base::Deadline::after(shm::kVerdict);
+    while (processes_ && ended.empty() && !soon.expired()) {
+      for (const int rank : every_rank()) {
+        if (has_ended(rank)) ended.push_back(rank);
+      }
+      if (ended.empty()) std::this_thread::sleep_for(kFirstPause);
+    }
+    return ended;
   }
 
-  // The first rank that gives up decides for all, which may have begun to wait later.
-  std::vector<int> find_missing() const {
-    std::vector<int> missing;
-    std::vector<int> waiting;
-    if (store_->check({kMissing})) {
-      std::istringstream ranks(store_->get_to_str(kMissing));
-      for (int rank = 0; ranks >> rank;) missing.push_back(rank);
+  // The first rank that gives up decides for all, which may have begun to wait later. Empty if all
+  // came at the last moment.
+  Verdict settle(Verdict own) const {
+    if (store_->check({kVerdictKey})) {
+      own = Verdict::decode(store_->get_to_str(kVerdictKey));
     } else {
       for (const int rank : every_rank()) {
-        if (!store_->check({key("rank", rank)})) missing.push_back(rank);
+        if (own.lost.empty() && !store_->check({key("rank", rank)})) own.missing.push_back(rank);
       }
-      if (missing.empty()) return {};  // they all came at the last moment
-      store_->set(kMissing, fmt::format("{}", fmt::join(missing, " ")));
+      if (own.empty()) return own;
+      store_->set(kVerdictKey, own.encode());
     }
+    part(own.missing);
+    return own;
+  }
+
+  // Rank 0 may serve the store, and the others look into it until they have heard: all but those
+  // that are missing or have ended.
+  void part(const std::vector<int>& missing) const {
     store_->set(key("heard", rank_), "");
-    // Rank 0 may serve the store, and the others look into it until they have heard.
-    if (rank_ == 0) {
-      std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
-      const auto soon = base::Deadline::after(shm::kVerdict);
-      static_cast<void>(wait_for(keys_of("heard", waiting), [&] { return soon.expired(); }));
+    if (rank_ != 0) return;
+    std::vector<int> waiting;
+    std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
+    const auto soon = base::Deadline::after(
+        std::min<std::chrono::milliseconds>(kFarewell, deadline_.remaining() + shm::kVerdict));
+    for (const int rank : waiting) {
+      static_cast<void>(
+          wait_for({key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); }));
     }
-    return missing;
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -146,24 +203,26 @@ class Gathering {
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
-  if (answer && answer->missing.empty() && !answer->lost) return std::move(answer->blobs);
+  if (answer && answer->verdict.empty()) return std::move(answer->blobs);
   const shm::GlobalRanks numbers(request_.world_ranks);
-  if (answer && answer->lost) {
-    throw PeerLost(fmt::format("rank {} was lost (its process ended) and did not come to the "
-                               "rendezvous again",
-                               numbers.of(*answer->lost)),
-                   {numbers.of(*answer->lost)}, "connect", 0);
+  if (answer && !answer->verdict.lost.empty()) {
+    throw_lost(numbers.of(shm::RankSet(answer->verdict.lost)));
   }
-  std::vector<int> missing;
-  if (answer) {
-    for (const int rank : answer->missing) missing.push_back(numbers.of(rank));
-  }
-  throw Timeout(fmt::format("{} within the timeout of {} s; this is rank {} of {}",
-                            answer ? shm::describe_ranks(shm::RankSet(missing)) +
-                                         " did not come to the rendezvous"
-                                   : describe_store(*request_.store) + " did not answer",
-                            deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
-                missing, "connect", 0);
+  const auto missing = answer ? numbers.of(shm::RankSet(answer->verdict.missing)) : shm::RankSet();
+  throw Timeout(
+      fmt::format("{} within the timeout of {} s; this is rank {} of {}",
+                  answer ? shm::describe_ranks(missing) + " did not come to the rendezvous"
+                         : describe_store(*request_.store) + " did not answer",
+                  deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
+      missing.list(), "connect", 0);
+}
+
+void throw_lost(const shm::RankSet& ranks) {
+  const bool one = ranks.count() == 1;
+  throw PeerLost(fmt::format("{} {} lost ({} ended) and did not come to the rendezvous again",
+                             shm::describe_ranks(ranks), one ? "was" : "were",
+                             one ? "its process" : "their processes"),
+                 ranks.list(), "connect", 0);
 }
 
 }  // namespace paceline::distributed

@@ -6,6 +6,7 @@
 #include "base/deadline.h"
 #include "distributed/backend.h"
 #include "shm/membership/exchange.h"
+#include "shm/membership/rank_set.h"
 
 namespace paceline::distributed {
 
@@ -23,5 +24,8 @@ class StoreExchange final : public shm::Exchange {
  private:
   const BackendRequest& request_;
 };
+
+// Throws PeerLost: `ranks` of the world, whose processes ended, did not come.
+[[noreturn]] void throw_lost(const shm::RankSet& ranks);
 
 }  // namespace paceline::distributed

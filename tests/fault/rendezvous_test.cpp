@@ -327,6 +327,57 @@ TEST_F(Rendezvous, RankThatEndedBetweenTwoWorldsIsNamed) {
   }
 }
 
+// Ranks that are faster to the next world than rank 0 is in leaving the last one.
+TEST_F(Rendezvous, WorldsFollowEachOtherAtOneAddress) {
+  for (const auto& backend : test::backends()) {
+    const std::string tcp = Port().method();
+    const auto ends =
+        test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) -> std::string {
+          for (int world = 0; world < 20; ++world) {
+            const auto text = failure_to_join({.backend = backend,
+                                               .init_method = tcp,
+                                               .timeout = 2 * kLate,
+                                               .world_size = 3,
+                                               .rank = rank});
+            if (text != "joined") return text;
+          }
+          return "joined";
+        });
+    for (const auto& end : ends) EXPECT_EQ(end.report, "joined") << backend;
+  }
+}
+
+// Rank 0 serves the store, in which the others look for why it leaves.
+TEST_F(Rendezvous, RankThatEndedBetweenTwoWorldsIsNamedWhereRankZeroServes) {
+  constexpr int kSize = 4;
+  for (const bool by_url : {false, true}) {
+    const std::string port = Port().number();
+    const InitOptions options{.init_method = by_url ? "tcp://127.0.0.1:" + port : "env://",
+                              .timeout = 2 * kLate};
+    const auto ends =
+        test::run_process_ranks(kSize, [&](int rank, shm::BootstrapSockets) -> std::string {
+          for (const auto& [name, value] :
+               std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                                  {"WORLD_SIZE", std::to_string(kSize)},
+                                                  {"MASTER_ADDR", "127.0.0.1"},
+                                                  {"MASTER_PORT", port}}) {
+            ::setenv(name.c_str(), value.c_str(), 1);
+          }
+          {
+            const World world = init_process_group(options);
+            barrier();
+          }
+          return rank == 2 ? "ended" : failure_to_join(options);
+        });
+    for (const std::size_t rank : {0, 1, 3}) {
+      EXPECT_EQ(ends[rank].report,
+                "PeerError(2): rank 2 was lost (its process ended) and did not come to the "
+                "rendezvous again")
+          << "rank " << rank << (by_url ? " by tcp://" : " by MASTER_ADDR");
+    }
+  }
+}
+
 using Variables = std::map<std::string, std::string>;
 
 std::string plan_of(const Variables& variables, const InitOptions& options = {},
