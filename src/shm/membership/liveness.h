@@ -1,7 +1,10 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "shm/membership/bootstrap.h"
 #include "shm/memory/region_memory.h"
@@ -35,10 +38,17 @@ class Liveness {
     return membership_->peers[static_cast<std::size_t>(rank)];
   }
   bool has_closed(int peer) const;
+  bool looks_closed(int peer) const;
+
+  struct Look {
+    std::atomic<std::uint32_t> number = 0;
+    std::atomic<bool> closed = false;
+  };
 
   RegionMemory& memory_;
   std::shared_ptr<const Membership> membership_;
   int rank_;
+  mutable std::vector<Look> looks_;  // by peer
 };
 
 }  // namespace paceline::shm

@@ -24,7 +24,8 @@ class Mapping {
 
   // Marks the memory as open in this process, under a number of its own. The mark is a lock on that
   // byte of the file, which ends with the process and when it executes another program, and which
-  // forked children do not have. False if the system knows no such locks.
+  // forked children do not have. False if the system knows no such locks. It is a POSIX record
+  // lock: closing any other descriptor of this memfd in this process would drop it.
   bool mark_open(int number);
   // Whether another process has it open under this number; true if that cannot be found out.
   bool is_open_elsewhere(int number) const;
