@@ -43,17 +43,34 @@ std::span<const Kernels> kernel_variants() {
 #endif
 }
 
+namespace {
+
+const Kernels& fastest() {
+  static const Kernels& kernels = kernel_variants().back();
+  return kernels;
+}
+
+}  // namespace
+
 void reduce(DataType type, ReduceOp op, std::span<const void* const> sources,
             std::span<void* const> destinations, std::size_t count) {
-  static const ReduceFunction fastest = kernel_variants().back().reduce;
-  fastest(type, op, sources, destinations, count);
+  fastest().reduce(type, op, sources, destinations, count);
 }
 
 void reduce_weighted(DataType type, std::span<const void* const> sources,
                      std::span<const double> weights, std::span<void* const> destinations,
                      std::size_t count) {
-  static const ReduceWeightedFunction fastest = kernel_variants().back().reduce_weighted;
-  fastest(type, sources, weights, destinations, count);
+  fastest().reduce_weighted(type, sources, weights, destinations, count);
+}
+
+void accumulate(DataType type, ReduceOp op, std::span<const void* const> sources,
+                std::span<const double> weights, void* sums, std::size_t count) {
+  fastest().accumulate(type, op, sources, weights, sums, count);
+}
+
+void complete(DataType type, ReduceOp op, std::span<const void* const> sums, std::size_t divisor,
+              std::span<void* const> destinations, std::size_t count) {
+  fastest().complete(type, op, sums, divisor, destinations, count);
 }
 
 }  // namespace paceline::shm

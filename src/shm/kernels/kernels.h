@@ -37,11 +37,30 @@ void reduce_weighted(DataType type, std::span<const void* const> sources,
                      std::span<const double> weights, std::span<void* const> destinations,
                      std::size_t count);
 
+// The two halves of reduce, for sums that are joined with others before they are completed. Bit for
+// bit, accumulate and then complete of its one partial sum is reduce, with sources.size() as
+// divisor, or reduce_weighted.
+//
+// Writes the reduction of all sources to `sums`: `count` elements of accumulation_type(type), in
+// the order of the sources' elements and with no NaN but the canonical one. avg adds up. `weights`
+// are those of reduce_weighted, or none; with them `op` must be sum.
+void accumulate(DataType type, ReduceOp op, std::span<const void* const> sources,
+                std::span<const double> weights, void* sums, std::size_t count);
+// Combines one to kMaxSources partial sums of accumulation_type(type) in the order of `sums`, for
+// avg divides by `divisor`, at least 1, and writes the result as elements of `type` to every
+// destination.
+void complete(DataType type, ReduceOp op, std::span<const void* const> sums, std::size_t divisor,
+              std::span<void* const> destinations, std::size_t count);
+
 using ReduceFunction = decltype(&reduce);
 using ReduceWeightedFunction = decltype(&reduce_weighted);
+using AccumulateFunction = decltype(&accumulate);
+using CompleteFunction = decltype(&complete);
 struct Kernels {
   ReduceFunction reduce;
   ReduceWeightedFunction reduce_weighted;
+  AccumulateFunction accumulate;
+  CompleteFunction complete;
 };
 
 // One entry per instruction set this processor can run, slowest first. For tests.

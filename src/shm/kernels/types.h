@@ -47,6 +47,12 @@ constexpr bool is_reducible(DataType type, ReduceOp op) {
   return false;
 }
 
+// The type in which reductions of `type` accumulate.
+constexpr DataType accumulation_type(DataType type) {
+  const bool half = type == DataType::float16 || type == DataType::bfloat16;
+  return half ? DataType::float32 : type;
+}
+
 std::size_t element_size(DataType type);
 const char* name(DataType type);
 const char* name(ReduceOp op);
