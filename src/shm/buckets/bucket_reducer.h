@@ -3,14 +3,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "shm/buckets/step_summary.h"
-#include "shm/collectives/group.h"
+#include "shm/buckets/control_blocks.h"
+#include "shm/buckets/step_agreement.h"
+#include "shm/wait_context.h"
 
 namespace paceline::shm {
 
@@ -24,13 +24,8 @@ namespace paceline::shm {
 // Used by one thread at a time, which need not be the one that uses the group.
 class BucketReducer {
  public:
-  struct Bucket {
-    std::size_t count;
-    DataType type;
-    ReduceOp op;
-  };
-  // Names what is in a bucket, for messages: "fc.weight and fc.bias".
-  using Describe = std::function<std::string(std::size_t bucket)>;
+  using Bucket = shm::Bucket;
+  using Describe = DescribeBucket;
 
   // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
   // long as the group does at this time.
@@ -53,7 +48,7 @@ class BucketReducer {
   // of weight 0 has in its buckets is not even read. `frozen` belongs to `summary`.
   void begin_step(const StepSummary& summary, double weight = 1, FrozenFlags frozen = {});
   bool in_step() const { return in_step_; }
-  std::uint32_t steps() const { return step_; }
+  std::uint32_t steps() const { return blocks_.step(); }
 
   // Makes `memory` the bucket in this step, in place of data(b). Until the step is finished or
   // given up it has to be kept, and is not to be touched after publish. False, and nothing
@@ -75,7 +70,9 @@ class BucketReducer {
   // part was done.
   void finish();
   // Whether all ranks have reduced their slices in this step, or the one finished last.
-  bool is_reduced(std::size_t bucket) const;
+  bool is_reduced(std::size_t bucket) const {
+    return blocks_.reached_by_all(bucket, &BucketWords::reduced);
+  }
   // A time in which finish was blocked.
   struct Wait {
     int bucket;  // -1: of several
@@ -86,10 +83,10 @@ class BucketReducer {
   // Those of the step that was finished last.
   const std::vector<Wait>& waits() const { return waits_; }
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
-  double share() const;
+  double share() const { return agreement_.share(); }
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.
-  bool modified_apart() const { return modified_apart_; }
+  bool modified_apart() const { return agreement_.modified_apart(); }
 
   // Gives up a step that will not be finished, and waits until no peer touches this rank's buckets
   // any more: until every rank has given it up. If one finished it, the ranks differ from here on,
@@ -101,75 +98,23 @@ class BucketReducer {
   [[noreturn]] void fail(const std::string& text, FailureKind kind = FailureKind::mismatch);
 
  private:
-  class BucketWait;
-  class AbandonWait;
-  // What a rank lets the others know; in its arena.
-  struct alignas(kCacheLine) Progress {
-    Word abandoned;  // the last step given up, or the one before the current
-    Word finished;   // the last step finished
-    Word last;       // the bucket published last
-    Word gone;       // 1 if the reducer was destroyed in the step given up
-    std::atomic<double> weight;
-    // StepSummary's.
-    Word forwards;
-    Word local_forwards;
-    Word frozen;
-    Word modifications;
-    Word joined;
-  };
-  static_assert(sizeof(Progress) == kCacheLine);
-  struct alignas(kCacheLine) BucketWords {
-    Word published;
-    Word reduced;
-    Word skipped;                       // the last step in which it was
-    std::atomic<std::uint64_t> offset;  // where the bucket lies in the step that was published
-  };
-  static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&
-                std::atomic<std::uint64_t>::is_always_lock_free);
+  using BucketWords = ControlBlocks::BucketWords;
 
-  [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
-  RankSet those_apart(std::span<const std::string> said) const;
-  void exchange_control_blocks(Group& group);
-  std::size_t control_bytes() const;
-  std::size_t bytes_of(std::size_t bucket) const;
   void place(std::size_t bucket, void* memory);
-  void* find(int rank, std::size_t bucket);
   void await_all(std::size_t bucket, Word BucketWords::*word);
-  BucketWords& words(int rank, std::size_t bucket) const;
-  Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
-  std::uint8_t* frozen_flags(int rank) const;
-  StepSummary summary_of(int rank) const;
-  bool has_begun(int rank) const;
-  bool published_by_all(std::size_t bucket) const;
   void reduce_slice(std::size_t bucket);
-  void check_beginnings();
-  void check_frozen(std::span<const FrozenFlags> flags) const;
-  void read_weights();
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
-  void check_not_finished(int peer) const;
-  void check_not_skipped(int peer, std::size_t bucket) const;
-  std::string buckets_of(int rank) const;
-  void retire_all();
-  std::string name_of(int rank) const;
-  std::string position() const;
 
   std::shared_ptr<Region> region_;
-  std::vector<Bucket> buckets_;
-  Describe describe_;
-  std::vector<std::string> parameters_;
+  ControlBlocks blocks_;
+  StepAgreement agreement_;
   std::vector<std::shared_ptr<std::byte>> data_;
-  std::vector<void*> places_;  // by bucket: where it is in this step
-  std::byte* control_ = nullptr;
-  std::vector<Progress*> progress_;   // by rank
+  std::vector<void*> places_;         // by bucket: where it is in this step
   std::vector<std::size_t> pending_;  // published here, slice not reduced yet
   std::vector<bool> skipped_;         // by bucket, in this step
-  std::uint32_t step_;
-  CallDeadline deadline_;  // of the current call
+  CallDeadline deadline_;             // of the current call
   std::vector<Wait> waits_;
   bool in_step_ = false;
-  bool beginnings_checked_ = false;
-  bool modified_apart_ = false;
-  std::vector<double> weights_;  // by rank, 1 in all; empty if all ranks weigh the same
 };
 
 }  // namespace paceline::shm

@@ -1,0 +1,160 @@
+#include "shm/buckets/control_blocks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace paceline::shm {
+
+ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, DescribeBucket describe,
+                             std::uint32_t steps, std::vector<std::string> parameters)
+    : region_(group.region()),
+      buckets_(buckets.begin(), buckets.end()),
+      describe_(std::move(describe)),
+      parameters_(std::move(parameters)),
+      step_(steps) {
+  own_ = static_cast<std::byte*>(region_->allocate_or_throw(bytes()));
+  std::memset(own_, 0, bytes());
+  // Peers see them from the exchange on. Zero would seem to lie ahead of late steps.
+  auto* const own = reinterpret_cast<Progress*>(own_);
+  own->abandoned = own->finished = step_;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    auto& bucket = reinterpret_cast<BucketWords*>(own + 1)[b];
+    bucket.published = bucket.reduced = bucket.skipped = step_;
+  }
+  exchange(group);
+}
+
+// A peer may have yet to read the words of a step that is finished here, so the control block is
+// never reused, small as it is.
+ControlBlocks::~ControlBlocks() {
+  region_->memory().retire(own_);
+}
+
+void ControlBlocks::exchange(Group& group) {
+  struct Row {
+    std::uint64_t control;
+    std::uint64_t buckets;
+    std::uint64_t bytes;  // of all of them
+  };
+  constexpr std::size_t kWords = sizeof(Row) / sizeof(std::uint64_t);
+  Row mine{*region_->memory().shared_offset(own_, 0), buckets_.size(), 0};
+  for (std::size_t b = 0; b < buckets_.size(); ++b) mine.bytes += bytes_of(b);
+  std::vector<Row> rows(static_cast<std::size_t>(region_->size()));
+  std::vector<Output> outputs;
+  for (Row& row : rows) outputs.push_back({&row, kWords});
+  group.all_gather({&mine, kWords}, outputs, DataType::int64);
+
+  std::vector<std::string> plans;
+  for (const Row& row : rows) {
+    plans.push_back(fmt::format("{} buckets of {} bytes in all", row.buckets, row.bytes));
+  }
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const Row& row = rows[static_cast<std::size_t>(rank)];
+    const std::string& plan = plans[static_cast<std::size_t>(rank)];
+    if (plan != plans[0]) {
+      fail(those_apart(plans),
+           fmt::format("gradients lie in {} on {}, and in {} on {}: DistributedDataParallel needs "
+                       "the same options on every rank",
+                       plans[0], name_of(0), plan, name_of(rank)));
+    }
+    std::byte* const found = region_->memory().resolve(rank, row.control, bytes());
+    if (found == nullptr || row.control % kCacheLine != 0) {
+      fail({rank}, name_of(rank) + " published memory that is not its own");
+    }
+    progress_.push_back(reinterpret_cast<Progress*>(found));
+  }
+}
+
+// Progress, words of each bucket, frozen flags.
+std::size_t ControlBlocks::bytes() const {
+  return sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + parameters_.size();
+}
+
+std::uint8_t* ControlBlocks::frozen_flags(int rank) const {
+  return reinterpret_cast<std::uint8_t*>(&words(rank, buckets_.size()));
+}
+
+std::size_t ControlBlocks::bytes_of(std::size_t bucket) const {
+  return buckets_[bucket].count * element_size(buckets_[bucket].type);
+}
+
+void ControlBlocks::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
+  ++step_;
+  // Read by those who have seen a bucket of this step published.
+  Progress& own = own_progress();
+  if (own.frozen.load(std::memory_order_relaxed) != summary.frozen) {
+    std::copy_n(frozen.begin(), std::min(frozen.size(), parameters_.size()), frozen_flags(rank()));
+  }
+  own.forwards.store(summary.forwards, std::memory_order_relaxed);
+  own.local_forwards.store(summary.local_forwards, std::memory_order_relaxed);
+  own.frozen.store(summary.frozen, std::memory_order_relaxed);
+  own.modifications.store(summary.modifications, std::memory_order_relaxed);
+  own.joined.store(summary.joined, std::memory_order_relaxed);
+  own.weight.store(weight, std::memory_order_relaxed);
+  // Kept near the step, or it would one day seem to lie ahead of it.
+  own.abandoned.store(step_ - 1, std::memory_order_release);
+}
+
+StepSummary ControlBlocks::summary_of(int rank) const {
+  const Progress& said = progress(rank);
+  return {.forwards = said.forwards.load(std::memory_order_relaxed),
+          .local_forwards = said.local_forwards.load(std::memory_order_relaxed),
+          .frozen = said.frozen.load(std::memory_order_relaxed),
+          .modifications = said.modifications.load(std::memory_order_relaxed),
+          .joined = said.joined.load(std::memory_order_relaxed)};
+}
+
+bool ControlBlocks::reached_by_all(std::size_t bucket, Word BucketWords::*word) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!reached(rank, bucket, word)) return false;
+  }
+  return true;
+}
+
+bool ControlBlocks::has_begun(int rank) const {
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const BucketWords& theirs = words(rank, bucket);
+    if (Region::reached(theirs.published, step_)) return true;
+    if (theirs.skipped.load(std::memory_order_acquire) == step_) return true;
+  }
+  return false;
+}
+
+void ControlBlocks::place(std::size_t bucket, const void* memory) {
+  own_words(bucket).offset.store(*region_->memory().shared_offset(memory, 0),
+                                 std::memory_order_relaxed);
+}
+
+void* ControlBlocks::find(int rank, std::size_t bucket) const {
+  const auto offset = words(rank, bucket).offset.load(std::memory_order_relaxed);
+  void* const found = region_->memory().resolve(rank, offset, bytes_of(bucket));
+  if (found == nullptr || offset % kCacheLine != 0) {
+    fail({rank}, fmt::format("{} published memory that is not its own as bucket {} ({})",
+                             name_of(rank), bucket, describe_(bucket)));
+  }
+  return found;
+}
+
+std::string ControlBlocks::name_of(int rank) const {
+  return fmt::format("rank {}", region_->numbers().of(rank));
+}
+
+std::string ControlBlocks::position() const {
+  return fmt::format("step {} of group {}", step_, region_->options().name);
+}
+
+void ControlBlocks::fail(const RankSet& ranks, const std::string& text) const {
+  fail({FailureKind::mismatch, region_->numbers().of(ranks), text});
+}
+
+void ControlBlocks::fail(const Failure& failure) const {
+  region_->fail(failure, {"backward", step_});
+}
+
+RankSet ControlBlocks::those_apart(std::span<const std::string> said) const {
+  return explain_disagreement(said, region_->numbers()).ranks;
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "shm/buckets/control_blocks.h"
+
+namespace paceline::shm {
+
+// What the ranks said when they began a step, compared before anything is reduced: how much each
+// counts in averages, and that their gradients belong together.
+class StepAgreement {
+ public:
+  explicit StepAgreement(const ControlBlocks& blocks) : blocks_(blocks) {}
+
+  void begin_step() { reached_ = false; }
+  // To be called once every rank has published a bucket of the step. Throws Mismatch, which then is
+  // the group's failure, if the ranks do not belong together.
+  void reach() {
+    if (!reached_) compare();
+  }
+
+  // By rank, 1 in all; empty if all ranks weigh the same.
+  const std::vector<double>& weights() const { return weights_; }
+  // What this rank counts, of 1 in all.
+  double share() const;
+  // Whether the ranks began the step with different numbers of modifications; the same on all.
+  bool modified_apart() const { return modified_apart_; }
+
+ private:
+  void compare();
+  void read_weights();
+
+  const ControlBlocks& blocks_;
+  bool reached_ = false;
+  bool modified_apart_ = false;
+  std::vector<double> weights_;
+};
+
+// Fails the group if different parameters are frozen. `flags` is by rank, empty for one that does
+// not count.
+void check_frozen(const ControlBlocks& blocks, std::span<const FrozenFlags> flags);
+
+}  // namespace paceline::shm

@@ -1,0 +1,131 @@
+#include "shm/buckets/waits.h"
+
+#include <fmt/format.h>
+
+#include <paceline/error.h>
+
+#include "shm/buckets/step_agreement.h"
+#include "shm/collectives/cross_wait.h"
+
+namespace paceline::shm {
+
+RankSet BucketWait::missing() const {
+  RankSet ranks;
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    if (!blocks_.reached(rank, bucket_, word_)) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+std::string BucketWait::describe() const {
+  return fmt::format("backward, {}, bucket {} ({})", blocks_.position(), bucket_,
+                     blocks_.describe(bucket_));
+}
+
+std::string BucketWait::last_seen(int rank, bool /*missing*/) const {
+  const std::size_t count = blocks_.buckets().size();
+  std::size_t ready = 0;
+  for (std::size_t bucket = 0; bucket < count; ++bucket) {
+    if (blocks_.reached(rank, bucket, &ControlBlocks::BucketWords::published)) ++ready;
+  }
+  if (ready == 0) return "it has no bucket of this step ready";
+  const std::size_t last = blocks_.progress(rank).last.load(std::memory_order_relaxed);
+  return fmt::format("it has {} of {} buckets ready, {} ({}) last", ready, count, last,
+                     last < count ? blocks_.describe(last) : "there is none");
+}
+
+void BucketWait::check(int peer) const {
+  check_not_skipped(peer);
+  const bool gave_up = Region::reached(blocks_.progress(peer).abandoned, blocks_.step());
+  const bool left = blocks_.region().peers().has_left(peer);
+  const auto call = cross_call(blocks_.region(), peer);
+  // What the peer did before any of that counts.
+  if (blocks_.reached(peer, bucket_, word_)) return;
+  if (!gave_up) return check_not_elsewhere(peer, left, call);
+  // An exception that destroys the reducer mostly goes on to end the rank, and then tells more.
+  const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
+  if (gone && !left && !stands_for_a_second()) return;
+  throw Mismatch(
+      fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
+                  "({}) was ready",
+                  blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
+      {blocks_.region().numbers().of(peer)}, op.operation, op.sequence);
+}
+
+void BucketWait::check_not_skipped(int peer) const {
+  // No other step: it is refreshed only where the bucket is skipped again.
+  const Word& skipped = blocks_.words(peer, bucket_).skipped;
+  if (skipped.load(std::memory_order_acquire) != blocks_.step()) return;
+  std::vector<FrozenFlags> flags;  // what is frozen is not used
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    flags.emplace_back(blocks_.frozen_flags(rank),
+                       blocks_.has_begun(rank) ? blocks_.parameters().size() : 0);
+  }
+  check_frozen(blocks_, flags);
+  blocks_.fail({peer}, fmt::format("in {} {} had nothing for bucket {} ({}), which {} did use: "
+                                   "skip_all_reduce_unused_params wants the same parameters to be "
+                                   "unused on every rank",
+                                   blocks_.position(), blocks_.name_of(peer), bucket_,
+                                   blocks_.describe(bucket_), blocks_.name_of(blocks_.rank())));
+}
+
+// Inputs that are uneven show in this: some ranks go on training while others do what comes next.
+void BucketWait::check_not_elsewhere(int peer, bool left,
+                                     const std::optional<CollectiveFingerprint>& call) const {
+  constexpr const char* kAdvice =
+      "if the ranks have different numbers of batches, give all as many (DistributedSampler), or "
+      "train inside join; if one ran a forward under no_sync alone, or its optimizer called a "
+      "closure more often (LBFGS; return the loss averaged over the ranks), have all do the "
+      "same; if an exception ended a backward, let a forward come next";
+  if (left) {
+    blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), op);
+  }
+  if (!call) first_seen_.reset();
+  if (!call || !stands_for_a_second()) return;  // or another thread's first call is to come
+  const std::string me = blocks_.name_of(blocks_.rank());
+  blocks_.fail(elsewhere(), fmt::format("{} waits for {} in {}, call {}, while {} waits for it in "
+                                        "{}: {}",
+                                        blocks_.name_of(peer), me,
+                                        shm::describe(*call, blocks_.region().numbers()),
+                                        call->sequence, me, describe(), kAdvice));
+}
+
+// Those who have not begun the step, if most have; or the other way round.
+RankSet BucketWait::elsewhere() const {
+  std::vector<std::string> where;
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    where.emplace_back(blocks_.has_begun(rank) ? "here" : "elsewhere");
+  }
+  return blocks_.those_apart(where);
+}
+
+bool BucketWait::stands_for_a_second() const {
+  if (!first_seen_) first_seen_ = base::Deadline::after(std::chrono::seconds(1));
+  return first_seen_->expired();
+}
+
+RankSet AbandonWait::missing() const {
+  RankSet ranks;
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    if (!Region::reached(blocks_.progress(rank).abandoned, blocks_.step())) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+std::string AbandonWait::describe() const {
+  return "giving up " + blocks_.position() + ", whose backward did not complete";
+}
+
+void AbandonWait::check(int peer) const {
+  if (!Region::reached(blocks_.progress(peer).finished, blocks_.step())) return;
+  const int mine = blocks_.rank();
+  blocks_.region().fail(
+      {FailureKind::mismatch,
+       {blocks_.region().numbers().of(mine)},
+       fmt::format("an exception ended the backward of {} in {} after all gradients were "
+                   "reduced: {} finished the step, so the models may differ from here on",
+                   blocks_.name_of(mine), blocks_.position(), blocks_.name_of(peer))},
+      op);
+}
+
+}  // namespace paceline::shm

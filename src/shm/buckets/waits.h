@@ -1,0 +1,58 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "shm/buckets/control_blocks.h"
+#include "shm/collectives/fingerprint.h"
+#include "shm/wait_context.h"
+
+namespace paceline::shm {
+
+// A wait for a word of a bucket, on every rank.
+class BucketWait : public WaitContext {
+ public:
+  BucketWait(const ControlBlocks& blocks, CallDeadline& limit, std::size_t bucket,
+             Word ControlBlocks::BucketWords::*word)
+      : WaitContext({"backward", blocks.step()}, limit),
+        blocks_(blocks),
+        bucket_(bucket),
+        word_(word) {}
+
+  RankSet missing() const override;
+  std::string describe() const override;
+  // How far the rank has come in this step.
+  std::string last_seen(int rank, bool missing) const override;
+  // Not a failure of the group: all ranks may give the step up together and go on. What the peer
+  // did before it gave up counts, so that all who wait for the same come to the same end.
+  void check(int peer) const override;
+
+ private:
+  void check_not_skipped(int peer) const;
+  void check_not_elsewhere(int peer, bool left,
+                           const std::optional<CollectiveFingerprint>& call) const;
+  RankSet elsewhere() const;
+  bool stands_for_a_second() const;
+
+  const ControlBlocks& blocks_;
+  std::size_t bucket_;
+  Word ControlBlocks::BucketWords::*word_;
+  mutable std::optional<base::Deadline> first_seen_;
+};
+
+// A wait until every rank has given the step up.
+class AbandonWait : public WaitContext {
+ public:
+  AbandonWait(const ControlBlocks& blocks, CallDeadline& limit)
+      : WaitContext({"forward", blocks.step()}, limit), blocks_(blocks) {}
+
+  RankSet missing() const override;
+  std::string describe() const override;
+  // Fails the group if the peer has finished the step.
+  void check(int peer) const override;
+
+ private:
+  const ControlBlocks& blocks_;
+};
+
+}  // namespace paceline::shm
