@@ -3,57 +3,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace paceline::shm {
 namespace {
-
-constexpr const char* kOperationNames[] = {"no operation",   "barrier",   "broadcast", "reduce",
-                                           "all_reduce",     "gather",    "scatter",   "all_gather",
-                                           "reduce_scatter", "all_to_all"};
-static_assert(std::size(kOperationNames) == static_cast<std::size_t>(Operation::all_to_all) + 1);
 
 bool same(const CollectiveFingerprint& a, const CollectiveFingerprint& b) {
   return a.operation == b.operation && a.type == b.type && a.op == b.op && a.uneven == b.uneven &&
          a.root == b.root && a.count == b.count && a.sequence == b.sequence;
 }
 
-// What the rooted operations say of their root.
-const char* preposition(Operation operation) {
-  switch (operation) {
-    case Operation::broadcast:
-    case Operation::scatter:
-      return "from";
-    case Operation::reduce:
-    case Operation::gather:
-      return "to";
-    default:
-      return nullptr;
-  }
-}
-
-bool reduces(Operation operation) {
-  return operation == Operation::reduce || operation == Operation::all_reduce ||
-         operation == Operation::reduce_scatter;
-}
-
 }  // namespace
 
-const char* name(Operation operation) {
-  const auto index = static_cast<std::size_t>(operation);
-  return index < std::size(kOperationNames) ? kOperationNames[index] : "an unknown operation";
-}
-
 std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbers) {
-  std::string text = name(call.operation);
-  if (call.operation == Operation::none || call.operation == Operation::barrier) return text;
+  const OperationTraits operation = traits(call.operation);
+  std::string text = operation.name;
+  if (!operation.has_data) return text;
   text += call.uneven ? fmt::format(" of uneven parts of {}", name(call.type))
                       : fmt::format(" of {} {}", call.count, name(call.type));
-  if (const char* const where = preposition(call.operation)) {
-    text += fmt::format(" {} rank {}", where, numbers.of(call.root));
+  if (operation.root != RootRole::none) {
+    text += fmt::format(" {} rank {}", operation.root == RootRole::source ? "from" : "to",
+                        numbers.of(call.root));
   }
-  if (reduces(call.operation) && call.op != ReduceOp::sum) {
+  if (operation.reduces && call.op != ReduceOp::sum) {
     text += fmt::format(" with {}", name(call.op));
   }
   return text;

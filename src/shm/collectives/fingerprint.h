@@ -6,27 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "shm/collectives/operation.h"
 #include "shm/kernels/types.h"
 #include "shm/membership/failure.h"
 
 namespace paceline::shm {
 
 inline constexpr int kMaxRanks = 64;
-
-enum class Operation : std::uint8_t {
-  none,
-  barrier,
-  broadcast,
-  reduce,
-  all_reduce,
-  gather,
-  scatter,
-  all_gather,
-  reduce_scatter,
-  all_to_all
-};
-// "all_reduce"; a damaged peer's value has an answer too.
-const char* name(Operation operation);
 
 // What a rank says of the collective call that it publishes with a round.
 struct CollectiveFingerprint {

@@ -27,33 +27,29 @@ void Group::barrier() {
 }
 
 void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
-  check_root("broadcast", root, size());
   begin({.operation = Operation::broadcast, .type = type, .root = root, .count = count});
   const Input part{data, count};
   if (rank() == root) {
-    exchange({&part, 1}, {}, true);
+    exchange({&part, 1}, {});
   } else {
-    exchange({}, OnlyFrom(root, size(), {data, count}), true);
+    exchange({}, OnlyFrom(root, size(), {data, count}));
   }
 }
 
 void Group::gather(Input input, std::span<const Output> outputs, DataType type, int root) {
-  check_root("gather", root, size());
   begin({.operation = Operation::gather, .type = type, .root = root, .count = input.count});
   if (rank() == root) {
-    exchange({}, outputs, true);
+    exchange({}, outputs);
     copy_of_results(bytes_of_all(outputs))(outputs[static_cast<std::size_t>(root)].data, input.data,
                                            input.count * element());
   } else {
-    exchange({&input, 1}, {}, true);
+    exchange({&input, 1}, {});
   }
 }
 
 void Group::scatter(std::span<const Input> inputs, Output output, DataType type, int root) {
-  check_root("scatter", root, size());
   begin({.operation = Operation::scatter, .type = type, .root = root, .count = output.count});
-  exchange(rank() == root ? inputs : std::span<const Input>(), OnlyFrom(root, size(), output),
-           false);
+  exchange(rank() == root ? inputs : std::span<const Input>(), OnlyFrom(root, size(), output));
 }
 
 void Group::all_gather(Input input, std::span<const Output> outputs, DataType type) {
@@ -62,14 +58,14 @@ void Group::all_gather(Input input, std::span<const Output> outputs, DataType ty
     return output.count != outputs[0].count;
   });
   if (uneven) set_splits({&input, 1}, outputs);
-  exchange({&input, 1}, outputs, true);
+  exchange({&input, 1}, outputs);
 }
 
 void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> outputs,
                        DataType type) {
   begin({.operation = Operation::all_to_all, .type = type});
   set_splits(inputs, outputs);
-  exchange(inputs, outputs, false);
+  exchange(inputs, outputs);
 }
 
 // What the tensors of all ranks take if each gets as much as this one does.
@@ -89,8 +85,9 @@ std::size_t Group::bytes_of_all(std::span<const Output> results) const {
   }
 }
 
-void Group::exchange(std::span<const Input> sends, std::span<const Output> receives, bool common) {
-  const Staging staging(*this, sends, common);
+void Group::exchange(std::span<const Input> sends, std::span<const Output> receives) {
+  const bool common = traits(call_.operation).common_part;
+  const Staging staging(*this, sends);
   if (staging.is_large()) call_.offset = offset_of(sends);
   const bool shared = call_.is_shared();
   call_.staged = shared ? 0 : staging.largest();

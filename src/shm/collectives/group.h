@@ -70,8 +70,9 @@ class Group {
   class RoundWait;
   class Staging;
 
-  // Makes `call` the current one, which what follows is about.
+  // Checks the root and the reduction, and makes `call` the current one.
   void begin(CollectiveFingerprint call);
+  void check_arguments(const CollectiveFingerprint& call) const;
   void set_splits(std::span<const Input> to, std::span<const Output> from);
   // Publishes this rank's call and what it wrote for the coming round, and waits for all ranks'.
   // The first round of a call compares the calls, and then `calls_` holds them by rank.
@@ -93,8 +94,8 @@ class Group {
   // The part that goes to this rank.
   std::byte* shared_part_for_me(int from, std::size_t bytes);
 
-  // What all calls that only move data are made of: see Staging for `common`.
-  void exchange(std::span<const Input> sends, std::span<const Output> receives, bool common);
+  // Moves this rank's parts to the others and theirs to it: every call that only moves data.
+  void exchange(std::span<const Input> sends, std::span<const Output> receives);
   std::size_t bytes_of_all(std::span<const Output> results) const;
   // all_reduce and reduce; `output` is null on ranks that do not get the result.
   void reduce_into(const void* input, void* output);

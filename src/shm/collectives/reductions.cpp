@@ -1,8 +1,4 @@
-#include <fmt/format.h>
-
 #include <array>
-
-#include <paceline/error.h>
 
 #include "shm/collectives/staging.h"
 #include "shm/kernels/kernels.h"
@@ -11,12 +7,6 @@ namespace paceline::shm {
 namespace {
 
 static_assert(kMaxRanks <= kMaxSources);
-
-void check_reducible(const char* operation, DataType type, ReduceOp op) {
-  if (is_reducible(type, op)) return;
-  throw UsageError(
-      fmt::format("{} of {} with {}: these do not go together", operation, name(type), name(op)));
-}
 
 // A pointer for each rank, without a heap.
 template <typename Pointer>
@@ -34,21 +24,18 @@ class ByRank {
 
 void Group::all_reduce(const void* input, void* output, std::size_t count, DataType type,
                        ReduceOp op) {
-  check_reducible("all_reduce", type, op);
   begin({.operation = Operation::all_reduce, .type = type, .op = op, .count = count});
   reduce_into(input, output);
 }
 
 void Group::reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
                    int root) {
-  check_root("reduce", root, size());
-  check_reducible("reduce", type, op);
   begin({.operation = Operation::reduce, .type = type, .op = op, .root = root, .count = count});
   reduce_into(input, rank() == root ? output : nullptr);
 }
 
 bool Group::gets_result(int rank) const {
-  return call_.operation == Operation::all_reduce || rank == call_.root;
+  return traits(call_.operation).root == RootRole::none || rank == call_.root;
 }
 
 void Group::reduce_into(const void* input, void* output) {
@@ -106,6 +93,8 @@ void Group::reduce_staged(const void* input, void* output) {
                  advance(input, t * chunk + part.begin), part.count());
     }
   };
+  const bool others_get_result =
+      traits(call_.operation).root == RootRole::none || rank() != call_.root;
   const auto reduce_own = [&](std::size_t t) {
     const Slice part = slice(t, rank());
     const std::size_t offset = t * chunk + part.begin;
@@ -115,7 +104,7 @@ void Group::reduce_staged(const void* input, void* output) {
       sources.add(peer == rank() ? advance(input, offset) : input_of(peer) + part.begin);
     }
     if (output != nullptr) results.add(advance(output, offset));
-    if (!(call_.operation == Operation::reduce && rank() == call_.root)) {
+    if (others_get_result) {
       results.add(region_->memory().output(rank(), round_ + 1) + part.begin);
     }
     shm::reduce(call_.type, call_.op, sources, results, part.count() / element());
@@ -146,13 +135,12 @@ void Group::reduce_staged(const void* input, void* output) {
 
 void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataType type,
                            ReduceOp op) {
-  check_reducible("reduce_scatter", type, op);
   begin({.operation = Operation::reduce_scatter, .type = type, .op = op, .count = output.count});
   const bool uneven = std::any_of(inputs.begin(), inputs.end(), [&](const Input& input) {
     return input.count != inputs[0].count;
   });
   if (uneven) set_splits(inputs, {&output, 1});
-  const Staging staging(*this, inputs, false);
+  const Staging staging(*this, inputs);
   if (staging.is_large()) call_.offset = offset_of(inputs);
   if (!call_.is_shared()) staging.put(0);
   first_round();

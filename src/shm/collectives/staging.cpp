@@ -2,12 +2,12 @@
 
 namespace paceline::shm {
 
-Group::Staging::Staging(Group& group, std::span<const Input> parts, bool common)
-    : group_(group), parts_(parts), common_(common) {
-  const std::size_t lanes = common ? 1 : group.calls_.size();
+Group::Staging::Staging(Group& group, std::span<const Input> parts)
+    : group_(group), parts_(parts), common_(traits(group.call_.operation).common_part) {
+  const std::size_t lanes = common_ ? 1 : group.calls_.size();
   lane_ = group.region_->memory().buffer_bytes() / lanes / kCacheLine * kCacheLine;
   for (std::size_t to = 0; to < parts.size(); ++to) {
-    if (!common && static_cast<int>(to) == group.rank()) continue;
+    if (!common_ && static_cast<int>(to) == group.rank()) continue;
     largest_ = std::max(largest_, parts[to].count * group.element());
   }
 }

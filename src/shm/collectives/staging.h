@@ -12,12 +12,12 @@ namespace paceline::shm {
 // core have to wait for it.
 inline constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
 
-// This rank's parts on their way through its staging buffer, chunk by chunk. If they are `common`
-// there is one part for all ranks (or none), and a chunk is as large as the buffer; else there is
-// one for each rank (or none), and the buffer has a lane for each.
+// This rank's parts on their way through its staging buffer, chunk by chunk. If the operation has a
+// common part there is one for all ranks (or none), and a chunk is as large as the buffer; else
+// there is one for each rank (or none), and the buffer has a lane for each.
 class Group::Staging {
  public:
-  Staging(Group& group, std::span<const Input> parts, bool common);
+  Staging(Group& group, std::span<const Input> parts);
 
   // The most bytes that another rank gets.
   std::size_t largest() const { return largest_; }

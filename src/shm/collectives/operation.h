@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+
+namespace paceline::shm {
+
+// The collective operations of a Group, and what they differ in. A new one needs an enumerator and
+// a row here: agreement, descriptions, checks of arguments and staging follow from the row.
+
+enum class Operation : std::uint8_t {
+  none,
+  barrier,
+  broadcast,
+  reduce,
+  all_reduce,
+  gather,
+  scatter,
+  all_gather,
+  reduce_scatter,
+  all_to_all
+};
+
+enum class RootRole : std::uint8_t { none, source, destination };
+
+struct OperationTraits {
+  const char* name;
+  bool has_data = true;  // elements of a type
+  RootRole root = RootRole::none;
+  bool reduces = false;     // with a ReduceOp
+  bool common_part = true;  // a sender has one part for all ranks, else one for each
+};
+
+// A switch without a default, so that the compiler misses the row of a new enumerator.
+constexpr OperationTraits traits(Operation operation) {
+  switch (operation) {
+    case Operation::none:
+      return {.name = "no operation", .has_data = false};
+    case Operation::barrier:
+      return {.name = "barrier", .has_data = false};
+    case Operation::broadcast:
+      return {.name = "broadcast", .root = RootRole::source};
+    case Operation::reduce:
+      return {.name = "reduce", .root = RootRole::destination, .reduces = true};
+    case Operation::all_reduce:
+      return {.name = "all_reduce", .reduces = true};
+    case Operation::gather:
+      return {.name = "gather", .root = RootRole::destination};
+    case Operation::scatter:
+      return {.name = "scatter", .root = RootRole::source, .common_part = false};
+    case Operation::all_gather:
+      return {.name = "all_gather"};
+    case Operation::reduce_scatter:
+      return {.name = "reduce_scatter", .reduces = true, .common_part = false};
+    case Operation::all_to_all:
+      return {.name = "all_to_all", .common_part = false};
+  }
+  return {.name = "an unknown operation"};  // from a damaged peer
+}
+
+// "all_reduce".
+constexpr const char* name(Operation operation) {
+  return traits(operation).name;
+}
+
+}  // namespace paceline::shm
