@@ -67,8 +67,34 @@ void PacelineBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
-std::chrono::milliseconds PacelineBackend::limit(std::chrono::milliseconds timeout) const {
+std::chrono::milliseconds PacelineBackend::effective_timeout(
+    std::chrono::milliseconds timeout) const {
   return timeout > std::chrono::milliseconds(0) ? timeout : timeout_.load();
+}
+
+int PacelineBackend::checked_root(const Kind& kind, std::int64_t root) const {
+  shm::check_root(kind.name, root, getSize());
+  return static_cast<int>(root);
+}
+
+PacelineBackend::WorkPtr PacelineBackend::coalesced(WorkPtr work) {
+  std::lock_guard lock(coalescing_mutex_);
+  const auto own = coalescing_.find(std::this_thread::get_id());
+  if (own == coalescing_.end()) return work;
+  own->second.push_back(work);
+  return work;
+}
+
+void PacelineBackend::startCoalescing() {
+  std::lock_guard lock(coalescing_mutex_);
+  coalescing_[std::this_thread::get_id()].clear();
+}
+
+PacelineBackend::WorkPtr PacelineBackend::endCoalescing() {
+  std::lock_guard lock(coalescing_mutex_);
+  auto own = coalescing_.extract(std::this_thread::get_id());
+  if (own.empty()) throw UsageError("endCoalescing without startCoalescing");
+  return c10::make_intrusive<CoalescedWork>(std::move(own.mapped()));
 }
 
 void PacelineBackend::shutdown() {

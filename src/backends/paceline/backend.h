@@ -141,28 +141,37 @@ class PacelineBackend : public distributed::ExtendedBackend {
                                             const c10::intrusive_ptr<Options>& options) const;
 
  private:
-  // A call of c10d's: its name for messages, and for the profiler.
+  // Which of c10d's calls it is: its name for messages, and for the profiler.
   struct Kind {
     c10d::OpType type;
     const char* name;
     const char* title;
   };
+  // A call whose arguments are checked.
+  struct Call {
+    Kind kind;
+    Tensors inputs;  // shown to a profiler
+    Tensors outputs;
+    std::size_t group_calls = 1;  // made by its body, which share the timeout
+  };
 
   void check_usable(const char* operation) const;
-  std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const;
-  // `body` makes as many calls of the group as `calls` says; they share the timeout.
-  template <typename Body>
-  WorkPtr run(const Kind& kind, const Tensors& inputs, Tensors outputs, bool async,
-              std::chrono::milliseconds timeout, Body body, std::size_t calls = 1);
+  int checked_root(const Kind& kind, std::int64_t root) const;
+  // The group's timeout if the call has none.
+  std::chrono::milliseconds effective_timeout(std::chrono::milliseconds timeout) const;
+  // CallOptions: c10d's of the call. In run.h.
+  template <typename CallOptions, typename Body>
+  WorkPtr run(Call call, const CallOptions& options, Body body);
   WorkPtr coalesced(WorkPtr work);
   WorkPtr message(const Kind& kind, const Tensors& tensors, int peer, int tag);
   // The result lands on `root`, without one on all ranks.
   void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op, const Reduction& how,
                        std::optional<int> root = {});
-  WorkPtr gather_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
-                       const c10d::AllgatherOptions& options);
-  WorkPtr scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
-                        const c10d::ReduceScatterOptions& options);
+  // Pairs of tensors, one of which is the parts of all ranks one after the other.
+  WorkPtr all_gather_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
+                           const c10d::AllgatherOptions& options);
+  WorkPtr reduce_scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
+                               const c10d::ReduceScatterOptions& options);
 
   std::shared_ptr<shm::Region> region_;
   shm::Group group_;

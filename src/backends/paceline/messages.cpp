@@ -12,7 +12,7 @@ namespace {
 
 // The future's callbacks may wait for other messages, which this thread may have to move.
 void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<MessageWork>& work,
-                      const NodeWork::FuturePtr& future) {
+                      const PacelineWork::FuturePtr& future) {
   const auto settle = [work, future] { work->settle(*future); };
   try {
     threads.enqueue([settle] { return ProgressThreads::After(settle); });
@@ -31,8 +31,8 @@ PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensor
   const bool sending = kind.type == c10d::OpType::SEND;
   if (!sending) distributed::check_no_overlap(tensor, kind.name);
   auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
-  const shm::Mailbox::Message message{flat->data(), flat->count(), flat->type(),
-                                      peer,         tag,           limit(c10d::kUnsetTimeout)};
+  const shm::Mailbox::Message message{
+      flat->data(), flat->count(), flat->type(), peer, tag, effective_timeout(c10d::kUnsetTimeout)};
   auto work = c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor},
                                                message.timeout);
   auto done = [work, flat, sending, hooks = hooks_, callbacks = callbacks_](

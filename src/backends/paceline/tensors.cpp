@@ -129,6 +129,12 @@ void check_same_size(const Tensors& parts, const at::Tensor& like, const char* o
   }
 }
 
+void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* operation) {
+  if (outputs.size() == inputs.size() && !inputs.empty()) return;
+  throw UsageError(
+      fmt::format("{} with {} outputs and {} inputs", operation, outputs.size(), inputs.size()));
+}
+
 void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int size,
                          const char* operation) {
   check_dense(whole, operation);

@@ -26,6 +26,8 @@ void check_list(const Tensors& list, const at::Tensor& like, int size, const cha
 void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation);
 // That all of `parts` have as many elements as `like`.
 void check_same_size(const Tensors& parts, const at::Tensor& like, const char* operation);
+// As many outputs as inputs, and not none.
+void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* operation);
 // That `whole` has the type and `size` times the elements of `part`.
 void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int size,
                          const char* operation);

@@ -37,9 +37,9 @@ bool is_profiled() {
 
 }  // namespace
 
-NodeWork::NodeWork(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-                   std::vector<at::Tensor> outputs, std::uint64_t sequence,
-                   std::chrono::milliseconds timeout)
+PacelineWork::PacelineWork(c10d::OpType type, const char* title,
+                           const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+                           std::uint64_t sequence, std::chrono::milliseconds timeout)
     // With a title c10d prepares a record even if nobody wants it.
     : c10d::Work(-1, type, is_profiled() ? title : nullptr,
                  is_profiled() ? std::optional(inputs) : std::nullopt),
@@ -48,7 +48,7 @@ NodeWork::NodeWork(c10d::OpType type, const char* title, const std::vector<at::T
       timeout_(timeout),
       key_(next_key()) {}
 
-NodeWork::FuturePtr NodeWork::complete(const std::exception_ptr& error, GroupHooks& hooks) {
+PacelineWork::FuturePtr PacelineWork::complete(const std::exception_ptr& error, GroupHooks& hooks) {
   FuturePtr future;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   {
@@ -63,7 +63,7 @@ NodeWork::FuturePtr NodeWork::complete(const std::exception_ptr& error, GroupHoo
   return future;
 }
 
-bool NodeWork::wait(std::chrono::milliseconds timeout) {
+bool PacelineWork::wait(std::chrono::milliseconds timeout) {
   check_not_forked();
   std::unique_lock lock(mutex_);
   const auto done = [&] { return completed_; };
@@ -76,19 +76,19 @@ bool NodeWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void NodeWork::check_not_forked() const {
+void PacelineWork::check_not_forked() const {
   if (!process_.is_forked_child()) return;
   throw UsageError(
       c10d::opTypeToString(opType_) +
       " of the parent process, waited for in a forked child: it belongs to the parent");
 }
 
-void NodeWork::throw_late(std::chrono::milliseconds timeout) const {
+void PacelineWork::throw_late(std::chrono::milliseconds timeout) const {
   throw Timeout("the operation is not complete after " + std::to_string(timeout.count()) + " ms",
                 {}, c10d::opTypeToString(opType_), sequence_);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> NodeWork::getFuture() {
+c10::intrusive_ptr<c10::ivalue::Future> PacelineWork::getFuture() {
   std::unique_lock lock(mutex_);
   if (!future_) {
     future_ =
@@ -98,7 +98,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NodeWork::getFuture() {
   return future_;
 }
 
-void NodeWork::settle(c10::ivalue::Future& future) const {
+void PacelineWork::settle(c10::ivalue::Future& future) const {
   if (exception_) {
     future.setError(exception_);
   } else {
@@ -116,7 +116,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
   mailbox_->pump([&] { return isCompleted() || (deadline && deadline->expired()); });
   if (!isCompleted()) throw_late(timeout);
-  return NodeWork::wait(kNoTimeout);
+  return PacelineWork::wait(kNoTimeout);
 }
 
 bool CoalescedWork::isCompleted() {

@@ -13,14 +13,14 @@
 namespace paceline::backends {
 
 // The Work of the backend paceline: complete when complete() has been called.
-class NodeWork : public c10d::Work {
+class PacelineWork : public c10d::Work {
  public:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
   // A profiler, if there is one, shows it under the title and with the shapes of `inputs`.
-  NodeWork(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-           std::vector<at::Tensor> outputs, std::uint64_t sequence,
-           std::chrono::milliseconds timeout);
+  PacelineWork(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+               std::vector<at::Tensor> outputs, std::uint64_t sequence,
+               std::chrono::milliseconds timeout);
 
   // Tells the hooks. Returns the future if somebody has asked for it: it is still to be settled,
   // which may take as long as its callbacks like.
@@ -49,11 +49,11 @@ class NodeWork : public c10d::Work {
 };
 
 // The Work of a message. Whoever waits for it moves messages on himself.
-class MessageWork final : public NodeWork {
+class MessageWork final : public PacelineWork {
  public:
   MessageWork(std::shared_ptr<shm::Mailbox> mailbox, c10d::OpType type, const char* title,
               const std::vector<at::Tensor>& tensors, std::chrono::milliseconds timeout)
-      : NodeWork(type, title, tensors, tensors, 0, timeout), mailbox_(std::move(mailbox)) {}
+      : PacelineWork(type, title, tensors, tensors, 0, timeout), mailbox_(std::move(mailbox)) {}
 
   void set_source(int rank) { source_ = rank; }
 
