@@ -7,16 +7,21 @@ namespace paceline {
 using distributed::start;
 using distributed::Tensors;
 
-namespace {
-
-Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options, bool async) {
+static Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& options,
+                             bool async) {
   return start(options.group, "all_reduce", {tensor}, {},
                [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
                  return backend.allreduce(to, {.reduceOp = options.op, .asyncOp = async});
                });
 }
+void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
+  start_all_reduce(tensor, options, false).wait();
+}
+Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options) {
+  return start_all_reduce(tensor, options, true);
+}
 
-Work start_reduce(const at::Tensor& tensor, const ReduceOptions& options, bool async) {
+static Work start_reduce(const at::Tensor& tensor, const ReduceOptions& options, bool async) {
   return start(options.group, "reduce", {tensor}, {},
                [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
                  const int root = distributed::group_rank_of(options.group, options.dst);
@@ -24,9 +29,15 @@ Work start_reduce(const at::Tensor& tensor, const ReduceOptions& options, bool a
                      to, {.reduceOp = options.op, .rootRank = root, .asyncOp = async});
                });
 }
+void reduce(const at::Tensor& tensor, const ReduceOptions& options) {
+  start_reduce(tensor, options, false).wait();
+}
+Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options) {
+  return start_reduce(tensor, options, true);
+}
 
-Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs,
-                          const ReduceScatterOptions& options, bool async) {
+static Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs,
+                                 const ReduceScatterOptions& options, bool async) {
   return start(options.group, "reduce_scatter", {output}, inputs,
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  std::vector<Tensors> lists{from};
@@ -34,9 +45,17 @@ Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs,
                                                {.reduceOp = options.op, .asyncOp = async});
                });
 }
+void reduce_scatter(const at::Tensor& output, const Tensors& inputs,
+                    const ReduceScatterOptions& options) {
+  start_reduce_scatter(output, inputs, options, false).wait();
+}
+Work reduce_scatter_async(const at::Tensor& output, const Tensors& inputs,
+                          const ReduceScatterOptions& options) {
+  return start_reduce_scatter(output, inputs, options, true);
+}
 
-Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                                 const ReduceScatterOptions& options, bool async) {
+static Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                                        const ReduceScatterOptions& options, bool async) {
   return start(options.group, "reduce_scatter_tensor", {output}, {input},
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  at::Tensor flat_to = to[0].view({-1});
@@ -45,8 +64,16 @@ Work start_reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& inp
                                                       {.reduceOp = options.op, .asyncOp = async});
                });
 }
+void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                           const ReduceScatterOptions& options) {
+  start_reduce_scatter_tensor(output, input, options, false).wait();
+}
+Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                 const ReduceScatterOptions& options) {
+  return start_reduce_scatter_tensor(output, input, options, true);
+}
 
-Work start_barrier(const BarrierOptions& options, bool async) {
+static Work start_barrier(const BarrierOptions& options, bool async) {
   return start(options.group, "barrier", {}, {},
                [&](c10d::Backend& backend, Tensors& /*to*/, Tensors& /*from*/) {
                  c10d::BarrierOptions request;
@@ -54,40 +81,8 @@ Work start_barrier(const BarrierOptions& options, bool async) {
                  return backend.barrier(request);
                });
 }
-
-}  // namespace
-
-void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
-  start_all_reduce(tensor, options, false).wait();
-}
-void reduce(const at::Tensor& tensor, const ReduceOptions& options) {
-  start_reduce(tensor, options, false).wait();
-}
-void reduce_scatter(const at::Tensor& output, const Tensors& inputs,
-                    const ReduceScatterOptions& options) {
-  start_reduce_scatter(output, inputs, options, false).wait();
-}
-void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                           const ReduceScatterOptions& options) {
-  start_reduce_scatter_tensor(output, input, options, false).wait();
-}
 void barrier(const BarrierOptions& options) {
   start_barrier(options, false).wait();
-}
-
-Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options) {
-  return start_all_reduce(tensor, options, true);
-}
-Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options) {
-  return start_reduce(tensor, options, true);
-}
-Work reduce_scatter_async(const at::Tensor& output, const Tensors& inputs,
-                          const ReduceScatterOptions& options) {
-  return start_reduce_scatter(output, inputs, options, true);
-}
-Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                 const ReduceScatterOptions& options) {
-  return start_reduce_scatter_tensor(output, input, options, true);
 }
 Work barrier_async(const BarrierOptions& options) {
   return start_barrier(options, true);

@@ -29,8 +29,9 @@ Tensors contiguous(const Tensors& tensors);
 void check_no_overlap(const at::Tensor& output, const char* operation);
 
 // Starts a call on the backend of its tensors: `outputs` are written, or read and written, `inputs`
-// only read. `body` gets the contiguous ones. Every public call is this twice: started, and waited
-// for unless it is asynchronous. With asyncOp off, the backend may do it on this thread.
+// only read. `body` gets the contiguous ones. A public call has two forms, beside the function that
+// starts both: the plain one waits, the other returns the Work. With asyncOp off, the backend may
+// do it on this thread.
 template <typename Start>
 Work start(const ProcessGroup& group, const char* operation, Tensors outputs, const Tensors& inputs,
            Start&& body) {
