@@ -214,29 +214,6 @@ TEST(Collectives, SparseTensorsThatDoNotFitAreToldToAll) {
   });
 }
 
-TEST(Collectives, OutputsWithTwoElementsInOnePlaceAreRefused) {
-  expect_torch_ranks(2, "paceline", [](int, int) {
-    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
-    std::vector<at::Tensor> tensors{torch::ones({1}).expand({5})};
-    EXPECT_THAT([&] { backend->broadcast(tensors); },
-                ThrowsMessage<UsageError>(HasSubstr("several lie in one place")));
-    barrier();
-  });
-}
-
-TEST(Collectives, OutputsThatAreInputsToo) {
-  on_all([](int rank, int size) {
-    // Not contiguous, so that all of it goes through copies.
-    std::vector<at::Tensor> inputs;
-    for (int r = 0; r < size; ++r) {
-      inputs.push_back(torch::full({4, 2}, rank + 1.0).select(1, 0));
-    }
-    const at::Tensor mine = inputs[static_cast<std::size_t>(rank)];
-    reduce_scatter(mine, inputs);
-    EXPECT_TRUE(mine.eq(size * (size + 1) / 2.0).all().item<bool>()) << mine;
-  });
-}
-
 TEST(Collectives, Bytes) {
   on_all([](int rank, int size) {
     const auto all = all_gather_bytes(std::string(static_cast<std::size_t>(rank), 'x'));
@@ -251,32 +228,6 @@ TEST(Collectives, Bytes) {
 // Of two that wait, the second would write what was received over what the tensor holds by then.
 static_assert(!std::is_copy_constructible_v<Work> && !std::is_copy_assignable_v<Work>);
 static_assert(std::is_nothrow_move_constructible_v<Work>);
-
-TEST(Collectives, AnExpandedTensorIsRefusedBeforeAnybodyIsInvolved) {
-  on_all([](int rank, int size) {
-    const auto one = torch::full({1}, rank + 1.0);
-    EXPECT_THAT([&] { all_reduce(one.expand({5})); },
-                ThrowsMessage<UsageError>(HasSubstr("of which several lie in one place")));
-    if (rank == 0) {
-      EXPECT_THROW(broadcast(one.expand({5})), UsageError);
-    }
-    all_reduce(one, {.op = ReduceOp::MAX});
-    EXPECT_EQ(one.item<double>(), size);
-  });
-}
-
-TEST(Collectives, OutputsThatShareMemoryAreRefused) {
-  expect_torch_ranks(3, "paceline", [](int, int) {
-    const auto t = torch::zeros({6});
-    EXPECT_THAT(
-        [&] {
-          all_gather({t, t, t}, torch::ones({6}));
-        },
-        ThrowsMessage<UsageError>(HasSubstr("shares memory with another of its tensors")));
-    EXPECT_THROW(all_to_all_single(t, t), UsageError);
-    barrier();
-  });
-}
 
 TEST(Collectives, AWorkThatWasMovedFromIsComplete) {
   on_all([](int rank, int size) {

@@ -6,6 +6,7 @@
 #include <paceline/error.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 
 #include "distributed/start.h"
@@ -17,74 +18,109 @@ const std::byte* begin_of(const at::Tensor& tensor) {
   return static_cast<const std::byte*>(tensor.const_data_ptr());
 }
 
-// From a tensor's first element to its last.
-struct Extent {
-  Extent(const at::Tensor& one, bool is_written)
-      : tensor(&one), written(is_written), begin(begin_of(one)) {
-    std::int64_t last = 0;
-    for (std::int64_t i = 0; i < one.dim(); ++i) last += (one.size(i) - 1) * one.stride(i);
-    end = begin + static_cast<std::size_t>(last + 1) * one.element_size();
-  }
-  bool dense() const { return tensor->is_non_overlapping_and_dense(); }
-
-  const at::Tensor* tensor;
-  bool written;
-  const std::byte* begin;
-  const std::byte* end;
+struct Axis {
+  std::int64_t count;
+  std::int64_t stride;  // in bytes
 };
 
-// The bytes of a tensor in `mask`, which has one for each byte from `begin` on.
-at::Tensor bytes_in(const at::Tensor& mask, const std::byte* begin, const Extent& extent) {
-  auto sizes = extent.tensor->sizes().vec();
-  auto strides = extent.tensor->strides().vec();
-  const auto element = static_cast<std::int64_t>(extent.tensor->element_size());
-  for (std::int64_t& stride : strides) stride *= element;
-  sizes.push_back(element);
-  strides.push_back(1);
-  return mask.as_strided(sizes, strides, extent.begin - begin);
+// The bytes of a tensor, or of a part of it: a run at each position along the axes, of which the
+// first has the largest stride.
+struct Block {
+  std::int64_t begin;  // an address
+  std::span<const Axis> axes;
+  std::int64_t run;
+
+  std::int64_t end() const {
+    std::int64_t last = begin;
+    for (const Axis& axis : axes) last += (axis.count - 1) * axis.stride;
+    return last + run;
+  }
+  std::int64_t stride() const { return axes.empty() ? 0 : axes.front().stride; }
+  // At a position along the first axis; positions outside of the block stand for shifts.
+  Block at(std::int64_t position) const {
+    return {begin + position * stride(), axes.subspan(1), run};
+  }
+};
+
+std::int64_t floor_of(std::int64_t dividend, std::int64_t divisor) {
+  return dividend / divisor - (dividend % divisor < 0 ? 1 : 0);
 }
 
-// Of extents, those written first, that overlap in a row from `begin` to `end`.
-bool share_bytes(std::span<const Extent> row, const std::byte* begin, const std::byte* end) {
-  if (std::all_of(row.begin(), row.end(), [](const Extent& one) { return one.dense(); })) {
-    return true;
+// Exact, and allocates nothing. Walks along the axis with the larger stride, only where the other
+// block is. If both blocks have that stride, as columns of one matrix have, only the distance of
+// two positions counts.
+bool share_bytes(const Block& a, const Block& b) {
+  if (a.end() <= b.begin || b.end() <= a.begin) return false;
+  if (a.axes.empty() && b.axes.empty()) return true;
+  if (a.stride() < b.stride()) return share_bytes(b, a);
+  const bool aligned = a.stride() == b.stride();
+  const Block other = aligned ? b.at(0) : b;
+  const Block first = a.at(0);
+  const std::int64_t low = floor_of(other.begin - first.end(), a.stride()) + 1;
+  const std::int64_t high = -floor_of(first.begin - other.end(), a.stride()) - 1;
+  const std::int64_t lowest = aligned ? 1 - b.axes.front().count : 0;
+  const std::int64_t highest = std::min(high, a.axes.front().count - 1);
+  for (std::int64_t position = std::max(low, lowest); position <= highest; ++position) {
+    if (share_bytes(a.at(position), other)) return true;
   }
-  const at::Tensor mask = at::zeros({end - begin}, at::kBool);
-  return std::any_of(row.begin(), row.end(), [&](const Extent& one) {
-    const at::Tensor bytes = bytes_in(mask, begin, one);
-    if (bytes.any().item<bool>()) return true;
-    if (one.written) bytes.fill_(true);
-    return false;
-  });
+  return false;
 }
+
+// What a call reads or writes of a tensor.
+class Footprint {
+ public:
+  Footprint(const at::Tensor& tensor, bool is_written)
+      : tensor_(&tensor), written_(is_written), run_(tensor.element_size()) {
+    const std::int64_t element = tensor.element_size();
+    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+      if (tensor.size(i) > 1) axes_.push_back({tensor.size(i), tensor.stride(i) * element});
+    }
+    std::sort(axes_.begin(), axes_.end(),
+              [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+    // Runs that touch are one run.
+    for (; !axes_.empty() && axes_.back().stride <= run_; axes_.pop_back()) {
+      run_ += (axes_.back().count - 1) * axes_.back().stride;
+    }
+  }
+  const at::Tensor& tensor() const { return *tensor_; }
+  bool written() const { return written_; }
+  Block block() const {
+    return {static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(begin_of(*tensor_))), axes_,
+            run_};
+  }
+
+ private:
+  const at::Tensor* tensor_;
+  bool written_;
+  std::int64_t run_;
+  std::vector<Axis> axes_;
+};
 
 }  // namespace
 
 void check_apart(const Tensors& outputs, const Tensors& inputs, const char* operation) {
-  std::vector<Extent> extents;
+  std::vector<Footprint> all;
   for (const at::Tensor& output : outputs) {
     distributed::check_no_overlap(output, operation);
-    if (output.numel() > 0) extents.emplace_back(output, true);
+    if (output.numel() > 0) all.emplace_back(output, true);
   }
   for (const at::Tensor& input : inputs) {
-    if (input.numel() > 0) extents.emplace_back(input, false);
+    if (input.numel() > 0) all.emplace_back(input, false);
   }
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  for (auto first = extents.begin(); first != extents.end();) {
-    const std::byte* const begin = first->begin;
-    const std::byte* end = first->end;
-    auto last = first + 1;
-    for (; last != extents.end() && last->begin < end; ++last) end = std::max(end, last->end);
-    const std::span row(first, last);
-    first = last;
-    const auto reads = std::stable_partition(row.begin(), row.end(),
-                                             [](const Extent& one) { return one.written; });
-    if (row.size() == 1 || reads == row.begin() || !share_bytes(row, begin, end)) continue;
-    throw UsageError(fmt::format(
-        "{} writes a tensor of {} {} that shares memory with another of its tensors: outputs must "
-        "not overlap each other, nor inputs but this rank's own part",
-        operation, row.front().tensor->numel(), c10::toString(row.front().tensor->scalar_type())));
+  std::sort(all.begin(), all.end(), [](const Footprint& a, const Footprint& b) {
+    return begin_of(a.tensor()) < begin_of(b.tensor());
+  });
+  for (auto one = all.begin(); one != all.end(); ++one) {
+    const Block block = one->block();
+    for (auto other = one + 1; other != all.end() && other->block().begin < block.end(); ++other) {
+      if (!one->written() && !other->written()) continue;
+      if (!share_bytes(block, other->block())) continue;
+      const at::Tensor& written = (one->written() ? one : other)->tensor();
+      throw UsageError(fmt::format(
+          "{} writes a tensor of {} {} that shares memory with another of its tensors: outputs "
+          "must not overlap each other, nor inputs but this rank's own part",
+          operation, written.numel(), c10::toString(written.scalar_type())));
+    }
   }
 }
 
@@ -103,6 +139,7 @@ Tensors without_own(const Tensors& inputs, int own, const at::Tensor& output) {
 
 Tensors without_own_part(const at::Tensor& input, int own, const at::Tensor& output) {
   if (!is_in_place(output, input, own)) return {input};
+  if (input.numel() == output.numel()) return {};  // a group of one, or no elements
   const at::Tensor flat = input.detach().view({-1});
   const std::int64_t begin = own * output.numel();
   const std::int64_t end = begin + output.numel();
