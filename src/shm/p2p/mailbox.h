@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <list>
@@ -13,9 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
-#include "shm/kernels/types.h"
-#include "shm/region.h"
+#include "shm/p2p/message_receiver.h"
+#include "shm/p2p/message_sender.h"
 
 namespace paceline::shm {
 
@@ -27,20 +25,13 @@ namespace paceline::shm {
 // Thread-safe. Requests move on only while some thread is in `pump`.
 class Mailbox {
  public:
-  static constexpr int kAnyRank = -1;
+  using Message = P2PMessage;
+  static constexpr int kAnyRank = Message::kAnyRank;
 
   // Called once for each request, by a thread in `pump`, `move` or `close`: when a message has been
   // sent, so that its memory may change, or received; or with the error that ended it. `peer` is
   // who sent it or to whom. Must not throw, and holds up the other messages while it runs.
   using Done = std::function<void(std::exception_ptr error, int peer)>;
-  struct Message {
-    void* data;  // only read if it is sent
-    std::size_t count;
-    DataType type;
-    int peer;
-    int tag;
-    std::chrono::milliseconds timeout;
-  };
 
   explicit Mailbox(std::shared_ptr<Region> region);
   Mailbox(const Mailbox&) = delete;
@@ -65,23 +56,8 @@ class Mailbox {
   void wake() { region_->ring(region_->rank()); }
 
  private:
-  struct Request {
-    Message message;
-    Done done;
-    base::Deadline deadline;
-    bool sending;
-    MessageHeader header{};
-    Payload* payload = nullptr;         // once announced, or matched
-    const std::byte* source = nullptr;  // of a receive: where the data, or the buffer, are
-    std::size_t moved = 0;              // chunks
-  };
+  using Request = P2PRequest;
   using Requests = std::list<Request>;
-  struct Arrival {
-    int from;
-    MessageHeader header;
-    Payload* payload;
-    const std::byte* source;
-  };
   struct End {
     Done done;
     std::exception_ptr error;
@@ -97,13 +73,6 @@ class Mailbox {
   bool with_lock(F&& action);
   // With the lock held: whether anything moved.
   bool move_all(Ended& ended);
-  bool take_headers();
-  void take_header(int from, MessageHeader header);
-  bool announce(Request& request);
-  bool fill(Request& request);
-  bool match(Request& request);
-  bool drain(Request& request);
-  void collect_payloads();
   void end(Requests& requests, Requests::iterator request, Ended& ended,
            std::exception_ptr error = nullptr);
   void tell(const Ended& ended);
@@ -112,9 +81,6 @@ class Mailbox {
   void look_after_peers();
   bool is_time_to_look();
   void check_request(const Request& request, const std::vector<bool>& here);
-  std::string describe(const Request& request) const;
-  [[noreturn]] void fail(const Request& request, FailureKind kind, const RankSet& ranks,
-                         const std::string& text);
   // No peer gets what they were to send.
   void end_all(const std::exception_ptr& error);
 
@@ -122,9 +88,9 @@ class Mailbox {
   mutable std::mutex mutex_;
   Requests sends_;
   Requests receives_;
-  std::deque<Arrival> arrivals_;    // announced and not asked for yet
-  std::vector<Payload*> payloads_;  // of messages that are sent and that the peer may not have read
-  LocalRankMask to_ring_ = 0;       // the peers that this round has something to tell
+  DeferredRings rings_;
+  MessageSender sender_;
+  MessageReceiver receiver_;
   std::chrono::steady_clock::time_point looked_;
 };
 

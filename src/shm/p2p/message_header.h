@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "shm/collectives/fingerprint.h"
 #include "shm/kernels/types.h"
 #include "shm/sync/cache_line.h"
 #include "shm/sync/futex.h"
@@ -18,6 +19,8 @@ struct MessageHeader {
   std::uint64_t count = 0;
   std::int32_t tag = 0;
   DataType type = DataType::byte;
+
+  bool is_shared() const { return data != CollectiveFingerprint::kNotShared; }
 };
 
 // The headers from one rank to another that the receiver has not taken yet, in a ring.
