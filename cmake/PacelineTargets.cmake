@@ -25,7 +25,7 @@ if(PACELINE_SANITIZE)
   target_link_options(paceline_options INTERFACE -fsanitize=${PACELINE_SANITIZE})
 endif()
 
-# paceline_layer(NAME [NOT_IN_LIBRARY] SOURCES ... [LIBRARIES ...]): one folder below src/ as the OBJECT
+# paceline_layer(NAME [NOT_IN_LIBRARY] SOURCES ... [LIBRARIES ...]): one folder as the OBJECT
 # library paceline_NAME, and a part of the library. LIBRARIES may name layers and outside libraries;
 # layers are not linked into each other but all into whatever is built of them (paceline_compose).
 # Where there is no LibTorch, a layer that needs it is left out.

@@ -26,7 +26,8 @@ MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
 MAY_INCLUDE["launch"].remove("shm")
 MAY_INCLUDE["trace"] -= {"shm", "launch"}
 MAY_INCLUDE |= {
-    "apps/paceline": {"base", "launch", "trace", "apps/paceline"},
+    "apps/paceline/report": {"base", "trace", "apps/paceline/report"},
+    "apps/paceline": {"base", "launch", "trace", "apps/paceline/report", "apps/paceline"},
     "apps": {*LIBRARY, "models", "benchmarks", "apps"},
     "models": {"models"},
     "examples": {"models", "examples"},
@@ -35,7 +36,7 @@ MAY_INCLUDE |= {
     "public": {"public"},
 }
 SEES_PUBLIC_API = {"models", "examples"}
-TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline"}
+TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/report"}
 
 TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
@@ -57,7 +58,7 @@ def includes(root, path):
     found = []
     for match in INCLUDE.finditer(text):
         name = match[1]
-        places = [path.parent, *map(pathlib.Path, ("include", "src", "", "tests"))]
+        places = [path.parent, *map(pathlib.Path, ("include", "src", "apps/paceline", "", "tests"))]
         ours = next((p / name for p in places if (root / p / name).is_file()), None)
         found.append((text.count("\n", 0, match.start(1)) + 1, name, ours))
     return found
@@ -78,8 +79,9 @@ def layer_of(path):
     parts = path.parts
     if parts[0] == "src":
         return parts[1]
-    if parts[:2] == ("apps", "paceline"):
-        return "apps/paceline"
+    for app in ("apps/paceline/report", "apps/paceline"):
+        if path.is_relative_to(app):
+            return app
     return "public" if parts[0] == "include" else parts[0]
 
 

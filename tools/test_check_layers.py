@@ -16,7 +16,8 @@ CLEAN = {
     "src/launch/job.h": '#include "base/log.h"',
     "src/trace/timeline.h": '#include "base/log.h"',
     "src/parallel/ddp/ddp.cpp": '#include "paceline/ddp.h"\n#include "shm/group.h"',
-    "apps/paceline/main.cpp": '#include "launch/job.h"\n#include "trace/timeline.h"',
+    "apps/paceline/main.cpp": '#include "launch/job.h"\n#include "report/page.h"',
+    "apps/paceline/report/page.h": '#include "trace/timeline.h"',
     "examples/one/main.cpp": "#include <paceline/ddp.h>",
     "tests/support/ranks.h": '#include "shm/group.h"',
 }
@@ -52,6 +53,12 @@ class CheckLayers(unittest.TestCase):
                     "1: includes launch/job.h, but trace must not include launch")
         self.expect("src/shm/bad.cpp", '#include "trace/timeline.h"',
                     "1: includes trace/timeline.h, but shm must not include trace")
+
+    def test_report_beside_launch_and_below_the_command(self):
+        self.expect("apps/paceline/report/bad.cpp", '#include "launch/job.h"',
+                    "1: includes launch/job.h, but apps/paceline/report must not include launch")
+        self.expect("src/trace/bad.cpp", '#include "report/page.h"',
+                    "1: includes report/page.h, but trace must not include apps/paceline/report")
 
     def test_public_header_of_a_higher_layer(self):
         self.expect("src/distributed/init.cpp", "#include <paceline/ddp.h>",

@@ -14,10 +14,10 @@
 
 #include "base/errno_error.h"
 #include "help_formatter.h"
-#include "report_page.h"
-#include "trace/analysis.h"
-#include "trace/diagnosis.h"
-#include "trace/job.h"
+#include "report/analysis/analysis.h"
+#include "report/analysis/diagnosis.h"
+#include "report/page/page.h"
+#include "report/timelines/job.h"
 
 namespace paceline::app {
 namespace {
@@ -75,10 +75,10 @@ int report_command(const std::vector<std::string>& arguments) {
     std::fputs(options.help.c_str(), stdout);
     return 0;
   }
-  const trace::Job job = trace::read_job(options.directory);
-  const trace::Analysis analysis = trace::analyse(job);
-  const trace::Verdict verdict = trace::judge(analysis);
-  write_page(options.output, report_page(job, analysis, verdict));
+  const report::Job job = report::read_job(options.directory);
+  const report::Analysis analysis = report::analyse(job);
+  const report::Verdict verdict = report::judge(analysis);
+  write_page(options.output, report::report_page(job, analysis, verdict));
   for (const std::string& note : job.notes) {
     std::fputs(fmt::format("paceline report: {}\n", note).c_str(), stderr);
   }

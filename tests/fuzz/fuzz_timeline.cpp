@@ -5,15 +5,15 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "trace/diagnosis.h"
-#include "trace/job.h"
+#include "report/analysis/diagnosis.h"
+#include "report/timelines/job.h"
 
 // Whatever the bytes: a timeline that can be judged, or CorruptFile.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(bytes), size);
   try {
-    const auto job = paceline::trace::merge({paceline::trace::parse_timeline(text, "fuzz")});
-    if (paceline::trace::judge(paceline::trace::analyse(job)).sentence.empty()) std::abort();
+    const auto job = paceline::report::merge({paceline::report::parse_timeline(text, "fuzz")});
+    if (paceline::report::judge(paceline::report::analyse(job)).sentence.empty()) std::abort();
   } catch (const paceline::CorruptFile&) {  // NOLINT(bugprone-empty-catch): as it should be
   }
   return 0;

@@ -21,7 +21,7 @@ Clock::time_point at(double microseconds) {
 // One step of all ranks; `now` is where each stands.
 class MadeStep {
  public:
-  MadeStep(const MadeJob& job, int number, std::vector<trace::RankTrace>& traces,
+  MadeStep(const MadeJob& job, int number, std::vector<report::RankTrace>& traces,
            std::vector<double>& now)
       : job_(job), number_(number), traces_(traces), now_(now) {}
 
@@ -75,7 +75,7 @@ class MadeStep {
 
   const MadeJob& job_;
   int number_;
-  std::vector<trace::RankTrace>& traces_;
+  std::vector<report::RankTrace>& traces_;
   std::vector<double>& now_;
   std::vector<double> reduced_;
   int last_rank_ = 0;
@@ -83,10 +83,10 @@ class MadeStep {
 
 }  // namespace
 
-std::vector<trace::RankTrace> make_timelines(const MadeJob& job) {
-  std::vector<trace::RankTrace> traces;
+std::vector<report::RankTrace> make_timelines(const MadeJob& job) {
+  std::vector<report::RankTrace> traces;
   for (int rank = 0; rank < job.ranks; ++rank) {
-    trace::RankTrace& trace = traces.emplace_back();
+    report::RankTrace& trace = traces.emplace_back();
     trace.path = fmt::format("rank{}.json", rank);
     trace.rank = rank;
     trace.size = job.ranks;
@@ -103,8 +103,8 @@ std::vector<trace::RankTrace> make_timelines(const MadeJob& job) {
 }
 
 void write_timelines(const std::filesystem::path& directory,
-                     const std::vector<trace::RankTrace>& traces) {
-  for (const trace::RankTrace& trace : traces) {
+                     const std::vector<report::RankTrace>& traces) {
+  for (const report::RankTrace& trace : traces) {
     std::string text = trace::job_event(trace.rank, trace.size);
     for (const auto& [key, bucket] : trace.buckets) {
       text +=

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "trace/reader.h"
+#include "report/timelines/reader.h"
 
 namespace paceline::test {
 
@@ -23,10 +23,10 @@ struct MadeJob {
   bool meets = false;    // before a forward all ranks wait for the last one
 };
 
-std::vector<trace::RankTrace> make_timelines(const MadeJob& job);
+std::vector<report::RankTrace> make_timelines(const MadeJob& job);
 
 // rankR.json of each, in the format of PACELINE_TIMELINE.
 void write_timelines(const std::filesystem::path& directory,
-                     const std::vector<trace::RankTrace>& traces);
+                     const std::vector<report::RankTrace>& traces);
 
 }  // namespace paceline::test

@@ -19,9 +19,9 @@
 #include <thread>
 
 #include "base/cores.h"
+#include "report/timelines/reader.h"
 #include "support/eventually.h"
 #include "support/temporary_directory.h"
-#include "trace/reader.h"
 #include "trace/timeline.h"
 #include "trace/trace_file.h"
 
@@ -90,7 +90,7 @@ TEST_F(TimelineTest, WhatIsRecordedIsRead) {
   timeline->record(span_of(6));
 
   const auto path = directory() / "new" / "one" / "rank2.json";
-  const RankTrace trace = read_timeline(path);
+  const report::RankTrace trace = report::read_timeline(path);
   EXPECT_EQ(trace.rank, 2);
   EXPECT_EQ(trace.size, 4);
   EXPECT_FALSE(trace.truncated);
@@ -103,7 +103,7 @@ TEST_F(TimelineTest, WhatIsRecordedIsRead) {
   EXPECT_EQ(trace.spans[1].model, 3U);
   EXPECT_EQ(trace.spans[1].bucket, 6);
   EXPECT_EQ(trace.spans[1].peer, 1);
-  const BucketInfo& bucket = trace.buckets.at({3, 6});
+  const report::BucketInfo& bucket = trace.buckets.at({3, 6});
   EXPECT_EQ(bucket.bytes, 1234U);
   EXPECT_EQ(bucket.parameters, hostile);
 }
@@ -151,7 +151,7 @@ TEST_F(TimelineTest, ThreadsRecordSideBySide) {
   }
   for (std::thread& thread : threads) thread.join();
   Timeline::stop();
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_EQ(trace.spans.size() + trace.lost, 4 * kEach);
   EXPECT_EQ(trace.lost, 0U);  // there is room for that many
 }
@@ -161,7 +161,7 @@ TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
   constexpr std::uint64_t kMany = 600000;
   for (std::uint64_t i = 0; i < kMany; ++i) Timeline::current()->record(span_of(i));
   Timeline::stop();
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_EQ(trace.spans.size() + trace.lost, kMany);
   EXPECT_GT(trace.lost, 0U);
   EXPECT_GE(trace.spans.size(), 500000U);
@@ -177,7 +177,7 @@ TEST_F(TimelineTest, AFileHasABound) {
   out.write(spans);
   out.close();
   EXPECT_LT(std::filesystem::file_size(file(0)), (1U << 20) + (1U << 17));
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_TRUE(trace.full);
   EXPECT_FALSE(trace.truncated);
   EXPECT_GT(trace.spans.size(), 5000U);
@@ -219,7 +219,7 @@ TEST_F(TimelineTest, AFileThatMayNotGrowDoesNotEndTheProcess) {
   });
   ASSERT_TRUE(WIFEXITED(status)) << status;
   EXPECT_EQ(WEXITSTATUS(status), 42);
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_TRUE(trace.truncated);
   EXPECT_GT(trace.spans.size(), 500U);
 }
@@ -240,7 +240,7 @@ TEST_F(TimelineTest, AForkedChildWritesNothing) {
   EXPECT_EQ(status, 0);
   parents->record(span_of(10));
   Timeline::stop();
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_THAT(trace.spans, SizeIs(11));
   EXPECT_TRUE(trace.buckets.empty());
   EXPECT_FALSE(trace.truncated);
@@ -253,7 +253,7 @@ TEST_F(TimelineTest, ExitWritesWhatIsLeft) {
               std::exit(0);
             }),
             0);
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_THAT(trace.spans, SizeIs(1));
   EXPECT_FALSE(trace.truncated);
 }
@@ -275,7 +275,7 @@ TEST_F(TimelineTest, AKilledRankLeavesWhatWasWritten) {
   ::kill(pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
   ASSERT_TRUE(enough);
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_TRUE(trace.truncated);
   EXPECT_GT(trace.spans.size(), 1000U);
   for (std::size_t i = 1; i < trace.spans.size(); ++i) {
@@ -319,7 +319,7 @@ TEST_F(TimelineTest, TellsOfACoreThatIsShared) {
   ::waitpid(other, nullptr, 0);
   ::sched_setaffinity(0, sizeof(before), &before);
 
-  const RankTrace trace = read_timeline(file(0));
+  const report::RankTrace trace = report::read_timeline(file(0));
   EXPECT_THAT(trace.affinity, ElementsAre(cores.back()));
   ASSERT_TRUE(trace.cpu.has_value());
   EXPECT_GE(trace.cpu->running, 190'000);
@@ -334,8 +334,8 @@ TEST_F(TimelineTest, StartsAnew) {
   Timeline::start(directory(), 1, 2);
   Timeline::current()->record(span_of(2));
   Timeline::stop();
-  EXPECT_EQ(read_timeline(file(0)).spans.at(0).step, 1U);
-  EXPECT_EQ(read_timeline(file(1)).spans.at(0).step, 2U);
+  EXPECT_EQ(report::read_timeline(file(0)).spans.at(0).step, 1U);
+  EXPECT_EQ(report::read_timeline(file(1)).spans.at(0).step, 2U);
 }
 
 }  // namespace

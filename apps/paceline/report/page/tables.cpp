@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <vector>
 
-#include "html.h"
-#include "report_page.h"
-#include "trace/words.h"
+#include "report/page/html.h"
+#include "report/page/page.h"
+#include "report/units.h"
 
-namespace paceline::app {
+namespace paceline::report {
 namespace {
-
-using trace::time_text;
 
 constexpr std::size_t kMaxMatrix = 16;
 constexpr std::size_t kMaxPairs = 20;
-constexpr std::size_t kMaxBuckets = 40;
+constexpr std::size_t kMaxBucketRows = 40;
 
 std::string cell(const std::string& text) {
   return "<td>" + text + "</td>";
@@ -29,7 +27,7 @@ std::string header(std::initializer_list<const char*> names, std::size_t text_co
   return html + "</tr>\n";
 }
 
-std::string longest_pairs(const trace::Analysis& analysis) {
+std::string longest_pairs(const Analysis& analysis) {
   std::vector<std::pair<std::pair<int, int>, double>> pairs(analysis.waits.begin(),
                                                             analysis.waits.end());
   std::ranges::sort(pairs, std::greater(), [](const auto& entry) { return entry.second; });
@@ -44,36 +42,35 @@ std::string longest_pairs(const trace::Analysis& analysis) {
 
 }  // namespace
 
-std::string rank_table(const trace::Analysis& analysis) {
+std::string rank_table(const Analysis& analysis) {
   std::string html =
       header({"rank", "computing", "waiting for late ranks", "waiting for communication",
               "between steps", "communication hidden", "of what others lost"},
              9);
-  for (const trace::RankTimes& one : analysis.ranks) {
+  for (const RankTimes& one : analysis.ranks) {
     const auto lost = analysis.lost_to.find(one.rank);
     html += "<tr>" + cell(fmt::format("rank {}", one.rank)) + cell(time_text(one.computing)) +
             cell(time_text(one.late)) + cell(time_text(one.communication)) +
             cell(time_text(one.between)) +
-            cell(one.under_way > 0 ? trace::share_text(one.hidden / one.under_way) : "-") +
-            cell(lost == analysis.lost_to.end() ? "0 %" : trace::share_text(lost->second)) +
-            "</tr>\n";
+            cell(one.under_way > 0 ? share_text(one.hidden / one.under_way) : "-") +
+            cell(lost == analysis.lost_to.end() ? "0 %" : share_text(lost->second)) + "</tr>\n";
   }
   return html + "</table></div>";
 }
 
-std::string wait_table(const trace::Analysis& analysis) {
+std::string wait_table(const Analysis& analysis) {
   if (analysis.waits.empty()) return "<p>Nobody waited.</p>";
   if (analysis.ranks.size() > kMaxMatrix) return longest_pairs(analysis);
   double most = 0;
   for (const auto& [pair, time] : analysis.waits) most = std::max(most, time);
   std::string html = "<div class=scroll><table class=pairs><tr><th></th>";
-  for (const trace::RankTimes& one : analysis.ranks) {
+  for (const RankTimes& one : analysis.ranks) {
     html += fmt::format("<th>for rank {}</th>", one.rank);
   }
   html += "</tr>\n";
-  for (const trace::RankTimes& one : analysis.ranks) {
+  for (const RankTimes& one : analysis.ranks) {
     html += fmt::format("<tr><th>rank {} waits</th>", one.rank);
-    for (const trace::RankTimes& other : analysis.ranks) {
+    for (const RankTimes& other : analysis.ranks) {
       const auto found = analysis.waits.find({one.rank, other.rank});
       const double time = found == analysis.waits.end() ? 0 : found->second;
       html += fmt::format(R"-(<td style="background:rgba(221,116,51,{:.2f})">{}</td>)-",
@@ -84,29 +81,29 @@ std::string wait_table(const trace::Analysis& analysis) {
   return html + "</table></div>";
 }
 
-std::string bucket_table(const trace::Analysis& analysis) {
+std::string bucket_table(const Analysis& analysis) {
   auto buckets = analysis.buckets;
-  if (buckets.size() > kMaxBuckets) {
+  if (buckets.size() > kMaxBucketRows) {
     std::ranges::sort(buckets, std::greater(),
-                      [](const trace::BucketTimes& one) { return one.late + one.communication; });
-    buckets.resize(kMaxBuckets);
+                      [](const BucketTimes& one) { return one.late + one.communication; });
+    buckets.resize(kMaxBucketRows);
   }
   std::string html = header({"bucket", "size", "under way", "waiting for late ranks",
                              "waiting for communication", "parameters"},
                             5);
-  for (const trace::BucketTimes& one : buckets) {
+  for (const BucketTimes& one : buckets) {
     html += "<tr>" + cell(std::to_string(one.number)) +
-            cell(one.info.bytes > 0 ? trace::bytes_text(one.info.bytes) : "-") +
+            cell(one.info.bytes > 0 ? bytes_text(one.info.bytes) : "-") +
             cell(time_text(one.under_way)) + cell(time_text(one.late)) +
             cell(time_text(one.communication)) + "<td class=text>" + escaped(one.info.parameters) +
             "</td></tr>\n";
   }
   html += "</table></div>";
-  if (analysis.buckets.size() > kMaxBuckets) {
+  if (analysis.buckets.size() > kMaxBucketRows) {
     html += fmt::format("<p class=soft>The {} of {} buckets that were waited for longest.</p>",
-                        kMaxBuckets, analysis.buckets.size());
+                        kMaxBucketRows, analysis.buckets.size());
   }
   return html;
 }
 
-}  // namespace paceline::app
+}  // namespace paceline::report

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "html.h"
-#include "report_axis.h"
-#include "report_page.h"
-#include "trace/words.h"
+#include "report/page/axis.h"
+#include "report/page/html.h"
+#include "report/page/page.h"
+#include "report/units.h"
 
-namespace paceline::app {
+namespace paceline::report {
 namespace {
 
 constexpr std::size_t kPoints = 300;
@@ -21,7 +21,7 @@ std::vector<double> thinned(const std::vector<double>& values) {
   for (std::size_t i = 0; i < points; ++i) {
     const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i * values.size() / points);
     const auto end = values.begin() + static_cast<std::ptrdiff_t>((i + 1) * values.size() / points);
-    result.push_back(trace::median({begin, end}));
+    result.push_back(median({begin, end}));
   }
   return result;
 }
@@ -71,12 +71,12 @@ std::string legend_entry(const char* colour, const char* meaning) {
   return fmt::format(R"(<span class="{}">{}</span>)", colour, meaning);
 }
 
-std::string time_bars(const trace::Analysis& analysis) {
+std::string time_bars(const Analysis& analysis) {
   std::string html = "<div class=key>" + legend_entry("backward", "computing") +
                      legend_entry("late", "waiting for a late rank") +
                      legend_entry("comm", "waiting for communication") +
                      legend_entry("between", "between steps") + "</div>\n";
-  for (const trace::RankTimes& one : analysis.ranks) {
+  for (const RankTimes& one : analysis.ranks) {
     const std::pair<double, const char*> parts[] = {{one.computing, "backward"},
                                                     {one.late, "late"},
                                                     {one.communication, "comm"},
@@ -89,10 +89,10 @@ std::string time_bars(const trace::Analysis& analysis) {
       const double width = whole > 0 ? std::max(time, 0.0) / whole : 0;
       html += fmt::format(
           R"(<rect class="{}" x="{}" width="{}" height="20"><title>{} a step</title></rect>)",
-          colour, percent(at), percent(width), trace::time_text(time));
+          colour, percent(at), percent(width), time_text(time));
       if (width > 0.07) {
         html += fmt::format(R"(<text class="in" x="{}" dx="5" y="14">{}</text>)", percent(at),
-                            trace::share_text(width));
+                            share_text(width));
       }
       at += width;
     }
@@ -101,17 +101,16 @@ std::string time_bars(const trace::Analysis& analysis) {
   return html;
 }
 
-std::string step_times(const trace::Job& job, const trace::Analysis& analysis,
-                       const trace::Verdict& verdict) {
+std::string step_times(const Job& job, const Analysis& analysis, const Verdict& verdict) {
   std::vector<double> periods;
-  for (const trace::Step& step : analysis.steps) periods.push_back(step.period());
+  for (const Step& step : analysis.steps) periods.push_back(step.period());
   periods = thinned(periods);
   const double top = top_of(periods);
   std::string lines;
   std::string named;
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
     std::vector<double> computing;
-    for (const trace::Step& step : analysis.steps) computing.push_back(step.ranks[i].computing());
+    for (const Step& step : analysis.steps) computing.push_back(step.ranks[i].computing());
     const int rank = job.ranks[i].rank;
     const bool is_named = rank == verdict.rank;
     (is_named ? named : lines) += line(thinned(computing), top, is_named ? "late" : "backward",
@@ -133,4 +132,4 @@ std::string step_times(const trace::Job& job, const trace::Analysis& analysis,
                             analysis.steps.front().number, analysis.steps.back().number);
 }
 
-}  // namespace paceline::app
+}  // namespace paceline::report

@@ -1,10 +1,10 @@
-#include "html.h"
+#include "report/page/html.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-namespace paceline::app {
+namespace paceline::report {
 
 std::string escaped(std::string_view text) {
   std::string result;
@@ -41,4 +41,4 @@ std::string percent(double part) {
   return fmt::format("{:.3f}%", 100 * std::clamp(part, -1.0, 2.0));
 }
 
-}  // namespace paceline::app
+}  // namespace paceline::report

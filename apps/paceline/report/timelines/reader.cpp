@@ -1,4 +1,4 @@
-#include "trace/reader.h"
+#include "report/timelines/reader.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -15,10 +15,10 @@
 
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
-#include "trace/event_parser.h"
+#include "report/timelines/event_parser.h"
 #include "trace/format.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 constexpr double kMaxNanoseconds = 4e18;
@@ -70,7 +70,7 @@ class Collector {
 
  private:
   bool take_span(const Event& event) {
-    const auto kind = kind_of(event.text(Field::cat));
+    const auto kind = trace::kind_of(event.text(Field::cat));
     const double begin = event.number(Field::ts).value_or(-1) * 1000;
     const double length = event.number(Field::dur).value_or(-1) * 1000;
     const auto model = event.integer(Field::model, 0, kMaxCount);
@@ -103,11 +103,11 @@ class Collector {
 
   bool take_job(const Event& event) {
     const auto version = event.integer(Field::version, 0, kMaxCount);
-    if (version != kFormatVersion) {
+    if (version != trace::kFormatVersion) {
       throw CorruptFile(
           fmt::format("{}: a timeline of format version {}, and this paceline reads "
                       "version {}: use the one that wrote it (at byte 0)",
-                      trace_.path, version.value_or(0), kFormatVersion));
+                      trace_.path, version.value_or(0), trace::kFormatVersion));
     }
     const auto rank = event.integer(Field::rank, 0, kMaxRanks - 1);
     const auto size = event.integer(Field::size, 1, kMaxRanks);
@@ -190,4 +190,4 @@ RankTrace read_timeline(const std::filesystem::path& path) {
   return parse_timeline(read_whole(path), path.string());
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

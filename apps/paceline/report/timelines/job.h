@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "trace/reader.h"
+#include "report/timelines/reader.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 
 // The timelines of one job that can be laid over each other.
 struct Job {
@@ -24,4 +24,4 @@ Job merge(std::vector<RankTrace> traces);
 // Error is thrown; UsageError if there is none.
 Job read_job(const std::filesystem::path& directory);
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-namespace paceline::trace {
+namespace paceline::report {
 
 // A stretch of time, in microseconds.
 struct Interval {
@@ -21,4 +21,4 @@ double length(const Intervals& set);
 // Of the part of `set` that lies in `window`.
 double length_in(const Intervals& set, Interval window);
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

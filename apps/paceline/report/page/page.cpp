@@ -1,17 +1,15 @@
-#include "report_page.h"
+#include "report/page/page.h"
 
 #include <fmt/format.h>
 
 #include <vector>
 
-#include "html.h"
-#include "report_style.h"
-#include "trace/words.h"
+#include "report/page/html.h"
+#include "report/page/style.h"
+#include "report/units.h"
 
-namespace paceline::app {
+namespace paceline::report {
 namespace {
-
-using trace::Finding;
 
 // Would keep a script from running, and anything from being fetched, even if one got in.
 constexpr const char* kHead = R"(<!DOCTYPE html>
@@ -33,14 +31,13 @@ std::string section(const std::string& heading, const std::string& caption,
                      content);
 }
 
-std::string summary(const trace::Analysis& a) {
-  std::string text =
-      fmt::format("{} rank{}, {} steps; one takes {}", a.size, a.size == 1 ? "" : "s",
-                  a.steps.size(), trace::time_text(a.period));
+std::string summary(const Analysis& a) {
+  std::string text = fmt::format("{} rank{}, {} steps; one takes {}", a.size,
+                                 a.size == 1 ? "" : "s", a.steps.size(), time_text(a.period));
   text += fmt::format(". The first {} steps are left out as warm-up", a.warm_up);
   if (a.pauses > 0) {
     text += fmt::format(", and {} long pause{} between steps, {} of the whole time", a.pauses,
-                        a.pauses == 1 ? "" : "s", trace::share_text(a.pause_share));
+                        a.pauses == 1 ? "" : "s", share_text(a.pause_share));
   }
   text += ".";
   if (a.models > 1) {
@@ -50,7 +47,7 @@ std::string summary(const trace::Analysis& a) {
   return text;
 }
 
-std::string verdict_section(const trace::Analysis& analysis, const trace::Verdict& verdict) {
+std::string verdict_section(const Analysis& analysis, const Verdict& verdict) {
   return fmt::format(
       "<section class=\"verdict{}\"><p class=soft>{}</p><h1>{}</h1>\n"
       "<div class=columns>{}{}</div></section>\n",
@@ -58,9 +55,8 @@ std::string verdict_section(const trace::Analysis& analysis, const trace::Verdic
       escaped(verdict.sentence), list("Why", verdict.why), list("What to try", verdict.remedies));
 }
 
-std::string drawings(const trace::Job& job, const trace::Analysis& analysis,
-                     const trace::Verdict& verdict) {
-  const trace::Step& typical = analysis.steps[analysis.typical];
+std::string drawings(const Job& job, const Analysis& analysis, const Verdict& verdict) {
+  const Step& typical = analysis.steps[analysis.typical];
   return section("A typical step",
                  fmt::format("Step {}, of median length. Each rank computes (upper bar) while its "
                              "buckets are reduced (below). Hover over a bar for its times.",
@@ -78,7 +74,7 @@ std::string drawings(const trace::Job& job, const trace::Analysis& analysis,
              fmt::format("{} of the communication was hidden behind backward: of the time in "
                          "which buckets were under way, the part within backward and not within "
                          "a wait.",
-                         trace::share_text(analysis.overlap)),
+                         share_text(analysis.overlap)),
              bucket_table(analysis)) +
          section("Who waits for whom",
                  "Time a step, until the last rank has published its gradients.",
@@ -87,8 +83,7 @@ std::string drawings(const trace::Job& job, const trace::Analysis& analysis,
 
 }  // namespace
 
-std::string report_page(const trace::Job& job, const trace::Analysis& analysis,
-                        const trace::Verdict& verdict) {
+std::string report_page(const Job& job, const Analysis& analysis, const Verdict& verdict) {
   std::string page = kHead;
   page += kStyle;
   page += "</style></head><body><main>\n";
@@ -98,4 +93,4 @@ std::string report_page(const trace::Job& job, const trace::Analysis& analysis,
   return page + "</main></body></html>\n";
 }
 
-}  // namespace paceline::app
+}  // namespace paceline::report

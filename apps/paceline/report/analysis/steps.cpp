@@ -1,11 +1,11 @@
-#include "trace/steps.h"
+#include "report/analysis/steps.h"
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <tuple>
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 // When the ranks published a bucket, or met before a forward.
@@ -210,4 +210,4 @@ Run collect_steps(const Job& job) {
   return Collection(job).run();
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "trace/job.h"
-#include "trace/steps.h"
+#include "report/analysis/steps.h"
+#include "report/timelines/job.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 
 // Where the time of one rank goes, in microseconds a step. The first four add up to the period.
 struct RankTimes {
@@ -71,4 +71,4 @@ Analysis analyse(const Job& job);
 
 double median(std::vector<double> values);  // 0 if there are none
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

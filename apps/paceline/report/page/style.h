@@ -1,6 +1,6 @@
 #pragma once
 
-namespace paceline::app {
+namespace paceline::report {
 
 // One colour for one meaning throughout: blue computes, orange waits for a rank, purple is
 // communication, grey is between steps.
@@ -68,4 +68,4 @@ table.pairs td{border:2px solid var(--card);min-width:64px}
 @media (max-width:640px){.wide{display:none}h1{font-size:20px}section{padding:12px}}
 )";
 
-}  // namespace paceline::app
+}  // namespace paceline::report

@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "trace/intervals.h"
-#include "trace/job.h"
+#include "report/analysis/intervals.h"
+#include "report/timelines/job.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 
 // All times are in microseconds since the first span of the job.
 
@@ -57,4 +57,4 @@ struct Run {
 
 Run collect_steps(const Job& job);
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

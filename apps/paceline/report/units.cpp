@@ -1,10 +1,10 @@
-#include "trace/words.h"
+#include "report/units.h"
 
 #include <fmt/format.h>
 
 #include <array>
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 // Three figures.
@@ -35,4 +35,4 @@ std::string bytes_text(std::uint64_t bytes) {
   return figures(value, units[unit]);
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace paceline::app {
+namespace paceline::report {
 
 // Text for HTML and for its attributes, whatever is in it.
 std::string escaped(std::string_view text);
@@ -11,4 +11,4 @@ std::string escaped(std::string_view text);
 // A position or size along a drawing: "12.34%" for 0.1234.
 std::string percent(double part);
 
-}  // namespace paceline::app
+}  // namespace paceline::report

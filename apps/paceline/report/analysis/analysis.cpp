@@ -1,10 +1,10 @@
-#include "trace/analysis.h"
+#include "report/analysis/analysis.h"
 
 #include <algorithm>
 #include <numeric>
 #include <set>
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 // Buckets are rebuilt after the first step, and memory is touched for the first time.
@@ -220,4 +220,4 @@ Analysis analyse(const Job& job) {
   return analysis;
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -1,4 +1,4 @@
-#include "trace/event_parser.h"
+#include "report/timelines/event_parser.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include <paceline/error.h>
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 using nlohmann::json;
@@ -142,4 +142,4 @@ bool parse_events(std::string_view text, const std::string& path,
                                 std::ranges::count(before, '\n') + 1, handler.position()));
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

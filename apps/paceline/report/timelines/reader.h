@@ -13,7 +13,12 @@
 #include "trace/cpu_use.h"
 #include "trace/span.h"
 
-namespace paceline::trace {
+namespace paceline::report {
+
+using trace::Clock;
+using trace::CpuUse;
+using trace::Kind;
+using trace::Span;
 
 struct BucketInfo {
   std::uint64_t bytes = 0;
@@ -49,4 +54,4 @@ RankTrace parse_timeline(std::string_view text, const std::string& path);
 // The same for a file on disk. Throws Error if it cannot be read.
 RankTrace read_timeline(const std::filesystem::path& path);
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -8,15 +8,15 @@
 #include <random>
 #include <string>
 
+#include "report/analysis/analysis.h"
+#include "report/analysis/diagnosis.h"
+#include "report/timelines/job.h"
+#include "report/timelines/reader.h"
 #include "support/made_timelines.h"
 #include "support/temporary_directory.h"
 #include "support/thoroughness.h"
-#include "trace/analysis.h"
-#include "trace/diagnosis.h"
-#include "trace/job.h"
-#include "trace/reader.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 using ::testing::AllOf;
@@ -210,4 +210,4 @@ TEST(ReadJob, SaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace paceline::trace
+}  // namespace paceline::report

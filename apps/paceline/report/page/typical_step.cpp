@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "html.h"
-#include "report_axis.h"
-#include "report_page.h"
-#include "trace/words.h"
+#include "report/page/axis.h"
+#include "report/page/html.h"
+#include "report/page/page.h"
+#include "report/units.h"
 
-namespace paceline::app {
+namespace paceline::report {
 namespace {
 
 constexpr std::size_t kMaxRows = 16;   // more would not be read
@@ -25,11 +25,10 @@ std::string bar(double begin, double end, double y, double height, const char* c
 // The rows of the drawing of one step, over the time in which any rank was in it.
 class StepDrawing {
  public:
-  StepDrawing(const trace::Job& job, const trace::Step& step, int named)
-      : job_(job), step_(step), named_(named) {
+  StepDrawing(const Job& job, const Step& step, int named) : job_(job), step_(step), named_(named) {
     begin_ = step.ranks.front().step.begin;
     end_ = step.ranks.front().step.end;
-    for (const trace::RankStep& rank : step.ranks) {
+    for (const RankStep& rank : step.ranks) {
       begin_ = std::min(begin_, rank.step.begin);
       end_ = std::max(end_, rank.step.end);
     }
@@ -54,18 +53,18 @@ class StepDrawing {
 
  private:
   double part(double moment) const { return (moment - begin_) / (end_ - begin_); }
-  std::string since(double moment) const { return trace::time_text(moment - begin_); }
+  std::string since(double moment) const { return time_text(moment - begin_); }
 
-  std::string bar_of(trace::Interval when, double y, double height, const char* colour,
+  std::string bar_of(Interval when, double y, double height, const char* colour,
                      const std::string& what) const {
     if (when.length() == 0) return "";
     return bar(part(when.begin), part(when.end), y, height, colour,
-               fmt::format("{}: {}, from {} to {}", what, trace::time_text(when.length()),
+               fmt::format("{}: {}, from {} to {}", what, time_text(when.length()),
                            since(when.begin), since(when.end)));
   }
 
   std::string row(std::size_t index) const {
-    const trace::RankStep& rank = step_.ranks[index];
+    const RankStep& rank = step_.ranks[index];
     double height = kBarHeight + 3;
     const std::string buckets = draw_buckets(rank, height);
     std::string html = fmt::format(R"(<div class="row{}"><div>rank {}</div><svg height="{}">)",
@@ -78,14 +77,14 @@ class StepDrawing {
     return html + draw_work(rank) + buckets + "</svg></div>\n";
   }
 
-  std::string draw_work(const trace::RankStep& rank) const {
+  std::string draw_work(const RankStep& rank) const {
     std::string svg =
         bar_of({begin_, rank.step.begin}, 0, kBarHeight, "between", "not in the step yet");
     for (const auto& when : rank.forward) svg += bar_of(when, 0, kBarHeight, "forward", "forward");
     for (const auto& when : rank.backward) {
       svg += bar_of(when, 0, kBarHeight, "backward", "backward");
     }
-    for (const trace::Wait& wait : rank.waits) {
+    for (const Wait& wait : rank.waits) {
       const double divided = wait.when.begin + wait.late;
       const std::string bucket = wait.bucket < 0 ? "" : fmt::format(" with bucket {}", wait.bucket);
       svg += bar_of({wait.when.begin, divided}, 0, kBarHeight, "late",
@@ -97,12 +96,12 @@ class StepDrawing {
   }
 
   // Below the work, in as few lanes as keep them apart; adds to `height` what they need.
-  std::string draw_buckets(const trace::RankStep& rank, double& height) const {
+  std::string draw_buckets(const RankStep& rank, double& height) const {
     auto buckets = rank.buckets;
-    std::ranges::sort(buckets, {}, [](const trace::OpenBucket& one) { return one.when.begin; });
+    std::ranges::sort(buckets, {}, [](const OpenBucket& one) { return one.when.begin; });
     std::string svg;
     std::vector<double> lanes;  // when each is free again
-    for (const trace::OpenBucket& bucket : buckets) {
+    for (const OpenBucket& bucket : buckets) {
       auto lane =
           std::ranges::find_if(lanes, [&](double free) { return free <= bucket.when.begin; });
       if (lane == lanes.end() && lanes.size() == kMaxLanes) continue;
@@ -115,7 +114,7 @@ class StepDrawing {
     return svg;
   }
 
-  std::string draw_bucket(const trace::OpenBucket& bucket, double y) const {
+  std::string draw_bucket(const OpenBucket& bucket, double y) const {
     const std::string name = fmt::format("bucket {}", bucket.number);
     std::string svg = bar_of({bucket.when.begin, bucket.published_by_all}, y, lane_height_, "open",
                              name + ", not published by all ranks") +
@@ -145,8 +144,8 @@ class StepDrawing {
     return html + "</svg></div>\n";
   }
 
-  const trace::Job& job_;
-  const trace::Step& step_;
+  const Job& job_;
+  const Step& step_;
   int named_;
   double begin_ = 0;
   double end_ = 0;
@@ -155,8 +154,7 @@ class StepDrawing {
 
 }  // namespace
 
-std::string typical_step(const trace::Job& job, const trace::Analysis& analysis,
-                         const trace::Verdict& verdict) {
+std::string typical_step(const Job& job, const Analysis& analysis, const Verdict& verdict) {
   return "<div class=key>" + legend_entry("forward", "forward") +
          legend_entry("backward", "backward") + legend_entry("late", "waiting for a late rank") +
          legend_entry("comm", "communication: all ranks have published") +
@@ -164,4 +162,4 @@ std::string typical_step(const trace::Job& job, const trace::Analysis& analysis,
          StepDrawing(job, analysis.steps[analysis.typical], verdict.rank).draw();
 }
 
-}  // namespace paceline::app
+}  // namespace paceline::report

@@ -1,10 +1,10 @@
-#include "report_axis.h"
+#include "report/page/axis.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 
-namespace paceline::app {
+namespace paceline::report {
 
 std::vector<double> axis_ticks(double extent) {
   const double least = std::max(extent, 1e-3) / 4.2;
@@ -25,4 +25,4 @@ std::string tick_text(double microseconds) {
   return fmt::format("{:.6g} s", microseconds / 1e6);
 }
 
-}  // namespace paceline::app
+}  // namespace paceline::report

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace paceline::trace {
+namespace paceline::report {
 
 // What of an event matters to us: first its own members, then, from `model` on, those of its args.
 enum class Field {
@@ -65,4 +65,4 @@ class Event {
 bool parse_events(std::string_view text, const std::string& path,
                   const std::function<void(const Event&)>& take);
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -1,4 +1,4 @@
-#include "trace/job.h"
+#include "report/timelines/job.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,7 +10,7 @@
 
 #include <paceline/error.h>
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 bool is_timeline(std::string_view name) {
@@ -151,4 +151,4 @@ Job read_job(const std::filesystem::path& directory) {
   return job;
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

@@ -1,8 +1,8 @@
-#include "trace/intervals.h"
+#include "report/analysis/intervals.h"
 
 #include <algorithm>
 
-namespace paceline::trace {
+namespace paceline::report {
 
 Intervals united(std::vector<Interval> stretches) {
   std::ranges::sort(stretches, {}, &Interval::begin);
@@ -61,4 +61,4 @@ double length_in(const Intervals& set, Interval window) {
   return sum;
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

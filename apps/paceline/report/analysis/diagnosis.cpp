@@ -1,12 +1,12 @@
-#include "trace/diagnosis.h"
+#include "report/analysis/diagnosis.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "trace/words.h"
+#include "report/units.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 // Fewer say little about a run.
@@ -342,4 +342,4 @@ Verdict judge(const Analysis& analysis) {
   return Diagnosis(analysis).judge();
 }
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

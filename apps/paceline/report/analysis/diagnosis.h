@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "trace/analysis.h"
+#include "report/analysis/analysis.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 
 // What holds a run back.
 enum class Finding {
@@ -33,4 +33,4 @@ struct Verdict {
 
 Verdict judge(const Analysis& analysis);
 
-}  // namespace paceline::trace
+}  // namespace paceline::report

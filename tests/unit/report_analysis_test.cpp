@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include "report/analysis/analysis.h"
+#include "report/analysis/diagnosis.h"
+#include "report/analysis/intervals.h"
+#include "report/units.h"
 #include "support/made_timelines.h"
-#include "trace/analysis.h"
-#include "trace/diagnosis.h"
-#include "trace/intervals.h"
-#include "trace/words.h"
 
-namespace paceline::trace {
+namespace paceline::report {
 namespace {
 
 using test::MadeJob;
@@ -380,4 +380,4 @@ TEST(Merge, LeavesOutWhatWasOverBefore) {
 }
 
 }  // namespace
-}  // namespace paceline::trace
+}  // namespace paceline::report
