@@ -86,6 +86,7 @@ TEST_F(Report, SaysTheVerdictAndDrawsThePage) {
                            "Who waits for whom", "waiting for rank 1 with bucket 3: 1.50 ms"}) {
     EXPECT_THAT(page, HasSubstr(part));
   }
+  EXPECT_THAT(page, Not(HasSubstr("{{")));
   expect_well_formed(page);
 }
 
@@ -100,13 +101,15 @@ TEST_F(Report, HostileNamesStayText) {
   auto traces = test::make_timelines({.reduction = 3000});
   for (auto& trace : traces) {
     for (auto& [key, bucket] : trace.buckets) {
-      bucket.parameters = "</title></script><script>alert('1')</script>\" onload=\"x & \x1b[2J";
+      bucket.parameters =
+          "</title></script><script>alert('1')</script>\" onload=\"x & {{style}}\x1b[2J";
     }
   }
   test::write_timelines(directory(), traces);
   const std::string html = page();
-  EXPECT_THAT(html, AllOf(HasSubstr("&lt;script&gt;alert(&#39;1&#39;)"), Not(HasSubstr("<script")),
-                          Not(HasSubstr("\" onload")), Not(HasSubstr("\x1b"))));
+  EXPECT_THAT(
+      html, AllOf(HasSubstr("&lt;script&gt;alert(&#39;1&#39;)"), HasSubstr("{{style}}"),
+                  Not(HasSubstr("<script")), Not(HasSubstr("\" onload")), Not(HasSubstr("\x1b"))));
   expect_well_formed(html);
 }
 

@@ -67,15 +67,8 @@ std::string grid(double top) {
 
 }  // namespace
 
-std::string legend_entry(const char* colour, const char* meaning) {
-  return fmt::format(R"(<span class="{}">{}</span>)", colour, meaning);
-}
-
 std::string time_bars(const Analysis& analysis) {
-  std::string html = "<div class=key>" + legend_entry("backward", "computing") +
-                     legend_entry("late", "waiting for a late rank") +
-                     legend_entry("comm", "waiting for communication") +
-                     legend_entry("between", "between steps") + "</div>\n";
+  std::string html;
   for (const RankTimes& one : analysis.ranks) {
     const std::pair<double, const char*> parts[] = {{one.computing, "backward"},
                                                     {one.late, "late"},
@@ -116,15 +109,9 @@ std::string step_times(const Job& job, const Analysis& analysis, const Verdict& 
     (is_named ? named : lines) += line(thinned(computing), top, is_named ? "late" : "backward",
                                        fmt::format("rank {}: computing", rank));
   }
-  std::string html = "<div class=key>" +
-                     legend_entry("ink line", "a whole step, mean of all ranks") +
-                     legend_entry("backward line", "computing, each rank");
-  if (verdict.rank >= 0) {
-    html += fmt::format(R"(<span class="late line">computing, rank {}</span>)", verdict.rank);
-  }
-  html += fmt::format(R"(</div><div class="row chart"><div>{}</div><svg height="{}" )"
-                      R"(viewBox="0 0 1000 100" preserveAspectRatio="none">)",
-                      labels(top), kChartHeight);
+  std::string html = fmt::format(R"(<div class="row chart"><div>{}</div><svg height="{}" )"
+                                 R"(viewBox="0 0 1000 100" preserveAspectRatio="none">)",
+                                 labels(top), kChartHeight);
   html += grid(top) + lines + named + line(periods, top, "ink", "a whole step, mean of all ranks");
   return html + fmt::format(R"(</svg></div><div class="row"><div></div><svg height="16">)"
                             R"(<text x="0" y="11">step {}</text>)"

@@ -37,6 +37,17 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
+std::string filled(std::string_view html, const std::map<std::string_view, std::string>& values) {
+  std::string result;
+  for (std::size_t at = html.find("{{"); at != html.npos; at = html.find("{{")) {
+    const std::size_t end = html.find("}}", at);
+    result += html.substr(0, at);
+    result += values.at(html.substr(at + 2, end - at - 2));
+    html.remove_prefix(end + 2);
+  }
+  return result += html;
+}
+
 std::string percent(double part) {
   return fmt::format("{:.3f}%", 100 * std::clamp(part, -1.0, 2.0));
 }

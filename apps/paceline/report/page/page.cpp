@@ -4,31 +4,20 @@
 
 #include <vector>
 
+#include "page/drawings.html.h"
+#include "page/page.css.h"
+#include "page/page.html.h"
 #include "report/page/html.h"
-#include "report/page/style.h"
 #include "report/units.h"
 
 namespace paceline::report {
 namespace {
-
-// Would keep a script from running, and anything from being fetched, even if one got in.
-constexpr const char* kHead = R"(<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none';style-src 'unsafe-inline'">
-<title>Timeline</title><style>)";
 
 std::string list(const char* heading, const std::vector<std::string>& items) {
   if (items.empty()) return "";
   std::string html = fmt::format("<div><h2>{}</h2><ul>", heading);
   for (const std::string& item : items) html += "<li>" + escaped(item) + "</li>";
   return html + "</ul></div>\n";
-}
-
-std::string section(const std::string& heading, const std::string& caption,
-                    const std::string& content) {
-  return fmt::format("<section><h2>{}</h2><p class=soft>{}</p>\n{}</section>\n", heading, caption,
-                     content);
 }
 
 std::string summary(const Analysis& a) {
@@ -47,50 +36,37 @@ std::string summary(const Analysis& a) {
   return text;
 }
 
-std::string verdict_section(const Analysis& analysis, const Verdict& verdict) {
-  return fmt::format(
-      "<section class=\"verdict{}\"><p class=soft>{}</p><h1>{}</h1>\n"
-      "<div class=columns>{}{}</div></section>\n",
-      verdict.finding == Finding::all_well ? " well" : "", summary(analysis),
-      escaped(verdict.sentence), list("Why", verdict.why), list("What to try", verdict.remedies));
-}
-
 std::string drawings(const Job& job, const Analysis& analysis, const Verdict& verdict) {
-  const Step& typical = analysis.steps[analysis.typical];
-  return section("A typical step",
-                 fmt::format("Step {}, of median length. Each rank computes (upper bar) while its "
-                             "buckets are reduced (below). Hover over a bar for its times.",
-                             typical.number),
-                 typical_step(job, analysis, verdict)) +
-         section("Where the time goes", "Of each rank, the mean of all steps.",
-                 time_bars(analysis) + rank_table(analysis)) +
-         section(
-             "Step time",
-             "From the begin of a step to that of the next. What lies between a rank's line and "
-             "the whole step is waiting and the time between steps.",
-             step_times(job, analysis, verdict)) +
-         section(
-             "Overlap",
-             fmt::format("{} of the communication was hidden behind backward: of the time in "
-                         "which buckets were under way, the part within backward and not within "
-                         "a wait.",
-                         share_text(analysis.overlap)),
-             bucket_table(analysis)) +
-         section("Who waits for whom",
-                 "Time a step, until the last rank has published its gradients.",
-                 wait_table(analysis));
+  const std::string named_rank_key =
+      verdict.rank < 0
+          ? ""
+          : fmt::format("<span class=\"late line\">computing, rank {}</span>\n", verdict.rank);
+  return filled(kDrawingsHtml,
+                {{"typical_number", std::to_string(analysis.steps[analysis.typical].number)},
+                 {"typical_step", typical_step(job, analysis, verdict)},
+                 {"time_bars", time_bars(analysis)},
+                 {"rank_table", rank_table(analysis)},
+                 {"named_rank_key", named_rank_key},
+                 {"step_times", step_times(job, analysis, verdict)},
+                 {"overlap", share_text(analysis.overlap)},
+                 {"bucket_table", bucket_table(analysis)},
+                 {"wait_table", wait_table(analysis)}});
 }
 
 }  // namespace
 
 std::string report_page(const Job& job, const Analysis& analysis, const Verdict& verdict) {
-  std::string page = kHead;
-  page += kStyle;
-  page += "</style></head><body><main>\n";
-  page += verdict_section(analysis, verdict);
-  if (!job.notes.empty()) page += "<section>" + list("About the files", job.notes) + "</section>\n";
-  if (!analysis.steps.empty()) page += drawings(job, analysis, verdict);
-  return page + "</main></body></html>\n";
+  const std::string notes =
+      job.notes.empty() ? "" : "<section>" + list("About the files", job.notes) + "</section>\n";
+  return filled(kPageHtml,
+                {{"style", std::string(kPageCss)},
+                 {"verdict_class", verdict.finding == Finding::all_well ? " well" : ""},
+                 {"summary", summary(analysis)},
+                 {"sentence", escaped(verdict.sentence)},
+                 {"why", list("Why", verdict.why)},
+                 {"remedies", list("What to try", verdict.remedies)},
+                 {"notes", notes},
+                 {"drawings", analysis.steps.empty() ? "" : drawings(job, analysis, verdict)}});
 }
 
 }  // namespace paceline::report

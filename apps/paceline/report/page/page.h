@@ -8,7 +8,8 @@
 
 namespace paceline::report {
 
-// One HTML page that needs nothing else, and no script.
+// One HTML page that needs nothing else, and no script: page.html, whose policy would keep a script
+// from running and anything from being fetched, even if one got in.
 std::string report_page(const Job& job, const Analysis& analysis, const Verdict& verdict);
 
 // Its parts, each a drawing or table without a heading. There must be a step.
@@ -18,8 +19,5 @@ std::string step_times(const Job& job, const Analysis& analysis, const Verdict& 
 std::string rank_table(const Analysis& analysis);
 std::string wait_table(const Analysis& analysis);
 std::string bucket_table(const Analysis& analysis);
-
-// A colour and what it stands for; `colour` is a class of report_style.h.
-std::string legend_entry(const char* colour, const char* meaning);
 
 }  // namespace paceline::report

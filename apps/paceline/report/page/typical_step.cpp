@@ -155,11 +155,7 @@ class StepDrawing {
 }  // namespace
 
 std::string typical_step(const Job& job, const Analysis& analysis, const Verdict& verdict) {
-  return "<div class=key>" + legend_entry("forward", "forward") +
-         legend_entry("backward", "backward") + legend_entry("late", "waiting for a late rank") +
-         legend_entry("comm", "communication: all ranks have published") +
-         legend_entry("open", "bucket published here, not by all") + "</div>\n" +
-         StepDrawing(job, analysis.steps[analysis.typical], verdict.rank).draw();
+  return StepDrawing(job, analysis.steps[analysis.typical], verdict.rank).draw();
 }
 
 }  // namespace paceline::report
