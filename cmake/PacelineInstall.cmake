@@ -1,4 +1,4 @@
-# What `cmake --install` installs besides the commands in apps/: the library, its headers, LibTorch if it
+# What `cmake --install` installs besides the commands: the library, its headers, LibTorch if it
 # is the clone's own, and the package that find_package(paceline) reads. All of it finds the rest
 # relative to itself, so the prefix may be moved.
 

@@ -28,7 +28,6 @@ MAY_INCLUDE["trace"] -= {"shm", "launch"}
 MAY_INCLUDE |= {
     "apps/paceline/report": {"base", "trace", "apps/paceline/report"},
     "apps/paceline": {"base", "launch", "trace", "apps/paceline/report", "apps/paceline"},
-    "apps": {*LIBRARY, "models", "benchmarks", "apps"},
     "models": {"models"},
     "examples": {"models", "examples"},
     "benchmarks": {*LIBRARY, "models", "benchmarks"},
@@ -39,6 +38,7 @@ SEES_PUBLIC_API = {"models", "examples"}
 TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/report"}
 
 TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
+INCLUDE_DIRECTORIES = ["include", "src", "apps/paceline", "benchmarks/paceline-bench", "", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 
@@ -58,7 +58,7 @@ def includes(root, path):
     found = []
     for match in INCLUDE.finditer(text):
         name = match[1]
-        places = [path.parent, *map(pathlib.Path, ("include", "src", "apps/paceline", "", "tests"))]
+        places = [path.parent, *map(pathlib.Path, INCLUDE_DIRECTORIES)]
         ours = next((p / name for p in places if (root / p / name).is_file()), None)
         found.append((text.count("\n", 0, match.start(1)) + 1, name, ours))
     return found

@@ -9,9 +9,9 @@
 #include <numeric>
 #include <random>
 
+#include "measure/result.h"
+#include "measure/statistics.h"
 #include "options.h"
-#include "result.h"
-#include "statistics.h"
 #include "table.h"
 
 namespace paceline::bench {

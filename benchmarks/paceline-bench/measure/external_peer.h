@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "rounds.h"
+#include "measure/rounds.h"
 
 namespace paceline::bench {
 
@@ -38,8 +38,8 @@ class ExternalPeer {
 };
 
 // `command` makes the command, on rank 0 alone.
-Contender guest_contender(std::string implementation, int calls,
-                          const std::function<std::vector<std::string>()>& command);
+Contender external_contender(std::string implementation, int calls,
+                             const std::function<std::vector<std::string>()>& command);
 
 std::string beside_this_program(const std::string& name);
 

@@ -1,4 +1,4 @@
-#include "statistics.h"
+#include "measure/statistics.h"
 
 #include <algorithm>
 #include <cmath>

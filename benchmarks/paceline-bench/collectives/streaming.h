@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "rounds.h"
+#include "measure/rounds.h"
 
 namespace paceline::bench {
 

@@ -1,4 +1,4 @@
-#include "result.h"
+#include "measure/result.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "statistics.h"
+#include "measure/statistics.h"
 
 namespace paceline::bench {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <optional>
 
+#include "measure/result.h"
+#include "measure/rounds.h"
 #include "models/models.h"
 #include "options.h"
-#include "result.h"
-#include "rounds.h"
 
 namespace paceline::bench {
 

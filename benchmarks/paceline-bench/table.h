@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "measure/result.h"
 #include "options.h"
-#include "result.h"
 
 namespace paceline::bench {
 

@@ -1,4 +1,4 @@
-#include "rounds.h"
+#include "measure/rounds.h"
 
 #include <paceline/collectives.h>
 
@@ -9,7 +9,7 @@
 
 #include <paceline/error.h>
 
-#include "clock.h"
+#include "measure/clock.h"
 
 namespace paceline::bench {
 namespace {

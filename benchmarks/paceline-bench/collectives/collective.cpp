@@ -1,4 +1,4 @@
-#include "collective.h"
+#include "collectives/collective.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -6,9 +6,9 @@
 #include <map>
 #include <memory>
 
-#include "batch.h"
-#include "external_peer.h"
-#include "streaming.h"
+#include "collectives/batch.h"
+#include "collectives/streaming.h"
+#include "measure/external_peer.h"
 
 namespace paceline::bench {
 namespace {
@@ -116,7 +116,7 @@ Contender contender(std::string implementation, std::string variant, const std::
 }
 
 Contender with_openmpi(const std::string& mpirun, const std::string& name, std::int64_t bytes) {
-  return guest_contender("openmpi", calls_of(bytes), [&] {
+  return external_contender("openmpi", calls_of(bytes), [&] {
     return std::vector<std::string>{mpirun,
                                     "-np",
                                     std::to_string(get_world_size()),

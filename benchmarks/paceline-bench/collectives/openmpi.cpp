@@ -1,5 +1,5 @@
-// OpenMPI's collectives on float32, taking turns with those of `paceline bench collectives` as a
-// guest (guest.h), on buffers of the same sizes:  mpirun -np N paceline-bench-openmpi NAME BYTES
+// OpenMPI's collectives on float32, taking turns with those of `paceline bench collectives` as an
+// ExternalPeer, on buffers of the same sizes:  mpirun -np N paceline-bench-openmpi NAME BYTES
 
 #include <mpi.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "batch.h"
-#include "clock.h"
+#include "collectives/batch.h"
+#include "measure/clock.h"
 #include "shm/sync/futex.h"
 
 namespace paceline::bench {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "result.h"
+#include "measure/result.h"
 
 namespace paceline::bench {
 

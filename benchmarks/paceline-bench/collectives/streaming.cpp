@@ -1,4 +1,4 @@
-#include "streaming.h"
+#include "collectives/streaming.h"
 
 #include <algorithm>
 #include <array>

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "statistics.h"
+#include "measure/statistics.h"
 
 namespace paceline::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "external_peer.h"
+#include "measure/external_peer.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -67,11 +67,11 @@ int wait_for(pid_t pid) {
 
 }  // namespace
 
-Contender guest_contender(std::string implementation, int calls,
-                          const std::function<std::vector<std::string>()>& command) {
+Contender external_contender(std::string implementation, int calls,
+                             const std::function<std::vector<std::string>()>& command) {
   Contender contender{std::move(implementation), "", {}, {}, calls};
-  const auto guest = get_rank() == 0 ? std::make_shared<ExternalPeer>(command()) : nullptr;
-  contender.elsewhere = [guest](int count) { return guest ? guest->measure(count) : Sample(); };
+  const auto peer = get_rank() == 0 ? std::make_shared<ExternalPeer>(command()) : nullptr;
+  contender.elsewhere = [peer](int count) { return peer ? peer->measure(count) : Sample(); };
   return contender;
 }
 

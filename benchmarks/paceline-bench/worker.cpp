@@ -6,8 +6,8 @@
 
 #include <cstdio>
 
-#include "collective.h"
-#include "training_step.h"
+#include "collectives/collective.h"
+#include "ddp/training_step.h"
 
 namespace paceline::bench {
 namespace {

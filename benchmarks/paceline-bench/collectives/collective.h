@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "result.h"
-#include "rounds.h"
+#include "measure/result.h"
+#include "measure/rounds.h"
 
 namespace paceline::bench {
 

@@ -1,4 +1,4 @@
-#include "training_step.h"
+#include "ddp/training_step.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "benchmarks/c10d_reducer.h"
-#include "external_peer.h"
+#include "measure/external_peer.h"
 
 namespace paceline::bench {
 namespace {
@@ -73,7 +73,7 @@ Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& grou
 
 Contender with_python(const std::string& python, const std::string& backend,
                       const models::Model& model) {
-  return guest_contender("python_ddp_" + backend, 1, [&] {
+  return external_contender("python_ddp_" + backend, 1, [&] {
     return std::vector<std::string>{python,
                                     beside_this_program("python_ddp.py"),
                                     backend,

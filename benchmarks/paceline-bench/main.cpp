@@ -11,10 +11,10 @@
 #include <paceline/error.h>
 
 #include "base/errno_error.h"
-#include "external_peer.h"
 #include "jobs.h"
 #include "launch/program.h"
 #include "machine.h"
+#include "measure/external_peer.h"
 #include "models/models.h"
 #include "options.h"
 #include "table.h"

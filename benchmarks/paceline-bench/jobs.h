@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "result.h"
+#include "measure/result.h"
 
 namespace paceline::bench {
 
