@@ -78,14 +78,17 @@ std::vector<Process> descendants(pid_t root) {
   return found;
 }
 
-void kill_descendants() {
+void kill_descendants(pid_t spared) {
   const auto deadline = base::Deadline::after(5s);
-  for (auto left = descendants(::getpid()); !left.empty() && !deadline.expired();
-       left = descendants(::getpid())) {
+  const auto others = [&] {
+    auto found = descendants(::getpid());
+    std::erase_if(found, [&](const Process& process) { return process.pid == spared; });
+    return found;
+  };
+  for (auto left = others(); !left.empty() && !deadline.expired(); left = others()) {
     for (const Process& process : left) ::kill(process.pid, SIGKILL);
     std::this_thread::sleep_for(1ms);
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
+    for (const Process& process : left) ::waitpid(process.pid, nullptr, WNOHANG);
   }
 }
 

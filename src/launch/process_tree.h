@@ -25,9 +25,9 @@ std::optional<Process> parse_stat(std::string_view stat);
 // just being created may be missing: repeat until there are none.
 std::vector<Process> descendants(pid_t root);
 
-// Kills all descendants of this process, which has to adopt what they leave behind, and
-// waits for their end; for what the kernel cannot end, such as a process in a broken file system,
-// at most five seconds.
-void kill_descendants();
+// Kills all descendants of this process, which has to adopt what they leave behind, and reaps them;
+// for what the kernel cannot end, such as a process in a broken file system, it waits at most five
+// seconds. The child `spared` is neither killed nor reaped.
+void kill_descendants(pid_t spared = 0);
 
 }  // namespace paceline::launch

@@ -267,14 +267,18 @@ bool Supervisor::in_live_group(const Process& process) const {
   });
 }
 
-// The last thing that the supervisor does, and the guard once more.
-[[noreturn]] void leave(const Plan& plan, int control, int launcher) {
+// Tells the launcher that nothing is left, and waits until it hangs up or has ended.
+void await_hang_up(int control, int launcher) {
   ::shutdown(control, SHUT_WR);
   std::array<pollfd, 2> fds{{{control, POLLIN, 0}, {launcher, POLLIN, 0}}};
   int ignored = 0;
   do {
     ::poll(fds.data(), fds.size(), -1);
   } while (fds[1].revents == 0 && ::recv(control, &ignored, sizeof(ignored), MSG_DONTWAIT) > 0);
+}
+
+// The last thing that the supervisor does, and the guard once more.
+[[noreturn]] void leave(const Plan& plan) {
   std::error_code error;
   std::filesystem::remove_all(plan.directory, error);
   ::_exit(0);
@@ -284,7 +288,8 @@ bool Supervisor::in_live_group(const Process& process) const {
   set_process_title("job-supervisor");
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Supervisor(plan, state, control, launcher).run();
-  leave(plan, control, launcher);
+  await_hang_up(control, launcher);
+  leave(plan);
 }
 
 }  // namespace
@@ -298,15 +303,20 @@ void guard(const Plan& plan, SharedState& state, int control, int launcher) {
   if (supervisor == 0) supervise(plan, state, control, launcher);
   if (supervisor < 0) {
     state.start_error = errno;
-    leave(plan, control, launcher);
+    await_hang_up(control, launcher);
+    leave(plan);
   }
   state.supervisor = supervisor;
   set_process_title("job-guard");
   close_all_but({control, launcher});
-  int status = 0;
-  ::waitpid(supervisor, &status, 0);
-  if (status != 0) kill_descendants();
-  leave(plan, control, launcher);
+  // Reaped only after the launcher's hang-up: until then it may signal the supervisor, and a number
+  // that is reaped may be another process's.
+  siginfo_t end{};
+  ::waitid(P_PID, static_cast<id_t>(supervisor), &end, WEXITED | WNOWAIT);
+  if (end.si_code != CLD_EXITED || end.si_status != 0) kill_descendants(supervisor);
+  await_hang_up(control, launcher);
+  ::waitpid(supervisor, nullptr, 0);
+  leave(plan);
 }
 
 }  // namespace paceline::launch

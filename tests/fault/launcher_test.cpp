@@ -424,6 +424,25 @@ TEST_F(Launcher, KilledSupervisorTakesTheWorkersAlong) {
   expect_all_gone(job);
 }
 
+// The launcher may signal the supervisor, whose number must not be another process's by then.
+TEST_F(Launcher, KilledSupervisorIsReapedAfterTheLastSignalToIt) {
+  auto job = run(2, std::string(kFamily) + "wait");
+  wait_for_families(job, 2);
+  const pid_t supervisor = pids_after(job.out(), "supervisor").front();
+  job.signal(SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return test::process_state(job.pid()) == 'T'; }));
+  ::kill(supervisor, SIGKILL);
+  for (const char* label : {"child", "escaped", "worker"}) {
+    for (const pid_t pid : pids_after(job.out(), label)) {
+      EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << label;
+    }
+  }
+  EXPECT_EQ(test::process_state(supervisor), 'Z');
+  job.signal(SIGCONT);
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_TRUE(eventually([&] { return is_gone(supervisor); }));
+}
+
 TEST_F(Launcher, AnyTwoOfItsProcessesKilledAtOnceLeaveNoProcess) {
   for (const char* spared : {"guard", "supervisor", "launcher"}) {
     SCOPED_TRACE(std::string("all but the ") + spared);
