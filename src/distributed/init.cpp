@@ -129,6 +129,8 @@ World init_process_group(InitOptions options) {
     // Throws before it counts: ranks that do not call it with wrong options count alike.
     plan = distributed::plan_rendezvous(options, base::environment(), state.inits == 0);
     attempt = state.inits++;
+    const auto& launcher = base::environment();
+    state.numbered_by_launcher = plan.rank == launcher.rank && plan.size == launcher.world_size;
     // Elsewhere than under a launcher, another process may have taken the place of one that ended.
     const auto& last = state.last_processes;
     if (plan.launched && last.rank == plan.rank && last.size == plan.size) processes = last.watch;

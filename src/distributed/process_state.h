@@ -39,6 +39,11 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
+  // Whether the last of them numbers the ranks as the launcher does. Survivors that form a world of
+  // their own have other numbers there, which the launcher must not be told as its own.
+  bool numbered_by_launcher = true;
+  // This process has written its error file.
+  bool error_reported = false;
   // The processes of the last world that ended, and its rank and size; null without one, or if its
   // backend does not watch them. Guarded by `mutex`.
   struct Processes {

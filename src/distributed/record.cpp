@@ -1,10 +1,12 @@
 #include <paceline/record.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include <paceline/distributed.h>
 #include <paceline/log.h>
@@ -26,12 +28,23 @@ void log_to_stderr(LogLevel level, std::string_view message) {
 }
 
 void tell_launcher(const std::string& text, const std::vector<int>& blamed) noexcept {
+  auto& state = distributed::ProcessState::instance();
   try {
     const auto& path = base::environment().error_file;
-    if (path) launch::write_error_file(*path, text, blamed);
+    if (!path) return;
+    launch::write_error_file(*path, text, state.numbered_by_launcher ? blamed : std::vector<int>());
+    state.error_reported = true;
   } catch (const std::exception& error) {
     log_to_stderr(LogLevel::warning, error.what());
   }
+}
+
+// A rank that goes on after a failure has ended it; the launcher would take its error for the cause
+// of a later one.
+void withdraw_report() noexcept {
+  auto& state = distributed::ProcessState::instance();
+  if (!std::exchange(state.error_reported, false)) return;
+  ::unlink(base::environment().error_file->c_str());
 }
 
 std::vector<int> blamed_by_current_exception() {
@@ -49,6 +62,7 @@ std::vector<int> blamed_by_current_exception() {
 int record(const std::function<int()>& body) {
   auto& state = distributed::ProcessState::instance();
   set_log_callback(log_to_stderr);
+  withdraw_report();
   // Under a launcher stdout is a pipe, which would be buffered in full and hold a line back for
   // long.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
