@@ -1,0 +1,66 @@
+#include "launcher.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+
+namespace paceline::test {
+
+void Launcher::TearDown() {
+  EXPECT_THAT(left_behind(), ::testing::IsEmpty()) << "in the directory for temporary files";
+}
+
+ChildProcess Launcher::run(int ranks, const std::string& script, std::vector<std::string> flags,
+                           Environment environment, base::Pipe out, bool err_too) {
+  std::vector<std::string> command{PACELINE_COMMAND, "run", "--nproc-per-node",
+                                   std::to_string(ranks)};
+  command.insert(command.end(), flags.begin(), flags.end());
+  command.insert(command.end(), {"sh", "-c", script});
+  environment.emplace_back("TMPDIR", temporary_.path().string());
+  return ChildProcess(std::move(command), environment, std::move(out), err_too);
+}
+
+ChildProcess Launcher::paceline(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), PACELINE_COMMAND);
+  return ChildProcess(std::move(arguments));
+}
+
+std::vector<std::string> Launcher::left_behind() const {
+  std::vector<std::string> names;
+  const auto look = [&] {
+    names.clear();
+    for (const auto& entry : std::filesystem::directory_iterator(temporary_.path())) {
+      names.push_back(entry.path().filename().string());
+    }
+    return names.empty();
+  };
+  eventually(look);
+  return names;
+}
+
+std::vector<pid_t> pids_after(const std::string& text, const std::string& label) {
+  std::vector<pid_t> pids;
+  const std::string pattern = label + "=";
+  for (auto at = text.find(pattern); at != text.npos; at = text.find(pattern, at + 1)) {
+    pids.push_back(std::atoi(text.c_str() + at + pattern.size()));
+  }
+  return pids;
+}
+
+pid_t pid_after(const std::string& text, const std::string& label) {
+  const auto pids = pids_after(text, label);
+  return pids.size() == 1 ? pids.front() : throw std::runtime_error(label + " in " + text);
+}
+
+pid_t guard_of(const ChildProcess& job) {
+  const pid_t supervisor = pids_after(job.out(), "supervisor").at(0);
+  std::ifstream file("/proc/" + std::to_string(supervisor) + "/status");
+  for (std::string word; file >> word;) {
+    pid_t parent = 0;
+    if (word == "PPid:" && file >> parent) return parent;
+  }
+  throw std::runtime_error("the supervisor has ended");
+}
+
+}  // namespace paceline::test

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/pipe.h"
+#include "support/child_process.h"
+#include "support/temporary_directory.h"
+
+namespace paceline::test {
+
+// The real `paceline` with small shell programs as workers.
+class Launcher : public ::testing::Test {
+ protected:
+  using Environment = std::vector<std::pair<std::string, std::string>>;
+
+  void TearDown() override;
+
+  // Starts `script` as the program of `ranks` workers; `flags` go before it.
+  ChildProcess run(int ranks, const std::string& script, std::vector<std::string> flags = {},
+                   Environment environment = {}, base::Pipe out = base::make_pipe(),
+                   bool err_too = false);
+  static ChildProcess paceline(std::vector<std::string> arguments);
+
+  // The launcher's directory goes last, a moment after a launcher that was killed.
+  std::vector<std::string> left_behind() const;
+
+  TemporaryDirectory temporary_;
+};
+
+// All numbers that follow `label` and "=" in `text`.
+std::vector<pid_t> pids_after(const std::string& text, const std::string& label);
+// The only one. Throws std::runtime_error otherwise.
+pid_t pid_after(const std::string& text, const std::string& label);
+
+// The launcher's child, which is the parent of the supervisor that a worker has written.
+pid_t guard_of(const ChildProcess& job);
+
+}  // namespace paceline::test

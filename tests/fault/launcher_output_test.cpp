@@ -1,0 +1,113 @@
+// The real `paceline` with small shell programs as workers: what becomes of the workers' output.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "base/pipe.h"
+#include "base/unique_fd.h"
+#include "launcher.h"
+
+namespace paceline {
+namespace {
+
+using test::eventually;
+using test::Launcher;
+using test::pid_after;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(Launcher, PrefixesOutputAndKeepsTheStreamsApart) {
+  auto job = run(2, "echo out $RANK of $WORLD_SIZE; echo err >&2; printf unfinished");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  for (const char* line : {"[rank0]: out 0 of 2\n", "[rank1]: out 1 of 2\n",
+                           "[rank0]: unfinished\n", "[rank1]: unfinished\n"}) {
+    EXPECT_THAT(job.out(), HasSubstr(line));
+  }
+  EXPECT_THAT(job.err(), HasSubstr("[rank0]: err\n"));
+  EXPECT_THAT(job.err(), HasSubstr("[rank1]: err\n"));
+  EXPECT_THAT(job.out(), Not(HasSubstr("err")));
+}
+
+TEST_F(Launcher, LosesNoOutput) {
+  auto job = run(2, "seq 1 50000");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(std::count(job.out().begin(), job.out().end(), '\n'), 100000);
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: 50000\n"));
+}
+
+// What a pipe takes that nobody reads.
+std::string fill(int write_end) {
+  ::fcntl(write_end, F_SETFL, O_NONBLOCK);
+  std::string filling;
+  while (::write(write_end, "full\n", 5) == 5) filling += "full\n";
+  return filling;
+}
+
+TEST_F(Launcher, WaitsForASlowReaderOfANonBlockingPipe) {
+  auto [reader, writer] = base::make_pipe();
+  const std::string filling = fill(writer.get());
+  auto job = run(1, "seq 1 30000", {}, {}, {base::UniqueFd(), std::move(writer)});
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (ssize_t size = 0; (size = ::read(reader.get(), buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(size));
+  }
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(text.substr(0, filling.size()), filling);
+  EXPECT_EQ(
+      std::count(text.begin() + static_cast<std::ptrdiff_t>(filling.size()), text.end(), '\n'),
+      30000);
+}
+
+TEST_F(Launcher, HearsSignalsWhileNobodyReadsItsOutput) {
+  auto [reader, writer] = base::make_pipe();
+  fill(writer.get());
+  ::fcntl(writer.get(), F_SETFL, 0);
+  // The worker is stopped by its full pipe once the launcher no longer reads.
+  auto job = run(1, "echo worker=$$ >&2; exec yes", {}, {}, {base::UniqueFd(), std::move(writer)});
+  job.wait_for("worker=");
+  const pid_t worker = pid_after(job.err(), "worker");
+  ASSERT_TRUE(eventually([&] { return test::process_state(worker) == 'S'; }));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+TEST_F(Launcher, EndsAfterAFailureThoughNobodyReadsItsOutput) {
+  auto [reader, writer] = base::make_pipe();
+  fill(writer.get());
+  ::fcntl(writer.get(), F_SETFL, 0);
+  auto job = run(1, "seq 1 100; exit 3", {}, {}, {base::UniqueFd(), std::move(writer)});
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 exited with code 3\n"));
+  EXPECT_THAT(job.err(),
+              HasSubstr("paceline: standard output was not read for 10 s; the rest is dropped\n"));
+}
+
+// The pipes of rank 0 that lead to the terminal are told by their inodes.
+TEST_F(Launcher, TellsRankZeroOfTheTerminal) {
+  auto terminal = test::open_terminal(72);
+  if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);
+  auto job =
+      run(2, "cd /proc/$$/fd; echo told=$PACELINE_TERMINAL=$(stat -Lc %i 1),$(stat -Lc %i 2)", {},
+          {}, std::move(*terminal), true);
+  EXPECT_EQ(job.wait(), 0);
+  const std::string& text = job.out();
+  const auto begin = text.find("[rank0]: told=") + 14;
+  const auto middle = text.find('=', begin);
+  ASSERT_NE(middle, text.npos) << text;
+  const auto columns = text.find(',', begin);
+  EXPECT_EQ(text.substr(begin, columns - begin), "63");
+  EXPECT_EQ(text.substr(columns + 1, middle - columns - 1),
+            text.substr(middle + 1, text.find_first_of("\r\n", middle) - middle - 1));
+  EXPECT_THAT(text, HasSubstr("[rank1]: told=="));
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,201 @@
+// The real `paceline` with small shell programs as workers: no process of a job outlives it.
+#include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "launcher.h"
+
+namespace paceline {
+namespace {
+
+using test::ChildProcess;
+using test::eventually;
+using test::guard_of;
+using test::has_ended;
+using test::is_gone;
+using test::Launcher;
+using test::pid_after;
+using test::pids_after;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// A worker with a child in its group and one that has left for its own session, both up when the
+// worker goes on.
+constexpr const char* kFamily = R"(
+  sleep 1000 & echo child=$!
+  setsid sh -c 'echo escaped=$$; : > $TMPDIR/up$RANK; exec sleep 1000' &
+  until [ -e $TMPDIR/up$RANK ]; do :; done
+  rm $TMPDIR/up$RANK
+  echo supervisor=$PPID; echo worker=$$
+)";
+
+void wait_for_families(ChildProcess& job, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const char* label : {"child=", "escaped=", "worker="}) {
+      job.wait_for("[rank" + std::to_string(rank) + "]: " + label);
+    }
+  }
+}
+
+void expect_all_gone(const ChildProcess& job) {
+  for (const char* label : {"child", "escaped", "worker"}) {
+    const auto pids = pids_after(job.out(), label);
+    EXPECT_THAT(pids, Not(IsEmpty())) << label;
+    for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << label;
+  }
+  // Without its launcher it is a zombie until the machine's first process comes round to it.
+  const pid_t supervisor = pids_after(job.out(), "supervisor").at(0);
+  EXPECT_TRUE(eventually([&] { return has_ended(supervisor); }));
+}
+
+TEST_F(Launcher, KilledLauncherLeavesNoProcess) {
+  auto job = run(2, std::string(kFamily) + "wait");
+  wait_for_families(job, 2);
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.err();
+  expect_all_gone(job);
+}
+
+TEST_F(Launcher, KilledSupervisorTakesTheWorkersAlong) {
+  auto job = run(2, std::string(kFamily) + "wait");
+  wait_for_families(job, 2);
+  ::kill(pids_after(job.out(), "supervisor").front(), SIGKILL);
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
+  expect_all_gone(job);
+}
+
+// The launcher may signal the supervisor, whose number must not be another process's by then.
+TEST_F(Launcher, KilledSupervisorIsReapedAfterTheLastSignalToIt) {
+  auto job = run(2, std::string(kFamily) + "wait");
+  wait_for_families(job, 2);
+  const pid_t supervisor = pids_after(job.out(), "supervisor").front();
+  job.signal(SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return test::process_state(job.pid()) == 'T'; }));
+  ::kill(supervisor, SIGKILL);
+  for (const char* label : {"child", "escaped", "worker"}) {
+    for (const pid_t pid : pids_after(job.out(), label)) {
+      EXPECT_TRUE(eventually([&] { return is_gone(pid); })) << label;
+    }
+  }
+  EXPECT_EQ(test::process_state(supervisor), 'Z');
+  job.signal(SIGCONT);
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_TRUE(eventually([&] { return is_gone(supervisor); }));
+}
+
+TEST_F(Launcher, AnyTwoOfItsProcessesKilledAtOnceLeaveNoProcess) {
+  for (const char* spared : {"guard", "supervisor", "launcher"}) {
+    SCOPED_TRACE(std::string("all but the ") + spared);
+    auto job = run(2, std::string(kFamily) + "wait");
+    wait_for_families(job, 2);
+    std::map<std::string, pid_t> pids{{"launcher", job.pid()},
+                                      {"guard", guard_of(job)},
+                                      {"supervisor", pids_after(job.out(), "supervisor").at(0)}};
+    ASSERT_NE(pids["launcher"], pids["guard"]);
+    const pid_t left = pids.extract(spared).mapped();
+    // None of them may see another's end before its own.
+    for (const auto& process : pids) {
+      ::kill(process.second, SIGSTOP);
+      ASSERT_TRUE(eventually([&] { return test::process_state(process.second) == 'T'; }));
+    }
+    for (const auto& process : pids) ::kill(process.second, SIGKILL);
+    EXPECT_NE(job.wait(), 0) << job.err();
+    expect_all_gone(job);
+    EXPECT_TRUE(eventually([&] { return has_ended(left); }));
+    EXPECT_THAT(left_behind(), IsEmpty());
+  }
+}
+
+TEST_F(Launcher, AJobWithoutItsGuardGoesOn) {
+  auto job =
+      run(1, "echo supervisor=$PPID; until [ -e $TMPDIR/go ]; do :; done; rm $TMPDIR/go; exit 3");
+  job.wait_for("supervisor=");
+  ::kill(guard_of(job), SIGKILL);
+  const std::ofstream go(temporary_.path() / "go");
+  EXPECT_EQ(job.wait(), 3) << job.err();
+}
+
+// What killall, pkill and pkill -f look at.
+TEST_F(Launcher, OnlyTheLauncherHasTheCommandsName) {
+  auto job = run(1, "echo supervisor=$PPID; exec sleep 1000");
+  job.wait_for("supervisor=");
+  for (const pid_t pid : {guard_of(job), pid_after(job.out(), "supervisor")}) {
+    for (const char* file : {"comm", "cmdline"}) {
+      std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file);
+      const std::string name(std::istreambuf_iterator<char>(stream), {});
+      EXPECT_THAT(name, HasSubstr("job-")) << file;
+      EXPECT_THAT(name, Not(HasSubstr("paceline"))) << file;
+    }
+  }
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+TEST_F(Launcher, WhatWorkersLeaveBehindEndsWithTheJob) {
+  auto job = run(2, std::string(kFamily) + "exit 0");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  expect_all_gone(job);
+}
+
+TEST_F(Launcher, FailureEndsWholeFamilies) {
+  auto job = run(2, std::string(kFamily) + R"(
+    if [ $RANK = 1 ]; then
+      until [ -e $TMPDIR/trapped ]; do :; done
+      rm $TMPDIR/trapped
+      exit 9
+    fi
+    trap '' TERM
+    : > $TMPDIR/trapped
+    wait; wait; wait)",
+                 {"--stop-grace", "0.2"});
+  EXPECT_EQ(job.wait(), 9) << job.err();
+  expect_all_gone(job);
+}
+
+// As sandboxes do that know of no such call. Holds for the calling thread and what it starts.
+bool refuse_pidfd_open() {
+  std::array<sock_filter, 4> program{
+      {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+  const sock_fprog filter{program.size(), program.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0 &&
+         ::syscall(SYS_pidfd_open, ::getpid(), 0) < 0 && errno == EPERM;
+}
+
+TEST_F(Launcher, DoesWithoutPidfds) {
+  std::unique_ptr<ChildProcess> failing;
+  std::unique_ptr<ChildProcess> killed;
+  bool refused = false;
+  std::thread([&] {
+    refused = refuse_pidfd_open();
+    failing.reset(new ChildProcess(run(3, "test $RANK = 1 && exit 7; exec sleep 1000")));
+    killed.reset(new ChildProcess(run(2, std::string(kFamily) + "wait")));
+  }).join();
+  if (!refused) GTEST_SKIP() << "no seccomp filters here";
+  EXPECT_EQ(failing->wait(), 7) << failing->err();
+  wait_for_families(*killed, 2);
+  killed->signal(SIGKILL);
+  EXPECT_EQ(killed->wait(), 128 + SIGKILL);
+  expect_all_gone(*killed);
+}
+
+}  // namespace
+}  // namespace paceline

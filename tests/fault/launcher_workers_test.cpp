@@ -1,0 +1,79 @@
+// The real `paceline` with small shell programs as workers: what the workers start with.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+#include "base/unique_fd.h"
+#include "launcher.h"
+
+namespace paceline {
+namespace {
+
+using test::Launcher;
+using test::pids_after;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
+  auto chosen = run(2, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", ""}});
+  EXPECT_EQ(chosen.wait(), 0);
+  const auto threads = pids_after(chosen.out(), "threads");
+  ASSERT_EQ(threads.size(), 2U);
+  EXPECT_THAT(chosen.err(), HasSubstr("paceline: 2 processes, " + std::to_string(threads[0]) +
+                                      (threads[0] == 1 ? " thread each (" : " threads each (")));
+  auto given = run(1, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", "7"}});
+  EXPECT_EQ(given.wait(), 0);
+  EXPECT_EQ(given.out(), "[rank0]: threads=7\n");
+  EXPECT_THAT(given.err(), HasSubstr("OMP_NUM_THREADS=7"));
+}
+
+TEST_F(Launcher, TunesMallocUnlessTheUserSaysOtherwise) {
+  const std::string show = "echo $MALLOC_MMAP_THRESHOLD_,$MALLOC_TRIM_THRESHOLD_";
+  auto tuned = run(1, show);
+  EXPECT_EQ(tuned.wait(), 0);
+  EXPECT_EQ(tuned.out(), "[rank0]: 1073741824,2147483647\n");
+  auto off = run(1, show, {"--no-tune-malloc"});
+  EXPECT_EQ(off.wait(), 0);
+  EXPECT_EQ(off.out(), "[rank0]: ,\n");
+  auto chosen = run(1, show, {}, {{"MALLOC_TRIM_THRESHOLD_", "5"}});
+  EXPECT_EQ(chosen.wait(), 0);
+  EXPECT_EQ(chosen.out(), "[rank0]: ,5\n");
+}
+
+// The lines of one rank, without their prefix.
+std::vector<std::string> lines_of(const std::string& text, int rank) {
+  std::vector<std::string> lines;
+  const std::string prefix = "[rank" + std::to_string(rank) + "]: ";
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.rfind(prefix, 0) == 0) lines.push_back(line.substr(prefix.size()));
+  }
+  return lines;
+}
+
+TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
+  const base::UniqueFd stray(::dup(STDERR_FILENO));  // the launcher inherits it, its workers do not
+  auto job = run(3,
+                 "echo 0 1 2 $PACELINE_LINKS $PACELINE_STORE_FD | tr ', ' '\n\n' | sort;"
+                 "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  for (const int rank : {0, 1, 2}) {
+    const auto lines = lines_of(job.out(), rank);
+    const auto are = std::find(lines.begin(), lines.end(), "are");
+    const auto open = std::find(lines.begin(), lines.end(), "open");
+    ASSERT_NE(open, lines.end()) << job.out();
+    EXPECT_EQ(std::vector(lines.begin(), are), std::vector(are + 1, open));
+    EXPECT_EQ(std::distance(lines.begin(), are), rank == 0 ? 6 : 5);
+    const auto sockets = std::count_if(open, lines.end(), [](const std::string& target) {
+      return target.rfind("socket:", 0) == 0;
+    });
+    EXPECT_EQ(sockets, rank == 0 ? 2 : 1);
+    EXPECT_THAT(lines, Contains(HasSubstr("memfd:paceline-store")));
+  }
+}
+
+}  // namespace
+}  // namespace paceline
