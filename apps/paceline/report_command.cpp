@@ -25,19 +25,20 @@ namespace {
 struct ReportOptions {
   std::string directory;
   std::string output;
-  std::string help;  // if that is all that is asked for
+  std::string help;  // what to print if help was asked for
 };
 
 ReportOptions parse_report_options(std::vector<std::string> arguments) {
   ReportOptions options;
-  CLI::App app("Says what holds a run back, and draws it as one HTML page.");
+  CLI::App app("Finds the bottleneck of a run and draws it as one HTML page.");
   app.formatter(std::make_shared<HelpFormatter>("paceline report DIR [--output FILE]"));
   app.add_option("DIR", options.directory,
-                 "What PACELINE_TIMELINE was, with a rank*.json for each rank")
+                 "The directory that PACELINE_TIMELINE named, with a rank*.json for each rank")
       ->required()
       ->type_name("")
       ->group("Input");
-  app.add_option("--output", options.output, "Where the page goes (default DIR/report.html)")
+  app.add_option("--output", options.output,
+                 "Write the page to this file (default DIR/report.html)")
       ->type_name("FILE")
       ->group("Output");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
@@ -77,12 +78,12 @@ int report_command(const std::vector<std::string>& arguments) {
   }
   const report::Job job = report::read_job(options.directory);
   const report::Analysis analysis = report::analyse(job);
-  const report::Verdict verdict = report::judge(analysis);
-  write_page(options.output, report::report_page(job, analysis, verdict));
+  const report::Diagnosis diagnosis = report::diagnose(analysis);
+  write_page(options.output, report::report_page(job, analysis, diagnosis));
   for (const std::string& note : job.notes) {
     std::fputs(fmt::format("paceline report: {}\n", note).c_str(), stderr);
   }
-  std::puts(verdict.sentence.c_str());
+  std::puts(diagnosis.sentence.c_str());
   std::puts(options.output.c_str());
   return 0;
 }

@@ -24,8 +24,8 @@ Analysis analysis_of(const MadeJob& job) {
   return analyse(merge(make_timelines(job)));
 }
 
-Verdict verdict_of(const MadeJob& job) {
-  return judge(analysis_of(job));
+Diagnosis diagnosis_of(const MadeJob& job) {
+  return diagnose(analysis_of(job));
 }
 
 TEST(Intervals, SetOperations) {
@@ -39,7 +39,7 @@ TEST(Intervals, SetOperations) {
   EXPECT_EQ(length_in(a, {1, 4.5}), 2.5);
 }
 
-TEST(Words, ThreeFigures) {
+TEST(Units, ThreeFigures) {
   EXPECT_EQ(time_text(8.4), "8.40 us");
   EXPECT_EQ(time_text(999.4), "999 us");
   EXPECT_EQ(time_text(999.6), "1.00 ms");
@@ -66,7 +66,7 @@ TEST(Analysis, DividesTheTime) {
   EXPECT_NEAR(a.late, 0.15, 1e-3);
   EXPECT_NEAR(a.communication, 0, 1e-3);
   EXPECT_NEAR(a.between, 0.1, 1e-3);
-  EXPECT_NEAR(a.lost, 0.3, 1e-3);
+  EXPECT_NEAR(a.stall, 0.3, 1e-3);
   EXPECT_NEAR(a.waits.at({0, 1}), 3000, 1);
   EXPECT_EQ(a.waits.size(), 1U);
   EXPECT_NEAR(a.ranks[0].late, 3000, 1);
@@ -90,9 +90,9 @@ TEST(Analysis, AMeetingBeforeTheForwardShowsWhoIsLate) {
   EXPECT_NEAR(a.ranks[0].late, 3000, 1);
   EXPECT_NEAR(a.ranks[0].computing, 9000, 1);
   EXPECT_NEAR(a.ranks[1].late, 0, 1);
-  const Verdict verdict = judge(a);
-  EXPECT_EQ(verdict.finding, Finding::late_starter);
-  EXPECT_EQ(verdict.rank, 1);
+  const Diagnosis diagnosis = diagnose(a);
+  EXPECT_EQ(diagnosis.finding, Finding::late_starter);
+  EXPECT_EQ(diagnosis.rank, 1);
 }
 
 TEST(Analysis, AccumulatedBatchesAreComputing) {
@@ -135,45 +135,48 @@ TEST(Analysis, StepsThatNotAllRanksHaveAreLeftOut) {
   EXPECT_EQ(analyse(merge(traces)).steps.size(), 19U - 4);  // a quarter is warm-up
 }
 
-TEST(Verdict, OneRankComputesLonger) {
-  const Verdict verdict = verdict_of(straggling());
-  EXPECT_EQ(verdict.finding, Finding::straggler);
-  EXPECT_EQ(verdict.rank, 1);
-  EXPECT_EQ(verdict.sentence,
+TEST(Diagnosis, OneRankComputesLonger) {
+  const Diagnosis diagnosis = diagnosis_of(straggling());
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.rank, 1);
+  EXPECT_EQ(diagnosis.sentence,
             "Rank 1 holds this run back: it computes 9.00 ms a step where the others take 6.00 ms "
             "(+50 %), and the others wait for it 3.00 ms a step, 30 % of their time.");
   // Rank 1 publishes at 4.5, 6, 7.5 and 9 ms: each of the last two is waited for for 1.5 ms.
-  EXPECT_THAT(verdict.why, Contains(HasSubstr("They wait most for bucket 2 (1.00 MiB: layers.2.")));
+  EXPECT_THAT(diagnosis.why,
+              Contains(HasSubstr("They wait longest for bucket 2 (1.00 MiB: layers.2.")));
 }
 
-TEST(Verdict, OneRankBeginsLater) {
-  const Verdict verdict =
-      verdict_of({.computing = [](int, int) { return 6000.0; },
-                  .between = [](int rank, int) { return rank == 0 ? 3000.0 : 1000.0; }});
-  EXPECT_EQ(verdict.finding, Finding::late_starter);
-  EXPECT_EQ(verdict.rank, 0);
-  EXPECT_THAT(verdict.sentence, HasSubstr("it begins its steps 2.00 ms later than the others"));
+TEST(Diagnosis, OneRankBeginsLater) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.computing = [](int, int) { return 6000.0; },
+                    .between = [](int rank, int) { return rank == 0 ? 3000.0 : 1000.0; }});
+  EXPECT_EQ(diagnosis.finding, Finding::late_starter);
+  EXPECT_EQ(diagnosis.rank, 0);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("it starts its steps 2.00 ms later than the others"));
 }
 
-TEST(Verdict, LateRankChanges) {
-  const Verdict verdict = verdict_of({.ranks = 4, .computing = [](int rank, int step) {
-                                        return step % 4 == rank ? 9000.0 : 6000.0;
-                                      }});
-  EXPECT_EQ(verdict.finding, Finding::uneven_load);
-  EXPECT_THAT(verdict.sentence, HasSubstr("the others wait 3.00 ms a step, 33 % of their time"));
+TEST(Diagnosis, LateRankChanges) {
+  const Diagnosis diagnosis = diagnosis_of({.ranks = 4, .computing = [](int rank, int step) {
+                                              return step % 4 == rank ? 9000.0 : 6000.0;
+                                            }});
+  EXPECT_EQ(diagnosis.finding, Finding::uneven_load);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("the others wait 3.00 ms a step, 33 % of their time"));
 }
 
-TEST(Verdict, RanksShareCores) {
+TEST(Diagnosis, RanksShareCores) {
   const auto on_two_cores = [](const MadeJob& job) {
     auto traces = make_timelines(job);
     for (RankTrace& trace : traces) trace.cores = 2;
-    return judge(analyse(merge(traces)));
+    return diagnose(analyse(merge(traces)));
   };
   const auto changing = [](int rank, int step) { return step % 4 == rank ? 9000.0 : 6000.0; };
   const auto slow = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; };
-  const Verdict verdict = on_two_cores({.ranks = 4, .computing = changing});
-  EXPECT_EQ(verdict.finding, Finding::too_many_ranks);
-  EXPECT_THAT(verdict.sentence, HasSubstr("4 ranks take turns on 2 cores, and 25 % of their time"));
+  const Diagnosis diagnosis = on_two_cores({.ranks = 4, .computing = changing});
+  EXPECT_EQ(diagnosis.finding, Finding::too_many_ranks);
+  EXPECT_THAT(diagnosis.sentence,
+              HasSubstr("4 ranks take turns on 2 cores, and wait for each other for 25 % of "
+                        "their time"));
   EXPECT_EQ(on_two_cores({.ranks = 3, .reduction = 3000}).finding, Finding::too_many_ranks);
   EXPECT_EQ(on_two_cores({.ranks = 4, .computing = slow}).finding, Finding::straggler);
   EXPECT_EQ(on_two_cores({.ranks = 4}).finding, Finding::all_well);
@@ -181,36 +184,36 @@ TEST(Verdict, RanksShareCores) {
 }
 
 // Each rank may use one core, and has it for itself.
-TEST(Verdict, RanksBoundToACoreEachAreNotTooMany) {
+TEST(Diagnosis, RanksBoundToACoreEachAreNotTooMany) {
   auto traces = make_timelines({.ranks = 2, .reduction = 3000});
   for (RankTrace& trace : traces) {
     trace.cores = 1;
     trace.affinity = {4 + trace.rank};
   }
   EXPECT_EQ(analyse(merge(traces)).cores, 2);
-  EXPECT_EQ(judge(analyse(merge(traces))).finding, Finding::communication);
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::communication);
   for (RankTrace& trace : traces) trace.affinity = {4};
   EXPECT_EQ(analyse(merge(traces)).cores, 1);
-  EXPECT_EQ(judge(analyse(merge(traces))).finding, Finding::too_many_ranks);
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::too_many_ranks);
   // A quota, which both have.
   for (RankTrace& trace : traces) trace.affinity = {0, 1, 2, 3};
   EXPECT_EQ(analyse(merge(traces)).cores, 1);
 }
 
 // Also one whose timeline is missing takes its turn on the cores; not one of another machine.
-TEST(Verdict, TheJobsRanksCountAndNotItsFiles) {
+TEST(Diagnosis, TheJobsRanksCountAndNotItsFiles) {
   auto traces = make_timelines(
       {.ranks = 4, .computing = [](int rank, int step) { return step % 4 == rank ? 9e3 : 6e3; }});
   for (RankTrace& trace : traces) trace.cores = 2;
   auto two = traces;
   two.resize(2);
-  EXPECT_EQ(judge(analyse(merge(two))).finding, Finding::too_many_ranks);
-  EXPECT_THAT(judge(analyse(merge(two))).sentence, HasSubstr("4 ranks take turns on 2 cores"));
+  EXPECT_EQ(diagnose(analyse(merge(two))).finding, Finding::too_many_ranks);
+  EXPECT_THAT(diagnose(analyse(merge(two))).sentence, HasSubstr("4 ranks take turns on 2 cores"));
   for (RankTrace& trace : two) trace.local_size = 2;
-  EXPECT_NE(judge(analyse(merge(two))).finding, Finding::too_many_ranks);
+  EXPECT_NE(diagnose(analyse(merge(two))).finding, Finding::too_many_ranks);
   traces[2].boot = traces[3].boot = "another";
   EXPECT_EQ(analyse(merge(traces)).local_size, 2);
-  EXPECT_NE(judge(analyse(merge(traces))).finding, Finding::too_many_ranks);
+  EXPECT_NE(diagnose(analyse(merge(traces))).finding, Finding::too_many_ranks);
 }
 
 // 25 KiB that all ranks wait for a third of the time, on 4 cores.
@@ -223,85 +226,84 @@ std::vector<RankTrace> small_and_exposed() {
   return traces;
 }
 
-TEST(Verdict, FewBytesAreNotMadeFewer) {
-  const Verdict verdict = judge(analyse(merge(small_and_exposed())));
-  EXPECT_EQ(verdict.finding, Finding::communication);
-  EXPECT_THAT(verdict.why,
+TEST(Diagnosis, FewBytesAreNotMadeFewer) {
+  const Diagnosis diagnosis = diagnose(analyse(merge(small_and_exposed())));
+  EXPECT_EQ(diagnosis.finding, Finding::communication);
+  EXPECT_THAT(diagnosis.why,
               Contains(HasSubstr("25.0 KiB, which even a slow network moves in 256 us: "
-                                 "it is not their size that takes 4.50 ms a step")));
-  EXPECT_THAT(verdict.remedies, Not(Contains(HasSubstr("float16"))));
-  EXPECT_THAT(verdict.remedies, Not(Contains(HasSubstr("bucket_cap_mb"))));
-  EXPECT_THAT(verdict_of({.reduction = 3000}).remedies, Contains(HasSubstr("float16")));
+                                 "their size does not explain 4.50 ms a step")));
+  EXPECT_THAT(diagnosis.remedies, Not(Contains(HasSubstr("float16"))));
+  EXPECT_THAT(diagnosis.remedies, Not(Contains(HasSubstr("bucket_cap_mb"))));
+  EXPECT_THAT(diagnosis_of({.reduction = 3000}).remedies, Contains(HasSubstr("float16")));
 }
 
-TEST(Verdict, CoresAreSharedWithOtherWork) {
+TEST(Diagnosis, CoresAreSharedWithOtherWork) {
   auto traces = small_and_exposed();
   // Of the time in which they could have run, half; together on 1.2 of 4 cores.
   for (RankTrace& trace : traces) trace.cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000};
-  const Verdict foreign = judge(analyse(merge(traces)));
+  const Diagnosis foreign = diagnose(analyse(merge(traces)));
   EXPECT_EQ(foreign.finding, Finding::shared_cores);
   EXPECT_THAT(foreign.sentence, HasSubstr("The cores are shared with other work: ranks wait for a "
-                                          "core 50 % of the time in which they have something to "
-                                          "do, and 33 % of the whole time for each other"));
+                                          "core 50 % of the time in which they could run, and 33 % "
+                                          "of the whole time for each other"));
   EXPECT_THAT(foreign.why, Contains(HasSubstr("The ranks use 1.2 of 4 cores")));
   EXPECT_THAT(foreign.remedies, Not(Contains(HasSubstr("float16"))));
 
   // All cores are the job's own: its threads are too many.
   for (RankTrace& trace : traces) trace.cpu->used = 20'000'000;
-  const Verdict own = judge(analyse(merge(traces)));
+  const Diagnosis own = diagnose(analyse(merge(traces)));
   EXPECT_EQ(own.finding, Finding::shared_cores);
   EXPECT_THAT(own.sentence, HasSubstr("The job's threads share too few cores"));
   EXPECT_THAT(own.remedies, Contains(HasSubstr("OMP_NUM_THREADS")));
 
   for (RankTrace& trace : traces) trace.cpu->queued = 200'000;
-  EXPECT_EQ(judge(analyse(merge(traces))).finding, Finding::communication);
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::communication);
   // Also if all are slowed down alike, so that none waits for another.
   auto alike = make_timelines({});
   for (RankTrace& trace : alike) trace.cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 1'000'000};
-  EXPECT_EQ(judge(analyse(merge(alike))).finding, Finding::shared_cores);
+  EXPECT_EQ(diagnose(analyse(merge(alike))).finding, Finding::shared_cores);
   // One rank's core alone.
   auto one = make_timelines(straggling());
   one[1].cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000};
-  EXPECT_EQ(judge(analyse(merge(one))).finding, Finding::straggler);
-  EXPECT_THAT(judge(analyse(merge(one))).why,
+  EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::straggler);
+  EXPECT_THAT(diagnose(analyse(merge(one))).why,
               Contains(HasSubstr("Rank 1 waits for a core 50 % of the time")));
 }
 
 // All publish their last bucket at 9 ms; the four are reduced one after the other, 3 ms each, from
 // 4.5 ms on: 16.5 ms in all, of which 7.5 are waited for, 1.5 of them for bucket 1.
-TEST(Verdict, CommunicationIsExposed) {
-  const Verdict verdict = verdict_of({.reduction = 3000});
-  EXPECT_EQ(verdict.finding, Finding::communication);
-  EXPECT_THAT(verdict.bucket, ::testing::AnyOf(2, 3));
-  EXPECT_THAT(verdict.sentence, HasSubstr("45 % of the time is spent waiting for gradients"));
-  EXPECT_THAT(verdict.why, Contains(HasSubstr("(1.00 MiB: layers.")));
-  EXPECT_THAT(verdict.why, Contains(HasSubstr("38 % of the communication was hidden")));
-  EXPECT_THAT(verdict.remedies, Contains(HasSubstr("Try other values of bucket_cap_mb")));
+TEST(Diagnosis, CommunicationIsExposed) {
+  const Diagnosis diagnosis = diagnosis_of({.reduction = 3000});
+  EXPECT_EQ(diagnosis.finding, Finding::communication);
+  EXPECT_THAT(diagnosis.bucket, ::testing::AnyOf(2, 3));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("45 % of the time is spent waiting for gradients"));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("(1.00 MiB: layers.")));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Backward hid 38 % of the communication")));
+  EXPECT_THAT(diagnosis.remedies, Contains(HasSubstr("Try other values of bucket_cap_mb")));
 }
 
-TEST(Verdict, OneLargeBucketShouldBeDivided) {
-  const Verdict verdict = verdict_of({.buckets = 1, .reduction = 3000});
-  EXPECT_EQ(verdict.bucket, 0);
-  EXPECT_THAT(verdict.remedies, Contains(HasSubstr("Set a smaller bucket_cap_mb")));
+TEST(Diagnosis, OneLargeBucketShouldBeDivided) {
+  const Diagnosis diagnosis = diagnosis_of({.buckets = 1, .reduction = 3000});
+  EXPECT_EQ(diagnosis.bucket, 0);
+  EXPECT_THAT(diagnosis.remedies, Contains(HasSubstr("Set a smaller bucket_cap_mb")));
 }
 
-TEST(Verdict, StepsAreTooShort) {
-  const Verdict verdict =
-      verdict_of({.buckets = 1, .computing = [](int, int) { return 60.0; }, .reduction = 40});
-  EXPECT_EQ(verdict.finding, Finding::short_steps);
-  EXPECT_THAT(verdict.sentence,
-              HasSubstr("of 100 us, 40 % go by in ranks pre_forward_sync each other"));
+TEST(Diagnosis, StepsAreTooShort) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.buckets = 1, .computing = [](int, int) { return 60.0; }, .reduction = 40});
+  EXPECT_EQ(diagnosis.finding, Finding::short_steps);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("of 100 us, ranks wait for each other for 40 %"));
 }
 
-TEST(Verdict, TimeGoesByBetweenSteps) {
-  const Verdict verdict = verdict_of(
+TEST(Diagnosis, TimeGoesByBetweenSteps) {
+  const Diagnosis diagnosis = diagnosis_of(
       {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
-  EXPECT_EQ(verdict.finding, Finding::between_steps);
-  EXPECT_THAT(verdict.sentence, HasSubstr("40 % of the time goes by between steps"));
-  EXPECT_THAT(verdict.sentence, HasSubstr("4.00 ms of each step of 10.0 ms"));
+  EXPECT_EQ(diagnosis.finding, Finding::between_steps);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("40 % of the time passes between steps"));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("4.00 ms of each step of 10.0 ms"));
 }
 
-TEST(Verdict, LongPausesAreNoPartOfSteps) {
+TEST(Diagnosis, LongPausesAreNoPartOfSteps) {
   const auto job = [](double pause) {
     return MadeJob{.between = [=](int, int step) { return step % 20 == 0 ? pause : 1000; }};
   };
@@ -310,39 +312,39 @@ TEST(Verdict, LongPausesAreNoPartOfSteps) {
   EXPECT_EQ(some.pauses, 1U);
   EXPECT_EQ(some.steps.size(), 34U - 2);
   EXPECT_NEAR(some.between, 0.1, 1e-3);
-  EXPECT_EQ(judge(some).finding, Finding::all_well);
+  EXPECT_EQ(diagnose(some).finding, Finding::all_well);
 
-  const Verdict many = verdict_of(job(1e6));
+  const Diagnosis many = diagnosis_of(job(1e6));
   EXPECT_EQ(many.finding, Finding::pauses);
-  EXPECT_THAT(many.sentence, HasSubstr("75 % of the time goes by in 1 long pause"));
+  EXPECT_THAT(many.sentence, HasSubstr("75 % of the time passes in 1 long pause"));
 }
 
-TEST(Verdict, AllIsWell) {
-  const Verdict verdict = verdict_of({.between = [](int, int) { return 1000.0; }});
-  EXPECT_EQ(verdict.finding, Finding::all_well);
-  EXPECT_THAT(verdict.sentence, HasSubstr("90 % of the time is computing"));
-  EXPECT_THAT(verdict.sentence, HasSubstr("time between steps, with 10 %"));
+TEST(Diagnosis, AllIsWell) {
+  const Diagnosis diagnosis = diagnosis_of({.between = [](int, int) { return 1000.0; }});
+  EXPECT_EQ(diagnosis.finding, Finding::all_well);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("90 % of the time is computing"));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("time between steps, with 10 %"));
 }
 
-TEST(Verdict, OneRankAloneIsJudgedToo) {
-  EXPECT_EQ(verdict_of({.ranks = 1}).finding, Finding::all_well);
+TEST(Diagnosis, OneRankAloneIsDiagnosedToo) {
+  EXPECT_EQ(diagnosis_of({.ranks = 1}).finding, Finding::all_well);
 }
 
-TEST(Verdict, TooFewSteps) {
-  EXPECT_EQ(verdict_of({.steps = 9}).finding, Finding::too_few_steps);
-  EXPECT_NE(verdict_of({.steps = 14}).finding, Finding::too_few_steps);
-  const Verdict none = verdict_of({.steps = 0});
+TEST(Diagnosis, TooFewSteps) {
+  EXPECT_EQ(diagnosis_of({.steps = 9}).finding, Finding::too_few_steps);
+  EXPECT_NE(diagnosis_of({.steps = 14}).finding, Finding::too_few_steps);
+  const Diagnosis none = diagnosis_of({.steps = 0});
   EXPECT_EQ(none.finding, Finding::too_few_steps);
   EXPECT_THAT(none.why, Contains(HasSubstr("No timeline has a step")));
 }
 
 // Without rank 1 nobody knows when it published; rank 0 knows whom it waited for.
-TEST(Verdict, AMissingRankIsFoundByItsPeers) {
+TEST(Diagnosis, AMissingRankIsFoundByItsPeers) {
   auto traces = make_timelines(straggling());
   traces.pop_back();
-  const Verdict verdict = judge(analyse(merge(traces)));
-  EXPECT_EQ(verdict.finding, Finding::straggler);
-  EXPECT_EQ(verdict.rank, 1);
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.rank, 1);
 }
 
 TEST(Merge, LeavesOutWhatIsOfAnotherJob) {
@@ -360,9 +362,9 @@ TEST(Merge, LeavesOutWhatIsOfAnotherJob) {
   EXPECT_EQ(job.ranks[0].rank, 2);
   EXPECT_THAT(job.notes,
               ElementsAre(HasSubstr("rank1.json was written on another machine"),
-                          HasSubstr("rank0.json is of another job, of 4 ranks and not 3"),
-                          HasSubstr("rank9.json claims to be rank 2"),
-                          HasSubstr("of 3 ranks there is no timeline of 0-1")));
+                          HasSubstr("rank0.json belongs to another job, of 4 ranks instead of 3"),
+                          HasSubstr("rank9.json names rank 2, as another file does"),
+                          HasSubstr("there is no timeline of ranks 0-1 (of 3 ranks)")));
 }
 
 TEST(Merge, LeavesOutWhatWasOverBefore) {
@@ -372,7 +374,7 @@ TEST(Merge, LeavesOutWhatWasOverBefore) {
     span.end += std::chrono::hours(1);
   }
   traces[0].started = 60'000'000;
-  EXPECT_THAT(merge(traces).notes, Contains(HasSubstr("rank1.json is of another, earlier job")));
+  EXPECT_THAT(merge(traces).notes, Contains(HasSubstr("rank1.json belongs to an earlier job")));
   // Ranks that started together belong together, whatever came between their few steps.
   traces[0].started = 1'000'000;
   EXPECT_THAT(merge(traces).notes, IsEmpty());

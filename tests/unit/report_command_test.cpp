@@ -72,7 +72,7 @@ void expect_well_formed(const std::string& page) {
   EXPECT_TRUE(open.empty());
 }
 
-TEST_F(Report, SaysTheVerdictAndDrawsThePage) {
+TEST_F(Report, SaysTheDiagnosisAndDrawsThePage) {
   test::write_timelines(directory(), test::make_timelines(slow_rank()));
   auto command = report({directory().string()});
   EXPECT_EQ(command.wait(), 0);
@@ -81,7 +81,8 @@ TEST_F(Report, SaysTheVerdictAndDrawsThePage) {
 
   const std::string page = read("report.html");
   EXPECT_THAT(page, HasSubstr(std::string("<h1>") + kSlowRank + "</h1>"));
-  EXPECT_THAT(page, HasSubstr("3 ranks, 34 steps; one takes 10.0 ms. The first 5 steps are left"));
+  EXPECT_THAT(page,
+              HasSubstr("3 ranks, 34 steps with a median of 10.0 ms. The first 5 steps are left"));
   for (const char* part : {"A typical step", "Where the time goes", "Step time", "Overlap",
                            "Who waits for whom", "waiting for rank 1 with bucket 3: 1.50 ms"}) {
     EXPECT_THAT(page, HasSubstr(part));
@@ -138,9 +139,9 @@ TEST_F(Report, NotesStandOnThePageAndOnStandardError) {
   auto command = report({directory().string()});
   EXPECT_EQ(command.wait(), 0);
   for (const char* note :
-       {"rank0.json has no end: its rank was killed, or is still running",
-        "rank2.json: no timeline: a JSON array is needed (at byte 0); it is left",
-        "of 3 ranks there is no timeline of 2"}) {
+       {"rank0.json is incomplete: its rank was killed, or is still running",
+        "rank2.json: not a timeline; expected a JSON array (at byte 0); it is ignored",
+        "there is no timeline of rank 2 (of 3 ranks)"}) {
     EXPECT_THAT(command.err(), HasSubstr(note));
     EXPECT_THAT(read("report.html"), HasSubstr(note));
   }
@@ -149,7 +150,7 @@ TEST_F(Report, NotesStandOnThePageAndOnStandardError) {
 TEST_F(Report, TooFewStepsMakeAPageToo) {
   test::write_timelines(directory(), test::make_timelines({.steps = 0}));
   const std::string html = page();
-  EXPECT_THAT(html, HasSubstr("There are too few steps to judge"));
+  EXPECT_THAT(html, HasSubstr("Too few steps for a diagnosis"));
   expect_well_formed(html);
 }
 
@@ -180,7 +181,8 @@ TEST_F(Report, MistakesAreNamed) {
   expect({path("none")}, 2, "none: No such file or directory");
   expect({directory().string()}, 2, "start the program with PACELINE_TIMELINE=");
   std::ofstream(directory() / "rank0.json") << "{}";
-  expect({directory().string()}, 1, "rank0.json: no timeline: a JSON array is needed (at byte 0)");
+  expect({directory().string()}, 1,
+         "rank0.json: not a timeline; expected a JSON array (at byte 0)");
 
   auto help = report({"--help"});
   EXPECT_EQ(help.wait(), 0);

@@ -108,21 +108,21 @@ TEST(TraceReader, ReadsAFileCutAtAnyByte) {
 }
 
 TEST(TraceReader, SaysWhatIsNoTimeline) {
-  expect_corrupt("", "an empty file");
-  expect_corrupt("hello", "no timeline");
-  expect_corrupt(R"({"traceEvents":[]})", "no timeline: a JSON array is needed (at byte 0)");
+  expect_corrupt("", "the file is empty");
+  expect_corrupt("hello", "not a timeline");
+  expect_corrupt(R"({"traceEvents":[]})", "not a timeline; expected a JSON array (at byte 0)");
   expect_corrupt("[]", "no event paceline_job");
   expect_corrupt(whole() + "x", "at byte");
   expect_corrupt(std::string(kHead) + ",\n" + std::string(8, '\0') + kWait, "at byte");
   const std::string overflow = std::string(kHead) + ",\n{\"ts\":1e999";
   expect_corrupt(overflow + "}]",
-                 "the number 1e999 is too large: a timeline's are at most 2^53 (line 2, at byte " +
+                 "the number 1e999 is too large; expected at most 2^53 (line 2, at byte " +
                      std::to_string(overflow.size()) + ")");
-  expect_corrupt(whole() + "\nx", "<U+000A>x': a timeline is an array of events (line 4, at byte " +
+  expect_corrupt(whole() + "\nx", "<U+000A>x'; expected an array of events (line 4, at byte " +
                                       std::to_string(whole().size() + 2) + ")");
   std::string other = whole();
   other.replace(other.find("\"version\":1"), 11, "\"version\":2");
-  expect_corrupt(other, "format version 2, and this paceline reads version 1");
+  expect_corrupt(other, "format version 2, expected 1: use the paceline that wrote it");
 }
 
 // Each would be an event if it made sense.
@@ -158,7 +158,7 @@ TEST(TraceReader, NestingCostsNoStack) {
   EXPECT_TRUE(parse(objects).truncated);
 }
 
-// Whatever the bytes: a timeline that can be judged, or CorruptFile.
+// Whatever the bytes: a timeline with a diagnosis, or CorruptFile.
 TEST(TraceReader, SurvivesAnyDamage) {
   test::MadeJob job;
   job.steps = 14;
@@ -179,7 +179,7 @@ TEST(TraceReader, SurvivesAnyDamage) {
     }
     if (random() % 4 == 0) text.resize(random() % text.size());
     try {
-      EXPECT_FALSE(judge(analyse(merge({parse(text), peer}))).sentence.empty());
+      EXPECT_FALSE(diagnose(analyse(merge({parse(text), peer}))).sentence.empty());
     } catch (const CorruptFile&) {  // NOLINT(bugprone-empty-catch): one of the two must happen
     }
   }
@@ -194,8 +194,8 @@ TEST(ReadJob, ReadsADirectory) {
   const Job job = read_job(directory.path());
   EXPECT_EQ(job.ranks.size(), 2U);
   EXPECT_THAT(job.notes, ElementsAre(AllOf(HasSubstr("rank1.json: no event paceline_job"),
-                                           HasSubstr("left out")),
-                                     HasSubstr("of 3 ranks there is no timeline of 1")));
+                                           HasSubstr("it is ignored")),
+                                     HasSubstr("there is no timeline of rank 1 (of 3 ranks)")));
 }
 
 TEST(ReadJob, SaysWhatIsMissing) {
@@ -203,7 +203,7 @@ TEST(ReadJob, SaysWhatIsMissing) {
   EXPECT_THAT([&] { read_job(directory.path() / "none"); },
               ThrowsMessage<UsageError>(HasSubstr("none: No such file or directory")));
   EXPECT_THAT([&] { read_job(directory.path()); },
-              ThrowsMessage<UsageError>(HasSubstr("there is no rank*.json in")));
+              ThrowsMessage<UsageError>(HasSubstr("no rank*.json in")));
   ASSERT_EQ(::mkfifo((directory.path() / "rank0.json").c_str(), 0600), 0);
   EXPECT_THAT([&] { read_job(directory.path()); },
               ThrowsMessage<Error>(HasSubstr("rank0.json is not a regular file")));

@@ -152,8 +152,8 @@ TEST_F(TimelineTest, ThreadsRecordSideBySide) {
   for (std::thread& thread : threads) thread.join();
   Timeline::stop();
   const report::RankTrace trace = report::read_timeline(file(0));
-  EXPECT_EQ(trace.spans.size() + trace.lost, 4 * kEach);
-  EXPECT_EQ(trace.lost, 0U);  // there is room for that many
+  EXPECT_EQ(trace.spans.size() + trace.dropped, 4 * kEach);
+  EXPECT_EQ(trace.dropped, 0U);  // there is room for that many
 }
 
 TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
@@ -162,8 +162,8 @@ TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
   for (std::uint64_t i = 0; i < kMany; ++i) Timeline::current()->record(span_of(i));
   Timeline::stop();
   const report::RankTrace trace = report::read_timeline(file(0));
-  EXPECT_EQ(trace.spans.size() + trace.lost, kMany);
-  EXPECT_GT(trace.lost, 0U);
+  EXPECT_EQ(trace.spans.size() + trace.dropped, kMany);
+  EXPECT_GT(trace.dropped, 0U);
   EXPECT_GE(trace.spans.size(), 500000U);
 }
 

@@ -9,8 +9,8 @@ namespace {
 
 // Buckets are rebuilt after the first step, and memory is touched for the first time.
 constexpr std::size_t kWarmUp = 5;
-// A rank that does something else between steps for this many median periods makes a pause:
-// evaluation, a checkpoint. One that comes each step is no pause, but time between steps.
+// A rank that is between steps for this many median periods makes a pause: evaluation, a
+// checkpoint. Time that passes there in each step is no pause.
 constexpr double kPause = 10;
 
 double part(double of, double whole) {
@@ -28,8 +28,8 @@ bool is_pause(const Step& step, double usual) {
                              [&](const RankStep& rank) { return rank.between > kPause * usual; });
 }
 
-// Takes the warm-up and pauses out of `all`; with a pause goes the step after it, in which others
-// may wait for the rank that made it.
+// Leaves out the warm-up and pauses, and the step after each pause, in which others may wait for
+// the rank that made it.
 void choose_steps(std::vector<Step> all, Analysis& analysis) {
   analysis.warm_up = std::min(kWarmUp, all.size() / 4);
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(analysis.warm_up));
@@ -98,10 +98,10 @@ void add_shares(Analysis& analysis) {
   analysis.overlap = part(hidden, under_way);
 }
 
-// In each step the rank that most was waited for is the last one.
-void add_losses(const Job& job, Analysis& analysis) {
+// The last rank of a step is the one that others waited for longest.
+void add_stalls(const Job& job, Analysis& analysis) {
   double whole = 0;
-  double lost = 0;
+  double stall = 0;
   for (const Step& step : analysis.steps) {
     whole += step.period();
     std::map<int, double> blame;
@@ -117,12 +117,12 @@ void add_losses(const Job& job, Analysis& analysis) {
       late += step.ranks[i].late();
       ++others;
     }
-    lost += part(late, others);
-    analysis.lost_to[last->first] += part(late, others);
+    stall += part(late, others);
+    analysis.stall_causes[last->first] += part(late, others);
   }
-  analysis.lost = part(lost, whole);
-  analysis.lost_per_step = part(lost, static_cast<double>(analysis.steps.size()));
-  for (auto& [rank, share] : analysis.lost_to) share = part(share, lost);
+  analysis.stall = part(stall, whole);
+  analysis.stall_per_step = part(stall, static_cast<double>(analysis.steps.size()));
+  for (auto& [rank, share] : analysis.stall_causes) share = part(share, stall);
 }
 
 void add_buckets(const Job& job, Analysis& analysis) {
@@ -154,8 +154,8 @@ void add_buckets(const Job& job, Analysis& analysis) {
   }
 }
 
-// A rank may use fewer cores than it may run on if there is a quota, which the ranks of a machine
-// mostly have together.
+// With a quota a rank may use fewer cores than it may run on; the ranks of a machine mostly share
+// the quota.
 void count_cores(const Job& job, Analysis& analysis) {
   std::set<int> all;
   int most = 0;
@@ -215,7 +215,7 @@ Analysis analyse(const Job& job) {
   count_cores(job, analysis);
   add_cpu_use(job, analysis);
   add_shares(analysis);
-  add_losses(job, analysis);
+  add_stalls(job, analysis);
   add_buckets(job, analysis);
   return analysis;
 }

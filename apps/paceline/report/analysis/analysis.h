@@ -15,13 +15,13 @@ struct RankTimes {
   int rank = 0;
   double computing = 0;
   double late = 0;               // waiting for ranks that had not published yet
-  double communication = 0;      // waiting though all had
+  double communication = 0;      // waiting after all had published
   double between = 0;            // in no forward, backward or step
   double typical_computing = 0;  // the medians of these
   double typical_between = 0;
-  double under_way = 0;  // any bucket published here and not yet reduced by all
+  double under_way = 0;  // a bucket is published here and not yet reduced by all
   double hidden = 0;     // of that, within backward and not waiting
-  // Of the time in which it had something to do, in the whole run: waiting for a core.
+  // Waiting for a core, of the time in which it could run, in the whole run.
   double queued = 0;
 };
 
@@ -34,11 +34,11 @@ struct BucketTimes {
   double communication = 0;
 };
 
-// What the steps of a job come to. Shares are parts of 1 of the time of all ranks.
+// A summary of the steps of a job. Shares are parts of 1 of the time of all ranks.
 struct Analysis {
   int size = 0;
   int local_size = 0;  // of them those on this machine
-  int cores = 0;       // that they may use together; 0 if that is not known
+  int cores = 0;       // that they may use together; 0 if unknown
   std::uint64_t model = 0;
   std::size_t models = 0;
 
@@ -55,13 +55,13 @@ struct Analysis {
   double between = 0;
   double overlap = 0;  // the hidden part of communication
 
-  // Of the time of ranks that were not the last of their step: waiting for the one that was.
-  double lost = 0;
-  double lost_per_step = 0;       // in microseconds
-  std::map<int, double> lost_to;  // by the last rank; parts of 1 of what was lost
-  double queued = 0;              // the mean of the ranks'
-  double used_cores = 0;          // by all ranks, in the mean of the whole run; 0 if not all tell
-  std::vector<RankTimes> ranks;   // as in Job::ranks
+  // Waiting for the rank that was last in a step, of the time of the others.
+  double stall = 0;
+  double stall_per_step = 0;           // in microseconds
+  std::map<int, double> stall_causes;  // by the last rank, parts of 1 of the stall
+  double queued = 0;                   // the mean of the ranks'
+  double used_cores = 0;  // by all ranks, on average over the run; 0 if one of them is unknown
+  std::vector<RankTimes> ranks;      // as in Job::ranks
   std::vector<BucketTimes> buckets;  // in ascending order
   // Who waited for which late rank, in microseconds a step.
   std::map<std::pair<int, int>, double> waits;

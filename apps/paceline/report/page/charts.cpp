@@ -94,7 +94,7 @@ std::string time_bars(const Analysis& analysis) {
   return html;
 }
 
-std::string step_times(const Job& job, const Analysis& analysis, const Verdict& verdict) {
+std::string step_times(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis) {
   std::vector<double> periods;
   for (const Step& step : analysis.steps) periods.push_back(step.period());
   periods = thinned(periods);
@@ -105,7 +105,7 @@ std::string step_times(const Job& job, const Analysis& analysis, const Verdict& 
     std::vector<double> computing;
     for (const Step& step : analysis.steps) computing.push_back(step.ranks[i].computing());
     const int rank = job.ranks[i].rank;
-    const bool is_named = rank == verdict.rank;
+    const bool is_named = rank == diagnosis.rank;
     (is_named ? named : lines) += line(thinned(computing), top, is_named ? "late" : "backward",
                                        fmt::format("rank {}: computing", rank));
   }

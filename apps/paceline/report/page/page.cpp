@@ -21,7 +21,7 @@ std::string list(const char* heading, const std::vector<std::string>& items) {
 }
 
 std::string summary(const Analysis& a) {
-  std::string text = fmt::format("{} rank{}, {} steps; one takes {}", a.size,
+  std::string text = fmt::format("{} rank{}, {} steps with a median of {}", a.size,
                                  a.size == 1 ? "" : "s", a.steps.size(), time_text(a.period));
   text += fmt::format(". The first {} steps are left out as warm-up", a.warm_up);
   if (a.pauses > 0) {
@@ -36,18 +36,18 @@ std::string summary(const Analysis& a) {
   return text;
 }
 
-std::string drawings(const Job& job, const Analysis& analysis, const Verdict& verdict) {
+std::string drawings(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis) {
   const std::string named_rank_key =
-      verdict.rank < 0
+      diagnosis.rank < 0
           ? ""
-          : fmt::format("<span class=\"late line\">computing, rank {}</span>\n", verdict.rank);
+          : fmt::format("<span class=\"late line\">computing, rank {}</span>\n", diagnosis.rank);
   return filled(kDrawingsHtml,
                 {{"typical_number", std::to_string(analysis.steps[analysis.typical].number)},
-                 {"typical_step", typical_step(job, analysis, verdict)},
+                 {"typical_step", typical_step(job, analysis, diagnosis)},
                  {"time_bars", time_bars(analysis)},
                  {"rank_table", rank_table(analysis)},
                  {"named_rank_key", named_rank_key},
-                 {"step_times", step_times(job, analysis, verdict)},
+                 {"step_times", step_times(job, analysis, diagnosis)},
                  {"overlap", share_text(analysis.overlap)},
                  {"bucket_table", bucket_table(analysis)},
                  {"wait_table", wait_table(analysis)}});
@@ -55,18 +55,18 @@ std::string drawings(const Job& job, const Analysis& analysis, const Verdict& ve
 
 }  // namespace
 
-std::string report_page(const Job& job, const Analysis& analysis, const Verdict& verdict) {
+std::string report_page(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis) {
   const std::string notes =
       job.notes.empty() ? "" : "<section>" + list("About the files", job.notes) + "</section>\n";
   return filled(kPageHtml,
                 {{"style", std::string(kPageCss)},
-                 {"verdict_class", verdict.finding == Finding::all_well ? " well" : ""},
+                 {"diagnosis_class", diagnosis.finding == Finding::all_well ? " well" : ""},
                  {"summary", summary(analysis)},
-                 {"sentence", escaped(verdict.sentence)},
-                 {"why", list("Why", verdict.why)},
-                 {"remedies", list("What to try", verdict.remedies)},
+                 {"sentence", escaped(diagnosis.sentence)},
+                 {"why", list("Why", diagnosis.why)},
+                 {"remedies", list("What to try", diagnosis.remedies)},
                  {"notes", notes},
-                 {"drawings", analysis.steps.empty() ? "" : drawings(job, analysis, verdict)}});
+                 {"drawings", analysis.steps.empty() ? "" : drawings(job, analysis, diagnosis)}});
 }
 
 }  // namespace paceline::report

@@ -10,12 +10,12 @@ namespace paceline::report {
 
 // One HTML page that needs nothing else, and no script: page.html, whose policy would keep a script
 // from running and anything from being fetched, even if one got in.
-std::string report_page(const Job& job, const Analysis& analysis, const Verdict& verdict);
+std::string report_page(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis);
 
-// Its parts, each a drawing or table without a heading. There must be a step.
+// The parts of drawings.html, each a drawing or table. There must be a step.
 std::string time_bars(const Analysis& analysis);
-std::string typical_step(const Job& job, const Analysis& analysis, const Verdict& verdict);
-std::string step_times(const Job& job, const Analysis& analysis, const Verdict& verdict);
+std::string typical_step(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis);
+std::string step_times(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis);
 std::string rank_table(const Analysis& analysis);
 std::string wait_table(const Analysis& analysis);
 std::string bucket_table(const Analysis& analysis);

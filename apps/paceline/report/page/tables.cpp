@@ -45,21 +45,22 @@ std::string longest_pairs(const Analysis& analysis) {
 std::string rank_table(const Analysis& analysis) {
   std::string html =
       header({"rank", "computing", "waiting for late ranks", "waiting for communication",
-              "between steps", "communication hidden", "of what others lost"},
+              "between steps", "communication hidden", "share of the stall"},
              9);
   for (const RankTimes& one : analysis.ranks) {
-    const auto lost = analysis.lost_to.find(one.rank);
+    const auto stall = analysis.stall_causes.find(one.rank);
     html += "<tr>" + cell(fmt::format("rank {}", one.rank)) + cell(time_text(one.computing)) +
             cell(time_text(one.late)) + cell(time_text(one.communication)) +
             cell(time_text(one.between)) +
             cell(one.under_way > 0 ? share_text(one.hidden / one.under_way) : "-") +
-            cell(lost == analysis.lost_to.end() ? "0 %" : share_text(lost->second)) + "</tr>\n";
+            cell(stall == analysis.stall_causes.end() ? "0 %" : share_text(stall->second)) +
+            "</tr>\n";
   }
   return html + "</table></div>";
 }
 
 std::string wait_table(const Analysis& analysis) {
-  if (analysis.waits.empty()) return "<p>Nobody waited.</p>";
+  if (analysis.waits.empty()) return "<p>No rank waited.</p>";
   if (analysis.ranks.size() > kMaxMatrix) return longest_pairs(analysis);
   double most = 0;
   for (const auto& [pair, time] : analysis.waits) most = std::max(most, time);
@@ -100,7 +101,7 @@ std::string bucket_table(const Analysis& analysis) {
   }
   html += "</table></div>";
   if (analysis.buckets.size() > kMaxBucketRows) {
-    html += fmt::format("<p class=soft>The {} of {} buckets that were waited for longest.</p>",
+    html += fmt::format("<p class=soft>The {} of {} buckets that ranks waited for longest.</p>",
                         kMaxBucketRows, analysis.buckets.size());
   }
   return html;

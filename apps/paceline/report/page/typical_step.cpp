@@ -154,8 +154,8 @@ class StepDrawing {
 
 }  // namespace
 
-std::string typical_step(const Job& job, const Analysis& analysis, const Verdict& verdict) {
-  return StepDrawing(job, analysis.steps[analysis.typical], verdict.rank).draw();
+std::string typical_step(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis) {
+  return StepDrawing(job, analysis.steps[analysis.typical], diagnosis.rank).draw();
 }
 
 }  // namespace paceline::report

@@ -17,13 +17,13 @@ constexpr std::array<std::string_view, kFields> kFieldNames{
     "name",     "cat",     "ph",         "ts",      "dur",  "model", "step",       "bucket",
     "peer",     "bytes",   "parameters", "version", "rank", "size",  "local_size", "cores",
     "affinity", "started", "boot",       "spans",   "wall", "used",  "running",    "queued"};
-// "out_of_range.406", of a number that no double can hold.
+// "out_of_range.406": a number that no double can hold.
 constexpr int kOverflow = 406;
 constexpr std::size_t kMostOfToken = 40;
 
 }  // namespace
 
-// Without a tree of values, and without recursion: a file may be large, and nested as it likes.
+// Builds no tree of values and does not recurse: a file may be large, and nested to any depth.
 class EventHandler final : public nlohmann::json_sax<json> {
  public:
   explicit EventHandler(const std::function<void(const Event&)>& take) : take_(take) {}
@@ -71,8 +71,8 @@ class EventHandler final : public nlohmann::json_sax<json> {
     position_ = position;
     const std::string got = token.substr(token.size() - std::min(token.size(), kMostOfToken));
     reason_ = error.id == kOverflow
-                  ? fmt::format("the number {} is too large: a timeline's are at most 2^53", got)
-                  : fmt::format("no JSON, last read '{}': a timeline is an array of events", got);
+                  ? fmt::format("the number {} is too large; expected at most 2^53", got)
+                  : fmt::format("invalid JSON, last read '{}'; expected an array of events", got);
     return false;
   }
 
@@ -133,8 +133,8 @@ bool parse_events(std::string_view text, const std::string& path,
   if (json::sax_parse(text, &handler)) return false;
   if (!handler.is_array()) {
     throw CorruptFile(fmt::format("{}: {} (at byte 0)", path,
-                                  text.empty() ? "an empty file; its rank ended before it wrote"
-                                               : "no timeline: a JSON array is needed"));
+                                  text.empty() ? "the file is empty: its rank ended before it wrote"
+                                               : "not a timeline; expected a JSON array"));
   }
   if (!handler.is_whole() && handler.position() >= text.size()) return true;
   const std::string_view before = text.substr(0, handler.position());

@@ -9,7 +9,7 @@
 
 namespace paceline::report {
 
-// What of an event matters to us: first its own members, then, from `model` on, those of its args.
+// The members of an event that are read: its own, then, from `model` on, those of its args.
 enum class Field {
   name,
   cat,
@@ -45,7 +45,7 @@ class Event {
   // Empty unless it is a string.
   std::string_view text(Field field) const { return at(field).text; }
   std::optional<double> number(Field field) const { return at(field).number; }
-  // Nothing unless it is a whole number in these bounds.
+  // Empty unless it is a whole number in these bounds.
   std::optional<std::int64_t> integer(Field field, std::int64_t low, std::int64_t high) const;
 
  private:
@@ -59,9 +59,9 @@ class Event {
   std::array<Value, kFields> values_;
 };
 
-// Calls `take` for each object of the JSON array `text`. Returns true if it ends before its end,
-// without the last event if that is not whole. Throws CorruptFile, naming `path` and the byte, if
-// it is something else.
+// Calls `take` for each object of the JSON array `text`. Returns true if the array's end is
+// missing; an incomplete last event is left out then. Throws CorruptFile, naming `path` and the
+// byte, if `text` is malformed otherwise.
 bool parse_events(std::string_view text, const std::string& path,
                   const std::function<void(const Event&)>& take);
 

@@ -22,7 +22,7 @@ bool is_timeline(std::string_view name) {
          digits.find_first_not_of("0123456789") == digits.npos;
 }
 
-// First and last moment; of an empty timeline, nothing.
+// The first and last moment. Of an empty timeline, `begin` is after `end`.
 struct Extent {
   Clock::time_point begin = Clock::time_point::max();
   Clock::time_point end = Clock::time_point::min();
@@ -41,18 +41,19 @@ bool overlap(const Extent& a, const Extent& b) {
   return a.begin > a.end || b.begin > b.end || (a.begin <= b.end && b.begin <= a.end);
 }
 
-// Why a timeline cannot be laid over `newest`; empty if it can.
+// Why a timeline cannot be compared with `newest`; empty if it can.
 std::string misfit(const RankTrace& trace, const RankTrace& newest) {
   if (trace.size != newest.size) {
-    return fmt::format("is of another job, of {} ranks and not {}", trace.size, newest.size);
+    return fmt::format("belongs to another job, of {} ranks instead of {}", trace.size,
+                       newest.size);
   }
   if (trace.boot != newest.boot) {
-    return "was written on another machine, or before it was started anew: its clock is another";
+    return "was written on another machine, or before a reboot, and has another clock";
   }
   // The ranks of a job start together, though short ones may not have a moment in common.
   constexpr std::int64_t kTogether = 10'000'000;
   if (newest.started - trace.started > kTogether && !overlap(extent_of(trace), extent_of(newest))) {
-    return "is of another, earlier job";
+    return "belongs to an earlier job";
   }
   return "";
 }
@@ -69,18 +70,19 @@ std::string missing_ranks(const Job& job) {
     next = trace.rank + 1;
   }
   close(job.size);
-  return fmt::format("{}", fmt::join(ranges, ", "));
+  return fmt::format("rank{} {}", job.size - std::ssize(job.ranks) == 1 ? "" : "s",
+                     fmt::join(ranges, ", "));
 }
 
 void note_gaps(const RankTrace& trace, std::vector<std::string>& notes) {
   const auto note = [&](const std::string& what) {
     notes.push_back(fmt::format("{} {}", trace.path, what));
   };
-  if (trace.full) note("became as large as it may, and ends before the run does");
-  if (trace.truncated) note("has no end: its rank was killed, or is still running");
-  if (trace.lost > 0) note(fmt::format("lacks {} spans that came too fast", trace.lost));
+  if (trace.full) note("reached its size limit and ends before the run does");
+  if (trace.truncated) note("is incomplete: its rank was killed, or is still running");
+  if (trace.dropped > 0) note(fmt::format("lacks {} spans that were dropped", trace.dropped));
   if (trace.foreign > 0) {
-    note(fmt::format("has {} events that are none of Paceline's or make no sense", trace.foreign));
+    note(fmt::format("has {} events that are invalid or not Paceline's", trace.foreign));
   }
 }
 
@@ -98,18 +100,18 @@ Job merge(std::vector<RankTrace> traces) {
     if (trace.size == job.size && trace.boot != boot) elsewhere.insert(trace.rank);
     std::string why = job.ranks.empty() ? "" : misfit(trace, job.ranks.front());
     if (why.empty() && !seen.insert(trace.rank).second) {
-      why = fmt::format("claims to be rank {}, as another does", trace.rank);
+      why = fmt::format("names rank {}, as another file does", trace.rank);
     }
     if (why.empty()) {
       job.ranks.push_back(std::move(trace));
     } else {
-      job.notes.push_back(fmt::format("{} {}; it is left out", trace.path, why));
+      job.notes.push_back(fmt::format("{} {}; it is ignored", trace.path, why));
     }
   }
   std::ranges::sort(job.ranks, {}, &RankTrace::rank);
   if (std::ssize(job.ranks) < job.size) {
     job.notes.push_back(
-        fmt::format("of {} ranks there is no timeline of {}", job.size, missing_ranks(job)));
+        fmt::format("there is no timeline of {} (of {} ranks)", missing_ranks(job), job.size));
   }
   for (const RankTrace& trace : job.ranks) {
     elsewhere.erase(trace.rank);
@@ -128,10 +130,8 @@ Job read_job(const std::filesystem::path& directory) {
   }
   if (code) throw UsageError(fmt::format("{}: {}", directory.string(), code.message()));
   if (paths.empty()) {
-    throw UsageError(
-        fmt::format("there is no rank*.json in {}: start the program with "
-                    "PACELINE_TIMELINE={}",
-                    directory.string(), directory.string()));
+    throw UsageError(fmt::format("no rank*.json in {}: start the program with PACELINE_TIMELINE={}",
+                                 directory.string(), directory.string()));
   }
   std::ranges::sort(paths);
   std::vector<RankTrace> traces;
@@ -142,7 +142,7 @@ Job read_job(const std::filesystem::path& directory) {
       traces.push_back(read_timeline(path));
     } catch (const Error& error) {
       if (!first) first = std::current_exception();
-      notes.push_back(fmt::format("{}; it is left out", error.what()));
+      notes.push_back(fmt::format("{}; it is ignored", error.what()));
     }
   }
   if (traces.empty()) std::rethrow_exception(first);

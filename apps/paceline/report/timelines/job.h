@@ -8,20 +8,20 @@
 
 namespace paceline::report {
 
-// The timelines of one job that can be laid over each other.
+// The timelines of one job that share a clock.
 struct Job {
   int size = 0;                  // its ranks
-  int elsewhere = 0;             // of them those that are known to be on other machines
-  std::vector<RankTrace> ranks;  // those that are there, in ascending order; at least one
+  int elsewhere = 0;             // how many of them are known to be on other machines
+  std::vector<RankTrace> ranks;  // those with a timeline, in ascending order; at least one
   std::vector<std::string> notes;
 };
 
-// Those of `traces`, of which there must be one, that belong to the job that was started last; what
-// is left out, missing or cut short stands in the notes.
+// Keeps the traces of the job that was started last; there must be at least one trace. The notes
+// say which are left out, missing or incomplete.
 Job merge(std::vector<RankTrace> traces);
 
-// Of all rank*.json in a directory. A file that cannot be read is noted if another can, else its
-// Error is thrown; UsageError if there is none.
+// Reads all rank*.json of a directory. Files that cannot be read are noted; if none can, the first
+// one's Error is thrown. Throws UsageError if there is no such file.
 Job read_job(const std::filesystem::path& directory);
 
 }  // namespace paceline::report

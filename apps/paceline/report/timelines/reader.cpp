@@ -27,7 +27,7 @@ constexpr int kMaxBuckets = 1 << 20;
 constexpr int kMaxCores = 1 << 16;
 constexpr auto kMaxFile = std::int64_t{1} << 30;
 
-// "0-3,8"; nothing if it is something else.
+// "0-3,8"; empty if `text` is malformed.
 std::set<int> parse_cores(std::string_view text) {
   std::set<int> cores;
   while (!text.empty()) {
@@ -61,8 +61,8 @@ class Collector {
 
   RankTrace finish(bool truncated) {
     if (trace_.rank < 0) {
-      throw CorruptFile(fmt::format(
-          "{}: no event paceline_job tells whose timeline this is (at byte 0)", trace_.path));
+      throw CorruptFile(
+          fmt::format("{}: no event paceline_job, which names the rank (at byte 0)", trace_.path));
     }
     trace_.truncated = truncated;
     return std::move(trace_);
@@ -93,20 +93,20 @@ class Collector {
     if (name == "paceline_job") return take_job(event);
     if (name == "paceline_bucket") return take_bucket(event);
     if (name == "paceline_lost") {
-      trace_.lost +=
+      trace_.dropped +=
           static_cast<std::uint64_t>(event.integer(Field::spans, 0, kMaxCount).value_or(0));
     }
     if (name == "paceline_full") trace_.full = true;
     if (name == "paceline_cpu") return take_cpu(event);
-    return true;  // viewers know others
+    return true;  // others are for viewers
   }
 
   bool take_job(const Event& event) {
     const auto version = event.integer(Field::version, 0, kMaxCount);
     if (version != trace::kFormatVersion) {
       throw CorruptFile(
-          fmt::format("{}: a timeline of format version {}, and this paceline reads "
-                      "version {}: use the one that wrote it (at byte 0)",
+          fmt::format("{}: format version {}, expected {}: use the paceline that wrote it "
+                      "(at byte 0)",
                       trace_.path, version.value_or(0), trace::kFormatVersion));
     }
     const auto rank = event.integer(Field::rank, 0, kMaxRanks - 1);
@@ -132,7 +132,7 @@ class Collector {
       if (!count) return false;
       *value = *count;
     }
-    trace_.cpu = use;  // the last one tells of the whole run
+    trace_.cpu = use;  // the last one covers the whole run
     return true;
   }
 
@@ -161,8 +161,8 @@ std::string read_whole(const std::filesystem::path& path) {
     throw base::errno_error("cannot open " + path.string());
   if (!S_ISREG(status.st_mode)) throw Error(path.string() + " is not a regular file");
   if (status.st_size > kMaxFile) {
-    throw Error(fmt::format("{} has {} bytes; a timeline has at most {}", path.string(),
-                            status.st_size, kMaxFile));
+    throw Error(fmt::format("{} has {} bytes; expected at most {}", path.string(), status.st_size,
+                            kMaxFile));
   }
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
   std::size_t have = 0;

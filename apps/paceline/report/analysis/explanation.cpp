@@ -1,0 +1,323 @@
+#include "report/analysis/explanation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "report/units.h"
+
+namespace paceline::report {
+namespace {
+
+// The part of the cores that a job uses if it leaves nothing to others.
+constexpr double kAllCores = 0.9;
+// Bytes per microsecond that even a slow network moves.
+constexpr double kSlowNetwork = 100;
+
+class Explanation {
+ public:
+  Explanation(Finding finding, const Analysis& analysis, const LateRank& late)
+      : a_(analysis), late_(late) {
+    d_.finding = finding;
+  }
+
+  Diagnosis write() {
+    switch (d_.finding) {
+      case Finding::too_few_steps:
+        too_few_steps();
+        return std::move(d_);
+      case Finding::all_well:
+        all_well();
+        break;
+      case Finding::straggler:
+        straggler();
+        break;
+      case Finding::late_starter:
+        late_starter();
+        break;
+      case Finding::too_many_ranks:
+        too_many_ranks();
+        break;
+      case Finding::shared_cores:
+        shared_cores();
+        break;
+      case Finding::uneven_load:
+        uneven_load();
+        break;
+      case Finding::communication:
+        exposed_communication();
+        break;
+      case Finding::short_steps:
+        short_steps();
+        break;
+      case Finding::between_steps:
+        between_steps();
+        break;
+      case Finding::pauses:
+        pauses();
+        break;
+    }
+    add_figures();
+    return std::move(d_);
+  }
+
+ private:
+  template <typename... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) {
+    d_.sentence = fmt::format(format, std::forward<Args>(args)...);
+  }
+  template <typename... Args>
+  void because(fmt::format_string<Args...> format, Args&&... args) {
+    d_.why.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  template <typename... Args>
+  void suggest(fmt::format_string<Args...> format, Args&&... args) {
+    d_.remedies.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  // The bucket that ranks wait for longest, in the way that `what` says; it becomes the
+  // diagnosis's.
+  const BucketTimes* worst_bucket(double BucketTimes::*what) {
+    const auto found = std::ranges::max_element(a_.buckets, {}, what);
+    if (found == a_.buckets.end() || (*found).*what == 0) return nullptr;
+    d_.bucket = found->number;
+    return &*found;
+  }
+  static std::string described(const BucketTimes& bucket) {
+    std::string text = fmt::format("bucket {}", bucket.number);
+    if (bucket.info.bytes == 0) return text;
+    text += fmt::format(" ({}", bytes_text(bucket.info.bytes));
+    if (!bucket.info.parameters.empty()) text += ": " + bucket.info.parameters;
+    return text + ")";
+  }
+  std::string waits_for_it() const {
+    return fmt::format("the others wait for it {} a step, {} of their time",
+                       time_text(a_.stall_per_step), share_text(a_.stall));
+  }
+
+  void too_few_steps();
+  void all_well();
+  void straggler();
+  void late_starter();
+  void too_many_ranks();
+  void shared_cores();
+  void uneven_load();
+  void exposed_communication();
+  void short_steps();
+  void between_steps();
+  void pauses();
+  void add_late_rank();
+  bool size_is_no_cause();
+  void suggest_buckets(const BucketTimes* worst);
+  void add_figures();
+
+  const Analysis& a_;
+  const LateRank& late_;
+  Diagnosis d_;
+};
+
+void Explanation::too_few_steps() {
+  say("Too few steps for a diagnosis: {} after {} of warm-up; {} are needed.", a_.steps.size(),
+      a_.warm_up, kFewestSteps);
+  suggest("Let the program run for 20 steps or more; a rank that is killed loses the last ones.");
+  if (a_.models == 0) {
+    because(
+        "No timeline has a step. Train a model in DistributedDataParallel, on more than one rank.");
+  }
+}
+
+void Explanation::all_well() {
+  const std::pair<double, const char*> rest[] = {{a_.late, "waiting for slower ranks"},
+                                                 {a_.communication, "communication"},
+                                                 {a_.between, "time between steps"}};
+  const auto [share, what] = *std::ranges::max_element(rest);
+  say("All is well: {} of the time is computing; most of the rest is {}, with {}.",
+      share_text(a_.computing), what, share_text(share));
+  suggest("To go faster, compute faster: OMP_NUM_THREADS, more ranks, a smaller model.");
+}
+
+void Explanation::straggler() {
+  if (late_.times == nullptr) {
+    say("Rank {} holds this run back: {}.", late_.rank, waits_for_it());
+  } else {
+    say("Rank {} holds this run back: it computes {} a step where the others take {} ({:+.0f} %), "
+        "and {}.",
+        late_.rank, time_text(late_.times->typical_computing), time_text(late_.usual_computing),
+        late_.usual_computing > 0 ? 100 * late_.more_computing / late_.usual_computing : 0,
+        waits_for_it());
+    suggest(
+        "Look at what else runs on rank {}'s cores, at its OMP_NUM_THREADS and at its share of the "
+        "cores.",
+        late_.rank);
+    suggest("Compare its batches with those of the others: longer sequences, larger images.");
+  }
+  add_late_rank();
+}
+
+void Explanation::late_starter() {
+  say("Rank {} holds this run back: it starts its steps {} later than the others, and {}.",
+      late_.rank, time_text(late_.later_start), waits_for_it());
+  suggest(
+      "Look for what rank {} alone does between steps: loading from a slower disk, logging, "
+      "saving, "
+      "metrics.",
+      late_.rank);
+  add_late_rank();
+}
+
+void Explanation::add_late_rank() {
+  d_.rank = late_.rank;
+  if (late_.times != nullptr && late_.times->queued >= kNotableQueue) {
+    because("Rank {} waits for a core {} of the time in which it could run.", late_.rank,
+            share_text(late_.times->queued));
+  }
+  because("Rank {} causes {} of the time for which others wait for a late rank.", late_.rank,
+          share_text(late_.share));
+  if (const BucketTimes* const bucket = worst_bucket(&BucketTimes::late)) {
+    because("They wait longest for {}.", described(*bucket));
+  }
+}
+
+// Other causes cannot be told apart then.
+void Explanation::too_many_ranks() {
+  say("There are more ranks than cores: {} ranks take turns on {} core{}, and wait for each other "
+      "for {} of their time.",
+      a_.local_size, a_.cores, a_.cores == 1 ? "" : "s", share_text(a_.late + a_.communication));
+  because(
+      "A rank that waits for its turn on a core is late, or late with its part of a reduction.");
+  suggest("Start no more ranks than there are cores, {}, with larger batches.", a_.cores);
+  suggest("Accumulate gradients with no_sync: ranks then synchronise less often.");
+}
+
+void Explanation::shared_cores() {
+  const std::string waits = fmt::format(
+      "ranks wait for a core {} of the time in which they could run, and {} of the whole time for "
+      "each other",
+      share_text(a_.queued), share_text(a_.late + a_.communication));
+  if (a_.cores > 0 && a_.used_cores >= kAllCores * a_.cores) {
+    say("The job's threads share too few cores: {}.", waits);
+    suggest(
+        "Set a smaller OMP_NUM_THREADS: the threads of all ranks should not outnumber the cores.");
+  } else {
+    say("The cores are shared with other work: {}.", waits);
+    suggest("Look what else runs on the machine (top). End it, or keep it to other cores.");
+    suggest("Start fewer ranks, or bind them to cores that nothing else uses (taskset, cpusets).");
+  }
+  if (a_.used_cores > 0 && a_.cores > 0) {
+    because("The ranks use {:.1f} of {} cores, on average over the whole run.", a_.used_cores,
+            a_.cores);
+  }
+  because("A rank that waits for a core is late, or late with its part of a reduction.");
+}
+
+void Explanation::uneven_load() {
+  worst_bucket(&BucketTimes::late);
+  say("The load is uneven, and which rank is late changes from step to step: the others wait {} a "
+      "step, {} of their time.",
+      time_text(a_.stall_per_step), share_text(a_.stall));
+  because(
+      "No rank causes three quarters of the time for which others wait for a late rank; rank {} "
+      "causes most of it, {}.",
+      late_.rank, share_text(late_.share));
+  suggest(
+      "Make batches of equal cost: bucket sequences by length, or bound a batch by its tokens.");
+  suggest("Accumulate gradients with no_sync: over several batches the differences even out.");
+}
+
+void Explanation::exposed_communication() {
+  const BucketTimes* const bucket = worst_bucket(&BucketTimes::communication);
+  if (bucket == nullptr) {
+    say("Communication is exposed: {} of the time is spent waiting for gradients that all ranks "
+        "have published.",
+        share_text(a_.communication));
+  } else {
+    say("Communication is exposed: {} of the time is spent waiting for gradients that all ranks "
+        "have published, most of it for bucket {}.",
+        share_text(a_.communication), bucket->number);
+    because("Ranks wait longest for {}.", described(*bucket));
+  }
+  because("Backward hid {} of the communication.", share_text(a_.overlap));
+  if (!size_is_no_cause()) suggest_buckets(bucket);
+}
+
+bool Explanation::size_is_no_cause() {
+  std::uint64_t bytes = 0;
+  for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
+  const double transfer = static_cast<double>(bytes) / kSlowNetwork;
+  if (bytes == 0 || 2 * transfer >= a_.communication * a_.period) return false;
+  because(
+      "A step's gradients are {}, which even a slow network moves in {}: their size does not "
+      "explain {} a step.",
+      bytes_text(bytes), time_text(transfer), time_text(a_.communication * a_.period));
+  suggest("Look what else runs on the ranks' cores: a rank may be late with its part of the sum.");
+  suggest("Accumulate gradients over several batches with no_sync: ranks synchronise less often.");
+  return true;
+}
+
+// A large gradient has a bucket of its own, whatever the cap.
+void Explanation::suggest_buckets(const BucketTimes* worst) {
+  const auto several = [](const BucketTimes& one) {
+    return one.info.parameters.find(", ") != std::string::npos;
+  };
+  std::uint64_t bytes = 0;
+  for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
+  if (worst != nullptr && several(*worst) && 2 * worst->info.bytes > bytes) {
+    suggest(
+        "Set a smaller bucket_cap_mb: most bytes are in this one bucket, and none of them is sent "
+        "before its last gradient is ready.");
+  } else if (std::ranges::any_of(a_.buckets, several)) {
+    suggest(
+        "Try other values of bucket_cap_mb: larger buckets cost less each, smaller ones start "
+        "earlier.");
+  }
+  suggest("Register the hook that sends gradients as float16 or bfloat16: half the bytes.");
+  suggest("Use fewer ranks with more threads each, or accumulate gradients with no_sync.");
+}
+
+void Explanation::short_steps() {
+  say("The steps are too short: of {}, ranks wait for each other for {}.", time_text(a_.period),
+      share_text(a_.late + a_.communication));
+  because("Waking a rank that sleeps takes tens of microseconds, however small the gradients.");
+  suggest("Use a larger batch, so that each step computes more.");
+  suggest("Accumulate gradients over several batches with no_sync.");
+}
+
+void Explanation::between_steps() {
+  say("{} of the time passes between steps, in no forward or backward: {} of each step of {}.",
+      share_text(a_.between), time_text(a_.between * a_.period), time_text(a_.period));
+  because(
+      "Between the end of a backward and the next forward are the optimizer, the data loader, "
+      "metrics and logging.");
+  suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
+  suggest("Time optimizer.step() alone: if it takes most of it, larger batches make it rarer.");
+  suggest("Log and compute metrics only every few steps.");
+}
+
+void Explanation::pauses() {
+  say("{} of the time passes in {} long pause{} between steps.", share_text(a_.pause_share),
+      a_.pauses, a_.pauses == 1 ? "" : "s");
+  suggest("Evaluate and save checkpoints less often, or on all ranks at once, each its share.");
+  suggest("Keep the data loader's workers from one epoch to the next instead of restarting them.");
+}
+
+void Explanation::add_figures() {
+  if (a_.queued >= kNotableQueue && d_.finding != Finding::shared_cores) {
+    because(
+        "Ranks wait for a core {} of the time in which they could run: they share their cores with "
+        "other work, or have more threads than cores.",
+        share_text(a_.queued));
+  }
+  because(
+      "Of the time of all ranks, {} is computing, {} waiting for late ranks, {} communication "
+      "that backward does not hide, {} between steps.",
+      share_text(a_.computing), share_text(a_.late), share_text(a_.communication),
+      share_text(a_.between));
+}
+
+}  // namespace
+
+Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late) {
+  return Explanation(finding, analysis, late).write();
+}
+
+}  // namespace paceline::report

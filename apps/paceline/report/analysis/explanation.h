@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+
+#include "report/analysis/analysis.h"
+#include "report/analysis/diagnosis.h"
+
+namespace paceline::report {
+
+// Fewer say little about a run.
+inline constexpr std::size_t kFewestSteps = 8;
+// A rank that waits for its core for this part of the time takes longer for all it does by as much.
+inline constexpr double kNotableQueue = 0.10;
+
+// The rank that others waited for most, and how it differs from the median of the others, in
+// microseconds a step.
+struct LateRank {
+  int rank = -1;
+  double share = 0;                  // of the stall
+  const RankTimes* times = nullptr;  // null if its timeline is missing
+  double usual_computing = 0;        // of the others
+  double more_computing = 0;
+  double later_start = 0;
+};
+
+// `finding` in words: the sentence, reasons and remedies.
+Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late);
+
+}  // namespace paceline::report
