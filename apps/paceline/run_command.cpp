@@ -21,16 +21,16 @@
 namespace paceline::app {
 namespace {
 
-// For the last of the output, when nobody reads it after a signal or a failure has ended the job.
+// How long the remaining output waits for a reader after a signal or a failure has ended the job.
 // After a success there is no limit.
-constexpr std::chrono::seconds kSignalPatience{1};
-constexpr std::chrono::seconds kFailurePatience{10};
+constexpr std::chrono::seconds kOutputTimeoutAfterSignal{1};
+constexpr std::chrono::seconds kOutputTimeoutAfterFailure{10};
 
 launch::Console::Target target(launch::NonBlockingWriter& writer) {
   return {[&writer](std::string_view text) { writer.write(text); }, ::isatty(writer.fd()) != 0};
 }
 
-// Of the terminal behind `fd`; 0 if there is none, 80 if it does not say.
+// The width of the terminal behind `fd`: 0 without a terminal, 80 if it does not report one.
 int terminal_columns(int fd) {
   if (::isatty(fd) == 0) return 0;
   winsize size{};
@@ -41,7 +41,7 @@ std::string plural(int count, std::string_view one, std::string_view many) {
   return fmt::format("{} {}", count, count == 1 ? one : many);
 }
 
-// Sets the threads of each process unless the user has, and says what they are.
+// Sets the threads of each process unless the user has, and returns the line that reports them.
 std::string choose_threads(launch::JobSpec& spec, int cores) {
   const std::string processes = plural(spec.processes, "process", "processes");
   const char* const chosen = std::getenv("OMP_NUM_THREADS");
@@ -68,9 +68,9 @@ int run_command(const std::vector<std::string>& arguments) {
     out.finish({});
     return 0;
   }
-  launch::find_program(spec->command.front());  // if there is none, that is all there is to say
+  launch::find_program(spec->command.front());  // throws before anything is printed
   const int least = std::min(terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO));
-  // Told to the worker only if both are terminals: whichever it draws on, it is seen.
+  // Passed to the worker only if both are terminals, so that a bar is seen on either.
   if (least > 0) spec->terminal_columns = launch::Console::columns_beside_prefix(least);
   const std::string heading = choose_threads(*spec, cores);
   const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
@@ -85,15 +85,15 @@ int run_command(const std::vector<std::string>& arguments) {
   const launch::JobResult result = launch::run_job(*spec);
   console.finish();
   err.write(launch::failure_report(result));
-  std::optional<std::chrono::seconds> patience;
-  if (result.exit_code() != 0) patience = kFailurePatience;
-  if (result.signal != 0) patience = kSignalPatience;
-  out.finish(patience);
+  std::optional<std::chrono::seconds> timeout;
+  if (result.exit_code() != 0) timeout = kOutputTimeoutAfterFailure;
+  if (result.signal != 0) timeout = kOutputTimeoutAfterSignal;
+  out.finish(timeout);
   if (out.pending()) {
     err.write(fmt::format("paceline: standard output was not read for {} s; the rest is dropped\n",
-                          patience->count()));
+                          timeout->count()));
   }
-  err.finish(patience);
+  err.finish(timeout);
   return result.exit_code();
 }
 

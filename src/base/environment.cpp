@@ -125,7 +125,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
   result.other_launcher = find_other_launcher(read);
-  result.links = read.integers<int>("PACELINE_LINKS");
+  result.bootstrap_sockets = read.integers<int>("PACELINE_BOOTSTRAP_SOCKETS");
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
   result.terminal = parse_terminal(read.integers<std::int64_t>("PACELINE_TERMINAL"));
   result.data_root = read.text("PACELINE_DATA");

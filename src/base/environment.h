@@ -31,9 +31,10 @@ struct Environment {
   };
   std::optional<OtherLauncher> other_launcher;
 
-  // PACELINE_LINKS, set by `paceline run`: inherited Unix seqpacket sockets, comma separated. Rank
-  // 0 has one for each other rank, in order; each other rank has the one that leads to rank 0.
-  std::vector<int> links;
+  // PACELINE_BOOTSTRAP_SOCKETS, set by `paceline run`: inherited Unix seqpacket sockets, comma
+  // separated. Rank 0 has one for each other rank, in order; each other rank has the one that leads
+  // to rank 0.
+  std::vector<int> bootstrap_sockets;
   // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
   // file of a c10d::FileStore.
   std::optional<int> store_fd;

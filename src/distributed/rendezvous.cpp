@@ -320,14 +320,15 @@ void check_server(const shm::Membership& processes) {
 
 void take_links(const base::Environment& environment, Rendezvous& result) {
   const std::size_t expected = result.rank == 0 ? static_cast<std::size_t>(result.size) - 1 : 1;
-  if (environment.links.size() != expected) {
-    throw UsageError(fmt::format("PACELINE_LINKS names {} descriptors, rank {} of {} needs {}",
-                                 environment.links.size(), result.rank, result.size, expected));
+  if (environment.bootstrap_sockets.size() != expected) {
+    throw UsageError(
+        fmt::format("PACELINE_BOOTSTRAP_SOCKETS names {} descriptors, rank {} of {} needs {}",
+                    environment.bootstrap_sockets.size(), result.rank, result.size, expected));
   }
-  for (const int fd : environment.links) {
+  for (const int fd : environment.bootstrap_sockets) {
     if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
       throw UsageError(
-          fmt::format("PACELINE_LINKS names descriptor {}, which is not open: start "
+          fmt::format("PACELINE_BOOTSTRAP_SOCKETS names descriptor {}, which is not open: start "
                       "this program directly under `paceline run`, or through "
                       "something that does not close descriptors",
                       fd));

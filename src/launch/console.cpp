@@ -38,7 +38,7 @@ void Console::write(int rank, Stream stream, std::string_view bytes) {
 void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
   std::string text;
   source(rank, stream).plain.feed(bytes, [&](std::string_view line, char end) {
-    // The return that a bar begins with.
+    // The '\r' that a bar starts with.
     if (line.empty() && end == '\r') return;
     text.append(prefix(rank)).append(line).push_back(end);
   });

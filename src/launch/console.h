@@ -15,8 +15,8 @@ namespace paceline::launch {
 //
 // Into a file or pipe, lines ended by '\r' are passed on as such. On a terminal rank 0 may draw a
 // progress bar: its unfinished line stays the last on the screen, below the lines of all ranks,
-// and is redrawn in place. Other ranks have no place for a bar: of lines overwritten by '\r' only
-// the last is shown.
+// and is redrawn in place. Other ranks cannot draw a bar: of a line that they overwrite by '\r',
+// only the last state is shown.
 class Console {
  public:
   struct Target {
@@ -24,11 +24,11 @@ class Console {
     bool terminal = false;  // if both are, they are one screen
   };
 
-  // `columns` tells the width of the terminal, where there is one; it may change.
+  // `columns` returns the width of the terminal if there is one; it may change.
   Console(Target out, Target err, int ranks, std::function<int()> columns);
 
   void write(int rank, Stream stream, std::string_view bytes);
-  // Ends all unfinished lines. To be called after the last write.
+  // Ends all unfinished lines. Call after the last write.
   void finish();
 
   // How much of a terminal's width the prefix leaves to rank 0; at least 1.
@@ -54,8 +54,8 @@ class Console {
   bool bar_drawn_ = false;
 };
 
-// As much of UTF-8 text as takes at most so many columns on a terminal, with all of its escape
-// sequences, and not counting the double width of some characters.
+// The longest start of UTF-8 text that takes at most `columns` columns on a terminal, with all
+// escape sequences of the text. Does not count the double width of some characters.
 std::string fit(std::string_view text, int columns);
 
 }  // namespace paceline::launch

@@ -22,7 +22,7 @@ using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 1 << 20;
 
-// A worker may have put anything there, a FIFO too: only a regular file is read, without blocking.
+// A worker may have put anything there, even a FIFO: only a regular file is read, without blocking.
 std::optional<std::string> read_small_file(const std::filesystem::path& path) {
   const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
@@ -34,7 +34,7 @@ std::optional<std::string> read_small_file(const std::filesystem::path& path) {
   ssize_t size = 0;
   do {
     size = ::read(fd.get(), text.data(), text.size());
-  } while (size < 0 && errno == EINTR);  // as file systems in user space may say
+  } while (size < 0 && errno == EINTR);  // file systems in user space may cause it
   if (size < 0) return std::nullopt;
   text.resize(static_cast<std::size_t>(size));
   return text;

@@ -9,11 +9,12 @@
 
 namespace paceline::launch {
 
-// What a failed worker leaves for its launcher, in the file that TORCHELASTIC_ERROR_FILE names.
+// The content of the file that TORCHELASTIC_ERROR_FILE names, which a failed worker leaves for its
+// launcher.
 struct ErrorFile {
   std::string message;
   // The ranks that the error is about, where it is about other ranks: a PeerLost's, say. The
-  // launcher looks there for the one that failed first.
+  // launcher looks among them for the one that failed first.
   std::vector<int> blamed_ranks;
 };
 
@@ -22,8 +23,8 @@ struct ErrorFile {
 void write_error_file(const std::filesystem::path& path, std::string_view message,
                       std::span<const int> blamed_ranks = {});
 
-// Reads that format, from torchrun's `record` too, and the older {"message": "text"}. Nothing for a
-// file that is missing, larger than 1 MiB or not of this form: it only decorates a report.
+// Reads that format, from torchrun's `record` too, and the older {"message": "text"}. Empty for
+// a file that is missing, larger than 1 MiB or malformed: it only adds to a report.
 std::optional<ErrorFile> read_error_file(const std::filesystem::path& path);
 
 }  // namespace paceline::launch

@@ -16,14 +16,14 @@
 namespace paceline::launch {
 InheritedFds make_inherited_fds(int ranks) {
   InheritedFds result;
-  result.links.resize(static_cast<std::size_t>(ranks));
-  for (std::size_t rank = 1; rank < result.links.size(); ++rank) {
+  result.bootstrap_sockets.resize(static_cast<std::size_t>(ranks));
+  for (std::size_t rank = 1; rank < result.bootstrap_sockets.size(); ++rank) {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-      throw base::errno_error("cannot create the link between two ranks");
+      throw base::errno_error("cannot create the bootstrap sockets of two ranks");
     }
-    result.links[0].emplace_back(ends[0]);
-    result.links[rank].emplace_back(ends[1]);
+    result.bootstrap_sockets[0].emplace_back(ends[0]);
+    result.bootstrap_sockets[rank].emplace_back(ends[1]);
   }
   result.store = base::UniqueFd(::memfd_create("paceline-store", MFD_CLOEXEC));
   if (!result.store) throw base::errno_error("cannot create the ranks' shared file");

@@ -7,11 +7,12 @@
 namespace paceline::launch {
 
 // The descriptors that the workers of a job inherit, all closed on exec until a worker claims its
-// own. The creating process has to close them after the workers have started: a link hangs up when
-// the last copy of its other end is gone.
+// own. The creating process has to close them after the workers have started: a socket hangs up
+// when the last copy of its other end is gone.
 struct InheritedFds {
-  std::vector<std::vector<base::UniqueFd>> links;  // of each rank, as PACELINE_LINKS describes
-  base::UniqueFd store;                            // an empty memfd
+  std::vector<std::vector<base::UniqueFd>>
+      bootstrap_sockets;  // of each rank, as PACELINE_BOOTSTRAP_SOCKETS describes
+  base::UniqueFd store;   // an empty memfd
 };
 
 // Throws Error.

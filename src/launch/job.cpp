@@ -72,7 +72,7 @@ std::string random_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-// How a pipe is known to those who hold the other end.
+// Identifies a pipe to the holder of its other end.
 ino_t inode(int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) throw base::errno_error("cannot identify a pipe");
@@ -122,7 +122,7 @@ Job::Job(const JobSpec& spec)
 JobResult Job::run() {
   std::optional<Supervision> supervision;
   {
-    // Only the workers are to hold these ends, or no hang-up would tell of their end.
+    // Only the workers may hold these ends: a hang-up has to report their end.
     const InheritedFds inherited_fds = make_inherited_fds(spec_.processes);
     const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (!null) throw base::errno_error("cannot open /dev/null");
@@ -154,8 +154,8 @@ Worker Job::make_worker(int rank, const InheritedFds& inherited_fds) const {
   worker.file = file_;
   worker.arguments = spec_.command;
   if (spec_.pass_local_rank) worker.arguments.push_back(fmt::format("--local_rank={}", rank));
-  for (const UniqueFd& link : inherited_fds.links[static_cast<std::size_t>(rank)]) {
-    worker.inherited.push_back(link.get());
+  for (const UniqueFd& socket : inherited_fds.bootstrap_sockets[static_cast<std::size_t>(rank)]) {
+    worker.inherited.push_back(socket.get());
   }
   worker.environment = worker_environment(spec_, identity_, rank, worker.inherited,
                                           inherited_fds.store.get(), ::environ);
@@ -188,7 +188,7 @@ void Job::pass_output_until_end(Supervision& supervision) {
     }
     while (const int signal = signals_.next()) forward_signal(supervision, signal);
     if (blocked != nullptr) blocked->write_some();
-    // Looked at before the output: what is read after the end is all there is.
+    // Checked before the output is read, so that all of it is read after the end.
     ended = fds[0].revents != 0;
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       while (ended && read_some(sources_[i])) {
@@ -205,7 +205,7 @@ NonBlockingWriter* Job::blocked_writer() const {
   return found == spec_.writers.end() ? nullptr : *found;
 }
 
-// False where there is nothing to read now; the source is closed if there never will be.
+// False if there is nothing to read now; closes the source at its end.
 bool Job::read_some(Source& source) {
   std::array<char, 65536> buffer;
   const ssize_t size = ::read(source.fd.get(), buffer.data(), buffer.size());

@@ -24,8 +24,8 @@ struct JobSpec {
 
   // Set for every worker, on top of this process's environment.
   std::map<std::string, std::string> environment;
-  // The columns that rank 0 has for a progress bar where its output ends on a terminal, which it
-  // cannot see itself; told as PACELINE_TERMINAL, with the pipes that lead there. 0: no terminal.
+  // The columns that rank 0 has for a progress bar if its output ends on a terminal, which it
+  // cannot see itself; passed as PACELINE_TERMINAL, with the pipes that lead there. 0: no terminal.
   int terminal_columns = 0;
 
   // Called on the thread of run_job. May be empty.
@@ -39,7 +39,7 @@ struct JobSpec {
   // is JobResult::signal; a second SIGINT kills at once. Other threads have to block them.
   bool forward_signals = false;
 
-  // From the first failure to SIGTERM: the time in which the other ranks notice and say so. If a
+  // From the first failure to SIGTERM: the time in which the other ranks notice and report it. If a
   // rank has written its error file, or an error file blames it, its failure is under way: SIGTERM
   // then waits for its end too, for stop_grace at most.
   std::chrono::milliseconds failure_grace{500};

@@ -39,7 +39,7 @@ class LineSplitter {
     }
   }
 
-  // The start of a line whose end has not come yet.
+  // The unfinished line.
   std::string_view pending() const { return pending_; }
 
  private:
@@ -50,11 +50,11 @@ class LineSplitter {
   }
 
   std::string pending_;
-  bool after_return_ = false;  // a '\r' has come, and what follows it has not
+  bool after_return_ = false;  // the last byte was a '\r'
 };
 
-// The same for a reader who sees a terminal: text after a '\r' replaces the line so far, as a
-// progress bar means it.
+// A LineSplitter that shows lines as a terminal does: text after a '\r' replaces the line so far,
+// as progress bars do.
 class ScreenLine {
  public:
   // Calls emit(std::string_view line) for each line that a '\n' in `bytes` completes.

@@ -38,9 +38,9 @@ void NonBlockingWriter::write_some() {
   }
 }
 
-void NonBlockingWriter::finish(std::optional<std::chrono::milliseconds> patience) {
-  const int timeout = patience ? static_cast<int>(patience->count()) : -1;
-  while (pending() && is_writable(fd_, timeout)) write_some();
+void NonBlockingWriter::finish(std::optional<std::chrono::milliseconds> timeout) {
+  const int limit = timeout ? static_cast<int>(timeout->count()) : -1;
+  while (pending() && is_writable(fd_, limit)) write_some();
 }
 
 }  // namespace paceline::launch

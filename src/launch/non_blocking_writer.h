@@ -7,22 +7,22 @@
 
 namespace paceline::launch {
 
-// Text on its way to a descriptor that may not take it at once, such as a full pipe or a stopped
-// terminal. What does not go is kept, so that nobody has to wait for it.
+// Writes text to a descriptor that may not take it at once, such as a full pipe or a stopped
+// terminal. Keeps what the descriptor does not take yet, so that no call waits for it.
 class NonBlockingWriter {
  public:
-  // `fd` is not owned. `name` is what errors call it.
+  // `fd` is not owned; errors call it `name`.
   NonBlockingWriter(int fd, const char* name) : fd_(fd), name_(name) {}
 
   int fd() const { return fd_; }
-  // There is text left; write_some() goes on when fd() is writable.
+  // Whether text is left; call write_some() when fd() is writable.
   bool pending() const { return !text_.empty(); }
 
-  // These throw Error if the descriptor takes no more text at all.
+  // These throw Error if the descriptor fails.
   void write(std::string_view text);
   void write_some();
-  // Waits until everything is written, or `patience` passes without any of it going.
-  void finish(std::optional<std::chrono::milliseconds> patience);
+  // Waits until everything is written, or until nothing could be written for `timeout`.
+  void finish(std::optional<std::chrono::milliseconds> timeout);
 
  private:
   int fd_;

@@ -7,7 +7,7 @@ namespace paceline::launch {
 
 enum class Stream { out, err };
 
-// Receives what a rank wrote, in pieces that need not end where lines do.
+// Receives what a rank wrote, in pieces that need not end at the end of a line.
 using OutputSink = std::function<void(int rank, Stream stream, std::string_view bytes)>;
 
 }  // namespace paceline::launch

@@ -12,7 +12,7 @@ namespace paceline::launch {
 
 void set_process_title(const std::string& title) {
   ::prctl(PR_SET_NAME, title.c_str());
-  // The kernel reads the command line where it put it, in one piece that begins with argv[0].
+  // The kernel reads the command line from where it put it, one block that starts at argv[0].
   std::ifstream file("/proc/self/cmdline");
   const std::string old(std::istreambuf_iterator<char>(file), {});
   if (old.compare(0, old.find('\0'), ::program_invocation_name) != 0) return;

@@ -57,7 +57,7 @@ std::optional<Process> parse_stat(std::string_view stat) {
   Process process{};
   std::string_view rest = stat;
   if (!take_number(rest, process.pid)) return std::nullopt;
-  // "PID (name) state parent group": the name may hold anything, parentheses and newlines too.
+  // "PID (name) state parent group": the name may hold anything, even parentheses and newlines.
   const std::size_t name_end = rest.rfind(')');
   if (name_end == std::string_view::npos || name_end + 3 >= rest.size()) return std::nullopt;
   rest.remove_prefix(name_end + 3);

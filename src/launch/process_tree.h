@@ -18,7 +18,7 @@ struct Process {
 // The content of the open /proc/PID/stat `fd`; empty if the process has ended meanwhile.
 std::string read_stat(int fd);
 
-// What /proc/PID/stat begins with; nothing if `stat` is not the content of such a file.
+// The first fields of /proc/PID/stat; empty if `stat` is malformed.
 std::optional<Process> parse_stat(std::string_view stat);
 
 // The children of `root`, their children and so on, as /proc shows them now. Processes that are

@@ -6,8 +6,8 @@
 
 namespace paceline::launch {
 
-// The program cannot be started. exit_code() is what a shell would exit with: 127 if there is no
-// such program, 126 if it cannot be executed.
+// The program cannot be started. exit_code() is a shell's: 127 if there is no such program, 126 if
+// it cannot be executed.
 class ProgramError : public UsageError {
  public:
   ProgramError(const std::string& message, int exit_code)

@@ -57,7 +57,7 @@ std::string_view without_trailing_newlines(std::string_view text) {
   return text.substr(0, text.find_last_not_of("\r\n ") + 1);
 }
 
-// By one of the signals that the launcher sends, and not by what it did when told to stop.
+// Ended by one of the signals that the launcher sends, rather than by itself after one.
 bool was_stopped(const RankResult& rank) {
   if (!rank.stopped || !WIFSIGNALED(rank.status)) return false;
   const int signal = WTERMSIG(rank.status);
@@ -70,7 +70,7 @@ std::string describe_other(const RankResult& rank, const RankResult& first) {
     text = fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));
   } else {
     text = describe_end(rank.status);
-    if (rank.stopped) text += " when told to stop";
+    if (rank.stopped) text += " when asked to stop";
   }
   if (rank.error) {
     const bool same = first.error && rank.error->message == first.error->message;
@@ -82,13 +82,14 @@ std::string describe_other(const RankResult& rank, const RankResult& first) {
   return text;
 }
 
-// The last lines are only the error that is told anyway; `record` writes it like this.
+// Whether the last lines are only the error, which is reported anyway; `record` writes it like
+// this.
 bool repeats_error(const RankResult& rank) {
   return rank.error && rank.last_lines.size() == 1 &&
          rank.last_lines.front() == "paceline error: " + rank.error->message;
 }
 
-// In the order in which they ended; neighbours with the same end share a line.
+// In the order in which they ended; ranks that follow each other with the same end share a line.
 std::string describe_others(const JobResult& result, int first) {
   std::vector<int> ranks(result.ranks.size());
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -9,7 +9,7 @@ namespace paceline::launch {
 // "exited with code 1", "killed by SIGKILL (often the kernel's out-of-memory killer)".
 std::string describe_end(int status);
 
-// The block that tells which rank failed first, how, and what became of the others; lines ended by
+// A block of lines that says which rank failed first, how, and how the others ended; lines end with
 // '\n'. One line if the job was ended by a signal; empty if nothing failed.
 std::string failure_report(const JobResult& result);
 

@@ -31,7 +31,7 @@ SignalForwarding::SignalForwarding(bool enabled) {
 
 SignalForwarding::~SignalForwarding() {
   if (!fd_) return;
-  // One that came after the end of the job has been noticed and must not end the process now.
+  // A signal that came after the end of the job must not end the process now.
   while (next() != 0) {
   }
   ::pthread_sigmask(SIG_SETMASK, &original_mask_, nullptr);

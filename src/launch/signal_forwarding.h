@@ -19,7 +19,7 @@ class SignalForwarding {
   int fd() const { return fd_.get(); }
   // The next signal, 0 if there is none.
   int next();
-  // What the thread's mask was before.
+  // The thread's mask before.
   const sigset_t& original_mask() const { return original_mask_; }
 
  private:

@@ -27,8 +27,8 @@ bool arrange_descriptors(const Worker& worker) {
   for (int number = 0; number < 3; ++number) {
     if (::dup2(worker.standard[static_cast<std::size_t>(number)], number) < 0) return false;
   }
-  // Also what this process itself inherited by somebody's oversight. A kernel that cannot do this
-  // (before 5.11) leaves such descriptors open; ours are closed on exec anyway.
+  // Also descriptors that this process inherited by accident. A kernel before 5.11 cannot do this
+  // and leaves them open; ours are closed on exec anyway.
   ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   for (const int fd : worker.inherited) {
     if (::fcntl(fd, F_SETFD, 0) != 0) return false;
@@ -54,7 +54,7 @@ int start_worker(const Worker& worker, const sigset_t& mask,
                  const std::function<void(pid_t)>& created) {
   const std::vector<char*> arguments = c_strings(worker.arguments);
   const std::vector<char*> environment = c_strings(worker.environment);
-  // Carries one byte when the new process may go on, and back from it an errno; a successful exec
+  // Carries a byte that lets the new process go on, and an errno back from it; a successful exec
   // closes its end.
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return errno;

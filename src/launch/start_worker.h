@@ -13,7 +13,7 @@ namespace paceline::launch {
 
 // One worker, ready to be started.
 struct Worker {
-  std::string file;  // what to execute
+  std::string file;  // to execute
   std::vector<std::string> arguments;
   std::vector<std::string> environment;
   std::array<int, 3> standard{};  // become descriptors 0, 1 and 2

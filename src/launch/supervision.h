@@ -21,13 +21,13 @@ class Supervision {
   Supervision& operator=(const Supervision&) = delete;
   ~Supervision();
 
-  // Becomes readable when nothing of the job is left; nothing is ever to be read from it.
+  // Becomes readable when nothing of the job is left. Do not read from it.
   int fd() const { return control_.get(); }
-  // Sends a signal to the job as `supervise` describes.
+  // Sends a signal to the job; see guard.
   void send(int signal);
 
-  // What became of the workers; to be called when fd() is readable. Throws Error if a worker could
-  // not be started, or if the supervisor has been killed; the job is gone then too.
+  // How the workers ended. Call when fd() is readable. Throws Error if a worker could not be
+  // started, or if the supervisor was killed; the job has ended then too.
   std::span<const WorkerState> result();
 
  private:

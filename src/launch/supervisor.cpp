@@ -29,12 +29,12 @@ using namespace std::chrono_literals;
 using base::Deadline;
 using base::UniqueFd;
 
-// Killing is repeated, for processes that were being created meanwhile, at growing intervals, for
-// those that the kernel cannot end yet.
+// Killing is repeated, since processes may have been created meanwhile, at growing intervals, since
+// the kernel may not be able to end some of them yet.
 constexpr auto kFirstKillInterval = 10ms;
 constexpr auto kLastKillInterval = 500ms;
 
-// Above all the other ends of the links and pipes, which tell of a worker's end by hanging up.
+// Most of all the other ends of the sockets and pipes, which report a worker's end by hanging up.
 void close_all_but(std::vector<int> keep) {
   std::sort(keep.begin(), keep.end());
   unsigned first = 0;
@@ -54,7 +54,7 @@ class Supervisor {
   void run();
 
  private:
-  // The job only moves forward through these.
+  // A job passes through these in this order, and may skip some.
   enum class Phase { running, failing, awaiting_failures, stopping, killing };
 
   void start_workers();
@@ -77,7 +77,7 @@ class Supervisor {
   const int control_;
   const int launcher_;
   UniqueFd children_;  // readable after a child has ended
-  UniqueFd exits_;     // an epoll of pidfds: the only witness of the order in which workers ended
+  UniqueFd exits_;     // an epoll of pidfds: only it knows the order in which workers ended
   std::vector<UniqueFd> pidfds_;
   Phase phase_ = Phase::running;
   std::optional<Deadline> deadline_;
@@ -126,7 +126,7 @@ void Supervisor::watch(std::size_t rank, pid_t pid) {
   state_.workers[rank].pid = pid;
   pidfds_.emplace_back(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
-  // Without it the worker's end is seen by its SIGCHLD, only less surely in order.
+  // Without it the worker's end is noticed by its SIGCHLD, with less certainty about the order.
   ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_.back().get(), &event);
 }
 
@@ -145,7 +145,7 @@ void Supervisor::wait_for_event() {
   std::array<pollfd, 3> fds{
       {{control_, POLLIN, 0}, {launcher_, POLLIN, 0}, {children_.get(), POLLIN, 0}}};
   if (phase_ == Phase::killing) {
-    // The launcher has nothing more to say, and its hang-up would end every wait.
+    // No command matters any more, and a hang-up would end every wait.
     fds[0].fd = fds[1].fd = -1;
   }
   const int timeout = deadline_ ? static_cast<int>(deadline_->remaining().count()) : -1;
@@ -184,7 +184,7 @@ void Supervisor::collect_ends() {
     const auto worker =
         std::find_if(state_.workers.begin(), state_.workers.end(),
                      [&](const WorkerState& w) { return w.pid == pid && !w.ended; });
-    if (worker == state_.workers.end()) continue;  // a process that a worker left behind
+    if (worker == state_.workers.end()) continue;  // left behind by a worker
     record_end(static_cast<std::size_t>(worker - state_.workers.begin()), status);
   }
 }
@@ -202,7 +202,7 @@ void Supervisor::record_end(std::size_t rank, int status) {
   }
 }
 
-// A rank that has not ended has an error file already, or is blamed in that of one that has ended.
+// Whether a rank that has not ended has written an error file, or one that has ended blames it.
 bool Supervisor::failure_under_way() const {
   const auto& states = state_.workers;
   for (std::size_t rank = 0; rank < states.size(); ++rank) {
@@ -221,7 +221,7 @@ bool Supervisor::failure_under_way() const {
 void Supervisor::check_deadline() {
   const bool all_ended = ended_ == static_cast<int>(state_.workers.size());
   if (all_ended && phase_ < Phase::stopping) {
-    if (anything_left()) stop(SIGTERM);  // what the workers left behind
+    if (anything_left()) stop(SIGTERM);  // left behind by the workers
   } else if (phase_ == Phase::awaiting_failures) {
     if (deadline_->expired() || !failure_under_way()) stop(SIGTERM);
   } else if (deadline_ && deadline_->expired()) {
@@ -250,8 +250,8 @@ void Supervisor::kill_all() {
   kill_interval_ = std::min<std::chrono::milliseconds>(2 * kill_interval_, kLastKillInterval);
 }
 
-// A worker's group while its leader is not reaped, for then the number is surely its own; each
-// other process by itself: the rest of a group, and what has left for a session of its own.
+// Signals a worker's group while its leader is not reaped, so that the number is certainly its own.
+// Signals each other process by itself: the rest of a group, and those in sessions of their own.
 void Supervisor::signal_all(int signal) {
   for (const WorkerState& worker : state_.workers) {
     if (worker.pid != 0 && !worker.ended) ::kill(-worker.pid, signal);

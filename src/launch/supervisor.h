@@ -13,20 +13,20 @@
 
 namespace paceline::launch {
 
-// What the guard and the supervisor know from their start.
+// What the guard and the supervisor get from the launcher.
 struct Plan {
   std::vector<Worker> workers;
   sigset_t worker_mask;
   std::chrono::milliseconds failure_grace;
   std::chrono::milliseconds stop_grace;
-  std::filesystem::path directory;  // removed in the end
+  std::filesystem::path directory;  // removed at the end
 };
 
-// What they tell: memory that they share with the launcher, complete once they have hung up.
+// What they report, in memory that they share with the launcher; complete once they have hung up.
 struct WorkerState {
   pid_t pid;  // 0: not started
   bool ended;
-  bool stopped;  // it ended after the job was told to stop
+  bool stopped;  // it ended after the job was asked to stop
   int status;    // as wait() gives it
   int order;     // of ending, from 0
 };
@@ -41,15 +41,15 @@ struct SharedState {
 //
 // Starts the supervisor and waits for its end. If the supervisor is killed, the kernel kills the
 // workers, and the guard adopts and kills what they leave behind. So each of launcher, guard and
-// supervisor can end the job and remove the directory alone. The guard and the supervisor do not
+// supervisor alone can end the job and remove the directory. The guard and the supervisor do not
 // have the command's name: killall and pkill -f end the launcher only.
 //
 // The supervisor starts the workers and waits until they, and all processes that they left behind,
 // have ended.
-// `control` leads to the launcher: each int read from it is a signal to send to the job (SIGSTOP
-// and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end); its hang-up, or the
-// end of the process `launcher` (a pidfd, or -1), ends the job at once. When nothing is left it
-// shuts down its side, waits for the launcher to do the same, and removes the directory.
+// `control` is connected to the launcher: each int read from it is a signal to send to the job
+// (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end); its hang-up,
+// or the end of the process `launcher` (a pidfd, or -1), ends the job at once. When nothing is left
+// it shuts down its side, waits for the launcher to do the same, and removes the directory.
 [[noreturn]] void guard(const Plan& plan, SharedState& state, int control, int launcher);
 
 }  // namespace paceline::launch

@@ -29,11 +29,12 @@ std::filesystem::path error_file_path(const JobIdentity& job, int rank) {
 }
 
 std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job, int rank,
-                                            const std::vector<int>& links, int store_fd,
+                                            const std::vector<int>& bootstrap_sockets, int store_fd,
                                             const char* const* inherited) {
   Variables variables = parse_variables(inherited);
-  // An outer torchrun's store, an outer job's links and screen are not this job's.
-  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_LINKS", "PACELINE_TERMINAL"}) {
+  // An outer torchrun's store, an outer job's sockets and screen are not this job's.
+  for (const char* name :
+       {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS", "PACELINE_TERMINAL"}) {
     variables.erase(name);
   }
   for (const auto& [name, value] : spec.environment) variables[name] = value;
@@ -55,7 +56,8 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   set("TORCHELASTIC_RUN_ID", job.run_id);
   set("TORCHELASTIC_ERROR_FILE", error_file_path(job, rank).string());
   set("PACELINE_STORE_FD", std::to_string(store_fd));
-  if (!links.empty()) set("PACELINE_LINKS", fmt::format("{}", fmt::join(links, ",")));
+  if (!bootstrap_sockets.empty())
+    set("PACELINE_BOOTSTRAP_SOCKETS", fmt::format("{}", fmt::join(bootstrap_sockets, ",")));
 
   std::vector<std::string> entries;
   entries.reserve(variables.size());

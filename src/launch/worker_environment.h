@@ -21,7 +21,7 @@ std::filesystem::path error_file_path(const JobIdentity& job, int rank);
 // The environment of one rank, "NAME=value" each, sorted: `inherited` (as environ), without what an
 // outer launcher set for this process, then spec.environment, then the launcher's own variables.
 std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job, int rank,
-                                            const std::vector<int>& links, int store_fd,
+                                            const std::vector<int>& bootstrap_sockets, int store_fd,
                                             const char* const* inherited);
 
 }  // namespace paceline::launch

@@ -56,9 +56,10 @@ std::vector<std::string> lines_of(const std::string& text, int rank) {
 
 TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
   const base::UniqueFd stray(::dup(STDERR_FILENO));  // the launcher inherits it, its workers do not
-  auto job = run(3,
-                 "echo 0 1 2 $PACELINE_LINKS $PACELINE_STORE_FD | tr ', ' '\n\n' | sort;"
-                 "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
+  auto job =
+      run(3,
+          "echo 0 1 2 $PACELINE_BOOTSTRAP_SOCKETS $PACELINE_STORE_FD | tr ', ' '\n\n' | sort;"
+          "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
   EXPECT_EQ(job.wait(), 0) << job.err();
   for (const int rank : {0, 1, 2}) {
     const auto lines = lines_of(job.out(), rank);

@@ -310,7 +310,7 @@ TEST_F(Rendezvous, RankThatEndedBetweenTwoWorldsIsNamed) {
         for (const auto& [name, value] : std::map<std::string, std::string>{
                  {"RANK", std::to_string(rank)},
                  {"WORLD_SIZE", std::to_string(kSize)},
-                 {"PACELINE_LINKS", descriptors},
+                 {"PACELINE_BOOTSTRAP_SOCKETS", descriptors},
                  {"PACELINE_STORE_FD", std::to_string(memory.get())}}) {
           ::setenv(name.c_str(), value.c_str(), 1);
         }
@@ -461,8 +461,10 @@ TEST(Plan, WorldsOfMoreRanksThanErrorsCanNameAreRefused) {
 }
 
 TEST(Plan, RanksThatPacelineRunDidNotStartAreRefused) {
-  const Variables launched{
-      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"PACELINE_LINKS", "5"}, {"PACELINE_STORE_FD", "6"}};
+  const Variables launched{{"RANK", "1"},
+                           {"WORLD_SIZE", "2"},
+                           {"PACELINE_BOOTSTRAP_SOCKETS", "5"},
+                           {"PACELINE_STORE_FD", "6"}};
   EXPECT_EQ(plan_of(launched), "1 of 2 inherited");
   EXPECT_EQ(plan_of(launched, {.world_size = 2, .rank = 1}), "1 of 2 inherited");
   EXPECT_EQ(plan_of(launched, {.world_size = 1, .rank = 0}), "0 of 1 alone");

@@ -50,7 +50,7 @@ TEST(Environment, EmptyIsNothingSet) {
   EXPECT_FALSE(environment.rank);
   EXPECT_FALSE(environment.world_size);
   EXPECT_FALSE(environment.use_agent_store);
-  EXPECT_TRUE(environment.links.empty());
+  EXPECT_TRUE(environment.bootstrap_sockets.empty());
 }
 
 TEST(Environment, ReadsTorchrunsVariables) {
@@ -62,7 +62,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"MASTER_ADDR", "127.0.0.1"},
                                          {"MASTER_PORT", "29500"},
                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                                         {"PACELINE_LINKS", "7,8,21"},
+                                         {"PACELINE_BOOTSTRAP_SOCKETS", "7,8,21"},
                                          {"PACELINE_STORE_FD", "9"},
                                          {"PACELINE_TERMINAL", "80,4000000000,7"},
                                          {"PACELINE_DATA", "/data"}});
@@ -74,7 +74,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
   EXPECT_EQ(environment.master_addr, "127.0.0.1");
   EXPECT_EQ(environment.master_port, 29500);
   EXPECT_TRUE(environment.use_agent_store);
-  EXPECT_THAT(environment.links, ElementsAre(7, 8, 21));
+  EXPECT_THAT(environment.bootstrap_sockets, ElementsAre(7, 8, 21));
   EXPECT_EQ(environment.store_fd, 9);
   ASSERT_TRUE(environment.terminal);
   EXPECT_EQ(environment.terminal->columns, 80);
@@ -93,7 +93,9 @@ TEST(Environment, BadValuesAreNamed) {
   EXPECT_EQ(parse_failure({{"RANK", "99999999999"}}),
             "RANK=99999999999 is not an integer of at least 0");
   for (const char* links : {"1,", ",", "1,,2", "x", "1;2", "-1"}) {
-    EXPECT_THAT(parse_failure({{"PACELINE_LINKS", links}}), HasSubstr("PACELINE_LINKS=")) << links;
+    EXPECT_THAT(parse_failure({{"PACELINE_BOOTSTRAP_SOCKETS", links}}),
+                HasSubstr("PACELINE_BOOTSTRAP_SOCKETS="))
+        << links;
   }
 }
 

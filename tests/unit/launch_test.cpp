@@ -171,7 +171,7 @@ TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
   const char* const inherited[] = {"HOME=/h=x",
                                    "RANK=7",
                                    "TORCHELASTIC_USE_AGENT_STORE=True",
-                                   "PACELINE_LINKS=9",
+                                   "PACELINE_BOOTSTRAP_SOCKETS=9",
                                    "PACELINE_TERMINAL=5",
                                    "broken",
                                    nullptr};
@@ -179,13 +179,13 @@ TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
       worker_environment(spec, job, 0, {5, 6}, 8, inherited),
       ElementsAre("GROUP_RANK=0", "GROUP_WORLD_SIZE=1", "HOME=/h=x", "LOCAL_RANK=0",
                   "LOCAL_WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1234",
-                  "OMP_NUM_THREADS=4", "PACELINE_LINKS=5,6", "PACELINE_STORE_FD=8", "RANK=0",
-                  "ROLE_NAME=default", "ROLE_RANK=0", "ROLE_WORLD_SIZE=3",
+                  "OMP_NUM_THREADS=4", "PACELINE_BOOTSTRAP_SOCKETS=5,6", "PACELINE_STORE_FD=8",
+                  "RANK=0", "ROLE_NAME=default", "ROLE_RANK=0", "ROLE_WORLD_SIZE=3",
                   "TORCHELASTIC_ERROR_FILE=/d/rank0.json", "TORCHELASTIC_MAX_RESTARTS=0",
                   "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_RUN_ID=id", "WORLD_SIZE=3"));
   const auto second = worker_environment(spec, job, 2, {7}, 8, inherited);
   EXPECT_THAT(second, Contains("RANK=2"));
-  EXPECT_THAT(second, Contains("PACELINE_LINKS=7"));
+  EXPECT_THAT(second, Contains("PACELINE_BOOTSTRAP_SOCKETS=7"));
 }
 
 TEST(FindProgram, SearchesAsAShellDoes) {
@@ -300,7 +300,7 @@ TEST(FailureReport, OneBlock) {
             "    | step 2\n"
             "  rank 0: exited with code 1: PeerLost: rank 1 has ended\n"
             "  ranks 2, 3: stopped by SIGTERM\n"
-            "  rank 4: exited with code 0 when told to stop\n");
+            "  rank 4: exited with code 0 when asked to stop\n");
 }
 
 TEST(FailureReport, NamesARankThatEndedEarlyFirst) {
@@ -321,7 +321,7 @@ TEST(FailureReport, TellsFailuresFromStops) {
   result.ranks[2].error = ErrorFile{"disk full", {}};
   EXPECT_EQ(failure_report(result),
             "paceline: rank 0 failed first: exited with code 1\n"
-            "  rank 1: killed by SIGSEGV (an invalid memory access) when told to stop\n"
+            "  rank 1: killed by SIGSEGV (an invalid memory access) when asked to stop\n"
             "  rank 2: stopped by SIGTERM: disk full\n");
 }
 
