@@ -31,7 +31,7 @@ Run 'paceline COMMAND --help' for its flags. Example:
   paceline run --nproc-per-node 2 ./train
 )";
 
-// A pipe that got one of these numbers could not be told from the standard streams.
+// A pipe with one of their numbers would be taken for a standard stream.
 void open_standard_streams() {
   int fd = 0;
   do {

@@ -37,8 +37,9 @@ void describe(CLI::App& app, Flags& flags) {
   const char* const rendezvous = "Rendezvous";
   const char* const stopping = "Stopping";
   add("--nproc-per-node", flags.nproc_per_node, "N", processes,
-      "How many processes (default 1); auto or cpu: one per core");
-  add("--nnodes", flags.nnodes, "N", processes, "How many machines: only 1 (default) so far");
+      "Number of processes (default 1); auto or cpu: one per core");
+  add("--nnodes", flags.nnodes, "N", processes,
+      "Number of machines; only 1 (default) is supported");
   app.add_flag("--pass-local-rank", flags.pass_local_rank,
                "Append --local_rank=R to the arguments of local rank R's process")
       ->group(processes);
@@ -49,10 +50,10 @@ void describe(CLI::App& app, Flags& flags) {
   add("--master-addr", flags.master_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes (default 127.0.0.1)");
   add("--master-port", flags.master_port, "PORT", rendezvous,
-      "MASTER_PORT of the processes (default: one that is free)");
+      "MASTER_PORT of the processes (default: a free one)");
   add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
       "From the first failure to SIGTERM for the others (default 0.5);\n"
-      "a rank that is failing by then has --stop-grace to end by itself");
+      "a rank that is already failing has --stop-grace to end by itself");
   add("--stop-grace", flags.stop_grace, "SECONDS", stopping,
       "From SIGTERM, or from Ctrl-C, to SIGKILL (default 5)");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
@@ -75,7 +76,7 @@ std::string with_dashes(std::string flag) {
   return flag;
 }
 
-// Splits our flags from the program and what belongs to it.
+// Separates our flags from the program and its arguments.
 struct SplitArguments {
   std::vector<std::string> flags;
   std::vector<std::string> command;

@@ -8,8 +8,8 @@
 
 namespace paceline::app {
 
-// Translates the arguments after `paceline run`. Nothing if they ask for help, which is then in
-// `help`. Throws UsageError.
+// Translates the arguments after `paceline run`. Empty if they ask for help; `help` is its text
+// then. Throws UsageError.
 std::optional<launch::JobSpec> parse_run_options(const std::vector<std::string>& arguments,
                                                  int cores, std::string& help);
 

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kUsageExitCode = 2;
 
-// Opened before anything is measured, so that a wrong path costs no run.
+// Opened before anything is measured, so that a bad path fails at once.
 std::ofstream open_json(const std::string& path) {
   std::ofstream file;
   if (path.empty()) return file;
@@ -40,14 +40,15 @@ void write_json(std::ofstream& file, const Options& options, const nlohmann::ord
   if (!file.flush()) throw base::errno_error(fmt::format("cannot write {}", options.json));
 }
 
-// Tells the ranks, in their arguments, what to compare with in Python.
+// Passes the Python peers to the ranks in their arguments.
 void add_python(const Options& options, std::vector<std::string>& arguments) {
   const std::string python = options.python.empty() ? "python3" : options.python;
   if (!can_import(python, "torch")) {
     if (!options.python.empty()) {
-      throw UsageError(fmt::format("--python {}: this is no Python that can import torch", python));
+      throw UsageError(fmt::format("--python {}: this program cannot import torch", python));
     }
-    fmt::print("python_ddp_gloo: absent, python3 cannot import torch; --python names another\n");
+    fmt::print(
+        "python_ddp_gloo: absent, python3 cannot import torch; choose another by --python\n");
     return;
   }
   const bool plugin = can_import(python, "paceline");
@@ -64,7 +65,7 @@ void add_openmpi(std::vector<std::string>& arguments) {
     const std::string mpirun = launch::find_program("mpirun");
     arguments.insert(arguments.end(), {"--mpirun", mpirun});
   } catch (const launch::ProgramError&) {
-    fmt::print("openmpi: absent, there is no mpirun on PATH\n");
+    fmt::print("openmpi: absent, no mpirun on PATH\n");
   }
 }
 

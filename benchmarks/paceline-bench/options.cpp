@@ -13,17 +13,17 @@
 namespace paceline::bench {
 namespace {
 
-constexpr int kMinRounds = 30;  // fewer give no interval worth the name
+constexpr int kMinRounds = 30;  // fewer give no useful interval
 constexpr int kMaxRounds = 100'000;
 constexpr int kMaxThreads = 1024;
 constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 
 constexpr const char* kFooter =
-    R"(Implementations take turns, round by round, in the same processes, OpenMPI and Python in
-their own, all with malloc as under `paceline run`; every rank waits for the others before the
-clock starts. A time is that of the slowest rank, "cpu" the CPU time of all ranks together;
-"over X" is how many times faster than X, the median of the rounds and its 90 % confidence
-interval. Run it on a machine that does nothing else.)";
+    R"(Implementations take turns, round by round: OpenMPI and Python in processes of their own, all
+others in the same ones. malloc is tuned as under `paceline run`. All ranks wait for each other
+before the clock starts. A time is that of the slowest rank, "cpu" the CPU time of all ranks
+together. "over X" is how many times faster than X: the median of the rounds and its 90 %
+confidence interval. Run it on a machine that does nothing else.)";
 
 constexpr std::int64_t operator""_K(unsigned long long n) {
   return static_cast<std::int64_t>(n) << 10;
@@ -43,8 +43,9 @@ void describe(CLI::App& app, Options& options) {
       ->type_name("N");
   app.add_option(
          "--rounds", options.rounds,
-         fmt::format("Rounds in which all take their turn (default 40; quick {}, the least)",
-                     kMinRounds))
+         fmt::format(
+             "Rounds; each implementation has a turn in each (default 40; quick {}, the minimum)",
+             kMinRounds))
       ->type_name("N");
   app.add_option("--threads", options.threads, "Threads of each rank (default 1)")->type_name("N");
   app.add_option("--json", options.json, "Write all rows to this file")->type_name("FILE");
@@ -55,7 +56,7 @@ void describe(CLI::App& app, Options& options) {
       app.add_subcommand("collectives", "Collectives of float32, 2 to 8 ranks, 4 bytes to 25 MiB");
   collectives
       ->add_option("--collectives", options.collectives,
-                   fmt::format("Which ones: {} (default all; quick all_reduce)",
+                   fmt::format("Collectives: {} (default all; quick all_reduce)",
                                fmt::join(kCollectives, ", ")))
       ->delimiter(',')
       ->type_name("NAME");
@@ -65,17 +66,15 @@ void describe(CLI::App& app, Options& options) {
       ->type_name("SIZE");
   collectives->add_option("--mpirun", options.mpirun)->group("");  // found by this program
   CLI::App* const ddp = app.add_subcommand("ddp", "A training step of some models, 2 ranks");
-  ddp->add_option("--models", options.models, "Which models, or all")
-      ->delimiter(',')
-      ->type_name("NAME");
+  ddp->add_option("--models", options.models, "Models, or all")->delimiter(',')->type_name("NAME");
   ddp->add_option("--python", options.python,
-                  "A Python with torch, for python_ddp_gloo, and for python_ddp_paceline if it has "
-                  "the package paceline (default python3)")
+                  "The Python of python_ddp_gloo, and of python_ddp_paceline if it has the package "
+                  "paceline (default python3)")
       ->take_last()
       ->type_name("PROGRAM");
   ddp->add_option("--python-backends", options.python_backends)->delimiter(',')->group("");
   for (CLI::App* const one : {collectives, ddp}) {
-    one->footer("The options of `paceline bench --help` as well.\n\n" + app.get_footer());
+    one->footer("Takes the options of `paceline bench --help` too.\n\n" + app.get_footer());
   }
   app.parse_complete_callback([&options, ddp] {
     options.benchmark = ddp->parsed() ? Benchmark::ddp : Benchmark::collectives;
@@ -84,7 +83,7 @@ void describe(CLI::App& app, Options& options) {
 
 void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value < low || value > high) {
-    throw UsageError(fmt::format("{} {}: {} to {} are possible", flag, value, low, high));
+    throw UsageError(fmt::format("{} {}: expected {} to {}", flag, value, low, high));
   }
 }
 
@@ -96,8 +95,8 @@ void set_collectives(Options& options) {
   if (options.collectives.empty()) options.collectives = {"all_reduce"};
   for (const std::string& name : options.collectives) {
     if (std::find(kCollectives.begin(), kCollectives.end(), name) == kCollectives.end()) {
-      throw UsageError(fmt::format("--collectives {}: there are {}, and all", name,
-                                   fmt::join(kCollectives, ", ")));
+      throw UsageError(
+          fmt::format("--collectives {}: expected {} or all", name, fmt::join(kCollectives, ", ")));
     }
   }
 }
@@ -111,7 +110,7 @@ void set_models(Options& options, const std::vector<std::string>& known) {
   for (const std::string& name : options.models) {
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       throw UsageError(
-          fmt::format("--models {}: there are {}, and all", name, fmt::join(known, ", ")));
+          fmt::format("--models {}: expected {} or all", name, fmt::join(known, ", ")));
     }
   }
 }
@@ -124,7 +123,8 @@ void set_bytes(Options& options) {
   for (const std::int64_t bytes : options.bytes) {
     check_range("--bytes", bytes, 4, kMaxBytes);
     if (bytes % 4 != 0) {
-      throw UsageError(fmt::format("--bytes {}: float32 needs a multiple of 4", bytes));
+      throw UsageError(
+          fmt::format("--bytes {}: expected a multiple of 4, the size of a float32", bytes));
     }
   }
 }
@@ -150,7 +150,7 @@ void complete(Options& options, const std::vector<std::string>& models) {
 
 std::optional<Options> parse_options(const std::vector<std::string>& arguments,
                                      const std::vector<std::string>& models, std::string& help) {
-  CLI::App app("Measures Paceline and what it finds to compare with.", "paceline bench");
+  CLI::App app("Measures Paceline beside the peers that are installed.", "paceline bench");
   Options options;
   describe(app, options);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
@@ -162,8 +162,8 @@ std::optional<Options> parse_options(const std::vector<std::string>& arguments,
   } catch (const CLI::CallForAllHelp&) {
     help = app.help("", CLI::AppFormatMode::All);
     return std::nullopt;
-  } catch (const CLI::RequiredError&) {  // a subcommand is all that is required
-    throw UsageError(fmt::format("which benchmark? collectives and ddp are there, and got '{}'",
+  } catch (const CLI::RequiredError&) {  // only a subcommand is required
+    throw UsageError(fmt::format("no benchmark in '{}'; expected collectives or ddp",
                                  fmt::join(arguments, " ")));
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());

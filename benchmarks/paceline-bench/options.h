@@ -22,16 +22,16 @@ struct Options {
   std::vector<std::int64_t> bytes;  // collectives
   std::vector<std::string> models;  // ddp
   int rounds = 0;
-  int threads = 1;     // of each rank
-  std::string json;    // the file to write; empty: none
-  std::string mpirun;  // for openmpi; empty: none
-  std::string python;  // with torch, for python_ddp_*; empty: whichever there is
+  int threads = 1;                           // of each rank
+  std::string json;                          // the file to write; empty: none
+  std::string mpirun;                        // for openmpi; empty: none
+  std::string python;                        // with torch, for python_ddp_*; empty: python3
   std::vector<std::string> python_backends;  // those that it has
   bool worker = false;                       // this process is one of the ranks
 };
 
-// The arguments after the program's name, where `models` are those that there are. Nothing if they
-// ask for help, which is then in `help`. Throws UsageError naming the flag, its value and what is
+// Translates the arguments after the program's name; `models` are the known ones. Empty if they ask
+// for help; `help` is its text then. Throws UsageError naming the flag, its value and what is
 // allowed.
 std::optional<Options> parse_options(const std::vector<std::string>& arguments,
                                      const std::vector<std::string>& models, std::string& help);

@@ -180,21 +180,21 @@ TEST(Options, SelectWhatIsMeasured) {
 
 TEST(Options, MistakesAreNamed) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes{
-      {{}, "collectives and ddp are there"},
-      {{"collective"}, "collectives and ddp are there"},
+      {{}, "expected collectives or ddp"},
+      {{"collective"}, "expected collectives or ddp"},
       {{"collectives", "ddp"}, "not expected: ddp"},
       {{"collectives", "--models", "lenet"}, "--models"},
-      {{"collectives", "--ranks", "0"}, "--ranks 0: 1 to 64"},
-      {{"collectives", "--ranks", "65"}, "--ranks 65: 1 to 64"},
+      {{"collectives", "--ranks", "0"}, "--ranks 0: expected 1 to 64"},
+      {{"collectives", "--ranks", "65"}, "--ranks 65: expected 1 to 64"},
       {{"collectives", "--ranks", "two"}, "two"},
-      {{"collectives", "--bytes", "6"}, "--bytes 6: float32 needs a multiple of 4"},
-      {{"collectives", "--bytes", "0"}, "--bytes 0: 4 to"},
-      {{"collectives", "--bytes", "8GB"}, "--bytes 8589934592: 4 to"},
+      {{"collectives", "--bytes", "6"}, "--bytes 6: expected a multiple of 4"},
+      {{"collectives", "--bytes", "0"}, "--bytes 0: expected 4 to"},
+      {{"collectives", "--bytes", "8GB"}, "--bytes 8589934592: expected 4 to"},
       {{"collectives", "--bytes", "many"}, "many"},
-      {{"collectives", "--collectives", "allreduce"}, "--collectives allreduce: there are all_re"},
-      {{"collectives", "--rounds", "29"}, "--rounds 29: 30 to"},
-      {{"ddp", "--threads", "0"}, "--threads 0: 1 to"},
-      {{"ddp", "--models", "vgg"}, "--models vgg: there are tiny_mlp, lenet"},
+      {{"collectives", "--collectives", "allreduce"}, "--collectives allreduce: expected all_re"},
+      {{"collectives", "--rounds", "29"}, "--rounds 29: expected 30 to"},
+      {{"ddp", "--threads", "0"}, "--threads 0: expected 1 to"},
+      {{"ddp", "--models", "vgg"}, "--models vgg: expected tiny_mlp, lenet"},
   };
   for (const auto& mistake : mistakes) {
     EXPECT_THAT([&] { parse(mistake.first); },
