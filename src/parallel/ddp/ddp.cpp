@@ -13,8 +13,8 @@
 #include "distributed/process_state.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
-#include "parallel/ddp/with_error_context.h"
 #include "parallel/sync_batch_norm/normalize.h"
+#include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 
 namespace paceline::detail {
@@ -134,7 +134,7 @@ class DdpCore final : public Joinable {
     if (training) check_parameters();
     const bool broadcasts = training && broadcasts_buffers();
     if (training && join_options() != nullptr) {
-      ddp::with_error_context(kAgreeing, [&] { notify_join(); });
+      parallel::with_error_context(kAgreeing, [&] { notify_join(); });
       static_cast<void>(agree(*sync_ ? Part::synchronised : Part::local, broadcasts));
       if (*sync_ && weighs_active()) reducer_->set_weight(1);
     }
@@ -208,14 +208,15 @@ class DdpCore final : public Joinable {
   void meet(bool broadcasts) {
     const bool checks = *sync_ && is_check_due();
     if (broadcasts) {
-      ddp::with_error_context(
+      parallel::with_error_context(
           "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
           "ranks as many batches (DistributedSampler), or train inside join",
           [&] { ddp::broadcast_from(first_active(), buffers_, options_.process_group); });
     }
     if (checks) {
-      ddp::with_error_context("comparing the ranks' models before a forward (check_sync_every)",
-                              [&] { check_sync(broadcasts); });
+      parallel::with_error_context(
+          "comparing the ranks' models before a forward (check_sync_every)",
+          [&] { check_sync(broadcasts); });
     }
     if (broadcasts || checks) reducer_->end_pre_forward_sync();
   }
@@ -240,7 +241,7 @@ class DdpCore final : public Joinable {
     const at::Tensor mine =
         at::tensor({static_cast<std::int64_t>(part), std::int64_t{broadcasts ? 1 : 0}}, at::kLong);
     const at::Tensor all = at::empty({size, 2}, at::kLong);
-    ddp::with_error_context(
+    parallel::with_error_context(
         kAgreeing, [&] { all_gather_into_tensor(all, mine, {.group = options_.process_group}); });
     const auto said = all.accessor<std::int64_t, 2>();
     shm::RankSet local;

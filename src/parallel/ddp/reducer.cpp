@@ -15,7 +15,7 @@
 #include <paceline/error.h>
 
 #include "base/log.h"
-#include "parallel/ddp/with_error_context.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline::ddp {
 namespace {
@@ -117,8 +117,9 @@ void Reducer::before_forward(bool synchronise, bool counts) {
     check_frozen();
     ++(synchronise ? forwards_ : local_forwards_);
     if (synchronise && rebuild_due_) {
-      with_error_context("putting its buckets in order, once, before the second step's forward",
-                         [&] { rebuild(); });
+      parallel::with_error_context(
+          "putting its buckets in order, once, before the second step's forward",
+          [&] { rebuild(); });
     }
   }
   renew_hooks();
@@ -265,7 +266,7 @@ void Reducer::note_same_parameters() {
 void Reducer::compare_parameters() {
   std::vector<NamedTensor> all = frozen_;
   for (const auto& parameter : parameters_) all.push_back({parameter.name, parameter.tensor});
-  with_error_context(
+  parallel::with_error_context(
       "comparing parameters, which the ranks have changed a different number of times: load a "
       "model on every rank, or before it is wrapped; let a closure return the loss averaged over "
       "the ranks",

@@ -6,7 +6,7 @@
 
 #include <paceline/error.h>
 
-#include "parallel/ddp/hook_bucket_reducer.h"
+#include "parallel/comm_hooks/hook_bucket_reducer.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
 
@@ -97,9 +97,9 @@ void Reducer::make_bucket_reducer() {
   const std::uint32_t steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
   try {
     if (hook_) {
-      bucket_reducer_ =
-          std::make_unique<HookBucketReducer>(group, hook_, buckets, used, describe, steps, names,
-                                              [this](std::size_t b) { return grad_bucket(b); });
+      bucket_reducer_ = std::make_unique<comm_hooks::HookBucketReducer>(
+          group, hook_, buckets, used, describe, steps, names,
+          [this](std::size_t b) { return grad_bucket(b); });
     } else {
       if (bitmap_) buckets.push_back(used);
       bucket_reducer_ =

@@ -6,7 +6,7 @@
 
 #include <paceline/error.h>
 
-namespace paceline::ddp {
+namespace paceline::parallel {
 
 // Makes collective calls that nobody wrote: when they fail, the error says what they were for.
 template <typename Body>
@@ -25,4 +25,4 @@ void with_error_context(std::string_view purpose, Body&& body) {
   }
 }
 
-}  // namespace paceline::ddp
+}  // namespace paceline::parallel

@@ -1,4 +1,4 @@
-#include "parallel/ddp/hook_bucket_reducer.h"
+#include "parallel/comm_hooks/hook_bucket_reducer.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -14,9 +14,9 @@
 #include "base/deadline.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
-#include "parallel/ddp/with_error_context.h"
+#include "parallel/with_error_context.h"
 
-namespace paceline::ddp {
+namespace paceline::comm_hooks {
 namespace {
 
 std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
@@ -192,7 +192,7 @@ void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
     body();
   } catch (const PeerError& error) {
     if (std::string_view(error.what()).starts_with(kHookOfRank)) throw;  // says all on every rank
-    with_error_context(
+    parallel::with_error_context(
         fmt::format("running the communication hook for bucket {} ({})", bucket, describe_(bucket)),
         [] { throw; });
   } catch (...) {
@@ -201,4 +201,4 @@ void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
   }
 }
 
-}  // namespace paceline::ddp
+}  // namespace paceline::comm_hooks

@@ -5,7 +5,7 @@
 #include "distributed/backend.h"
 #include "distributed/bucket_reducer.h"
 
-namespace paceline::ddp {
+namespace paceline::comm_hooks {
 
 // Buckets reduced by a communication hook of the user's: it runs for one after the other in
 // ascending order, since the collectives in it are matched by their order. A bucket reducer of one
@@ -67,4 +67,4 @@ class HookBucketReducer final : public distributed::BucketReducer {
   std::vector<Wait> waits_;
 };
 
-}  // namespace paceline::ddp
+}  // namespace paceline::comm_hooks
