@@ -73,14 +73,8 @@ class BucketReducer {
   bool is_reduced(std::size_t bucket) const {
     return blocks_.reached_by_all(bucket, &BucketWords::reduced);
   }
-  // A time in which finish was blocked.
-  struct Wait {
-    int bucket;  // -1: of several
-    int rank;    // for which it waited, by its number in the world; -1: several
-    std::chrono::steady_clock::time_point begin;
-    std::chrono::steady_clock::time_point end;
-  };
-  // Those of the step that was finished last.
+  // When finish was blocked, in the step that was finished last.
+  using Wait = StepWait;
   const std::vector<Wait>& waits() const { return waits_; }
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   double share() const { return agreement_.share(); }
