@@ -23,8 +23,7 @@ class ExtendedBackend : public c10d::Backend {
   using c10d::Backend::Backend;
   // Collective over the group.
   virtual std::unique_ptr<BucketReducer> make_bucket_reducer(
-      const std::vector<BucketReducer::Bucket>& buckets, BucketReducer::Describe describe,
-      std::uint32_t steps, const std::vector<std::string>& parameters) = 0;
+      const BucketReducer::Options& options) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the

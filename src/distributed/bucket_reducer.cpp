@@ -1,276 +1,29 @@
 #include "distributed/bucket_reducer.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
-#include <paceline/error.h>
-
 #include "distributed/backend.h"
-#include "distributed/process_state.h"
+#include "distributed/local_bucket_reducer.h"
 #include "distributed/translate.h"
+#include "distributed/work_bucket_reducer.h"
 
 namespace paceline::distributed {
-namespace {
 
-// Over any c10d::Backend: an asynchronous all-reduce for each bucket. A backend matches calls by
-// their order, so buckets start in ascending order, whatever order they are published in, and a
-// rank that gives a step up takes part in what is left of it. The last bucket has a row more for
-// each rank, zero on the others: so all ranks come to the same end.
-class WorkBucketReducer final : public BucketReducer {
- public:
-  WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d::Backend> backend,
-                    const std::vector<Bucket>& buckets, std::uint32_t steps,
-                    const std::vector<std::string>& parameters)
-      : group_(std::move(group)),
-        backend_(std::move(backend)),
-        buckets_(buckets),
-        parameters_(parameters),
-        compares_early_(std::ranges::any_of(buckets, &Bucket::skips)),
-        state_(buckets.size()),
-        share_(1.0 / backend_->getSize()),
-        step_(steps) {
-    const std::int64_t rows = kRow * backend_->getSize();
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      const std::int64_t flags = b + 1 == buckets_.size() ? rows : 0;
-      reduced_.push_back(at::zeros({buckets_[b].count + flags},
-                                   at::device(buckets_[b].device).dtype(buckets_[b].type)));
-      tensors_.push_back(reduced_[b].narrow(0, 0, buckets_[b].count));
-    }
-    rows_ = reduced_.back().narrow(0, buckets_.back().count, rows).view({-1, kRow});
-  }
-
-  const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
-  bool in_step() const override { return in_step_; }
-  std::uint32_t steps() const override { return step_; }
-
-  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
-                  shm::FrozenFlags frozen) override {
-    static_cast<void>(group_.c10d());  // throws if the group was destroyed, as not all backends do
-    frozen_ = frozen;
-    if (compares_early_) compare_early(summary);
-    share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
-    weighted_ = weight.has_value();
-    in_step_ = true;
-    given_up_ = false;
-    ++step_;
-    state_.assign(buckets_.size(), State::open);
-    works_.clear();
-    rows_.zero_();
-    own_row(rows_).copy_(row_of(summary));
-  }
-
-  void publish(std::size_t bucket) override { settle(bucket, State::published); }
-  void skip(std::size_t bucket) override { settle(bucket, State::skipped); }
-  double share() const override { return share_; }
-  bool modified_apart() const override { return modified_apart_; }
-  bool is_reduced(std::size_t bucket) const override {
-    return bucket < works_.size() && (!works_[bucket] || works_[bucket]->isCompleted());
-  }
-  const std::vector<Wait>& waits() const override { return waits_; }
-
-  void try_progress() override {}
-
-  void finish() override {
-    wait_for_works();
-    const at::Tensor rows =
-        (rows_.is_complex() ? at::real(rows_) : rows_).to(at::kCPU, at::kByte).contiguous();
-    check_nobody_gave_up(rows);
-    compare_summaries(rows, step_);
-    in_step_ = false;
-  }
-
-  bool abandon_step() override {
-    if (!in_step_) return false;
-    in_step_ = false;
-    if (given_up_) return true;
-    if (works_.size() == buckets_.size()) {
-      throw Error(
-          fmt::format("an exception ended the backward of step {} after all its gradients had "
-                      "been handed over: whether other ranks finished the step cannot be "
-                      "told over this backend, so the models may differ from here on",
-                      step_));
-    }
-    own_row(rows_)[kGaveUp] = 1;
-    while (works_.size() < buckets_.size()) start();
-    wait_for_works();
-    return true;
-  }
-
-  bool failed() const override { return false; }  // each rank's memory is its own
-  [[noreturn]] void fail(const std::string& text) override { throw Error(text); }
-
- private:
-  enum class State { open, published, skipped };
-  // What a row has: an element for each byte of the summary, since 0 to 255 are exact in all types
-  // of gradients; and one that is set by a rank that gives up.
-  static constexpr std::int64_t kGaveUp = sizeof(shm::StepSummary);
-  static constexpr std::int64_t kRow = kGaveUp + 1;
-
-  double total_of(double weight) {
-    std::vector<at::Tensor> total{at::full({1}, weight, at::kDouble)};
-    translate("backward", [&] { backend_->allreduce(total, {})->wait(); });
-    const double sum = total[0].item<double>();
-    if (sum > 0 && std::isfinite(sum)) return sum;
-    throw Mismatch(fmt::format("the ranks' weights add up to {}: there is nothing to average", sum),
-                   {}, "backward", step_ + 1);
-  }
-
-  at::Tensor own_row(const at::Tensor& rows) const { return rows[backend_->getRank()]; }
-
-  static at::Tensor row_of(const shm::StepSummary& summary) {
-    at::Tensor row = at::zeros({kRow}, at::kByte);
-    std::memcpy(row.data_ptr(), &summary, sizeof(summary));
-    return row;
-  }
-
-  // Ranks that skip different buckets could not even reduce the last one together.
-  void compare_early(const shm::StepSummary& summary) {
-    const auto options = at::device(buckets_.back().device).dtype(at::kByte);
-    const at::Tensor rows = at::zeros({backend_->getSize(), kRow}, options);
-    own_row(rows).copy_(row_of(summary));
-    std::vector<at::Tensor> tensors{rows};
-    c10d::AllreduceOptions all_reduce;
-    all_reduce.reduceOp = c10d::ReduceOp::MAX;
-    translate("backward", [&] { backend_->allreduce(tensors, all_reduce)->wait(); });
-    compare_summaries(rows.cpu(), step_ + 1);
-  }
-
-  // `rows` are the same on every rank, and so is what follows.
-  void compare_summaries(const at::Tensor& rows, std::uint32_t step) {
-    std::vector<shm::StepSummary> all(static_cast<std::size_t>(backend_->getSize()));
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      std::memcpy(&all[rank], rows.data_ptr<std::uint8_t>() + rank * kRow, sizeof(all[rank]));
-    }
-    modified_apart_ = shm::differ_in_modifications(all);
-    if (std::ranges::all_of(all, [&](const auto& one) { return one == all[0]; })) return;
-    std::vector<int> numbers;
-    for (int rank = 0; rank < backend_->getSize(); ++rank) {
-      numbers.push_back(world_rank_of(group_, rank));
-    }
-    const shm::GlobalRanks named(numbers);
-    shm::Disagreement found = shm::compare_forwards(all, named);
-    if (found.ranks.empty() && shm::differ_in_frozen(all)) found = compare_frozen(all, named);
-    if (found.ranks.empty()) return;
-    given_up_ = true;
-    throw Mismatch(fmt::format("in step {} {}", step, found.text), named.of(found.ranks).list(),
-                   "backward", step);
-  }
-
-  shm::Disagreement compare_frozen(std::span<const shm::StepSummary> ranks,
-                                   const shm::GlobalRanks& numbers) {
-    const auto count = static_cast<std::int64_t>(parameters_.size());
-    const auto options = at::device(buckets_.back().device).dtype(at::kByte);
-    std::vector<at::Tensor> own{at::empty({count}, at::kByte)};
-    std::ranges::copy(frozen_, own[0].data_ptr<std::uint8_t>());
-    own[0] = own[0].to(options);
-    std::vector<std::vector<at::Tensor>> all(1);
-    for (int rank = 0; rank < backend_->getSize(); ++rank) {
-      all[0].push_back(at::empty({count}, options));
-    }
-    translate("backward", [&] { backend_->allgather(all, own)->wait(); });
-    std::vector<shm::FrozenFlags> flags;
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      all[0][rank] = all[0][rank].cpu();
-      flags.emplace_back(all[0][rank].data_ptr<std::uint8_t>(),
-                         ranks[rank].joined != 0 ? 0 : parameters_.size());
-    }
-    return shm::compare_frozen(flags, parameters_, numbers);
-  }
-
-  void settle(std::size_t bucket, State state) {
-    state_[bucket] = state;
-    while (works_.size() < buckets_.size() && state_[works_.size()] != State::open) start();
-  }
-
-  void start() {
-    const std::size_t bucket = works_.size();
-    if (state_[bucket] == State::skipped || backend_->getSize() == 1) {
-      works_.push_back({});
-      return;
-    }
-    if (buckets_[bucket].op == Op::average) scale(tensors_[bucket]);
-    std::vector<at::Tensor> tensors{reduced_[bucket]};
-    c10d::AllreduceOptions options;
-    options.reduceOp = buckets_[bucket].op == Op::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    translate("all_reduce", [&] { works_.push_back(backend_->allreduce(tensors, options)); });
-  }
-
-  // Before the sum, which would be too large for some half types. What a rank of weight 0 has means
-  // nothing.
-  void scale(const at::Tensor& tensor) const {
-    if (!weighted_) {
-      tensor.div_(backend_->getSize());
-    } else if (share_ == 0) {
-      tensor.zero_();
-    } else {
-      tensor.mul_(share_);
-    }
-  }
-
-  void wait_for_works() {
-    using Clock = std::chrono::steady_clock;
-    const auto begin = Clock::now();
-    translate("backward", [&] {
-      for (const auto& work : works_) {
-        if (work) work->wait();
-      }
-    });
-    waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = Clock::now()}};
-  }
-
-  void check_nobody_gave_up(const at::Tensor& rows) {
-    const at::Tensor ranks = rows.select(1, kGaveUp).nonzero();
-    if (ranks.numel() == 0) return;
-    given_up_ = true;
-    const int rank = world_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
-    throw Mismatch(
-        fmt::format("rank {} gave up step {}: an exception ended its backward before its "
-                    "gradients were ready",
-                    rank, step_),
-        {rank}, "backward", step_);
-  }
-
-  ProcessGroup group_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
-  std::vector<Bucket> buckets_;
-  std::vector<at::Tensor> reduced_;
-  std::vector<at::Tensor> tensors_;  // without the rows
-  at::Tensor rows_;
-  std::vector<std::string> parameters_;
-  bool compares_early_;
-  shm::FrozenFlags frozen_;
-  std::vector<State> state_;
-  double share_;
-  bool weighted_ = false;
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
-  std::uint32_t step_;
-  bool in_step_ = false;
-  bool given_up_ = false;  // by another rank, or by all because they differ
-  bool modified_apart_ = false;
-  std::vector<Wait> waits_;
-};
-
-}  // namespace
-
-bool supports_use_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                           c10::DeviceType device) {
-  return dynamic_cast<ExtendedBackend*>(group->getBackend(device).get()) != nullptr;
+bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                       c10::DeviceType device) {
+  return group->getSize() > 1 &&
+         dynamic_cast<ExtendedBackend*>(group->getBackend(device).get()) != nullptr;
 }
 
 std::unique_ptr<BucketReducer> make_bucket_reducer(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
-    const std::vector<BucketReducer::Bucket>& buckets, BucketReducer::Describe describe,
-    std::uint32_t steps, const std::vector<std::string>& parameters) {
+    const BucketReducer::Options& options) {
+  if (group->getSize() == 1) {
+    return std::make_unique<LocalBucketReducer>(ProcessGroup(group), options);
+  }
   auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
-    return ours->make_bucket_reducer(buckets, std::move(describe), steps, parameters);
+    return ours->make_bucket_reducer(options);
   }
-  return std::make_unique<WorkBucketReducer>(ProcessGroup(group), std::move(backend), buckets,
-                                             steps, parameters);
+  return std::make_unique<WorkBucketReducer>(ProcessGroup(group), std::move(backend), options);
 }
 
 }  // namespace paceline::distributed

@@ -11,9 +11,24 @@
 #include <string>
 #include <vector>
 
-#include "shm/buckets/bucket_reducer.h"
+#include "shm/buckets/step_values.h"
 
 namespace paceline::distributed {
+
+// What a bucket reducer can do that takes gradients where autograd has put them.
+class InPlaceGradients {
+ public:
+  // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
+  // place of tensor(bucket): nothing is copied. Keep it until the step is finished or aborted.
+  // False, and nothing changes, if its memory does not allow that.
+  virtual bool use(std::size_t bucket, const at::Tensor& gradient) = 0;
+  // Call on a thread before it runs a backward: gradients as large as an in_place bucket are then
+  // allocated where `use` takes them.
+  virtual void prepare_thread() = 0;
+
+ protected:
+  ~InPlaceGradients() = default;
+};
 
 // Reduces a fixed set of buckets once per step, while other work goes on.
 //
@@ -29,7 +44,7 @@ class BucketReducer {
     at::ScalarType type;
     at::Device device;
     Op op;
-    // Whether use_in_place may be called for it; only where supports_use_in_place.
+    // Whether InPlaceGradients may take a gradient for it; only where supports_in_place.
     bool in_place = false;
     // Whether ranks may skip it, or what goes with it: then they compare their summaries before
     // anything is reduced.
@@ -37,6 +52,14 @@ class BucketReducer {
   };
   // Names what is in a bucket, for messages.
   using Describe = std::function<std::string(std::size_t bucket)>;
+  struct Options {
+    std::vector<Bucket> buckets{};
+    Describe describe{};
+    std::uint32_t steps = 0;                // numbering continues after these
+    std::vector<std::string> parameters{};  // the names of those whose FrozenFlags come with steps
+    // By how much finish waits longer than the group's calls do, where the reducer sets the time.
+    std::chrono::milliseconds extra_time{};
+  };
 
   virtual ~BucketReducer() = default;
 
@@ -52,26 +75,17 @@ class BucketReducer {
   virtual bool in_step() const = 0;
   // How many steps have begun, those before the reducer was made included.
   virtual std::uint32_t steps() const = 0;
-  // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
-  // place of tensor(b): nothing is copied. It has to be kept until the step is finished or given
-  // up. False, and nothing changes, unless its memory is such that the reducer can.
-  virtual bool use_in_place(std::size_t /*bucket*/, const at::Tensor& /*gradient*/) {
-    return false;
-  }
-  // Call on a thread before it runs a backward: gradients as large as an in_place bucket are then
-  // allocated where use_in_place takes them.
-  virtual void prepare_thread() {}
+  // Null where gradients are always copied into tensor(b).
+  virtual InPlaceGradients* in_place() { return nullptr; }
   virtual void publish(std::size_t bucket) = 0;
   // In place of publish, on every rank: the bucket is left as it is. Not for the last one.
   virtual void skip(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
-  // Where the reducer can, has finish wait so much longer than the group's calls do.
-  virtual void extend_timeout(std::chrono::milliseconds /*more*/) {}
   virtual void finish() = 0;
   // Whether a bucket that was published is reduced on all ranks.
   virtual bool is_reduced(std::size_t bucket) const = 0;
   // When finish was blocked, in the step that was finished last.
-  using Wait = shm::BucketReducer::Wait;
+  using Wait = shm::StepWait;
   virtual const std::vector<Wait>& waits() const = 0;
   // What this rank counted in the averages of the step that was finished last, of 1 in all.
   virtual double share() const = 0;
@@ -86,22 +100,17 @@ class BucketReducer {
   virtual bool failed() const = 0;
   // Throws an Error with this text here and, where the reducer can reach them, on the other ranks.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
-  // The same, as a Timeout of this rank where the reducer can reach the others.
-  [[noreturn]] virtual void time_out(const std::string& text) {
-    fail(text);
-    __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
-  }
+  // The same, as a Timeout of this rank.
+  [[noreturn]] virtual void time_out(const std::string& text) = 0;
 };
 
-// Whether bucket reducers of the group's backend for `device` can use gradients in place.
-bool supports_use_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                           c10::DeviceType device);
+// Whether bucket reducers of the group's backend for `device` have in_place().
+bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device);
 
-// The reducer that suits the group's backend for `device`; its first step comes after `steps` of
-// another one. `parameters`: the names of those whose FrozenFlags come with steps. Collective.
+// The reducer that suits the group's backend for `device`, or a group of one rank, which needs
+// none. Collective.
 std::unique_ptr<BucketReducer> make_bucket_reducer(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
-    const std::vector<BucketReducer::Bucket>& buckets, BucketReducer::Describe describe,
-    std::uint32_t steps, const std::vector<std::string>& parameters);
+    const BucketReducer::Options& options);
 
 }  // namespace paceline::distributed

@@ -191,15 +191,12 @@ std::unordered_map<std::string, std::uint64_t> PacelineBackend::getMemoryStats()
 }
 
 std::unique_ptr<distributed::BucketReducer> PacelineBackend::make_bucket_reducer(
-    const std::vector<distributed::BucketReducer::Bucket>& buckets,
-    distributed::BucketReducer::Describe describe, std::uint32_t steps,
-    const std::vector<std::string>& parameters) {
+    const distributed::BucketReducer::Options& options) {
   check_usable("DistributedDataParallel");
   std::unique_ptr<distributed::BucketReducer> reducer;
   progress_->run_here([&] {
     group_.set_timeout(timeout_);
-    reducer =
-        std::make_unique<ShmBucketReducer>(group_, buckets, std::move(describe), steps, parameters);
+    reducer = std::make_unique<ShmBucketReducer>(group_, options);
   });
   return reducer;
 }

@@ -122,9 +122,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   void shutdown() override;
 
   std::unique_ptr<distributed::BucketReducer> make_bucket_reducer(
-      const std::vector<distributed::BucketReducer::Bucket>& buckets,
-      distributed::BucketReducer::Describe describe, std::uint32_t steps,
-      const std::vector<std::string>& parameters) override;
+      const distributed::BucketReducer::Options& options) override;
   void abort_because(const std::string& text) noexcept override;
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override {
     region_->check_peers(needed, op);

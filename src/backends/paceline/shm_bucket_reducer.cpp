@@ -7,7 +7,7 @@
 namespace paceline::backends {
 namespace {
 
-std::vector<shm::BucketReducer::Bucket> to_node(
+std::vector<shm::BucketReducer::Bucket> to_shm(
     const std::vector<distributed::BucketReducer::Bucket>& buckets) {
   std::vector<shm::BucketReducer::Bucket> result;
   for (const auto& bucket : buckets) {
@@ -31,15 +31,15 @@ std::vector<std::size_t> in_place_sizes(
 
 }  // namespace
 
-ShmBucketReducer::ShmBucketReducer(shm::Group& group, const std::vector<Bucket>& buckets,
-                                   Describe describe, std::uint32_t steps,
-                                   const std::vector<std::string>& parameters)
-    : reducer_(group, to_node(buckets), std::move(describe), steps, parameters),
-      gradients_(group.region(), in_place_sizes(buckets)) {
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
+ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options)
+    : reducer_(group, to_shm(options.buckets), options.describe, options.steps, options.parameters),
+      gradients_(group.region(), in_place_sizes(options.buckets)) {
+  if (options.extra_time.count() > 0) reducer_.extend_timeout(options.extra_time);
+  for (std::size_t b = 0; b < options.buckets.size(); ++b) {
     const auto& memory = reducer_.data(b);
     tensors_.push_back(at::from_blob(
-        memory.get(), {buckets[b].count}, [memory](void*) {}, at::dtype(buckets[b].type)));
+        memory.get(), {options.buckets[b].count}, [memory](void*) {},
+        at::dtype(options.buckets[b].type)));
   }
 }
 

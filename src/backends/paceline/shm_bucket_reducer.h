@@ -9,10 +9,10 @@
 namespace paceline::backends {
 
 // shm::BucketReducer with tensors.
-class ShmBucketReducer final : public distributed::BucketReducer {
+class ShmBucketReducer final : public distributed::BucketReducer,
+                               private distributed::InPlaceGradients {
  public:
-  ShmBucketReducer(shm::Group& group, const std::vector<Bucket>& buckets, Describe describe,
-                   std::uint32_t steps, const std::vector<std::string>& parameters);
+  ShmBucketReducer(shm::Group& group, const Options& options);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
   void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
@@ -21,10 +21,7 @@ class ShmBucketReducer final : public distributed::BucketReducer {
   }
   bool in_step() const override { return reducer_.in_step(); }
   std::uint32_t steps() const override { return reducer_.steps(); }
-  bool use_in_place(std::size_t bucket, const at::Tensor& gradient) override {
-    return reducer_.use_in_place(bucket, gradient.data_ptr());
-  }
-  void prepare_thread() override { gradients_.prefer(); }
+  distributed::InPlaceGradients* in_place() override { return this; }
   void publish(std::size_t bucket) override { reducer_.publish(bucket); }
   void skip(std::size_t bucket) override { reducer_.skip(bucket); }
   bool is_reduced(std::size_t bucket) const override { return reducer_.is_reduced(bucket); }
@@ -32,7 +29,6 @@ class ShmBucketReducer final : public distributed::BucketReducer {
   double share() const override { return reducer_.share(); }
   bool modified_apart() const override { return reducer_.modified_apart(); }
   void try_progress() override { reducer_.try_progress(); }
-  void extend_timeout(std::chrono::milliseconds more) override { reducer_.extend_timeout(more); }
   void finish() override { reducer_.finish(); }
   bool abandon_step() override { return reducer_.abandon_step(); }
   bool failed() const override { return reducer_.failed(); }
@@ -42,6 +38,11 @@ class ShmBucketReducer final : public distributed::BucketReducer {
   }
 
  private:
+  bool use(std::size_t bucket, const at::Tensor& gradient) override {
+    return reducer_.use_in_place(bucket, gradient.data_ptr());
+  }
+  void prepare_thread() override { gradients_.prefer(); }
+
   shm::BucketReducer reducer_;
   GradientMemory gradients_;
   std::vector<at::Tensor> tensors_;

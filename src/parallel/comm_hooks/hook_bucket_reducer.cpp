@@ -61,26 +61,27 @@ class Completion {
 }  // namespace
 
 HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
-                                     const std::vector<Bucket>& buckets, const Bucket& control,
-                                     const Describe& describe, std::uint32_t steps,
-                                     const std::vector<std::string>& parameters,
-                                     MakeGradBucket make_grad_bucket)
+                                     const Options& options, MakeGradBucket make_grad_bucket)
     : hook_(std::move(hook)),
-      describe_(describe),
+      describe_(options.describe),
       make_grad_bucket_(std::move(make_grad_bucket)),
-      timeout_(timeout_of(*group->getBackend(buckets.front().device.type()))),
-      backend_(c10::dynamic_intrusive_pointer_cast<distributed::ExtendedBackend>(
-          group->getBackend(control.device.type()))),
+      timeout_(timeout_of(*group->getBackend(options.buckets.front().device.type()))),
       all_ranks_(static_cast<std::size_t>(group->getSize())),
-      open_(buckets.size()),
-      control_(distributed::make_bucket_reducer(
-          group, control.device.type(), {control},
-          [describe, last = buckets.size()](std::size_t) { return describe(last); }, steps,
-          parameters)) {
-  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
+      open_(options.buckets.size() - 1) {
+  const Bucket& control = options.buckets.back();
+  backend_ = c10::dynamic_intrusive_pointer_cast<distributed::ExtendedBackend>(
+      group->getBackend(control.device.type()));
+  Options of_control = options;
+  of_control.buckets = {control};
+  of_control.describe = [describe = describe_, last = open_.size()](std::size_t) {
+    return describe(last);
+  };
   // A rank whose hook is late says itself for which bucket.
-  control_->extend_timeout(2 * kReportTime);
-  for (const Bucket& bucket : buckets) {
+  of_control.extra_time = 2 * kReportTime;
+  control_ = distributed::make_bucket_reducer(group, control.device.type(), of_control);
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
+  for (std::size_t b = 0; b < open_.size(); ++b) {
+    const Bucket& bucket = options.buckets[b];
     tensors_.push_back(allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type),
                                        ProcessGroup(group)));
   }

@@ -8,18 +8,17 @@
 namespace paceline::comm_hooks {
 
 // Buckets reduced by a communication hook of the user's: it runs for one after the other in
-// ascending order, since the collectives in it are matched by their order. A bucket reducer of one
-// more bucket, `control`, carries what ranks have to tell each other beside gradients.
+// ascending order, since the collectives in it are matched by their order. The last bucket is none
+// of the hook's: a bucket reducer of it alone, `control`, carries what ranks have to tell each
+// other beside gradients.
 class HookBucketReducer final : public distributed::BucketReducer {
  public:
   using Hook = std::shared_ptr<c10d::CommHookInterface>;
   using MakeGradBucket = std::function<c10d::GradBucket(std::size_t bucket)>;
 
-  // Bucket number buckets.size() is `control`. Collective.
+  // Collective.
   HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
-                    const std::vector<Bucket>& buckets, const Bucket& control,
-                    const Describe& describe, std::uint32_t steps,
-                    const std::vector<std::string>& parameters, MakeGradBucket make_grad_bucket);
+                    const Options& options, MakeGradBucket make_grad_bucket);
 
   const at::Tensor& tensor(std::size_t bucket) const override;
   void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
@@ -41,6 +40,10 @@ class HookBucketReducer final : public distributed::BucketReducer {
   [[noreturn]] void fail(const std::string& text) override {
     control_->fail(text);
     __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
+  }
+  [[noreturn]] void time_out(const std::string& text) override {
+    control_->time_out(text);
+    __builtin_unreachable();
   }
 
  private:

@@ -23,6 +23,9 @@
 namespace paceline::ddp {
 namespace {
 
+// How many tensors an error lists before it only counts.
+constexpr std::size_t kMaxNames = 10;
+
 std::string join(at::IntArrayRef numbers) {
   return fmt::format("[{}]", fmt::join(numbers.begin(), numbers.end(), ", "));
 }
@@ -108,6 +111,15 @@ std::int64_t fingerprint(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& indices) {
+  std::string names;
+  for (std::size_t k = 0; k < indices.size() && k < kMaxNames; ++k) {
+    names += (k == 0 ? "" : ", ") + tensors[indices[k]].name;
+  }
+  if (indices.size() > kMaxNames) names += fmt::format(" and {} more", indices.size() - kMaxNames);
+  return names;
+}
 
 std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
   const auto sparse = sparse_weights(module);

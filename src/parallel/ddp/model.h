@@ -17,6 +17,11 @@ struct NamedTensor {
   bool sparse = false;  // a weight of an embedding whose gradients are sparse tensors
 };
 
+using Indices = std::vector<std::size_t>;  // of parameters
+
+// "fc.weight, fc.bias"; of many, the first ones.
+std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& indices);
+
 // The parameters that take gradients; each tensor once, under its first name.
 std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module);
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <cstdint>
@@ -11,16 +10,20 @@
 
 #include <paceline/ddp.h>
 
-#include "distributed/bucket_reducer.h"
-#include "parallel/ddp/bucketing.h"
+#include "parallel/ddp/delayed_parameters.h"
+#include "parallel/ddp/gradient_buckets.h"
+#include "parallel/ddp/gradient_hooks.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/parameter_claim.h"
+#include "parallel/ddp/static_graph.h"
 #include "parallel/ddp/step_recorder.h"
+#include "parallel/ddp/step_summarizer.h"
+#include "parallel/ddp/usage_tracker.h"
 
 namespace paceline::ddp {
 
-// Averages gradients over the ranks during backward: autograd hooks copy each gradient into its
-// bucket and publish buckets that are full; the final callback of the backward settles parameters
+// Averages gradients over the ranks during backward: autograd hooks put each gradient into its
+// bucket, which is published when it is full; the final callback of the backward settles parameters
 // without a gradient, finishes the reduction and leaves the averages in .grad.
 //
 // A step lasts from the first hook of a backward to its final callback. Autograd runs both on the
@@ -54,119 +57,53 @@ class Reducer {
   // What this rank counts in the average of the next step; with nothing, all ranks count the same.
   void set_weight(std::optional<double> weight) { weight_ = weight; }
   // Replaces the reduction. Collective; before the first backward.
-  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+    buckets_.set_hook(std::move(hook));
+  }
   // Says that the parameters are now the same on all ranks, however often each has changed them.
-  void note_same_parameters();
+  void note_same_parameters() { summarizer_.note_same_parameters(); }
   // What a backward does towards the other ranks, with gradients of zero. Those that there are stay
   // as they are, and leave the buckets.
   void main_hook();
 
  private:
-  struct Parameter {
-    std::string name;
-    at::Tensor tensor;
-    bool sparse;             // its gradient is a sparse tensor, and lies in no bucket
-    bool delayed;            // its gradient is reduced when the trigger's is
-    at::Tensor bucket_view;  // its place in the bucket, in the parameter's shape
-    at::Tensor view;  // where it is reduced in this step: there, or where autograd has put it
-    c10::intrusive_ptr<torch::autograd::Node> accumulator;
-    std::uintptr_t hook = 0;
-    int expected = 1;    // gradients in a step; with a static graph, learnt in the first
-    int arrived = 0;     // of them, in this step
-    bool ready = false;  // in this step
-    bool used = false;   // since the last synchronised step
-  };
-  // A tensor whose data may be exchanged by others.
-  struct Watched {
-    at::Tensor tensor;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  };
-  using Indices = std::vector<std::size_t>;
-
-  void make_plan(const Indices& order);
-  c10::DeviceType device() const { return parameters_.front().tensor.device().type(); }
-  // Whether gradients stay where autograd has put them: one rank checks what several do, but has
-  // nobody to average with. Hooks get theirs nevertheless.
-  bool is_alone() const { return ranks_ == 1 && !hook_; }
-  bool uses_in_place() const;
-  bool needs_bitmap() const;
-  void make_bucket_reducer();
-  void rebuild();
-  void make_views();
-  void attach_hook(std::size_t index);
-  void renew_hooks();
-  void check_frozen() const;
-  void forget_gradients();
-
-  void on_gradient(std::size_t index);
+  distributed::BucketReducer& bucket_reducer() { return buckets_.reducer(); }
+  void on_gradient(std::size_t index, const at::Tensor& incoming);
   void reduce_gradient(std::size_t index);
   void check_backward() const;
   void begin_step();
   void settle_never_used();
-  shm::StepSummary summarise(bool joined);
-  std::uint32_t count_modifications();
-  void compare_parameters();
-  void warn_if_never_called() const noexcept;
   void mark_ready(std::size_t index);
-  void take_gradient(std::size_t index);
-  bool use_gradient_in_place(std::size_t index);
-  void return_in_place();
-  void count_down(std::size_t bucket);
-  void publish(std::size_t bucket);
+  void fail_surplus(std::size_t index);
 
   void finish_backward();
-  void learn_graph();
-  bool may_miss() const;
   Indices missing() const;
-  void reduce_rest(const Indices& missing);
-  std::vector<bool> skip_unused();
-  void finish_buckets();
-  void reduce_sparse();
-  void put_back();
-  void end_step();
   void fail_missing(const Indices& missing);
-  void detach_from_failed();
-  void detach_gradients();
-
-  c10d::GradBucket grad_bucket(std::size_t index) const;
-  std::string describe_bucket(std::size_t bucket) const;
-  std::string names_of(const Indices& parameters) const;
-  bool is_view(const Parameter& parameter) const;
+  void reduce_rest(const Indices& missing);
+  void finish_buckets(const std::vector<bool>& own, const std::vector<bool>& otherwise);
+  void end_step();
+  void warn_if_never_called() const noexcept;
 
   DdpOptions options_;
-  int ranks_;
   ParameterClaim claim_;
-  std::vector<Parameter> parameters_;
-  std::vector<NamedTensor> frozen_;     // when the model was wrapped
-  std::vector<Watched> watched_;        // all of both
-  std::optional<std::size_t> trigger_;  // whose gradient lets those in delayed_ be reduced
-  Indices delayed_;
-  Indices order_;  // of all others in the plan
-  BucketPlan plan_;
-  bool bitmap_ = false;  // the bucket_reducer's last bucket tells which parameters were used
-  std::unique_ptr<distributed::BucketReducer> bucket_reducer_;
-  std::shared_ptr<c10d::CommHookInterface> hook_;
-  Indices outstanding_;              // gradients still missing, by bucket
-  Indices in_place_;                 // whose gradients are reduced where autograd has put them
-  Indices arrivals_;                 // in the first step: the order in which parameters were ready
-  std::vector<bool> used_;           // in the last step, as far as this rank needs to know
-  std::vector<bool> used_anywhere_;  // with a static graph: learnt in the first step
-  bool learning_ = true;             // the first step has yet to be finished
-  bool rebuild_due_ = false;
+  std::vector<NamedTensor> parameters_;
+  DelayedParameters delayed_;
+  StepRecorder recorder_;
+  StepSummarizer summarizer_;
+  UsageTracker usage_;
+  StaticGraph graph_;
+  GradientBuckets buckets_;
+  std::vector<bool> ready_;  // by parameter, in this step
+  bool is_first_ = true;     // the first step has yet to be finished
+  bool reorder_due_ = false;
   bool synchronise_ = false;
   bool records_ = false;  // the forward under way, or the last, is part of a step
   bool called_ = false;   // before_forward was
-  std::uint32_t forwards_ = 0;
-  std::uint32_t local_forwards_ = 0;
-  std::vector<std::uint8_t> frozen_flags_;  // of parameters_, in the step under way
-  std::uint32_t exchanges_ = 0;             // of a watched tensor's data
-  std::uint32_t modifications_ = 0;         // at the last summary
-  std::uint32_t same_parameters_ = 0;       // modifications_ when ranks had the same parameters
   std::optional<double> weight_;
   at::Tensor incoming_;  // what autograd gave for the gradient that has just come
+  int backward_ = -1;    // autograd's number of the backward with which the step ends
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  StepRecorder recorder_;
-  int backward_ = -1;  // autograd's number of the backward with which the step ends
+  GradientHooks hooks_;  // last, as they call this
 };
 
 }  // namespace paceline::ddp

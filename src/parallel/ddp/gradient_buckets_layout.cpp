@@ -7,10 +7,9 @@
 #include <paceline/error.h>
 
 #include "parallel/comm_hooks/hook_bucket_reducer.h"
-#include "parallel/ddp/model.h"
-#include "parallel/ddp/reducer.h"
+#include "parallel/ddp/gradient_buckets.h"
 
-// The part of Reducer that says where gradients lie.
+// The part of GradientBuckets that says where gradients lie.
 namespace paceline::ddp {
 namespace {
 
@@ -22,8 +21,6 @@ constexpr double kDefaultCap = 25;
 constexpr double kDefaultFirstCap = 1;
 // What copying this much takes is no more than a bucket of its own costs.
 constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
-// How many parameters an error lists before it only counts.
-constexpr std::size_t kMaxNames = 10;
 
 std::vector<double> caps_in_mib(const DdpOptions& options) {
   if (!options.bucket_cap_mb_list.empty()) return options.bucket_cap_mb_list;
@@ -51,8 +48,22 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
 
 }  // namespace
 
-// `order` has all that are neither sparse nor delayed.
-void Reducer::make_plan(const Indices& order) {
+void GradientBuckets::make(const Indices& order, bool exchanges_usage) {
+  make_plan(order);
+  exchanges_usage_ = needs_exchange(exchanges_usage);
+  make_bucket_reducer();
+  make_views();
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    recorder_.describe_bucket(b, bytes_of(b), describe(b));
+  }
+}
+
+// Beside the buckets of a hook there is always one for it, and a reducer has a bucket at least.
+bool GradientBuckets::needs_exchange(bool wanted) const {
+  return wanted || hook_ != nullptr || plan_.buckets.empty();
+}
+
+void GradientBuckets::make_plan(const Indices& order) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
@@ -65,45 +76,36 @@ void Reducer::make_plan(const Indices& order) {
 }
 
 // The same on every rank, as the plan depends on it.
-bool Reducer::uses_in_place() const {
+bool GradientBuckets::uses_in_place() const {
   return options_.zero_copy && !hook_ && !is_alone() &&
-         distributed::supports_use_in_place(options_.process_group.c10d(), device());
+         distributed::supports_in_place(options_.process_group.c10d(),
+                                        parameters_.front().tensor.device().type());
 }
 
-// Whether the bucket reducer has one more bucket that tells which parameters were used on any rank.
-bool Reducer::needs_bitmap() const {
-  if (hook_ || plan_.buckets.empty())
-    return true;  // or there would be nothing for the bucket_reducer
-  if (options_.static_graph) return learning_;
-  return options_.find_unused_parameters && !options_.skip_all_reduce_unused_params;
-}
-
-void Reducer::make_bucket_reducer() {
-  std::vector<BucketReducer::Bucket> buckets;
+void GradientBuckets::make_bucket_reducer() {
+  BucketReducer::Options wanted;
   for (const auto& bucket : plan_.buckets) {
-    buckets.push_back({bucket.count, bucket.type, bucket.device, BucketReducer::Op::average,
-                       bucket.dedicated, options_.skip_all_reduce_unused_params});
+    wanted.buckets.push_back({bucket.count, bucket.type, bucket.device, BucketReducer::Op::average,
+                              bucket.dedicated, options_.skip_all_reduce_unused_params});
   }
-  bitmap_ = needs_bitmap();
-  const BucketReducer::Bucket used{.count = static_cast<std::int64_t>(parameters_.size()),
-                                   .type = at::kLong,
-                                   .device = at::kCPU,
-                                   .op = BucketReducer::Op::max,
-                                   .skips = options_.skip_all_reduce_unused_params};
-  std::vector<std::string> names;
-  for (const auto& parameter : parameters_) names.push_back(parameter.name);
+  if (exchanges_usage_) {
+    wanted.buckets.push_back({.count = static_cast<std::int64_t>(parameters_.size()),
+                              .type = at::kLong,
+                              .device = at::kCPU,
+                              .op = BucketReducer::Op::max,
+                              .skips = options_.skip_all_reduce_unused_params});
+  }
+  wanted.describe = [this](std::size_t bucket) { return describe(bucket); };
+  wanted.steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
+  for (const auto& parameter : parameters_) wanted.parameters.push_back(parameter.name);
   const auto group = options_.process_group.c10d();
-  const auto describe = [this](std::size_t bucket) { return describe_bucket(bucket); };
-  const std::uint32_t steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
   try {
     if (hook_) {
       bucket_reducer_ = std::make_unique<comm_hooks::HookBucketReducer>(
-          group, hook_, buckets, used, describe, steps, names,
-          [this](std::size_t b) { return grad_bucket(b); });
+          group, hook_, wanted, [this](std::size_t bucket) { return grad_bucket(bucket); });
     } else {
-      if (bitmap_) buckets.push_back(used);
-      bucket_reducer_ =
-          distributed::make_bucket_reducer(group, device(), buckets, describe, steps, names);
+      bucket_reducer_ = distributed::make_bucket_reducer(
+          group, parameters_.front().tensor.device().type(), wanted);
     }
   } catch (const PeerError&) {
     throw;
@@ -115,49 +117,48 @@ void Reducer::make_bucket_reducer() {
     }
     throw;
   }
-  make_views();
+}
+
+void GradientBuckets::make_views() {
+  if (is_alone()) return;
+  const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    recorder_.describe_bucket(b, bucket_reducer_->tensor(b).nbytes(), describe_bucket(b));
+    const at::Tensor& bucket = bucket_reducer_->tensor(b);
+    // What lies between gradients is reduced too.
+    if (!plan_.buckets[b].dedicated) bucket.zero_();
+    for (const std::size_t i : plan_.buckets[b].parameters) {
+      const at::Tensor view = alias(bucket, plan_.places[i].offset, parameters_[i].tensor);
+      views_[i] = {.in_bucket = view, .current = view};
+    }
   }
 }
 
-// In the order in which gradients were ready on rank 0 in the first step.
-void Reducer::rebuild() {
-  rebuild_due_ = false;
+void GradientBuckets::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (hook_) throw UsageError("register_comm_hook: there is one already, and it stays");
+  if (!is_first_ || bucket_reducer_->in_step()) {
+    throw UsageError("register_comm_hook comes before the first backward");
+  }
+  hook_ = std::move(hook);
+  make(Indices(order_), exchanges_usage_);
+}
+
+void GradientBuckets::reorder(bool exchanges_usage) {
   auto order = at::empty({static_cast<std::int64_t>(arrivals_.size())}, at::kLong);
   std::copy(arrivals_.begin(), arrivals_.end(), order.data_ptr<std::int64_t>());
   broadcast_from(0, {order}, options_.process_group);
   const auto* const numbers = order.data_ptr<std::int64_t>();
   const Indices first(numbers, numbers + order.numel());
-  if (first == order_ && bitmap_ == needs_bitmap()) return;
-  make_plan(first);
-  make_bucket_reducer();
+  if (first == order_ && exchanges_usage_ == needs_exchange(exchanges_usage)) return;
+  make(first, exchanges_usage);
 }
 
-void Reducer::make_views() {
-  const at::NoGradGuard no_grad;
-  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    // What lies between gradients is reduced too.
-    if (!plan_.buckets[b].dedicated && !is_alone()) bucket_reducer_->tensor(b).zero_();
-    for (const std::size_t i : plan_.buckets[b].parameters) {
-      parameters_[i].bucket_view =
-          alias(bucket_reducer_->tensor(b), plan_.places[i].offset, parameters_[i].tensor);
-      parameters_[i].view = parameters_[i].bucket_view;
-    }
-  }
+std::size_t GradientBuckets::bytes_of(std::size_t bucket) const {
+  if (bucket >= plan_.buckets.size()) return parameters_.size() * sizeof(std::int64_t);
+  const auto& of = plan_.buckets[bucket];
+  return static_cast<std::size_t>(of.count) * c10::elementSize(of.type);
 }
 
-void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-  if (hook_) throw UsageError("register_comm_hook: there is one already, and it stays");
-  if (!learning_ || bucket_reducer_->in_step()) {
-    throw UsageError("register_comm_hook comes before the first backward");
-  }
-  hook_ = std::move(hook);
-  make_plan(Indices(order_));
-  make_bucket_reducer();
-}
-
-c10d::GradBucket Reducer::grad_bucket(std::size_t index) const {
+c10d::GradBucket GradientBuckets::grad_bucket(std::size_t index) const {
   const auto& bucket = plan_.buckets[index];
   std::vector<std::size_t> offsets;
   std::vector<std::size_t> lengths;
@@ -174,20 +175,9 @@ c10d::GradBucket Reducer::grad_bucket(std::size_t index) const {
                           lengths, sizes, tensors, std::nullopt);
 }
 
-std::string Reducer::describe_bucket(std::size_t bucket) const {
+std::string GradientBuckets::describe(std::size_t bucket) const {
   if (bucket >= plan_.buckets.size()) return "which parameters were used";
-  return names_of(plan_.buckets[bucket].parameters);
-}
-
-std::string Reducer::names_of(const Indices& parameters) const {
-  std::string names;
-  for (std::size_t k = 0; k < parameters.size() && k < kMaxNames; ++k) {
-    names += (k == 0 ? "" : ", ") + parameters_[parameters[k]].name;
-  }
-  if (parameters.size() > kMaxNames) {
-    names += fmt::format(" and {} more", parameters.size() - kMaxNames);
-  }
-  return names;
+  return names_of(parameters_, plan_.buckets[bucket].parameters);
 }
 
 }  // namespace paceline::ddp

@@ -1,0 +1,213 @@
+#include "parallel/ddp/gradient_buckets.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <paceline/error.h>
+
+namespace paceline::ddp {
+namespace {
+
+// Whether the elements of both have the same bytes at the same places.
+bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
+  return grad.layout() == at::kStrided && !grad.is_conj() && !grad.is_neg() &&
+         grad.scalar_type() == view.scalar_type() && grad.strides() == view.strides() &&
+         grad.is_non_overlapping_and_dense();
+}
+
+// Whether no tensor but .grad sees its memory, other than `incoming`, of which autograd made it,
+// and what that is a view of. Other branches of the graph, or hooks of the program's, may read
+// theirs later: AccumulateGrad takes over tensors that nobody else has, whoever has their memory.
+bool is_sole_view(const at::Tensor& grad, const at::Tensor& incoming) {
+  std::size_t known = 1;
+  if (incoming.defined() && incoming.layout() == at::kStrided &&
+      incoming.storage().is_alias_of(grad.storage())) {
+    ++known;
+    if (incoming.is_view()) {
+      if (incoming._base().use_count() > 1) return false;
+      ++known;
+    }
+  }
+  return grad.storage().use_count() <= known;
+}
+
+}  // namespace
+
+GradientBuckets::GradientBuckets(const std::vector<NamedTensor>& parameters,
+                                 const DdpOptions& options, const std::vector<bool>& delayed,
+                                 bool exchanges_usage, StepRecorder& recorder)
+    : parameters_(parameters),
+      options_(options),
+      ranks_(get_world_size(options.process_group)),
+      recorder_(recorder),
+      views_(parameters.size()) {
+  Indices order;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].sparse) (delayed[i] ? delayed_ : order).push_back(i);
+  }
+  // Gradients become ready in roughly the reverse of the order in which layers were registered.
+  std::ranges::reverse(order);
+  make(order, exchanges_usage);
+}
+
+void GradientBuckets::prepare_thread() {
+  if (auto* const in_place = bucket_reducer_->in_place()) in_place->prepare_thread();
+}
+
+void GradientBuckets::begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+                                 shm::FrozenFlags frozen) {
+  bucket_reducer_->begin_step(summary, weight, frozen);
+  outstanding_.clear();
+  for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
+  arrivals_.clear();
+}
+
+void GradientBuckets::add(std::size_t parameter, bool arrived, const at::Tensor& incoming) {
+  const bool is_delayed = std::ranges::find(delayed_, parameter) != delayed_.end();
+  if (is_first_ && !is_delayed) arrivals_.push_back(parameter);
+  take_gradient(parameter, arrived, incoming);
+  count_down(plan_.places[parameter].bucket);
+}
+
+void GradientBuckets::leave_out(std::size_t parameter) {
+  count_down(plan_.places[parameter].bucket);
+}
+
+std::vector<bool> GradientBuckets::skip(std::vector<bool> buckets) {
+  if (!exchanges_usage_ && !buckets.empty()) buckets.back() = false;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    if (buckets[b]) bucket_reducer_->skip(b);
+  }
+  return buckets;
+}
+
+void GradientBuckets::add_zeros() {
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    bucket_reducer_->tensor(b).zero_();
+    bucket_reducer_->publish(b);
+    bucket_reducer_->try_progress();
+  }
+  if (is_first_) arrivals_ = order_;
+}
+
+std::optional<std::vector<bool>> GradientBuckets::finish(const std::vector<bool>& used) {
+  if (!exchanges_usage_) {
+    bucket_reducer_->finish();
+    return {};
+  }
+  const std::size_t bucket = plan_.buckets.size();
+  auto* const flags = bucket_reducer_->tensor(bucket).data_ptr<std::int64_t>();
+  std::copy(used.begin(), used.end(), flags);
+  publish(bucket);
+  bucket_reducer_->finish();
+  return std::vector<bool>(flags, flags + used.size());
+}
+
+void GradientBuckets::end_step() {
+  return_in_place();
+  is_first_ = false;
+}
+
+void GradientBuckets::count_down(std::size_t bucket) {
+  if (--outstanding_[bucket] == 0) publish(bucket);
+  bucket_reducer_->try_progress();
+  recorder_.look_at(*bucket_reducer_);
+}
+
+void GradientBuckets::publish(std::size_t bucket) {
+  recorder_.add_bucket(bucket, bytes_of(bucket));
+  bucket_reducer_->publish(bucket);
+}
+
+bool GradientBuckets::is_view(std::size_t parameter) const {
+  const at::Tensor& grad = parameters_[parameter].tensor.grad();
+  const at::Tensor& view = views_[parameter].current;
+  return view.defined() && grad.defined() && grad.layout() == at::kStrided &&
+         grad.data_ptr() == view.data_ptr();
+}
+
+// Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
+void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
+                                    const at::Tensor& incoming) {
+  if (is_alone() || is_view(parameter)) return;
+  // One that did not come in this step may have to stay as it is.
+  if (arrived && use_in_place(parameter, incoming)) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor& view = views_[parameter].current;
+  at::Tensor& grad = parameters_[parameter].tensor.mutable_grad();
+  if (!grad.defined()) {
+    view.zero_();
+  } else if (lies_like(grad, view)) {
+    std::memcpy(view.data_ptr(), grad.data_ptr(), grad.nbytes());
+    recorder_.add_copy(grad.nbytes());
+  } else {
+    view.copy_(grad.is_sparse() ? grad.to_dense() : grad);
+    recorder_.add_copy(view.nbytes());
+  }
+  if (options_.gradient_as_bucket_view) grad = view;
+}
+
+// Has a large gradient reduced where autograd has put it, if that is in memory that all ranks see.
+bool GradientBuckets::use_in_place(std::size_t parameter, const at::Tensor& incoming) {
+  const std::size_t bucket = plan_.places[parameter].bucket;
+  auto* const in_place = bucket_reducer_->in_place();
+  const at::Tensor& grad = parameters_[parameter].tensor.grad();
+  if (in_place == nullptr || !plan_.buckets[bucket].dedicated || !grad.defined()) return false;
+  if (!lies_like(grad, views_[parameter].in_bucket) || !is_sole_view(grad, incoming)) return false;
+  if (!in_place->use(bucket, grad)) return false;
+  views_[parameter].current = grad;
+  in_place_.push_back(parameter);
+  return true;
+}
+
+void GradientBuckets::return_in_place() {
+  for (const std::size_t i : in_place_) views_[i].current = views_[i].in_bucket;
+  in_place_.clear();
+}
+
+void GradientBuckets::put_back(const std::vector<bool>& used) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& view = views_[i].current;
+    if (!view.defined() || !used[i] || is_view(i)) continue;
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    if (grad.defined() && !grad.is_sparse()) {
+      grad.copy_(view);
+    } else {
+      grad = view.clone();
+    }
+  }
+}
+
+void GradientBuckets::forget_gradients() {
+  const at::NoGradGuard no_grad;
+  for (const NamedTensor& parameter : parameters_) {
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    if (!grad.defined()) continue;
+    if (grad.layout() == at::kStrided) {
+      grad.zero_();
+    } else {
+      grad.reset();
+    }
+  }
+}
+
+at::Tensor GradientBuckets::kept_gradient(std::size_t parameter) const {
+  const at::Tensor& grad = parameters_[parameter].tensor.grad();
+  return is_view(parameter) ? grad.clone() : grad;
+}
+
+void GradientBuckets::detach() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (is_view(i)) parameters_[i].tensor.mutable_grad() = views_[i].current.clone();
+  }
+}
+
+void GradientBuckets::detach_from_failed() {
+  if (bucket_reducer_->failed()) detach();
+}
+
+}  // namespace paceline::ddp

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <paceline/ddp.h>
+
+#include "distributed/bucket_reducer.h"
+#include "parallel/ddp/bucketing.h"
+#include "parallel/ddp/model.h"
+#include "parallel/ddp/step_recorder.h"
+
+namespace paceline::ddp {
+
+// The buckets of a model's gradients: which gradient lies where, how it gets there, and how it
+// comes to be .grad again. Buckets are published when they are full.
+//
+// A step runs: begin_step; add or leave_out for each dense parameter, or skip for a bucket of them;
+// finish; end_step.
+class GradientBuckets {
+ public:
+  // Buckets hold all dense parameters, those in `delayed` last. With `exchanges_usage`, ranks tell
+  // each other in one more bucket which parameters they used. `parameters` and `recorder` must
+  // outlive this. Collective.
+  GradientBuckets(const std::vector<NamedTensor>& parameters, const DdpOptions& options,
+                  const std::vector<bool>& delayed, bool exchanges_usage, StepRecorder& recorder);
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  // Replaces the reduction. Collective.
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  // Makes the buckets anew, in the order in which gradients were ready on rank 0 in the first step.
+  // Collective.
+  void reorder(bool exchanges_usage);
+
+  const BucketPlan& plan() const { return plan_; }
+  distributed::BucketReducer& reducer() { return *bucket_reducer_; }
+  // Whether gradients stay where autograd has put them: one rank checks what several do, but has
+  // nobody to average with. Hooks get theirs nevertheless.
+  bool is_alone() const { return ranks_ == 1 && !hook_; }
+  // Call on a thread before it runs a backward.
+  void prepare_thread();
+
+  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+                  shm::FrozenFlags frozen);
+  // The parameter's gradient is ready, and is reduced from here on; zeros if it has none.
+  // `arrived`: it came in this step, from `incoming` if that is known.
+  void add(std::size_t parameter, bool arrived, const at::Tensor& incoming);
+  // The parameter gets no gradient on any rank.
+  void leave_out(std::size_t parameter);
+  // Skips the buckets that may be: all but the reducer's last, which carries more than gradients.
+  // Returns which ones it has skipped.
+  std::vector<bool> skip(std::vector<bool> buckets);
+  // What a rank does in a step that only the others have gradients for.
+  void add_zeros();
+  // Waits for the others. Returns which parameters were used on any rank, of `used` on each, if the
+  // ranks exchange that.
+  std::optional<std::vector<bool>> finish(const std::vector<bool>& used);
+  // Makes the averages of dense parameters with `used` their .grad, where that is a tensor of its
+  // own.
+  void put_back(const std::vector<bool>& used);
+  // Of a step that was finished.
+  void end_step();
+  // Of any step: gradients that come later are copied into their buckets again.
+  void return_in_place();
+
+  // After an aborted step, of whose gradients each rank has others: makes all zero, sparse ones
+  // too.
+  void forget_gradients();
+  // The parameter's .grad, such that later steps do not change it.
+  at::Tensor kept_gradient(std::size_t parameter) const;
+  // Has no .grad lie in a bucket any more.
+  void detach();
+  // If the reducer has failed: a rank that wakes up late may still write into the buckets.
+  void detach_from_failed();
+
+ private:
+  struct Views {
+    at::Tensor in_bucket;  // the gradient's place there, in the parameter's shape
+    at::Tensor current;    // where it is reduced in this step: there, or where autograd has put it
+  };
+
+  void make(const Indices& order, bool exchanges_usage);
+  void make_plan(const Indices& order);
+  bool needs_exchange(bool wanted) const;
+  void make_bucket_reducer();
+  void make_views();
+  bool uses_in_place() const;
+  bool is_view(std::size_t parameter) const;
+  void take_gradient(std::size_t parameter, bool arrived, const at::Tensor& incoming);
+  bool use_in_place(std::size_t parameter, const at::Tensor& incoming);
+  void count_down(std::size_t bucket);
+  void publish(std::size_t bucket);
+  std::size_t bytes_of(std::size_t bucket) const;
+  c10d::GradBucket grad_bucket(std::size_t bucket) const;
+  std::string describe(std::size_t bucket) const;
+
+  const std::vector<NamedTensor>& parameters_;
+  DdpOptions options_;
+  int ranks_;
+  StepRecorder& recorder_;
+  Indices order_;    // of those in the plan, but for delayed_
+  Indices delayed_;  // of dense parameters
+  BucketPlan plan_;
+  bool exchanges_usage_ = false;  // the reducer's last bucket is for that
+  std::shared_ptr<c10d::CommHookInterface> hook_;
+  std::unique_ptr<distributed::BucketReducer> bucket_reducer_;
+  std::vector<Views> views_;  // by parameter; of those in a bucket
+  Indices outstanding_;       // gradients still missing, by bucket
+  Indices in_place_;          // whose gradients are reduced where autograd has put them
+  Indices arrivals_;          // of order_, as they were ready in the first step
+  bool is_first_ = true;      // the first step has yet to be finished
+};
+
+}  // namespace paceline::ddp

@@ -1,0 +1,62 @@
+#include "parallel/ddp/gradient_hooks.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <utility>
+
+#include <paceline/error.h>
+
+namespace paceline::ddp {
+
+GradientHooks::GradientHooks(const std::vector<NamedTensor>& parameters,
+                             const std::vector<bool>& left_out, Call call)
+    : parameters_(parameters), call_(std::move(call)), hooks_(parameters.size()) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    forms_.push_back(form_of(parameters_[i].tensor));
+    if (!left_out[i]) attach(i);
+  }
+}
+
+GradientHooks::~GradientHooks() {
+  for (const Hook& hook : hooks_) {
+    if (hook.accumulator) hook.accumulator->del_post_hook(hook.key);
+  }
+}
+
+GradientHooks::Form GradientHooks::form_of(const at::Tensor& tensor) {
+  return {tensor.scalar_type(), tensor.device(), tensor.sizes().vec()};
+}
+
+void GradientHooks::attach(std::size_t parameter) {
+  using torch::autograd::variable_list;
+  Hook& hook = hooks_[parameter];
+  hook.accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
+  hook.key =
+      hook.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [this, parameter](const variable_list& outputs, const variable_list& inputs) {
+            call_(parameter, inputs[0]);
+            return outputs;
+          }));
+}
+
+void GradientHooks::renew() {
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    const auto& [name, tensor, sparse] = parameters_[i];
+    Hook& hook = hooks_[i];
+    if (!hook.accumulator) continue;
+    if (torch::autograd::impl::try_get_grad_accumulator(tensor) == hook.accumulator) continue;
+    if (!sparse && form_of(tensor) != forms_[i]) {
+      throw UsageError(fmt::format(
+          "parameter {} has changed its type, device or shape since it was wrapped: change the "
+          "module first, then wrap it",
+          name));
+    }
+    hook.accumulator->del_post_hook(hook.key);
+    attach(i);
+  }
+}
+
+}  // namespace paceline::ddp

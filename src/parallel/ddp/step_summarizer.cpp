@@ -1,0 +1,81 @@
+#include "parallel/ddp/step_summarizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <paceline/error.h>
+
+#include "parallel/with_error_context.h"
+
+namespace paceline::ddp {
+
+StepSummarizer::StepSummarizer(const std::vector<NamedTensor>& parameters,
+                               std::vector<NamedTensor> frozen, const DdpOptions& options)
+    : parameters_(parameters),
+      frozen_(std::move(frozen)),
+      group_(options.process_group),
+      counts_local_forwards_(options.average != Average::samples),
+      flags_(parameters.size()) {
+  const auto watch = [&](const NamedTensor& one) {
+    const auto& data = one.tensor.unsafeGetTensorImpl()->unsafe_storage();
+    watched_.push_back({one.tensor, data.getWeakStorageImpl()});
+  };
+  std::ranges::for_each(parameters_, watch);
+  std::ranges::for_each(frozen_, watch);
+  note_same_parameters();
+}
+
+// What was frozen when the model was wrapped has no hook.
+void StepSummarizer::check_frozen() const {
+  for (const NamedTensor& one : frozen_) {
+    if (!one.tensor.requires_grad()) continue;
+    throw UsageError(
+        fmt::format("parameter {} takes a gradient, and took none when it was wrapped, so that it "
+                    "would not be averaged: wrap the module again, or wrap it first and freeze "
+                    "parameters then",
+                    one.name));
+  }
+}
+
+shm::StepSummary StepSummarizer::summarise(bool joined) {
+  bool any_frozen = false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    flags_[i] = parameters_[i].tensor.requires_grad() ? 0 : 1;
+    any_frozen = any_frozen || flags_[i] != 0;
+  }
+  modifications_ = count_modifications();
+  return {.forwards = forwards_,
+          .local_forwards = counts_local_forwards_ ? local_forwards_ : 0,
+          .frozen = any_frozen ? shm::fingerprint(flags_) : 0,
+          .modifications = modifications_ - same_parameters_,
+          .joined = joined ? 1U : 0U};
+}
+
+// Writes in place, and exchanges of data, of all parameters.
+std::uint32_t StepSummarizer::count_modifications() {
+  std::uint32_t writes = 0;
+  for (Watched& one : watched_) {
+    const auto& data = one.tensor.unsafeGetTensorImpl()->unsafe_storage();
+    if (data.unsafeGetStorageImpl() != one.storage._unsafe_get_target()) {
+      one.storage = data.getWeakStorageImpl();
+      ++exchanges_;
+    }
+    if (!one.tensor.is_inference()) writes += static_cast<std::uint32_t>(one.tensor._version());
+  }
+  return writes + exchanges_;
+}
+
+// One rank may have exchanged its parameters for an evaluation, and put them back.
+void StepSummarizer::compare_parameters(std::uint64_t step) {
+  std::vector<NamedTensor> all = frozen_;
+  all.insert(all.end(), parameters_.begin(), parameters_.end());
+  parallel::with_error_context(
+      "comparing parameters, which the ranks have changed a different number of times: load a "
+      "model on every rank, or before it is wrapped; let a closure return the loss averaged over "
+      "the ranks",
+      [&] { check_same_values(all, group_, step); });
+  same_parameters_ = modifications_;
+}
+
+}  // namespace paceline::ddp

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include <paceline/ddp.h>
+
+#include "parallel/ddp/model.h"
+#include "shm/buckets/step_values.h"
+
+namespace paceline::ddp {
+
+// Sums up what this rank has done to its model towards a step, for the ranks to compare.
+class StepSummarizer {
+ public:
+  // `parameters` must outlive this. `frozen`: those that took no gradient when the model was
+  // wrapped, and have to stay so.
+  StepSummarizer(const std::vector<NamedTensor>& parameters, std::vector<NamedTensor> frozen,
+                 const DdpOptions& options);
+
+  // Throws UsageError if one of `frozen` takes a gradient.
+  void check_frozen() const;
+  void count_forward(bool synchronised) { ++(synchronised ? forwards_ : local_forwards_); }
+
+  shm::StepSummary summarise(bool joined);
+  // Those that belong to the last summary, until the next one.
+  shm::FrozenFlags frozen_flags() const { return flags_; }
+
+  // Says that the parameters are now the same on all ranks, however often each has changed them.
+  void note_same_parameters() { same_parameters_ = count_modifications(); }
+  // For ranks that have changed their parameters a different number of times: throws Mismatch if
+  // the values differ. Collective.
+  void compare_parameters(std::uint64_t step);
+
+ private:
+  // A tensor whose data may be exchanged by others.
+  struct Watched {
+    at::Tensor tensor;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  };
+
+  std::uint32_t count_modifications();
+
+  const std::vector<NamedTensor>& parameters_;
+  std::vector<NamedTensor> frozen_;
+  ProcessGroup group_;
+  bool counts_local_forwards_;
+  std::vector<Watched> watched_;     // all of both
+  std::vector<std::uint8_t> flags_;  // by parameter
+  std::uint32_t forwards_ = 0;
+  std::uint32_t local_forwards_ = 0;
+  std::uint32_t exchanges_ = 0;        // of a watched tensor's data
+  std::uint32_t modifications_ = 0;    // at the last summary
+  std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters
+};
+
+}  // namespace paceline::ddp

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <paceline/ddp.h>
+
+#include "parallel/ddp/bucketing.h"
+
+namespace paceline::ddp {
+
+// Which parameters take part in steps: on this rank, and on any, as far as this rank needs to know.
+class UsageTracker {
+ public:
+  using Flags = std::vector<bool>;  // by parameter
+
+  UsageTracker(std::size_t parameters, const DdpOptions& options);
+
+  // Whether a step may leave a parameter without a gradient.
+  bool may_miss() const;
+  // Whether the ranks have to tell each other which parameters they used.
+  bool needs_exchange() const;
+
+  // The parameter got a gradient.
+  void note(std::size_t parameter) { here_[parameter] = true; }
+  // Those noted since the last synchronised step.
+  const Flags& here() const { return here_; }
+  void forget() { here_.assign(here_.size(), false); }
+  // With skip_all_reduce_unused_params: by bucket, whether none of its parameters was noted. Else
+  // empty.
+  std::vector<bool> unused_buckets(const BucketPlan& plan) const;
+
+  // Says which parameters were used in a step: `exchanged` between the ranks, where they have;
+  // `otherwise`, where a static graph has not taught it either.
+  void settle(const std::optional<Flags>& exchanged, const Flags& otherwise);
+  // As settled last.
+  bool used(std::size_t parameter) const { return used_[parameter]; }
+  const Flags& used() const { return used_; }
+  // With a static graph, after its first step: whether the parameter was used on any rank in that.
+  bool is_ever_used(std::size_t parameter) const { return learnt_[parameter]; }
+  // Of a step that was finished.
+  void end_step();
+
+ private:
+  bool static_graph_;
+  bool find_unused_;
+  bool skip_unused_;
+  bool is_first_ = true;  // the first step has yet to be finished
+  Flags here_;
+  Flags used_;
+  Flags learnt_;
+};
+
+}  // namespace paceline::ddp

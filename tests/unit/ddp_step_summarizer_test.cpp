@@ -1,0 +1,80 @@
+#include "parallel/ddp/step_summarizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace paceline::ddp {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+std::vector<NamedTensor> two_parameters() {
+  return {{"a", torch::zeros({3}, torch::requires_grad())},
+          {"b", torch::zeros({2}, torch::requires_grad())}};
+}
+
+TEST(StepSummarizer, CountsForwards) {
+  const auto parameters = two_parameters();
+  StepSummarizer summarizer(parameters, {}, {});
+  summarizer.count_forward(true);
+  summarizer.count_forward(true);
+  summarizer.count_forward(false);
+  const auto summary = summarizer.summarise(false);
+  EXPECT_EQ(summary.forwards, 2U);
+  EXPECT_EQ(summary.local_forwards, 1U);
+  EXPECT_EQ(summary.joined, 0U);
+  EXPECT_EQ(summarizer.summarise(true).joined, 1U);
+}
+
+TEST(StepSummarizer, LeavesLocalForwardsOutWhereRanksMayDifferInThem) {
+  const auto parameters = two_parameters();
+  StepSummarizer summarizer(parameters, {}, {.average = Average::samples});
+  summarizer.count_forward(false);
+  EXPECT_EQ(summarizer.summarise(false).local_forwards, 0U);
+}
+
+TEST(StepSummarizer, TellsWhichParametersAreFrozen) {
+  const auto parameters = two_parameters();
+  StepSummarizer summarizer(parameters, {}, {});
+  EXPECT_EQ(summarizer.summarise(false).frozen, 0U);
+  parameters[1].tensor.set_requires_grad(false);
+  const auto second = summarizer.summarise(false).frozen;
+  EXPECT_THAT(summarizer.frozen_flags(), ::testing::ElementsAre(0, 1));
+  parameters[0].tensor.set_requires_grad(false);
+  parameters[1].tensor.set_requires_grad(true);
+  const auto first = summarizer.summarise(false).frozen;
+  EXPECT_NE(first, 0U);
+  EXPECT_NE(second, 0U);
+  EXPECT_NE(first, second);
+}
+
+TEST(StepSummarizer, CountsChangesOfAllParametersSinceTheRanksHadTheSame) {
+  const auto parameters = two_parameters();
+  const at::Tensor frozen = torch::zeros({2});
+  StepSummarizer summarizer(parameters, {{"c", frozen}}, {});
+  EXPECT_EQ(summarizer.summarise(false).modifications, 0U);
+  const torch::NoGradGuard no_grad;
+  parameters[0].tensor.add_(1);
+  frozen.add_(1);
+  EXPECT_EQ(summarizer.summarise(false).modifications, 2U);
+  const auto before = summarizer.summarise(false).modifications;
+  at::Tensor(parameters[1].tensor).set_data(torch::ones({2}));
+  EXPECT_GT(summarizer.summarise(false).modifications, before);
+  summarizer.note_same_parameters();
+  EXPECT_EQ(summarizer.summarise(false).modifications, 0U);
+}
+
+TEST(StepSummarizer, RefusesAParameterThatIsNoLongerFrozen) {
+  const auto parameters = two_parameters();
+  at::Tensor frozen = torch::zeros({2});
+  const StepSummarizer summarizer(parameters, {{"c", frozen}}, {});
+  summarizer.check_frozen();
+  frozen.set_requires_grad(true);
+  EXPECT_THAT([&] { summarizer.check_frozen(); },
+              ThrowsMessage<UsageError>(HasSubstr("parameter c takes a gradient")));
+}
+
+}  // namespace
+}  // namespace paceline::ddp
