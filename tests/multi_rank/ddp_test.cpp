@@ -485,6 +485,23 @@ TEST(Ddp, SecondBackwardThroughOneForwardIsReducedToo) {
   });
 }
 
+// The order of arrival is that of the first step, whatever follows it before the next forward.
+TEST(Ddp, BucketsArePutInOrderAfterASecondBackwardThroughTheFirstForward) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int n) {
+      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.001});
+      const auto first = batch_of(rank, 0, at::kDouble);
+      const auto output = model(first);
+      loss_of(output, first).backward({}, /*retain_graph=*/true);
+      output.sum().backward();
+      model.module()->zero_grad();
+      const auto x = batch_of(rank, 1, at::kDouble);
+      loss_of(model(x), x).backward();
+      expect_same_gradients(model.parameters(), test::whole_batch_gradients(1, n));
+    });
+  }
+}
+
 TEST(Ddp, BucketsAreFilledInOrder) {
   const auto floats = [](std::int64_t n) { return torch::zeros({n}); };
   const std::vector<at::Tensor> parameters{floats(100), floats(3), floats(40),

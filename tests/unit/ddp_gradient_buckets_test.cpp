@@ -93,11 +93,13 @@ TEST(GradientBuckets, FollowTheOrderOfRankZerosFirstStep) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
       Fixture of;
-      of.begin();
       const Indices order = rank == 0 ? Indices{1, 2, 0} : Indices{2, 0, 1};
-      for (const std::size_t i : order) of.buckets->add(i, true, {});
-      of.buckets->finish({});
-      of.buckets->end_step();
+      for (const Indices& step : {order, Indices{0, 1, 2}}) {
+        of.begin();
+        for (const std::size_t i : step) of.buckets->add(i, true, {});
+        of.buckets->finish({});
+        of.buckets->end_step();
+      }
       of.buckets->reorder(false);
       EXPECT_THAT(of.places(), ElementsAre(2, 0, 1));
     });

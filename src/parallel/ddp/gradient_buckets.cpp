@@ -62,7 +62,7 @@ void GradientBuckets::begin_step(const shm::StepSummary& summary, std::optional<
   bucket_reducer_->begin_step(summary, weight, frozen);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
-  arrivals_.clear();
+  if (is_first_) arrivals_.clear();
 }
 
 void GradientBuckets::add(std::size_t parameter, bool arrived, const at::Tensor& incoming) {
