@@ -369,6 +369,23 @@ TEST(Ddp, SparseGradientsStaySparse) {
   }
 }
 
+TEST(Ddp, SparseGradientsMayBeDelayed) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(2, backend, [](int rank, int n) {
+      DistributedDataParallel model(Words(), {.delay_all_reduce_named_params = {"table.weight"},
+                                              .param_to_hook_all_reduce = "fc.weight"});
+      for (int step = 0; step < 2; ++step) {
+        model.module()->zero_grad();
+        Words plain;
+        for (int r = 0; r < n; ++r) (plain(torch::tensor({r, 7})) / n).backward();
+        model(torch::tensor({rank, 7})).backward();
+        const auto got = model.module()->table->weight.grad().to_dense();
+        EXPECT_TRUE(torch::allclose(got, plain->table->weight.grad().to_dense()));
+      }
+    });
+  }
+}
+
 TEST(Ddp, LateFrozenParametersAndChannelsLastAndHalf) {
   expect_torch_ranks(2, "paceline", [](int rank, int n) {
     const auto make = [](at::ScalarType type) {

@@ -23,7 +23,7 @@ class DelayedParameters {
  private:
   std::optional<std::size_t> trigger_;
   std::vector<bool> is_delayed_;  // by parameter
-  Indices dense_;                 // of them
+  Indices delayed_;
 };
 
 }  // namespace paceline::ddp
