@@ -18,7 +18,8 @@ using GradBucket = c10d::GradBucket;
 // the communication; the future holds the tensor that the gradients are then to be, as large as
 // the bucket: itself, or another. What averaging there is, the hook does. State belongs to the
 // function object. Each future must be completed, also if the hook fails; one that is not, the
-// group's timeout after the last call that it may depend on, is a Timeout that names its rank.
+// group's timeout after the last call that it may depend on, is a Timeout that names its rank. Calls
+// made more than that time after the end of the backward are none of those.
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
 namespace detail {

@@ -29,8 +29,10 @@ class ExtendedBackend : public c10d::Backend {
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the
   // group's failure if there is one.
   virtual void check_peers(const std::vector<int>& needed, const shm::OpContext& op) = 0;
-  // Whether an asynchronous call of this rank is under way, or waits for its turn.
-  virtual bool is_busy() = 0;
+  // How many collective calls this rank has made.
+  virtual std::uint64_t call_count() = 0;
+  // Whether one of the first `calls` is under way, or waits for its turn.
+  virtual bool is_busy_with(std::uint64_t calls) = 0;
   // For watching the ranks' processes after the group has ended.
   virtual std::shared_ptr<const shm::Membership> membership() const = 0;
 };

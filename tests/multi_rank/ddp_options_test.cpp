@@ -306,6 +306,38 @@ TEST(DdpCommHook, OneThatNeverAnswersIsNamedOnAllRanks) {
   }
 }
 
+// Calls that have nothing to do with the hook do not put its end off.
+TEST(DdpCommHook, OneThatNeverAnswersIsNamedWhileOtherCallsGoOn) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    InitOptions init = context.init;
+    init.timeout = std::chrono::seconds(4);
+    const World world = init_process_group(init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    model.register_comm_hook([](GradBucket&) {
+      return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    });
+    const auto x = batch_of(context.rank, 0, at::kDouble);
+    const auto loss = loss_of(model(x), x);
+    std::thread other([] {
+      try {
+        while (true) all_reduce_async(torch::ones({1 << 16})).wait();
+      } catch (const Error&) {  // the group has failed
+      }
+    });
+    std::string text = "no error";
+    try {
+      loss.backward();
+    } catch (const Timeout& error) {
+      text = error.what();
+    }
+    other.join();
+    return text;
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, HasSubstr("has not completed its future for bucket 0 (last.bias"));
+  }
+}
+
 TEST(DdpCheckSync, NamesWhatCameApart) {
   const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);

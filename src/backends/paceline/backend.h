@@ -127,7 +127,8 @@ class PacelineBackend : public distributed::ExtendedBackend {
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override {
     region_->check_peers(needed, op);
   }
-  bool is_busy() override { return progress_->busy(); }
+  std::uint64_t call_count() override { return progress_->count(); }
+  bool is_busy_with(std::uint64_t calls) override { return progress_->is_busy_with(calls); }
   std::shared_ptr<const shm::Membership> membership() const override {
     return region_->peers().membership();
   }

@@ -11,6 +11,7 @@ ProgressThreads::Turn::Turn(ProgressThreads& threads) : threads_(threads) {
   std::unique_lock lock(threads_.mutex_);
   threads_.idle_.wait(lock, [&] { return threads_.tasks_.empty() && !threads_.running_; });
   threads_.running_ = true;
+  threads_.running_number_ = ++threads_.count_;
 }
 
 ProgressThreads::Turn::~Turn() {
@@ -25,7 +26,7 @@ ProgressThreads::Turn::~Turn() {
 void ProgressThreads::enqueue(Task task) {
   {
     std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    tasks_.push_back({std::move(task), ++count_});
     try {
       provide_thread();
     } catch (...) {
@@ -36,9 +37,15 @@ void ProgressThreads::enqueue(Task task) {
   arrived_.notify_one();
 }
 
-bool ProgressThreads::busy() {
+std::uint64_t ProgressThreads::count() {
   const std::lock_guard lock(mutex_);
-  return running_ || !tasks_.empty();
+  return count_;
+}
+
+bool ProgressThreads::is_busy_with(std::uint64_t count) {
+  const std::lock_guard lock(mutex_);
+  return (running_ && running_number_ <= count) ||
+         (!tasks_.empty() && tasks_.front().number <= count);
 }
 
 // With the mutex held. Throws std::system_error if the system has no thread to give.
@@ -54,7 +61,8 @@ void ProgressThreads::loop() {
   while (true) {
     arrived_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
     if (tasks_.empty()) break;
-    Task task = std::exchange(tasks_.front(), nullptr);
+    Task task = std::move(tasks_.front().task);
+    running_number_ = tasks_.front().number;
     tasks_.pop_front();
     running_ = true;
     lock.unlock();

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -34,8 +35,10 @@ class ProgressThreads {
     const Turn turn(*this);
     body();
   }
-  // Whether a task runs, or is yet to; not what tasks left to be done.
-  bool busy();
+  // How many have been enqueued, or have begun to run here.
+  std::uint64_t count();
+  // Whether one of the first `count` of them runs, or is yet to; not what they left to be done.
+  bool is_busy_with(std::uint64_t count);
   // Waits for what the tasks left to be done, too, unless it is called by that.
   void stop();
   // Whether one of the threads is still in what it had to do after a task, and has called stop().
@@ -56,14 +59,21 @@ class ProgressThreads {
     ProgressThreads& threads_;
   };
 
+  struct Numbered {
+    Task task;
+    std::uint64_t number;
+  };
+
   void provide_thread();
   void loop();
 
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::condition_variable idle_;
-  std::deque<Task> tasks_;
+  std::deque<Numbered> tasks_;
+  std::uint64_t count_ = 0;
   bool running_ = false;                // a task, or a caller
+  std::uint64_t running_number_ = 0;    // its number
   std::atomic<bool> stopping_ = false;  // set under the mutex
   std::size_t free_ = 0;                // threads that wait for a task, or run one
   std::atomic<bool> abandoned_ = false;

@@ -144,14 +144,18 @@ void HookBucketReducer::finish() {
 
 // Returns once the bucket's future is completed. A call of the group that it may depend on has a
 // timeout of its own and tells which rank is missing, so the time counts from the last one's end.
+// What is called once that time has gone by since the end of the backward has other reasons.
 void HookBucketReducer::await(std::size_t bucket) {
   c10::ivalue::Future& future = *open_[bucket].result;
   if (future.completed()) return;
   const Completion completion(future);
   const auto patience = base::Deadline::after(timeout_).remaining() + kReportTime;
   auto deadline = base::Deadline::after(patience);
+  const auto last_call = deadline;
+  std::uint64_t calls = 0;
   while (!completion.wait_for(kLook)) {
-    if (backend_ && backend_->is_busy()) {
+    if (backend_ && !last_call.expired()) calls = backend_->call_count();
+    if (backend_ && backend_->is_busy_with(calls)) {
       deadline = base::Deadline::after(patience);
       continue;
     }
@@ -167,7 +171,7 @@ void HookBucketReducer::await(std::size_t bucket) {
         "future must be completed, by setError if its hook fails",
         kHookOfRank, get_rank(), bucket, describe_(bucket),
         std::chrono::duration<double>(timeout_).count(),
-        backend_ ? ", and no call of the group is under way there" : ""));
+        backend_ ? ", and no call that it may depend on is under way there" : ""));
   }
 }
 
