@@ -263,6 +263,24 @@ TEST(Divergence, AWrapperThatWasNeverCalledSaysSo) {
                       loss_of(model(x), x).backward();
                     }).empty());
         EXPECT_TRUE(warnings_of([&] { const Model model(make_net(at::kDouble)); }).empty());
+        EXPECT_TRUE(warnings_of([&] {
+                      auto net = make_net(at::kDouble);
+                      Model model(net);
+                      {
+                        const torch::NoGradGuard evaluation;
+                        model(x);
+                      }
+                      loss_of(net(x), x).backward();
+                    }).empty());
+        EXPECT_TRUE(warnings_of([&] {
+                      try {
+                        auto net = make_net(at::kDouble);
+                        const Model model(net);
+                        loss_of(net(x), x).backward();
+                        throw std::runtime_error("no such file");
+                      } catch (const std::runtime_error&) {
+                      }
+                    }).empty());
       });
     }
   }

@@ -129,7 +129,7 @@ class DdpCore final : public Joinable {
   }
 
   void before_forward() {
-    if (!at::GradMode::is_enabled()) return;
+    if (!at::GradMode::is_enabled()) return reducer_->note_evaluation();
     const bool training = module_.is_training();
     if (training) check_parameters();
     const bool broadcasts = training && broadcasts_buffers();

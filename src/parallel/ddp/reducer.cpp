@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <paceline/error.h>
@@ -255,12 +256,14 @@ void Reducer::main_hook() {
   end_step();
 }
 
+// Gradients have come, and whoever made the model is through with it without having called it.
 void Reducer::warn_if_never_called() const noexcept {
+  if (called_ || std::uncaught_exceptions() > exceptions_) return;
   Indices arrived;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (usage_.here()[i]) arrived.push_back(i);
   }
-  if (called_ || arrived.empty()) return;
+  if (arrived.empty()) return;
   base::log(LogLevel::warning,
             "DistributedDataParallel averaged nothing: gradients arrived in {}, but no forward was "
             "its own; call the wrapper in place of the module that it wraps",

@@ -45,6 +45,8 @@ class Reducer {
   void before_forward(bool synchronise, bool counts);
   // The ranks have met since before_forward, and the forward begins only now.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
+  // In place of before_forward, without gradients.
+  void note_evaluation() { called_ = true; }
   void after_forward() {
     if (records_) recorder_.end_forward();
   }
@@ -98,7 +100,8 @@ class Reducer {
   bool reorder_due_ = false;
   bool synchronise_ = false;
   bool records_ = false;  // the forward under way, or the last, is part of a step
-  bool called_ = false;   // before_forward was
+  bool called_ = false;   // before_forward was, or note_evaluation
+  int exceptions_ = std::uncaught_exceptions();  // when this was made
   std::optional<double> weight_;
   at::Tensor incoming_;  // what autograd gave for the gradient that has just come
   int backward_ = -1;    // autograd's number of the backward with which the step ends
