@@ -346,6 +346,38 @@ TEST(WorldOfOne, LeavesGradientsAsTheyAre) {
   }
 }
 
+struct OnMetaImpl : torch::nn::Module {
+  torch::Tensor w{register_parameter("w", torch::ones({3}, at::kMeta))};
+  torch::Tensor v{register_parameter("v", torch::ones({3}, at::kMeta))};
+  torch::Tensor forward(bool both) { return both ? w * v : w * 2; }
+};
+TORCH_MODULE(OnMeta);
+
+// A device that every LibTorch has, and no backend serves.
+TEST(WorldOfOne, NeedsNoBackendForItsDevice) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(1, backend, [](int, int) {
+      OnMeta net;
+      DistributedDataParallel model(net,
+                                    {.device_ids = {at::kMeta}, .find_unused_parameters = true});
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        sgd.zero_grad();
+        model(step == 1).sum().backward();
+        EXPECT_TRUE(net->w.grad().is_meta());
+        EXPECT_EQ(net->v.grad().defined(), step == 1);
+        sgd.step();
+      }
+      EXPECT_EQ(model.stats().steps, 3U);
+    });
+    expect_torch_ranks(1, backend, [](int, int) {
+      DistributedDataParallel model(OnMeta{});
+      EXPECT_THAT(text_of([&] { model(false).sum().backward(); }),
+                  HasSubstr("1 of 2 parameters got no gradient in this backward: v."));
+    });
+  }
+}
+
 TEST(Legal, WhatAllRanksDoAlike) {
   for (const auto& options : std::vector<DdpOptions>{{},
                                                      {.bucket_cap_mb = kTinyBucket},
