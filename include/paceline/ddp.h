@@ -106,7 +106,8 @@ class DdpHandle {
 
 // While it lives, forwards of its DistributedDataParallel start steps that are not synchronised:
 // gradients accumulate on each rank alone. Between synchronised steps all ranks run the same number
-// of such training forwards, unless they use Average::samples. Move-only.
+// of such backwards, unless they use Average::samples; forwards without a backward do not count.
+// Move-only.
 class [[nodiscard]] NoSyncGuard {
  public:
   explicit NoSyncGuard(std::shared_ptr<bool> sync, bool enabled)

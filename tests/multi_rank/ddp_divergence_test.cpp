@@ -396,6 +396,19 @@ TEST(Legal, WhatAllRanksDoAlike) {
   expect_legal({.static_graph = true}, nothing);
 }
 
+// As a metric has it: nothing is accumulated, so nothing differs.
+TEST(Legal, AForwardUnderNoSyncWithoutBackwardOnOneRank) {
+  for (const bool accumulates : {false, true}) {
+    expect_legal({}, [=](Model& model, int rank, int step) {
+      if (rank == 1) {
+        const auto guard = model.no_sync();
+        model(batch_of(rank, step, at::kDouble));
+      }
+      return !accumulates || step % 3 == 2;
+    });
+  }
+}
+
 // As programs have it that evaluate averaged weights on one rank.
 TEST(Legal, ParametersSwappedInAndOutOnOneRank) {
   for (const bool in_place : {true, false}) {
@@ -467,6 +480,25 @@ TEST(Legal, JoinWhoseLaterStepsFreezeMore) {
         model.module()->second->bias.requires_grad_(true);
         const auto all = all_gather_bytes(bytes_of(model.parameters()));
         for (const auto& one : all) EXPECT_EQ(one, all[0]);
+      }
+      train(model, rank, nothing);
+    });
+  }
+}
+
+// What is accumulated at its end, ranks that joined earlier have not.
+TEST(Legal, JoinThatEndsUnderNoSync) {
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(3, backend, [](int rank, int) {
+      Model model(make_net(at::kDouble));
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        model.join([&] {
+          for (int step = 0; step < 2 + 2 * rank; ++step) {
+            const auto guard = model.no_sync(step % 2 == 1);
+            const auto x = batch_of(rank, step, at::kDouble);
+            loss_of(model(x), x).backward();
+          }
+        });
       }
       train(model, rank, nothing);
     });

@@ -15,24 +15,27 @@ std::vector<NamedTensor> two_parameters() {
           {"b", torch::zeros({2}, torch::requires_grad())}};
 }
 
-TEST(StepSummarizer, CountsForwards) {
+TEST(StepSummarizer, CountsForwardsAndLocalBackwards) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {});
-  summarizer.count_forward(true);
-  summarizer.count_forward(true);
-  summarizer.count_forward(false);
+  summarizer.count_forward();
+  summarizer.count_forward();
+  summarizer.count_local_backward();
   const auto summary = summarizer.summarise(false);
   EXPECT_EQ(summary.forwards, 2U);
-  EXPECT_EQ(summary.local_forwards, 1U);
+  EXPECT_EQ(summary.local_backwards, 1U);
   EXPECT_EQ(summary.joined, 0U);
   EXPECT_EQ(summarizer.summarise(true).joined, 1U);
+  summarizer.forget_local_backwards();
+  EXPECT_EQ(summarizer.summarise(false).local_backwards, 0U);
+  EXPECT_EQ(summarizer.summarise(false).forwards, 2U);
 }
 
-TEST(StepSummarizer, LeavesLocalForwardsOutWhereRanksMayDifferInThem) {
+TEST(StepSummarizer, LeavesLocalBackwardsOutWhereRanksMayDifferInThem) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {.average = Average::samples});
-  summarizer.count_forward(false);
-  EXPECT_EQ(summarizer.summarise(false).local_forwards, 0U);
+  summarizer.count_local_backward();
+  EXPECT_EQ(summarizer.summarise(false).local_backwards, 0U);
 }
 
 TEST(StepSummarizer, TellsWhichParametersAreFrozen) {

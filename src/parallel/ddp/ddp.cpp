@@ -187,7 +187,7 @@ class DdpCore final : public Joinable {
 
   void post_hook(int last) override {
     broadcast_all(last);
-    reducer_->note_same_parameters();
+    reducer_->end_join();
   }
 
  private:

@@ -40,6 +40,7 @@ void Reducer::before_forward(bool synchronise, bool counts) {
   if (bucket_reducer().abandon_step()) {
     buckets_.forget_gradients();
     usage_.forget();
+    summarizer_.forget_local_backwards();
     recorder_.abandon_step();
   }
   buckets_.return_in_place();
@@ -47,7 +48,7 @@ void Reducer::before_forward(bool synchronise, bool counts) {
   synchronise_ = synchronise;
   if (counts) {
     summarizer_.check_frozen();
-    summarizer_.count_forward(synchronise);
+    if (synchronise) summarizer_.count_forward();
     if (synchronise && std::exchange(reorder_due_, false)) {
       parallel::with_error_context(
           "putting its buckets in order, once, before the second step's forward",
@@ -74,7 +75,7 @@ void Reducer::watch_output(const at::Tensor& output) {
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   usage_.note(index);
   for (const std::size_t i : delayed_.triggered_by(index)) usage_.note(i);  // nobody else says so
-  if (!synchronise_) return;
+  if (!synchronise_) return count_local_backward();
   incoming_ = incoming;
   try {
     reduce_gradient(index);
@@ -83,6 +84,14 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
     throw;
   }
   incoming_.reset();
+}
+
+// Where backwards are nested, the number of an outer one comes before those of its inner ones.
+void Reducer::count_local_backward() {
+  const int backward = torch::autograd::get_current_graph_task_id();
+  if (backward <= last_local_backward_) return;
+  last_local_backward_ = backward;
+  summarizer_.count_local_backward();
 }
 
 void Reducer::reduce_gradient(std::size_t index) {
@@ -237,6 +246,7 @@ void Reducer::end_step() {
   buckets_.end_step();
   graph_.end_step();
   usage_.end_step();
+  summarizer_.forget_local_backwards();
   backward_ = -1;
   weight_.reset();
   if (!std::exchange(is_first_, false)) return;
@@ -254,6 +264,11 @@ void Reducer::main_hook() {
   reduce_sparse_zeros(parameters_, usage_.used(), options_.process_group);
   if (graph_.learns()) graph_.learn_from(usage_.used());
   end_step();
+}
+
+void Reducer::end_join() {
+  summarizer_.note_same_parameters();
+  summarizer_.forget_local_backwards();
 }
 
 // Gradients have come, and whoever made the model is through with it without having called it.

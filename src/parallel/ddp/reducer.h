@@ -40,8 +40,8 @@ class Reducer {
 
   // Fixes whether backwards from here on are synchronised, and clears away a step that an exception
   // cut short: all gradients become zero then, as some have been averaged and others not. `counts`
-  // says whether this forward is one that a backward must follow. After the first step of all, the
-  // buckets are rebuilt here; then it is collective.
+  // says whether a backward must follow this forward if that is synchronised. After the first step
+  // of all, the buckets are rebuilt here; then it is collective.
   void before_forward(bool synchronise, bool counts);
   // The ranks have met since before_forward, and the forward begins only now.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
@@ -62,8 +62,9 @@ class Reducer {
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
     buckets_.set_hook(std::move(hook));
   }
-  // Says that the parameters are now the same on all ranks, however often each has changed them.
-  void note_same_parameters() { summarizer_.note_same_parameters(); }
+  // Says that the parameters are now the same on all ranks, and that what some have accumulated
+  // under no_sync others may not have.
+  void end_join();
   // What a backward does towards the other ranks, with gradients of zero. Those that there are stay
   // as they are, and leave the buckets.
   void main_hook();
@@ -71,6 +72,7 @@ class Reducer {
  private:
   distributed::BucketReducer& bucket_reducer() { return buckets_.reducer(); }
   void on_gradient(std::size_t index, const at::Tensor& incoming);
+  void count_local_backward();
   void reduce_gradient(std::size_t index);
   void check_backward() const;
   void begin_step();
@@ -103,8 +105,9 @@ class Reducer {
   bool called_ = false;   // before_forward was, or note_evaluation
   int exceptions_ = std::uncaught_exceptions();  // when this was made
   std::optional<double> weight_;
-  at::Tensor incoming_;  // what autograd gave for the gradient that has just come
-  int backward_ = -1;    // autograd's number of the backward with which the step ends
+  at::Tensor incoming_;           // what autograd gave for the gradient that has just come
+  int backward_ = -1;             // autograd's number of the backward with which the step ends
+  int last_local_backward_ = -1;  // the last one counted that was not synchronised
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   GradientHooks hooks_;  // last, as they call this
 };

@@ -15,7 +15,7 @@ StepSummarizer::StepSummarizer(const std::vector<NamedTensor>& parameters,
     : parameters_(parameters),
       frozen_(std::move(frozen)),
       group_(options.process_group),
-      counts_local_forwards_(options.average != Average::samples),
+      compares_local_backwards_(options.average != Average::samples),
       flags_(parameters.size()) {
   const auto watch = [&](const NamedTensor& one) {
     const auto& data = one.tensor.unsafeGetTensorImpl()->unsafe_storage();
@@ -46,7 +46,7 @@ shm::StepSummary StepSummarizer::summarise(bool joined) {
   }
   modifications_ = count_modifications();
   return {.forwards = forwards_,
-          .local_forwards = counts_local_forwards_ ? local_forwards_ : 0,
+          .local_backwards = compares_local_backwards_ ? local_backwards_ : 0,
           .frozen = any_frozen ? shm::fingerprint(flags_) : 0,
           .modifications = modifications_ - same_parameters_,
           .joined = joined ? 1U : 0U};

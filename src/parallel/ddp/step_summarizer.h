@@ -22,7 +22,12 @@ class StepSummarizer {
 
   // Throws UsageError if one of `frozen` takes a gradient.
   void check_frozen() const;
-  void count_forward(bool synchronised) { ++(synchronised ? forwards_ : local_forwards_); }
+  // A forward that a synchronised backward must follow.
+  void count_forward() { ++forwards_; }
+  // A backward that leaves its gradients on this rank.
+  void count_local_backward() { ++local_backwards_; }
+  // What those have accumulated is reduced, or gone, or may differ.
+  void forget_local_backwards() { local_backwards_ = 0; }
 
   shm::StepSummary summarise(bool joined);
   // Those that belong to the last summary, until the next one.
@@ -46,11 +51,11 @@ class StepSummarizer {
   const std::vector<NamedTensor>& parameters_;
   std::vector<NamedTensor> frozen_;
   ProcessGroup group_;
-  bool counts_local_forwards_;
+  bool compares_local_backwards_;
   std::vector<Watched> watched_;     // all of both
   std::vector<std::uint8_t> flags_;  // by parameter
   std::uint32_t forwards_ = 0;
-  std::uint32_t local_forwards_ = 0;
+  std::uint32_t local_backwards_ = 0;
   std::uint32_t exchanges_ = 0;        // of a watched tensor's data
   std::uint32_t modifications_ = 0;    // at the last summary
   std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters

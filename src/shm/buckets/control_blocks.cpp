@@ -88,7 +88,7 @@ void ControlBlocks::begin_step(const StepSummary& summary, double weight, Frozen
     std::copy_n(frozen.begin(), std::min(frozen.size(), parameters_.size()), frozen_flags(rank()));
   }
   own.forwards.store(summary.forwards, std::memory_order_relaxed);
-  own.local_forwards.store(summary.local_forwards, std::memory_order_relaxed);
+  own.local_backwards.store(summary.local_backwards, std::memory_order_relaxed);
   own.frozen.store(summary.frozen, std::memory_order_relaxed);
   own.modifications.store(summary.modifications, std::memory_order_relaxed);
   own.joined.store(summary.joined, std::memory_order_relaxed);
@@ -100,7 +100,7 @@ void ControlBlocks::begin_step(const StepSummary& summary, double weight, Frozen
 StepSummary ControlBlocks::summary_of(int rank) const {
   const Progress& said = progress(rank);
   return {.forwards = said.forwards.load(std::memory_order_relaxed),
-          .local_forwards = said.local_forwards.load(std::memory_order_relaxed),
+          .local_backwards = said.local_backwards.load(std::memory_order_relaxed),
           .frozen = said.frozen.load(std::memory_order_relaxed),
           .modifications = said.modifications.load(std::memory_order_relaxed),
           .joined = said.joined.load(std::memory_order_relaxed)};

@@ -35,7 +35,7 @@ class ControlBlocks {
     std::atomic<double> weight;
     // StepSummary's.
     Word forwards;
-    Word local_forwards;
+    Word local_backwards;
     Word frozen;
     Word modifications;
     Word joined;

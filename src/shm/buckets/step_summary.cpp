@@ -35,16 +35,17 @@ std::uint32_t fingerprint(FrozenFlags flags) {
 }
 
 Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRanks& numbers) {
-  const bool agree = std::ranges::all_of(ranks, [&](const StepSummary& rank) {
-    return rank.forwards == ranks[0].forwards && rank.local_forwards == ranks[0].local_forwards;
-  });
+  const bool agree = !differ_in(ranks, &StepSummary::local_backwards) &&
+                     std::ranges::all_of(ranks, [&](const StepSummary& rank) {
+                       return rank.forwards == ranks[0].forwards;
+                     });
   if (agree) return {};
   std::string text;
   std::vector<std::string> counts;
   for (const StepSummary& rank : ranks) {
     counts.push_back(fmt::to_string(rank.forwards));
-    if (rank.local_forwards != 0) {
-      counts.back() += fmt::format(" and {} under no_sync", rank.local_forwards);
+    if (rank.local_backwards != 0) {
+      counts.back() += fmt::format(" and {} under no_sync", rank.local_backwards);
     }
     text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ",
                         numbers.of(static_cast<int>(counts.size()) - 1), counts.back());
@@ -52,13 +53,15 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
   return {
       explain_disagreement(counts, numbers).ranks,
       fmt::format(
-          "the ranks have run different numbers of training forwards ({}): on some rank a forward "
-          "ran under no_sync alone, or was not followed by a backward, or by one that threw before "
-          "it reached the model, so gradients of different batches would be averaged. Run forwards "
-          "without a backward under torch::NoGradGuard, in eval mode or on module(), or on every "
-          "rank alike. An optimizer that calls a closure as often as the loss decides (LBFGS) "
-          "needs the loss averaged over the ranks. With Average::samples, ranks may run different "
-          "numbers of forwards under no_sync.",
+          "the ranks have run different numbers of training forwards, or of backwards under "
+          "no_sync "
+          "({}): on some rank a step ran under no_sync alone, or a forward was not followed by a "
+          "backward, or by one that threw before it reached the model, so gradients of different "
+          "batches would be averaged. Run forwards without a backward under torch::NoGradGuard, "
+          "under no_sync, in eval mode or on module(), or on every rank alike. An optimizer that "
+          "calls a closure as often as the loss decides (LBFGS) needs the loss averaged over the "
+          "ranks. With Average::samples, ranks may run different numbers of backwards under "
+          "no_sync.",
           text)};
 }
 

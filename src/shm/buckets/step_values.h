@@ -11,15 +11,15 @@ namespace paceline::shm {
 // What a rank has done towards a step of training, in words that ranks exchange with the step.
 struct StepSummary {
   std::uint32_t forwards = 0;  // training forwards whose backward is synchronised
-  // Those under no_sync; 0 where ranks may run different numbers of them.
-  std::uint32_t local_forwards = 0;
+  // Under no_sync, since the last synchronised step; 0 where ranks may run different numbers.
+  std::uint32_t local_backwards = 0;
   // Of the set of frozen parameters; 0 if there is none.
   std::uint32_t frozen = 0;
   // How often parameters were changed since the ranks last had the same. Other numbers on other
   // ranks are no error, but a reason to compare the parameters.
   std::uint32_t modifications = 0;
-  // 1 if the rank has joined: it runs the step for the others' sake, and what it has frozen or
-  // changed is of no interest.
+  // 1 if the rank has joined: it runs the step for the others' sake, and what it has accumulated,
+  // frozen or changed is of no interest.
   std::uint32_t joined = 0;
 
   bool operator==(const StepSummary&) const = default;
