@@ -78,13 +78,17 @@ struct DdpOptions {
   int check_sync_every = 0;
 };
 
+// Tensors under the names by which errors speak of them: {{"w", w}, {"b", b}}.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 namespace detail {
 class DdpCore;
 
-// The part that knows no module type.
+// The part that knows no type of a model.
 class DdpHandle {
  public:
   DdpHandle(torch::nn::Module* module, const DdpOptions& options);
+  DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers, const DdpOptions& options);
   DdpHandle(DdpHandle&&) noexcept;
   DdpHandle& operator=(DdpHandle&&) noexcept;
   ~DdpHandle();
@@ -102,6 +106,31 @@ class DdpHandle {
  private:
   std::unique_ptr<DdpCore> core_;
 };
+
+// Stands for a module where there is none.
+template <typename Function>
+class TensorFunction {
+ public:
+  TensorFunction(const NamedTensors& parameters, Function function)
+      : function_(std::move(function)) {
+    for (const auto& [name, tensor] : parameters) parameters_.push_back(tensor);
+  }
+  template <typename... Args>
+  decltype(auto) forward(Args&&... args) {
+    constexpr bool kIsCallable = std::is_invocable_v<Function&, Args...>;
+    static_assert(kIsCallable,
+                  "the function that DistributedDataParallel was given as the model's forward does "
+                  "not take these arguments");
+    if constexpr (kIsCallable) return std::invoke(function_, std::forward<Args>(args)...);
+  }
+  std::vector<at::Tensor> parameters() const { return parameters_; }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  Function function_;
+};
+
+struct NoFunction {};
 }  // namespace detail
 
 // While it lives, forwards of its DistributedDataParallel start steps that are not synchronised:
@@ -151,14 +180,45 @@ class [[nodiscard]] NoSyncGuard {
 // parameters meanwhile, nor move to another type or device. At most one wrapper around a parameter
 // at a time. Where one backward goes through several models, their forwards come in the same order
 // on all ranks. A forward may make collective calls of the group (docs/threading.md).
-template <std::derived_from<torch::nn::Module> M>
+//
+// A model that is no module, of TorchScript say, is given by its parameters and its forward:
+//
+//   DistributedDataParallel model({{"w", w}, {"b", b}}, [&](at::Tensor x) { return x.mm(w) + b; });
+//
+// M is then the function's type (for a member of a class, std::function's). Every forward with grad
+// mode on counts as one in training mode, and gradients that are sparse tensors become dense.
+template <typename M>
 class DistributedDataParallel {
+  static constexpr bool kIsModule = std::derived_from<M, torch::nn::Module>;
+  using Model = std::conditional_t<kIsModule, M, detail::TensorFunction<M>>;
+  using Function = std::conditional_t<kIsModule, detail::NoFunction, M>;
+
  public:
-  explicit DistributedDataParallel(std::shared_ptr<M> module, const DdpOptions& options = {})
+  explicit DistributedDataParallel(
+      std::shared_ptr<M> module,
+      const DdpOptions& options = {}) requires std::derived_from<M, torch::nn::Module>
       : module_(std::move(module)), handle_(module_.get(), options) {}
-  explicit DistributedDataParallel(const torch::nn::ModuleHolder<M>& module,
-                                   const DdpOptions& options = {})
+  explicit DistributedDataParallel(
+      const torch::nn::ModuleHolder<M>& module,
+      const DdpOptions& options = {}) requires std::derived_from<M, torch::nn::Module>
       : DistributedDataParallel(module.ptr(), options) {}
+  // Throws UsageError for an undefined tensor and for a name that two have.
+  DistributedDataParallel(const NamedTensors& parameters, Function forward,
+                          const DdpOptions& options = {})
+      : DistributedDataParallel(parameters, {}, std::move(forward), options) {}
+  // `buffers`: state that is no parameter and follows rank 0, see broadcast_buffers.
+  DistributedDataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
+                          Function forward, const DdpOptions& options = {})
+      : module_(std::make_shared<Model>(parameters, std::move(forward))),
+        handle_(parameters, buffers, options) {}
+  explicit DistributedDataParallel(
+      const NamedTensors& parameters,
+      const DdpOptions& options = {}) requires std::same_as<M, detail::NoFunction>
+      : DistributedDataParallel(parameters, Function(), options) {
+    static_assert(!std::same_as<M, detail::NoFunction>,
+                  "DistributedDataParallel of named tensors needs the model's forward after them, "
+                  "a function");
+  }
   template <std::derived_from<torch::nn::Module> Value>
   explicit DistributedDataParallel(const Value& /*module*/, const DdpOptions& options = {})
       : DistributedDataParallel(std::shared_ptr<M>(), options) {
@@ -216,13 +276,21 @@ class DistributedDataParallel {
   // What synchronised steps took.
   const DdpStats& stats() const { return handle_.stats(); }
 
-  const std::shared_ptr<M>& module() const { return module_; }
+  const std::shared_ptr<Model>& module() const {
+    static_assert(kIsModule, "a DistributedDataParallel of named tensors has no module()");
+    return module_;
+  }
   std::vector<at::Tensor> parameters() const { return module_->parameters(); }
-  void train(bool on = true) { module_->train(on); }
-  void eval() { module_->eval(); }
+  void train(bool on = true) {
+    static_assert(kIsModule,
+                  "a DistributedDataParallel of named tensors has no modes: evaluate under "
+                  "torch::NoGradGuard");
+    if constexpr (kIsModule) module_->train(on);
+  }
+  void eval() { train(false); }
 
  private:
-  std::shared_ptr<M> module_;
+  std::shared_ptr<Model> module_;
   detail::DdpHandle handle_;
 };
 
@@ -234,12 +302,19 @@ template <typename M>
 DistributedDataParallel(std::shared_ptr<M>, DdpOptions = {}) -> DistributedDataParallel<M>;
 template <std::derived_from<torch::nn::Module> M>
 DistributedDataParallel(const M&, DdpOptions = {}) -> DistributedDataParallel<M>;
+template <typename Function>
+DistributedDataParallel(NamedTensors, Function, DdpOptions = {})
+    -> DistributedDataParallel<Function>;
+template <typename Function>
+DistributedDataParallel(NamedTensors, NamedTensors, Function, DdpOptions = {})
+    -> DistributedDataParallel<Function>;
+DistributedDataParallel(NamedTensors, DdpOptions = {})->DistributedDataParallel<detail::NoFunction>;
 
 // torch::save and torch::load.
 template <typename Archive, typename M>
 requires std::same_as<Archive, torch::serialize::OutputArchive> Archive& operator<<(
     Archive& archive, const DistributedDataParallel<M>& /*model*/) {
-  static_assert(!std::derived_from<M, torch::nn::Module>,
+  static_assert(sizeof(M) == 0,
                 "a checkpoint is that of module(): torch::save(model.module(), path) on rank 0");
   return archive;
 }
@@ -247,7 +322,7 @@ template <typename Archive, typename M>
 requires std::same_as<Archive, torch::serialize::InputArchive> Archive& operator>>(
     Archive& archive, const DistributedDataParallel<M>& /*model*/) {
   static_assert(
-      !std::derived_from<M, torch::nn::Module>,
+      sizeof(M) == 0,
       "a checkpoint is that of module(): torch::load(module, path) before wrapping it, or "
       "on every rank");
   return archive;

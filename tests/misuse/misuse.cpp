@@ -27,6 +27,17 @@ void wrap_a_value_with_options() {
       layer, {.static_graph = true});
 }
 
+void forget_the_forward(const at::Tensor& w) {
+  const paceline::DistributedDataParallel model({{"w", w}});  // needs the model's forward
+}
+
+void ask_for_a_module(const at::Tensor& w) {
+  paceline::DistributedDataParallel model({{"w", w}}, [&](const at::Tensor& x) { return x * w; });
+  model.module();  // has no module()
+  model.eval();    // evaluate under torch::NoGradGuard
+  model(w, 3);     // does not take these arguments
+}
+
 void convert_a_script(torch::jit::Module& script) {
   paceline::convert_sync_batchnorm(script);  // build the model of torch::nn modules
 }

@@ -13,7 +13,7 @@
 #include "distributed/process_state.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
-#include "parallel/sync_batch_norm/normalize.h"
+#include "parallel/ddp/wrapped_model.h"
 #include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 
@@ -39,24 +39,23 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
   const at::Device device = parameters.front().tensor.device();
   for (const auto& one : parameters) {
     if (one.tensor.device() == device) continue;
-    throw UsageError(
-        fmt::format("parameter {} is on {} and {} on {}: a module on one device is needed",
-                    parameters.front().name, device.str(), one.name, one.tensor.device().str()));
+    throw UsageError(fmt::format("parameter {} is on {} and {} on {}: all have to be on one",
+                                 parameters.front().name, device.str(), one.name,
+                                 one.tensor.device().str()));
   }
   auto asked = options.device_ids;
   if (options.output_device) asked.push_back(*options.output_device);
   if (device.is_cpu() && !asked.empty()) {
     throw UsageError(
-        "device_ids and output_device are for modules on an accelerator; this one is "
-        "on the CPU");
+        "device_ids and output_device are for models on an accelerator; this one is on the CPU");
   }
   if (options.device_ids.size() > 1) {
     throw UsageError(
-        fmt::format("{} device_ids: a rank's module has one device", options.device_ids.size()));
+        fmt::format("{} device_ids: a rank's model has one device", options.device_ids.size()));
   }
   for (const at::Device& one : asked) {
     if (one == device) continue;
-    throw UsageError(fmt::format("device_ids or output_device say {}, but the module is on {}",
+    throw UsageError(fmt::format("device_ids or output_device say {}, but the model is on {}",
                                  one.str(), device.str()));
   }
 }
@@ -87,8 +86,8 @@ void check_delayed(const DdpOptions& options, const std::vector<ddp::NamedTensor
 
 class DdpCore final : public Joinable {
  public:
-  DdpCore(torch::nn::Module& module, const DdpOptions& options)
-      : module_(module), options_(options), sync_(std::make_shared<bool>(true)) {
+  DdpCore(ddp::WrappedModel model, const DdpOptions& options)
+      : model_(std::move(model)), options_(options), sync_(std::make_shared<bool>(true)) {
     check_caps(options);
     if (options.check_sync_every < 0) {
       throw UsageError(
@@ -100,17 +99,16 @@ class DdpCore final : public Joinable {
       throw UsageError(
           "skip_all_reduce_unused_params needs find_unused_parameters, and no static_graph");
     }
-    if (options.average == Average::samples && sync_batch_norm::is_in(module)) {
+    if (options.average == Average::samples && model_.has_sync_batch_norm()) {
       throw UsageError(
           "Average::samples weighs gradients that SyncBatchNorm has already mixed: let the loss of "
           "each rank be a sum over samples that is divided by the same number on all, and average "
           "over ranks");
     }
-    const auto parameters = ddp::trainable_parameters(module);
+    const auto parameters = model_.trainable_parameters();
     if (parameters.empty()) {
       throw UsageError(
-          "DistributedDataParallel needs a module with a parameter that requires a "
-          "gradient");
+          "DistributedDataParallel needs a parameter that requires a gradient, and there is none");
     }
     check_devices(options, parameters);
     check_delayed(options, parameters);
@@ -118,19 +116,19 @@ class DdpCore final : public Joinable {
     options_.process_group = ProcessGroup(options.process_group.c10d());
     // One rank alone trains like several, so that it fails where they would.
     if (get_world_size(options_.process_group) > 1) {
-      buffers_ = module.buffers();
+      for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
       if (options.init_sync) {
-        ddp::check_same_model(module, options_.process_group);
+        ddp::check_same_model(model_, options_.process_group);
         broadcast_all(0);
       }
     }
-    parameter_count_ = module.parameters().size();
-    reducer_ = std::make_unique<ddp::Reducer>(parameters, ddp::frozen_parameters(module), options_);
+    parameter_count_ = model_.parameters().size();
+    reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
   }
 
   void before_forward() {
     if (!at::GradMode::is_enabled()) return reducer_->note_evaluation();
-    const bool training = module_.is_training();
+    const bool training = model_.is_training();
     if (training) check_parameters();
     const bool broadcasts = training && broadcasts_buffers();
     if (training && join_options() != nullptr) {
@@ -199,8 +197,8 @@ class DdpCore final : public Joinable {
   }
 
   void broadcast_all(int root) {
-    auto tensors = module_.parameters();
-    tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
+    std::vector<at::Tensor> tensors = buffers_;
+    for (const auto& parameter : model_.parameters()) tensors.push_back(parameter.tensor);
     ddp::broadcast_from(root, tensors, options_.process_group);
   }
 
@@ -227,7 +225,7 @@ class DdpCore final : public Joinable {
   // In `join`: what ranks that have joined cannot know of the step, whether it is synchronised and
   // broadcasts buffers. Throws Mismatch, the same on every rank, if the others do not agree.
   std::pair<bool, bool> agree(Part part, bool broadcasts) {
-    if (sync_batch_norm::is_in(module_)) {
+    if (model_.has_sync_batch_norm()) {
       throw UsageError(
           "SyncBatchNorm cannot be used in join: a rank without inputs has no part in its "
           "statistics");
@@ -267,7 +265,7 @@ class DdpCore final : public Joinable {
   // Rarely, as it walks through the module.
   void check_parameters() {
     if (!std::has_single_bit(++forwards_)) return;
-    const std::size_t now = module_.parameters().size();
+    const std::size_t now = model_.parameters().size();
     if (now == parameter_count_) return;
     throw UsageError(
         fmt::format("the module has {} parameters and had {} when it was wrapped: "
@@ -283,17 +281,15 @@ class DdpCore final : public Joinable {
   }
 
   void check_sync(bool with_buffers) {
-    std::vector<ddp::NamedTensor> tensors;
-    for (const auto& item : module_.named_parameters())
-      tensors.push_back({item.key(), item.value()});
+    auto tensors = model_.parameters();
     if (with_buffers) {
-      for (const auto& item : module_.named_buffers())
-        tensors.push_back({item.key(), item.value()});
+      const auto buffers = model_.buffers();
+      tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     }
     ddp::check_same_values(tensors, options_.process_group, steps_);
   }
 
-  torch::nn::Module& module_;
+  ddp::WrappedModel model_;
   DdpOptions options_;
   std::shared_ptr<bool> sync_;
   std::unique_ptr<ddp::Reducer> reducer_;
@@ -306,8 +302,11 @@ class DdpCore final : public Joinable {
 
 DdpHandle::DdpHandle(torch::nn::Module* module, const DdpOptions& options) {
   if (module == nullptr) throw UsageError("DistributedDataParallel of a null module");
-  core_ = std::make_unique<DdpCore>(*module, options);
+  core_ = std::make_unique<DdpCore>(ddp::WrappedModel(*module), options);
 }
+DdpHandle::DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers,
+                     const DdpOptions& options)
+    : core_(std::make_unique<DdpCore>(ddp::WrappedModel(parameters, buffers), options)) {}
 DdpHandle::DdpHandle(DdpHandle&&) noexcept = default;
 DdpHandle& DdpHandle::operator=(DdpHandle&&) noexcept = default;
 DdpHandle::~DdpHandle() = default;

@@ -2,17 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/utils/tensor_flatten.h>
-#include <torch/nn/modules/embedding.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
-#include <set>
-#include <sstream>
 
 #include <paceline/collectives.h>
 
@@ -25,70 +21,6 @@ namespace {
 
 // How many tensors an error lists before it only counts.
 constexpr std::size_t kMaxNames = 10;
-
-std::string join(at::IntArrayRef numbers) {
-  return fmt::format("[{}]", fmt::join(numbers.begin(), numbers.end(), ", "));
-}
-
-std::string describe(const std::string& name, const at::Tensor& tensor, const char* kind) {
-  if (!tensor.defined()) return fmt::format("{}, an undefined {}", name, kind);
-  std::string text = fmt::format("{}, a {} of shape {} and type {}", name, kind,
-                                 join(tensor.sizes()), c10::toString(tensor.scalar_type()));
-  // Gradients lie in the bucket as parameters do in memory.
-  if (tensor.layout() == at::kStrided && !tensor.is_contiguous()) {
-    text += " with strides " + join(tensor.strides());
-  }
-  return text;
-}
-
-std::vector<std::string> describe(const torch::nn::Module& module) {
-  std::vector<std::string> lines;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    lines.push_back(
-        describe(item.key(), tensor, tensor.requires_grad() ? "parameter" : "frozen parameter"));
-  }
-  for (const auto& item : module.named_buffers()) {
-    lines.push_back(describe(item.key(), item.value(), "buffer"));
-  }
-  return lines;
-}
-
-std::vector<std::string> split_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-std::string first_difference(const std::vector<std::string>& first,
-                             const std::vector<std::string>& other, std::pair<int, int> ranks) {
-  const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
-  const auto what = [](const auto& at, const auto& lines) {
-    return at == lines.end() ? std::string("nothing more") : *at;
-  };
-  return fmt::format(
-      "the models differ: of {} parameters and buffers on rank {}, and {} on rank {}, the first "
-      "that "
-      "is not the same is {} on rank {} and {} on rank {}",
-      first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
-      what(b, other), ranks.second);
-}
-
-// The weights of embeddings that were told to have sparse gradients.
-std::set<const void*> sparse_weights(const torch::nn::Module& module) {
-  std::set<const void*> weights;
-  for (const auto& part : const_cast<torch::nn::Module&>(module).modules()) {
-    const auto add = [&](const auto* embedding) {
-      if (embedding != nullptr && embedding->options.sparse()) {
-        weights.insert(embedding->weight.unsafeGetTensorImpl());
-      }
-    };
-    add(dynamic_cast<const torch::nn::EmbeddingImpl*>(part.get()));
-    add(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(part.get()));
-  }
-  return weights;
-}
 
 // Not cryptographic; any difference changes it but for one case in 2^64.
 std::int64_t fingerprint(const at::Tensor& tensor) {
@@ -119,48 +51,6 @@ std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& ind
   }
   if (indices.size() > kMaxNames) names += fmt::format(" and {} more", indices.size() - kMaxNames);
   return names;
-}
-
-std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module) {
-  const auto sparse = sparse_weights(module);
-  std::vector<NamedTensor> parameters;
-  std::set<const void*> seen;
-  for (const auto& item : module.named_parameters()) {
-    const void* const tensor = item.value().unsafeGetTensorImpl();
-    if (!item.value().is_leaf()) {
-      throw UsageError(fmt::format(
-          "parameter {} was computed from a tensor that requires a gradient, so it gets "
-          "none of its own: register the result of detach() instead",
-          item.key()));
-    }
-    if (item.value().requires_grad() && seen.insert(tensor).second) {
-      parameters.push_back({item.key(), item.value(), sparse.count(tensor) > 0});
-    }
-  }
-  return parameters;
-}
-
-std::vector<NamedTensor> frozen_parameters(const torch::nn::Module& module) {
-  std::vector<NamedTensor> parameters;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (tensor.defined() && !tensor.requires_grad()) parameters.push_back({item.key(), tensor});
-  }
-  return parameters;
-}
-
-void check_same_model(const torch::nn::Module& module, const ProcessGroup& group) {
-  const auto texts =
-      all_gather_bytes(fmt::format("{}", fmt::join(describe(module), "\n")), {.group = group});
-  const auto number = [&](std::size_t rank) {
-    return distributed::world_rank_of(group, static_cast<int>(rank));
-  };
-  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] == texts[0]) continue;
-    throw Mismatch(first_difference(split_lines(texts[0]), split_lines(texts[rank]),
-                                    {number(0), number(rank)}),
-                   {number(rank)}, "DistributedDataParallel", 0);
-  }
 }
 
 void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {

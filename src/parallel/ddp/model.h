@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <string>
@@ -12,7 +11,7 @@
 namespace paceline::ddp {
 
 struct NamedTensor {
-  std::string name;  // the path in the module: "layer1.0.conv1.weight"
+  std::string name;  // in a module its path: "layer1.0.conv1.weight"
   at::Tensor tensor;
   bool sparse = false;  // a weight of an embedding whose gradients are sparse tensors
 };
@@ -21,16 +20,6 @@ using Indices = std::vector<std::size_t>;  // of parameters
 
 // "fc.weight, fc.bias"; of many, the first ones.
 std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& indices);
-
-// The parameters that take gradients; each tensor once, under its first name.
-std::vector<NamedTensor> trainable_parameters(const torch::nn::Module& module);
-
-// Those that take none now.
-std::vector<NamedTensor> frozen_parameters(const torch::nn::Module& module);
-
-// Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
-// name, shape, strides, type or whether they take gradients. Collective.
-void check_same_model(const torch::nn::Module& module, const ProcessGroup& group);
 
 // Makes the tensors those of `root`, a rank of the group, by one broadcast for each type.
 // Collective.

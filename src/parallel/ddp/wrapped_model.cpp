@@ -1,0 +1,168 @@
+#include "parallel/ddp/wrapped_model.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+#include "distributed/process_state.h"
+#include "parallel/sync_batch_norm/normalize.h"
+
+namespace paceline::ddp {
+namespace {
+
+std::string join(at::IntArrayRef numbers) {
+  return fmt::format("[{}]", fmt::join(numbers.begin(), numbers.end(), ", "));
+}
+
+std::string describe(const std::string& name, const at::Tensor& tensor, const char* kind) {
+  if (!tensor.defined()) return fmt::format("{}, an undefined {}", name, kind);
+  std::string text = fmt::format("{}, a {} of shape {} and type {}", name, kind,
+                                 join(tensor.sizes()), c10::toString(tensor.scalar_type()));
+  // Gradients lie in the bucket as parameters do in memory.
+  if (tensor.layout() == at::kStrided && !tensor.is_contiguous()) {
+    text += " with strides " + join(tensor.strides());
+  }
+  return text;
+}
+
+std::vector<std::string> describe(const WrappedModel& model) {
+  std::vector<std::string> lines;
+  for (const auto& [name, tensor, sparse] : model.parameters()) {
+    lines.push_back(
+        describe(name, tensor, tensor.requires_grad() ? "parameter" : "frozen parameter"));
+  }
+  for (const auto& [name, tensor, sparse] : model.buffers()) {
+    lines.push_back(describe(name, tensor, "buffer"));
+  }
+  return lines;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string first_difference(const std::vector<std::string>& first,
+                             const std::vector<std::string>& other, std::pair<int, int> ranks) {
+  const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
+  const auto what = [](const auto& at, const auto& lines) {
+    return at == lines.end() ? std::string("nothing more") : *at;
+  };
+  return fmt::format(
+      "the models differ: of {} parameters and buffers on rank {}, and {} on rank {}, the first "
+      "that "
+      "is not the same is {} on rank {} and {} on rank {}",
+      first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
+      what(b, other), ranks.second);
+}
+
+// The weights of embeddings that were told to have sparse gradients.
+std::set<const void*> sparse_weights(const torch::nn::Module& module) {
+  std::set<const void*> weights;
+  for (const auto& part : const_cast<torch::nn::Module&>(module).modules()) {
+    const auto add = [&](const auto* embedding) {
+      if (embedding != nullptr && embedding->options.sparse()) {
+        weights.insert(embedding->weight.unsafeGetTensorImpl());
+      }
+    };
+    add(dynamic_cast<const torch::nn::EmbeddingImpl*>(part.get()));
+    add(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(part.get()));
+  }
+  return weights;
+}
+
+template <typename Items>
+std::vector<NamedTensor> named(const Items& items) {
+  std::vector<NamedTensor> result;
+  for (const auto& item : items) result.push_back({item.key(), item.value()});
+  return result;
+}
+
+void add(std::vector<NamedTensor>& list, std::set<std::string>& names, const NamedTensors& added,
+         const char* kind) {
+  for (const auto& [name, tensor] : added) {
+    if (!tensor.defined()) {
+      throw UsageError(fmt::format("{} {} is undefined: name tensors that exist", kind, name));
+    }
+    if (!names.insert(name).second) {
+      throw UsageError(
+          fmt::format("two of the parameters and buffers are called {}: give each a name of its "
+                      "own",
+                      name));
+    }
+    list.push_back({name, tensor});
+  }
+}
+
+}  // namespace
+
+WrappedModel::WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers) {
+  std::set<std::string> names;
+  add(parameters_, names, parameters, "parameter");
+  add(buffers_, names, buffers, "buffer");
+}
+
+std::vector<NamedTensor> WrappedModel::parameters() const {
+  return module_ == nullptr ? parameters_ : named(module_->named_parameters());
+}
+
+std::vector<NamedTensor> WrappedModel::buffers() const {
+  return module_ == nullptr ? buffers_ : named(module_->named_buffers());
+}
+
+std::vector<NamedTensor> WrappedModel::trainable_parameters() const {
+  const auto sparse = module_ == nullptr ? std::set<const void*>{} : sparse_weights(*module_);
+  std::vector<NamedTensor> result;
+  std::set<const void*> seen;
+  for (const auto& [name, tensor, unknown] : parameters()) {
+    const void* const key = tensor.unsafeGetTensorImpl();
+    if (!tensor.is_leaf()) {
+      throw UsageError(
+          fmt::format("parameter {} was computed from a tensor that requires a gradient, so it "
+                      "gets none of its own: {} the result of detach() instead",
+                      name, module_ == nullptr ? "name" : "register"));
+    }
+    if (tensor.requires_grad() && seen.insert(key).second) {
+      result.push_back({name, tensor, sparse.count(key) > 0});
+    }
+  }
+  return result;
+}
+
+std::vector<NamedTensor> WrappedModel::frozen_parameters() const {
+  auto all = parameters();
+  std::erase_if(all, [](const NamedTensor& one) {
+    return !one.tensor.defined() || one.tensor.requires_grad();
+  });
+  return all;
+}
+
+bool WrappedModel::has_sync_batch_norm() const {
+  return module_ != nullptr && sync_batch_norm::is_in(*module_);
+}
+
+void check_same_model(const WrappedModel& model, const ProcessGroup& group) {
+  const auto texts =
+      all_gather_bytes(fmt::format("{}", fmt::join(describe(model), "\n")), {.group = group});
+  const auto number = [&](std::size_t rank) {
+    return distributed::world_rank_of(group, static_cast<int>(rank));
+  };
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    throw Mismatch(first_difference(split_lines(texts[0]), split_lines(texts[rank]),
+                                    {number(0), number(rank)}),
+                   {number(rank)}, "DistributedDataParallel", 0);
+  }
+}
+
+}  // namespace paceline::ddp
