@@ -16,6 +16,7 @@
 #include "parallel/with_error_context.h"
 
 namespace paceline::ddp {
+
 Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& frozen,
                  const DdpOptions& options)
     : options_(options),
