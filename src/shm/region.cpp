@@ -81,22 +81,28 @@ void Region::listen(std::uint32_t heard) {
 }
 
 void Region::await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context) {
-  if (ladder_.spin_or_yield([&] { return reached(word, target) || failed(); }) &&
-      reached(word, target)) {
-    return;
-  }
+  const auto ends = [&] { return reached(word, target) || failed(); };
+  if (!context.poll() && ladder_.spin_or_yield(ends) && reached(word, target)) return;
   auto& deadline = context.deadline.deadline;
   if (!deadline) deadline = base::Deadline::after(context.deadline.timeout);
-  Word& sleepers = memory_->rank_block(peer).sleepers;
-  while (true) {
+  while (!reached(word, target)) {
     check_progress(word, target, peer, context);
-    sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = word.load(std::memory_order_seq_cst);
-    const bool arrived = static_cast<std::int32_t>(seen - target) >= 0;
-    if (!arrived) futex_wait(word, seen, kSleepSlice);
-    sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (arrived || reached(word, target)) return;
+    context.poll() ? poll_for_a_slice(word, target, context) : sleep(word, target, peer);
   }
+}
+
+void Region::sleep(const Word& word, std::uint32_t target, int peer) {
+  Word& sleepers = memory_->rank_block(peer).sleepers;
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+  if (static_cast<std::int32_t>(seen - target) < 0) futex_wait(word, seen, kSleepSlice);
+  sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// As long as a wait sleeps before it looks after its peers, if there is as much to poll.
+void Region::poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context) const {
+  const auto slice = base::Deadline::after(kSleepSlice);
+  while (!reached(word, target) && !failed() && !slice.expired() && context.poll()) ::sched_yield();
 }
 
 // Throws if there is no point in waiting any longer.
@@ -116,8 +122,9 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
 }
 
 void Region::fail_late(int peer, const WaitContext& context) {
-  const RankSet missing = context.missing() | RankSet{peer};
-  const RankSet global = numbers().of(missing);
+  const RankSet beyond = context.missing_beyond();
+  const RankSet missing = beyond.empty() ? context.missing() | RankSet{peer} : RankSet();
+  const RankSet global = beyond | numbers().of(missing);
   std::string text =
       fmt::format("{} did not arrive within the timeout of {} s at {}", describe_ranks(global),
                   context.deadline.deadline->budget().count() / 1000.0, context.describe());

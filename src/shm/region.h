@@ -102,6 +102,8 @@ class Region {
 
  private:
   void await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context);
+  void sleep(const Word& word, std::uint32_t target, int peer);
+  void poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context) const;
   void check_progress(const Word& word, std::uint32_t target, int peer, WaitContext& context);
   [[noreturn]] void fail_late(int peer, const WaitContext& context);
   [[noreturn]] void throw_recorded(const OpContext& op) const;

@@ -22,12 +22,18 @@ class WaitContext {
   WaitContext(OpContext what, CallDeadline& limit) : op(what), deadline(limit) {}
   // The ranks of the group that have not done what is waited for.
   virtual RankSet missing() const = 0;
+  // Ranks outside of the group whom the missing ones wait for, by their numbers in the world: those
+  // are late then, and nobody here.
+  virtual RankSet missing_beyond() const { return {}; }
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
   // What `rank` did last; empty if that is not known or of no use.
   virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}
+  // Moves on what this rank has under way elsewhere. While it returns true, the wait calls it again
+  // and again and does not sleep.
+  virtual bool poll() { return false; }
 
   OpContext op;
   CallDeadline& deadline;

@@ -9,9 +9,11 @@
 namespace paceline::shm {
 
 BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
-                             std::uint32_t steps, std::vector<std::string> parameters)
+                             std::uint32_t steps, std::vector<std::string> parameters,
+                             std::shared_ptr<SecondLevel> between_nodes)
     : region_(group.region()),
-      blocks_(group, buckets, std::move(describe), steps, std::move(parameters)),
+      blocks_(group, buckets, std::move(describe), steps, std::move(parameters),
+              between_nodes ? between_nodes->ranks().size() : 0),
       agreement_(blocks_),
       places_(buckets.size()),
       deadline_{group.timeout()} {
@@ -21,10 +23,17 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
                        [region = region_](std::byte* pointer) { region->memory().free(pointer); });
     place(b, memory);
   }
+  if (between_nodes) {
+    two_level_ = std::make_unique<TwoLevelReduction>(blocks_, agreement_, std::move(between_nodes));
+  }
 }
 
 BucketReducer::~BucketReducer() {
   if (region_->in_forked_child() || !in_step_) return;
+  if (two_level_) {
+    two_level_->cancel();
+    two_level_->retire();
+  }
   blocks_.own_progress().gone.store(1, std::memory_order_relaxed);
   region_->publish(blocks_.own_progress().abandoned, blocks_.step());
   for (const auto& memory : data_) region_->memory().retire(memory.get());
@@ -38,6 +47,7 @@ void BucketReducer::place(std::size_t bucket, void* memory) {
 
 void BucketReducer::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
   region_->check_usable({"backward", blocks_.step() + 1});
+  if (two_level_) two_level_->begin_step();
   in_step_ = true;
   agreement_.begin_step();
   pending_.clear();
@@ -56,7 +66,7 @@ bool BucketReducer::use_in_place(std::size_t bucket, void* memory) {
 }
 
 void BucketReducer::publish(std::size_t bucket) {
-  pending_.push_back(bucket);
+  two_level_ ? two_level_->publish(bucket) : pending_.push_back(bucket);
   blocks_.own_progress().last.store(static_cast<std::uint32_t>(bucket), std::memory_order_relaxed);
   region_->publish(blocks_.own_words(bucket).published, blocks_.step());
 }
@@ -67,10 +77,23 @@ void BucketReducer::skip(std::size_t bucket) {
   // Kept near the step, as a bucket may be skipped for long.
   own.published.store(blocks_.step() - 1, std::memory_order_relaxed);
   own.reduced.store(blocks_.step() - 1, std::memory_order_relaxed);
+  if (two_level_) two_level_->skip(bucket);
   region_->publish(own.skipped, blocks_.step());
 }
 
+// The step has to be given up then, or the group has failed.
+template <typename Action>
+void BucketReducer::or_cancel(Action action) {
+  try {
+    action();
+  } catch (...) {
+    two_level_->cancel();
+    throw;
+  }
+}
+
 void BucketReducer::try_progress() {
+  if (two_level_) return or_cancel([&] { two_level_->advance(); });
   std::erase_if(pending_, [&](std::size_t bucket) {
     if (!blocks_.reached_by_all(bucket, &BucketWords::published)) return false;
     reduce_slice(bucket);
@@ -119,11 +142,44 @@ void BucketReducer::reduce_parts(const Bucket& bucket, std::span<void* const> pa
 void BucketReducer::finish() {
   deadline_.deadline.reset();
   waits_.clear();
+  if (two_level_) return or_cancel([&] { finish_two_levels(); });
   for (const std::size_t bucket : pending_) {
     await_all(bucket, &BucketWords::published);
     reduce_slice(bucket);
   }
   pending_.clear();
+  finish_step();
+}
+
+// Waits for one thing after the other that advance() needs, so that it has done all of it in the
+// end: whatever else is ready is done while this polls.
+void BucketReducer::finish_two_levels() {
+  for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
+    if (skipped_[bucket]) continue;
+    await_all(bucket, &BucketWords::published);
+    two_level_->advance();
+    BucketWait gathered(blocks_, deadline_, bucket, BucketWait::kGathered, two_level_.get());
+    await(gathered, 0);
+    two_level_->advance();
+  }
+  deadline_.deadline.reset();
+  for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
+    if (skipped_[bucket]) continue;
+    await_all(bucket, &BucketWords::accumulated);
+    two_level_->advance();
+  }
+  for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
+    if (skipped_[bucket]) continue;
+    BucketWait combined(blocks_, deadline_, bucket, &BucketWords::combined, two_level_.get());
+    for (int rank = 0; rank < blocks_.size(); ++rank) {
+      if (two_level_->drives(rank, bucket)) await(combined, rank);
+    }
+    two_level_->advance();
+  }
+  finish_step();
+}
+
+void BucketReducer::finish_step() {
   // Only now is every rank on its way to finish, where it may have waits of its own first.
   deadline_.deadline.reset();
   for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
@@ -134,18 +190,23 @@ void BucketReducer::finish() {
 }
 
 void BucketReducer::await_all(std::size_t bucket, Word BucketWords::*word) {
+  BucketWait context(blocks_, deadline_, bucket, word, two_level_.get());
+  for (int rank = 0; rank < blocks_.size(); ++rank) await(context, rank);
+}
+
+void BucketReducer::await(BucketWait& context, int rank) {
   using Clock = std::chrono::steady_clock;
-  BucketWait context(blocks_, deadline_, bucket, word);
-  for (int rank = 0; rank < blocks_.size(); ++rank) {
-    if (blocks_.reached(rank, bucket, word)) continue;
-    const auto begin = Clock::now();
-    region_->await(blocks_.words(rank, bucket).*word, blocks_.step(), rank, context);
-    waits_.push_back({static_cast<int>(bucket), region_->numbers().of(rank), begin, Clock::now()});
-  }
+  if (context.reached(rank)) return;
+  const auto begin = Clock::now();
+  region_->await(context.word(rank), blocks_.step(), rank, context);
+  const bool several = two_level_ && rank == blocks_.rank();
+  waits_.push_back({static_cast<int>(context.bucket()), several ? -1 : region_->numbers().of(rank),
+                    begin, Clock::now()});
 }
 
 bool BucketReducer::abandon_step() {
   if (!in_step_) return false;
+  if (two_level_) two_level_->cancel();
   region_->check_usable({"forward", blocks_.step()});
   region_->publish(blocks_.own_progress().abandoned, blocks_.step());
   deadline_.deadline.reset();

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "shm/buckets/control_blocks.h"
+#include "shm/buckets/second_level.h"
 #include "shm/buckets/step_agreement.h"
-#include "shm/wait_context.h"
+#include "shm/buckets/two_level_reduction.h"
+#include "shm/buckets/waits.h"
 
 namespace paceline::shm {
 
@@ -30,9 +32,10 @@ class BucketReducer {
   // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
   // long as the group does at this time.
   // The first step comes after number `steps`. `parameters`: the names of those whose FrozenFlags
-  // come with steps.
+  // come with steps. `between_nodes`: null if this node has all ranks of the job.
   BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
-                std::uint32_t steps = 0, std::vector<std::string> parameters = {});
+                std::uint32_t steps = 0, std::vector<std::string> parameters = {},
+                std::shared_ptr<SecondLevel> between_nodes = nullptr);
   BucketReducer(const BucketReducer&) = delete;
   BucketReducer& operator=(const BucketReducer&) = delete;
   // In the middle of a step, gives it up; peers may still write to the buckets, whose memory is
@@ -73,6 +76,10 @@ class BucketReducer {
   bool is_reduced(std::size_t bucket) const {
     return blocks_.reached_by_all(bucket, &BucketWords::reduced);
   }
+  // The last step that a rank of this node finished; also after a failure of the group.
+  std::uint32_t finished(int rank) const {
+    return blocks_.progress(rank).finished.load(std::memory_order_acquire);
+  }
   // When finish was blocked, in the step that was finished last.
   using Wait = StepWait;
   const std::vector<Wait>& waits() const { return waits_; }
@@ -94,7 +101,12 @@ class BucketReducer {
  private:
   using BucketWords = ControlBlocks::BucketWords;
 
+  void finish_step();
+  void finish_two_levels();
+  template <typename Action>
+  void or_cancel(Action action);
   void place(std::size_t bucket, void* memory);
+  void await(BucketWait& context, int rank);
   void await_all(std::size_t bucket, Word BucketWords::*word);
   void reduce_slice(std::size_t bucket);
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
@@ -102,6 +114,7 @@ class BucketReducer {
   std::shared_ptr<Region> region_;
   ControlBlocks blocks_;
   StepAgreement agreement_;
+  std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node
   std::vector<std::shared_ptr<std::byte>> data_;
   std::vector<void*> places_;         // by bucket: where it is in this step
   std::vector<std::size_t> pending_;  // published here, slice not reduced yet

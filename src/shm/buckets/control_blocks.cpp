@@ -8,20 +8,23 @@
 namespace paceline::shm {
 
 ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, DescribeBucket describe,
-                             std::uint32_t steps, std::vector<std::string> parameters)
+                             std::uint32_t steps, std::vector<std::string> parameters,
+                             std::size_t job_ranks)
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
       describe_(std::move(describe)),
       parameters_(std::move(parameters)),
+      job_ranks_(job_ranks),
       step_(steps) {
   own_ = static_cast<std::byte*>(region_->allocate_or_throw(bytes()));
   std::memset(own_, 0, bytes());
   // Peers see them from the exchange on. Zero would seem to lie ahead of late steps.
   auto* const own = reinterpret_cast<Progress*>(own_);
-  own->abandoned = own->finished = step_;
+  own->abandoned = own->finished = own->gathered = own->waits_beyond = step_;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     auto& bucket = reinterpret_cast<BucketWords*>(own + 1)[b];
     bucket.published = bucket.reduced = bucket.skipped = step_;
+    bucket.accumulated = bucket.combined = step_;
   }
   exchange(group);
 }
@@ -37,9 +40,10 @@ void ControlBlocks::exchange(Group& group) {
     std::uint64_t control;
     std::uint64_t buckets;
     std::uint64_t bytes;  // of all of them
+    std::uint64_t job_ranks;
   };
   constexpr std::size_t kWords = sizeof(Row) / sizeof(std::uint64_t);
-  Row mine{*region_->memory().shared_offset(own_, 0), buckets_.size(), 0};
+  Row mine{*region_->memory().shared_offset(own_, 0), buckets_.size(), 0, job_ranks_};
   for (std::size_t b = 0; b < buckets_.size(); ++b) mine.bytes += bytes_of(b);
   std::vector<Row> rows(static_cast<std::size_t>(region_->size()));
   std::vector<Output> outputs;
@@ -49,6 +53,7 @@ void ControlBlocks::exchange(Group& group) {
   std::vector<std::string> plans;
   for (const Row& row : rows) {
     plans.push_back(fmt::format("{} buckets of {} bytes in all", row.buckets, row.bytes));
+    if (row.job_ranks != 0) plans.back() += fmt::format(" for a job of {} ranks", row.job_ranks);
   }
   for (int rank = 0; rank < region_->size(); ++rank) {
     const Row& row = rows[static_cast<std::size_t>(rank)];
@@ -67,9 +72,43 @@ void ControlBlocks::exchange(Group& group) {
   }
 }
 
-// Progress, words of each bucket, frozen flags.
+// Progress, words of each bucket, frozen flags; where there are other nodes, JobBlock and records.
 std::size_t ControlBlocks::bytes() const {
-  return sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + parameters_.size();
+  const std::size_t flags_end =
+      sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + parameters_.size();
+  if (job_ranks_ == 0) return flags_end;
+  return job_block_offset() + sizeof(JobBlock) + job_ranks_ * sizeof(RankRecord);
+}
+
+std::size_t ControlBlocks::job_block_offset() const {
+  const std::size_t lines = (parameters_.size() + kCacheLine - 1) / kCacheLine;
+  return sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + lines * kCacheLine;
+}
+
+ControlBlocks::JobBlock& ControlBlocks::job_block(int rank) const {
+  return *reinterpret_cast<JobBlock*>(reinterpret_cast<std::byte*>(&progress(rank)) +
+                                      job_block_offset());
+}
+
+RankRecord* ControlBlocks::records(int rank) const {
+  return reinterpret_cast<RankRecord*>(&job_block(rank) + 1);
+}
+
+void ControlBlocks::publish_missing(const RankSet& ranks) const {
+  auto& missing = job_block(rank()).missing;
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    missing[i].store(ranks.words()[i], std::memory_order_relaxed);
+  }
+  own_progress().waits_beyond.store(step_, std::memory_order_release);
+}
+
+RankSet ControlBlocks::missing_of(int rank) const {
+  if (progress(rank).waits_beyond.load(std::memory_order_acquire) != step_) return {};
+  RankSet::Words words{};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i] = job_block(rank).missing[i].load(std::memory_order_relaxed);
+  }
+  return RankSet(words);
 }
 
 std::uint8_t* ControlBlocks::frozen_flags(int rank) const {

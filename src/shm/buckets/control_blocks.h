@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -39,20 +40,28 @@ class ControlBlocks {
     Word frozen;
     Word modifications;
     Word joined;
+    // Where a job has several nodes.
+    Word gathered;      // by rank 0: the last step of which its `records` are there
+    Word waits_beyond;  // the last step in which `missing` was written
   };
   static_assert(sizeof(Progress) == kCacheLine);
   struct alignas(kCacheLine) BucketWords {
     Word published;
     Word reduced;
-    Word skipped;                       // the last step in which it was
-    std::atomic<std::uint64_t> offset;  // where the bucket lies in the step that was published
+    Word skipped;                            // the last step in which it was
+    Word accumulated;                        // where a job has several nodes: this rank's slice
+    std::atomic<std::uint64_t> offset;       // where the bucket lies in the step that was published
+    std::atomic<std::uint64_t> lane_offset;  // where the sums of this rank's lane do
+    Word combined;                           // this rank's lane
   };
   static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&
                 std::atomic<std::uint64_t>::is_always_lock_free);
 
-  // Collective. Mismatch if the ranks have different buckets.
+  // Collective. Mismatch if the ranks have different buckets. `job_ranks`: how many ranks the nodes
+  // of the job have; 0 if this is the only node.
   ControlBlocks(Group& group, std::span<const Bucket> buckets, DescribeBucket describe,
-                std::uint32_t steps, std::vector<std::string> parameters);
+                std::uint32_t steps, std::vector<std::string> parameters,
+                std::size_t job_ranks = 0);
   ControlBlocks(const ControlBlocks&) = delete;
   ControlBlocks& operator=(const ControlBlocks&) = delete;
   ~ControlBlocks();
@@ -77,6 +86,11 @@ class ControlBlocks {
   BucketWords& own_words(std::size_t bucket) const { return words(rank(), bucket); }
   std::uint8_t* frozen_flags(int rank) const;
   StepSummary summary_of(int rank) const;
+  // Of a job of several nodes, once rank 0 has `gathered` them.
+  RankRecord* records(int rank) const;
+  // The ranks of other nodes that a rank waits for, by their numbers in the world.
+  void publish_missing(const RankSet& ranks) const;
+  RankSet missing_of(int rank) const;
   // Whether a rank, or every rank, has a word of a bucket at the current step.
   bool reached(int rank, std::size_t bucket, Word BucketWords::*word) const {
     return Region::reached(words(rank, bucket).*word, step_);
@@ -101,7 +115,14 @@ class ControlBlocks {
   RankSet those_apart(std::span<const std::string> said) const;
 
  private:
+  // What a job of several nodes adds to a control block, before the records.
+  struct alignas(kCacheLine) JobBlock {
+    std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> missing;
+  };
+
   void exchange(Group& group);
+  std::size_t job_block_offset() const;
+  JobBlock& job_block(int rank) const;
   std::size_t bytes() const;
 
   std::shared_ptr<Region> region_;
@@ -110,6 +131,7 @@ class ControlBlocks {
   std::vector<std::string> parameters_;
   std::byte* own_ = nullptr;
   std::vector<Progress*> progress_;  // by rank
+  std::size_t job_ranks_;
   std::uint32_t step_;
 };
 

@@ -33,24 +33,48 @@ void StepAgreement::compare() {
 
 void StepAgreement::read_weights() {
   weights_.clear();
-  double total = 0;
-  bool same = true;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     weights_.push_back(blocks_.progress(rank).weight.load(std::memory_order_relaxed));
-    same = same && weights_.back() == weights_.front();
-    total += weights_.back();
+  }
+  normalise(blocks_.region().numbers());
+}
+
+void StepAgreement::take(std::span<const RankRecord> job, std::span<const int> here,
+                         const GlobalRanks& numbers) {
+  std::vector<StepSummary> summaries;
+  weights_.clear();
+  for (const RankRecord& record : job) {
+    summaries.push_back(record.summary);
+    weights_.push_back(record.weight);
+  }
+  modified_apart_ = differ_in_modifications(summaries);
+  normalise(numbers);
+  if (weights_.empty()) return;
+  std::vector<double> of_node;
+  for (const int rank : here) of_node.push_back(weights_[static_cast<std::size_t>(rank)]);
+  weights_ = std::move(of_node);
+}
+
+// `weights_` of all ranks.
+void StepAgreement::normalise(const GlobalRanks& numbers) {
+  ranks_ = weights_.size();
+  double total = 0;
+  bool same = true;
+  for (const double weight : weights_) {
+    same = same && weight == weights_.front();
+    total += weight;
   }
   if (!(total > 0) || !std::isfinite(total)) {
-    blocks_.fail(RankSet::all(blocks_.size()),
-                 fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
-                             blocks_.position(), total));
+    blocks_.fail({FailureKind::mismatch, numbers.of(RankSet::all(static_cast<int>(ranks_))),
+                  fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
+                              blocks_.position(), total)});
   }
   if (same) weights_.clear();
   for (double& weight : weights_) weight /= total;
 }
 
 double StepAgreement::share() const {
-  return weights_.empty() ? 1.0 / blocks_.size()
+  return weights_.empty() ? 1.0 / static_cast<double>(ranks_)
                           : weights_[static_cast<std::size_t>(blocks_.rank())];
 }
 

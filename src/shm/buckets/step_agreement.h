@@ -20,7 +20,11 @@ class StepAgreement {
     if (!reached_) compare();
   }
 
-  // By rank, 1 in all; empty if all ranks weigh the same.
+  // In place of reach, where a job has several nodes: `job` has what the ranks of all nodes said,
+  // `here` tells which of them are this node's. `numbers` is for messages.
+  void take(std::span<const RankRecord> job, std::span<const int> here, const GlobalRanks& numbers);
+
+  // By rank of this node, 1 over all ranks; empty if all ranks weigh the same.
   const std::vector<double>& weights() const { return weights_; }
   // What this rank counts, of 1 in all.
   double share() const;
@@ -30,11 +34,13 @@ class StepAgreement {
  private:
   void compare();
   void read_weights();
+  void normalise(const GlobalRanks& numbers);
 
   const ControlBlocks& blocks_;
   bool reached_ = false;
   bool modified_apart_ = false;
   std::vector<double> weights_;
+  std::size_t ranks_ = 1;  // among which weights are divided
 };
 
 // Fails the group if different parameters are frozen. `flags` is by rank, empty for one that does

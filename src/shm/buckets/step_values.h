@@ -26,6 +26,14 @@ struct StepSummary {
 };
 static_assert(sizeof(StepSummary) == 5 * sizeof(std::uint32_t), "it travels as bytes");
 
+// What a rank says of a step to the ranks of other nodes.
+struct RankRecord {
+  StepSummary summary;
+  std::uint32_t finished = 0;  // the last step it finished
+  double weight = 1;
+};
+static_assert(sizeof(RankRecord) == 32, "it travels as bytes");
+
 // By parameter: 1 if it is frozen.
 using FrozenFlags = std::span<const std::uint8_t>;
 
@@ -35,7 +43,7 @@ std::uint32_t fingerprint(FrozenFlags flags);
 // A time in which the end of a step was blocked.
 struct StepWait {
   int bucket;  // -1: of several
-  int rank;    // for which it waited, by its number in the world; -1: several
+  int rank;    // for which it waited, by its number in the world; -1: several, or other nodes
   std::chrono::steady_clock::time_point begin;
   std::chrono::steady_clock::time_point end;
 };

@@ -5,16 +5,31 @@
 #include <paceline/error.h>
 
 #include "shm/buckets/step_agreement.h"
+#include "shm/buckets/two_level_reduction.h"
 #include "shm/collectives/cross_wait.h"
 
 namespace paceline::shm {
 
+const Word& BucketWait::word(int rank) const {
+  return word_ == kGathered ? blocks_.progress(0).gathered : blocks_.words(rank, bucket_).*word_;
+}
+
 RankSet BucketWait::missing() const {
+  if (word_ == kGathered) return {0};
   RankSet ranks;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    if (!blocks_.reached(rank, bucket_, word_)) ranks.insert(rank);
+    if (!reached(rank)) ranks.insert(rank);
   }
   return ranks;
+}
+
+// While a rank of this node waits for other nodes, its peers can do nothing but wait for it.
+RankSet BucketWait::missing_beyond() const {
+  return two_level_ != nullptr ? two_level_->missing() : RankSet();
+}
+
+bool BucketWait::poll() {
+  return two_level_ != nullptr && two_level_->advance();
 }
 
 std::string BucketWait::describe() const {
@@ -35,12 +50,14 @@ std::string BucketWait::last_seen(int rank, bool /*missing*/) const {
 }
 
 void BucketWait::check(int peer) const {
+  if (two_level_ != nullptr) two_level_->publish_missing();
+  if (peer == blocks_.rank()) return;
   check_not_skipped(peer);
   const bool gave_up = Region::reached(blocks_.progress(peer).abandoned, blocks_.step());
   const bool left = blocks_.region().peers().has_left(peer);
   const auto call = cross_call(blocks_.region(), peer);
   // What the peer did before any of that counts.
-  if (blocks_.reached(peer, bucket_, word_)) return;
+  if (reached(peer)) return;
   if (!gave_up) return check_not_elsewhere(peer, left, call);
   // An exception that destroys the reducer mostly goes on to end the rank, and then tells more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;

@@ -9,23 +9,37 @@
 
 namespace paceline::shm {
 
-// A wait for a word of a bucket, on every rank.
+class TwoLevelReduction;
+
+// A wait for a word of a bucket, on every rank; or for what rank 0 gathers from other nodes before
+// a bucket is reduced.
 class BucketWait : public WaitContext {
  public:
-  BucketWait(const ControlBlocks& blocks, CallDeadline& limit, std::size_t bucket,
-             Word ControlBlocks::BucketWords::*word)
+  using BucketWord = Word ControlBlocks::BucketWords::*;
+  static constexpr BucketWord kGathered = nullptr;
+
+  BucketWait(const ControlBlocks& blocks, CallDeadline& limit, std::size_t bucket, BucketWord word,
+             TwoLevelReduction* two_level)
       : WaitContext({"backward", blocks.step()}, limit),
         blocks_(blocks),
         bucket_(bucket),
-        word_(word) {}
+        word_(word),
+        two_level_(two_level) {}
 
   RankSet missing() const override;
+  RankSet missing_beyond() const override;
   std::string describe() const override;
   // How far the rank has come in this step.
   std::string last_seen(int rank, bool missing) const override;
   // Not a failure of the group: all ranks may give the step up together and go on. What the peer
   // did before it gave up counts, so that all who wait for the same come to the same end.
   void check(int peer) const override;
+  bool poll() override;
+
+  std::size_t bucket() const { return bucket_; }
+  // Of a rank.
+  const Word& word(int rank) const;
+  bool reached(int rank) const { return Region::reached(word(rank), blocks_.step()); }
 
  private:
   void check_not_skipped(int peer) const;
@@ -36,7 +50,8 @@ class BucketWait : public WaitContext {
 
   const ControlBlocks& blocks_;
   std::size_t bucket_;
-  Word ControlBlocks::BucketWords::*word_;
+  BucketWord word_;
+  TwoLevelReduction* two_level_;  // null on the only node
   mutable std::optional<base::Deadline> first_seen_;
 };
 

@@ -1,0 +1,162 @@
+#include "shm/buckets/job_agreement.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <exception>
+
+#include <paceline/error.h>
+
+namespace paceline::shm {
+namespace {
+
+FailureKind kind_of(const PeerError& error) {
+  if (dynamic_cast<const Timeout*>(&error) != nullptr) return FailureKind::timeout;
+  if (dynamic_cast<const Mismatch*>(&error) != nullptr) return FailureKind::mismatch;
+  return FailureKind::peer_lost;
+}
+
+}  // namespace
+
+void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
+                        const std::string& what) {
+  Failure failure{FailureKind::peer_lost, ranks, {}};
+  std::string why;
+  try {
+    throw;
+  } catch (const PeerError& error) {
+    failure.kind = kind_of(error);
+    if (!error.ranks().empty()) failure.ranks = RankSet(error.ranks());
+    why = error.what();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  failure.text = fmt::format("in {} the exchange of {} between nodes failed: {}", blocks.position(),
+                             what, why);
+  blocks.fail(failure);
+}
+
+bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what) {
+  auto state = SecondLevel::Stage::State::under_way;
+  try {
+    state = stage.poll();
+  } catch (...) {
+    fail_between_nodes(blocks, stage.missing(), what);
+  }
+  if (state != SecondLevel::Stage::State::abandoned) {
+    return state == SecondLevel::Stage::State::complete;
+  }
+  const RankSet ranks = stage.missing();
+  throw Mismatch(fmt::format("{} gave up {}: an exception ended a backward of their node before {} "
+                             "was exchanged between nodes",
+                             describe_ranks(ranks), blocks.position(), what),
+                 ranks.list(), "backward", blocks.step());
+}
+
+JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement,
+                           SecondLevel& between)
+    : blocks_(blocks), agreement_(agreement), between_(between), numbers_(between.ranks()) {}
+
+bool JobAgreement::reach() {
+  if (reached_) return true;
+  if (is_leader()) advance_leader();
+  if (!Region::reached(blocks_.progress(0).gathered, blocks_.step())) return false;
+  agreement_.take({blocks_.records(0), between_.ranks().size()}, between_.here(), numbers_);
+  return reached_ = true;
+}
+
+void JobAgreement::advance_leader() {
+  if (round_ == Round::none) collect_records();
+  if (!is_complete(blocks_, *stage_, "what the ranks say of the step")) return;
+  stage_.reset();
+  if (round_ == Round::records) {
+    records_.resize(between_.ranks().size());
+    std::memcpy(records_.data(), all_.get(), records_.size() * sizeof(RankRecord));
+    check(records_);
+    std::vector<StepSummary> summaries;
+    for (const RankRecord& record : records_) summaries.push_back(record.summary);
+    if (differ_in_frozen(summaries)) return collect_flags();
+  } else {
+    check_flags();
+  }
+  round_ = Round::none;
+  std::ranges::copy(records_, blocks_.records(0));
+  blocks_.region().publish(blocks_.own_progress().gathered, blocks_.step());
+}
+
+void JobAgreement::collect_records() {
+  std::vector<RankRecord> mine;
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    const auto& progress = blocks_.progress(rank);
+    mine.push_back({blocks_.summary_of(rank), progress.finished.load(std::memory_order_relaxed),
+                    progress.weight.load(std::memory_order_relaxed)});
+  }
+  round_ = Round::records;
+  collect(0, std::as_bytes(std::span(mine)));
+}
+
+// Only names of parameters are still wanted, for the error.
+void JobAgreement::collect_flags() {
+  std::vector<std::uint8_t> mine;
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    const std::uint8_t* const flags = blocks_.frozen_flags(rank);
+    mine.insert(mine.end(), flags, flags + blocks_.parameters().size());
+  }
+  round_ = Round::flags;
+  collect(1, std::as_bytes(std::span(mine)));
+}
+
+void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine) {
+  const std::size_t each = mine.size() / between_.here().size();
+  all_.reset(new std::byte[each * between_.ranks().size()], std::default_delete<std::byte[]>());
+  try {
+    stage_ = between_.gather({blocks_.step(), round}, mine, all_);
+  } catch (...) {
+    fail_between_nodes(blocks_, {}, "what the ranks say of the step");
+  }
+}
+
+void JobAgreement::check(std::span<const RankRecord> records) {
+  std::vector<StepSummary> summaries;
+  std::vector<std::string> finished;
+  bool same = true;
+  for (const RankRecord& record : records) {
+    summaries.push_back(record.summary);
+    finished.push_back(fmt::format("step {}", record.finished));
+    same = same && record.finished == records[0].finished;
+  }
+  if (!same) {
+    Disagreement apart = explain_disagreement(finished, numbers_);
+    apart.text = fmt::format(
+        "the ranks have not finished the same steps: an exception ended a "
+        "backward after other nodes had all gradients, so the models may "
+        "differ from here on (the last one: {})",
+        apart.text);
+    fail(apart);
+  }
+  fail(compare_forwards(summaries, numbers_));
+}
+
+void JobAgreement::check_flags() {
+  const std::size_t each = blocks_.parameters().size();
+  std::vector<FrozenFlags> flags;
+  for (std::size_t rank = 0; rank < records_.size(); ++rank) {
+    const auto* const first = reinterpret_cast<const std::uint8_t*>(all_.get()) + rank * each;
+    flags.emplace_back(first, records_[rank].summary.joined != 0 ? 0 : each);
+  }
+  fail(compare_frozen(flags, blocks_.parameters(), numbers_));
+}
+
+void JobAgreement::fail(const Disagreement& apart) const {
+  if (apart.ranks.empty()) return;
+  blocks_.fail({FailureKind::mismatch, numbers_.of(apart.ranks),
+                fmt::format("in {} {}", blocks_.position(), apart.text)});
+}
+
+void JobAgreement::cancel() noexcept {
+  if (stage_) stage_->cancel();
+  stage_.reset();
+  round_ = Round::none;
+}
+
+}  // namespace paceline::shm

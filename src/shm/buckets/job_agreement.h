@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shm/buckets/second_level.h"
+#include "shm/buckets/step_agreement.h"
+
+namespace paceline::shm {
+
+// True once a stage is complete. One that fails makes the group's failure; one that was abandoned
+// throws Mismatch, as a peer on this node does that gives up the step. `what` it is, for messages.
+bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what);
+// Makes the exception that is being handled the group's failure, with the ranks that it names, or
+// else `ranks`.
+[[noreturn]] void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
+                                     const std::string& what);
+
+// What the ranks of all nodes say of a step. Rank 0 of a node, its leader, collects it and checks
+// that it goes together; the others of the node read it in the leader's control block.
+class JobAgreement {
+ public:
+  JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement, SecondLevel& between);
+
+  void begin_step() { reached_ = false; }
+  // To be called once every rank of the node has published a bucket of the step. True once all
+  // nodes have said what they had to, which then is in the StepAgreement.
+  bool reach();
+  bool is_leader() const { return blocks_.rank() == 0; }
+
+  // What the leader collects at present; null if nothing.
+  SecondLevel::Stage* stage() const { return stage_.get(); }
+  void cancel() noexcept;
+
+ private:
+  void collect_records();
+  void collect_flags();
+  void advance_leader();
+  void check(std::span<const RankRecord> records);
+  void check_flags();
+  void collect(std::uint32_t round, std::span<const std::byte> mine);
+  std::span<const RankRecord> collected() const;
+  void fail(const Disagreement& apart) const;
+
+  const ControlBlocks& blocks_;
+  StepAgreement& agreement_;
+  SecondLevel& between_;
+  GlobalRanks numbers_;
+  bool reached_ = false;
+  // Of the leader.
+  enum class Round { none, records, flags } round_ = Round::none;
+  std::unique_ptr<SecondLevel::Stage> stage_;
+  std::shared_ptr<std::byte> all_;
+  std::vector<RankRecord> records_;
+};
+
+}  // namespace paceline::shm

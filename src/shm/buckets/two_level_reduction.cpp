@@ -1,0 +1,232 @@
+#include "shm/buckets/two_level_reduction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <paceline/error.h>
+
+#include "shm/kernels/kernels.h"
+
+namespace paceline::shm {
+namespace {
+
+std::size_t sum_size(DataType type) {
+  return element_size(accumulation_type(type));
+}
+
+}  // namespace
+
+TwoLevelReduction::TwoLevelReduction(const ControlBlocks& blocks, StepAgreement& agreement,
+                                     std::shared_ptr<SecondLevel> between)
+    : blocks_(blocks),
+      agreement_(agreement),
+      between_(std::move(between)),
+      job_(blocks, agreement, *between_),
+      states_(blocks.buckets().size()) {
+  if (between_->lanes() < 1 || between_->lanes() > blocks.size() ||
+      between_->here().size() != static_cast<std::size_t>(blocks.size())) {
+    throw Error(fmt::format("a second level of {} lanes for {} ranks of this node, which has {}",
+                            between_->lanes(), between_->here().size(), blocks.size()));
+  }
+  for (std::size_t b = 0; b < states_.size(); ++b) {
+    if (drives(blocks.rank(), b)) make_buffer(b);
+  }
+}
+
+// The same on all nodes: it depends on nothing else.
+Slice TwoLevelReduction::lane_of(std::size_t bucket, int lane) const {
+  if (lane >= between_->lanes()) return {0, 0};
+  const Bucket& divided = blocks_.buckets()[bucket];
+  return slice_of(divided.count, element_size(divided.type), lane, between_->lanes());
+}
+
+void TwoLevelReduction::make_buffer(std::size_t bucket) {
+  const std::size_t bytes =
+      lane_of(bucket, blocks_.rank()).count() * sum_size(blocks_.buckets()[bucket].type);
+  const auto& region = blocks_.shared_region();
+  auto* const memory = static_cast<std::byte*>(region->allocate_or_throw(bytes));
+  states_[bucket].buffer.reset(memory,
+                               [region](std::byte* pointer) { region->memory().free(pointer); });
+  blocks_.own_words(bucket).lane_offset.store(*region->memory().shared_offset(memory, 0),
+                                              std::memory_order_relaxed);
+}
+
+void TwoLevelReduction::begin_step() {
+  job_.begin_step();
+  open_.clear();
+  given_up_ = false;
+  for (std::size_t b = 0; b < states_.size(); ++b) {
+    State& state = states_[b];
+    state.accumulated = state.combined = state.completed = false;
+    // No rank of the node is in the old step any more, so only the exchange still has the old one.
+    if (state.cancelled) make_buffer(b);
+    state.cancelled = false;
+  }
+}
+
+void TwoLevelReduction::skip(std::size_t bucket) {
+  auto& own = blocks_.own_words(bucket);
+  // Kept near the step, as a bucket may be skipped for long.
+  own.accumulated.store(blocks_.step() - 1, std::memory_order_relaxed);
+  own.combined.store(blocks_.step() - 1, std::memory_order_relaxed);
+}
+
+bool TwoLevelReduction::advance() {
+  if (given_up_) return false;
+  std::erase_if(open_, [&](std::size_t bucket) { return advance(bucket); });
+  return job_.stage() != nullptr ||
+         std::ranges::any_of(open_, [&](std::size_t b) { return states_[b].stage != nullptr; });
+}
+
+// True once nothing of it is left to this rank.
+bool TwoLevelReduction::advance(std::size_t bucket) {
+  State& state = states_[bucket];
+  if (!state.accumulated) {
+    using Words = ControlBlocks::BucketWords;
+    if (!blocks_.reached_by_all(bucket, &Words::published) || !job_.reach()) return false;
+    accumulate(bucket);
+  }
+  if (!state.combined) combine(bucket);
+  if (!state.completed) complete(bucket);
+  return state.combined && state.completed;
+}
+
+// Calls visitor(lane, part, buffer) for what each lane has of this rank's slice: a part of the
+// bucket, and where its sums lie.
+template <typename Visitor>
+void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
+  const auto& [count, type, op] = blocks_.buckets()[bucket];
+  const Slice slice = slice_of(count, element_size(type), blocks_.rank(), blocks_.size());
+  for (int driver = 0; driver < between_->lanes(); ++driver) {
+    const Slice lane = lane_of(bucket, driver);
+    const Slice part{std::max(slice.begin, lane.begin), std::min(slice.end, lane.end)};
+    if (part.begin >= part.end) continue;
+    const auto offset = blocks_.words(driver, bucket).lane_offset.load(std::memory_order_relaxed);
+    std::byte* const buffer =
+        blocks_.region().memory().resolve(driver, offset, lane.count() * sum_size(type));
+    if (buffer == nullptr || offset % kCacheLine != 0) {
+      blocks_.fail({driver}, fmt::format("{} published memory that is not its own for sums of {}",
+                                         blocks_.name_of(driver), name_of(bucket)));
+    }
+    visitor(driver, part, buffer + (part.begin - lane.begin) * sum_size(type));
+  }
+}
+
+void TwoLevelReduction::accumulate(std::size_t bucket) {
+  const auto& [count, type, op] = blocks_.buckets()[bucket];
+  const auto ranks = static_cast<std::size_t>(blocks_.size());
+  const bool weighted = op == ReduceOp::avg && !agreement_.weights().empty();
+  std::array<const std::byte*, kMaxRanks> counted;
+  std::array<double, kMaxRanks> weights;
+  std::size_t used = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (weighted && agreement_.weights()[rank] == 0) continue;
+    weights[used] = weighted ? agreement_.weights()[rank] : 1;
+    counted[used++] = static_cast<const std::byte*>(blocks_.find(static_cast<int>(rank), bucket));
+  }
+  visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, std::byte* sums) {
+    // Nobody on this node counts.
+    if (used == 0) {
+      std::memset(sums, 0, part.count() * sum_size(type));
+      return;
+    }
+    std::array<const void*, kMaxRanks> sources;
+    for (std::size_t k = 0; k < used; ++k) {
+      sources[k] = counted[k] + part.begin * element_size(type);
+    }
+    shm::accumulate(type, op, std::span(sources).first(used),
+                    std::span(weights).first(weighted ? used : 0), sums, part.count());
+  });
+  states_[bucket].accumulated = true;
+  blocks_.region().publish(blocks_.own_words(bucket).accumulated, blocks_.step());
+}
+
+void TwoLevelReduction::combine(std::size_t bucket) {
+  State& state = states_[bucket];
+  const int lane = blocks_.rank();
+  if (drives(lane, bucket)) {
+    if (!state.stage) {
+      using Words = ControlBlocks::BucketWords;
+      if (!blocks_.reached_by_all(bucket, &Words::accumulated)) return;
+      const auto& [count, type, op] = blocks_.buckets()[bucket];
+      try {
+        state.stage = between_->start(
+            {blocks_.step(), bucket, lane, accumulation_type(type),
+             op == ReduceOp::avg ? ReduceOp::sum : op, lane_of(bucket, lane).count()},
+            state.buffer);
+      } catch (...) {
+        state.cancelled = true;
+        fail_between_nodes(blocks_, {}, name_of(bucket));
+      }
+    }
+    if (!is_complete(blocks_, *state.stage, name_of(bucket))) return;
+    state.stage.reset();
+    blocks_.region().publish(blocks_.own_words(bucket).combined, blocks_.step());
+  }
+  state.combined = true;
+}
+
+void TwoLevelReduction::complete(std::size_t bucket) {
+  using Words = ControlBlocks::BucketWords;
+  bool combined = true;
+  visit_lanes(bucket, [&](int driver, const Slice&, const std::byte*) {
+    combined = combined && blocks_.reached(driver, bucket, &Words::combined);
+  });
+  if (!combined) return;
+  const auto& [count, type, op] = blocks_.buckets()[bucket];
+  const bool divides = op == ReduceOp::avg && agreement_.weights().empty();
+  const auto ranks = static_cast<std::size_t>(blocks_.size());
+  visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, const std::byte* sums) {
+    std::array<void*, kMaxRanks> destinations;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      destinations[rank] = static_cast<std::byte*>(blocks_.find(static_cast<int>(rank), bucket)) +
+                           part.begin * element_size(type);
+    }
+    const std::array<const void*, 1> partial{sums};
+    shm::complete(type, op == ReduceOp::avg && !divides ? ReduceOp::sum : op, partial,
+                  between_->ranks().size(), std::span(destinations).first(ranks), part.count());
+  });
+  states_[bucket].completed = true;
+  blocks_.region().publish(blocks_.own_words(bucket).reduced, blocks_.step());
+}
+
+void TwoLevelReduction::cancel() noexcept {
+  given_up_ = true;
+  job_.cancel();
+  for (State& state : states_) {
+    if (!state.stage) continue;
+    state.stage->cancel();
+    state.stage.reset();
+    state.cancelled = true;
+  }
+}
+
+void TwoLevelReduction::retire() {
+  for (const State& state : states_) {
+    if (state.buffer) blocks_.region().memory().retire(state.buffer.get());
+  }
+}
+
+void TwoLevelReduction::publish_missing() {
+  RankSet ranks;
+  if (job_.stage() != nullptr) ranks |= job_.stage()->missing();
+  for (const State& state : states_) {
+    if (state.stage) ranks |= state.stage->missing();
+  }
+  blocks_.publish_missing(ranks);
+}
+
+RankSet TwoLevelReduction::missing() const {
+  RankSet ranks;
+  for (int rank = 0; rank < blocks_.size(); ++rank) ranks |= blocks_.missing_of(rank);
+  return ranks - RankSet(blocks_.region().numbers().of(RankSet::all(blocks_.size())));
+}
+
+std::string TwoLevelReduction::name_of(std::size_t bucket) const {
+  return fmt::format("bucket {} ({})", bucket, blocks_.describe(bucket));
+}
+
+}  // namespace paceline::shm

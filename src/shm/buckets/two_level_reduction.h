@@ -1,0 +1,74 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "shm/buckets/job_agreement.h"
+
+namespace paceline::shm {
+
+// The reduction of a BucketReducer's buckets where a job has several nodes. A bucket has two
+// partitions: in slices, of which each rank of the node accumulates and later completes one, and in
+// lanes, of which local rank l exchanges lane l with the other nodes. Nodes may have different
+// numbers of ranks, so different slices, while lanes are the same on all.
+//
+// Of each bucket a rank does three things, each as soon as it can: accumulate its slice of all
+// local ranks' buckets into the lanes' buffers; start the exchange of its lane, once all local
+// ranks have accumulated; complete its slice, once the lanes are combined, into all local ranks'
+// buckets.
+class TwoLevelReduction {
+ public:
+  TwoLevelReduction(const ControlBlocks& blocks, StepAgreement& agreement,
+                    std::shared_ptr<SecondLevel> between);
+
+  // Before the first of this rank's words of the step is written.
+  void begin_step();
+  void publish(std::size_t bucket) { open_.push_back(bucket); }
+  void skip(std::size_t bucket);
+  // Does what can be done at once. Whether an exchange of this rank's is under way, so that it is
+  // to be called again soon.
+  bool advance();
+  // Whether a rank of this node exchanges something of a bucket.
+  bool drives(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
+
+  // Gives up what is under way; the step has to be given up then. What other nodes may still write
+  // to is not used again.
+  void cancel() noexcept;
+  // For a bucket reducer that is destroyed in a step: peers may still write to the buffers.
+  void retire();
+
+  // Tells this node's ranks for which ranks of other nodes this one waits.
+  void publish_missing();
+  // The ranks of other nodes that ranks of this one wait for, by their numbers in the world.
+  RankSet missing() const;
+
+ private:
+  struct State {
+    bool accumulated = false;
+    bool combined = false;
+    bool completed = false;
+    std::unique_ptr<SecondLevel::Stage> stage;
+    std::shared_ptr<std::byte> buffer;  // of this rank's lane; null if that is empty
+    bool cancelled = false;             // so the buffer is to be replaced
+  };
+
+  Slice lane_of(std::size_t bucket, int lane) const;
+  void make_buffer(std::size_t bucket);
+  bool advance(std::size_t bucket);
+  void accumulate(std::size_t bucket);
+  void combine(std::size_t bucket);
+  void complete(std::size_t bucket);
+  template <typename Visitor>
+  void visit_lanes(std::size_t bucket, Visitor visitor);
+  std::string name_of(std::size_t bucket) const;
+
+  const ControlBlocks& blocks_;
+  StepAgreement& agreement_;
+  std::shared_ptr<SecondLevel> between_;
+  JobAgreement job_;
+  std::vector<State> states_;      // by bucket
+  bool given_up_ = false;          // in this step
+  std::vector<std::size_t> open_;  // published here, with something left to do
+};
+
+}  // namespace paceline::shm

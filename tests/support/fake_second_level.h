@@ -1,0 +1,291 @@
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "shm/buckets/second_level.h"
+#include "shm/kernels/kernels.h"
+#include "support/thread_ranks.h"
+
+namespace paceline::test {
+
+// A network between nodes that are groups of threads in this process. A thread of its own completes
+// what all nodes have started, in any order, each after it was polled some times.
+class FakeNetwork {
+ public:
+  FakeNetwork(const std::vector<int>& node_sizes, int lanes) : lanes_(lanes) {
+    int index = 0;
+    for (const int size : node_sizes) {
+      auto& here = nodes_.emplace_back();
+      for (int rank = 0; rank < size; ++rank) here.push_back(index++);
+    }
+    for (int i = 0; i < index; ++i) numbers_.push_back(number_of(i));
+    at_step_.resize(nodes_.size());
+    worker_ = std::thread([this] { work(); });
+  }
+  ~FakeNetwork() {
+    {
+      const std::lock_guard lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_all();
+    worker_.join();
+    let_go();
+  }
+
+  // Not the rank's place in the job, so that one is not taken for the other.
+  static int number_of(int index) { return 100 + index; }
+  std::vector<int> numbers_of(int node) const {
+    std::vector<int> numbers;
+    for (const int index : nodes_[static_cast<std::size_t>(node)]) {
+      numbers.push_back(number_of(index));
+    }
+    return numbers;
+  }
+  const std::vector<std::vector<int>>& nodes() const { return nodes_; }
+
+  // For one rank of a node.
+  std::shared_ptr<shm::SecondLevel> level(int node) { return std::make_shared<Level>(*this, node); }
+
+  // From here on no part of a bucket is completed, until this is called with false.
+  void hold(bool holds) {
+    {
+      const std::lock_guard lock(mutex_);
+      holds_ = holds;
+    }
+    changed_.notify_all();
+  }
+  // How many parts of buckets all nodes have started.
+  std::size_t started() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<std::size_t>(std::ranges::count_if(exchanges_, [](const auto& entry) {
+      return entry.second->reduction && is_whole(*entry.second);
+    }));
+  }
+  // Has all polls of parts of buckets throw this.
+  void fail(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+  }
+  // Writes to all buffers of cancelled parts, as an engine may that is slow to notice, and then
+  // lets go of them. Returns how many there were.
+  std::size_t let_go() {
+    const std::lock_guard lock(mutex_);
+    const std::size_t number = late_.size();
+    for (const Buffer& late : late_) std::memset(late.data.get(), 0xee, late.bytes);
+    late_.clear();
+    return number;
+  }
+
+ private:
+  struct Buffer {
+    std::shared_ptr<std::byte> data;
+    std::size_t bytes;
+  };
+  // Step, bucket, lane; or step, -1, round.
+  using Key = std::tuple<std::uint32_t, std::ptrdiff_t, int>;
+  struct Exchange {
+    std::vector<std::optional<Buffer>> parts;   // by node
+    std::vector<std::vector<std::byte>> given;  // by node, where it is a gathering
+    std::optional<shm::SecondLevel::Part> reduction;
+    std::set<std::size_t> abandoned_by;
+    int polls_to_come = 0;
+    bool complete = false;
+  };
+
+  class Stage final : public shm::SecondLevel::Stage {
+   public:
+    Stage(FakeNetwork& network, std::size_t node, std::shared_ptr<Exchange> exchange)
+        : network_(network), node_(node), exchange_(std::move(exchange)) {}
+
+    State poll() override {
+      const std::lock_guard lock(network_.mutex_);
+      if (exchange_->complete) return State::complete;
+      if (network_.failure_ && exchange_->reduction) std::rethrow_exception(network_.failure_);
+      if (!exchange_->abandoned_by.empty()) return State::abandoned;
+      if (exchange_->polls_to_come > 0) --exchange_->polls_to_come;
+      network_.changed_.notify_all();
+      return State::under_way;
+    }
+    void cancel() noexcept override {
+      const std::lock_guard lock(network_.mutex_);
+      if (exchange_->complete) return;
+      exchange_->abandoned_by.insert(node_);
+      auto& part = exchange_->parts[node_];
+      if (part) network_.late_.push_back(*part);
+      part.reset();
+    }
+    shm::RankSet missing() const override {
+      const std::lock_guard lock(network_.mutex_);
+      shm::RankSet absent;
+      shm::RankSet others;
+      for (std::size_t node = 0; node < network_.nodes_.size(); ++node) {
+        const bool is_here = exchange_->parts[node] && exchange_->abandoned_by.empty();
+        const bool gave_up = exchange_->abandoned_by.contains(node);
+        for (const int index : network_.nodes_[node]) {
+          if (node != node_) others.insert(number_of(index));
+          if (gave_up || (exchange_->abandoned_by.empty() && !is_here)) {
+            absent.insert(number_of(index));
+          }
+        }
+      }
+      return absent.empty() ? others : absent;
+    }
+
+   private:
+    FakeNetwork& network_;
+    std::size_t node_;
+    std::shared_ptr<Exchange> exchange_;
+  };
+
+  class Level final : public shm::SecondLevel {
+   public:
+    Level(FakeNetwork& network, int node)
+        : network_(network), node_(static_cast<std::size_t>(node)) {}
+
+    const std::vector<int>& ranks() const override { return network_.numbers_; }
+    const std::vector<int>& here() const override { return network_.nodes_[node_]; }
+    int lanes() const override { return network_.lanes_; }
+
+    std::unique_ptr<shm::SecondLevel::Stage> gather(const Collection& what,
+                                                    std::span<const std::byte> mine,
+                                                    std::shared_ptr<std::byte> all) override {
+      const std::size_t each = mine.size() / here().size();
+      return network_.enter(node_, {what.step, -1, static_cast<int>(what.round)},
+                            {std::move(all), each * ranks().size()}, mine, std::nullopt);
+    }
+    std::unique_ptr<shm::SecondLevel::Stage> start(const Part& part,
+                                                   std::shared_ptr<std::byte> buffer) override {
+      return network_.enter(node_, {part.step, static_cast<std::ptrdiff_t>(part.bucket), part.lane},
+                            {std::move(buffer), part.count * shm::element_size(part.type)}, {},
+                            part);
+    }
+
+   private:
+    FakeNetwork& network_;
+    std::size_t node_;
+  };
+
+  std::unique_ptr<shm::SecondLevel::Stage> enter(
+      std::size_t node, const Key& key, Buffer buffer, std::span<const std::byte> given,
+      const std::optional<shm::SecondLevel::Part>& reduction) {
+    const std::lock_guard lock(mutex_);
+    // Node by node, steps only grow; what is left of an earlier one was given up.
+    at_step_[node] = std::get<0>(key);
+    auto& exchange = exchanges_[key];
+    if (!exchange) {
+      exchange = std::make_shared<Exchange>();
+      exchange->parts.resize(nodes_.size());
+      exchange->given.resize(nodes_.size());
+      exchange->polls_to_come = static_cast<int>(random_() % 6);
+    }
+    exchange->parts[node] = std::move(buffer);
+    exchange->given[node].assign(given.begin(), given.end());
+    exchange->reduction = reduction;
+    for (const auto& [other, open] : exchanges_) {
+      for (std::size_t n = 0; n < nodes_.size(); ++n) {
+        if (at_step_[n] > std::get<0>(other) && !open->parts[n]) open->abandoned_by.insert(n);
+      }
+    }
+    changed_.notify_all();
+    return std::make_unique<Stage>(*this, node, exchange);
+  }
+
+  bool can_complete(const Exchange& exchange) const {
+    if (exchange.complete || exchange.polls_to_come > 0) return false;
+    if (exchange.reduction && (holds_ || failure_)) return false;
+    return is_whole(exchange);
+  }
+  static bool is_whole(const Exchange& exchange) {
+    return std::ranges::all_of(exchange.parts, [](const auto& part) { return part.has_value(); });
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (!stops_) {
+      std::vector<Exchange*> ready;
+      for (const auto& [_, exchange] : exchanges_) {
+        if (can_complete(*exchange)) ready.push_back(exchange.get());
+      }
+      if (ready.empty()) {
+        changed_.wait(lock);
+      } else {
+        complete(*ready[random_() % ready.size()]);
+      }
+    }
+  }
+
+  static void complete(Exchange& exchange) {
+    exchange.complete = true;
+    if (exchange.reduction) {
+      std::vector<const void*> from;
+      std::vector<void*> to;
+      for (const auto& part : exchange.parts) from.push_back(to.emplace_back(part->data.get()));
+      shm::reduce(exchange.reduction->type, exchange.reduction->op, from, to,
+                  exchange.reduction->count);
+    } else {
+      std::vector<std::byte> all;
+      for (const auto& given : exchange.given) all.insert(all.end(), given.begin(), given.end());
+      for (const auto& part : exchange.parts) {
+        std::memcpy(part->data.get(), all.data(), all.size());
+      }
+    }
+    for (auto& part : exchange.parts) part->data.reset();
+  }
+
+  int lanes_;
+  std::vector<std::vector<int>> nodes_;  // the places of their ranks in the job
+  std::vector<int> numbers_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Key, std::shared_ptr<Exchange>> exchanges_;
+  std::vector<std::uint32_t> at_step_;  // by node
+  std::vector<Buffer> late_;
+  std::exception_ptr failure_;
+  std::mt19937 random_{1};
+  bool holds_ = false;
+  bool stops_ = false;
+  std::thread worker_;
+};
+
+// Runs `body(region, node, place in the job)` for each rank of each node, and rethrows the
+// exception of the lowest that threw. Nodes have regions of their own.
+inline void run_nodes(FakeNetwork& network,
+                      const std::function<void(std::shared_ptr<shm::Region>, int, int)>& body,
+                      std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
+  std::vector<std::exception_ptr> errors(64);
+  std::vector<std::thread> threads;
+  for (std::size_t node = 0; node < network.nodes().size(); ++node) {
+    const auto& here = network.nodes()[node];
+    shm::RegionOptions options = small_region(timeout);
+    options.numbers = shm::GlobalRanks(network.numbers_of(static_cast<int>(node)));
+    auto regions = make_thread_regions(static_cast<int>(here.size()), options);
+    for (std::size_t rank = 0; rank < here.size(); ++rank) {
+      threads.emplace_back([&, node, index = here[rank], region = std::move(regions[rank])] {
+        try {
+          body(region, static_cast<int>(node), index);
+        } catch (...) {
+          errors[static_cast<std::size_t>(index)] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace paceline::test
