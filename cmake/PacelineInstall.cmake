@@ -34,11 +34,12 @@ endif()
 set_target_properties(paceline_library PROPERTIES INSTALL_RPATH ${LibTorch_rpath})
 if(TARGET paceline-bench)
   file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_LIBEXECDIR}/paceline /${CMAKE_INSTALL_LIBDIR})
-  string(REPLACE $ORIGIN $ORIGIN/${library_dir} rpath "$ORIGIN;${LibTorch_rpath}")
+  string(REPLACE $ORIGIN $ORIGIN/${library_dir} rpath "${LibTorch_rpath}")
   set_target_properties(paceline-bench PROPERTIES INSTALL_RPATH "${rpath}")
 endif()
 install(TARGETS paceline_library EXPORT paceline-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ ${PACELINE_GENERATED_INCLUDE_DIR}/
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT paceline-targets NAMESPACE paceline:: DESTINATION ${package_dir})
 
 configure_package_config_file(

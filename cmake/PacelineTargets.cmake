@@ -4,6 +4,11 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 
+# Headers that CMake writes: paceline/version.h.
+set(PACELINE_GENERATED_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in
+               ${PACELINE_GENERATED_INCLUDE_DIR}/paceline/version.h @ONLY)
+
 add_library(paceline_options INTERFACE)
 target_compile_features(paceline_options INTERFACE cxx_std_20)
 # Errors in CI only (PACELINE_WERROR in CMakePresets.json): each compiler sees something else.
@@ -38,9 +43,13 @@ function(paceline_layer name)
     set_property(GLOBAL APPEND PROPERTY PACELINE_PARTS ${name})
   endif()
   add_library(paceline_${name} OBJECT ${arg_SOURCES})
-  set_target_properties(paceline_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  # What the library exports carries PACELINE_API (paceline/api.h).
+  set_target_properties(paceline_${name} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(paceline_${name} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<BUILD_INTERFACE:${PACELINE_GENERATED_INCLUDE_DIR}>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(paceline_${name}
     PRIVATE $<BUILD_INTERFACE:paceline_options>
     PUBLIC Threads::Threads $<BUILD_INTERFACE:${arg_LIBRARIES}>)
@@ -51,4 +60,12 @@ endfunction()
 function(paceline_compose target)
   list(TRANSFORM ARGN PREPEND paceline_)
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:paceline_options> ${ARGN})
+endfunction()
+
+# paceline_compose_all(TARGET): compiles all of the library's layers into TARGET, in place of linking
+# paceline::paceline. For programs that use what the shared library hides: with both, they would have
+# each layer's state twice.
+function(paceline_compose_all target)
+  get_property(parts GLOBAL PROPERTY PACELINE_PARTS)
+  paceline_compose(${target} ${parts})
 endfunction()

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <paceline/error.h>
+#include <paceline/version.h>
 
 #include "launch/program.h"
 #include "other_command.h"
@@ -50,7 +51,7 @@ int dispatch(int argc, char** argv) {
     return 0;
   }
   if (command == "--version") {
-    std::puts("paceline " PACELINE_VERSION);
+    std::printf("paceline %s\n", paceline::kVersion);
     return 0;
   }
   throw paceline::UsageError(

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <string>
 
+#include <paceline/version.h>
+
 #include "base/cores.h"
 
 namespace paceline::bench {
@@ -37,7 +39,7 @@ nlohmann::ordered_json describe_machine() {
           {"kernel", system.release},
           {"load_before", load},
           {"torch", TORCH_VERSION},
-          {"paceline", PACELINE_VERSION}};
+          {"paceline", kVersion}};
 }
 
 }  // namespace paceline::bench

@@ -9,12 +9,14 @@
 #include <utility>
 #include <vector>
 
+#include <paceline/api.h>
+
 namespace paceline::data {
 
 namespace detail {
 
-at::Tensor stack(const std::vector<at::Tensor>& tensors);
-at::Tensor empty_vector(std::int64_t size, at::ScalarType type);
+PACELINE_API at::Tensor stack(const std::vector<at::Tensor>& tensors);
+PACELINE_API at::Tensor empty_vector(std::int64_t size, at::ScalarType type);
 
 template <typename T>
 concept Number = std::is_arithmetic_v<T>;

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <paceline/api.h>
 #include <paceline/distributed.h>
 
 #include <string>
@@ -86,7 +87,7 @@ struct RecvOptions {
 // An operation under way. It keeps its tensors alive; they must not be touched before wait()
 // returns. Dropping it lets the operation finish by itself. Move-only: one that was moved from is
 // complete. Used by one thread at a time.
-class [[nodiscard]] Work {
+class [[nodiscard]] PACELINE_API Work {
  public:
   // Of a call on a group that this rank is no member of: complete.
   Work() = default;
@@ -118,76 +119,82 @@ class [[nodiscard]] Work {
 // such: calls then read and write it in place instead of through staging buffers. On other backends
 // an ordinary one. It may outlive the group. Throws Error saying how much was asked for if there is
 // no room, and the group's failure after it failed.
-[[nodiscard]] at::Tensor allocate_tensor(at::IntArrayRef sizes,
-                                         const at::TensorOptions& options = {},
-                                         const ProcessGroup& group = {});
+[[nodiscard]] PACELINE_API at::Tensor allocate_tensor(at::IntArrayRef sizes,
+                                                      const at::TensorOptions& options = {},
+                                                      const ProcessGroup& group = {});
 
-void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
+PACELINE_API void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
 // As all_reduce, but the result is on rank `dst` only; the other ranks' tensors keep their values
 // on the backend paceline, and may hold anything on others.
-void reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
-void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
+PACELINE_API void reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
+PACELINE_API void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
 // tensors[r] receives rank r's `tensor`; all have the same type, on the backend paceline not
 // necessarily the same size.
-void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                const AllGatherOptions& options = {});
+PACELINE_API void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+                             const AllGatherOptions& options = {});
 // `output` is the concatenation of every rank's `input`: get_world_size(group) times its elements.
-void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
-                            const AllGatherOptions& options = {});
+PACELINE_API void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
+                                         const AllGatherOptions& options = {});
 // gather_list[r] receives rank r's `tensor`, on rank `dst`; it is empty on the others.
-void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
-            const GatherOptions& options = {});
+PACELINE_API void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
+                         const GatherOptions& options = {});
 // `tensor` receives scatter_list[r] of rank `src`, r being this rank; it is empty on the others.
-void scatter(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {},
-             const ScatterOptions& options = {});
+PACELINE_API void scatter(const at::Tensor& tensor,
+                          const std::vector<at::Tensor>& scatter_list = {},
+                          const ScatterOptions& options = {});
 // `output` receives the reduction of every rank's inputs[r], r being this rank.
-void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                    const ReduceScatterOptions& options = {});
+PACELINE_API void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                 const ReduceScatterOptions& options = {});
 // The same with the inputs in one tensor, one after the other.
-void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                           const ReduceScatterOptions& options = {});
+PACELINE_API void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                                        const ReduceScatterOptions& options = {});
 // outputs[r] receives what rank r has in its inputs for this rank. Sizes are free as long as each
 // pair agrees (on gloo all are the same).
-void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
-                const AllToAllOptions& options = {});
+PACELINE_API void all_to_all(const std::vector<at::Tensor>& outputs,
+                             const std::vector<at::Tensor>& inputs,
+                             const AllToAllOptions& options = {});
 // The same with the rows of one tensor.
-void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
-                       const AllToAllSingleOptions& options = {});
-void barrier(const BarrierOptions& options = {});
+PACELINE_API void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                    const AllToAllSingleOptions& options = {});
+PACELINE_API void barrier(const BarrierOptions& options = {});
 // A barrier that on rank 0 throws Timeout naming the ranks that did not come: the first, or all of
 // them with `wait_all_ranks`. The group can be used further. If a rank has made another call
 // instead, on the backend paceline, every rank throws Mismatch.
-void monitored_barrier(const MonitoredBarrierOptions& options = {});
+PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 // Messages between two ranks, matched by sender and tag; both sides agree on type and size.
-void send(const at::Tensor& tensor, int dst, const SendOptions& options = {});
+PACELINE_API void send(const at::Tensor& tensor, int dst, const SendOptions& options = {});
 // Returns who sent it.
-int recv(const at::Tensor& tensor, const RecvOptions& options = {});
+PACELINE_API int recv(const at::Tensor& tensor, const RecvOptions& options = {});
 
 // These return at once; operations of one group run in the order in which they were called, the
 // calls above included. Messages run beside them.
-Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {});
-Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});
-Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
-Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
-                      const AllGatherOptions& options = {});
-Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                  const AllGatherOptions& options = {});
-Work gather_async(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
-                  const GatherOptions& options = {});
-Work scatter_async(const at::Tensor& tensor, const std::vector<at::Tensor>& scatter_list = {},
-                   const ScatterOptions& options = {});
-Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                          const ReduceScatterOptions& options = {});
-Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                 const ReduceScatterOptions& options = {});
-Work all_to_all_async(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
-                      const AllToAllOptions& options = {});
-Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
-                             const AllToAllSingleOptions& options = {});
-Work barrier_async(const BarrierOptions& options = {});
-Work send_async(const at::Tensor& tensor, int dst, const SendOptions& options = {});
-Work recv_async(const at::Tensor& tensor, const RecvOptions& options = {});
+PACELINE_API Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {});
+PACELINE_API Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});
+PACELINE_API Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
+PACELINE_API Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
+                                   const AllGatherOptions& options = {});
+PACELINE_API Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                               const AllGatherOptions& options = {});
+PACELINE_API Work gather_async(const at::Tensor& tensor,
+                               const std::vector<at::Tensor>& gather_list = {},
+                               const GatherOptions& options = {});
+PACELINE_API Work scatter_async(const at::Tensor& tensor,
+                                const std::vector<at::Tensor>& scatter_list = {},
+                                const ScatterOptions& options = {});
+PACELINE_API Work reduce_scatter_async(const at::Tensor& output,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const ReduceScatterOptions& options = {});
+PACELINE_API Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                              const ReduceScatterOptions& options = {});
+PACELINE_API Work all_to_all_async(const std::vector<at::Tensor>& outputs,
+                                   const std::vector<at::Tensor>& inputs,
+                                   const AllToAllOptions& options = {});
+PACELINE_API Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                                          const AllToAllSingleOptions& options = {});
+PACELINE_API Work barrier_async(const BarrierOptions& options = {});
+PACELINE_API Work send_async(const at::Tensor& tensor, int dst, const SendOptions& options = {});
+PACELINE_API Work recv_async(const at::Tensor& tensor, const RecvOptions& options = {});
 
 // One message of a batch.
 struct P2POp {
@@ -199,12 +206,13 @@ struct P2POp {
   int tag = 0;
 };
 // Starts all of them, and returns a Work for each.
-[[nodiscard]] std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
+[[nodiscard]] PACELINE_API std::vector<Work> batch_isend_irecv(
+    const std::vector<P2POp>& operations);
 
 // Strings of any content, which may differ in length between ranks.
-[[nodiscard]] std::string broadcast_bytes(std::string_view bytes,
-                                          const BroadcastOptions& options = {});
-[[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes,
-                                                        const AllGatherOptions& options = {});
+[[nodiscard]] PACELINE_API std::string broadcast_bytes(std::string_view bytes,
+                                                       const BroadcastOptions& options = {});
+[[nodiscard]] PACELINE_API std::vector<std::string> all_gather_bytes(
+    std::string_view bytes, const AllGatherOptions& options = {});
 
 }  // namespace paceline

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <paceline/api.h>
 #include <paceline/distributed.h>
 
 #include <functional>
@@ -23,19 +24,19 @@ using GradBucket = c10d::GradBucket;
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
 namespace detail {
-std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook hook);
+PACELINE_API std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook hook);
 }
 
 namespace comm_hooks {
 
 // What DistributedDataParallel does without a hook, by one collective a bucket. Something to build
 // hooks of one's own on.
-CommHook all_reduce(ProcessGroup group = {});
+PACELINE_API CommHook all_reduce(ProcessGroup group = {});
 
 // Gradients travel as 16-bit floats, half the bytes. On the backend paceline they are added up in
 // float32 and rounded once. float16 has less range, bfloat16 less precision.
-CommHook fp16_compress(ProcessGroup group = {});
-CommHook bf16_compress(ProcessGroup group = {});
+PACELINE_API CommHook fp16_compress(ProcessGroup group = {});
+PACELINE_API CommHook bf16_compress(ProcessGroup group = {});
 
 }  // namespace comm_hooks
 }  // namespace paceline

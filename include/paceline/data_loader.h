@@ -1,5 +1,6 @@
 #pragma once
 
+#include <paceline/api.h>
 #include <paceline/collate.h>
 #include <paceline/sampler.h>
 
@@ -32,7 +33,7 @@ namespace detail {
 
 // Fetches the batches of one epoch on threads of its own and hands them out in order. Knows
 // nothing of what a batch is.
-class BatchStream {
+class PACELINE_API BatchStream {
  public:
   using Batch = std::shared_ptr<void>;
   // Called by several threads at once. Should return soon, with anything, once stop is requested.
@@ -52,12 +53,12 @@ class BatchStream {
   std::unique_ptr<Impl> impl_;
 };
 
-void check_options(const DataLoaderOptions& options);
-std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options);
+PACELINE_API void check_options(const DataLoaderOptions& options);
+PACELINE_API std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options);
 
 // Call it in a handler: throws an Error that says which samples failed and why, with the exception
 // being handled nested in it.
-[[noreturn]] void throw_sample_error(std::span<const std::int64_t> indices);
+[[noreturn]] PACELINE_API void throw_sample_error(std::span<const std::int64_t> indices);
 
 // A data set that makes a whole batch at once, which for small samples is many times faster.
 template <typename Dataset>

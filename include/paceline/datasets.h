@@ -7,16 +7,18 @@
 #include <span>
 #include <utility>
 
+#include <paceline/api.h>
+
 namespace paceline::data {
 
 // Where data sets lie: the environment variable PACELINE_DATA if it is set, otherwise
 // /usr/share/datasets, where Debian's packages put them.
-std::filesystem::path default_root();
+PACELINE_API std::filesystem::path default_root();
 
 // Reads a file in the IDX format, plain or compressed by gzip, into a CPU tensor of the file's type
 // and shape. Throws CorruptFile, with the path and the byte's offset, if the file is anything but
 // one whole array, and Error if it cannot be read.
-at::Tensor read_idx(const std::filesystem::path& path);
+PACELINE_API at::Tensor read_idx(const std::filesystem::path& path);
 
 enum class Split { train, test };
 
@@ -28,7 +30,7 @@ enum class Split { train, test };
 //
 // Holds the images as bytes (47 MB for the training set). Copies share them. All members may be
 // called from several threads at once.
-class FashionMnist {
+class PACELINE_API FashionMnist {
  public:
   using Sample = std::pair<at::Tensor, std::int64_t>;
   using Batch = std::pair<at::Tensor, at::Tensor>;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <paceline/api.h>
 #include <paceline/comm_hooks.h>
 #include <paceline/ddp_stats.h>
 #include <paceline/distributed.h>
@@ -85,7 +86,7 @@ namespace detail {
 class DdpCore;
 
 // The part that knows no type of a model.
-class DdpHandle {
+class PACELINE_API DdpHandle {
  public:
   DdpHandle(torch::nn::Module* module, const DdpOptions& options);
   DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers, const DdpOptions& options);

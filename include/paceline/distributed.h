@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <paceline/api.h>
 #include <paceline/error.h>
 
 #include <chrono>
@@ -47,7 +48,7 @@ struct InitOptions {
 // The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
 // aborts all groups instead: the peers then throw PeerLost naming this rank and, if an enclosing
 // `record` sees the exception, giving its text.
-class World {
+class PACELINE_API World {
  public:
   World(World&& other) noexcept;
   World& operator=(World&& other) noexcept;
@@ -64,11 +65,11 @@ class World {
 // Joins the job: collective over all ranks. Throws UsageError for options or variables that make no
 // sense or when there is a world already, Timeout naming the ranks that did not come, PeerLost
 // naming those that ended meanwhile.
-[[nodiscard]] World init_process_group(InitOptions options = {});
+[[nodiscard]] PACELINE_API World init_process_group(InitOptions options = {});
 
-bool is_initialized();
-bool is_paceline_available();
-bool is_gloo_available();
+PACELINE_API bool is_initialized();
+PACELINE_API bool is_paceline_available();
+PACELINE_API bool is_gloo_available();
 
 struct GroupOptions {
   std::chrono::milliseconds timeout = -1ms;    // -1: the world's
@@ -78,7 +79,7 @@ struct GroupOptions {
 
 // A group of ranks: a cheap handle. Default-constructed it means the world there is when it is
 // used.
-class ProcessGroup {
+class PACELINE_API ProcessGroup {
  public:
   ProcessGroup() = default;
   // Any group of c10d's, made by whomever.
@@ -100,7 +101,8 @@ class ProcessGroup {
 // A group of some ranks of the world, all of them if `ranks` is empty. Every rank of the world must
 // call it, with the same arguments and in the same order. Group ranks follow the order of world
 // ranks, as in PyTorch.
-[[nodiscard]] ProcessGroup new_group(std::vector<int> ranks = {}, const GroupOptions& options = {});
+[[nodiscard]] PACELINE_API ProcessGroup new_group(std::vector<int> ranks = {},
+                                                  const GroupOptions& options = {});
 
 // Leaves the group, without an argument the world and all of its groups: no further calls are
 // possible. Waits for this rank's own asynchronous operations, not for the others to leave. Memory
@@ -108,16 +110,16 @@ class ProcessGroup {
 // DistributedDataParallel over it and Work objects keep; those refuse further steps. Throws
 // UsageError for a group that is not of new_group or has been destroyed. Does nothing without a
 // world, where the World object has been left already, and on ranks that are no members.
-void destroy_process_group(const ProcessGroup& group = {});
+PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 
 // Before init_process_group, and in a world of one, these answer from the launcher's environment;
 // without a launcher, rank 0 of 1.
-int get_rank(const ProcessGroup& group = {});
-int get_world_size(const ProcessGroup& group = {});
-int get_local_rank();
-int get_local_world_size();
-int get_node_rank();
+PACELINE_API int get_rank(const ProcessGroup& group = {});
+PACELINE_API int get_world_size(const ProcessGroup& group = {});
+PACELINE_API int get_local_rank();
+PACELINE_API int get_local_world_size();
+PACELINE_API int get_node_rank();
 // "paceline", "gloo".
-std::string get_backend(const ProcessGroup& group = {});
+PACELINE_API std::string get_backend(const ProcessGroup& group = {});
 
 }  // namespace paceline

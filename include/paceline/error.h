@@ -6,29 +6,31 @@
 #include <utility>
 #include <vector>
 
+#include <paceline/api.h>
+
 namespace paceline {
 
 // Every exception that Paceline throws on purpose is an Error. The message says what was got, from
 // where, what is allowed and what to do; docs/errors.md lists the cases.
-class Error : public std::runtime_error {
+class PACELINE_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 // The program asked for something that is not allowed: an option, an argument, a call out of order.
-class UsageError : public Error {
+class PACELINE_API UsageError : public Error {
  public:
   using Error::Error;
 };
 
 // A file does not hold what its format promises; the message names the path and the byte offset.
-class CorruptFile : public Error {
+class PACELINE_API CorruptFile : public Error {
  public:
   using Error::Error;
 };
 
 // The base of the errors about other ranks.
-class PeerError : public Error {
+class PACELINE_API PeerError : public Error {
  public:
   PeerError(const std::string& message, std::vector<int> ranks, std::string operation,
             std::uint64_t sequence)
@@ -51,19 +53,19 @@ class PeerError : public Error {
 };
 
 // A rank has ended, or has left the group because of an exception whose text is in the message.
-class PeerLost : public PeerError {
+class PACELINE_API PeerLost : public PeerError {
  public:
   using PeerError::PeerError;
 };
 
 // A rank is alive as far as can be seen and did not arrive before the deadline.
-class Timeout : public PeerError {
+class PACELINE_API Timeout : public PeerError {
  public:
   using PeerError::PeerError;
 };
 
 // The ranks do not agree on what they do: another operation, shape, type, root or model.
-class Mismatch : public PeerError {
+class PACELINE_API Mismatch : public PeerError {
  public:
   using PeerError::PeerError;
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <paceline/api.h>
 #include <paceline/distributed.h>
 
 #include <functional>
@@ -24,7 +25,7 @@ class JoinContext;
 
 // Something whose steps have collectives in them, and which a rank without inputs can take part
 // in. DistributedDataParallel converts to one.
-class Joinable {
+class PACELINE_API Joinable {
  public:
   virtual ~Joinable();
   virtual ProcessGroup join_process_group() const = 0;
@@ -62,7 +63,7 @@ class Joinable {
 // every joinable, in the same order on all ranks.
 //
 // Exceptions of the body pass through; the other ranks then find this one missing.
-void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
-          const std::function<void()>& body, const JoinOptions& options = {});
+PACELINE_API void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
+                       const std::function<void()>& body, const JoinOptions& options = {});
 
 }  // namespace paceline

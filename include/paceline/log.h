@@ -3,6 +3,8 @@
 #include <functional>
 #include <string_view>
 
+#include <paceline/api.h>
+
 namespace paceline {
 
 enum class LogLevel { debug, info, warning, error };
@@ -14,6 +16,6 @@ using LogCallback = std::function<void(LogLevel, std::string_view)>;
 // The library never prints: messages go to the callback, and nowhere while there is none.
 // `record` and the commands install one that writes to stderr. An empty callback silences again.
 // Safe to call from any thread.
-void set_log_callback(LogCallback callback);
+PACELINE_API void set_log_callback(LogCallback callback);
 
 }  // namespace paceline

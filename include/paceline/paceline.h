@@ -17,3 +17,4 @@
 #include <paceline/sampler.h>
 #include <paceline/sync_batch_norm.h>
 #include <paceline/tune_malloc.h>
+#include <paceline/version.h>

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string_view>
 
+#include <paceline/api.h>
+
 namespace paceline {
 
 struct ProgressOptions {
@@ -38,7 +40,7 @@ struct ProgressOptions {
 //   }
 //
 // One thread at a time. A failure to write is ignored.
-class Progress {
+class PACELINE_API Progress {
  public:
   // Throws UsageError if epochs or steps are less than 1.
   explicit Progress(ProgressOptions options);

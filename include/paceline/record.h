@@ -3,10 +3,12 @@
 #include <functional>
 #include <type_traits>
 
+#include <paceline/api.h>
+
 namespace paceline {
 
 namespace detail {
-int record(const std::function<int()>& body);
+PACELINE_API int record(const std::function<int()>& body);
 }
 
 // Runs `body` as the main of a rank and gives the process's exit code: what body returns if it

@@ -4,11 +4,13 @@
 #include <optional>
 #include <vector>
 
+#include <paceline/api.h>
+
 namespace paceline::data {
 
 // Chooses the samples of an epoch and their order. Derive from it for an order of your own. One
 // thread at a time.
-class Sampler {
+class PACELINE_API Sampler {
  public:
   virtual ~Sampler() = default;
 
@@ -26,7 +28,7 @@ class Sampler {
 };
 
 // 0, 1, 2, ... in every epoch.
-class SequentialSampler : public Sampler {
+class PACELINE_API SequentialSampler : public Sampler {
  public:
   // Throws UsageError if `dataset_size` is negative.
   explicit SequentialSampler(std::int64_t dataset_size);
@@ -39,7 +41,7 @@ class SequentialSampler : public Sampler {
 };
 
 // Each sample once, in a new order every epoch, which depends on seed + epoch only.
-class RandomSampler : public Sampler {
+class PACELINE_API RandomSampler : public Sampler {
  public:
   // Throws UsageError if `dataset_size` is negative.
   explicit RandomSampler(std::int64_t dataset_size, std::uint64_t seed = 0);
@@ -73,7 +75,7 @@ struct DistributedSamplerOptions {
 
 // Gives each rank its share of a data set: every num_replicas-th index of the epoch's order, from
 // the rank-th on. Gives the indices of Python's torch.utils.data.DistributedSampler.
-class DistributedSampler : public Sampler {
+class PACELINE_API DistributedSampler : public Sampler {
  public:
   // Throws UsageError if the size is negative, the rank is not in [0, num_replicas), or drop_last
   // meets pad = false.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include <paceline/api.h>
 #include <paceline/distributed.h>
 
 namespace torch::jit {
@@ -38,7 +39,7 @@ struct SyncBatchNormOptions {
 // any parameter, and DistributedDataParallel makes the average. Where batches differ in size, let
 // the loss of each rank be a sum over samples divided by the same number on all ranks: a mean over
 // the rank's own samples would weigh those of small batches more, in what the ranks exchange here.
-class SyncBatchNormImpl : public torch::nn::Module {
+class PACELINE_API SyncBatchNormImpl : public torch::nn::Module {
  public:
   explicit SyncBatchNormImpl(std::int64_t num_features)
       : SyncBatchNormImpl(SyncBatchNormOptions{num_features}) {}
@@ -69,7 +70,7 @@ TORCH_MODULE(SyncBatchNorm);
 // Throws UsageError, and then changes none, for a BatchNorm without running statistics, by which
 // its calls in training are known, and for another module with a buffer "running_mean" of its own:
 // as one has that stands for a TorchScript module, which cannot be converted.
-void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
+PACELINE_API void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
 template <typename M>
 std::shared_ptr<M> convert_sync_batchnorm(std::shared_ptr<M> module,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <paceline/api.h>
+
 namespace paceline {
 
 // Has malloc keep what a training step frees for the next one. By default glibc gives large blocks
@@ -8,6 +10,6 @@ namespace paceline {
 //
 // Early in main, for programs that `paceline run` does not start; it does the same. Returns false,
 // and does nothing, where malloc is not glibc's. Thread-safe.
-bool tune_malloc();
+PACELINE_API bool tune_malloc();
 
 }  // namespace paceline
