@@ -45,7 +45,7 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
                                       .size = size,
                                       .timeout = timeout,
                                       .group_name = std::move(group_name),
-                                      .staging_bytes = staging_bytes,
+                                      .options = paceline::PacelineOptions{staging_bytes},
                                       .world_ranks = std::move(world_ranks)};
   return c10::make_intrusive<PythonBackend>(backends::form_region(std::move(request)));
 }

@@ -7,6 +7,8 @@
 #include <paceline/api.h>
 #include <paceline/distributed.h>
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,7 +73,7 @@ struct BarrierOptions {
 };
 struct MonitoredBarrierOptions {
   ProcessGroup group{};
-  std::chrono::milliseconds timeout = -1ms;  // -1: the group's
+  std::optional<std::chrono::milliseconds> timeout{};  // unset: the group's
   bool wait_all_ranks = false;
 };
 struct SendOptions {
@@ -79,7 +81,7 @@ struct SendOptions {
   int tag = 0;
 };
 struct RecvOptions {
-  int src = -1;  // -1: whoever sends first
+  std::optional<int> src{};  // unset: any rank, the first message to come
   ProcessGroup group{};
   int tag = 0;
 };
@@ -101,10 +103,10 @@ class [[nodiscard]] PACELINE_API Work {
   // throws Timeout if it takes longer; the operation itself goes on.
   void wait();
   void wait(std::chrono::milliseconds timeout);
-  bool is_completed() const;
+  [[nodiscard]] bool is_completed() const;
   // Of a recv_async that is complete: who sent it, by its rank in the world. -1 on a rank that is
   // no member of the group; throws for other operations.
-  int source_rank() const;
+  [[nodiscard]] int source_rank() const;
 
  private:
   void write_back();

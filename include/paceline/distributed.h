@@ -10,11 +10,21 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace paceline {
 
-using namespace std::chrono_literals;
+// Options of the backend "paceline".
+struct PacelineOptions {
+  // What the staging buffers of all ranks may take together, in bytes; unset: 64 MiB. Tensors that
+  // are not in shared memory pass through them.
+  std::optional<std::size_t> staging_bytes{};
+};
+
+// Options of one backend; std::monostate: the backend's defaults. init_process_group and new_group
+// throw UsageError if they belong to another backend than the group's.
+using BackendOptions = std::variant<std::monostate, PacelineOptions>;
 
 // How this process joins the others. The fields come in the order of PyTorch's arguments.
 struct InitOptions {
@@ -33,22 +43,20 @@ struct InitOptions {
   std::string init_method = "env://";
   // How long reaching the store, then meeting the other ranks there, and later each collective call
   // may take before it throws Timeout.
-  std::chrono::milliseconds timeout = 30min;
-  // -1: from the init method.
-  int world_size = -1;
-  int rank = -1;
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // Unset: from the init method.
+  std::optional<int> world_size{};
+  std::optional<int> rank{};
   // Any c10d store that all ranks share; then world_size and rank are required.
   c10::intrusive_ptr<c10d::Store> store{};
-  // With the backend "paceline", what the staging buffers of all ranks may take together, in bytes;
-  // nothing: 64 MiB. Tensors that do not lie in shared memory pass through them.
-  std::optional<std::size_t> staging_bytes{};
+  BackendOptions backend_options{};
 };
 
 // Membership in the job, for as long as this object lives; move-only, one at a time in a process.
 // The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
 // aborts all groups instead: the peers then throw PeerLost naming this rank and, if an enclosing
 // `record` sees the exception, giving its text.
-class PACELINE_API World {
+class [[nodiscard]] PACELINE_API World {
  public:
   World(World&& other) noexcept;
   World& operator=(World&& other) noexcept;
@@ -67,14 +75,16 @@ class PACELINE_API World {
 // naming those that ended meanwhile.
 [[nodiscard]] PACELINE_API World init_process_group(InitOptions options = {});
 
-PACELINE_API bool is_initialized();
-PACELINE_API bool is_paceline_available();
-PACELINE_API bool is_gloo_available();
+[[nodiscard]] PACELINE_API bool is_initialized();
+[[nodiscard]] PACELINE_API bool is_paceline_available();
+[[nodiscard]] PACELINE_API bool is_gloo_available();
 
 struct GroupOptions {
-  std::chrono::milliseconds timeout = -1ms;    // -1: the world's
-  std::string backend = "";                    // empty: the world's
-  std::optional<std::size_t> staging_bytes{};  // nothing: the world's
+  // Unset: the world's.
+  std::optional<std::chrono::milliseconds> timeout{};
+  std::optional<std::string> backend{};
+  // std::monostate: the world's, if the backend is the world's.
+  BackendOptions backend_options{};
 };
 
 // A group of ranks: a cheap handle. Default-constructed it means the world there is when it is
@@ -87,9 +97,9 @@ class PACELINE_API ProcessGroup {
 
   // False on the ranks that were left out of new_group. On them, collectives over the group do
   // nothing, and get_rank and get_world_size give -1.
-  bool is_member() const { return member_; }
+  [[nodiscard]] bool is_member() const { return member_; }
   // The group itself. Throws UsageError if there is no world or this rank is no member.
-  c10::intrusive_ptr<c10d::ProcessGroup> c10d() const;
+  [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> c10d() const;
 
  private:
   friend ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options);
@@ -114,12 +124,12 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 
 // Before init_process_group, and in a world of one, these answer from the launcher's environment;
 // without a launcher, rank 0 of 1.
-PACELINE_API int get_rank(const ProcessGroup& group = {});
-PACELINE_API int get_world_size(const ProcessGroup& group = {});
-PACELINE_API int get_local_rank();
-PACELINE_API int get_local_world_size();
-PACELINE_API int get_node_rank();
+[[nodiscard]] PACELINE_API int get_rank(const ProcessGroup& group = {});
+[[nodiscard]] PACELINE_API int get_world_size(const ProcessGroup& group = {});
+[[nodiscard]] PACELINE_API int get_local_rank();
+[[nodiscard]] PACELINE_API int get_local_world_size();
+[[nodiscard]] PACELINE_API int get_node_rank();
 // "paceline", "gloo".
-PACELINE_API std::string get_backend(const ProcessGroup& group = {});
+[[nodiscard]] PACELINE_API std::string get_backend(const ProcessGroup& group = {});
 
 }  // namespace paceline

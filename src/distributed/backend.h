@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include <paceline/distributed.h>
+
 #include "base/unique_fd.h"
 #include "distributed/bucket_reducer.h"
 #include "shm/membership/bootstrap.h"
@@ -44,8 +46,8 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string group_name{};
-  // InitOptions::staging_bytes. A backend without such buffers throws UsageError if it is given.
-  std::optional<std::size_t> staging_bytes{};
+  // A backend throws UsageError for those of another.
+  BackendOptions options{};
   // The group's ranks by their numbers in the world; empty: the same.
   std::vector<int> world_ranks{};
   // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made

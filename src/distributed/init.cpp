@@ -39,7 +39,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_nam
 }
 
 void check_timeout(std::chrono::milliseconds timeout) {
-  if (timeout > 0ms) return;
+  if (timeout > std::chrono::milliseconds(0)) return;
   throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
 }
 
@@ -53,7 +53,7 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distri
   world->store = meeting.store;
   world->backend = options.backend;
   world->timeout = options.timeout;
-  world->staging_bytes = options.staging_bytes;
+  world->backend_options = options.backend_options;
   world->host = meeting.host;
   world->group = make_group(options.backend,
                             {.store = c10::make_intrusive<c10d::PrefixStore>("world", world->store),
@@ -61,7 +61,7 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distri
                              .size = meeting.size,
                              .timeout = options.timeout,
                              .group_name = "world",
-                             .staging_bytes = options.staging_bytes,
+                             .options = options.backend_options,
                              .links = std::move(meeting.links),
                              .host = meeting.host,
                              .processes = std::move(processes)});
@@ -195,8 +195,8 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
                                  fmt::join(ranks, ", "), size - 1));
   }
   const std::string name = std::to_string(++world.groups_made);
-  const std::string backend = options.backend.empty() ? world.backend : options.backend;
-  const auto timeout = options.timeout == -1ms ? world.timeout : options.timeout;
+  const std::string backend = options.backend.value_or(world.backend);
+  const auto timeout = options.timeout.value_or(world.timeout);
   check_timeout(timeout);
   distributed::find_backend(backend);
 
@@ -210,13 +210,12 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
       .size = static_cast<int>(ranks.size()),
       .timeout = timeout,
       .group_name = name,
-      .staging_bytes = options.staging_bytes,
+      .options = options.backend_options,
       .world_ranks = ranks,
       .host = world.host,
       .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); }};
-  if (!request.staging_bytes && backend == world.backend) {
-    request.staging_bytes = world.staging_bytes;
-  }
+  const bool unset = std::holds_alternative<std::monostate>(request.options);
+  if (unset && backend == world.backend) request.options = world.backend_options;
   const auto whole = world.group;
   lock.unlock();
   try {

@@ -20,8 +20,8 @@ Work start_send(const at::Tensor& tensor, int dst, const SendOptions& options) {
 Work start_recv(const at::Tensor& tensor, const RecvOptions& options) {
   return start(options.group, "recv", {tensor}, {},
                [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
-                 if (options.src == -1) return backend.recvAnysource(to, options.tag);
-                 const int peer = distributed::group_rank_of(options.group, options.src);
+                 if (!options.src) return backend.recvAnysource(to, options.tag);
+                 const int peer = distributed::group_rank_of(options.group, *options.src);
                  return backend.recv(to, peer, options.tag);
                });
 }

@@ -18,7 +18,7 @@ struct ActiveWorld {
   c10::intrusive_ptr<c10d::Store> store;
   std::string backend;
   std::chrono::milliseconds timeout;
-  std::optional<std::size_t> staging_bytes;
+  BackendOptions backend_options;
   std::string host;
   int groups_made = 0;
 

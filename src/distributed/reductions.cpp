@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <paceline/collectives.h>
 
 #include "distributed/start.h"
@@ -93,7 +95,15 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
       distributed::backend_of(options.group, c10::DeviceType::CPU, "monitored_barrier");
   if (!backend) return;
   c10d::BarrierOptions request;
-  if (options.timeout >= 0ms) request.timeout = options.timeout;
+  if (options.timeout) {
+    if (options.timeout->count() < 0) {
+      throw UsageError(
+          fmt::format("monitored_barrier: timeout of {} ms: it must not be negative; leave it out "
+                      "for the group's",
+                      options.timeout->count()));
+    }
+    request.timeout = *options.timeout;
+  }
   distributed::translate("monitored_barrier",
                          [&] { backend->monitoredBarrier(request, options.wait_all_ranks); });
 }

@@ -75,9 +75,15 @@ Url parse_url(const std::string& method) {
 }
 
 // The first that is said of: the option, the URL, the environment.
-int resolve(int option, const Url& url, const char* key, std::optional<int> variable,
+int resolve(std::optional<int> option, const Url& url, const char* key, std::optional<int> variable,
             const char* variable_name, const std::string& method) {
-  if (option >= 0) return option;
+  if (option) {
+    if (*option >= 0) return *option;
+    throw UsageError(
+        fmt::format("init_process_group({{.{} = {}}}): it must not be negative; leave it "
+                    "out to take it from the init_method",
+                    key, *option));
+  }
   if (const auto found = url.query.find(key); found != url.query.end()) {
     return parse_number(found->second, fmt::format("init_method '{}', {}", method, key), 1 << 20);
   }
@@ -344,13 +350,13 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   Url url;
   if (options.store) {
     plan.means = Plan::Means::given_store;
-    if (options.rank < 0 || options.world_size < 0) {
+    if (!options.rank || !options.world_size) {
       throw UsageError("init_process_group with a store needs .rank and .world_size");
     }
   } else {
     url = parse_url(options.init_method);
     const bool unlaunched =
-        !environment.rank && !environment.world_size && options.rank < 0 && options.world_size < 0;
+        !environment.rank && !environment.world_size && !options.rank && !options.world_size;
     if (url.scheme == "env" && unlaunched) {
       check_alone(environment);
       return plan;

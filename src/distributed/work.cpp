@@ -78,7 +78,7 @@ void Work::wait(std::chrono::milliseconds timeout) {
   // Zero means for ever to c10d, and its own timeout error is not of one type over the backends.
   const auto deadline = base::Deadline::after(timeout);
   try {
-    work_->wait(std::max(timeout, 1ms));
+    work_->wait(std::max(timeout, std::chrono::milliseconds(1)));
     write_back();
   } catch (const Error&) {
     throw;

@@ -25,6 +25,7 @@
 namespace paceline {
 namespace {
 
+using namespace std::chrono_literals;
 using test::batch_of;
 using test::loss_of;
 using test::make_net;

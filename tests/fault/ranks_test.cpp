@@ -27,6 +27,7 @@
 namespace paceline {
 namespace {
 
+using namespace std::chrono_literals;
 using test::RankContext;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

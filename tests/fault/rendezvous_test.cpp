@@ -40,6 +40,7 @@
 namespace paceline {
 namespace {
 
+using namespace std::chrono_literals;
 using test::RankContext;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -283,6 +284,7 @@ TEST_F(Rendezvous, WrongOptionsDoNotCountAsAnAttempt) {
         for (const auto& change : std::vector<std::function<void(InitOptions&)>>{
                  [](InitOptions& options) { options.backend = "mpi"; },
                  [](InitOptions& options) { options.timeout = 0ms; },
+                 [](InitOptions& options) { options.rank = -1; },
                  [](InitOptions& options) { options.rank = 2; }}) {
           auto wrong = context.init;
           change(wrong);

@@ -15,6 +15,7 @@
 namespace paceline {
 namespace {
 
+using namespace std::chrono_literals;
 using test::backends;
 using test::expect_torch_ranks;
 using test::kWorldSizes;
@@ -380,7 +381,8 @@ TEST(Groups, AllocateTensorsThatRanksShare) {
 TEST(Groups, HaveTheStagingBuffersAskedFor) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     constexpr std::size_t kBytes = std::size_t{64} << 10;
-    const ProcessGroup group = new_group({}, {.staging_bytes = kBytes});
+    const ProcessGroup group =
+        new_group({}, {.backend_options = PacelineOptions{.staging_bytes = kBytes}});
     auto t = torch::full({100'000}, static_cast<double>(rank));
     all_reduce(t, {.group = group});
     EXPECT_TRUE(t.eq(1).all().item<bool>());
@@ -389,7 +391,8 @@ TEST(Groups, HaveTheStagingBuffersAskedFor) {
     };
     EXPECT_EQ(held(group), kBytes);
     EXPECT_EQ(held(new_group()), held(ProcessGroup()));
-    EXPECT_THROW(new_group({}, {.backend = "gloo", .staging_bytes = kBytes}), UsageError);
+    EXPECT_THAT([] { new_group({}, {.backend = "gloo", .backend_options = PacelineOptions{}}); },
+                ThrowsMessage<UsageError>(HasSubstr("its backend is gloo")));
   });
 }
 

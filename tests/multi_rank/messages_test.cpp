@@ -18,6 +18,7 @@
 namespace paceline {
 namespace {
 
+using namespace std::chrono_literals;
 using test::backends;
 using test::expect_torch_ranks;
 using ::testing::ElementsAre;
@@ -232,6 +233,12 @@ TEST(Coalescing, CallsCompleteTogether) {
     EXPECT_EQ(sum[0][0].item<double>(), size);
     EXPECT_EQ(received[0][0].item<float>(), static_cast<float>((rank + size - 1) % size));
     EXPECT_THROW(backend->endCoalescing(), UsageError);
+  });
+}
+
+TEST(MonitoredBarrier, RejectsNegativeTimeout) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    EXPECT_THROW(monitored_barrier({.timeout = -1ms}), UsageError);
   });
 }
 

@@ -22,7 +22,7 @@ std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
     at::set_num_threads(1);
     return body({rank, size,
                  InitOptions{.backend = backend,
-                             .timeout = 60s,
+                             .timeout = std::chrono::seconds(60),
                              .world_size = size,
                              .rank = rank,
                              .store = c10::make_intrusive<c10d::FileStore>(path, size)}});

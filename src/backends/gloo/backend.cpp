@@ -15,11 +15,11 @@ namespace {
 // LibTorch's own Gloo. Ranks that are known to share a host talk over that address only; otherwise
 // the interface is GLOO_SOCKET_IFNAME's, or that of this machine's name, as in PyTorch.
 c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
-  if (request.staging_bytes) {
-    throw UsageError(
-        fmt::format("staging_bytes of {} for group {}: the backend gloo has no staging "
-                    "buffers, only paceline has",
-                    *request.staging_bytes, request.group_name));
+  if (!std::holds_alternative<std::monostate>(request.options)) {
+    throw UsageError(fmt::format(
+        "backend_options of group {} are PacelineOptions, but its backend is gloo, which "
+        "has none: leave them out, or use the backend paceline",
+        request.group_name));
   }
   // Gloo waits for ranks that are missing, too, but does not say which they are.
   distributed::StoreExchange(request).all_gather("here", base::Deadline::after(request.timeout));

@@ -26,7 +26,9 @@ std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
   shm::RegionOptions options{.name = request.group_name,
                              .numbers = shm::GlobalRanks(request.world_ranks),
                              .timeout = request.timeout};
-  options.staging_bytes = request.staging_bytes.value_or(options.staging_bytes);
+  if (const auto* const ours = std::get_if<paceline::PacelineOptions>(&request.options)) {
+    options.staging_bytes = ours->staging_bytes.value_or(options.staging_bytes);
+  }
   if (!request.links.empty() || request.size == 1) {
     return shm::Region::create(std::move(request.links), request.rank, request.size, options);
   }
@@ -143,13 +145,13 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
       .size = static_cast<int>(ranks.size()),
       .timeout = timeout_.load(),
       .group_name = fmt::format("split of {}", region_->options().name),
-      .staging_bytes = options_->staging_bytes};
+      .options = paceline::PacelineOptions{options_->staging_bytes}};
   for (const int rank : ranks) request.world_ranks.push_back(region_->numbers().of(rank));
   if (options) {
     request.timeout = options->timeout;
     if (!options->group_name.empty()) request.group_name = options->group_name;
     if (const auto* const ours = dynamic_cast<PacelineOptions*>(options.get())) {
-      request.staging_bytes = ours->staging_bytes;
+      request.options = paceline::PacelineOptions{ours->staging_bytes};
     }
   }
   return form_region(std::move(request));
