@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <paceline/api.h>
 #include <paceline/distributed.h>
@@ -13,207 +12,284 @@
 #include <string_view>
 #include <vector>
 
+namespace c10d {
+class Work;
+}
+
+/// @file
+/// Collectives and messages.
+///
+/// **Calls.** Every rank of the group makes the same collectives in the same order. A call returns
+/// when this rank's tensors are final. On ranks that are not members of the group it does nothing.
+///
+/// **Tensors** are on the CPU and are modified in place. One that is not contiguous goes through a
+/// copy; an asynchronous call writes that back in wait(). Memory that a call writes must not
+/// overlap other memory that it writes or reads, except the part that a rank gives to itself, which
+/// may be stored where the call puts it.
+///
+/// **Types** on the backend paceline. The calls that only move data take every type. Reductions
+/// take:
+/// - SUM, PRODUCT and PREMUL_SUM: floating, integer, bool and complex tensors;
+/// - MIN and MAX: all of these but complex;
+/// - AVG: all of these but bool; averages of integers are truncated towards zero;
+/// - BAND, BOR and BXOR: integers and bool.
+///
+/// 16-bit floats are reduced in float32 and rounded once. all_reduce adds sparse COO tensors too.
+///
+/// **Errors.** Every call throws Mismatch if the ranks disagree on the call, its types or its
+/// sizes; PeerLost if a rank has ended; Timeout if one does not come in time; UsageError for
+/// arguments that this rank finds invalid by itself. docs/errors.md lists the cases.
+///
+/// In shapes, W is the number of ranks in the group and r a rank in it. Ranks in arguments (`src`,
+/// `dst`) are numbers in the world, as in PyTorch, also where the group is smaller.
+
 namespace paceline {
 
-// Every rank of the group must make the same calls in the same order. The calls return when this
-// rank's tensors are final, and throw on failure: Mismatch if the ranks do not agree, PeerLost,
-// Timeout, UsageError for arguments that cannot work. Tensors are modified in place; those that are
-// not contiguous through a copy, which for asynchronous calls is written back by wait(). What a
-// call writes must not overlap what else it writes or reads; only the part that a rank gives itself
-// may lie where the call puts it.
-//
-// On the backend paceline: reductions take floating, integer, bool and complex tensors with SUM,
-// PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, all but bool ones with AVG,
-// integer and bool ones with BAND, BOR and BXOR; 16-bit floats are reduced in float32 and rounded
-// once, and averages of integers are truncated towards zero. The calls that only move data take
-// every type. Tensors live on the CPU. all_reduce adds up sparse COO tensors, too.
-
+/// SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with its factor.
 using ReduceOp = c10d::ReduceOp;
 
+/// Options of all_reduce.
 struct AllReduceOptions {
-  ReduceOp op = ReduceOp::SUM;
-  ProcessGroup group{};
+  ReduceOp op = ReduceOp::SUM;  ///< How elements are combined.
+  ProcessGroup group{};         ///< The ranks that take part.
 };
-// Ranks in options are those of the world, as in PyTorch, also when `group` is smaller.
+/// Options of reduce.
 struct ReduceOptions {
-  int dst = 0;
-  ReduceOp op = ReduceOp::SUM;
-  ProcessGroup group{};
+  int dst = 0;                  ///< The rank that gets the result.
+  ReduceOp op = ReduceOp::SUM;  ///< How elements are combined.
+  ProcessGroup group{};         ///< The ranks that take part.
 };
+/// Options of broadcast and broadcast_bytes.
 struct BroadcastOptions {
-  int src = 0;
-  ProcessGroup group{};
+  int src = 0;           ///< The rank whose values all ranks get.
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of all_gather, all_gather_into_tensor and all_gather_bytes.
 struct AllGatherOptions {
-  ProcessGroup group{};
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of gather.
 struct GatherOptions {
-  int dst = 0;
-  ProcessGroup group{};
+  int dst = 0;           ///< The rank that gets the tensors.
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of scatter.
 struct ScatterOptions {
-  int src = 0;
-  ProcessGroup group{};
+  int src = 0;           ///< The rank that gives the tensors.
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of reduce_scatter and reduce_scatter_tensor.
 struct ReduceScatterOptions {
-  ReduceOp op = ReduceOp::SUM;
-  ProcessGroup group{};
+  ReduceOp op = ReduceOp::SUM;  ///< How elements are combined.
+  ProcessGroup group{};         ///< The ranks that take part.
 };
+/// Options of all_to_all.
 struct AllToAllOptions {
-  ProcessGroup group{};
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of all_to_all_single.
 struct AllToAllSingleOptions {
-  // Rows of the first dimension for each rank; empty: equally many.
+  /// Rows of `output` from each rank, W numbers; empty: equally many.
   std::vector<std::int64_t> output_split_sizes{};
+  /// Rows of `input` for each rank, W numbers; empty: equally many.
   std::vector<std::int64_t> input_split_sizes{};
-  ProcessGroup group{};
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of barrier.
 struct BarrierOptions {
-  ProcessGroup group{};
+  ProcessGroup group{};  ///< The ranks that take part.
 };
+/// Options of monitored_barrier.
 struct MonitoredBarrierOptions {
-  ProcessGroup group{};
-  std::optional<std::chrono::milliseconds> timeout{};  // unset: the group's
-  bool wait_all_ranks = false;
+  ProcessGroup group{};                                ///< The ranks that take part.
+  std::optional<std::chrono::milliseconds> timeout{};  ///< Not negative. Unset: the group's.
+  bool wait_all_ranks = false;  ///< Whether rank 0 names all missing ranks, not only the first.
 };
+/// Options of send.
 struct SendOptions {
-  ProcessGroup group{};
-  int tag = 0;
+  ProcessGroup group{};  ///< A group of both ranks.
+  int tag = 0;           ///< Must be that of the receive.
 };
+/// Options of recv.
 struct RecvOptions {
-  std::optional<int> src{};  // unset: any rank, the first message to come
-  ProcessGroup group{};
-  int tag = 0;
+  std::optional<int> src{};  ///< The sender. Unset: any rank, whichever message comes first.
+  ProcessGroup group{};      ///< A group of both ranks.
+  int tag = 0;               ///< Must be that of the send.
 };
 
-// An operation under way. It keeps its tensors alive; they must not be touched before wait()
-// returns. Dropping it lets the operation finish by itself. Move-only: one that was moved from is
-// complete. Used by one thread at a time.
+/// An operation under way. It keeps its tensors alive; do not touch them before wait() returns. If
+/// it is destroyed, the operation still finishes. Move-only; a moved-from Work is complete. Use it
+/// on one thread at a time.
 class [[nodiscard]] PACELINE_API Work {
  public:
-  // Of a call on a group that this rank is no member of: complete.
+  /// A complete operation, as on ranks that are not members of the group.
   Work() = default;
-  // `dense[i]` is what the operation writes for `tensors[i]`: the same, or a contiguous copy.
+  /// `dense[i]` is what the operation writes for `tensors[i]`: the same, or a contiguous copy.
   Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
        std::vector<at::Tensor> dense, ProcessGroup group);
-  Work(Work&&) noexcept = default;
-  Work& operator=(Work&&) noexcept = default;
+  /// Leaves `other` complete.
+  Work(Work&& other) noexcept = default;
+  /// Leaves `other` complete. The operation that this object held still finishes.
+  Work& operator=(Work&& other) noexcept = default;
 
-  // Returns once the operation is complete and throws its error if it failed. With a timeout,
-  // throws Timeout if it takes longer; the operation itself goes on.
+  /// Returns once the operation is complete, and throws its error if it failed.
   void wait();
+  /// The same, but throws Timeout if that takes longer than `timeout`. The operation goes on.
   void wait(std::chrono::milliseconds timeout);
+  /// Whether wait() would return at once.
   [[nodiscard]] bool is_completed() const;
-  // Of a recv_async that is complete: who sent it, by its rank in the world. -1 on a rank that is
-  // no member of the group; throws for other operations.
+  /// The sender of a completed recv_async, its rank in the world; -1 on a rank that is not a member
+  /// of the group. Throws for other operations.
   [[nodiscard]] int source_rank() const;
 
  private:
   void write_back();
 
-  c10::intrusive_ptr<c10d::Work> work_;
+  c10::intrusive_ptr<c10::intrusive_ptr_target> work_;  // a c10d::Work
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> dense_;
   ProcessGroup group_;
 };
 
-// A contiguous tensor of unset values in memory that the group's ranks share, where its backend has
-// such: calls then read and write it in place instead of through staging buffers. On other backends
-// an ordinary one. It may outlive the group. Throws Error saying how much was asked for if there is
-// no room, and the group's failure after it failed.
+/// A contiguous, uninitialised tensor in memory that the group's ranks share, if its backend has
+/// such memory: calls then read and write it in place instead of through staging buffers. Over
+/// another backend, and on ranks that are not members, an ordinary tensor. It may outlive the
+/// group.
+///
+/// Throws Error with the size asked for if there is no room, and the group's error after it failed.
 [[nodiscard]] PACELINE_API at::Tensor allocate_tensor(at::IntArrayRef sizes,
                                                       const at::TensorOptions& options = {},
                                                       const ProcessGroup& group = {});
 
+/// Combines the ranks' tensors element by element; every rank gets the result in `tensor`. Types
+/// and numbers of elements are the same on all ranks.
 PACELINE_API void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
-// As all_reduce, but the result is on rank `dst` only; the other ranks' tensors keep their values
-// on the backend paceline, and may hold anything on others.
+/// As all_reduce, but only rank `dst` gets the result. The other ranks' tensors keep their values
+/// on the backend paceline; other backends may change them.
 PACELINE_API void reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
+/// Copies rank `src`'s `tensor` into that of every other rank. Types and numbers of elements are
+/// the same on all ranks.
 PACELINE_API void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
-// tensors[r] receives rank r's `tensor`; all have the same type, on the backend paceline not
-// necessarily the same size.
+/// `tensors`: W tensors; tensors[r] gets rank r's `tensor`, and has as many elements. All have one
+/// type. On the backend paceline their sizes may differ between ranks.
 PACELINE_API void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
                              const AllGatherOptions& options = {});
-// `output` is the concatenation of every rank's `input`: get_world_size(group) times its elements.
+/// `output` gets the ranks' `input` one after the other: it has W times the elements of `input`, as
+/// for (N, ...) either (W * N, ...) or (W, N, ...). `input` has one size and type on all ranks.
 PACELINE_API void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                          const AllGatherOptions& options = {});
-// gather_list[r] receives rank r's `tensor`, on rank `dst`; it is empty on the others.
+/// `gather_list`: on rank `dst` W tensors, and gather_list[r] gets rank r's `tensor`; empty on the
+/// other ranks. All have one type, and each pair as many elements.
 PACELINE_API void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
                          const GatherOptions& options = {});
-// `tensor` receives scatter_list[r] of rank `src`, r being this rank; it is empty on the others.
+/// `scatter_list`: on rank `src` W tensors, and rank r's `tensor` gets scatter_list[r]; empty on
+/// the other ranks. All have one type, and each pair as many elements.
 PACELINE_API void scatter(const at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
-// `output` receives the reduction of every rank's inputs[r], r being this rank.
+/// `inputs`: W tensors, of which rank r gets the reduction of every rank's inputs[r] in `output`.
+/// All have one type, and inputs[r] as many elements on each rank as rank r's output.
 PACELINE_API void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                                  const ReduceScatterOptions& options = {});
-// The same with the inputs in one tensor, one after the other.
+/// The same with W inputs of one size in one tensor, one after the other: `input` has W times the
+/// elements of `output`, as (W * N, ...) or (W, N, ...) for (N, ...).
 PACELINE_API void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options = {});
-// outputs[r] receives what rank r has in its inputs for this rank. Sizes are free as long as each
-// pair agrees (on gloo all are the same).
+/// `outputs` and `inputs`: W tensors each, of one type; outputs[r] gets rank r's inputs[q], q being
+/// this rank. Those two have as many elements; otherwise sizes are free on the backend paceline,
+/// and equal on gloo.
 PACELINE_API void all_to_all(const std::vector<at::Tensor>& outputs,
                              const std::vector<at::Tensor>& inputs,
                              const AllToAllOptions& options = {});
-// The same with the rows of one tensor.
+/// The same with rows of the first dimension: `input` is (sum of input_split_sizes, ...), `output`
+/// (sum of output_split_sizes, ...). Without split sizes both first dimensions are multiples of W.
 PACELINE_API void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                     const AllToAllSingleOptions& options = {});
+/// Returns once every rank has called it.
 PACELINE_API void barrier(const BarrierOptions& options = {});
-// A barrier that on rank 0 throws Timeout naming the ranks that did not come: the first, or all of
-// them with `wait_all_ranks`. The group can be used further. If a rank has made another call
-// instead, on the backend paceline, every rank throws Mismatch.
+/// A barrier that throws Timeout on rank 0 with the name of the first rank that did not come, or of
+/// all with `wait_all_ranks`. The group remains usable. If a rank has made another call instead,
+/// every rank throws Mismatch on the backend paceline.
 PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
-// Messages between two ranks, matched by sender and tag; both sides agree on type and size.
+/// Sends `tensor` to rank `dst`, whose recv has the same tag, type and number of elements. Returns
+/// once `tensor` may be changed. Messages between two ranks with one tag keep their order.
 PACELINE_API void send(const at::Tensor& tensor, int dst, const SendOptions& options = {});
-// Returns who sent it.
+/// Receives a message into `tensor`. Returns the sender's rank in the world; -1 on a rank that is
+/// not a member of the group.
 PACELINE_API int recv(const at::Tensor& tensor, const RecvOptions& options = {});
 
-// These return at once; operations of one group run in the order in which they were called, the
-// calls above included. Messages run beside them.
+/// @name Asynchronous calls
+/// The calls above, which return at once: call Work::wait() before the tensors are used.
+/// Collectives of one group run in the order of the calls, synchronous ones included. Messages run
+/// beside them.
+/// @{
+
+/// all_reduce; see there.
 PACELINE_API Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {});
+/// reduce; see there.
 PACELINE_API Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {});
+/// broadcast; see there.
 PACELINE_API Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {});
+/// all_gather; see there.
 PACELINE_API Work all_gather_async(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
                                    const AllGatherOptions& options = {});
+/// all_gather_into_tensor; see there.
 PACELINE_API Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
                                                const AllGatherOptions& options = {});
+/// gather; see there.
 PACELINE_API Work gather_async(const at::Tensor& tensor,
                                const std::vector<at::Tensor>& gather_list = {},
                                const GatherOptions& options = {});
+/// scatter; see there.
 PACELINE_API Work scatter_async(const at::Tensor& tensor,
                                 const std::vector<at::Tensor>& scatter_list = {},
                                 const ScatterOptions& options = {});
+/// reduce_scatter; see there.
 PACELINE_API Work reduce_scatter_async(const at::Tensor& output,
                                        const std::vector<at::Tensor>& inputs,
                                        const ReduceScatterOptions& options = {});
+/// reduce_scatter_tensor; see there.
 PACELINE_API Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
                                               const ReduceScatterOptions& options = {});
+/// all_to_all; see there.
 PACELINE_API Work all_to_all_async(const std::vector<at::Tensor>& outputs,
                                    const std::vector<at::Tensor>& inputs,
                                    const AllToAllOptions& options = {});
+/// all_to_all_single; see there.
 PACELINE_API Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                                           const AllToAllSingleOptions& options = {});
+/// barrier; see there.
 PACELINE_API Work barrier_async(const BarrierOptions& options = {});
+/// send; see there.
 PACELINE_API Work send_async(const at::Tensor& tensor, int dst, const SendOptions& options = {});
+/// recv; see there. Work::source_rank() gives the sender.
 PACELINE_API Work recv_async(const at::Tensor& tensor, const RecvOptions& options = {});
 
-// One message of a batch.
+/// One message of batch_isend_irecv.
 struct P2POp {
-  enum class Kind { isend, irecv };
-  Kind op;
-  at::Tensor tensor;
-  int peer;
-  ProcessGroup group{};
-  int tag = 0;
+  /// Whether a message is sent or received.
+  enum class Kind {
+    isend,  ///< As send_async.
+    irecv   ///< As recv_async.
+  };
+  Kind op;               ///< Whether this rank sends or receives.
+  at::Tensor tensor;     ///< What is sent, or where the message is stored.
+  int peer;              ///< The receiver, or the sender; its rank in the world.
+  ProcessGroup group{};  ///< A group of both ranks.
+  int tag = 0;           ///< Must be the same on both ranks.
 };
-// Starts all of them, and returns a Work for each.
+/// Starts all of them, and returns a Work for each.
 [[nodiscard]] PACELINE_API std::vector<Work> batch_isend_irecv(
     const std::vector<P2POp>& operations);
+/// @}
 
-// Strings of any content, which may differ in length between ranks.
+/// Rank `src`'s `bytes`, any content of any length, on every rank; `bytes` of other ranks is not
+/// used. Collective. Empty on ranks that are not members.
 [[nodiscard]] PACELINE_API std::string broadcast_bytes(std::string_view bytes,
                                                        const BroadcastOptions& options = {});
+/// W strings, the r-th from rank r: any content, and lengths may differ between ranks. Collective.
+/// Empty on ranks that are not members.
 [[nodiscard]] PACELINE_API std::vector<std::string> all_gather_bytes(
     std::string_view bytes, const AllGatherOptions& options = {});
 

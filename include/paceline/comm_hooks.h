@@ -1,12 +1,19 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <ATen/core/ivalue.h>
 
 #include <paceline/api.h>
 #include <paceline/distributed.h>
 
 #include <functional>
 #include <memory>
+
+// Declared only, as their header costs every source file seconds: hooks of your own include
+// <torch/csrc/distributed/c10d/comm.hpp>.
+namespace c10d {
+class GradBucket;
+class CommHookInterface;
+}  // namespace c10d
 
 namespace paceline {
 

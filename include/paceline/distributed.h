@@ -1,6 +1,5 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <paceline/api.h>
@@ -13,52 +12,65 @@
 #include <variant>
 #include <vector>
 
+// Declared only, as its header costs every source file seconds: programs that use a c10d group
+// include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+namespace c10d {
+class ProcessGroup;
+}
+
 namespace paceline {
 
-// Options of the backend "paceline".
+/// Options of the backend "paceline".
 struct PacelineOptions {
-  // What the staging buffers of all ranks may take together, in bytes; unset: 64 MiB. Tensors that
-  // are not in shared memory pass through them.
+  /// Bytes of the staging buffers of all ranks together. Unset: 64 MiB. Tensors outside shared
+  /// memory pass through these buffers.
   std::optional<std::size_t> staging_bytes{};
 };
 
-// Options of one backend; std::monostate: the backend's defaults. init_process_group and new_group
-// throw UsageError if they belong to another backend than the group's.
+/// Options of one backend. std::monostate: the backend's defaults. A group over another backend
+/// throws UsageError.
 using BackendOptions = std::variant<std::monostate, PacelineOptions>;
 
-// How this process joins the others. The fields come in the order of PyTorch's arguments.
+/// How this process joins the others. The fields have the order of PyTorch's arguments.
 struct InitOptions {
-  // "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
+  /// "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
   std::string backend = "paceline";
-  // Where the ranks meet, unless `store` is given:
-  //   env://             what the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR,
-  //                      MASTER_PORT); under `paceline run` that is inherited, and opens no port.
-  //                      With none of RANK and WORLD_SIZE set, a world of one; UsageError if
-  //                      mpirun, srun or the like started several processes.
-  //   tcp://host:port    rank 0 listens there, and only there
-  //   file:///path       a file on a file system with locks that all ranks see. It must be gone
-  //                      before a job starts; ranks that are killed leave it behind, and those
-  //                      that find it throw UsageError.
-  // tcp:// and file:// take ?rank=R&world_size=N as well.
+  /// Where the ranks meet, unless `store` is given:
+  /// - `env://`: what the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+  ///   Under `paceline run` ranks inherit their connections, and no port is opened. If neither RANK
+  ///   nor WORLD_SIZE is set, this is a world of one; UsageError if mpirun, srun or the like
+  ///   started several processes.
+  /// - `tcp://host:port`: rank 0 listens at that address only.
+  /// - `file:///path`: a file on a file system with locks that all ranks see. It must not exist
+  ///   before the job starts. Ranks that are killed leave it behind; a later job that finds it
+  ///   throws UsageError.
+  ///
+  /// tcp:// and file:// take `?rank=R&world_size=N` too.
   std::string init_method = "env://";
-  // How long reaching the store, then meeting the other ranks there, and later each collective call
-  // may take before it throws Timeout.
+  /// The time limit for reaching the store, then for meeting the other ranks there, and later for
+  /// each collective. Past it, the call throws Timeout. Must be positive.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // Unset: from the init method.
+  /// The number of ranks. Unset: from the init method.
   std::optional<int> world_size{};
+  /// This process's rank, from 0 to world_size - 1. Unset: from the init method.
   std::optional<int> rank{};
-  // Any c10d store that all ranks share; then world_size and rank are required.
+  /// Any c10d store that all ranks share, in place of the init method. Then world_size and rank are
+  /// required.
   c10::intrusive_ptr<c10d::Store> store{};
+  /// Options of `backend`; groups over the same backend inherit them.
   BackendOptions backend_options{};
 };
 
-// Membership in the job, for as long as this object lives; move-only, one at a time in a process.
-// The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
-// aborts all groups instead: the peers then throw PeerLost naming this rank and, if an enclosing
-// `record` sees the exception, giving its text.
+/// Membership in the job for as long as this object lives. Move-only; a process has one at a time.
+///
+/// The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
+/// aborts all groups instead: the peers then throw PeerLost that names this rank. If an enclosing
+/// record() sees the exception, PeerLost has its text too.
 class [[nodiscard]] PACELINE_API World {
  public:
+  /// Takes over the membership; `other` then does nothing.
   World(World&& other) noexcept;
+  /// Exchanges memberships, so that `other` leaves the group that this object held.
   World& operator=(World&& other) noexcept;
   ~World();
 
@@ -70,66 +82,87 @@ class [[nodiscard]] PACELINE_API World {
   int exceptions_at_start_;
 };
 
-// Joins the job: collective over all ranks. Throws UsageError for options or variables that make no
-// sense or when there is a world already, Timeout naming the ranks that did not come, PeerLost
-// naming those that ended meanwhile.
+/// Joins the job. Collective over all ranks; returns when all have come.
+///
+/// Throws UsageError for invalid options or variables, or if there is a world already; Timeout that
+/// names the ranks that did not come; PeerLost that names those that ended meanwhile.
 [[nodiscard]] PACELINE_API World init_process_group(InitOptions options = {});
 
+/// Whether this process is in a world. Safe to call from any thread.
 [[nodiscard]] PACELINE_API bool is_initialized();
+/// Whether this build has the backend "paceline".
 [[nodiscard]] PACELINE_API bool is_paceline_available();
+/// Whether this build has the backend "gloo".
 [[nodiscard]] PACELINE_API bool is_gloo_available();
 
+/// Options of new_group.
 struct GroupOptions {
-  // Unset: the world's.
+  /// The time limit of each collective. Unset: the world's. Must be positive.
   std::optional<std::chrono::milliseconds> timeout{};
+  /// "paceline" or "gloo". Unset: the world's.
   std::optional<std::string> backend{};
-  // std::monostate: the world's, if the backend is the world's.
+  /// Options of the backend. std::monostate: the world's, if the backend is the world's.
   BackendOptions backend_options{};
 };
 
-// A group of ranks: a cheap handle. Default-constructed it means the world there is when it is
-// used.
+/// A group of ranks, as a handle that is cheap to copy. A default-constructed one means the world
+/// that exists when it is used.
 class PACELINE_API ProcessGroup {
  public:
+  /// The world.
   ProcessGroup() = default;
-  // Any group of c10d's, made by whomever.
+  /// A c10d group from elsewhere. Throws UsageError for a null pointer.
   explicit ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
-  // False on the ranks that were left out of new_group. On them, collectives over the group do
-  // nothing, and get_rank and get_world_size give -1.
+  /// False on the ranks that were left out of new_group. On them, collectives over the group do
+  /// nothing, and get_rank and get_world_size return -1.
   [[nodiscard]] bool is_member() const { return member_; }
-  // The group itself. Throws UsageError if there is no world or this rank is no member.
+  /// The c10d group. Throws UsageError if there is no world, if this rank is not a member, or if
+  /// the group has been destroyed.
   [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> c10d() const;
 
  private:
   friend ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options);
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<c10::intrusive_ptr_target> group_;  // a c10d::ProcessGroup
   bool member_ = true;
 };
 
-// A group of some ranks of the world, all of them if `ranks` is empty. Every rank of the world must
-// call it, with the same arguments and in the same order. Group ranks follow the order of world
-// ranks, as in PyTorch.
+/// Makes a group of `ranks`, numbers in the world; empty: all ranks. Collective over the world:
+/// every rank calls it with the same arguments and in the same order. Group ranks follow the order
+/// of world ranks, as in PyTorch.
+///
+/// Throws UsageError for invalid arguments, Timeout or PeerLost if a rank of the group does not
+/// come.
 [[nodiscard]] PACELINE_API ProcessGroup new_group(std::vector<int> ranks = {},
                                                   const GroupOptions& options = {});
 
-// Leaves the group, without an argument the world and all of its groups: no further calls are
-// possible. Waits for this rank's own asynchronous operations, not for the others to leave. Memory
-// and descriptors of the group go at once, but for what tensors allocated in it, models of
-// DistributedDataParallel over it and Work objects keep; those refuse further steps. Throws
-// UsageError for a group that is not of new_group or has been destroyed. Does nothing without a
-// world, where the World object has been left already, and on ranks that are no members.
+/// Leaves a group of new_group's; without an argument, the world and all its groups. It waits for
+/// this rank's own asynchronous operations, not for the other ranks. No further calls are possible.
+///
+/// The group's memory and descriptors are freed at once, except what is kept by tensors allocated
+/// in it, by models of DistributedDataParallel over it, and by Work objects. Such models refuse
+/// further steps.
+///
+/// Does nothing without a world and on ranks that are not members. Throws UsageError for a group
+/// that new_group did not make in this world, or that has been destroyed.
 PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 
-// Before init_process_group, and in a world of one, these answer from the launcher's environment;
-// without a launcher, rank 0 of 1.
+/// This process's rank in the group; -1 if it is not a member.
+///
+/// Before init_process_group, get_rank and get_world_size answer from the launcher's environment;
+/// without a launcher, rank 0 of 1.
 [[nodiscard]] PACELINE_API int get_rank(const ProcessGroup& group = {});
+/// The number of ranks in the group; -1 if this process is not a member.
 [[nodiscard]] PACELINE_API int get_world_size(const ProcessGroup& group = {});
+/// This process's rank among those on its machine (LOCAL_RANK); 0 without a launcher.
 [[nodiscard]] PACELINE_API int get_local_rank();
+/// The number of ranks on this machine (LOCAL_WORLD_SIZE); 1 without a launcher.
 [[nodiscard]] PACELINE_API int get_local_world_size();
+/// The number of this machine in the job (GROUP_RANK); 0 without a launcher.
 [[nodiscard]] PACELINE_API int get_node_rank();
-// "paceline", "gloo".
+/// The name of the group's backend: "paceline" or "gloo". Throws UsageError if this rank is not a
+/// member.
 [[nodiscard]] PACELINE_API std::string get_backend(const ProcessGroup& group = {});
 
 }  // namespace paceline

@@ -173,8 +173,9 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group)
 c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
   if (!member_) throw UsageError("this rank is no member of the group");
   if (group_) {
-    check_not_destroyed(*group_);
-    return group_;
+    auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(group_);
+    check_not_destroyed(*group);
+    return group;
   }
   std::unique_lock lock(ProcessState::instance().mutex);
   return active_world(lock).group;
@@ -218,16 +219,18 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   if (unset && backend == world.backend) request.options = world.backend_options;
   const auto whole = world.group;
   lock.unlock();
+  c10::intrusive_ptr<c10d::ProcessGroup> made;
   try {
-    group.group_ = make_group(backend, std::move(request));
+    made = make_group(backend, std::move(request));
   } catch (const PeerLost&) {
     // The world knows the cause, and tells it to all ranks in the same words.
     distributed::await_loss(*whole, ranks);
     throw;
   }
   lock.lock();
-  active_world(lock).groups.push_back({group.group_, backend, std::move(ranks)});
+  active_world(lock).groups.push_back({made, backend, std::move(ranks)});
   lock.unlock();
+  group.group_ = std::move(made);
   return group;
 }
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/accumulate.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <paceline/collectives.h>
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <memory>
 #include <mutex>
 #include <optional>

@@ -49,6 +49,14 @@ Tensors contiguous(const Tensors& tensors) {
 
 }  // namespace distributed
 
+namespace {
+
+c10d::Work& c10d_work(const c10::intrusive_ptr<c10::intrusive_ptr_target>& work) {
+  return static_cast<c10d::Work&>(*work);
+}
+
+}  // namespace
+
 Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
            std::vector<at::Tensor> dense, ProcessGroup group)
     : work_(std::move(work)),
@@ -59,7 +67,7 @@ Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
 void Work::wait() {
   if (!work_) return;
   translate("wait", [&] {
-    work_->wait();
+    c10d_work(work_).wait();
     write_back();
   });
 }
@@ -78,12 +86,12 @@ void Work::wait(std::chrono::milliseconds timeout) {
   // Zero means for ever to c10d, and its own timeout error is not of one type over the backends.
   const auto deadline = base::Deadline::after(timeout);
   try {
-    work_->wait(std::max(timeout, std::chrono::milliseconds(1)));
+    c10d_work(work_).wait(std::max(timeout, std::chrono::milliseconds(1)));
     write_back();
   } catch (const Error&) {
     throw;
   } catch (const std::exception&) {
-    if (work_->isCompleted() || !deadline.expired()) return wait();
+    if (c10d_work(work_).isCompleted() || !deadline.expired()) return wait();
     throw Timeout("the operation is not complete after " +
                       std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
                   {}, "wait", 0);
@@ -92,12 +100,12 @@ void Work::wait(std::chrono::milliseconds timeout) {
 
 int Work::source_rank() const {
   if (!work_) return -1;
-  const int rank = translate("source_rank", [&] { return work_->sourceRank(); });
+  const int rank = translate("source_rank", [&] { return c10d_work(work_).sourceRank(); });
   return rank < 0 ? -1 : distributed::world_rank_of(group_, rank);
 }
 
 bool Work::is_completed() const {
-  return !work_ || work_->isCompleted();
+  return !work_ || c10d_work(work_).isCompleted();
 }
 
 }  // namespace paceline

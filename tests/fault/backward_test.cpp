@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <atomic>
 #include <csignal>

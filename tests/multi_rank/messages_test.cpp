@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <csignal>
 #include <filesystem>

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <csignal>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

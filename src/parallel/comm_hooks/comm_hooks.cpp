@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <paceline/comm_hooks.h>
 

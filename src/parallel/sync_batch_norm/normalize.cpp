@@ -4,6 +4,7 @@
 #include <ATen/OpMathType.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
