@@ -49,14 +49,16 @@ auto column(std::vector<Sample>& samples, Get get) {
 
 }  // namespace detail
 
-// Makes a batch of samples as Python's default_collate does: tensors of one shape are stacked along
-// a new first dimension, numbers become a tensor, and pairs, tuples, arrays and structs with the
-// members `data` and `target` (torch::data::Example) are collated member by member.
+/// Makes a batch of samples as Python's default_collate does. Tensors of one shape are stacked
+/// along a new first dimension, numbers become a tensor. Pairs, tuples, arrays, and structs with
+/// the members `data` and `target` (torch::data::Example) are collated member by member.
 struct DefaultCollate {
+  /// n tensors of shape S: one of shape (n, S). Throws c10::Error if their shapes differ.
   at::Tensor operator()(const std::vector<at::Tensor>& samples) const {
     return detail::stack(samples);
   }
 
+  /// n numbers: a tensor of shape (n); int64 for integers, otherwise of the numbers' type.
   template <detail::Number T>
   at::Tensor operator()(const std::vector<T>& samples) const {
     using Element = detail::TensorElement<T>;
@@ -66,6 +68,7 @@ struct DefaultCollate {
     return batch;
   }
 
+  /// A pair of the batches of `data` and `target`.
   template <detail::Example T>
   auto operator()(std::vector<T> samples) const {
     auto data = (*this)(detail::column(
@@ -75,7 +78,7 @@ struct DefaultCollate {
     return std::pair(std::move(data), std::move(target));
   }
 
-  // A pair for pairs, a tuple for the others.
+  /// A pair for pairs; a tuple for tuples and arrays.
   template <detail::TupleLike T>
   auto operator()(std::vector<T> samples) const {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {

@@ -18,14 +18,15 @@
 
 namespace paceline::data {
 
+/// Options of DataLoader.
 struct DataLoaderOptions {
-  // Samples a batch, at least 1. It is the size per rank.
+  /// Samples in a batch of this rank, at least 1.
   std::int64_t batch_size = 1;
-  // Threads that fetch ahead; 0: fetched by the thread that iterates, when it asks.
+  /// Threads that fetch ahead. 0: the thread that iterates fetches each batch when it asks for it.
   int num_workers = 0;
-  // Leave out a last batch that is not full.
+  /// Whether a last batch that is not full is left out.
   bool drop_last = false;
-  // How many batches each worker may be ahead, at least 1.
+  /// How many batches each worker may be ahead, at least 1.
   int prefetch_factor = 2;
 };
 
@@ -81,44 +82,51 @@ struct BatchOf<Dataset, DefaultCollate> {
 
 }  // namespace detail
 
-// Iterates over a data set in batches:
-//
-//   for (auto& [x, y] : loader.epoch(epoch)) ...
-//
-// A data set is anything with get(i), i an index from the sampler; `dataset` must outlive the
-// loader. Its samples are collated by DefaultCollate, by the function given, or, without one, by
-// the data set itself if it has get_batch(std::span<const std::int64_t>).
-//
-// With num_workers > 0, get, get_batch and collate are called by several threads at once, which
-// start with an iteration and end with it, also when the loop is left early. Batches come in the
-// sampler's order; they are the same for every number of workers as long as a sample depends on
-// its index only. Workers run PyTorch's operations on one thread each.
-//
-// What get, get_batch or collate throw is thrown by the iteration when it comes to that batch, as
-// an Error which names the sample, with the original exception nested in it. The iteration is then
-// over; the loader can be iterated again.
-//
-// One thread at a time; iterations may overlap.
+/// Iterates over a data set in batches:
+///
+///     for (auto& [x, y] : loader.epoch(epoch)) ...
+///
+/// A data set is any object with `get(i)`, where i is an index from the sampler. Not owned; it must
+/// outlive the loader. Samples are collated by the function given, by default DefaultCollate; a
+/// data set with `get_batch(std::span<const std::int64_t>)` makes the default batches itself.
+///
+/// With num_workers > 0, several threads call get, get_batch and collate at once. The threads start
+/// with an iteration and end with it, also if the loop is left early. Batches come in the sampler's
+/// order, and are the same for any number of workers if a sample depends on its index only. Workers
+/// run PyTorch's operations on one thread each.
+///
+/// If get, get_batch or collate throws, the iteration throws when it comes to that batch: an Error
+/// that names the sample, with the original exception nested in it. The iteration is then over; the
+/// loader can be iterated again.
+///
+/// Use it on one thread at a time. Iterations may overlap.
 template <typename Dataset, typename Collate = DefaultCollate>
 class DataLoader {
  public:
+  /// What the collate function, or the data set's get_batch, returns.
   using Batch = typename detail::BatchOf<Dataset, Collate>::Type;
 
-  // Single pass. Owns its threads; ends them when it is destroyed.
+  /// An input iterator over the batches of one epoch. Owns its threads, and ends them when it is
+  /// destroyed. The loader and the data set must outlive it.
   class Iterator {
    public:
-    using value_type = Batch;
-    using difference_type = std::ptrdiff_t;
+    using value_type = Batch;                ///< For std::input_iterator.
+    using difference_type = std::ptrdiff_t;  ///< For std::input_iterator.
 
+    /// Used by begin().
     explicit Iterator(detail::BatchStream stream) : stream_(std::move(stream)) { ++*this; }
 
+    /// The current batch, valid until the next increment.
     Batch& operator*() const { return *batch_; }
+    /// Goes to the next batch. Throws what making it threw.
     Iterator& operator++() {
       batch_.reset();
       batch_ = std::static_pointer_cast<Batch>(stream_.next());
       return *this;
     }
+    /// As ++iterator.
     void operator++(int) { ++*this; }
+    /// Whether the epoch is over.
     bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
 
    private:
@@ -126,7 +134,7 @@ class DataLoader {
     std::shared_ptr<Batch> batch_;
   };
 
-  // Throws UsageError if an option is out of its range.
+  /// Throws UsageError if an option is out of range.
   template <std::derived_from<Sampler> SamplerType>
   DataLoader(Dataset& dataset, SamplerType sampler, DataLoaderOptions options = {},
              Collate collate = {})
@@ -137,23 +145,23 @@ class DataLoader {
     detail::check_options(options_);
   }
 
-  // The number of batches in an epoch, of this rank.
+  /// The number of batches in an epoch of this rank.
   std::int64_t size() const { return detail::count_batches(sampler_->size(), options_); }
 
-  // Sets the sampler's epoch.
+  /// Sets the sampler's epoch, and returns the loader.
   DataLoader& epoch(std::int64_t epoch) {
     sampler_->set_epoch(epoch);
     return *this;
   }
 
-  // The iterator refers to the loader. The sampler is asked now: a later epoch() does not change
-  // this iteration.
+  /// Starts an iteration over the sampler's present epoch; a later epoch() does not change it.
   Iterator begin() {
     const auto fetch = [this](std::span<const std::int64_t> indices, const std::stop_token& stop) {
       return this->fetch(indices, stop);
     };
     return Iterator(detail::BatchStream(sampler_->indices(), options_, fetch));
   }
+  /// The end of an iteration.
   std::default_sentinel_t end() const { return {}; }
 
  private:

@@ -6,25 +6,26 @@
 
 namespace paceline {
 
-// What one synchronised step of DistributedDataParallel took on this rank, in the terms of
-// PyTorch's own log of it.
+/// What one synchronised step of DistributedDataParallel took on this rank. The terms are those of
+/// PyTorch's DDP logging data.
 struct StepStats {
   using Duration = std::chrono::nanoseconds;
-  Duration forward{};        // in the module's forward, of all forwards of the step
-  Duration backward{};       // from there until the last gradient was ready
-  Duration communication{};  // from the first bucket that was ready until all were reduced
-  Duration overlap{};        // the part of that which lies within backward
-  Duration waiting{};        // blocked on other ranks, before the forward and after the backward
-  std::size_t buckets = 0;   // that were reduced
-  std::size_t bytes = 0;     // in them
-  std::size_t copied = 0;    // bytes of gradients that had to be copied into their bucket
+  Duration forward{};        ///< In the module's forward, all forwards of the step together.
+  Duration backward{};       ///< From there until the last gradient was ready.
+  Duration communication{};  ///< From the first ready bucket until all buckets were reduced.
+  Duration overlap{};        ///< The part of `communication` that lies within `backward`.
+  Duration waiting{};        ///< Blocked on other ranks, before the forward and after the backward.
+  std::size_t buckets = 0;   ///< Reduced buckets.
+  std::size_t bytes = 0;     ///< Bytes in these buckets.
+  std::size_t copied = 0;    ///< Bytes of gradients that were copied into their buckets.
 };
 
+/// Statistics of DistributedDataParallel's steps on this rank.
 struct DdpStats {
-  std::uint64_t steps = 0;  // synchronised ones, since construction
-  StepStats last{};         // the last of them
-  StepStats total{};        // their sum
-  // How much of the communication was hidden behind backward, of 1.
+  std::uint64_t steps = 0;  ///< Synchronised steps since construction.
+  StepStats last{};         ///< The last of them.
+  StepStats total{};        ///< Their sum.
+  /// The share of communication that was hidden behind the backward, from 0 to 1.
   double hidden() const {
     const auto all = total.communication.count();
     return all == 0 ? 0 : static_cast<double>(total.overlap.count()) / static_cast<double>(all);

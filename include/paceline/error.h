@@ -1,37 +1,38 @@
 #pragma once
 
+#include <paceline/api.h>
+
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <paceline/api.h>
-
 namespace paceline {
 
-// Every exception that Paceline throws on purpose is an Error. The message says what was got, from
-// where, what is allowed and what to do; docs/errors.md lists the cases.
+/// The base of every exception that Paceline throws on purpose. The message says what was got, from
+/// where, what is allowed and what to do. docs/errors.md lists the cases.
 class PACELINE_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The program asked for something that is not allowed: an option, an argument, a call out of order.
+/// The program asked for something invalid: an option, an argument, or a call out of order.
 class PACELINE_API UsageError : public Error {
  public:
   using Error::Error;
 };
 
-// A file does not hold what its format promises; the message names the path and the byte offset.
+/// A file does not follow its format. The message names the path and the byte offset.
 class PACELINE_API CorruptFile : public Error {
  public:
   using Error::Error;
 };
 
-// The base of the errors about other ranks.
+/// The base of the errors about other ranks.
 class PACELINE_API PeerError : public Error {
  public:
+  /// The arguments become what(), ranks(), operation() and sequence().
   PeerError(const std::string& message, std::vector<int> ranks, std::string operation,
             std::uint64_t sequence)
       : Error(message),
@@ -39,11 +40,13 @@ class PACELINE_API PeerError : public Error {
         operation_(std::move(operation)),
         sequence_(sequence) {}
 
-  // The ranks at fault, by their numbers in the world, in ascending order.
+  /// The ranks at fault, their numbers in the world, in ascending order. Empty if they are not
+  /// known.
   const std::vector<int>& ranks() const { return ranks_; }
-  // What this rank was doing: "all_reduce", "connect", "backward" and so on.
+  /// What this rank was doing: "all_reduce", "connect", "backward" and so on.
   const std::string& operation() const { return operation_; }
-  // The number of that operation in its group (in DDP: the step), counted from 1; 0 if it has none.
+  /// The number of that operation in its group (in DDP: the step), counted from 1; 0 if it has
+  /// none.
   std::uint64_t sequence() const { return sequence_; }
 
  private:
@@ -52,19 +55,19 @@ class PACELINE_API PeerError : public Error {
   std::uint64_t sequence_;
 };
 
-// A rank has ended, or has left the group because of an exception whose text is in the message.
+/// A rank has ended, or has left the group because of an exception whose text is in the message.
 class PACELINE_API PeerLost : public PeerError {
  public:
   using PeerError::PeerError;
 };
 
-// A rank is alive as far as can be seen and did not arrive before the deadline.
+/// A rank did not come before the deadline and, as far as can be seen, is alive.
 class PACELINE_API Timeout : public PeerError {
  public:
   using PeerError::PeerError;
 };
 
-// The ranks do not agree on what they do: another operation, shape, type, root or model.
+/// The ranks disagree: on the operation, a shape, a type, the root or the model.
 class PACELINE_API Mismatch : public PeerError {
  public:
   using PeerError::PeerError;

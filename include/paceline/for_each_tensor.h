@@ -12,14 +12,16 @@
 
 namespace paceline {
 
-// Calls `visit` for the tensors in a value: a tensor; an optional, a pointer, a tuple, a pair or a
-// range (vector, array, map) of such; numbers, strings and the like have none. For a struct of your
-// own, write next to it
-//
-//   template <typename Visit>
-//   void for_each_tensor(const Outputs& outputs, Visit&& visit) { visit(outputs.logits); ... }
-//
-// Throws UsageError for a type of which it cannot tell.
+/// Calls `visit` for each defined tensor in `value`: a tensor; an optional, a pointer, a tuple, a
+/// pair or a range (vector, array, map) of such values. Numbers, strings and enumerations have
+/// none.
+///
+/// For a struct of your own, write next to it
+///
+///     template <typename Visit>
+///     void for_each_tensor(const Outputs& outputs, Visit&& visit) { visit(outputs.logits); ... }
+///
+/// Throws UsageError for any other type.
 template <typename T, typename Visit>
 void for_each_tensor(const T& value, Visit&& visit) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {

@@ -1,21 +1,27 @@
 #pragma once
 
+#include <paceline/api.h>
+
 #include <functional>
 #include <string_view>
 
-#include <paceline/api.h>
-
 namespace paceline {
 
-enum class LogLevel { debug, info, warning, error };
+/// How serious a message is.
+enum class LogLevel {
+  debug,    ///< What the library does, for finding errors.
+  info,     ///< An event that a user may want to know.
+  warning,  ///< Something that is probably not meant, or an error that is not thrown.
+  error     ///< A failure that ends the rank.
+};
 
-// Receives one message without a trailing newline. It is called on whichever thread has something
-// to say, one call at a time, and must not throw nor call back into Paceline.
+/// Receives one message without a trailing newline. Called on any thread, one call at a time. It
+/// must not throw or call Paceline.
 using LogCallback = std::function<void(LogLevel, std::string_view)>;
 
-// The library never prints: messages go to the callback, and nowhere while there is none.
-// `record` and the commands install one that writes to stderr. An empty callback silences again.
-// Safe to call from any thread.
+/// Sends the library's messages to `callback`. The library itself never prints; without a callback,
+/// or after an empty one, messages are dropped. record() and the commands install one that writes
+/// to stderr. Safe to call from any thread.
 PACELINE_API void set_log_callback(LogCallback callback);
 
 }  // namespace paceline

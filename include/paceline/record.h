@@ -1,9 +1,9 @@
 #pragma once
 
+#include <paceline/api.h>
+
 #include <functional>
 #include <type_traits>
-
-#include <paceline/api.h>
 
 namespace paceline {
 
@@ -11,12 +11,13 @@ namespace detail {
 PACELINE_API int record(const std::function<int()>& body);
 }
 
-// Runs `body` as the main of a rank and gives the process's exit code: what body returns if it
-// returns an int, 0 if it returns nothing, 1 if an exception leaves it. Such an exception is
-// reported to the launcher (in the file that TORCHELASTIC_ERROR_FILE names, in torchrun's format),
-// on stderr, and to the other ranks of the job. Called again, it removes that file: the rank goes
-// on. While body runs, the library's messages of level info and above go to stderr. Makes stdout
-// line-buffered, and flushes both at the end.
+/// Runs `body` as the main of a rank and returns the process's exit code: what `body` returns if it
+/// returns an int, 0 if it returns nothing, 1 if it throws.
+///
+/// An exception is reported on stderr, to the other ranks of the job, and to the launcher: in the
+/// file that TORCHELASTIC_ERROR_FILE names, in torchrun's format. A later call of `record` in the
+/// same process removes that file. While `body` runs, the library's messages of level info and
+/// above go to stderr. stdout becomes line-buffered, and both streams are flushed at the end.
 template <typename Body>
 [[nodiscard]] int record(Body&& body) {
   if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {

@@ -16,74 +16,88 @@ struct Module;
 
 namespace paceline {
 
-// The arguments of torch.nn.SyncBatchNorm, in their order.
+/// The arguments of torch.nn.SyncBatchNorm, in their order.
 struct SyncBatchNormOptions {
+  /// The number of channels C of inputs (N, C, ...).
   std::int64_t num_features;
+  /// Added to the variance, so that its root is never zero.
   double eps = 1e-5;
-  // Nothing: running statistics are averages over all steps.
+  /// The weight of a step in the running statistics. Unset: they are averages over all steps.
   std::optional<double> momentum = 0.1;
+  /// Whether there are parameters `weight` and `bias`.
   bool affine = true;
+  /// Whether there are running statistics, which evaluation uses.
   bool track_running_stats = true;
-  ProcessGroup process_group{};  // by default the world
+  /// Whose batches are normalized together.
+  ProcessGroup process_group{};
 };
 
-// Batch normalization (Ioffe and Szegedy, ICML 2015) whose mean and variance in training are those
-// of the batches of all ranks together, which may differ in size, also be empty on some. In
-// evaluation, in a world of one and without a world it is BatchNorm. Inputs are (N, C, ...), of
-// floating type, on the CPU. Parameters and buffers have BatchNorm's names, so checkpoints of
-// either fit the other.
-//
-// In training, a forward and the backward through it are collective calls over the group.
-// Statistics are gathered in float64. Gradients are exact: those of the input are what one process
-// would get with the whole batch; those of weight and bias are this rank's share of them, as for
-// any parameter, and DistributedDataParallel makes the average. Where batches differ in size, let
-// the loss of each rank be a sum over samples divided by the same number on all ranks: a mean over
-// the rank's own samples would weigh those of small batches more, in what the ranks exchange here.
+/// Batch normalization (Ioffe and Szegedy, ICML 2015) over the batches of all ranks together.
+/// Batches may differ in size, and be empty on some ranks. In evaluation, in a world of one and
+/// without a world it equals BatchNorm. Inputs are (N, C, ...), of floating type, on the CPU.
+/// Parameters and buffers have BatchNorm's names, so that checkpoints of either fit the other.
+///
+/// In training, a forward and the backward through it are collective over the group. Statistics are
+/// gathered in float64. Gradients are exact: the input's are those of one process with the whole
+/// batch; those of weight and bias are this rank's share, which DistributedDataParallel averages as
+/// any parameter's. If batches differ in size, divide each rank's loss, a sum over samples, by one
+/// number on all ranks: with a mean over the rank's own samples, samples of small batches would
+/// count more in what the ranks exchange here.
+///
+/// SyncBatchNorm is its holder, as TORCH_MODULE makes it.
 class PACELINE_API SyncBatchNormImpl : public torch::nn::Module {
  public:
+  /// With defaults for everything else.
   explicit SyncBatchNormImpl(std::int64_t num_features)
       : SyncBatchNormImpl(SyncBatchNormOptions{num_features}) {}
+  /// Throws UsageError if num_features is not positive.
   explicit SyncBatchNormImpl(SyncBatchNormOptions options);
 
+  /// Normalizes `input`. Throws UsageError if its shape, type or device does not fit.
   at::Tensor forward(const at::Tensor& input);
+  /// Resets running statistics, weights to 1 and biases to 0.
   void reset_parameters();
+  /// Prints the options, as BatchNorm does.
   void pretty_print(std::ostream& stream) const override;
 
-  SyncBatchNormOptions options;
-  at::Tensor weight;
-  at::Tensor bias;
-  at::Tensor running_mean;
-  at::Tensor running_var;
-  at::Tensor num_batches_tracked;
+  SyncBatchNormOptions options;    ///< As given.
+  at::Tensor weight;               ///< (C); undefined without affine.
+  at::Tensor bias;                 ///< (C); undefined without affine.
+  at::Tensor running_mean;         ///< (C); undefined without track_running_stats.
+  at::Tensor running_var;          ///< (C); undefined without track_running_stats.
+  at::Tensor num_batches_tracked;  ///< int64; undefined without track_running_stats.
 };
 TORCH_MODULE(SyncBatchNorm);
 
-// Makes every torch::nn::BatchNorm1d, 2d and 3d in the module, itself included, normalize over the
-// batches of all ranks of `group` when it trains, as SyncBatchNorm does. The modules stay what they
-// are, so that members of any type work; it is their call of batch_norm that is answered
-// differently, from now on and until they are gone. Calling it again changes the group. What
-// clone() makes of a module is not converted: convert it, too.
-//
-// LibTorch's BatchNorm refuses a batch that has one value or none for each channel of this rank
-// before its call could be answered: where there are such batches, declare a SyncBatchNorm.
-//
-// Throws UsageError, and then changes none, for a BatchNorm without running statistics, by which
-// its calls in training are known, and for another module with a buffer "running_mean" of its own:
-// as one has that stands for a TorchScript module, which cannot be converted.
+/// Makes every torch::nn::BatchNorm1d, 2d and 3d in the module, itself included, normalize over the
+/// batches of all ranks of `group` in training, as SyncBatchNorm does. Modules keep their types, so
+/// that members of any type work: their calls of batch_norm are answered differently, until they
+/// are destroyed. Calling it again changes the group. The result of clone() is not converted;
+/// convert it too.
+///
+/// LibTorch's BatchNorm refuses a batch with at most one value for each channel of this rank before
+/// its call can be answered. Declare a SyncBatchNorm if there are such batches.
+///
+/// Throws UsageError, and changes nothing, for a BatchNorm without running statistics, by which its
+/// calls are recognised, and for another module with a buffer "running_mean" of its own, such as
+/// one that stands for a TorchScript module.
 PACELINE_API void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
+/// The same; returns the module.
 template <typename M>
 std::shared_ptr<M> convert_sync_batchnorm(std::shared_ptr<M> module,
                                           const ProcessGroup& group = {}) {
   convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), group);
   return module;
 }
+/// The same; returns the module.
 template <typename M>
 torch::nn::ModuleHolder<M> convert_sync_batchnorm(const torch::nn::ModuleHolder<M>& module,
                                                   const ProcessGroup& group = {}) {
   convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module.ptr()), group);
   return module;
 }
+/// Does not compile: a TorchScript module cannot be converted.
 template <std::same_as<torch::jit::Module> M>
 void convert_sync_batchnorm(const M& /*module*/, const ProcessGroup& /*group*/ = {}) {
   static_assert(!std::same_as<M, torch::jit::Module>,

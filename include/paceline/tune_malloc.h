@@ -4,12 +4,12 @@
 
 namespace paceline {
 
-// Has malloc keep what a training step frees for the next one. By default glibc gives large blocks
-// back to the system at once, and each step pays for thousands of page faults anew. The process
-// then stays as large as its largest step.
-//
-// Early in main, for programs that `paceline run` does not start; it does the same. Returns false,
-// and does nothing, where malloc is not glibc's. Thread-safe.
+/// Makes malloc keep the memory that a training step frees, for the next step. By default glibc
+/// returns large blocks to the system at once, so that each step pays for thousands of page faults
+/// again. The process then stays as large as its largest step.
+///
+/// Call it early in main; `paceline run` has the same effect. Returns false, and does nothing, if
+/// malloc is not glibc's. Safe to call from any thread.
 PACELINE_API bool tune_malloc();
 
 }  // namespace paceline
