@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Samples to batches.
+
 #include <ATen/core/Tensor.h>
 
 #include <concepts>

@@ -1,21 +1,5 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
-
-#include <paceline/api.h>
-#include <paceline/distributed.h>
-
-#include <chrono>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
-namespace c10d {
-class Work;
-}
-
 /// @file
 /// Collectives and messages.
 ///
@@ -42,6 +26,22 @@ class Work;
 ///
 /// In shapes, W is the number of ranks in the group and r a rank in it. Ranks in arguments (`src`,
 /// `dst`) are numbers in the world, as in PyTorch, also where the group is smaller.
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <paceline/api.h>
+#include <paceline/distributed.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace c10d {
+class Work;
+}
 
 namespace paceline {
 

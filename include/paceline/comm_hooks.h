@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Communication hooks of DistributedDataParallel.
+
 #include <ATen/core/ivalue.h>
 
 #include <paceline/api.h>
@@ -17,17 +20,19 @@ class CommHookInterface;
 
 namespace paceline {
 
-// A bucket of gradients: getIndex, getBuffer (flat, its memory shared between the ranks where the
-// backend has such), getGradients, getParameters, isLast, setBuffer.
+/// A bucket of gradients: getIndex, getBuffer (flat; in memory that the ranks share, if the backend
+/// has such), getGradients, getParameters, isLast, setBuffer.
 using GradBucket = c10d::GradBucket;
 
-// Communicates a bucket in place of DistributedDataParallel, see register_comm_hook. It is called
-// on every rank for the same buckets in the same order, on the thread of the backward, and starts
-// the communication; the future holds the tensor that the gradients are then to be, as large as
-// the bucket: itself, or another. What averaging there is, the hook does. State belongs to the
-// function object. Each future must be completed, also if the hook fails; one that is not, the
-// group's timeout after the last call that it may depend on, is a Timeout that names its rank. Calls
-// made more than that time after the end of the backward are none of those.
+/// Communicates a bucket in place of DistributedDataParallel; see register_comm_hook. It starts the
+/// communication and returns a future of the bucket's new contents: a tensor of the bucket's size,
+/// either the bucket itself or another. The hook must average. It is called on every rank for the
+/// same buckets in the same order, on the thread of the backward. State belongs to the function
+/// object.
+///
+/// Complete every future, also if the hook fails. A future that is not complete the group's timeout
+/// after the last call that it may depend on is a Timeout that names its rank. Calls made more than
+/// that time after the end of the backward are none of those.
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
 namespace detail {
@@ -36,13 +41,14 @@ PACELINE_API std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook ho
 
 namespace comm_hooks {
 
-// What DistributedDataParallel does without a hook, by one collective a bucket. Something to build
-// hooks of one's own on.
+/// What DistributedDataParallel does without a hook, by one collective for each bucket. A building
+/// block for custom hooks.
 PACELINE_API CommHook all_reduce(ProcessGroup group = {});
 
-// Gradients travel as 16-bit floats, half the bytes. On the backend paceline they are added up in
-// float32 and rounded once. float16 has less range, bfloat16 less precision.
+/// Sends gradients as float16, half the bytes, with less range. The backend paceline adds them in
+/// float32 and rounds once.
 PACELINE_API CommHook fp16_compress(ProcessGroup group = {});
+/// The same as bfloat16, with less precision.
 PACELINE_API CommHook bf16_compress(ProcessGroup group = {});
 
 }  // namespace comm_hooks

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Iterates over a data set in batches.
+
 #include <paceline/api.h>
 #include <paceline/collate.h>
 #include <paceline/sampler.h>

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Files of data, and Fashion-MNIST.
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// What DistributedDataParallel's steps take.
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +12,7 @@ namespace paceline {
 /// What one synchronised step of DistributedDataParallel took on this rank. The terms are those of
 /// PyTorch's DDP logging data.
 struct StepStats {
+  /// All durations.
   using Duration = std::chrono::nanoseconds;
   Duration forward{};        ///< In the module's forward, all forwards of the step together.
   Duration backward{};       ///< From there until the last gradient was ready.

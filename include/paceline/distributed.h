@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// The world, groups of ranks, and how a process joins them.
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <paceline/api.h>

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// What Paceline throws.
+
 #include <paceline/api.h>
 
 #include <cstdint>

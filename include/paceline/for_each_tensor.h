@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Finds the tensors in what a forward returns.
+
 #include <ATen/core/Tensor.h>
 
 #include <memory>

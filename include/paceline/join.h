@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Training with uneven inputs.
+
 #include <paceline/api.h>
 #include <paceline/distributed.h>
 
@@ -8,14 +11,16 @@
 
 namespace paceline {
 
+/// Options of join.
 struct JoinOptions {
-  // Whether DistributedDataParallel divides sums of gradients by the number of all ranks, as if
-  // those that have joined had gradients of zero; otherwise by the number of those that have not.
-  // With Average::samples it does neither: the samples decide.
+  /// Whether DistributedDataParallel divides sums of gradients by the number of all ranks, as if
+  /// ranks that have joined had gradients of zero; otherwise by the number of ranks that have not
+  /// joined. Ignored with Average::samples.
   bool divide_by_initial_world_size = true;
-  // False where inputs are known to be even: then `join` just calls the body.
+  /// False if inputs are known to be even: join() only calls the body.
   bool enable = true;
-  // As soon as some ranks have no inputs left, all ranks throw an Error that names them.
+  /// Whether all ranks throw an Error that names the ranks without inputs, as soon as there are
+  /// any.
   bool throw_on_early_termination = false;
 };
 
@@ -23,17 +28,18 @@ namespace detail {
 class JoinContext;
 }
 
-// Something whose steps have collectives in them, and which a rank without inputs can take part
-// in. DistributedDataParallel converts to one.
+/// An object whose steps contain collectives that a rank without inputs can match.
+/// DistributedDataParallel converts to one.
 class PACELINE_API Joinable {
  public:
   virtual ~Joinable();
+  /// The group of the collectives.
   virtual ProcessGroup join_process_group() const = 0;
-  // On a rank whose body has ended, once for each step that others take: the counterparts of a
-  // step's collectives.
+  /// Makes the collectives of one step. Called on a rank whose body has ended, once for each step
+  /// of the other ranks.
   virtual void main_hook() = 0;
-  // On every rank when all bodies have ended. `last`: a rank of the group that took part in the
-  // last step, and from which the others can have the final state.
+  /// Called on every rank when all bodies have ended. `last`: a rank of the group that took part in
+  /// the last step, and so has the final state.
   virtual void post_hook(int last) = 0;
 
  protected:
@@ -41,13 +47,14 @@ class PACELINE_API Joinable {
   Joinable(const Joinable&) = delete;
   Joinable& operator=(const Joinable&) = delete;
 
-  // At the start of a step, before its collectives: tells those that have joined. Collective; does
-  // nothing outside `join`, and for all but the first of its joinables.
+  /// Call it at the start of a step, before its collectives: it notifies the ranks that have
+  /// joined. Collective. Does nothing outside join(), and for all but the first of its joinables.
   void notify_join();
-  // Null outside `join`.
+  /// The options of join(); null outside it.
   const JoinOptions* join_options() const;
-  // In a step, the first rank of the group that has not joined.
+  /// In a step: the first rank of the group that has not joined.
   int first_active() const;
+  /// Whether no rank has joined.
   bool all_active() const;
 
  private:
@@ -55,14 +62,15 @@ class PACELINE_API Joinable {
   detail::JoinContext* context_ = nullptr;
 };
 
-// Runs `body`, a training loop, on ranks that may have different numbers of batches. Every rank of
-// the joinables' group, which is the same for all, must call it. A rank whose body has ended takes
-// part in the steps of the others, shadowing the joinables' collectives (of none else: so neither
-// calls of the body's own nor SyncBatchNorm), until all have ended; then those
-// that ended early get the model of those that came last. Each step must begin with a forward of
-// every joinable, in the same order on all ranks.
-//
-// Exceptions of the body pass through; the other ranks then find this one missing.
+/// Runs `body`, a training loop, on ranks that may have different numbers of batches. Every rank of
+/// the joinables' group, which is the same for all of them, must call it.
+///
+/// A rank whose body has ended shadows the joinables' collectives in the steps of the other ranks,
+/// until all bodies have ended. Then the ranks that ended early get the model of those that ended
+/// last. Other collectives are not shadowed: neither the body's own calls nor SyncBatchNorm's. Each
+/// step must begin with a forward of every joinable, in the same order on all ranks.
+///
+/// If the body throws, the exception leaves join(), and the other ranks find this one missing.
 PACELINE_API void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
                        const std::function<void()>& body, const JoinOptions& options = {});
 

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Where the library's messages go.
+
 #include <paceline/api.h>
 
 #include <functional>

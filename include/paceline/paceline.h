@@ -1,6 +1,14 @@
 #pragma once
 
-// Everything Paceline offers. <torch/torch.h> comes first in programs that use it.
+/// @file
+/// Everything that Paceline offers. In programs that include it, <torch/torch.h> comes first.
+
+/// @namespace paceline
+/// Distributed data-parallel training.
+/// @namespace paceline::data
+/// Data sets, samplers and the data loader.
+/// @namespace paceline::comm_hooks
+/// Ready-made communication hooks.
 
 #include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Reports the progress of a training.
+
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

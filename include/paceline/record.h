@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// The main of a rank.
+
 #include <paceline/api.h>
 
 #include <functional>

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Which samples a rank trains with, and in what order.
+
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -23,7 +26,9 @@ class PACELINE_API Sampler {
 
  protected:
   Sampler() = default;
+  /// For derived classes.
   Sampler(const Sampler&) = default;
+  /// For derived classes.
   Sampler& operator=(const Sampler&) = default;
 };
 

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Batch normalization over the batches of all ranks.
+
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 

@@ -1,5 +1,8 @@
 #pragma once
 
+/// @file
+/// Settings of malloc for training.
+
 #include <paceline/api.h>
 
 namespace paceline {
