@@ -4,7 +4,7 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test fuzz lint python conformance bench install clean
+.PHONY: help run build test fuzz lint docs python conformance bench install clean
 
 help:  ## print this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -34,6 +34,10 @@ lint:  ## check format and includes; run clang-tidy, shellcheck and ruff
 	@tools/setup lint
 	@tools/configure dev
 	@tools/lint
+
+docs:  ## write the reference and these pages as a site into build/docs
+	@tools/setup docs
+	@tools/docs
 
 python:  ## build the Python package into .venv, beside torch, and run its tests
 	@tools/setup python
