@@ -6,7 +6,8 @@
 #   the package `torch` of the active Python, found but not imported;
 #   LibTorch_FALLBACK: where tools/setup puts it.
 # The last two may be there for another purpose or from another day, so a version outside the
-# range is skipped there, and that is said.
+# range is skipped there, and that is said. The same holds for one with std::string of the ABI
+# before C++11: linking to it would end in undefined symbols.
 # Nothing is cached: a later configure sees a torch that has moved or changed.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_PREFIX (the directory with include/ and lib/)
@@ -26,6 +27,16 @@ function(_libtorch_read_version prefix out)
       return()
     endif()
   endforeach()
+endfunction()
+
+# Sets `out` to whether the library has libstdc++'s C++11 ABI: its strings are std::__cxx11's.
+function(_libtorch_has_cxx11_abi prefix out)
+  file(STRINGS ${prefix}/lib/libc10.so names REGEX "_ZN3c10.*__cxx11" LIMIT_COUNT 1)
+  if(names)
+    set(${out} TRUE PARENT_SCOPE)
+  else()
+    set(${out} FALSE PARENT_SCOPE)
+  endif()
 endfunction()
 
 # Sets `out` to the directories that may be meant by what the user gave.
@@ -71,6 +82,16 @@ foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
     message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
                    "wanted is ${LibTorch_FIND_VERSION_COMPLETE}")
     continue()
+  endif()
+  _libtorch_has_cxx11_abi(${_libtorch_dir} _libtorch_cxx11)
+  if(NOT _libtorch_cxx11 AND _libtorch_dir IN_LIST _libtorch_by_chance)
+    message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
+                   "wanted is one with the C++11 ABI")
+    continue()
+  endif()
+  if(NOT _libtorch_cxx11)
+    set(_libtorch_reason "${_libtorch_dir} holds LibTorch ${_libtorch_version} with the ABI before C++11 (_GLIBCXX_USE_CXX11_ABI=0): name one with the C++11 ABI in LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH")
+    break()
   endif()
   set(LibTorch_PREFIX ${_libtorch_dir})
   set(LibTorch_VERSION ${_libtorch_version})

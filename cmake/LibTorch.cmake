@@ -4,6 +4,7 @@
 cmake_minimum_required(VERSION 3.25)
 list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 get_filename_component(LibTorch_FALLBACK ${CMAKE_CURRENT_LIST_DIR}/../.deps/torch ABSOLUTE)
-# LibTorch keeps its ABI within a minor version.
+# Headers and names change with minor versions. FindLibTorch.cmake checks the version, and that the
+# library has the C++11 ABI, which wheels of older versions and builds of your own may lack.
 set(LibTorch_RANGE 2.15...<2.16)
 find_package(LibTorch ${LibTorch_RANGE} REQUIRED)
