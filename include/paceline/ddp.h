@@ -86,7 +86,7 @@ struct DdpOptions {
   int check_sync_every = 0;
 };
 
-// Tensors under the names by which errors speak of them: {{"w", w}, {"b", b}}.
+/// Tensors and the names that errors call them by: {{"w", w}, {"b", b}}.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 namespace detail {
