@@ -1,4 +1,4 @@
-# Short names for what tools/ and CMake do.
+# Short names for the commands of tools/ and CMake.
 
 NPROC ?= 2
 PREFIX ?= /usr/local
@@ -6,7 +6,7 @@ ARGS ?=
 
 .PHONY: help run build test fuzz lint docs python conformance bench install clean
 
-help:  ## print this
+help:  ## print this help
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
 run:  ## train the Fashion-MNIST example on NPROC=2 ranks; ARGS go to the example
@@ -39,15 +39,15 @@ docs:  ## write the reference and these pages as a site into build/docs
 	@tools/setup docs
 	@tools/docs
 
-python:  ## build the Python package into .venv, beside torch, and run its tests
+python:  ## build the Python package, install it into .venv beside torch, and run its tests
 	@tools/setup python
 	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python ./python
 	@python/tests/run
 
-conformance: python  ## run PyTorch's own tests on paceline beside Gloo; ARGS go to tests/conformance/run
+conformance: python  ## run PyTorch's own tests on paceline and on Gloo; ARGS go to tests/conformance/run
 	@.venv/bin/python -B tests/conformance/run $(ARGS)
 
-bench: build  ## measure; ARGS go to paceline bench (default: collectives)
+bench: build  ## run benchmarks; ARGS go to paceline bench (default: collectives)
 	@build/release/bin/paceline bench $(or $(ARGS),collectives)
 
 install:  ## install to PREFIX=/usr/local
@@ -56,5 +56,5 @@ install:  ## install to PREFIX=/usr/local
 	@cmake --build --preset release --target installed
 	@cmake --install build/release --prefix $(PREFIX)
 
-clean:  ## remove what was built, not .deps
+clean:  ## remove all builds, but not .deps
 	@rm -rf build

@@ -1,6 +1,6 @@
-# Finds Gloo's headers (Debian: libgloo-dev). The library itself is part of libtorch_cpu.so; only
-# its headers are missing there. Makes the target Gloo::headers, which also switches on c10d's
-# ProcessGroupGloo.hpp: link it to nothing but the layer that includes that header.
+# Finds Gloo's headers (Debian: libgloo-dev). libtorch_cpu.so contains the library, but the wheel has
+# no headers of it. Makes the target Gloo::headers, which also enables c10d's ProcessGroupGloo.hpp:
+# link it only to the layer that includes that header.
 
 find_path(GlooHeaders_INCLUDE_DIR gloo/transport/device.h)
 mark_as_advanced(GlooHeaders_INCLUDE_DIR)

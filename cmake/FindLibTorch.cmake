@@ -1,22 +1,21 @@
-# Finds LibTorch without TorchConfig.cmake, which refuses a CUDA wheel where no CUDA toolkit is.
+# Finds LibTorch without TorchConfig.cmake, which rejects a CUDA wheel without a CUDA toolkit.
 #
-# Looked for, in this order:
-#   LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): what was given on
-#     purpose, so a version outside the wanted range there is an error;
-#   the package `torch` of the active Python, found but not imported;
-#   LibTorch_FALLBACK: where tools/setup puts it.
-# The last two may be there for another purpose or from another day, so a version outside the
-# range is skipped there, and that is said. The same holds for one with std::string of the ABI
-# before C++11: linking to it would end in undefined symbols.
-# Nothing is cached: a later configure sees a torch that has moved or changed.
+# Searches, in this order:
+#   LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's choice, so a
+#     version outside the wanted range is an error;
+#   the package `torch` of the active Python, which is found but not imported;
+#   LibTorch_FALLBACK: the directory into which tools/setup installs.
+# The last two may exist for another purpose, so a version outside the range is skipped with a
+# message. A library whose std::string has the ABI before C++11 is rejected or skipped alike: linking to
+# it would end in undefined symbols. Nothing is cached, so a later configure sees a torch that has moved or changed.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_PREFIX (the directory with include/ and lib/)
 # and makes the target LibTorch::torch.
 
-# Sets `out` to the version whose headers lie below `prefix`, or to "" where there is no LibTorch.
+# Sets `out` to the version of the LibTorch in `prefix`, or to "" if there is none.
 function(_libtorch_read_version prefix out)
   set(${out} "" PARENT_SCOPE)
-  # Before 2.9 the numbers stood in the second of these headers.
+  # Before 2.9 the second of these headers had the numbers.
   foreach(header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
     if(NOT EXISTS ${prefix}/include/${header} OR NOT EXISTS ${prefix}/lib/libtorch_cpu.so)
       continue()
@@ -39,7 +38,7 @@ function(_libtorch_has_cxx11_abi prefix out)
   endif()
 endfunction()
 
-# Sets `out` to the directories that may be meant by what the user gave.
+# Sets `out` to the directories that the user's variables may mean.
 function(_libtorch_given_prefixes out)
   set(prefixes ${LibTorch_ROOT} $ENV{LibTorch_ROOT})
   foreach(dir ${Torch_DIR} $ENV{Torch_DIR})
@@ -66,7 +65,7 @@ endfunction()
 include(FindPackageHandleStandardArgs)
 unset(LibTorch_PREFIX)
 unset(LibTorch_VERSION)
-set(_libtorch_reason "No LibTorch was found: set Torch_DIR or CMAKE_PREFIX_PATH to one, or run tools/setup, which puts it into .deps")
+set(_libtorch_reason "No LibTorch was found: set Torch_DIR or CMAKE_PREFIX_PATH to one, or run tools/setup, which installs it into .deps")
 
 _libtorch_given_prefixes(_libtorch_given)
 _libtorch_python_prefix(_libtorch_by_chance)
@@ -80,7 +79,7 @@ foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
   find_package_check_version(${_libtorch_version} _libtorch_usable HANDLE_VERSION_RANGE)
   if(NOT _libtorch_usable AND _libtorch_dir IN_LIST _libtorch_by_chance)
     message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
-                   "wanted is ${LibTorch_FIND_VERSION_COMPLETE}")
+                   "the wanted version is ${LibTorch_FIND_VERSION_COMPLETE}")
     continue()
   endif()
   _libtorch_has_cxx11_abi(${_libtorch_dir} _libtorch_cxx11)
@@ -95,7 +94,7 @@ foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
   endif()
   set(LibTorch_PREFIX ${_libtorch_dir})
   set(LibTorch_VERSION ${_libtorch_version})
-  set(_libtorch_reason "${_libtorch_dir} holds LibTorch ${_libtorch_version}, wanted is ${LibTorch_FIND_VERSION_COMPLETE}: name another in LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH")
+  set(_libtorch_reason "${_libtorch_dir} has LibTorch ${_libtorch_version}, but the wanted version is ${LibTorch_FIND_VERSION_COMPLETE}: name another one in LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH")
   break()
 endforeach()
 
@@ -105,7 +104,7 @@ find_package_handle_standard_args(LibTorch
   HANDLE_VERSION_RANGE
   REASON_FAILURE_MESSAGE "${_libtorch_reason}")
 
-# A script (cmake -P) may ask whether there is a LibTorch, but has no targets.
+# A script (cmake -P) may check for LibTorch, but cannot have targets.
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch AND NOT CMAKE_SCRIPT_MODE_FILE)
   add_library(LibTorch::c10 SHARED IMPORTED)
   set_target_properties(LibTorch::c10 PROPERTIES

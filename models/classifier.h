@@ -4,7 +4,7 @@
 
 namespace paceline::models {
 
-// What every model here is: a batch of inputs becomes a row of scores per sample.
+// The interface of all models here: maps a batch of inputs to a row of scores per sample.
 class Classifier : public torch::nn::Module {
  public:
   virtual torch::Tensor forward(torch::Tensor x) = 0;

@@ -8,8 +8,8 @@
 
 namespace paceline::models {
 
-// LeNet-5 as it is commonly built today: for 28x28 grey images padded to 32x32, all of the second
-// convolution's channels connected, ReLU and max-pooling. 61,706 parameters.
+// LeNet-5 as it is commonly built today: 28x28 grey images padded to 32x32, a second
+// convolution that connects all channels, ReLU and max-pooling. 61,706 parameters.
 class LeNetImpl : public Classifier {
  public:
   LeNetImpl();

@@ -11,10 +11,10 @@
 
 namespace paceline::models {
 
-// A model of a certain size together with the shape of the batches it is measured with.
+// A model and the shape of the batches that benchmarks use.
 struct Model {
   std::string name;
-  std::int64_t batch;                // samples of one rank's batch
+  std::int64_t batch;                // samples per rank and batch
   std::vector<std::int64_t> sample;  // the shape of one input
   std::int64_t classes;
   std::function<std::shared_ptr<Classifier>()> make;
@@ -28,10 +28,10 @@ struct Batch {
 // tiny_mlp, lenet, wide_mlp, resnet18, resnet18_b64.
 std::span<const Model> all_models();
 
-// nullptr if there is none of that name.
+// nullptr if there is no model of that name.
 const Model* find_model(const std::string& name);
 
-// Draws from torch's default generator.
+// Uses torch's default generator.
 Batch make_batch(const Model& model);
 
 }  // namespace paceline::models

@@ -9,7 +9,7 @@ namespace {
 
 torch::nn::Conv2d convolution(std::int64_t in_channels, std::int64_t out_channels,
                               std::int64_t kernel, std::int64_t stride) {
-  // No bias: the normalisation that follows has one.
+  // No bias: the normalisation after it has one.
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(in_channels, out_channels, kernel)
                              .stride(stride)
                              .padding(kernel / 2)
@@ -18,7 +18,7 @@ torch::nn::Conv2d convolution(std::int64_t in_channels, std::int64_t out_channel
   return conv;
 }
 
-// Empty where x itself has the shape.
+// Empty if x has the shape already.
 torch::nn::Sequential make_shortcut(std::int64_t in_channels, std::int64_t out_channels,
                                     std::int64_t stride) {
   torch::nn::Sequential shortcut;
@@ -29,8 +29,8 @@ torch::nn::Sequential make_shortcut(std::int64_t in_channels, std::int64_t out_c
   return shortcut;
 }
 
-// Four stages of so many blocks, the first with `channels` channels. Each of the others has twice
-// as many as the one before it, and halves height and width.
+// Four stages with the given numbers of blocks, the first with `channels` channels. Each further
+// stage doubles the channels, and halves height and width.
 template <typename Block>
 torch::nn::Sequential make_layers(const std::array<int, 4>& blocks, std::int64_t channels) {
   torch::nn::Sequential layers;

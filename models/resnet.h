@@ -12,8 +12,7 @@
 
 namespace paceline::models {
 
-// Two 3x3 convolutions and the shortcut around them, which is a 1x1 convolution where the shape
-// changes.
+// Two 3x3 convolutions and a shortcut around them, which is a 1x1 convolution if the shape changes.
 class BasicBlockImpl : public torch::nn::Module {
  public:
   BasicBlockImpl(std::int64_t in_channels, std::int64_t out_channels, std::int64_t stride);
@@ -28,8 +27,8 @@ class BasicBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BasicBlock);
 
-// A 1x1 convolution to a quarter of the channels, a 3x3 one, which has the stride, and a 1x1 one to
-// all of them, with the same shortcut.
+// A 1x1 convolution to a quarter of the channels, a 3x3 convolution with the stride, a 1x1
+// convolution to all channels, and the same shortcut.
 class BottleneckImpl : public torch::nn::Module {
  public:
   BottleneckImpl(std::int64_t in_channels, std::int64_t out_channels, std::int64_t stride);

@@ -21,7 +21,7 @@ namespace {
 class PythonBackend final : public backends::PacelineBackend {
  public:
   using PacelineBackend::PacelineBackend;
-  // The progress thread, which is waited for, may run a future's callback that wants the GIL.
+  // The destructor joins the progress thread, which may run a future's callback that needs the GIL.
   ~PythonBackend() override {
     if (PyGILState_Check() == 0) return;
     const py::gil_scoped_release release;
@@ -50,7 +50,7 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
   return c10::make_intrusive<PythonBackend>(backends::form_region(std::move(request)));
 }
 
-// As torch.distributed's own errors; those about other ranks know more than their text.
+// Raises torch.distributed's own errors; errors about other ranks get attributes beside their text.
 void translate(std::exception_ptr thrown) {
   if (!thrown) return;
   const auto make = [](const std::exception& error) {
@@ -78,7 +78,8 @@ void translate(std::exception_ptr thrown) {
 }  // namespace paceline::python
 
 PYBIND11_MODULE(_C, module) {
-  py::module_::import("torch._C._distributed_c10d");  // the types of the arguments and the result
+  py::module_::import(
+      "torch._C._distributed_c10d");  // registers the types of arguments and results
   py::register_exception_translator(&paceline::python::translate);
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),

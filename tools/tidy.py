@@ -3,12 +3,12 @@
 
     tools/tidy.py BUILD_DIR
 
-Most of the time goes into headers, torch's above all, so the files of src/, and those of each other
-folder, are read together: those that include torch, those that do not, and those for an instruction
-set of their own. Tests are read alone, without the analyzer of paths, which doubles the time; those
-that include torch are left out.
-A job that was clean is not done again before one of its files, a header of ours that they include,
-a compile command, .clang-tidy or clang-tidy's version changes: build/lint holds a stamp for each.
+Headers take most of the time, above all torch's, so clang-tidy reads many files as one: the files of
+src/, and those of each other folder, in three groups: with torch, without torch, and for a special
+instruction set. It reads each test alone, without the path-sensitive analyzer, which doubles the
+time, and skips tests that include torch.
+A clean job runs again only if one of its files, a header of ours that they include, a compile
+command, .clang-tidy or clang-tidy's version changes: build/lint has a stamp for each job.
 """
 
 import concurrent.futures
@@ -34,7 +34,7 @@ def includes_torch(source):
 
 
 def flags(entry):
-    """What a compile command says beside the compiler, the input and the output: tuples of words."""
+    """The flags of a compile command, without compiler, input and output: tuples of words."""
     words = iter(shlex.split(entry["command"])[1:])
     for word in words:
         flag = (word, next(words)) if word in ("-c", "-o", "-isystem") else (word,)
@@ -47,7 +47,7 @@ def instruction_set(entry):
 
 
 class Job:
-    """Source files that are read as one, and how they are checked."""
+    """Source files that clang-tidy reads as one, and its command."""
 
     def __init__(self, name, entries, version):
         self.text = "".join(f'#include "{entry["file"]}"\n' for entry in entries)
@@ -57,7 +57,7 @@ class Job:
         checks = "-bugprone-suspicious-include" if self.together else ""
         if any(source_of(entry).parts[0] == "tests" for entry in entries):
             checks = "-clang-analyzer-*"
-        # The compile commands are GCC's, which knows warnings that Clang does not.
+        # The compile commands are GCC's and name warnings that Clang does not have.
         self.command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
                         f"--checks={checks}", str(source), "--", *itertools.chain(*options),
                         "-Wno-unknown-warning-option"]
@@ -68,7 +68,7 @@ class Job:
         self.stamp = STAMPS / key.hexdigest()
 
     def run(self):
-        """The complaints, empty if there are none."""
+        """The findings; empty if there are none."""
         if self.stamp.exists():
             return ""
         if self.together:
@@ -116,7 +116,7 @@ def main():
                 print(complaints, flush=True)
     for stale in set(STAMPS.iterdir()) - {path for job in todo for path in (job.stamp, job.together)}:
         stale.unlink()
-    print(f"clang-tidy: {len(todo)} runs, {failed} with complaints")
+    print(f"clang-tidy: {len(todo)} runs, {failed} with findings")
     sys.exit(1 if failed else 0)
 
 

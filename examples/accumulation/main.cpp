@@ -13,7 +13,7 @@
 namespace F = torch::nn::functional;
 
 constexpr int kSteps = 20;
-constexpr std::int64_t kSamples = 16;  // of each rank, in a step
+constexpr std::int64_t kSamples = 16;  // per rank and step
 constexpr std::int64_t kInputs = 64;
 constexpr std::int64_t kClasses = 10;
 constexpr double kRounding = 1e-6;  // see README.md
@@ -25,7 +25,7 @@ struct Batch {
   torch::Tensor y;
 };
 
-// No BatchNorm: its running statistics would take N steps in one process, and one on N ranks.
+// No BatchNorm: its running statistics would be updated N times in one process, once on N ranks.
 torch::nn::Sequential make_net() {
   torch::manual_seed(0);
   return torch::nn::Sequential(torch::nn::Linear(kInputs, 128), torch::nn::ReLU(),
@@ -36,7 +36,7 @@ torch::optim::SGD make_sgd(const std::vector<torch::Tensor>& parameters) {
   return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
-// What a step is made of, on all ranks the same. The class of a sample is the place of the largest
+// The samples of a step, the same on all ranks. The class of a sample is the index of the largest
 // of its first inputs, so that there is something to learn.
 Batch global_batch(int step) {
   torch::manual_seed(step);
@@ -49,7 +49,7 @@ Batch share_of(const Batch& batch, int rank) {
           batch.y.narrow(0, rank * kSamples, kSamples)};
 }
 
-// On N ranks: each takes its share, and backward leaves the average of all ranks' gradients.
+// On N ranks: each trains on its share, and backward averages the gradients of all ranks.
 double step_together(Model& model, torch::optim::SGD& sgd, const Batch& batch) {
   sgd.zero_grad();
   const auto [x, y] = share_of(batch, paceline::get_rank());
@@ -61,8 +61,8 @@ double step_together(Model& model, torch::optim::SGD& sgd, const Batch& batch) {
   return average.item<double>();
 }
 
-// In one process: it takes one share after the other, and the gradients of losses divided by N add
-// up to the same average.
+// In one process: trains on one share after the other. The gradients of losses divided by N add up
+// to the same average.
 double step_alone(torch::nn::Sequential& net, torch::optim::SGD& sgd, const Batch& batch) {
   const int n = paceline::get_world_size();
   torch::Tensor average = torch::zeros({});
@@ -84,7 +84,7 @@ double largest_difference(const std::vector<torch::Tensor>& a,
   return (parameters_to_vector(a) - parameters_to_vector(b)).abs().max().item<double>();
 }
 
-// The exit code. Dividing by a power of two rounds nothing, so then there must be no difference.
+// Returns the exit code. Dividing by a power of two is exact, so then there must be no difference.
 int judge(double difference) {
   const auto n = static_cast<unsigned>(paceline::get_world_size());
   const double allowed = std::has_single_bit(n) ? 0 : kRounding;
@@ -93,7 +93,7 @@ int judge(double difference) {
   } else if (difference <= allowed) {
     std::printf("equal within rounding: %.1g is less than %.0g\n", difference, allowed);
   } else {
-    std::printf("not equal: the parameters differ by %.1g, and %.0g is allowed\n", difference,
+    std::printf("not equal: the parameters differ by %.1g; the tolerance is %.0g\n", difference,
                 allowed);
     return 1;
   }

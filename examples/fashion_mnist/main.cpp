@@ -68,7 +68,7 @@ struct Score {
   int64_t total;
 };
 
-// Every rank judges its share of the test set, without padding: each image counts exactly once.
+// Every rank evaluates its share of the test set, without padding: each image counts exactly once.
 Score evaluate(Model& model, const Options& options) {
   const data::FashionMnist set(options.data, data::Split::test);
   data::DataLoader loader(set,
@@ -85,7 +85,7 @@ Score evaluate(Model& model, const Options& options) {
   return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
 }
 
-// A path that cannot be written is found out now, not after the training.
+// Detects a path that cannot be written before the training, not after it.
 void check_writable(const fs::path& file) {
   const bool exists = fs::exists(file);
   if (!std::ofstream(file, std::ios::app)) {
@@ -121,11 +121,11 @@ int run(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--epochs", options.epochs, "Passes over the training set")
       ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--batch-size", options.batch_size, "Images a step, on each rank")
+  app.add_option("--batch-size", options.batch_size, "Images per step and rank")
       ->check(CLI::Range(1, 60'000));
   app.add_option("--lr", options.lr, "Learning rate of the first epoch")
       ->check(CLI::Range(1e-6, 10.0));
-  app.add_option("--data", options.data, "Directory that has a fashion-mnist in it");
+  app.add_option("--data", options.data, "Directory that contains fashion-mnist/");
   app.add_option("--output", options.output, "File to save the trained model in");
   CLI11_PARSE(app, argc, argv);
   train_and_evaluate(options);

@@ -1,6 +1,6 @@
 """Runs a function as several ranks, each a process with a process group of its own, and compares backends.
 
-Ranks are forked: this process imports whatever they need, and computes with one thread only.
+Ranks are forked, so this process imports everything that they need, and computes with one thread only.
 """
 
 import multiprocessing
@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # which every rank would import for DistributedDataParallel or FSDP
+import torch._dynamo  # otherwise every rank would import it for DistributedDataParallel or FSDP
 import torch.distributed as dist
 
 SIZES = (1, 2, 3, 4)
-PATIENCE = 300.0  # seconds for a function; more than any deadline in it
+PATIENCE = 300.0  # seconds for a function; longer than any deadline in it
 
 torch.set_num_threads(1)
 
-# If a future's callback, on a thread of Gloo's group, is the last to let go of the group, Gloo ends the process.
+# If the last reference to a Gloo group is dropped in a future's callback on the group's own thread, Gloo aborts the process.
 _kept: list[Any] = []
 
 
 def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, directory: str, timeout: float,
           arguments: tuple[Any, ...], sender: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(1)  # again: the pool of threads is made anew here, and autograd's threads would race to do so
+    torch.set_num_threads(1)  # again: a forked child creates its thread pool anew, and autograd's threads would race to do it
     os.dup2(os.open(os.path.join(directory, f"said by {rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(directory, "trace")
     dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=size,
@@ -45,15 +45,15 @@ def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, dire
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    # As bytes: a tensor sent as such would be shared memory that ends with its sender.
+    # As bytes: a tensor would be sent as shared memory, which ends with its sender.
     sender.send_bytes(pickle.dumps((result, error)))
 
 
 def run(function: Callable[..., Any], backend: str, size: int, *arguments: Any, timeout: float = 60,
         dying: Iterable[int] = ()) -> list[Any]:
-    """What `function(*arguments)` returned on each rank, and None for those of `dying`, which end without a result.
+    """The results of `function(*arguments)` on each rank; None for ranks in `dying`, which end without a result.
 
-    Raises AssertionError with the text of what ranks raised. `timeout` is the group's, in seconds.
+    Raises AssertionError with the errors of the ranks. `timeout` is the group's, in seconds.
     """
     context = multiprocessing.get_context("fork")
     results: list[Any] = [None] * size
@@ -100,13 +100,13 @@ def run(function: Callable[..., Any], backend: str, size: int, *arguments: Any, 
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function(*arguments)` returned in a process of its own, with a group of one, over Gloo."""
+    """The result of `function(*arguments)` in a process of its own, with a group of one, over Gloo."""
     return run(function, "gloo", 1, *arguments)[0]
 
 
 class Case(unittest.TestCase):
     def assert_same(self, got: Any, expected: Any, delta: float = 0) -> None:
-        """Compares tensors within lists, tuples and dicts by their values, everything else by ==."""
+        """Compares tensors in lists, tuples and dicts by their values, everything else by ==."""
         if isinstance(expected, torch.Tensor):
             torch.testing.assert_close(got, expected, rtol=delta, atol=delta)
         elif isinstance(expected, (list, tuple)):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Collectives as torch.distributed and its functional twin offer them; the oracle is arithmetic."""
+"""Collectives of torch.distributed and its functional variants; expected values are computed."""
 
 import unittest
 from typing import Any
@@ -25,7 +25,7 @@ def total(size: int) -> torch.Tensor:
 
 
 def split_of(sender: int, receiver: int) -> int:
-    """How many rows one rank has for another: with gaps, and different both ways."""
+    """How many rows one rank sends to another: some are 0, and the two directions differ."""
     return (2 * sender + receiver) % 3
 
 
@@ -131,7 +131,7 @@ def gather_and_scatter() -> list[Any]:
 
 
 def overlap() -> list[torch.Tensor]:
-    """Many calls under way at once, waited for in the other order, and one that waits for none of them."""
+    """Many calls under way at once, waited for in reverse order, and one call that nobody waits for."""
     tensors = [torch.full((1000 * i,), float(dist.get_rank() + i)) for i in range(1, 30)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     last = torch.ones(3)
@@ -160,7 +160,7 @@ def refusal(function: Any, *arguments: Any) -> str:
 
 
 def write_one_place_twice() -> dict[str, str]:
-    """What calls say whose tensors overlap, each call under the name of the operation."""
+    """The errors of calls whose tensors overlap, by operation."""
     size = dist.get_world_size()
     t = torch.arange(8.0 * size)
     table = torch.zeros(2 * size, 4)
@@ -185,7 +185,7 @@ def write_one_place_twice() -> dict[str, str]:
 
 
 def write_in_place() -> list[torch.Tensor]:
-    """What a rank gives itself lies where it belongs; columns of one table are apart."""
+    """A rank's own part may be in place already; columns of one table do not overlap."""
     rank, size = dist.get_rank(), dist.get_world_size()
     gathered = [torch.zeros(2 * size, 2) for _ in range(3)]
     lists = [list(tensor.chunk(size)) for tensor in gathered]
@@ -221,7 +221,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def numbers(kind: torch.dtype, rank: int) -> list[int]:
-    """Some for each way to reduce them: with both signs where there are, and sums that the type holds."""
+    """Values for each reduction: of both signs if the type has them, with sums that the type can hold."""
     lowest = 0 if kind == torch.uint8 else -30
     return [lowest + (7 * i + 5 * rank) % 31 for i in range(40_000)]
 
@@ -298,7 +298,7 @@ class Collectives(ranks.Case):
         self.equals(write_in_place, expected_of_writing_in_place)
 
     def test_an_expanded_tensor_is_refused(self) -> None:
-        # Gloo writes five elements from its one place on, past the tensor.
+        # Gloo writes five elements from the one address on, past the end of the tensor.
         for text, base in ranks.run(reduce_an_expanded_tensor, "paceline", 2):
             self.assertIn("of which several lie in one place, as after expand()", text)
             self.assert_same(base, torch.ones(8))

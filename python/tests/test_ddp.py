@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""DistributedDataParallel in its variants; parameters after some steps are those of Gloo."""
+"""DistributedDataParallel in its variants; after some steps, parameters equal those with Gloo."""
 
 import os
 import unittest
@@ -16,7 +16,7 @@ import ranks
 
 
 class Branches(nn.Module):
-    """A trunk and two heads, of which each forward uses one."""
+    """A trunk and two heads; each forward uses one of the heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def train_with_power_sgd() -> list[torch.Tensor]:
 
 
 def train_branches(static: bool) -> list[torch.Tensor]:
-    """Ranks use different heads in each step, or, with a static graph, the same head always."""
+    """Ranks use different heads in each step, or, with a static graph, always the same head."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Branches(), bucket_cap_mb=0.001, find_unused_parameters=not static,
                                     static_graph=static)
@@ -86,13 +86,13 @@ def train_branches(static: bool) -> list[torch.Tensor]:
 
 
 def memory_of_buckets(disabled: str | None) -> tuple[int, int]:
-    """What the backend has handed out for a model, and what its parameters take."""
+    """The memory that the backend has allocated for a model, and the size of its parameters."""
     os.environ.pop("DDP_DISABLE_COMM_MEM", None)
     if disabled is not None:
         os.environ["DDP_DISABLE_COMM_MEM"] = disabled
     group = dist.new_group()
     model = DistributedDataParallel(nn.Linear(300, 200), process_group=group)
-    for step in range(3):  # buckets are made anew after the first
+    for step in range(3):  # buckets are rebuilt after the first
         model(torch.ones(4, 300)).sum().backward()
     handed_out = group._get_backend(torch.device("cpu")).memory_stats()["allocated_bytes"]
     return handed_out, sum(parameter.nbytes for parameter in model.parameters())

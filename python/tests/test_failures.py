@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ranks are told when something is wrong: which exception, and what it says about whom."""
+"""Failures: which exception ranks get, and what it says about which rank."""
 
 import os
 import pickle
@@ -27,7 +27,7 @@ def store() -> dist.Store:
 
 
 def failure(function: Any, *arguments: Any, **named: Any) -> Failure:
-    """The text, ranks, operation and sequence of the error that the call has to raise."""
+    """The text, ranks, operation and sequence of the error that the call must raise."""
     try:
         function(*arguments, **named)
     except dist.DistBackendError as error:
@@ -46,7 +46,7 @@ def works() -> bool:
 
 
 def disagree(asynchronously: bool) -> tuple[int, list[Failure]]:
-    """The number of calls before, the failure, and that of a later call."""
+    """The number of calls before the failure, the failure, and the failure of a later call."""
     works()
     before = calls_made()
     tensor = torch.ones(3 + dist.get_rank())
@@ -69,7 +69,7 @@ def lose_a_rank() -> tuple[float, Failure, bool]:
 
 
 def misuse() -> tuple[list[str], bool]:
-    """Calls that cannot work, and after them one that does."""
+    """Invalid calls, and after them a valid one."""
     group = dist.distributed_c10d._get_default_group()
     rank, size, tensor = dist.get_rank(), dist.get_world_size(), torch.ones(4)
     calls = {
@@ -95,7 +95,7 @@ def misuse() -> tuple[list[str], bool]:
 
 
 def come_too_late() -> Failure | None:
-    """Rank 1 stays away from a group with a timeout of its own until rank 0 has been told; the world goes on."""
+    """Rank 1 stays away from a group with its own timeout until rank 0 has the error; the world goes on."""
     group = dist.new_group(timeout=timedelta(seconds=5))
     told = None
     if dist.get_rank() == 0:
@@ -107,7 +107,7 @@ def come_too_late() -> Failure | None:
 
 
 def wait_twice() -> tuple[Failure | None, torch.Tensor]:
-    """A wait that is given up is not the end of the call."""
+    """A wait that times out does not end the call."""
     tensor = torch.ones(10)
     work, told = None, None
     if dist.get_rank() == 0:
@@ -123,14 +123,14 @@ def wait_twice() -> tuple[Failure | None, torch.Tensor]:
 
 def receive_nothing() -> Failure | None:
     group = dist.new_group()
-    dist.set_timeout(timedelta(seconds=0.3), group)  # busy ranks may need longer to form it
+    dist.set_timeout(timedelta(seconds=0.3), group)  # busy ranks may need longer to form the group
     told = failure(dist.recv, torch.ones(10), 1, group=group) if dist.get_rank() == 0 else None
     dist.barrier()
     return told
 
 
 def miss_a_monitored_barrier() -> Failure | None:
-    """Rank 1 stays away until the others have been told; rank 0 comes after rank 2, and tells it who is missing."""
+    """Rank 1 stays away until the others have the error; rank 0 comes after rank 2, and reports who is missing."""
     dist.monitored_barrier()
     told = None
     if dist.get_rank() == 2:
@@ -152,14 +152,14 @@ def monitored_barrier_beside_all_reduce() -> Failure:
 
 
 def traces() -> dict[int, list[dict[str, Any]]]:
-    """The flight recorder's entries of the files that the ranks have written."""
+    """The entries in the flight recorder's files of the ranks."""
     prefix = Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
     return {int(path.name.removeprefix(prefix.name)): pickle.loads(path.read_bytes())["entries"]
             for path in prefix.parent.glob(prefix.name + "*")}
 
 
 def hang() -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
-    """Rank 0 calls an all_reduce that rank 1 does not."""
+    """Rank 0 calls an all_reduce, rank 1 does not."""
     dist.all_gather_object([None, None], "both")
     if dist.get_rank() == 0:
         dist.set_timeout(timedelta(seconds=0.5))
@@ -194,7 +194,7 @@ class Failures(ranks.Case):
                 first, later = told
                 self.assertIn("rank 0 called all_reduce of 3 float32, rank 1 all_reduce of 4 float32", first[0])
                 self.assertEqual(first[1:], ([0, 1], "all_reduce", before + 1))
-                # The same cause, but another operation.
+                # The same cause, in another operation.
                 self.assertEqual(later[:3], (first[0], [0, 1], "barrier"))
                 self.assertNotEqual(later[3], first[3])
 
@@ -208,7 +208,7 @@ class Failures(ranks.Case):
 
     def test_no_trace_is_written_unless_asked_for(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's agent has one
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as in torchrun's agent
         with tempfile.TemporaryDirectory(prefix="paceline-test-") as home:
             environment |= {"HOME": home, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
                             "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Groups, what they can be told, and the memory they lend."""
+"""Groups, their options, and the memory that they allocate."""
 
 import tempfile
 import unittest
@@ -23,7 +23,7 @@ def backend_of(group: dist.ProcessGroup | None = None) -> Any:
 
 
 def use_groups() -> list[Any]:
-    """Groups that overlap, one that asks its members only, and one that is destroyed while others go on."""
+    """Groups that overlap, one that only its members form, and one that is destroyed while others go on."""
     rank, size = dist.get_rank(), dist.get_world_size()
     even = dist.new_group(list(range(0, size, 2)))
     low = dist.new_group(list(range((size + 1) // 2)), timeout=timedelta(seconds=30))
@@ -40,7 +40,7 @@ def use_groups() -> list[Any]:
 
 
 def split() -> list[Any]:
-    """Splits in the order that is asked for, one that leaves ranks out, and a split of a split."""
+    """Splits in a given order, one that leaves ranks out, and a split of a split."""
     pairs = dist.split_group(split_ranks=[[1, 0], [2, 3]], group_desc="pairs")
     some = dist.split_group(split_ranks=[[0, 3]])
     one = dist.split_group(pairs, split_ranks=[[0], [1]])
@@ -70,7 +70,7 @@ def reduce_in_allocated_memory() -> tuple[torch.Tensor, torch.Tensor]:
     dist.all_reduce(tensor)
     copy = tensor.clone()
     dist.destroy_process_group()
-    return copy, tensor  # which outlives its group
+    return copy, tensor  # the tensor outlives its group
 
 
 def name_of_backend() -> tuple[str, bool]:
@@ -78,7 +78,7 @@ def name_of_backend() -> tuple[str, bool]:
 
 
 def ask_for_reconfiguration(path_of_store: str) -> tuple[str, float]:
-    """What is said, and a group that is made after it."""
+    """The error, and a group that is made after it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     text = "no error"
@@ -92,7 +92,7 @@ def ask_for_reconfiguration(path_of_store: str) -> tuple[str, float]:
 
 
 def start_again(path_of_store: str) -> list[float]:
-    """The world is left and joined again, in the same processes."""
+    """The same processes leave the world and form a new one."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sums = [sum_in(None)]
     for attempt in range(3):

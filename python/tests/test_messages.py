@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import ranks
 
-LENGTHS = (0, 1, 1000, 300_000)  # none, a few, and more than fits on the way
+LENGTHS = (0, 1, 1000, 300_000)  # none, a few, and more than the buffers hold
 
 
 def content(sender: int, length: int) -> torch.Tensor:
@@ -16,7 +16,7 @@ def content(sender: int, length: int) -> torch.Tensor:
 
 
 def pass_on() -> list[torch.Tensor]:
-    """A ring in one batch; all send before any of them receives."""
+    """A ring in one batch; all ranks send before any rank receives."""
     rank, size = dist.get_rank(), dist.get_world_size()
     received = [torch.empty(length, dtype=torch.int64) for length in LENGTHS]
     sends = [dist.P2POp(dist.isend, content(rank, length), (rank + 1) % size) for length in LENGTHS]
@@ -38,7 +38,7 @@ def receive_from_anywhere() -> list[tuple[int, torch.Tensor]]:
 
 
 def receive_by_tag() -> list[torch.Tensor]:
-    """In another order than sent, into every second element."""
+    """Receives in another order than sent, into every second element."""
     if dist.get_rank() == 1:
         for tag in (1, 2, 3):
             dist.send(content(tag, 1000), 0, tag=tag)
@@ -52,7 +52,7 @@ def receive_by_tag() -> list[torch.Tensor]:
 
 
 def answer_in_callbacks() -> torch.Tensor:
-    """What is received goes back from the callback of its future."""
+    """The callback of a receive's future sends the tensor back."""
     if dist.get_rank() == 1:
         sent, echo = content(1, 1000), torch.empty(1000, dtype=torch.int64)
         dist.send(sent, 0)
@@ -65,7 +65,7 @@ def answer_in_callbacks() -> torch.Tensor:
 
 
 def receive_while_reducing() -> tuple[torch.Tensor, torch.Tensor]:
-    """Messages are apart from collectives: their order against each other differs between the ranks."""
+    """Messages and collectives are independent: ranks may call them in different orders."""
     one, received = torch.ones(5), torch.empty(1000, dtype=torch.int64)
     if dist.get_rank() == 0:
         receiving = dist.irecv(received, 1)

@@ -40,7 +40,7 @@ def scatter() -> list[Any]:
 
 
 def send() -> list[Any]:
-    """Each rank but the first sends to the one before it."""
+    """Each rank except the first sends to the one before it."""
     received = [None, None]
     if dist.get_rank() > 0:
         dist.send_object_list([mine(), dist.get_rank()], dst=dist.get_rank() - 1)

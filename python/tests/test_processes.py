@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Threads, signals, forks and the end of a group: what else happens in the process of a rank."""
+"""Threads, signals, forks and the end of a group in the process of a rank."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def works() -> bool:
 
 BLOCKING: dict[str, Callable[[], object]] = {
     "all_reduce": lambda: dist.all_reduce(torch.ones(10)),
-    "all_reduce of much": lambda: dist.all_reduce(torch.ones(2_000_000)),
+    "all_reduce of 8 MB": lambda: dist.all_reduce(torch.ones(2_000_000)),
     "wait": lambda: dist.all_reduce(torch.ones(10), async_op=True).wait(),
     "future": lambda: dist.all_reduce(torch.ones(10), async_op=True).get_future().wait(),
     "barrier": dist.barrier,
@@ -38,7 +38,7 @@ BLOCKING: dict[str, Callable[[], object]] = {
 
 
 def while_main_thread_waits(action: Callable[[], None]) -> threading.Thread:
-    """Runs the action on another thread once the main thread is in a call of BLOCKING that does not go on for a while."""
+    """Runs the action on another thread once the main thread blocks in a call of BLOCKING."""
     main = threading.main_thread().ident
 
     def position() -> tuple[CodeType, int]:
@@ -62,7 +62,7 @@ def while_main_thread_waits(action: Callable[[], None]) -> threading.Thread:
 
 
 def run_threads() -> list[str]:
-    """Rank 1 joins each call only when a thread of rank 0 has run Python beside it."""
+    """Rank 1 joins each call only after another thread of rank 0 has run Python during it."""
     done = []
     for name, call in BLOCKING.items():
         if dist.get_rank() == 0:
@@ -77,7 +77,7 @@ def run_threads() -> list[str]:
 
 
 def interrupt() -> tuple[bool, bool]:
-    """A signal arrives while the main thread waits: its handler runs when the call is over, and the group works on."""
+    """A signal arrives while the main thread waits: its handler runs after the call, and the group goes on."""
     interrupted = False
     if dist.get_rank() == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -105,7 +105,7 @@ def interrupt() -> tuple[bool, bool]:
 
 
 def leave_with_work_under_way(together: bool) -> bool:
-    """Rank 0 leaves a group while its call there waits for rank 1, which leaves too, or only after that."""
+    """Rank 0 leaves a group while its call waits for rank 1, which leaves at the same time or later."""
     group = dist.new_group()
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(10), group=group, async_op=True)
@@ -122,7 +122,7 @@ def leave_with_work_under_way(together: bool) -> bool:
 
 
 def join_a_call_of_one_who_leaves() -> float:
-    """Rank 0 leaves a group in the middle of its last call there, which rank 1 joins only then."""
+    """Rank 0 leaves a group during its last call, which rank 1 joins only then."""
     group = dist.new_group()
     tensor = torch.ones(10)
     if dist.get_rank() == 0:
@@ -136,7 +136,7 @@ def join_a_call_of_one_who_leaves() -> float:
 
 
 def leave_with_a_callback_under_way() -> bool:
-    """The callback wants the GIL while the main thread destroys the group."""
+    """The callback needs the GIL while the main thread destroys the group."""
     called = []
     group = dist.new_group()
     tensor = torch.ones(10)
@@ -148,7 +148,7 @@ def leave_with_a_callback_under_way() -> bool:
 
 
 def in_child(function: Callable[[], bool]) -> bool:
-    """What the function returns in a forked child, which ends at once."""
+    """The result of the function in a forked child, which then ends."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -177,7 +177,7 @@ def destroyed() -> bool:
 
 
 def fork() -> tuple[list[bool], bool]:
-    """Before and after the group has threads, and with a call under way."""
+    """Forks before and after the group has threads, and with a call under way."""
     tensor = torch.ones(10)
     told = [in_child(refused), in_child(destroyed)]
     dist.all_reduce(tensor, async_op=True).wait()

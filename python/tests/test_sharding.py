@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import ranks
 
-BATCH = 12  # in all, which 1 to 4 ranks divide
+BATCH = 12  # of all ranks; divisible by 1 to 4
 
 
 def model_of_two() -> nn.Sequential:
@@ -105,7 +105,7 @@ def matrix(rows: int, columns: int) -> torch.Tensor:
 
 
 def redistribute() -> dict[str, torch.Tensor]:
-    """Each way between placements, of a matrix that the ranks do not divide."""
+    """Every redistribution between placements, of a matrix that cannot be divided evenly."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     results = {}
     placements = {"rows": Shard(0), "columns": Shard(1), "replicate": Replicate()}
@@ -120,7 +120,7 @@ def redistribute() -> dict[str, torch.Tensor]:
 
 
 def multiply() -> list[torch.Tensor]:
-    """A product whose inner dimension is cut, with its gradients, and one whose outer dimensions are."""
+    """A product with its inner dimension sharded, with gradients, and one with its outer dimensions sharded."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     a = distribute_tensor(matrix(5, 12), mesh, [Shard(1)]).requires_grad_()
     b = distribute_tensor(matrix(12, 6), mesh, [Shard(0)]).requires_grad_()

@@ -18,7 +18,7 @@ std::optional<double> read_quota(const fs::path& directory) {
   double quota = 0;
   double period = 0;
   if (std::ifstream file(directory / "cpu.max"); file >> quota >> period && period > 0) {
-    return quota / period;  // "max" is no number: no limit
+    return quota / period;  // "max" is not a number: no limit
   }
   std::ifstream quota_file(directory / "cpu.cfs_quota_us");
   std::ifstream period_file(directory / "cpu.cfs_period_us");
@@ -91,7 +91,7 @@ std::size_t last_level_cache(const fs::path& cpu) {
   std::size_t largest = 0;
   for (int index = 0;; ++index) {
     std::ifstream file(cpu / "cache" / ("index" + std::to_string(index)) / "size");
-    std::size_t kibibytes = 0;  // always in these: "32768K"
+    std::size_t kibibytes = 0;  // the kernel's unit: "32768K"
     if (!(file >> kibibytes)) return largest;
     largest = std::max(largest, kibibytes << 10);
   }

@@ -5,13 +5,13 @@
 
 namespace paceline::base {
 
-// A point in time by which something has to be done, and how long it was given, for the message.
+// A point in time by which an operation must complete, and its time budget, for the message.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
   static Deadline after(std::chrono::milliseconds budget) {
-    // A century is for ever, and cannot overflow the clock.
+    // A century stands for no limit, and cannot overflow the clock.
     constexpr std::chrono::milliseconds century = std::chrono::hours(24 * 36525);
     return {Clock::now() + std::clamp(budget, std::chrono::milliseconds(0), century), budget};
   }

@@ -83,10 +83,11 @@ std::optional<Environment::OtherLauncher> find_other_launcher(const Reader& read
     const char* size;
     const char* rank;
     const char* local_rank;
-    const char* condition;  // must be set too; null: nothing
+    const char* condition;  // a variable that must be set too; may be null
   };
-  // The first that is set decides: mpirun in a Slurm job starts its daemons by srun, and ranks see
-  // the daemons' step. sbatch alone counts the tasks of the job, of which a script is none.
+  // The first launcher found decides: mpirun in a Slurm job starts its daemons by srun, and ranks
+  // inherit the variables of the daemons' step. sbatch alone sets the number of the job's tasks
+  // too, but its script is not one of them.
   constexpr Names kLaunchers[] = {
       {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr},
       {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", nullptr},

@@ -8,8 +8,8 @@
 
 namespace paceline::base {
 
-// What a launcher told this process, in torchrun's variables and two of our own.
-// An unset or empty variable is nullopt.
+// What a launcher passed to this process, in torchrun's variables and our own. An unset or empty
+// variable is nullopt.
 struct Environment {
   std::optional<int> rank;                 // RANK
   std::optional<int> world_size;           // WORLD_SIZE
@@ -23,8 +23,8 @@ struct Environment {
   std::optional<int> restart_count;        // TORCHELASTIC_RESTART_COUNT
   std::optional<std::string> error_file;   // TORCHELASTIC_ERROR_FILE
 
-  // Set where another launcher (mpirun, srun, ...) says that this is one of several processes, or
-  // does not say of how many.
+  // Set if the variables of another launcher (mpirun, srun, ...) show that it started several
+  // processes, or do not show how many it started.
   struct OtherLauncher {
     std::string found;    // "OMPI_COMM_WORLD_SIZE=2, OMPI_COMM_WORLD_RANK=1"
     std::string mapping;  // "RANK=$OMPI_COMM_WORLD_RANK, WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
@@ -32,20 +32,19 @@ struct Environment {
   std::optional<OtherLauncher> other_launcher;
 
   // PACELINE_BOOTSTRAP_SOCKETS, set by `paceline run`: inherited Unix seqpacket sockets, comma
-  // separated. Rank 0 has one for each other rank, in order; each other rank has the one that leads
-  // to rank 0.
+  // separated. Rank 0 has one to each other rank, in order; each other rank has one to rank 0.
   std::vector<int> bootstrap_sockets;
   // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
   // file of a c10d::FileStore.
   std::optional<int> store_fd;
-  // PACELINE_TERMINAL=COLUMNS,PIPE..., set by `paceline run` for rank 0: what is written to the
-  // pipes with these inode numbers ends up on a terminal, and has this many columns there.
+  // PACELINE_TERMINAL=COLUMNS,PIPE..., set by `paceline run` for rank 0: output to the pipes with
+  // these inode numbers goes to a terminal with this many columns.
   struct Terminal {
     int columns;
     std::vector<std::int64_t> pipes;
   };
   std::optional<Terminal> terminal;
-  // PACELINE_DATA: the directory where data sets lie.
+  // PACELINE_DATA: the directory of the data sets.
   std::optional<std::string> data_root;
   // PACELINE_TIMELINE: the directory where each rank writes its timeline.
   std::optional<std::string> timeline;

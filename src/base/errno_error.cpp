@@ -14,9 +14,9 @@ Error errno_error(const std::string& what) {
 Error errno_error(const std::string& what, int code) {
   const char* const name = ::strerrorname_np(code);
   const char* const text = ::strerrordesc_np(code);
-  const char* const way_out = code == EMFILE ? "; raise the limit with ulimit -n" : "";
+  const char* const advice = code == EMFILE ? "; raise the limit with ulimit -n" : "";
   return Error(fmt::format("{}: {} ({}){}", what, text != nullptr ? text : "unknown error",
-                           name != nullptr ? name : std::to_string(code).c_str(), way_out));
+                           name != nullptr ? name : std::to_string(code).c_str(), advice));
 }
 
 }  // namespace paceline::base

@@ -10,8 +10,8 @@
 namespace paceline {
 namespace {
 
-// In bytes. Blocks from the first on are mapped, and given back when they are freed; of the others,
-// what lies free at the end of the heap beyond the second is.
+// In bytes. malloc maps blocks of at least the first size, and unmaps them when they are freed. It
+// returns free memory at the end of the heap to the system beyond the second size.
 constexpr int kMmapThreshold = 1 << 30;
 constexpr int kTrimThreshold = std::numeric_limits<int>::max();
 

@@ -5,8 +5,8 @@
 
 namespace paceline::base {
 
-// What tune_malloc does, as environment variables of a process that is to be started. Empty if this
-// process has variables that say something else about malloc.
+// What tune_malloc does, as environment variables for a new process. Empty if this process's own
+// variables configure malloc.
 std::map<std::string, std::string> malloc_variables();
 
 }  // namespace paceline::base

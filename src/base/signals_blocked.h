@@ -4,9 +4,9 @@
 
 namespace paceline::base {
 
-// Blocks signals on the calling thread as long as it exists. A thread that is started meanwhile
-// keeps them blocked: every thread of the library is, since a program's handlers are to run on its
-// own threads. Faults of the thread itself stay as they are, for handlers that report crashes.
+// Blocks signals on the calling thread while this object lives. A thread started meanwhile keeps
+// them blocked: every thread of the library is started so, since a program's handlers should run on
+// its own threads. Faults of the thread itself are not blocked, for handlers that report crashes.
 class SignalsBlocked {
  public:
   SignalsBlocked();

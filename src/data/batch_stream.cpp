@@ -12,17 +12,17 @@
 
 #include "base/signals_blocked.h"
 
-// OpenMP's, where LibTorch brings OpenMP along, as it usually does.
+// OpenMP's; null if LibTorch was built without OpenMP.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int);
 
 namespace paceline::data::detail {
 namespace {
 
-// Keeps PyTorch's operations on the calling thread, or each worker would start a team of its own.
-// at::set_num_threads is no help: it changes the default of threads that start later, too.
-void compute_alone() {
-  at::get_num_threads();  // or PyTorch sets OpenMP's number itself, at this thread's first
-                          // operation
+// Keeps PyTorch's operations on the calling thread; otherwise each worker would start a team of
+// threads. at::set_num_threads does not serve: it also changes the default of later threads.
+void use_one_thread() {
+  // Otherwise PyTorch sets OpenMP's number itself, at this thread's first operation.
+  at::get_num_threads();
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
 }
 
@@ -59,9 +59,9 @@ class BatchStream::Impl {
   std::mutex mutex_;
   std::condition_variable_any room_;
   std::condition_variable ready_;
-  std::vector<Slot> slots_;  // batch n is in slot n % slots_.size() from claimed to taken
+  std::vector<Slot> slots_;  // batch n is in slot n % slots_.size(), from claimed_ to taken_
   std::int64_t claimed_ = 0;
-  std::int64_t taken_ = 0;  // changed by the consumer only
+  std::int64_t taken_ = 0;  // only the consumer changes it
 
   std::vector<std::jthread> workers_;  // last: they use everything above
 };
@@ -81,7 +81,7 @@ BatchStream::Impl::Impl(std::vector<std::int64_t> indices, const DataLoaderOptio
   }
 }
 
-// All are told before the first is waited for.
+// All workers get the request before the first is joined.
 BatchStream::Impl::~Impl() {
   for (auto& worker : workers_) worker.request_stop();
 }
@@ -107,7 +107,7 @@ BatchStream::Impl::Slot BatchStream::Impl::take() {
 }
 
 void BatchStream::Impl::work(const std::stop_token& stop) {
-  compute_alone();
+  use_one_thread();
   const auto capacity = static_cast<std::int64_t>(slots_.size());
   std::unique_lock lock(mutex_);
   const auto may_go_on = [&] { return claimed_ == count_ || claimed_ < taken_ + capacity; };
@@ -139,7 +139,7 @@ BatchStream::BatchStream(std::vector<std::int64_t> indices, const DataLoaderOpti
 BatchStream::BatchStream(BatchStream&&) noexcept = default;
 BatchStream& BatchStream::operator=(BatchStream&&) noexcept = default;
 
-// A forked child has none of the threads, and perhaps a lock that one of them held.
+// A forked child does not have the threads, and may have a lock that one of them held.
 BatchStream::~BatchStream() {
   if (impl_ && impl_->in_forked_child()) static_cast<void>(impl_.release());
 }
@@ -147,7 +147,8 @@ BatchStream::~BatchStream() {
 BatchStream::Batch BatchStream::next() {
   if (impl_->in_forked_child()) {
     throw UsageError(
-        "a DataLoader's iteration in a forked child: it belongs to the parent process");
+        "a DataLoader's iteration cannot go on in a forked child: it belongs to the parent "
+        "process");
   }
   return impl_->next();
 }

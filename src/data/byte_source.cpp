@@ -13,7 +13,7 @@
 namespace paceline::data {
 namespace {
 
-constexpr int kGzipOnly = 15 + 16;  // the largest window, and no other wrapper than gzip's
+constexpr int kGzipOnly = 15 + 16;  // the largest window, and gzip's wrapper only
 constexpr std::uint64_t kMaxDeflateRatio = 1032;
 
 uInt clamp(std::size_t size) {
@@ -67,11 +67,11 @@ std::size_t ByteSource::inflate(std::span<std::uint8_t> to) {
     count += room - stream_.avail_out;
     offset_ += room - stream_.avail_out;
     if (code == Z_STREAM_END) {
-      // Another member may follow; anything else after it is damage, which zlib then reports.
+      // Another member may follow; zlib reports anything else as damage.
       ended_ = consumed_ == file_.size();
       ::inflateReset(&stream_);
     } else if (code == Z_BUF_ERROR) {
-      fail(offset_, "the gzip stream ends too early");
+      fail(offset_, "the gzip stream is truncated");
     } else if (code == Z_MEM_ERROR) {
       throw std::bad_alloc();
     } else if (code != Z_OK) {

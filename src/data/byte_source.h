@@ -9,8 +9,8 @@
 
 namespace paceline::data {
 
-// Reads a file's content front to back, through gzip if it starts with gzip's magic. `file` must
-// outlive it. Throws CorruptFile when the compressed stream is damaged or ends too early.
+// Reads a file's content from front to back, and decompresses it if it starts with gzip's magic.
+// `file` must outlive it. Throws CorruptFile if the compressed stream is damaged or truncated.
 class ByteSource {
  public:
   ByteSource(std::span<const std::uint8_t> file, std::string path);
@@ -18,17 +18,17 @@ class ByteSource {
   ByteSource(const ByteSource&) = delete;
   ByteSource& operator=(const ByteSource&) = delete;
 
-  // Fills `to` from the front and returns how many bytes there were: fewer only at the end.
+  // Fills `to` from the front and returns the number of bytes read: fewer only at the end.
   std::size_t read(std::span<std::uint8_t> to);
 
   bool compressed() const { return compressed_; }
 
   // How many bytes have been read. Offsets are those of the data, after decompression.
   std::uint64_t offset() const { return offset_; }
-  // No more than so many bytes can be read in all.
+  // An upper bound of the bytes that can be read in total.
   std::uint64_t limit() const;
 
-  // Throws CorruptFile about the byte at `offset`.
+  // Throws CorruptFile that names the byte at `offset`.
   [[noreturn]] void fail(std::uint64_t offset, std::string_view reason) const;
 
  private:
@@ -38,7 +38,7 @@ class ByteSource {
   std::span<const std::uint8_t> file_;
   std::string path_;
   bool compressed_;
-  bool ended_ = false;        // the last gzip member is complete, and its checksum right
+  bool ended_ = false;        // the last gzip member is complete, and its checksum correct
   std::size_t consumed_ = 0;  // of file_
   std::uint64_t offset_ = 0;
   z_stream stream_{};

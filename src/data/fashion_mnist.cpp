@@ -26,10 +26,10 @@ fs::path find_file(const fs::path& folder, const std::string& name) {
     if (fs::path path = folder / (name + suffix); fs::exists(path, ignored)) return path;
   }
   throw Error(
-      fmt::format("no Fashion-MNIST: neither {0}.gz nor {0} is in {1}; install Debian's "
-                  "package dataset-fashion-mnist, which puts them into "
+      fmt::format("Fashion-MNIST was not found: neither {0}.gz nor {0} is in {1}; install "
+                  "Debian's package dataset-fashion-mnist, which puts them into "
                   "/usr/share/datasets/fashion-mnist, or set PACELINE_DATA to the directory "
-                  "that has a fashion-mnist in it",
+                  "that contains fashion-mnist/",
                   name, folder.string()));
 }
 
@@ -38,8 +38,8 @@ at::Tensor read_images(const fs::path& path) {
   if (images.scalar_type() != at::kByte || images.dim() != 3 || images.size(1) != kSide ||
       images.size(2) != kSide) {
     throw CorruptFile(
-        fmt::format("{}: no images of Fashion-MNIST: its header (at byte 0) says {} of "
-                    "{} dimensions, and not bytes in n x 28 x 28",
+        fmt::format("{}: not images of Fashion-MNIST: the header (at byte 0) declares {} in "
+                    "{} dimensions; expected bytes in n x 28 x 28",
                     path.string(), images.dtype().name(), images.dim()));
   }
   return images;
@@ -50,8 +50,8 @@ at::Tensor read_labels(const fs::path& path, std::int64_t images) {
   at::Tensor labels = read_idx(path);
   if (labels.scalar_type() != at::kByte || labels.dim() != 1 || labels.size(0) != images) {
     throw CorruptFile(
-        fmt::format("{}: its header (at byte 0) does not say bytes in one dimension, "
-                    "{} of them, as many as there are images",
+        fmt::format("{}: not labels of Fashion-MNIST: the header (at byte 0) must declare bytes "
+                    "in one dimension, {} of them, as many as there are images",
                     path.string(), images));
   }
   const std::span values(labels.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(images));
@@ -59,7 +59,7 @@ at::Tensor read_labels(const fs::path& path, std::int64_t images) {
       std::ranges::find_if(values, [](std::uint8_t value) { return value >= kClasses; });
   if (bad != values.end()) {
     throw CorruptFile(
-        fmt::format("{}: the label {} is no class from 0 to {} (at byte {} of the "
+        fmt::format("{}: the label {} is not a class from 0 to {} (at byte {} of the "
                     "uncompressed data)",
                     path.string(), *bad, kClasses - 1, kHeader + (bad - values.begin())));
   }
@@ -93,7 +93,7 @@ FashionMnist::Batch FashionMnist::get_batch(std::span<const std::int64_t> indice
   for (const std::int64_t index : indices) {
     if (index < 0 || index >= size()) {
       throw UsageError(
-          fmt::format("Fashion-MNIST has {} samples: there is no sample {}", size(), index));
+          fmt::format("Fashion-MNIST has {} samples, so there is no sample {}", size(), index));
     }
     const auto* const image = images_.const_data_ptr<std::uint8_t>() + index * kPixels;
     pixels = std::transform(image, image + kPixels, pixels,

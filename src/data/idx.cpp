@@ -19,7 +19,7 @@
 namespace paceline::data {
 namespace {
 
-// 0 for a code that the format does not know.
+// 0 for a code outside the format.
 std::uint64_t element_size(std::uint8_t type) {
   switch (static_cast<IdxType>(type)) {
     case IdxType::uint8:
@@ -39,7 +39,7 @@ std::uint64_t element_size(std::uint8_t type) {
 std::uint32_t read_word(ByteSource& source, const char* what) {
   std::array<std::uint8_t, 4> word{};
   if (source.read(word) != word.size()) {
-    source.fail(source.offset(), fmt::format("an IDX file ends inside its {}", what));
+    source.fail(source.offset(), fmt::format("the IDX file ends inside its {}", what));
   }
   return std::uint32_t{word[0]} << 24 | std::uint32_t{word[1]} << 16 | std::uint32_t{word[2]} << 8 |
          std::uint32_t{word[3]};
@@ -50,8 +50,8 @@ void read_header(ByteSource& source, IdxArray& array) {
   const auto type = static_cast<std::uint8_t>(magic >> 8);
   const std::uint32_t dimensions = magic & 0xff;
   if (magic >> 16 != 0 || element_size(type) == 0 || dimensions == 0) {
-    source.fail(0, fmt::format("no IDX file: it starts with 0x{:08x}; IDX's magic number is two "
-                               "zero bytes, a type (08, 09, 0b, 0c, 0d, 0e) and the number of "
+    source.fail(0, fmt::format("not an IDX file: it starts with 0x{:08x}; IDX's magic number is "
+                               "two zero bytes, a type (08, 09, 0b, 0c, 0d, 0e) and the number of "
                                "dimensions (at least 1)",
                                magic));
   }
@@ -61,8 +61,8 @@ void read_header(ByteSource& source, IdxArray& array) {
   }
 }
 
-// The bytes that the header promises. A zero dimension makes an empty array, but the others must
-// make sense all the same, because strides are computed from them.
+// The number of bytes that the header declares. A zero dimension makes an empty array, but the
+// other dimensions must be valid too, since strides are computed from them.
 std::uint64_t payload_size(const ByteSource& source, const IdxArray& array) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   const auto fail = [&](std::string_view what) {
@@ -74,17 +74,17 @@ std::uint64_t payload_size(const ByteSource& source, const IdxArray& array) {
         __builtin_mul_overflow(size, static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)),
                                &size) ||
         size > most;
-    if (overflow) fail("more bytes than can be counted");
+    if (overflow) fail("more bytes than an int64 can count");
   }
   if (std::ranges::find(array.shape, 0) != array.shape.end()) return 0;
   const std::uint64_t available = source.limit() - std::min(source.limit(), source.offset());
   if (size > available) {
-    fail(fmt::format("{} bytes, and a file of this size holds at most {}", size, available));
+    fail(fmt::format("{} bytes, but a file of this size holds at most {}", size, available));
   }
   return size;
 }
 
-// Grows with what has come, so that a lying header costs no memory.
+// Grows with the data that were read, so that a wrong header costs no memory.
 void read_payload(ByteSource& source, std::uint64_t size, std::vector<std::uint8_t>& bytes) {
   constexpr std::uint64_t kStep = 1 << 20;
   while (bytes.size() < size) {
@@ -92,8 +92,9 @@ void read_payload(ByteSource& source, std::uint64_t size, std::vector<std::uint8
     bytes.resize(std::min(size, begin + std::max<std::uint64_t>(kStep, begin)));
     const auto rest = std::span(bytes).subspan(begin);
     if (source.read(rest) != rest.size()) {
-      source.fail(source.offset(),
-                  fmt::format("an IDX file ends too early: {} bytes were promised", size));
+      source.fail(
+          source.offset(),
+          fmt::format("the IDX file is truncated: its header declares {} bytes of data", size));
     }
   }
 }
@@ -106,7 +107,7 @@ void to_native_order(std::vector<std::uint8_t>& bytes, std::uint64_t size) {
   }
 }
 
-// Fills `content` on from its first `have` bytes, and cuts it where the file ends.
+// Fills `content` after its first `have` bytes, and shrinks it if the file ends earlier.
 void read_rest(int fd, std::size_t have, std::vector<std::uint8_t>& content,
                const std::string& path) {
   while (have < content.size()) {
@@ -131,7 +132,7 @@ std::vector<std::uint8_t> read_file(const std::filesystem::path& path) {
   const auto size = static_cast<std::size_t>(status.st_size);
   std::vector<std::uint8_t> content(std::min(size, kMaxHeader));
   read_rest(fd.get(), 0, content, path.string());
-  // What is no IDX file is told from its first bytes, however long it is.
+  // The first bytes show whether this is an IDX file, however long it is.
   ByteSource head(content, path.string());
   IdxArray ignored;
   if (!head.compressed()) read_header(head, ignored);
@@ -155,7 +156,7 @@ IdxArray parse_idx(std::span<const std::uint8_t> file, const std::string& path) 
   read_payload(source, size, array.bytes);
   const std::uint64_t end = source.offset();
   std::array<std::uint8_t, 1> extra{};
-  if (source.read(extra) != 0) source.fail(end, "the array ends here, and the file goes on");
+  if (source.read(extra) != 0) source.fail(end, "the array ends here, but the file does not");
   to_native_order(array.bytes, element_size(static_cast<std::uint8_t>(array.type)));
   return array;
 }

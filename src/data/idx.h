@@ -24,9 +24,9 @@ struct IdxArray {
   std::vector<std::uint8_t> bytes;  // row-major, elements in this machine's byte order
 };
 
-// Parses the content of an IDX file, which may be compressed by gzip. Throws CorruptFile, naming
-// `path` and the byte, unless `file` is one whole array and nothing else. Never allocates much more
-// than the data that are really there, whatever the header claims.
+// Parses the content of an IDX file, which may be compressed by gzip. Throws CorruptFile, which
+// names `path` and the byte, unless `file` is exactly one complete array. The memory that it
+// allocates is bounded by the data in the file, not by the sizes in the header.
 IdxArray parse_idx(std::span<const std::uint8_t> file, const std::string& path);
 
 // The same for a file on disk. Throws Error if it cannot be read.

@@ -15,7 +15,7 @@ namespace {
 
 std::int64_t checked_size(std::int64_t size) {
   if (size >= 0) return size;
-  throw UsageError(fmt::format("a sampler's dataset_size is {}; it must not be negative", size));
+  throw UsageError(fmt::format("the sampler's dataset_size is {}; it must not be negative", size));
 }
 
 std::vector<std::int64_t> ascending(std::int64_t size) {
@@ -24,7 +24,7 @@ std::vector<std::int64_t> ascending(std::int64_t size) {
   return result;
 }
 
-// Python's samplers make their order by this very call, so that ours is equal to theirs.
+// Python's samplers make their order with the same call, so the indices are equal.
 std::vector<std::int64_t> shuffled(std::int64_t size, std::uint64_t seed) {
   const at::Tensor order =
       at::randperm(size, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kLong));
@@ -65,8 +65,8 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size, DistributedSam
   }
   if (options.drop_last && !options.pad) {
     throw UsageError(
-        "DistributedSampler: drop_last drops the tail and pad = false keeps it; "
-        "choose one");
+        "DistributedSampler: drop_last = true drops the tail and pad = false keeps it; "
+        "set one of them only");
   }
 }
 
@@ -83,7 +83,7 @@ std::vector<std::int64_t> DistributedSampler::indices() const {
   std::vector<std::int64_t> result(static_cast<std::size_t>(size()));
   auto position = static_cast<std::size_t>(rank_);
   for (auto& index : result) {
-    index = order[position % order.size()];  // past the end only where ranks are padded
+    index = order[position % order.size()];  // past the end only if ranks are padded
     position += static_cast<std::size_t>(num_replicas_);
   }
   return result;

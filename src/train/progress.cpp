@@ -22,11 +22,12 @@ using namespace std::chrono_literals;
 
 int terminal_columns(std::FILE* output) {
   const int fd = ::fileno(output);
-  const auto& told = base::environment().terminal;
+  const auto& terminal = base::environment().terminal;
   struct stat info {};
-  if (told && ::fstat(fd, &info) == 0 &&
-      std::ranges::find(told->pipes, static_cast<std::int64_t>(info.st_ino)) != told->pipes.end()) {
-    return told->columns;
+  if (terminal && ::fstat(fd, &info) == 0 &&
+      std::ranges::find(terminal->pipes, static_cast<std::int64_t>(info.st_ino)) !=
+          terminal->pipes.end()) {
+    return terminal->columns;
   }
   winsize size{};
   if (!::isatty(fd)) return 0;
@@ -34,7 +35,7 @@ int terminal_columns(std::FILE* output) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsual;
 }
 
-// 1234567 as "1,234,567", whatever the locale.
+// 1234567 as "1,234,567", in any locale.
 std::string with_thousands(std::int64_t value) {
   if (value < 1000) return fmt::to_string(value);
   return fmt::format("{},{:03}", with_thousands(value / 1000), value % 1000);
@@ -48,7 +49,7 @@ std::string format_duration(double seconds) {
   return fmt::format("{}:{:02}:{:02}", minutes / 60, minutes % 60, whole % 60);
 }
 
-// "[####----]  " in at most `room` columns, or nothing where a bar would be too short to show much.
+// "[####----]  " in at most `room` columns; empty if a bar would be too short to be useful.
 std::string draw_bar(std::int64_t done, std::int64_t all, std::int64_t room) {
   constexpr std::int64_t kFrame = 4;
   constexpr std::int64_t kMostCells = 40;
@@ -98,7 +99,7 @@ void Progress::report(Clock::time_point now, bool last) {
   last_report_ = now;
   const double elapsed = std::max(std::chrono::duration<double>(now - epoch_start_).count(), 1e-9);
   const auto done = static_cast<double>(state_.step);
-  // Not negative in a training that makes more steps than it was told.
+  // Not negative if a training runs more steps than its options say.
   const auto left = static_cast<double>(
       std::max<std::int64_t>(options_.steps * (options_.epochs - state_.epoch) - state_.step, 0));
   std::string epoch = fmt::format("epoch {}/{}  ", state_.epoch + 1, options_.epochs);

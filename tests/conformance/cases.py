@@ -1,4 +1,4 @@
-"""Which of PyTorch's tests are run, how, and what is expected of them; for torch 2.15."""
+"""Which of PyTorch's tests run, how, and with which expected results; for torch 2.15."""
 
 VARIANTS = ("gloo", "paceline", "paceline as gloo")
 
@@ -7,8 +7,8 @@ def _tests(names: str) -> frozenset[str]:
     return frozenset("test_" + name for name in names.split())
 
 
-# Tests that the suite skips although they need neither a GPU nor 8 ranks, nor the backend that they are reserved for.
-# Without them there would be no all_to_all and no group that leaves a rank out.
+# Tests that the suite skips although they need no GPU, fewer than 8 ranks, and work on any backend. Without them nothing would
+# test all_to_all, or a group without all ranks.
 LIFTED = _tests("""
     all_gather_coalesced_group all_gather_group all_reduce_coalesced_group_max all_reduce_coalesced_group_min
     all_reduce_coalesced_group_product all_reduce_coalesced_group_sum all_reduce_group_max all_reduce_group_min
@@ -24,8 +24,8 @@ LIFTED = _tests("""
     reduce_group_min reduce_group_product reduce_group_sum scatter_group
 """)
 
-# Tests that keep tensors or models on GPUs, but are not about GPUs, and that Gloo passes on a CPU: see on_cpu.py. Left out
-# are those whose twins for the CPU run anyway, and those that need a GPU's streams or SyncBatchNorm.
+# Tests that keep tensors or models on GPUs but do not test GPUs, and that Gloo passes on a CPU: see on_cpu.py. Duplicates of tests
+# that run on the CPU anyway are not in the list, nor are tests that need a GPU's streams or SyncBatchNorm.
 ON_CPU = _tests("""
     1_level_hierarchical_model_averager_equivalent_to_periodic_model_averager 3_level_hierarchical_model_averager
     DistributedDataParallel_with_amp_and_grad_is_view DistributedSampler_padding all_gather_into_cat_tensor_cuda
@@ -58,17 +58,17 @@ ON_CPU = _tests("""
     verify_model_across_rank_without_logger
 """)
 
-# Why a test that Gloo passes is skipped with a backend of another name: it is given to `paceline as gloo` instead.
+# The reason of a skip for backends that are not called gloo: these tests run as `paceline as gloo` instead.
 FOR_GLOO_ONLY = r"(?i)\bgloo\b"
 
-# Tests that Gloo passes and paceline cannot, each with the reason.
-_BACKEND_NAME = "DDP logs the name of the backend's type in C++, which is `custom` for all that are not part of torch"
+# Tests that Gloo passes but paceline cannot, each with the reason.
+_BACKEND_NAME = "DDP logs the name of the backend's type in C++, which is `custom` for every backend outside torch"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "paceline": {"test_ddp_logging_data_cpu": _BACKEND_NAME},
     "paceline as gloo": {"test_ddp_logging_data_cpu": _BACKEND_NAME},
 }
 
-# The quick part. Under the name of Gloo, only what needs that name.
+# The tests of --quick. As gloo, only the tests that need that name.
 QUICK = {
     "paceline": _tests("""
         DistributedDataParallelCPU DistributedDataParallelCPU_grad_is_view all_gather all_gather_coalesced_simple

@@ -1,7 +1,7 @@
-"""Lets tests that are written for GPUs, but not about them, run on CPU tensors.
+"""Runs tests that use GPUs without testing them on CPU tensors.
 
-What asks for a GPU gets the CPU instead. A test that needs more of a GPU than a name for a device (streams, memory, NCCL)
-fails with Gloo too, and is then not among those that are compared.
+A request for a GPU gets the CPU instead. A test that needs more of a GPU than the device's name (streams, memory, NCCL) fails
+with Gloo too, and is then not compared.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class OnCpu(TorchFunctionMode):
-    """Makes tensors for a GPU, and copies to one, tensors of the CPU."""
+    """Makes a CPU tensor of each tensor for a GPU, and of each copy to a GPU."""
 
     def __torch_function__(self, function: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -39,7 +39,7 @@ class OnCpu(TorchFunctionMode):
 
 
 def install(world_size: int) -> None:
-    """In this process, from now on."""
+    """Applies to this process, from now on."""
     from torch.testing._internal.distributed import distributed_test
 
     move, wrap = nn.Module.to, nn.parallel.DistributedDataParallel.__init__

@@ -1,8 +1,8 @@
 """Runs PyTorch's own tests of torch.distributed against one backend, with one number of ranks.
 
-A process of its own, started by `run`: PyTorch's suite reads the backend's name and the number of ranks when it is
-imported, so each pair of them needs a new interpreter. Within it each test forks its ranks from this process, which has
-imported torch but has not computed with it. What a test did is written as one line of JSON.
+`run` starts it as a process of its own: PyTorch's suite reads the backend's name and the number of ranks at import, so each
+pair of them needs a new interpreter. Each test forks its ranks from this process, which has imported torch but not used it to
+compute. The outcome of each test is one line of JSON.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 
 def make_known(variant: str) -> None:
-    """Lets the suite take paceline for what it is: a backend for CPU tensors that can do all that Gloo can."""
+    """Tells the suite that paceline is a backend for CPU tensors with all features of Gloo."""
     import torch.distributed as dist
     from torch.testing._internal import common_distributed
 
@@ -34,15 +34,15 @@ def make_known(variant: str) -> None:
         for feature in ("ddp", "subgroup", "gpu", "cuda", "plugin"):
             common_distributed.DistTestCases.backend_feature[feature].add("paceline")
     elif variant == "paceline as gloo":
-        # Its type stays CUSTOM: torch takes whatever has the type GLOO for a ProcessGroupGloo.
+        # Its type stays CUSTOM: torch casts a backend of type GLOO to ProcessGroupGloo.
         dist.Backend.register_backend("gloo", paceline._create, extended_api=True, devices=["cpu"])
 
 
 def expect_profile(suite: ModuleType, variant: str) -> None:
-    """Has the suite look for an event of each collective in a profile, as it does with Gloo.
+    """Makes the suite look for an event of each collective in a profile, as it does for Gloo.
 
-    An event bears the name that the backend gives itself, "paceline:all_reduce". Where paceline stands in for Gloo, the
-    suite asks for "gloo:all_reduce".
+    An event has the backend's own name, "paceline:all_reduce". If paceline is registered as gloo, the suite asks for
+    "gloo:all_reduce".
     """
     if variant == "paceline":
         suite.PROFILING_SUPPORTED_BACKENDS.append("paceline")
@@ -62,7 +62,7 @@ def expect_profile(suite: ModuleType, variant: str) -> None:
 def lift(ranks: int) -> None:
     """Keeps the suite from skipping the tests of cases.LIFTED and cases.ON_CPU.
 
-    The conditions are decorators, which see the name of what they decorate; hence this comes before the suite's import.
+    The conditions are decorators, which see the name of the test, so call this before the suite's import.
     """
     from torch.testing._internal import common_distributed, common_utils
 
@@ -75,7 +75,7 @@ def lift(ranks: int) -> None:
         return lambda *given, **named: spare(factory(*given, **named))
 
     common_distributed.skip_if_no_gpu = spare(common_distributed.skip_if_no_gpu)
-    if ranks > 2:  # its tests have a group of the ranks 1 and 2
+    if ranks > 2:  # these tests have a group of ranks 1 and 2
         common_distributed.skip_if_small_worldsize = spare(common_distributed.skip_if_small_worldsize)
     for module, name in ((common_distributed, "skip_if_lt_x_gpu"), (common_utils, "skip_but_pass_in_sandcastle_if"),
                          (unittest, "skipIf"), (unittest, "skip")):
@@ -83,7 +83,7 @@ def lift(ranks: int) -> None:
 
 
 def make_case(suite: ModuleType) -> type[unittest.TestCase]:
-    """The class that PyTorch's test_distributed_spawn.py defines, but with ranks that are forked, checked and ended."""
+    """The class of PyTorch's test_distributed_spawn.py, but it forks its ranks, checks and ends them."""
     import torch
     from torch.testing._internal import common_distributed
 
@@ -108,12 +108,12 @@ def make_case(suite: ModuleType) -> type[unittest.TestCase]:
             super().run_test(name, pipe)
 
         def _barrier(self, wait_for: int | None = None, timeout: float = 10) -> None:
-            # 10 seconds are too few for ranks that share two cores with other work.
+            # 10 seconds are not enough for ranks that share two cores with other work.
             super()._barrier(wait_for, max(timeout, 60))
 
         def _check_return_codes(self, function: Function, elapsed: float) -> None:
             super()._check_return_codes(function, elapsed)
-            for rank, process in enumerate(self.processes):  # the suite looks at rank 0 only
+            for rank, process in enumerate(self.processes):  # the suite checks rank 0 only
                 if (process.exitcode or 0) < 0:
                     raise RuntimeError(f"Process {rank} was ended by signal {-process.exitcode}")
 
@@ -122,7 +122,7 @@ def make_case(suite: ModuleType) -> type[unittest.TestCase]:
 
 
 def run_test(case: type[unittest.TestCase], name: str, timeout: float, log: Path) -> dict[str, Any]:
-    """Runs one test; its output goes to `log`, whose end is part of the outcome if the test failed."""
+    """Runs one test with its output in `log`; if the test fails, the end of `log` is part of the outcome."""
     with log.open("w+", errors="replace") as output:
         for descriptor in (1, 2):
             os.dup2(output.fileno(), descriptor)
@@ -147,10 +147,10 @@ def run_test(case: type[unittest.TestCase], name: str, timeout: float, log: Path
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("variant", choices=cases.VARIANTS)
-    parser.add_argument("report", type=int, help="the descriptor that gets the names of the tests and the outcomes")
+    parser.add_argument("report", type=int, help="descriptor for the names of the tests and the outcomes")
     parser.add_argument("timeout", type=float)
-    parser.add_argument("only", help="a regular expression: run the tests that have it in their name")
-    parser.add_argument("begin", type=int, help="how many of them to leave out: those that are done")
+    parser.add_argument("only", help="regular expression: run the tests whose names match")
+    parser.add_argument("begin", type=int, help="number of tests to skip because they are done")
     options = parser.parse_args()
 
     lift(int(os.environ["WORLD_SIZE"]))

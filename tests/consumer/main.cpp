@@ -1,7 +1,7 @@
 #include <paceline/paceline.h>
 #include <torch/torch.h>
 
-// A world of one, started by nobody: every call is there, links and does what it says.
+// A world of one, without a launcher: the calls exist, link and work.
 int main() {
   return paceline::record([] {
     auto world = paceline::init_process_group();

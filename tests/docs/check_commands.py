@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs each `paceline run` of a page, with a program that does nothing.
+"""Runs each `paceline run` command of a page, with a program that does nothing.
 
     tests/docs/check_commands.py PAGE PACELINE
 """
@@ -16,7 +16,7 @@ COMMAND = re.compile(r"`(paceline run [^`]*\./train[^`]*)`")
 def main(page, paceline):
     commands = COMMAND.findall(pathlib.Path(page).read_text())
     if not commands:
-        sys.exit(f"{page} has no command")
+        sys.exit(f"{page}: no `paceline run` command was found")
     for command in commands:
         stand_ins = {"paceline": paceline, "./train": "true"}
         words = [stand_ins.get(word, word) for word in shlex.split(command)]

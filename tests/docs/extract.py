@@ -3,9 +3,9 @@
 
     tests/docs/extract.py PAGE OUTPUT
 
-The first block goes to the top of the program. Each of the others becomes a function, which the
-program runs in a world of its own; or without one, if the block calls init_process_group itself.
-Errors of the compiler and of the program name the lines of the page.
+The first block goes to the top of the program. Each other block becomes a function. The program runs
+it in a world of its own, or without one if the block calls init_process_group itself. Errors of the
+compiler and of the program name the lines of the page.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```cpp\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(text):
-    """Pairs of a block and the line at which it begins."""
+    """Yields each block and the line where it begins."""
     for found in BLOCK.finditer(text):
         yield found[1], text.count("\n", 0, found.start(1)) + 1
 

@@ -43,7 +43,7 @@ torch::Tensor whole_input(int size, int dimensions, int step, at::ScalarType typ
   return torch::cat(parts);
 }
 
-// Of this rank in what holds the whole batch.
+// This rank's part of a tensor over the whole batch.
 torch::Tensor part_of(const torch::Tensor& whole, int rank, int size) {
   std::int64_t begin = 0;
   for (int before = 0; before < rank; ++before) begin += batch_size(before, size);
@@ -119,7 +119,7 @@ TEST(SyncBatchNorm, IsBatchNormOfTheWholeBatch) {
   }
 }
 
-TEST(SyncBatchNorm, OfFloatsAndHalves) {
+TEST(SyncBatchNorm, SupportsFloatAndHalfTypes) {
   expect_torch_ranks(3, "paceline", [](int rank, int n) {
     for (const auto& [type, tolerance] : {std::pair(at::kFloat, 2e-4), {at::kBFloat16, 0.3}}) {
       torch::nn::BatchNorm2d reference(kChannels);
@@ -175,7 +175,7 @@ TEST(ConvertSyncBatchNorm, TrainsAsOneProcessWithTheWholeBatch) {
   }
 }
 
-TEST(ConvertSyncBatchNorm, DoesNotGoWithWeightsThatComeAfterIt) {
+TEST(ConvertSyncBatchNorm, RejectsAverageOverSamples) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     const auto refused = ThrowsMessage<UsageError>(HasSubstr("divided by the same number"));
     const DdpOptions options{.average = Average::samples};
@@ -185,7 +185,7 @@ TEST(ConvertSyncBatchNorm, DoesNotGoWithWeightsThatComeAfterIt) {
   });
 }
 
-TEST(ConvertSyncBatchNorm, LeavesOthersAlone) {
+TEST(ConvertSyncBatchNorm, LeavesOtherModulesAndEvaluationUnchanged) {
   expect_torch_ranks(2, "paceline", [](int rank, int n) {
     torch::nn::BatchNorm1d converted(kChannels);
     convert_sync_batchnorm(*converted);
@@ -209,7 +209,7 @@ TEST(ConvertSyncBatchNorm, LeavesOthersAlone) {
   });
 }
 
-// As a program has one that trains a TorchScript module: it runs it, and registers its tensors.
+// A module that trains a TorchScript module: it runs it and registers its tensors.
 struct ScriptedImpl : torch::nn::Module {
   ScriptedImpl() {
     norm.register_buffer("running_mean", torch::zeros({kChannels}));
@@ -226,7 +226,7 @@ struct ScriptedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Scripted);
 
-TEST(ConvertSyncBatchNorm, RefusesWhatHasRunningStatisticsAndIsNoBatchNorm) {
+TEST(ConvertSyncBatchNorm, RejectsOtherModulesWithRunningStatistics) {
   torch::nn::BatchNorm1d converted(kChannels);
   const torch::nn::Sequential net(converted, Scripted());
   EXPECT_THAT([&] { convert_sync_batchnorm(net); },
@@ -239,7 +239,7 @@ TEST(ConvertSyncBatchNorm, RefusesWhatHasRunningStatisticsAndIsNoBatchNorm) {
       torch::nn::BatchNorm1d(kChannels), torch::nn::InstanceNorm1d(tracking), SyncBatchNorm(3)));
 }
 
-TEST(SyncBatchNorm, RefusesWhatItCannotNormalize) {
+TEST(SyncBatchNorm, RejectsInputsThatItCannotNormalize) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     EXPECT_THROW(SyncBatchNorm(0), UsageError);
     SyncBatchNorm norm(kChannels);
@@ -252,7 +252,7 @@ TEST(SyncBatchNorm, RefusesWhatItCannotNormalize) {
             norm(torch::ones({total * rank, kChannels}));
           },
           ThrowsMessage<UsageError>(
-              HasSubstr("needs at least 2 values for each channel on all ranks together, and got " +
+              HasSubstr("needs at least 2 values for each channel on all ranks together, but got " +
                         std::to_string(total))));
     }
   });

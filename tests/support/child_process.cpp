@@ -56,7 +56,7 @@ ChildProcess::ChildProcess(std::vector<std::string> command,
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {
     ::setsid();
-    // Ignored in what a shell runs in the background, and then by all that this program starts.
+    // A shell's background jobs ignore these, and their children inherit that.
     for (const int number : {SIGHUP, SIGINT, SIGQUIT}) ::signal(number, SIG_DFL);
     ::dup2(out.write_end.get(), STDOUT_FILENO);
     ::dup2(err_too ? out.write_end.get() : err.write_end.get(), STDERR_FILENO);
@@ -82,7 +82,7 @@ bool ChildProcess::read_some() {
   std::array<pollfd, 2> fds{{{out_fd_.get(), POLLIN, 0}, {err_fd_.get(), POLLIN, 0}}};
   const auto deadline = std::chrono::milliseconds(kPatience).count();
   if (::poll(fds.data(), fds.size(), static_cast<int>(deadline)) == 0) {
-    throw std::runtime_error("no output for too long; so far:\n" + out_ + err_);
+    throw std::runtime_error("timed out waiting for output; so far:\n" + out_ + err_);
   }
   if (fds[0].revents != 0) read_into(out_fd_, out_);
   if (fds[1].revents != 0) read_into(err_fd_, err_);
@@ -99,7 +99,7 @@ int ChildProcess::wait() {
   while (out_fd_ || err_fd_) read_some();
   int status = 0;
   if (!eventually([&] { return ::waitpid(pid_, &status, WNOHANG) != 0; })) {
-    throw std::runtime_error("does not end:\n" + out_ + err_);
+    throw std::runtime_error("timed out waiting for the end:\n" + out_ + err_);
   }
   pid_ = -1;
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);

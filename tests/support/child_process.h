@@ -11,27 +11,27 @@
 
 namespace paceline::test {
 
-// The state header of /proc/PID/stat; 0 if there is no such process.
+// The state letter of /proc/PID/stat; 0 if there is no such process.
 char process_state(pid_t pid);
 
-// Not there, nor as a zombie.
+// There is no such process, not even a zombie.
 inline bool is_gone(pid_t pid) {
   return process_state(pid) == 0;
 }
 
-// Not there, or a zombie.
+// There is no such process, or only a zombie.
 inline bool has_ended(pid_t pid) {
   return is_gone(pid) || process_state(pid) == 'Z';
 }
 
-// The two ends of a terminal: what goes into the write end comes out of the read end. None, with
-// the reason in errno, where there are no terminals: a bare container may lack devpts.
+// The two ends of a terminal: the read end yields what is written to the write end. nullopt, with
+// the reason in errno, if there are no terminals: a bare container may lack devpts.
 std::optional<base::Pipe> open_terminal(unsigned short columns);
 
-// A program under test in its own session, with what it has written so far. Destroying it kills it.
+// A program under test in its own session, and its output so far. The destructor kills it.
 class ChildProcess {
  public:
-  // `environment` is set on top of this process's. Standard output is `out`, whose read end may be
+  // `environment` is added to this process's. Standard output is `out`, whose read end may be
   // missing; standard error too if `err_too`.
   explicit ChildProcess(std::vector<std::string> command,
                         const std::vector<std::pair<std::string, std::string>>& environment = {},
@@ -45,11 +45,11 @@ class ChildProcess {
   const std::string& err() const { return err_; }
 
   void signal(int number) const;
-  // Reads until standard output or error holds `text`. Throws std::runtime_error, with all output,
-  // if the program ends before or kPatience is over.
+  // Reads until standard output or error contains `text`. Throws std::runtime_error, with all
+  // output, if the program ends first or after kPatience.
   void wait_for(const std::string& text);
-  // Reads to the end and returns the exit code, 128 + signal for a death by a signal. Throws as
-  // above if kPatience is over.
+  // Reads to the end and returns the exit code, 128 + N if signal N ended the program. Throws as
+  // above after kPatience.
   int wait();
 
  private:

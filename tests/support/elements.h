@@ -11,8 +11,8 @@
 
 namespace paceline::test {
 
-// Elements of every type as tests see them, and what reductions of them give: computed in double
-// and in 64-bit integers, apart from the library.
+// Elements of every type, and the expected results of their reductions, computed in double and in
+// 64-bit integers, independently of the library.
 using Value = std::complex<double>;
 
 inline constexpr shm::DataType kAllTypes[] = {
@@ -24,7 +24,7 @@ inline constexpr shm::ReduceOp kAllOps[] = {
     shm::ReduceOp::sum, shm::ReduceOp::avg,     shm::ReduceOp::product, shm::ReduceOp::min,
     shm::ReduceOp::max, shm::ReduceOp::bit_and, shm::ReduceOp::bit_or,  shm::ReduceOp::bit_xor};
 
-// A number in 16 bits, `mantissa` of them for the fraction; subnormals become zero.
+// A 16-bit float with a fraction of `mantissa` bits; subnormals become zero.
 inline std::uint16_t to_16_bits(double value, int mantissa) {
   if (value == 0) return 0;
   const int bias = (1 << (14 - mantissa)) - 1;
@@ -54,7 +54,7 @@ T get_as(const void* at, std::size_t i) {
   return value;
 }
 
-// Integers wrap; what is not zero is true.
+// Integers wrap; non-zero is true.
 inline void put(shm::DataType type, void* at, std::size_t i, Value value) {
   using shm::DataType;
   const auto integer = static_cast<std::uint64_t>(std::llround(value.real()));
@@ -117,14 +117,14 @@ inline Value get(shm::DataType type, const void* at, std::size_t i) {
   return 0;
 }
 
-// The value as the type holds it.
+// The value rounded to the type.
 inline Value held(shm::DataType type, Value value) {
   std::byte cell[16];
   put(type, cell, 0, value);
   return get(type, cell, 0);
 }
 
-// How far from the exact result a reduction of values up to `magnitude` may be.
+// The tolerance for a reduction of values up to `magnitude`.
 inline double tolerance(shm::DataType type, double magnitude) {
   using shm::DataType;
   switch (type) {
@@ -143,7 +143,7 @@ inline double tolerance(shm::DataType type, double magnitude) {
   }
 }
 
-// Of values that the type holds, in this order; exact while they and the results stay below 2^53.
+// Reduces values of the type, in this order; exact while they and the results stay below 2^53.
 inline Value reduced(shm::DataType type, shm::ReduceOp op, const std::vector<Value>& values) {
   using shm::ReduceOp;
   const auto bits = [](Value value) { return std::llround(value.real()); };

@@ -11,7 +11,7 @@ namespace paceline::test {
 // Generous: it only bounds how long a broken test hangs.
 constexpr std::chrono::seconds kPatience{60};
 
-// Waits until `condition` holds, asking often; false if it does not within kPatience.
+// Waits until `condition` holds, by polling; false if it does not hold within kPatience.
 inline bool eventually(const std::function<bool()>& condition) {
   const auto deadline = base::Deadline::after(kPatience);
   while (!condition()) {

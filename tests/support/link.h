@@ -9,7 +9,7 @@
 
 namespace paceline::test {
 
-// The two ends of a socket of the kind that leads a rank to rank 0.
+// The two ends of a bootstrap socket between a rank and rank 0.
 struct Link {
   base::UniqueFd first;
   base::UniqueFd second;

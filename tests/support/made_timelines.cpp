@@ -18,7 +18,7 @@ Clock::time_point at(double microseconds) {
   return Clock::time_point(std::chrono::hours(1)) + std::chrono::round<Clock::duration>(time);
 }
 
-// One step of all ranks; `now` is where each stands.
+// One step of all ranks; `now` is the time of each rank.
 class MadeStep {
  public:
   MadeStep(const MadeJob& job, int number, std::vector<report::RankTrace>& traces,

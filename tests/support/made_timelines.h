@@ -8,9 +8,9 @@
 
 namespace paceline::test {
 
-// A job that never ran, in microseconds. A rank computes a third of its time in forward; in
-// backward it publishes its buckets one by one, at equal distances, the last one at the end.
-// Buckets are reduced one after the other, each once all ranks have published it.
+// A synthetic job; times are in microseconds. A rank spends a third of its computing in forward. In
+// backward it publishes its buckets at equal intervals, the last one at the end. Buckets are
+// reduced one after the other, each once all ranks have published it.
 struct MadeJob {
   using Time = std::function<double(int rank, int step)>;
 
@@ -19,8 +19,8 @@ struct MadeJob {
   int buckets = 4;
   Time computing = [](int, int) { return 9000.0; };
   Time between = [](int, int) { return 0.0; };
-  double reduction = 0;  // of one bucket, when all have published it
-  bool meets = false;    // before a forward all ranks wait for the last one
+  double reduction = 0;  // of one bucket, once all ranks have published it
+  bool meets = false;    // before a forward, all ranks wait for the last rank
 };
 
 std::vector<report::RankTrace> make_timelines(const MadeJob& job);

@@ -1,4 +1,4 @@
-// Writes timelines of a job that never ran, to look at what `paceline report` makes of them:
+// Writes timelines of a synthetic job, as input for `paceline report`:
 //   make_timelines DIR straggler|communication|uneven|input|short|well [RANKS]
 #include <cstdlib>
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace {
 
 using paceline::test::MadeJob;
 
-// The same for the same rank and step, of mean 0 and the given deviation.
+// Deterministic noise by rank and step, with mean 0 and the given deviation.
 double noise(int rank, int step, double deviation) {
   std::mt19937 random(static_cast<unsigned>(1000 * step + rank));
   random.discard(3);

@@ -18,7 +18,7 @@
 namespace paceline::test {
 namespace {
 
-// What comes until the other end is closed, or until the deadline: false then.
+// Reads until the other end is closed. Returns false at the deadline.
 bool read_all(int fd, const base::Deadline& deadline, std::string& text) {
   std::array<char, 4096> buffer{};
   for (;;) {
@@ -41,7 +41,7 @@ int failures() {
 
 std::string run_body(const std::function<std::string()>& body, bool& failed) {
   try {
-    // A failure that the parent had when it forked is none of this rank's.
+    // Failures that the parent had when it forked do not count.
     const int before = failures();
     std::string report = body();
     failed = failures() > before;
@@ -60,7 +60,7 @@ std::string run_body(const std::function<std::string()>& body, bool& failed) {
   ::_exit(failed ? 1 : 0);
 }
 
-// Far longer than any body takes; a test program's own limit is longer still.
+// Far longer than any body takes; the time limit of test programs is longer still.
 constexpr std::chrono::minutes kLongestRun{5};
 
 }  // namespace
@@ -96,7 +96,7 @@ std::vector<RankEnd> run_process_ranks(
   const auto deadline = base::Deadline::after(kLongestRun);
   for (std::size_t rank = 0; rank < count; ++rank) {
     if (!read_all(pipes[rank].read_end.get(), deadline, ends[rank].report)) {
-      ends[rank].report += "killed, as it did not end";
+      ends[rank].report += "killed, since it did not end";
       ::kill(pids[rank], SIGKILL);
     }
     ::waitpid(pids[rank], &ends[rank].status, 0);

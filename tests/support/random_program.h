@@ -9,7 +9,7 @@
 
 namespace paceline::test {
 
-// The same numbers with every standard library.
+// Produces the same numbers with every standard library.
 class Choice {
  public:
   explicit Choice(unsigned seed) : random_(seed) {}
@@ -24,7 +24,7 @@ class Choice {
   std::mt19937 random_;
 };
 
-// A training program on several ranks, of which everything follows from the seed.
+// A training program on several ranks; the seed determines all of it.
 struct Program {
   struct Parameter {
     std::vector<std::int64_t> shape;
@@ -33,12 +33,12 @@ struct Program {
   };
   struct Layer {
     std::size_t parameter;  // several layers may share one
-    std::size_t input;      // the number of a layer before it, counted from 1, or 0: the batch
-    bool optional;          // left out in some steps
+    std::size_t input;      // an earlier layer, counted from 1, or 0 for the batch
+    bool optional;          // some steps skip it
   };
   enum class Zero { no, fill, set_to_none };
   struct Step {
-    // Of each micro-batch, how many forwards come before its backward; all but the last are local.
+    // For each micro-batch, the forwards before its backward; all except the last are local.
     std::vector<int> forwards;
     std::vector<double> samples;  // by rank
     Zero after;
@@ -55,8 +55,8 @@ struct Program {
   std::vector<Layer> layers;
   std::vector<Step> steps;
   bool unused;      // some layers are optional
-  bool everywhere;  // and then the same on every rank and in every micro-batch
-  bool weighted;    // by samples
+  bool everywhere;  // the same layers are skipped on every rank and in every micro-batch
+  bool weighted;    // averages over samples
 };
 
 inline constexpr std::int64_t kWidth = 9;
@@ -108,7 +108,7 @@ inline torch::Tensor Program::batch(int rank, int step, int micro, int forward) 
   return torch::randn({5, kWidth}, at::kDouble);
 }
 
-// What a rank's gradients count in the average.
+// The weight of a rank's gradients in the average.
 inline double Program::weight(int rank, const Step& step) const {
   if (!weighted) return 1.0 / size;
   double total = 0;
@@ -126,7 +126,7 @@ struct ProgramNetImpl : torch::nn::Module {
     }
   }
 
-  // The loss: every layer is part of it.
+  // The loss, which includes every layer.
   torch::Tensor forward(const torch::Tensor& x, int rank, int step, int micro) {
     std::vector<torch::Tensor> values{x};
     auto loss = torch::zeros({}, at::kDouble);

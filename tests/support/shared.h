@@ -8,7 +8,7 @@
 
 namespace paceline::test {
 
-// A T that this process shares with those that it forks.
+// A T in memory that this process shares with its forked children.
 template <typename T>
 class Shared {
  public:

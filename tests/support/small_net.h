@@ -10,7 +10,7 @@ namespace paceline::test {
 
 inline constexpr int kBatch = 6;
 
-// Several parameters of different sizes; with a small bucket cap, several buckets.
+// Has several parameters of different sizes, so a small bucket cap gives several buckets.
 struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{register_module("first", torch::nn::Linear(9, 40))};
   torch::nn::Linear second{register_module("second", torch::nn::Linear(40, 33))};
@@ -65,7 +65,7 @@ inline void expect_same_gradients(const std::vector<torch::Tensor>& got,
   }
 }
 
-// The parameters of a net that had no step yet, with the gradients of all ranks' batches.
+// The parameters of a net before its first step, with the gradients of all ranks' batches.
 inline std::vector<torch::Tensor> whole_batch_gradients(int step, int size) {
   auto net = make_net(at::kDouble);
   for (int rank = 0; rank < size; ++rank) {

@@ -9,7 +9,7 @@
 
 namespace paceline::test {
 
-// A process that stops itself until another one wakes it; in memory that both share.
+// Lets a process stop itself until another process wakes it. Place it in shared memory.
 class Stopped {
  public:
   void stop() {
@@ -17,7 +17,7 @@ class Stopped {
     if (!woken_) ::raise(SIGSTOP);
     awake_ = true;
   }
-  // Whether it has stopped, is about to, or will: a signal that comes too early wakes nobody.
+  // Call before, while or after the process stops: a signal that comes too early is repeated.
   void wake() {
     woken_ = true;
     while (pid_ != 0 && !awake_) {

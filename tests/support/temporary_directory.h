@@ -8,7 +8,7 @@
 
 namespace paceline::test {
 
-// A new, empty directory, removed with all that is in it.
+// A new, empty directory. The destructor removes it and its content.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {

@@ -5,8 +5,8 @@
 
 namespace paceline::test {
 
-// How many times as much a test should do as in a quick run: what PACELINE_TEST_THOROUGHNESS says,
-// for runs by hand that take hours.
+// The factor by which a test should do more than in a quick run: PACELINE_TEST_THOROUGHNESS, for
+// manual runs that take hours.
 inline int thoroughness() {
   const char* const value = std::getenv("PACELINE_TEST_THOROUGHNESS");
   return value != nullptr ? std::max(1, std::atoi(value)) : 1;

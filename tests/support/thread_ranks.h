@@ -10,7 +10,7 @@
 
 namespace paceline::test {
 
-// The world sizes every test over several ranks runs at; most of them exceed the cores here.
+// The world sizes of tests over several ranks; most of them exceed the number of cores.
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 5, 8};
 
 inline shm::RegionOptions small_region(

@@ -10,21 +10,21 @@
 
 namespace paceline::test {
 
-// The backends every test over several ranks runs on.
+// The backends of tests over several ranks.
 std::vector<std::string> backends();
 
-// What a body needs to join the world of its ranks.
+// What a body needs for init_process_group.
 struct RankContext {
   int rank;
   int size;
   InitOptions init;  // for init_process_group
 };
 
-// Runs `body` as `size` processes with one thread each, which meet in a store in memory.
+// Runs `body` in `size` processes with one thread each, whose store is in memory.
 std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
                                      const std::function<std::string(const RankContext&)>& body);
 
-// For bodies that return nothing: a world is made around `body`, and every rank must exit cleanly.
+// Runs bodies without a result in a world, and expects every rank to exit cleanly.
 void expect_torch_ranks(int size, const std::string& backend,
                         const std::function<void(int rank, int size)>& body);
 

@@ -45,7 +45,7 @@ std::string parse_failure(const std::map<std::string, std::string>& variables) {
   return "no error";
 }
 
-TEST(Environment, EmptyIsNothingSet) {
+TEST(Environment, TreatsEmptyVariablesAsUnset) {
   const Environment environment = parse({{"RANK", ""}});
   EXPECT_FALSE(environment.rank);
   EXPECT_FALSE(environment.world_size);
@@ -82,7 +82,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
   EXPECT_EQ(environment.data_root, "/data");
 }
 
-TEST(Environment, BadValuesAreNamed) {
+TEST(Environment, NamesTheVariableOfAnInvalidValue) {
   EXPECT_EQ(parse_failure({{"RANK", "-1"}}), "RANK=-1 is not an integer of at least 0");
   EXPECT_EQ(parse_failure({{"WORLD_SIZE", "two"}}),
             "WORLD_SIZE=two is not an integer of at least 1");
@@ -99,7 +99,7 @@ TEST(Environment, BadValuesAreNamed) {
   }
 }
 
-TEST(Deadline, CountsDownAndForEverDoesNotOverflow) {
+TEST(Deadline, ClampsNegativeAndHugeBudgets) {
   EXPECT_TRUE(Deadline::after(0ms).expired());
   EXPECT_EQ(Deadline::after(0ms).remaining(), 0ms);
   EXPECT_TRUE(Deadline::after(std::chrono::milliseconds::min()).expired());
@@ -108,7 +108,7 @@ TEST(Deadline, CountsDownAndForEverDoesNotOverflow) {
   EXPECT_GT(never.remaining(), std::chrono::hours(24 * 365));
 }
 
-TEST(UniqueFd, ClosesOnceAndMoves) {
+TEST(UniqueFd, MovesOwnershipAndCloses) {
   UniqueFd first(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const int fd = first.get();
   UniqueFd second(std::move(first));
@@ -118,19 +118,19 @@ TEST(UniqueFd, ClosesOnceAndMoves) {
   EXPECT_EQ(::fcntl(fd, F_GETFD), -1);
 }
 
-TEST(ErrnoError, SaysReasonAndName) {
+TEST(ErrnoError, ContainsTheSystemsTextAndName) {
   EXPECT_STREQ(errno_error("cannot open x", ENOENT).what(),
                "cannot open x: No such file or directory (ENOENT)");
   EXPECT_STREQ(errno_error("odd", 9999).what(), "odd: unknown error (9999)");
 }
 
-TEST(Log, GoesToTheCallbackOnly) {
+TEST(Log, CallsTheCallbackIfOneIsSet) {
   std::vector<std::string> seen;
-  log(LogLevel::info, "nobody listens to {}", 1);
+  log(LogLevel::info, "without a callback {}", 1);
   set_log_callback([&](LogLevel, std::string_view message) { seen.emplace_back(message); });
   log(LogLevel::warning, "rank {} of {}", 1, 2);
   set_log_callback({});
-  log(LogLevel::error, "nobody again");
+  log(LogLevel::error, "without a callback again");
   EXPECT_THAT(seen, ElementsAre("rank 1 of 2"));
 }
 
@@ -144,7 +144,7 @@ class CgroupCores : public ::testing::Test {
   const std::filesystem::path root_ = directory_.path();
 };
 
-TEST_F(CgroupCores, TightestQuotaOnThePathCounts) {
+TEST_F(CgroupCores, TakesTheSmallestQuotaOnThePath) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
   write("a/b/cpu.max", "max 100000\n");
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
@@ -156,7 +156,7 @@ TEST_F(CgroupCores, TightestQuotaOnThePathCounts) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 2);
 }
 
-TEST_F(CgroupCores, VersionOneToo) {
+TEST_F(CgroupCores, ReadsVersionOne) {
   write("a/cpu.cfs_quota_us", "300000\n");
   write("a/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 3);
@@ -164,7 +164,7 @@ TEST_F(CgroupCores, VersionOneToo) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
 }
 
-TEST(Cores, TheLargestCacheCounts) {
+TEST(Cores, TakesTheLargestCacheAsTheLastLevel) {
   const test::TemporaryDirectory directory;
   EXPECT_EQ(last_level_cache(directory.path()), 0u);
   for (const auto& [index, size] : {std::pair{"index0", "32K"}, {"index1", "32768K"}}) {
@@ -174,11 +174,11 @@ TEST(Cores, TheLargestCacheCounts) {
   EXPECT_EQ(last_level_cache(directory.path()), std::size_t{32} << 20);
 }
 
-TEST(Cores, AtLeastOne) {
+TEST(Cores, AreAtLeastOne) {
   EXPECT_GE(available_cores(), 1);
 }
 
-// How often the process touched a page for the first time while it used `bytes` bytes.
+// The number of page faults while the process uses `bytes` bytes.
 long faults_of_using(std::size_t bytes) {
   const auto faults = [] {
     rusage usage{};
@@ -188,13 +188,13 @@ long faults_of_using(std::size_t bytes) {
   const long before = faults();
   void* const memory = std::malloc(bytes);
   std::memset(memory, 1, bytes);
-  asm volatile("" : : "r"(memory) : "memory");  // or the compiler leaves it all out
+  asm volatile("" : : "r"(memory) : "memory");  // else the compiler omits all of it
   std::free(memory);
   return faults() - before;
 }
 
 TEST(TuneMalloc, KeepsLargeBlocksForTheNextUse) {
-  const pid_t child = fork();  // for it cannot be undone
+  const pid_t child = fork();  // tune_malloc cannot be undone
   if (child == 0) {
     constexpr std::size_t kBytes = std::size_t{100} << 20;
     constexpr int kSkipped = 77;
@@ -207,7 +207,7 @@ TEST(TuneMalloc, KeepsLargeBlocksForTheNextUse) {
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer has a malloc of its own";
+  GTEST_SKIP() << "the sanitizer replaces malloc";
 #endif
   EXPECT_EQ(status, 0);
 }

@@ -72,7 +72,7 @@ TEST_F(SmallFashionMnist, ScalesPixelsAndKeepsLabels) {
   }
 }
 
-TEST_F(SmallFashionMnist, MakesTheBatchThatStackingMakes) {
+TEST_F(SmallFashionMnist, BatchEqualsStackedSamples) {
   write_files(images(3), labels({7, 0, 9}));
   const FashionMnist set(root(), Split::test);
   const auto [x, y] = set.get_batch(std::array<std::int64_t, 3>{2, 0, 2});
@@ -82,15 +82,15 @@ TEST_F(SmallFashionMnist, MakesTheBatchThatStackingMakes) {
   EXPECT_TRUE(y.equal(at::tensor({9, 7, 9}, at::kLong)));
 }
 
-TEST_F(SmallFashionMnist, RefusesAnIndexOutOfRange) {
+TEST_F(SmallFashionMnist, RejectsAnIndexOutOfRange) {
   write_files(images(3), labels({7, 0, 9}));
   const FashionMnist set(root(), Split::test);
   EXPECT_THAT([&] { set.get(3); },
-              ThrowsMessage<UsageError>(HasSubstr("has 3 samples: there is no sample 3")));
+              ThrowsMessage<UsageError>(HasSubstr("has 3 samples, so there is no sample 3")));
   EXPECT_THAT([&] { set.get(-1); }, ThrowsMessage<UsageError>(HasSubstr("no sample -1")));
 }
 
-TEST_F(SmallFashionMnist, SaysWhereItLookedAndWhatToInstall) {
+TEST_F(SmallFashionMnist, MissingFilesNameTheFolderAndThePackage) {
   EXPECT_THAT(
       [&] { FashionMnist(root(), Split::train); },
       ThrowsMessage<Error>(AllOf(
@@ -98,20 +98,20 @@ TEST_F(SmallFashionMnist, SaysWhereItLookedAndWhatToInstall) {
           HasSubstr("package dataset-fashion-mnist"), HasSubstr("PACELINE_DATA"))));
 }
 
-TEST_F(SmallFashionMnist, RefusesFilesThatDoNotBelongTogether) {
+TEST_F(SmallFashionMnist, RejectsImagesAndLabelsThatDoNotMatch) {
   write_files(images(3), labels({7, 0}));
   expect_corrupt("3 of them");
   write_files(images(3, 27), labels({7, 0, 9}));
-  expect_corrupt("no images of Fashion-MNIST");
+  expect_corrupt("not images of Fashion-MNIST");
   write_files(labels({7, 0, 9}), labels({7, 0, 9}));
-  expect_corrupt("no images of Fashion-MNIST");
+  expect_corrupt("not images of Fashion-MNIST");
   write_files(images(3), labels({7, 10, 9}));
-  expect_corrupt("the label 10 is no class from 0 to 9 (at byte 9");
+  expect_corrupt("the label 10 is not a class from 0 to 9 (at byte 9");
   write_files(images(3), images(3));
   expect_corrupt("t10k-labels");
 }
 
-TEST_F(SmallFashionMnist, RefusesADamagedFile) {
+TEST_F(SmallFashionMnist, RejectsADamagedFile) {
   auto file = images(3);
   file.pop_back();
   write_files(file, labels({7, 0, 9}));
@@ -130,10 +130,10 @@ TEST(DefaultRoot, IsWherePacelineDataSays) {
   EXPECT_EQ(default_root(), "/tmp/data sets");  // set by CMakeLists.txt for this test
 }
 
-// The facts about Fashion-MNIST that its authors publish: sizes, and equally many of each class.
+// What the authors of Fashion-MNIST publish: sizes, and the same number of samples in each class.
 class DebiansFashionMnist : public ::testing::TestWithParam<std::pair<Split, std::int64_t>> {};
 
-TEST_P(DebiansFashionMnist, IsWhole) {
+TEST_P(DebiansFashionMnist, HasThePublishedSizesAndClasses) {
   const fs::path root = "/usr/share/datasets";
   if (!fs::exists(root / "fashion-mnist")) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
   const auto [split, size] = GetParam();

@@ -66,7 +66,7 @@ IdxArray parse(const Bytes& bytes) {
   return parse_idx(bytes, "a/file");
 }
 
-// Runs to the end only if `bytes` is refused in the way that is promised.
+// Expects that `bytes` is rejected with the path, a byte and `reason`.
 void expect_corrupt(const Bytes& bytes, const std::string& reason) {
   EXPECT_THAT([&] { parse(bytes); },
               ThrowsMessage<CorruptFile>(
@@ -117,7 +117,7 @@ TEST(Idx, ReadsMoreThanOneStep) {
   EXPECT_EQ(parse(gzip(file)).bytes, payload);
 }
 
-TEST(Idx, RefusesAFileCutAtAnyByte) {
+TEST(Idx, RejectsAFileTruncatedAtAnyByte) {
   for (const Bytes& file : {kImages, gzip(kImages)}) {
     for (std::size_t size = 0; size < file.size(); ++size) {
       SCOPED_TRACE(size);
@@ -127,7 +127,7 @@ TEST(Idx, RefusesAFileCutAtAnyByte) {
   }
 }
 
-TEST(Idx, SaysWhereACutFileEnds) {
+TEST(Idx, NamesTheByteWhereATruncatedFileEnds) {
   const auto cut = [](const Bytes& file, std::ptrdiff_t size) {
     return Bytes(file.begin(), file.begin() + size);
   };
@@ -135,51 +135,52 @@ TEST(Idx, SaysWhereACutFileEnds) {
   expect_corrupt(cut(kImages, 3), "ends inside its magic number (at byte 3)");
   expect_corrupt(cut(kImages, 10), "ends inside its dimensions (at byte 10)");
   expect_corrupt(cut(kImages, 75),
-                 "3 x 5 x 4 need 60 bytes, and a file of this size holds at most 59");
+                 "3 x 5 x 4 need 60 bytes, but a file of this size holds at most 59");
   const Bytes zipped = gzip(kImages);
-  // All but the checksum is there.
+  // Only the checksum is missing.
   expect_corrupt(cut(zipped, std::ssize(zipped) - 1),
-                 "the gzip stream ends too early (at byte 76 of the uncompressed data)");
+                 "the gzip stream is truncated (at byte 76 of the uncompressed data)");
   expect_corrupt(gzip(cut(kImages, 75)),
-                 "ends too early: 60 bytes were promised (at byte 75 of the "
+                 "truncated: its header declares 60 bytes of data (at byte 75 of the "
                  "uncompressed data)");
 }
 
-TEST(Idx, RefusesBytesAfterTheArray) {
-  expect_corrupt(kImages + Bytes{0}, "the file goes on (at byte 76)");
+TEST(Idx, RejectsBytesAfterTheArray) {
+  expect_corrupt(kImages + Bytes{0}, "the file does not (at byte 76)");
   expect_corrupt(gzip(kImages + Bytes{0}),
-                 "the file goes on (at byte 76 of the uncompressed data)");
-  expect_corrupt(gzip(kImages) + gzip({0}), "the file goes on (at byte 76");
+                 "the file does not (at byte 76 of the uncompressed data)");
+  expect_corrupt(gzip(kImages) + gzip({0}), "the file does not (at byte 76");
   expect_corrupt(gzip(kImages) + Bytes(20, 0),
                  "the gzip stream is damaged: incorrect header check");
 }
 
-TEST(Idx, RefusesAWrongMagicNumber) {
+TEST(Idx, RejectsAWrongMagicNumber) {
   expect_corrupt(Bytes{1, 0, 8, 1, 0, 0, 0, 0}, "starts with 0x01000801");
   expect_corrupt(Bytes{0, 0, 7, 1, 0, 0, 0, 0}, "starts with 0x00000701");
   expect_corrupt(Bytes{0, 0, 0x0A, 1, 0, 0, 0, 0}, "starts with 0x00000a01");
   expect_corrupt(Bytes{0, 0, 8, 0, 0, 0, 0, 0}, "starts with 0x00000800");
   const std::string page = "<!DOCTYPE html><html></html>";
-  expect_corrupt(Bytes(page.begin(), page.end()), "no IDX file: it starts with 0x3c21444f");
+  expect_corrupt(Bytes(page.begin(), page.end()), "not an IDX file: it starts with 0x3c21444f");
 }
 
-TEST(Idx, RefusesAbsurdDimensions) {
+TEST(Idx, RejectsDimensionsThatTheFileCannotHold) {
   constexpr std::uint32_t most = 0xffffffff;
   for (const bool compressed : {false, true}) {
     const auto check = [&](const Bytes& file, const std::string& reason) {
       expect_corrupt(compressed ? gzip(file) : file, reason);
     };
-    check(header(0x08, {most, most, most}) + ramp(9), "more bytes than can be counted (at byte 4");
-    check(header(0x0E, {most, 1 << 30}) + ramp(9), "more bytes than can be counted");
-    check(header(0x08, std::vector<std::uint32_t>(255, 2)) + ramp(9), "more bytes than can be");
+    check(header(0x08, {most, most, most}) + ramp(9),
+          "more bytes than an int64 can count (at byte 4");
+    check(header(0x0E, {most, 1 << 30}) + ramp(9), "more bytes than an int64 can count");
+    check(header(0x08, std::vector<std::uint32_t>(255, 2)) + ramp(9), "more bytes than an int64");
     // Strides are products of the other dimensions.
-    check(header(0x08, {0, most, most, most}), "more bytes than can be counted");
-    // Two terabytes: must be refused without asking for the memory.
+    check(header(0x08, {0, most, most, most}), "more bytes than an int64 can count");
+    // Two terabytes: must be rejected without allocating them.
     check(header(0x0E, {most, 64}) + ramp(9), "need 2199023255040 bytes");
   }
 }
 
-TEST(Idx, SurvivesAnyFlippedBits) {
+TEST(Idx, ReadsOrRejectsAFileWithFlippedBits) {
   std::mt19937 random(2024);
   const Bytes zipped = gzip(kImages);
   for (const Bytes& file : {kImages, zipped}) {
@@ -213,18 +214,19 @@ TEST(IdxFile, ReadsAFile) {
   EXPECT_EQ(read_idx_file(path).bytes, ramp(60));
 }
 
-TEST(IdxFile, SaysWhyAFileCannotBeRead) {
+TEST(IdxFile, NamesTheReasonIfAFileCannotBeRead) {
   const test::TemporaryDirectory directory;
   EXPECT_THAT([&] { read_idx_file(directory.path() / "none"); },
               ThrowsMessage<Error>(AllOf(HasSubstr("none"), HasSubstr("ENOENT"))));
   EXPECT_THAT([&] { read_idx_file(directory.path()); },
               ThrowsMessage<Error>(HasSubstr("is not a regular file")));
-  // What is no IDX file is not read to its end.
+  // A file of another format is not read to its end.
   const auto huge = directory.path() / "huge";
   std::ofstream(huge) << "GIF89a";
   std::filesystem::resize_file(huge, std::uintmax_t{1} << 40);
-  EXPECT_THAT([&] { read_idx_file(huge); }, ThrowsMessage<CorruptFile>(HasSubstr("no IDX file")));
-  // Opening a pipe that nobody writes to must not hang.
+  EXPECT_THAT([&] { read_idx_file(huge); },
+              ThrowsMessage<CorruptFile>(HasSubstr("not an IDX file")));
+  // Opening a pipe without a writer must not hang.
   const auto pipe = directory.path() / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_THAT([&] { read_idx_file(pipe); },

@@ -80,7 +80,7 @@ TEST(DataLoader, DropsTheLastBatchOnRequest) {
   EXPECT_THAT(all_batches(loader), ElementsAre(ElementsAre(0, 1, 2), ElementsAre(3, 4, 5)));
 }
 
-TEST(DataLoader, IteratesOverNothing) {
+TEST(DataLoader, AnEmptyDataSetHasNoBatches) {
   Made set{0, [](std::int64_t i) { return i; }};
   DataLoader loader(set, SequentialSampler(0), {.num_workers = 2});
   EXPECT_EQ(loader.size(), 0);
@@ -146,7 +146,7 @@ TEST(DataLoader, StacksTensorsAndTakesNumbersPairsTuplesArraysAndExamples) {
   EXPECT_THAT(values(target), ElementsAre(0, 1));
 }
 
-TEST(DataLoader, CollatesAsTheFunctionGivenSays) {
+TEST(DataLoader, UsesTheGivenCollateFunction) {
   Made set{5, [](std::int64_t i) { return std::to_string(i); }};
   DataLoader loader(set, SequentialSampler(5), {.batch_size = 2, .num_workers = 2},
                     [](const std::vector<std::string>& samples) {
@@ -176,7 +176,7 @@ TEST(DataLoader, LetsTheDataSetMakeWholeBatches) {
   EXPECT_THAT(*collating.begin(), ElementsAre(0, 1));
 }
 
-TEST(DataLoader, RethrowsWithTheSamplesIndexAtThatBatch) {
+TEST(DataLoader, RethrowsAtTheFailedBatchWithTheSamplesIndex) {
   Made set{10, [](std::int64_t i) {
              if (i == 6) throw std::out_of_range("no such image");
              return i;
@@ -195,7 +195,7 @@ TEST(DataLoader, RethrowsWithTheSamplesIndexAtThatBatch) {
   }
 }
 
-TEST(DataLoader, AnIterationIsOverAfterAnException) {
+TEST(DataLoader, AnExceptionEndsTheIteration) {
   Made set{10, [](std::int64_t i) {
              if (i == 2) throw std::out_of_range("bad");
              return i;
@@ -230,12 +230,12 @@ TEST(DataLoader, ThreadsEndWithTheIteration) {
       EXPECT_EQ(count_threads(), before + 3);
       if (++batches > round % 5) break;
     }
-    // A thread that has been joined leaves /proc a moment later.
+    // A joined thread disappears from /proc a moment later.
     EXPECT_TRUE(test::eventually([&] { return count_threads() == before; }));
   }
 }
 
-TEST(DataLoader, FetchesAheadAsFarAsAllowedAndNoFurther) {
+TEST(DataLoader, FetchesAheadUpToThePrefetchLimit) {
   constexpr int kAhead = 2 * 3;
   std::atomic<std::int64_t> taken = 0;
   std::atomic<std::int64_t> furthest = 0;
@@ -251,7 +251,7 @@ TEST(DataLoader, FetchesAheadAsFarAsAllowedAndNoFurther) {
   DataLoader loader(set, SequentialSampler(200),
                     {.batch_size = 1, .num_workers = 2, .prefetch_factor = 3});
   for ([[maybe_unused]] auto& batch : loader) {
-    // All that may be ahead of the first batch comes without another being asked for.
+    // Workers fetch up to the limit without a request for the second batch.
     if (taken == 0)
       for (int i = 0; i < 1 + kAhead; ++i) fetched.acquire();
     ++taken;
@@ -259,7 +259,7 @@ TEST(DataLoader, FetchesAheadAsFarAsAllowedAndNoFurther) {
   EXPECT_EQ(furthest, kAhead);
 }
 
-TEST(BatchStream, TellsAFetchInWorkThatNobodyWaits) {
+TEST(BatchStream, StopsARunningFetchWhenTheIterationEnds) {
   std::latch started(1);
   bool stopped = false;
   {
@@ -278,7 +278,7 @@ TEST(BatchStream, TellsAFetchInWorkThatNobodyWaits) {
 TEST(DataLoader, WorkersFetchAtTheSameTime) {
   std::barrier both(2);
   Made set{2, [&](std::int64_t i) {
-             both.arrive_and_wait();  // would wait for ever with one worker
+             both.arrive_and_wait();  // one worker would wait for ever
              return i;
            }};
   DataLoader loader(set, SequentialSampler(2), {.num_workers = 2});
@@ -294,7 +294,7 @@ TEST(DataLoader, WorkersComputeOnOneThreadEach) {
   std::jthread([] { EXPECT_EQ(at::get_num_threads(), 3); });
 }
 
-TEST(DataLoader, WorkersTakeNoSignalsButFaults) {
+TEST(DataLoader, WorkersBlockAllSignalsExceptFaults) {
   const Made set{4, [](std::int64_t) -> std::int64_t {
                    sigset_t blocked;
                    ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
@@ -318,7 +318,7 @@ TEST(DataLoader, IterationsMayOverlap) {
   EXPECT_THAT(seen, ElementsAre(0, 2, 20, 22));
 }
 
-TEST(DataLoader, AForkedChildMayLeaveTheLoopAndMayNotGoOn) {
+TEST(DataLoader, AForkedChildMayLeaveTheLoopButNotContinueIt) {
   Made set{100, [](std::int64_t i) { return i; }};
   DataLoader loader(set, SequentialSampler(100), {.num_workers = 2});
   pid_t child = -1;
@@ -337,7 +337,7 @@ TEST(DataLoader, AForkedChildMayLeaveTheLoopAndMayNotGoOn) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
-TEST(DataLoader, RefusesOptionsOutOfRange) {
+TEST(DataLoader, RejectsOptionsOutOfRange) {
   Made set{4, [](std::int64_t i) { return i; }};
   const auto make = [&](DataLoaderOptions options) {
     return [&set, options] { DataLoader(set, SequentialSampler(4), options); };

@@ -37,7 +37,7 @@ const std::vector<Expected> kExpected = {
 #include "distributed_sampler_expected.inc"
 };
 
-TEST(DistributedSampler, YieldsWhatPythonYields) {
+TEST(DistributedSampler, YieldsTheIndicesOfPythonsSampler) {
   for (const Expected& expected : kExpected) {
     SCOPED_TRACE(::testing::Message() << expected.size << " samples, rank " << expected.rank << "/"
                                       << expected.replicas << ", epoch " << expected.epoch);
@@ -83,7 +83,7 @@ TEST(DistributedSampler, AnEmptyDataSetHasNoIndices) {
   EXPECT_THAT(DistributedSampler(0, {.num_replicas = 3, .rank = 1}).indices(), IsEmpty());
 }
 
-TEST(DistributedSampler, RefusesWhatMakesNoSense) {
+TEST(DistributedSampler, RejectsInvalidOptions) {
   const auto make = [](std::int64_t size, DistributedSamplerOptions options) {
     return [=] { DistributedSampler(size, options); };
   };
@@ -96,7 +96,7 @@ TEST(DistributedSampler, RefusesWhatMakesNoSense) {
   EXPECT_THAT(make(-1, {.num_replicas = 1, .rank = 0}),
               ThrowsMessage<UsageError>(HasSubstr("dataset_size is -1")));
   EXPECT_THAT(make(3, {.num_replicas = 1, .rank = 0, .drop_last = true, .pad = false}),
-              ThrowsMessage<UsageError>(HasSubstr("choose one")));
+              ThrowsMessage<UsageError>(HasSubstr("set one of them only")));
 }
 
 TEST(DistributedSampler, SeedAndEpochMayWrapAround) {

@@ -50,18 +50,19 @@ TEST(Models, HaveTheNamesAndBatchesThatAreMeasured) {
   EXPECT_EQ(find_model("resnet"), nullptr);
 }
 
-TEST(Models, LearnFromTheirBatch) {
+TEST(Models, LossFallsOnOneBatch) {
   at::manual_seed(1);
   for (const Model& model : all_models()) {
-    if (model.batch > 32 && model.name != "lenet") continue;  // as resnet18, and slow
+    if (model.batch > 32 && model.name != "lenet")
+      continue;  // slow, and the same network as resnet18
     SCOPED_TRACE(model.name);
     expect_to_learn(*model.make(), make_batch(model), model.classes);
   }
   expect_to_learn(*ResNet50(10), {at::randn({2, 3, 64, 64}), at::randint(10, {2}, at::kLong)}, 10);
 }
 
-// As torchvision has it; the paper's own network has it on the 1x1 convolution before.
-TEST(Models, OfBottlenecksHaveTheStrideInThe3x3) {
+// As in torchvision; the paper's network has it in the 1x1 convolution before.
+TEST(Models, BottleneckBlocksHaveTheStrideInThe3x3Convolution) {
   std::map<std::int64_t, int> strided;  // by kernel size
   for (const auto& module : ResNet50()->modules()) {
     const auto* const conv = module->as<torch::nn::Conv2d>();

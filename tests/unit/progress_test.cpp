@@ -31,7 +31,7 @@ class Output {
   Output& operator=(const Output&) = delete;
 
   std::FILE* file() const { return file_; }
-  // What has been written since the last call.
+  // The output since the last call.
   std::string take() {
     std::fflush(file_);
     const std::string all(text_, size_);
@@ -67,7 +67,7 @@ class ProgressTest : public ::testing::Test {
   std::chrono::milliseconds now = 1h;
 };
 
-TEST_F(ProgressTest, WritesALineEveryFiveSecondsElsewhere) {
+TEST_F(ProgressTest, WritesALineEveryFiveSecondsWithoutATerminal) {
   Progress progress(options(0));
   step_after(progress, 2s, 0.5);
   step_after(progress, 2999ms, 0.25);
@@ -83,7 +83,7 @@ TEST_F(ProgressTest, AlwaysWritesTheLastStepOfAnEpoch) {
   Progress progress(options(0));
   for (int i = 0; i < 100; ++i) step_after(progress, 1ms, 2);
   EXPECT_EQ(output.take(), "epoch 1/3  step 100/100  128,000 samples/s  loss 2.0000  0:00 left\n");
-  now += 1h;  // an evaluation, which is not counted
+  now += 1h;  // an evaluation, whose time does not count
   progress.start_epoch(2);
   for (int i = 0; i < 100; ++i) step_after(progress, 20ms);
   EXPECT_EQ(output.take(), "epoch 3/3  step 100/100  6,400 samples/s  loss 1.0000  0:00 left\n");
@@ -94,7 +94,7 @@ TEST_F(ProgressTest, RedrawsABarOnATerminal) {
   step_after(progress, 99ms);
   EXPECT_EQ(output.take(), "");
   step_after(progress, 1ms);
-  // 89 columns, of which the text takes 11 and 45, and the bar's frame 4.
+  // 89 columns: the text takes 11 and 45, the bar's frame 4.
   EXPECT_EQ(output.take(), "\repoch 1/3  [" + std::string(29, '-') +
                                "]  2/100  2,560 samples/s  loss 1.000  0:15 left\x1b[K");
   for (int i = 2; i < 50; ++i) step_after(progress, 1ms);
@@ -134,17 +134,17 @@ TEST_F(ProgressTest, EndsTheLineOfAnUnfinishedBar) {
   EXPECT_EQ(output.take(), "");
 }
 
-TEST_F(ProgressTest, ReportsAsOftenAsAsked) {
+TEST_F(ProgressTest, ReportsAtTheGivenInterval) {
   auto asked = options(0);
   asked.interval = 0ms;
   Progress progress(asked);
-  step_after(progress, 0ms);  // no time at all must not divide by zero
+  step_after(progress, 0ms);  // zero elapsed time must not divide by zero
   EXPECT_THAT(output.take(), HasSubstr("step 1/100"));
   step_after(progress, 2h);
   EXPECT_THAT(output.take(), HasSubstr("298:00:00 left"));
 }
 
-TEST_F(ProgressTest, MoreStepsThanToldFillTheBarAndLeaveNoTime) {
+TEST_F(ProgressTest, MoreStepsThanExpectedFillTheBarAndShowNoTimeLeft) {
   auto short_training = options(90);
   short_training.epochs = 1;
   short_training.steps = 2;
@@ -153,7 +153,7 @@ TEST_F(ProgressTest, MoreStepsThanToldFillTheBarAndLeaveNoTime) {
   output.take();
   for (int i = 0; i < 97; ++i) step_after(progress, 1s);
   const std::string text = output.take();
-  // 89 columns, of which the text takes 11 and 43, and the bar's frame 4.
+  // 89 columns: the text takes 11 and 43, the bar's frame 4.
   EXPECT_EQ(text.substr(text.rfind('\r')),
             "\repoch 1/1  [" + std::string(31, '#') +
                 "]  100/2  128 samples/s  loss 1.000  0:00 left\x1b[K");
@@ -168,14 +168,14 @@ TEST_F(ProgressTest, OtherRanksAreSilent) {
   EXPECT_EQ(output.take(), "");
 }
 
-TEST_F(ProgressTest, MayHaveNoOutput) {
+TEST_F(ProgressTest, WorksWithoutAnOutput) {
   auto silent = options(80);
   silent.output = nullptr;
   Progress progress(silent);
   for (int i = 0; i < 100; ++i) step_after(progress, 1s);
 }
 
-TEST_F(ProgressTest, AFileIsNoTerminal) {
+TEST_F(ProgressTest, WritesLinesToAFile) {
   auto file = options(0);
   file.columns.reset();
   Progress progress(file);
@@ -183,7 +183,7 @@ TEST_F(ProgressTest, AFileIsNoTerminal) {
   EXPECT_THAT(output.take(), StartsWith("epoch 1/3  step 1/100"));
 }
 
-TEST_F(ProgressTest, RefusesATrainingOfNoSteps) {
+TEST_F(ProgressTest, RejectsZeroSteps) {
   auto none = options(0);
   none.steps = 0;
   EXPECT_THAT([&] { Progress{none}; }, ThrowsMessage<UsageError>(HasSubstr("3 epochs of 0 steps")));

@@ -19,8 +19,7 @@
 namespace paceline {
 namespace {
 
-// Which calls of batch_norm are those of a converted module: told by the tensor that is the
-// module's own, its running mean or else its weight.
+// The converted modules, by their running mean: it shows which calls of batch_norm are theirs.
 class Converted {
  public:
   static Converted& instance() {
@@ -69,9 +68,9 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
                                 eps, cudnn_enabled);
 }
 
-// For tensors on the CPU, by way of autograd's key, under which batch_norm has no kernel of its
-// own.
-void answer_batch_norm() {
+// Registers the kernel for tensors on the CPU, under autograd's dispatch key: batch_norm has no
+// kernel of its own there.
+void override_batch_norm() {
   static const auto* const library = [] {
     auto* const made = new torch::Library(torch::Library::IMPL, "aten",
                                           c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
@@ -81,8 +80,8 @@ void answer_batch_norm() {
   static_cast<void>(library);
 }
 
-// The tensor by which the calls of a BatchNorm are known, undefined if it has none; nothing for
-// other modules.
+// The tensor that identifies the calls of a BatchNorm, undefined if it has none; nothing for other
+// modules.
 Optional key_of(const torch::nn::Module& module) {
   Optional key;
   const auto look = [&](const auto* norm) {
@@ -95,8 +94,8 @@ Optional key_of(const torch::nn::Module& module) {
   return key;
 }
 
-// A BatchNorm that is none of torch::nn's shows in its running mean: of TorchScript, say, whose
-// tensors a module has registered. Its calls need not come by batch_norm: scripts are compiled.
+// A buffer "running_mean" reveals a BatchNorm that is not torch::nn's, such as one of TorchScript
+// with its tensors registered in a module. It may not call batch_norm, since scripts are compiled.
 void check_no_other(const std::string& name, const torch::nn::Module& module) {
   const auto is = [&]<typename... T>() {
     return (... || (dynamic_cast<const T*>(&module) != nullptr));
@@ -109,8 +108,9 @@ void check_no_other(const std::string& name, const torch::nn::Module& module) {
   for (const auto& buffer : module.named_buffers(false)) {
     if (!buffer.key().ends_with("running_mean")) continue;
     throw UsageError(fmt::format(
-        "convert_sync_batchnorm: {} has a buffer {}, and is no torch::nn::BatchNorm: TorchScript's "
-        "modules and others cannot be converted. Build that part of torch::nn modules, or of "
+        "convert_sync_batchnorm: {} has a buffer {}, but is not a torch::nn::BatchNorm: "
+        "TorchScript "
+        "and other modules cannot be converted. Build that part from torch::nn modules, or from "
         "paceline::SyncBatchNorm, and load its tensors; or convert the other parts one by one",
         name.empty() ? "the module" : name, buffer.key()));
   }
@@ -143,7 +143,7 @@ void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group
   visit("", module);
   for (const auto& item : module.named_modules("", false)) visit(item.key(), *item.value());
   if (keys.empty()) return;
-  answer_batch_norm();
+  override_batch_norm();
   for (const at::Tensor& key : keys) Converted::instance().add(key, group);
   base::log(LogLevel::debug, "convert_sync_batchnorm: {} modules", keys.size());
 }

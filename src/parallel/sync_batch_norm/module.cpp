@@ -13,8 +13,8 @@ namespace paceline {
 
 SyncBatchNormImpl::SyncBatchNormImpl(SyncBatchNormOptions wanted) : options(std::move(wanted)) {
   if (options.num_features < 1) {
-    throw UsageError(
-        fmt::format("SyncBatchNorm of {} features: it needs one at least", options.num_features));
+    throw UsageError(fmt::format("SyncBatchNorm of {} features: there must be at least 1",
+                                 options.num_features));
   }
   const at::IntArrayRef shape(options.num_features);
   const auto parameter = [&](const char* name) {
@@ -47,8 +47,8 @@ void SyncBatchNormImpl::reset_parameters() {
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (input.dim() < 2 || input.size(1) != options.num_features || !input.is_floating_point()) {
     throw UsageError(fmt::format(
-        "SyncBatchNorm of {} features got a tensor of type {} and shape [{}]: it takes "
-        "floating-point ones of shape (N, {}, ...)",
+        "SyncBatchNorm of {} features got a tensor of type {} and shape [{}]: its input must be "
+        "floating-point, of shape (N, {}, ...)",
         options.num_features, c10::toString(input.scalar_type()),
         fmt::join(input.sizes().begin(), input.sizes().end(), ", "), options.num_features));
   }

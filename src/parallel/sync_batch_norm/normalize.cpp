@@ -15,14 +15,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// All dimensions but that of the channels.
+// All dimensions except the channels.
 std::vector<std::int64_t> reduced_dimensions(const at::Tensor& input) {
   std::vector<std::int64_t> dimensions{0};
   for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
   return dimensions;
 }
 
-// A value per channel, to meet the input's.
+// Reshapes one value per channel so that it broadcasts over the input.
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
   shape[1] = -1;
@@ -34,13 +34,13 @@ at::Tensor scale_of(const at::Tensor& inverse, const at::Tensor& weight) {
 }
 
 struct Statistics {
-  at::Tensor mean;      // by channel, float64, as all here
+  at::Tensor mean;      // by channel, float64 as variance
   at::Tensor variance;  // biased
-  double count;         // values of a channel, on all ranks
+  double count;         // of values per channel, on all ranks
 };
 
-// Means and sums of squared deviations of parts give those of the whole (Chan, Golub and LeVeque,
-// 1979), with none of the cancellation that sums of squares suffer.
+// Combines the ranks' means and variances (Chan, Golub and LeVeque, 1979), which avoids the
+// cancellation of sums of squares.
 Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group) {
   const std::int64_t channels = input.size(1);
   const std::int64_t count = channels == 0 ? 0 : input.numel() / channels;
@@ -62,7 +62,7 @@ Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group)
   if (total < 2) {
     throw UsageError(fmt::format(
         "SyncBatchNorm in training needs at least 2 values for each channel on all ranks together, "
-        "and got {}",
+        "but got {}",
         total));
   }
   const at::Tensor shares = counts / total;
@@ -82,7 +82,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     context->save_for_backward({input, factor, mean, inverse});
     context->saved_data["count"] = count;
     context->saved_data["group"] = group.c10d();
-    // The difference to the mean first: mean * scale would cancel where means are large.
+    // Subtract the mean first: with large means, mean * scale would cancel.
     const auto type = at::toOpMathType(input.scalar_type());
     at::Tensor output =
         (input.to(type) - per_channel(mean, input)) * per_channel(scale_of(inverse, factor), input);
@@ -93,7 +93,8 @@ class Normalize : public torch::autograd::Function<Normalize> {
   static variable_list backward(AutogradContext* context, const variable_list& outputs) {
     if (at::GradMode::is_enabled()) {
       throw UsageError(
-          "SyncBatchNorm has no second derivatives (create_graph): compute such a term without it");
+          "SyncBatchNorm has no second derivatives (create_graph = true): compute such a term "
+          "without it");
     }
     const auto saved = context->get_saved_variables();
     const at::Tensor& input = saved[0];

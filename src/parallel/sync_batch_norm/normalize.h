@@ -7,7 +7,7 @@
 
 namespace paceline::sync_batch_norm {
 
-// What a BatchNorm is made of; undefined tensors where it lacks them.
+// The tensors of a BatchNorm; undefined if it has none.
 struct Parts {
   at::Tensor weight;
   at::Tensor bias;
@@ -15,12 +15,12 @@ struct Parts {
   at::Tensor running_var;
 };
 
-// batch_norm in training, over the batches of all ranks of the group. Differentiable; it and its
-// backward are collective. Changes the running statistics, as `momentum` says.
+// batch_norm in training, over the batches of all ranks of the group. Differentiable; forward and
+// backward are collective. Updates the running statistics with `momentum`.
 at::Tensor normalize(const at::Tensor& input, const Parts& parts, double momentum, double eps,
                      const ProcessGroup& group);
 
-// Whether batch_norm over the ranks is part of the module.
+// Whether the module contains a SyncBatchNorm or a converted BatchNorm.
 bool is_in(const torch::nn::Module& module);
 
 }  // namespace paceline::sync_batch_norm
