@@ -1,5 +1,5 @@
-# The LibTorch this project is built with. tools/setup runs it as a script (cmake -P) to learn whether
-# one is there.
+# Finds the LibTorch that this project is built with. tools/setup runs it as a script (cmake -P) to
+# check for one.
 
 cmake_minimum_required(VERSION 3.25)
 list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})

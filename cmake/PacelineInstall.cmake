@@ -5,17 +5,17 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paceline)
 
-# All of what is installed, but for paceline-bench: a component of its own, as it takes a minute to
-# compile, and who trains does not need it.
+# Everything that is installed, except paceline-bench: it takes a minute to compile, and training does
+# not need it, so it is a component of its own.
 add_custom_target(installed DEPENDS paceline_library paceline)
 
-# Another LibTorch is the user's, and is used where it is.
+# Any other LibTorch belongs to the user, and is used where it is.
 if(LibTorch_PREFIX STREQUAL LibTorch_FALLBACK)
   set(deps_dir ${CMAKE_INSTALL_LIBDIR}/paceline)
   set(installed_LibTorch "\${PACKAGE_PREFIX_DIR}/${deps_dir}/torch")
   set(LibTorch_rpath $ORIGIN/paceline/torch/lib)
   get_filename_component(deps ${LibTorch_PREFIX} DIRECTORY)
-  # As the wheels have them: libtorch_cpu.so looks for the others there.
+  # In the wheels' layout, where libtorch_cpu.so searches for the other libraries.
   set(torch_libraries libtorch_cpu.so libc10.so libgomp.so.1)
   set(nvidia_libraries libcudart.so.13 libcupti.so.13)
   list(TRANSFORM torch_libraries PREPEND ${deps}/torch/lib/)

@@ -1,4 +1,4 @@
-# What every target of this project is compiled with, and the two functions that make one.
+# The compile options of every target, and the functions that make targets.
 
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
@@ -11,15 +11,15 @@ configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in
 
 add_library(paceline_options INTERFACE)
 target_compile_features(paceline_options INTERFACE cxx_std_20)
-# Errors in CI only (PACELINE_WERROR in CMakePresets.json): each compiler sees something else.
+# Warnings are errors in CI only (PACELINE_WERROR in CMakePresets.json), since each compiler has others.
 target_compile_options(paceline_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    # GCC 12 sees overlapping copies in `"text" + std::string`, where there are none (PR 105651).
+    # GCC 12 falsely reports overlapping copies in `"text" + std::string` (PR 105651).
     target_compile_options(paceline_options INTERFACE -Wno-restrict)
   else()
-    # GCC 14 sees such in LibTorch's headers, where std::vector<bool>::reserve and std::optional's
-    # destructor are inlined (PR 56456 lists more).
+    # GCC 14 has false reports in LibTorch's headers, where std::vector<bool>::reserve and
+    # std::optional's destructor are inlined (PR 56456 lists more).
     target_compile_options(paceline_options INTERFACE
       -Wno-array-bounds -Wno-stringop-overflow -Wno-maybe-uninitialized)
   endif()
@@ -32,8 +32,8 @@ endif()
 
 # paceline_layer(NAME [NOT_IN_LIBRARY] SOURCES ... [LIBRARIES ...]): one folder as the OBJECT
 # library paceline_NAME, and a part of the library. LIBRARIES may name layers and outside libraries;
-# layers are not linked into each other but all into whatever is built of them (paceline_compose).
-# Where there is no LibTorch, a layer that needs it is left out.
+# layers are not linked into each other, but all into the target that needs them (paceline_compose).
+# Without LibTorch, layers that need it are left out.
 function(paceline_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "NOT_IN_LIBRARY" "" "SOURCES;LIBRARIES")
   if("LibTorch::torch" IN_LIST arg_LIBRARIES AND NOT PACELINE_TORCH)
@@ -55,8 +55,8 @@ function(paceline_layer name)
     PUBLIC Threads::Threads $<BUILD_INTERFACE:${arg_LIBRARIES}>)
 endfunction()
 
-# paceline_compose(TARGET LAYER...): compiles these layers' objects into TARGET. An OBJECT library
-# gives its objects to what links it directly only, so every layer needed has to be named.
+# paceline_compose(TARGET LAYER...): compiles these layers' objects into TARGET. Only
+# targets that link an OBJECT library directly get its objects, so name every layer that is needed.
 function(paceline_compose target)
   list(TRANSFORM ARGN PREPEND paceline_)
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:paceline_options> ${ARGN})
