@@ -287,7 +287,7 @@ class Collectives(ranks.Case):
             "all_reduce of Bool with AVG: the average of bools is not a bool; convert the tensor to a floating type, "
             "or reduce it with MIN or MAX"])
 
-    def test_writing_one_place_twice_is_refused(self) -> None:
+    def test_overlapping_outputs_are_refused(self) -> None:
         for size in (2, 3):
             for told in ranks.run(write_one_place_twice, "paceline", size):
                 for name, text in told.items():

@@ -61,11 +61,11 @@ def lose_a_rank() -> tuple[float, Failure, bool]:
     if dist.get_rank() == 1:
         store().set("killed", str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
-    told = failure(dist.all_reduce, torch.ones(10))
+    error = failure(dist.all_reduce, torch.ones(10))
     delay = time.monotonic() - float(store().get("killed"))
     one = torch.ones(10)
     dist.all_reduce(one, group=others)
-    return delay, told, torch.equal(one, torch.full((10,), 2.0))
+    return delay, error, torch.equal(one, torch.full((10,), 2.0))
 
 
 def misuse() -> tuple[list[str], bool]:
@@ -97,52 +97,52 @@ def misuse() -> tuple[list[str], bool]:
 def come_too_late() -> Failure | None:
     """Rank 1 stays away from a group with its own timeout until rank 0 has the error; the world goes on."""
     group = dist.new_group(timeout=timedelta(seconds=5))
-    told = None
+    error = None
     if dist.get_rank() == 0:
-        told = failure(dist.all_reduce, torch.ones(10), group=group)
-        store().set("told", "")
-    store().wait(["told"])
+        error = failure(dist.all_reduce, torch.ones(10), group=group)
+        store().set("reported", "")
+    store().wait(["reported"])
     assert works()
-    return told
+    return error
 
 
 def wait_twice() -> tuple[Failure | None, torch.Tensor]:
     """A wait that times out does not end the call."""
     tensor = torch.ones(10)
-    work, told = None, None
+    work, error = None, None
     if dist.get_rank() == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        told = failure(work.wait, timedelta(seconds=0.2))
-        store().set("told", "")
+        error = failure(work.wait, timedelta(seconds=0.2))
+        store().set("reported", "")
         work.wait()
     else:
-        store().wait(["told"])
+        store().wait(["reported"])
         dist.all_reduce(tensor)
-    return told, tensor
+    return error, tensor
 
 
 def receive_nothing() -> Failure | None:
     group = dist.new_group()
     dist.set_timeout(timedelta(seconds=0.3), group)  # busy ranks may need longer to form the group
-    told = failure(dist.recv, torch.ones(10), 1, group=group) if dist.get_rank() == 0 else None
+    error = failure(dist.recv, torch.ones(10), 1, group=group) if dist.get_rank() == 0 else None
     dist.barrier()
-    return told
+    return error
 
 
 def miss_a_monitored_barrier() -> Failure | None:
     """Rank 1 stays away until the others have the error; rank 0 comes after rank 2, and reports who is missing."""
     dist.monitored_barrier()
-    told = None
+    error = None
     if dist.get_rank() == 2:
         store().set("2 comes", "")
     if dist.get_rank() == 0:
         store().wait(["2 comes"])
     if dist.get_rank() != 1:
-        told = failure(dist.monitored_barrier, timeout=timedelta(seconds=5 if dist.get_rank() == 0 else 60),
+        error = failure(dist.monitored_barrier, timeout=timedelta(seconds=5 if dist.get_rank() == 0 else 60),
                        wait_all_ranks=True)
-        store().set(f"told {dist.get_rank()}", "")
-    store().wait([f"told {rank}" for rank in range(dist.get_world_size()) if rank != 1])
-    return told
+        store().set(f"reported {dist.get_rank()}", "")
+    store().wait([f"reported {rank}" for rank in range(dist.get_world_size()) if rank != 1])
+    return error
 
 
 def monitored_barrier_beside_all_reduce() -> Failure:
@@ -166,9 +166,9 @@ def hang() -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
         failure(dist.all_reduce, torch.ones(7, 3))
         entries = pickle.loads(c10d._dump_fr_trace(backend="paceline"))["entries"]
         files = traces()
-        store().set("told", "")
+        store().set("reported", "")
         return entries, files
-    store().wait(["told"])
+    store().wait(["reported"])
     return pickle.loads(c10d._dump_fr_trace(backend="paceline"))["entries"], {}
 
 
@@ -190,8 +190,8 @@ except dist.DistBackendError:
 class Failures(ranks.Case):
     def test_a_mismatch_names_the_ranks(self) -> None:
         for asynchronously in (False, True):
-            for before, told in ranks.run(disagree, "paceline", 2, asynchronously):
-                first, later = told
+            for before, error in ranks.run(disagree, "paceline", 2, asynchronously):
+                first, later = error
                 self.assertIn("rank 0 called all_reduce of 3 float32, rank 1 all_reduce of 4 float32", first[0])
                 self.assertEqual(first[1:], ([0, 1], "all_reduce", before + 1))
                 # The same cause, in another operation.
@@ -206,7 +206,7 @@ class Failures(ranks.Case):
             self.assertEqual((culprits, operation), ([1], "all_reduce"))
             self.assertTrue(others_work)
 
-    def test_no_trace_is_written_unless_asked_for(self) -> None:
+    def test_no_trace_is_written_without_its_variable(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as in torchrun's agent
         with tempfile.TemporaryDirectory(prefix="paceline-test-") as home:
@@ -215,15 +215,15 @@ class Failures(ranks.Case):
             processes = [subprocess.Popen([sys.executable, "-c", LOSS], stdout=subprocess.PIPE, text=True,
                                           env=environment | {"RANK": str(rank)}) for rank in range(2)]
             try:
-                told, killed = (float(process.communicate(timeout=ranks.PATIENCE)[0]) for process in processes)
+                noticed, killed = (float(process.communicate(timeout=ranks.PATIENCE)[0]) for process in processes)
             finally:
                 for process in processes:
                     process.kill()
                     process.wait()
-            self.assertLess(told - killed, 30)
+            self.assertLess(noticed - killed, 30)
             self.assertEqual(list(Path(home).rglob("*trace*")), [])
 
-    def test_misuse_harms_nobody(self) -> None:
+    def test_misuse_leaves_the_group_usable(self) -> None:
         self.assertEqual(ranks.run(misuse, "paceline", 3), [([], True)] * 3)
 
     def test_timeout(self) -> None:
@@ -232,8 +232,8 @@ class Failures(ranks.Case):
         self.assertEqual((culprits, operation), ([1], "all_reduce"))
 
     def test_timeout_of_a_wait(self) -> None:
-        (told, first), (_, second) = ranks.run(wait_twice, "paceline", 2)
-        self.assertIn("not complete after 200 ms", told[0])
+        (error, first), (_, second) = ranks.run(wait_twice, "paceline", 2)
+        self.assertIn("not complete after 200 ms", error[0])
         self.assert_same([first, second], [torch.full((10,), 2.0)] * 2)
 
     def test_timeout_of_a_message(self) -> None:
@@ -242,8 +242,8 @@ class Failures(ranks.Case):
         self.assertEqual((culprits, operation), ([1], "recv"))
 
     def test_monitored_barrier_beside_another_call(self) -> None:
-        told = ranks.run(monitored_barrier_beside_all_reduce, "paceline", 3)
-        for text, culprits, _, _ in told:
+        errors = ranks.run(monitored_barrier_beside_all_reduce, "paceline", 3)
+        for text, culprits, _, _ in errors:
             self.assertIn("ranks 0 and 2 called all_reduce of 10 float32, rank 1 monitored_barrier; call 1", text)
             self.assertEqual(culprits, [1])
 

@@ -97,7 +97,7 @@ class Messages(ranks.Case):
         received, echo = ranks.run(answer_in_callbacks, "paceline", 2)
         self.assert_same([received, echo], [content(1, 1000), content(1, 1000) + 1])
 
-    def test_beside_a_collective(self) -> None:
+    def test_order_against_a_collective_is_free(self) -> None:
         self.assert_same(ranks.run(receive_while_reducing, "paceline", 2), [(torch.full((5,), 2.0), content(1, 1000))] * 2)
 
 

@@ -200,7 +200,7 @@ class Processes(ranks.Case):
             with self.subTest(together=together):
                 self.assertEqual(ranks.run(leave_with_work_under_way, "paceline", 2, together), [True] * 2)
 
-    def test_leaving_completes_what_is_under_way(self) -> None:
+    def test_leaving_completes_calls_under_way(self) -> None:
         self.assertEqual(ranks.run(join_a_call_of_one_who_leaves, "paceline", 2), [2.0] * 2)
 
     def test_leaving_with_a_callback_under_way(self) -> None:

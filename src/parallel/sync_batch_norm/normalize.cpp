@@ -108,7 +108,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const at::Tensor gradient = outputs[0].to(type);
     const at::Tensor deviation = input.to(type) - per_channel(mean, input);
     const auto dimensions = reduced_dimensions(input);
-    // What each channel's gradients, and their products with the deviations, add up to.
+    // The sums of each channel's gradients, and of their products with the deviations.
     const at::Tensor sums = at::stack({gradient.sum(dimensions, false, at::kDouble),
                                        (gradient * deviation).sum(dimensions, false, at::kDouble)});
     const at::Tensor of_weight = sums[1] * inverse;
