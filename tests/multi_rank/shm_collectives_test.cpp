@@ -13,6 +13,7 @@
 #include "shm/p2p/mailbox.h"
 #include "support/elements.h"
 #include "support/process_ranks.h"
+#include "support/rank_counts.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
@@ -263,65 +264,66 @@ constexpr Operation kReductions[] = {Operation::all_reduce, Operation::reduce,
 constexpr Operation kMovements[] = {Operation::broadcast, Operation::gather, Operation::scatter,
                                     Operation::all_gather, Operation::all_to_all};
 
-TEST(Collectives, EveryReductionOfEveryType) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      Case one;
-      for (const Operation operation : kReductions) {
-        for (const DataType type : kAllTypes) {
-          for (const ReduceOp op : kAllOps) {
-            if (!is_reducible(type, op)) continue;
-            for (const std::size_t count : {0u, 67u, 9'011u}) {
-              // The path depends on the size alone.
-              if (count > 1000 && op != ReduceOp::sum && op != ReduceOp::avg) continue;
-              one = {.operation = operation, .type = type, .op = op, .count = count};
-              one.root = group.size() - 1;
-              one.in_place = count % 2 == 1;
-              for (const bool shared : {false, true}) {
-                one.shared = shared;
-                ASSERT_NO_FATAL_FAILURE(run(group, one));
-              }
+class Collectives : public test::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(All, Collectives, ::testing::ValuesIn(kWorldSizes), test::OnRanks::name);
+
+TEST_P(Collectives, ReduceEveryTypeWithEveryOperation) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    Case one;
+    for (const Operation operation : kReductions) {
+      for (const DataType type : kAllTypes) {
+        for (const ReduceOp op : kAllOps) {
+          if (!is_reducible(type, op)) continue;
+          for (const std::size_t count : {0u, 67u, 9'011u}) {
+            // The path depends on the size alone.
+            if (count > 1000 && op != ReduceOp::sum && op != ReduceOp::avg) continue;
+            one = {.operation = operation, .type = type, .op = op, .count = count};
+            one.root = group.size() - 1;
+            one.in_place = count % 2 == 1;
+            for (const bool shared : {false, true}) {
+              one.shared = shared;
+              ASSERT_NO_FATAL_FAILURE(run(group, one));
             }
           }
         }
       }
-    });
-  }
+    }
+  });
 }
 
-TEST(Collectives, EveryMovementOfEverySizeFromEveryRoot) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      for (const Operation operation : kMovements) {
-        for (const DataType type : {DataType::byte, DataType::complex128}) {
-          for (const std::size_t count : {0u, 65u, 9'000u, 50'001u}) {
-            if (test::kSanitized && count > 10'000) continue;  // more of the same
-            // Under a sanitizer the first and the last root, or it takes minutes.
-            const int step = test::kSanitized ? std::max(group.size() - 1, 1) : 1;
-            for (int root = 0; root < group.size(); root += step) {
-              for (const bool shared : {false, true}) {
-                for (const bool uneven : {false, true}) {
-                  if (uneven && !may_be_uneven(operation)) continue;
-                  ASSERT_NO_FATAL_FAILURE(run(group, {.operation = operation,
-                                                      .type = type,
-                                                      .root = root,
-                                                      .count = count,
-                                                      .uneven = uneven,
-                                                      .shared = shared}));
-                }
+TEST_P(Collectives, MoveEverySizeFromEveryRoot) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    for (const Operation operation : kMovements) {
+      for (const DataType type : {DataType::byte, DataType::complex128}) {
+        for (const std::size_t count : {0u, 65u, 9'000u, 50'001u}) {
+          if (test::kSanitized && count > 10'000) continue;  // more of the same
+          // Under a sanitizer the first and the last root, or it takes minutes.
+          const int step = test::kSanitized ? std::max(group.size() - 1, 1) : 1;
+          for (int root = 0; root < group.size(); root += step) {
+            for (const bool shared : {false, true}) {
+              for (const bool uneven : {false, true}) {
+                if (uneven && !may_be_uneven(operation)) continue;
+                ASSERT_NO_FATAL_FAILURE(run(group, {.operation = operation,
+                                                    .type = type,
+                                                    .root = root,
+                                                    .count = count,
+                                                    .uneven = uneven,
+                                                    .shared = shared}));
               }
-              if (operation == Operation::all_gather || operation == Operation::all_to_all) break;
             }
+            if (operation == Operation::all_gather || operation == Operation::all_to_all) break;
           }
         }
       }
-    });
-  }
+    }
+  });
 }
 
-TEST(Collectives, ResultsThatNoCacheHolds) {
+TEST(Collectives, MoveTensorsLargerThanTheCache) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "TSan does not see non-temporal stores";
 #endif
@@ -366,28 +368,26 @@ void run_program(Group& group, unsigned seed, int calls, std::size_t most) {
   }
 }
 
-TEST(Collectives, RandomProgramsOfThreads) {
-  for (const int size : kWorldSizes) {
-    for (int seed = 0; seed < thoroughness(); ++seed) {
-      run_thread_ranks(size, [&](auto region) {
-        Group group(region);
-        run_program(group, static_cast<unsigned>(100 * seed + size), 200, 30'000);
-      });
-    }
+TEST_P(Collectives, GiveTheirResultsInRandomProgramsOfThreads) {
+  const int size = GetParam();
+  for (int seed = 0; seed < thoroughness(); ++seed) {
+    run_thread_ranks(size, [&](auto region) {
+      Group group(region);
+      run_program(group, static_cast<unsigned>(100 * seed + size), 200, 30'000);
+    });
   }
 }
 
-TEST(Collectives, RandomProgramsOfProcesses) {
+TEST_P(Collectives, GiveTheirResultsInRandomProgramsOfProcesses) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "TSan sees no race between processes";
 #endif
-  for (const int size : kWorldSizes) {
-    for (int seed = 0; seed < thoroughness(); ++seed) {
-      test::expect_process_ranks(size, [&](int rank, BootstrapSockets links) {
-        Group group(Region::create(std::move(links), rank, size, small_region()));
-        run_program(group, static_cast<unsigned>(100 * seed + 50 + size), 150, 100'000);
-      });
-    }
+  const int size = GetParam();
+  for (int seed = 0; seed < thoroughness(); ++seed) {
+    test::expect_process_ranks(size, [&](int rank, BootstrapSockets links) {
+      Group group(Region::create(std::move(links), rank, size, small_region()));
+      run_program(group, static_cast<unsigned>(100 * seed + 50 + size), 150, 100'000);
+    });
   }
 }
 
@@ -407,7 +407,7 @@ Holdings holdings() {
   return now;
 }
 
-TEST(Collectives, ALongRunHoldsNoMoreThanAShortOne) {
+TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
   test::expect_process_ranks(2, [](int rank, BootstrapSockets links) {
     const auto region = Region::create(std::move(links), rank, 2, small_region());
     Group group(region);

@@ -46,7 +46,7 @@ std::string mismatch(int size, const std::function<void(Group&)>& call,
   return texts[0];
 }
 
-TEST(Group, RanksAreCalledByTheirNumbersInTheWorld) {
+TEST(Group, ErrorsNameRanksByTheirNumbersInTheWorld) {
   auto options = small_region();
   options.numbers = GlobalRanks({4, 70, 1023});
   run_thread_ranks(
@@ -68,7 +68,7 @@ TEST(Group, RanksAreCalledByTheirNumbersInTheWorld) {
       options);
 }
 
-TEST(Group, DifferentCallsAreNamedOnEveryRank) {
+TEST(Group, MismatchNamesTheCallsOnEveryRank) {
   std::vector<float> data(100);
   std::vector<std::vector<float>> own(3, std::vector<float>(100));
   const auto mine = [&](Group& group) {
@@ -104,7 +104,7 @@ TEST(Group, DifferentCallsAreNamedOnEveryRank) {
               HasSubstr("with MAX, rank 1 all_reduce of 4 float32 with AVG"));
 }
 
-TEST(Group, ALateRankIsNamedAtTheDeadline) {
+TEST(Group, TimeoutNamesTheLateRank) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     group.barrier();
@@ -132,7 +132,7 @@ TEST(Group, ALateRankIsNamedAtTheDeadline) {
   });
 }
 
-TEST(Group, ALateRankIsNamedWithItsLastCallWhenThatTookTwoSteps) {
+TEST(Group, TimeoutNamesTheLastCallOfTwoRounds) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     group.barrier();
@@ -153,7 +153,7 @@ TEST(Group, ALateRankIsNamedWithItsLastCallWhenThatTookTwoSteps) {
   });
 }
 
-TEST(Group, ARankThatLeftIsNamed) {
+TEST(Group, PeerLostNamesTheRankThatLeft) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     group.barrier();
@@ -170,7 +170,7 @@ TEST(Group, ARankThatLeftIsNamed) {
   });
 }
 
-TEST(Group, ARankThatExecutesAnotherProgramIsNamed) {
+TEST(Group, PeerLostNamesTheRankThatExecutedAnotherProgram) {
   const auto ends = test::run_process_ranks(3, [](int rank, BootstrapSockets links) -> std::string {
     auto region = Region::create(std::move(links), rank, 3, small_region());
     Group group(region);
@@ -196,7 +196,7 @@ TEST(Group, ARankThatExecutesAnotherProgramIsNamed) {
   }
 }
 
-TEST(Group, AnAbortReachesTheOthersWithItsText) {
+TEST(Group, AbortReachesPeersWithItsText) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     group.barrier();
@@ -211,7 +211,7 @@ TEST(Group, AnAbortReachesTheOthersWithItsText) {
   });
 }
 
-TEST(Group, UnusableArgumentsAreRefusedBeforeAnybodyIsInvolved) {
+TEST(Group, RejectsInvalidArgumentsBeforeAnyRankIsInvolved) {
   run_thread_ranks(1, [](auto region) {
     Group group(region);
     std::int64_t x = 0;
@@ -262,7 +262,7 @@ TEST(Group, AForkedChildLeavesItsGroupsWhenItExits) {
   });
 }
 
-TEST(MonitoredBarrier, WhoCameBeforeRank0HearsWhoIsMissing) {
+TEST(MonitoredBarrier, EarlyRankLearnsTheMissingRanks) {
   std::barrier over(3);
   run_thread_ranks(3, [&](auto region) {
     const int rank = region->rank();
@@ -313,7 +313,7 @@ std::string mismatch_with_barrier(int size, std::uint64_t in_barrier, std::vecto
   return texts[0];
 }
 
-TEST(MonitoredBarrier, AnotherCallBesideItIsAMismatchOnEveryRank) {
+TEST(MonitoredBarrier, AnotherCallIsAMismatchOnEveryRank) {
   std::vector<int> culprits;
   EXPECT_EQ(
       mismatch_with_barrier(2, 0b01, culprits),
@@ -332,7 +332,7 @@ TEST(MonitoredBarrier, AnotherCallBesideItIsAMismatchOnEveryRank) {
   EXPECT_THAT(culprits, ElementsAre(2));
 }
 
-TEST(MonitoredBarrier, EveryMixWithOtherCallsIsToldInOneSentence) {
+TEST(MonitoredBarrier, EveryMixWithOtherCallsHasOneText) {
   for (int mix = 0; mix < 27; ++mix) {
     const std::array<int, 3> calls{mix % 3, mix / 3 % 3, mix / 9};
     const bool agree = calls[0] == calls[1] && calls[1] == calls[2];
@@ -381,7 +381,7 @@ TEST(MonitoredBarrier, AMismatchDoesNotWaitForAnAbsentRank) {
   });
 }
 
-TEST(MonitoredBarrier, ARankThatGaveItUpMayGoOn) {
+TEST(MonitoredBarrier, RankThatTimedOutMayContinue) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     MonitoredBarrier barrier(region);

@@ -15,6 +15,7 @@
 #include "shm/p2p/mailbox.h"
 #include "support/eventually.h"
 #include "support/process_ranks.h"
+#include "support/rank_counts.h"
 #include "support/shared.h"
 #include "support/thread_ranks.h"
 
@@ -74,27 +75,29 @@ std::vector<int> numbers(std::size_t count, int from, int tag) {
 // Small ones go with their announcement, large ones through buffers, shared ones directly.
 constexpr std::size_t kCounts[] = {0, 1, 2048, 2049, 65'536, 65'537, 300'000};
 
-TEST(Mailbox, MessagesOfEverySizeAroundARing) {
-  for (const int size : {2, 3, 5}) {
-    run_thread_ranks(size, [size](auto region) {
-      Mailbox mailbox(region);
-      const int me = region->rank();
-      const int next = (me + 1) % size;
-      const int previous = (me + size - 1) % size;
-      for (const std::size_t count : kCounts) {
-        const auto sent = numbers(count, me, 7);
-        std::vector<int> received(count);
-        Requests requests(mailbox);
-        requests.send(sent, next, 7);
-        requests.receive(received, previous, 7);
-        requests.wait();
-        EXPECT_EQ(received, numbers(count, previous, 7));
-      }
-    });
-  }
+class MailboxRing : public test::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(All, MailboxRing, ::testing::Values(2, 3, 5), test::OnRanks::name);
+
+TEST_P(MailboxRing, PassesMessagesOfEverySize) {
+  const int size = GetParam();
+  run_thread_ranks(size, [size](auto region) {
+    Mailbox mailbox(region);
+    const int me = region->rank();
+    const int next = (me + 1) % size;
+    const int previous = (me + size - 1) % size;
+    for (const std::size_t count : kCounts) {
+      const auto sent = numbers(count, me, 7);
+      std::vector<int> received(count);
+      Requests requests(mailbox);
+      requests.send(sent, next, 7);
+      requests.receive(received, previous, 7);
+      requests.wait();
+      EXPECT_EQ(received, numbers(count, previous, 7));
+    }
+  });
 }
 
-TEST(Mailbox, SharedMemoryIsReadInPlace) {
+TEST(Mailbox, ReadsSharedMemoryInPlace) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     constexpr std::size_t kCount = 700'000;
@@ -120,7 +123,7 @@ TEST(Mailbox, SharedMemoryIsReadInPlace) {
   });
 }
 
-TEST(Mailbox, TagsAreTakenInAnyOrderAndMessagesOfOneTagInTheirs) {
+TEST(Mailbox, TakesTagsInAnyOrderAndOneTagInOrder) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     constexpr std::size_t kMany = 100;  // more than an send_ring holds
@@ -148,7 +151,7 @@ TEST(Mailbox, TagsAreTakenInAnyOrderAndMessagesOfOneTagInTheirs) {
   });
 }
 
-TEST(Mailbox, FromAnyRankGivesTheSender) {
+TEST(Mailbox, ReceiveFromAnyRankReturnsTheSender) {
   run_thread_ranks(4, [](auto region) {
     Mailbox mailbox(region);
     if (region->rank() != 0) {
@@ -204,23 +207,27 @@ void exchange_at_random(const std::shared_ptr<Region>& region, unsigned seed, in
   }
 }
 
-TEST(Mailbox, RandomProgramsOfThreads) {
-  for (const int size : {2, 3, 5, 8}) {
-    run_thread_ranks(
-        size, [&](auto region) { exchange_at_random(region, static_cast<unsigned>(size), 30); });
-  }
+class MailboxThreads : public test::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(All, MailboxThreads, ::testing::Values(2, 3, 5, 8), test::OnRanks::name);
+
+TEST_P(MailboxThreads, DeliverRandomPrograms) {
+  const int size = GetParam();
+  run_thread_ranks(
+      size, [&](auto region) { exchange_at_random(region, static_cast<unsigned>(size), 30); });
 }
 
-TEST(Mailbox, RandomProgramsOfProcesses) {
-  for (const int size : {2, 4, 8}) {
-    test::expect_process_ranks(size, [size](int rank, BootstrapSockets links) {
-      exchange_at_random(Region::create(std::move(links), rank, size, small_region()),
-                         static_cast<unsigned>(size), 50);
-    });
-  }
+class MailboxProcesses : public test::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(All, MailboxProcesses, ::testing::Values(2, 4, 8), test::OnRanks::name);
+
+TEST_P(MailboxProcesses, DeliverRandomPrograms) {
+  const int size = GetParam();
+  test::expect_process_ranks(size, [size](int rank, BootstrapSockets links) {
+    exchange_at_random(Region::create(std::move(links), rank, size, small_region()),
+                       static_cast<unsigned>(size), 50);
+  });
 }
 
-TEST(Mailbox, SeveralThreadsOfARank) {
+TEST(Mailbox, ServesSeveralThreadsOfARank) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     std::vector<std::thread> threads;
@@ -243,7 +250,7 @@ TEST(Mailbox, SeveralThreadsOfARank) {
   });
 }
 
-TEST(Mailbox, SidesThatDisagreeAreBothTold) {
+TEST(Mailbox, MismatchIsReportedOnBothSides) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     Requests requests(mailbox);
@@ -256,7 +263,7 @@ TEST(Mailbox, SidesThatDisagreeAreBothTold) {
   });
 }
 
-TEST(Mailbox, AMessageThatDoesNotComeIsNamedAtTheDeadline) {
+TEST(Mailbox, TimeoutNamesTheMissingMessage) {
   run_thread_ranks(3, [](auto region) {
     Mailbox mailbox(region);
     Requests requests(mailbox);
@@ -277,7 +284,7 @@ TEST(Mailbox, AMessageThatDoesNotComeIsNamedAtTheDeadline) {
   });
 }
 
-TEST(Mailbox, WhatARankSentBeforeItLeftArrivesAndThenItIsMissed) {
+TEST(Mailbox, ReceivesWhatARankSentBeforeItLeftAndThenThrows) {
   run_thread_ranks(2, [](auto region) {
     {
       Mailbox mailbox(region);
@@ -302,7 +309,7 @@ TEST(Mailbox, WhatARankSentBeforeItLeftArrivesAndThenItIsMissed) {
   });
 }
 
-TEST(Mailbox, ARankThatDiesIsToldToThoseWhoWaitForOthers) {
+TEST(Mailbox, DeathOfARankFailsWaitsForOtherRanks) {
   const auto ends = test::run_process_ranks(3, [](int rank, BootstrapSockets links) -> std::string {
     const auto region = Region::create(std::move(links), rank, 3, small_region());
     Mailbox mailbox(region);
@@ -324,7 +331,7 @@ TEST(Mailbox, ARankThatDiesIsToldToThoseWhoWaitForOthers) {
 }
 
 // Of a receiver that had no time until its deadline was over.
-TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
+TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
   constexpr std::chrono::seconds kTimeout{5};
   struct Board {
     std::atomic<pid_t> receiver{0};
@@ -359,7 +366,7 @@ TEST(Mailbox, WhatCameBeforeTheDeadlineIsReceivedAfterIt) {
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
 }
 
-TEST(Mailbox, AnAbortFromAnotherThreadEndsAWait) {
+TEST(Mailbox, AbortFromAnotherThreadEndsTheWait) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     Requests requests(mailbox);
@@ -376,7 +383,7 @@ TEST(Mailbox, AnAbortFromAnotherThreadEndsAWait) {
   });
 }
 
-TEST(Mailbox, UnusableArgumentsAreRefused) {
+TEST(Mailbox, RejectsInvalidArguments) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     Requests requests(mailbox);
@@ -390,7 +397,7 @@ TEST(Mailbox, UnusableArgumentsAreRefused) {
 }
 
 // A message that comes in the same round as another's failure is told of its own luck.
-TEST(Mailbox, OneFailureDoesNotSwallowAnotherMessage) {
+TEST(Mailbox, FailureOfOneMessageKeepsAnother) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     Requests good(mailbox);
@@ -414,7 +421,7 @@ TEST(Mailbox, OneFailureDoesNotSwallowAnotherMessage) {
   });
 }
 
-TEST(Mailbox, AMessageThatThereIsNoRoomForFailsAlone) {
+TEST(Mailbox, MessageWithoutRoomFailsAlone) {
   auto options = small_region();
   options.arena_bytes = std::size_t{3} << 19;
   run_thread_ranks(
@@ -474,7 +481,7 @@ TEST(Mailbox, DeadlinesHoldWhileOtherMessagesFlow) {
   });
 }
 
-TEST(Mailbox, ParcelsAreGivenBack) {
+TEST(Mailbox, FreesPayloads) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
     std::size_t in_use = 0;
