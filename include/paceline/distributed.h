@@ -158,11 +158,15 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 [[nodiscard]] PACELINE_API int get_rank(const ProcessGroup& group = {});
 /// The number of ranks in the group; -1 if this process is not a member.
 [[nodiscard]] PACELINE_API int get_world_size(const ProcessGroup& group = {});
-/// This process's rank among those on its machine (LOCAL_RANK); 0 without a launcher.
+/// This process's rank among those on its node; 0 without a launcher.
+///
+/// In a world, this and the next two follow LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK if the
+/// launcher set them for all ranks; otherwise each machine is a node, in the order of their first
+/// ranks. Before, they answer from the launcher's environment.
 [[nodiscard]] PACELINE_API int get_local_rank();
-/// The number of ranks on this machine (LOCAL_WORLD_SIZE); 1 without a launcher.
+/// The number of ranks on this node; 1 without a launcher.
 [[nodiscard]] PACELINE_API int get_local_world_size();
-/// The number of this machine in the job (GROUP_RANK); 0 without a launcher.
+/// The number of this node in the job; 0 without a launcher.
 [[nodiscard]] PACELINE_API int get_node_rank();
 /// The name of the group's backend: "paceline" or "gloo". Throws UsageError if this rank is not a
 /// member.

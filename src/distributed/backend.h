@@ -50,20 +50,27 @@ struct BackendRequest {
   BackendOptions options{};
   // The group's ranks by their numbers in the world; empty: the same.
   std::vector<int> world_ranks{};
+  // The ranks' nodes, by group rank; empty if all are on one.
+  std::vector<int> nodes{};
   // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made
   // them; else empty.
   std::vector<base::UniqueFd> links{};
   // Where the group's ranks are, when it is known that all are there; else empty.
   std::string host{};
+  // Whether the ranks have just met in the store.
+  bool met = false;
   // Throws if it is known that the ranks will not all come; asked while waiting for them.
   std::function<void()> check_peers = [] {};
   // The processes that the ranks are, where they are known; else null.
   std::shared_ptr<const shm::Membership> processes{};
+
+  shm::GlobalRanks numbers() const { return shm::GlobalRanks(world_ranks, nodes); }
 };
 
 struct BackendKind {
   std::function<c10::intrusive_ptr<c10d::Backend>(BackendRequest)> make;
   c10d::ProcessGroup::BackendType type;
+  bool one_node = false;  // reaches the ranks of one node only
 };
 
 // Asks the group's backend, if it is one that can tell.

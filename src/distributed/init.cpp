@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include <paceline/distributed.h>
@@ -12,6 +13,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "distributed/backend.h"
+#include "distributed/find_topology.h"
 #include "distributed/process_state.h"
 #include "distributed/rendezvous.h"
 #include "distributed/translate.h"
@@ -43,6 +45,31 @@ void check_timeout(std::chrono::milliseconds timeout) {
   throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
 }
 
+void check_reach(const std::string& backend, const std::string& group,
+                 const distributed::Topology& topology, std::span<const int> ranks) {
+  if (!distributed::find_backend(backend).one_node) return;
+  const std::size_t nodes = topology.nodes_of(ranks).size();
+  if (nodes <= 1) return;
+  throw UsageError(fmt::format(
+      "the backend {} reaches the ranks of one node, and those of group {} run on {}, by "
+      "{}: {}. Use the backend gloo; groups of ranks of one node may use {}",
+      backend, group, nodes, topology.source(), topology.describe(ranks), backend));
+}
+
+std::vector<int> every_rank(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// By group rank; empty if there is one node.
+std::vector<int> nodes_of(const distributed::Topology& topology, std::span<const int> ranks) {
+  std::vector<int> nodes;
+  if (topology.nodes() == 1) return nodes;
+  for (const int rank : ranks) nodes.push_back(topology.node_of(rank));
+  return nodes;
+}
+
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distributed::Plan& plan,
                                         int attempt,
                                         std::shared_ptr<const shm::Membership> processes) {
@@ -55,16 +82,26 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distri
   world->timeout = options.timeout;
   world->backend_options = options.backend_options;
   world->host = meeting.host;
-  world->group = make_group(options.backend,
-                            {.store = c10::make_intrusive<c10d::PrefixStore>("world", world->store),
-                             .rank = meeting.rank,
-                             .size = meeting.size,
-                             .timeout = options.timeout,
-                             .group_name = "world",
-                             .options = options.backend_options,
-                             .links = std::move(meeting.links),
-                             .host = meeting.host,
-                             .processes = std::move(processes)});
+  const std::vector<int> ranks = every_rank(meeting.size);
+  distributed::BackendRequest request{
+      .store = c10::make_intrusive<c10d::PrefixStore>("topology", world->store),
+      .rank = meeting.rank,
+      .size = meeting.size,
+      .timeout = options.timeout,
+      .group_name = "world",
+      .options = options.backend_options,
+      .links = std::move(meeting.links),
+      .host = meeting.host,
+      .processes = std::move(processes)};
+  auto found = distributed::find_topology(
+      request, plan, base::environment(), [&](const distributed::Topology& topology) {
+        check_reach(options.backend, request.group_name, topology, ranks);
+      });
+  request.store = c10::make_intrusive<c10d::PrefixStore>("world", world->store);
+  request.nodes = nodes_of(found.topology, ranks);
+  request.met = found.exchanged;
+  world->topology = std::make_shared<const distributed::Topology>(std::move(found.topology));
+  world->group = make_group(options.backend, std::move(request));
   return world;
 }
 
@@ -75,6 +112,27 @@ ActiveWorld& active_world(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   state.run_deferred_abort();
   throw UsageError("there is no world: call init_process_group first, and keep its World alive");
+}
+
+using Place = distributed::Placement::Variables;
+
+// Without a world, and in a world of one, which may be a part of what a launcher started, by the
+// launcher.
+Place place_in(const ActiveWorld* world) {
+  if (world == nullptr || world->group->getSize() == 1) {
+    const auto& environment = base::environment();
+    return {environment.node_rank.value_or(0), environment.local_rank.value_or(0),
+            environment.local_world_size.value_or(1)};
+  }
+  const int rank = world->group->getRank();
+  const int node = world->topology->node_of(rank);
+  return {node, world->topology->local_rank_of(rank), world->topology->local_size(node)};
+}
+
+Place current_place() {
+  auto& state = ProcessState::instance();
+  std::lock_guard lock(state.mutex);
+  return place_in(state.world.get());
 }
 
 // Throws UsageError for a group of which destroy_process_group has left nothing but its ranks.
@@ -138,8 +196,11 @@ World init_process_group(InitOptions options) {
   auto world = form_world(options, plan, attempt, std::move(processes));
   base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", world->group->getRank(),
             world->group->getSize(), options.backend, options.init_method);
-  trace::Timeline::start(world->group->getRank(), world->group->getSize());
+  const Place place = place_in(world.get());
+  trace::Timeline::start(world->group->getRank(), world->group->getSize(),
+                         {.number = place.node, .ranks = place.local_size});
   std::lock_guard lock(state.mutex);
+  state.last_node = place.node;
   state.world = std::move(world);
   return {};
 }
@@ -185,10 +246,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   std::unique_lock lock(ProcessState::instance().mutex);
   ActiveWorld& world = active_world(lock);
   const int size = world.group->getSize();
-  if (ranks.empty()) {
-    ranks.resize(static_cast<std::size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-  }
+  if (ranks.empty()) ranks = every_rank(size);
   std::sort(ranks.begin(), ranks.end());
   if (ranks.front() < 0 || ranks.back() >= size ||
       std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
@@ -205,6 +263,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   const auto mine = std::find(ranks.begin(), ranks.end(), world.group->getRank());
   group.member_ = mine != ranks.end();
   if (!group.member_) return group;
+  check_reach(backend, name, *world.topology, ranks);
   distributed::BackendRequest request{
       .store = c10::make_intrusive<c10d::PrefixStore>("group " + name, world.store),
       .rank = static_cast<int>(mine - ranks.begin()),
@@ -213,6 +272,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
       .group_name = name,
       .options = options.backend_options,
       .world_ranks = ranks,
+      .nodes = nodes_of(*world.topology, ranks),
       .host = world.host,
       .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); }};
   const bool unset = std::holds_alternative<std::monostate>(request.options);
@@ -247,13 +307,13 @@ int get_world_size(const ProcessGroup& group) {
 }
 
 int get_local_rank() {
-  return base::environment().local_rank.value_or(0);
+  return current_place().local_rank;
 }
 int get_local_world_size() {
-  return base::environment().local_world_size.value_or(1);
+  return current_place().local_size;
 }
 int get_node_rank() {
-  return base::environment().node_rank.value_or(0);
+  return current_place().node;
 }
 
 std::string get_backend(const ProcessGroup& group) {

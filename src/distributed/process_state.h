@@ -10,6 +10,7 @@
 
 #include <paceline/distributed.h>
 
+#include "distributed/topology.h"
 #include "shm/membership/bootstrap.h"
 
 namespace paceline::distributed {
@@ -22,6 +23,7 @@ struct ActiveWorld {
   std::chrono::milliseconds timeout;
   BackendOptions backend_options;
   std::string host;
+  std::shared_ptr<const Topology> topology;
   int groups_made = 0;
 
   struct Member {
@@ -54,6 +56,8 @@ class ProcessState {
     std::shared_ptr<const shm::Membership> watch{};
   };
   Processes last_processes;
+  // Where this process runs, by the last world it was in. Guarded by `mutex`.
+  std::optional<int> last_node;
 
   // Ends a group of new_group's, and with it the use of its handles. Throws UsageError if the world
   // has no such group.

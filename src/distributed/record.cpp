@@ -5,6 +5,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -27,12 +29,19 @@ void log_to_stderr(LogLevel level, std::string_view message) {
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
+std::optional<int> last_node() {
+  auto& state = distributed::ProcessState::instance();
+  const std::lock_guard lock(state.mutex);
+  return state.last_node ? state.last_node : base::environment().node_rank;
+}
+
 void tell_launcher(const std::string& text, const std::vector<int>& blamed) noexcept {
   auto& state = distributed::ProcessState::instance();
   try {
     const auto& path = base::environment().error_file;
     if (!path) return;
-    launch::write_error_file(*path, text, state.numbered_by_launcher ? blamed : std::vector<int>());
+    launch::write_error_file(*path, text, state.numbered_by_launcher ? blamed : std::vector<int>(),
+                             last_node());
     state.error_reported = true;
   } catch (const std::exception& error) {
     log_to_stderr(LogLevel::warning, error.what());

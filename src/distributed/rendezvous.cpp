@@ -321,7 +321,7 @@ void check_server(const shm::Membership& processes) {
   for (std::size_t rank = 0; rank < processes.peers.size(); ++rank) {
     if (processes.peers[rank].ended()) ended.insert(static_cast<int>(rank));
   }
-  throw_lost(ended);
+  throw_lost({}, ended);
 }
 
 void take_links(const base::Environment& environment, Rendezvous& result) {

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "distributed/store_calls.h"
 #include "distributed/translate.h"
 #include "shm/membership/bootstrap.h"
@@ -56,7 +57,7 @@ struct Verdict {
   }
 };
 
-// One all-gather, for a thread of its own: so it owns what it needs.
+// This rank's part in an exchange, for a thread of its own: so it owns what it needs.
 class Gathering {
  public:
   Gathering(const BackendRequest& request, std::string blob, const base::Deadline& deadline)
@@ -71,6 +72,25 @@ class Gathering {
     std::vector<std::string> blobs;
     Verdict verdict;
   };
+
+  void announce() const {
+    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
+  }
+
+  // Rank 0 may serve the store, and the others look into it until they have heard: all but those
+  // that are missing or have ended.
+  void part(const std::vector<int>& missing) const {
+    store_->set(key("heard", rank_), "");
+    if (rank_ != 0) return;
+    std::vector<int> waiting;
+    std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
+    const auto soon = base::Deadline::after(
+        std::min<std::chrono::milliseconds>(kFarewell, deadline_.remaining() + shm::kVerdict));
+    for (const int rank : waiting) {
+      static_cast<void>(
+          wait_for({key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); }));
+    }
+  }
 
   Answer operator()(const std::atomic<bool>& cancelled) const {
     try {
@@ -100,7 +120,7 @@ class Gathering {
 
   Answer gather(const std::atomic<bool>& cancelled) const {
     const auto keys = keys_of("rank", every_rank());
-    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
+    announce();
     Verdict verdict;
     const bool all_came = translate("waiting for the other ranks", [&] {
       const bool all_announced = wait_for(keys, [&] {
@@ -175,21 +195,6 @@ class Gathering {
     return own;
   }
 
-  // Rank 0 may serve the store, and the others look into it until they have heard: all but those
-  // that are missing or have ended.
-  void part(const std::vector<int>& missing) const {
-    store_->set(key("heard", rank_), "");
-    if (rank_ != 0) return;
-    std::vector<int> waiting;
-    std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
-    const auto soon = base::Deadline::after(
-        std::min<std::chrono::milliseconds>(kFarewell, deadline_.remaining() + shm::kVerdict));
-    for (const int rank : waiting) {
-      static_cast<void>(
-          wait_for({key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); }));
-    }
-  }
-
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   int size_;
@@ -203,26 +208,53 @@ class Gathering {
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
-  if (answer && answer->verdict.empty()) return std::move(answer->blobs);
-  const shm::GlobalRanks numbers(request_.world_ranks);
-  if (answer && !answer->verdict.lost.empty()) {
-    throw_lost(numbers.of(shm::RankSet(answer->verdict.lost)));
-  }
-  const auto missing = answer ? numbers.of(shm::RankSet(answer->verdict.missing)) : shm::RankSet();
-  throw Timeout(
-      fmt::format("{} within the timeout of {} s; this is rank {} of {}",
-                  answer ? shm::describe_ranks(missing) + " did not come to the rendezvous"
-                         : describe_store(*request_.store) + " did not answer",
-                  deadline.budget().count() / 1000.0, numbers.of(rank()), size()),
-      missing.list(), "connect", 0);
+  if (!answer) throw_silent(deadline);
+  const Verdict& verdict = answer->verdict;
+  if (verdict.empty()) return std::move(answer->blobs);
+  const shm::GlobalRanks numbers = request_.numbers();
+  if (!verdict.lost.empty()) throw_lost(numbers, shm::RankSet(verdict.lost));
+  const shm::RankSet missing(verdict.missing);
+  throw Timeout(fmt::format("{} did not come to the rendezvous within the timeout of {} s; this is "
+                            "rank {} of {}",
+                            numbers.describe(missing), deadline.budget().count() / 1000.0,
+                            numbers.of(rank()), size()),
+                numbers.of(missing).list(), "connect", 0);
 }
 
-void throw_lost(const shm::RankSet& ranks) {
+void StoreExchange::announce(const std::string& blob, const base::Deadline& deadline) {
+  const auto done =
+      call_store(deadline, [gathering = Gathering(request_, blob, deadline)](const auto&) {
+        gathering.announce();
+        return true;
+      });
+  if (!done) throw_silent(deadline);
+}
+
+void StoreExchange::let_others_read() noexcept {
+  try {
+    const auto deadline = base::Deadline::after(kFarewell);
+    call_store(deadline, [gathering = Gathering(request_, "", deadline)](const auto&) {
+      gathering.part({});
+      return true;
+    });
+  } catch (const std::exception& error) {
+    base::log(LogLevel::debug, "leaving the rendezvous: {}", error.what());
+  }
+}
+
+void StoreExchange::throw_silent(const base::Deadline& deadline) const {
+  throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
+                            describe_store(*request_.store), deadline.budget().count() / 1000.0,
+                            request_.numbers().of(rank()), size()),
+                {}, "connect", 0);
+}
+
+void throw_lost(const shm::GlobalRanks& numbers, const shm::RankSet& ranks) {
   const bool one = ranks.count() == 1;
   throw PeerLost(fmt::format("{} {} lost ({} ended) and did not come to the rendezvous again",
-                             shm::describe_ranks(ranks), one ? "was" : "were",
+                             numbers.describe(ranks), one ? "was" : "were",
                              one ? "its process" : "their processes"),
-                 ranks.list(), "connect", 0);
+                 numbers.of(ranks).list(), "connect", 0);
 }
 
 }  // namespace paceline::distributed

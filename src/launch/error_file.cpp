@@ -63,11 +63,12 @@ std::vector<int> blamed_ranks_of(const json& message) {
 }  // namespace
 
 void write_error_file(const std::filesystem::path& path, std::string_view message,
-                      std::span<const int> blamed_ranks) {
+                      std::span<const int> blamed_ranks, std::optional<int> node) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   json extra = {
       {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())}};
   if (!blamed_ranks.empty()) extra["blamed_ranks"] = blamed_ranks;
+  if (node) extra["node"] = *node;
   const json content = {{"message", {{"message", message}, {"extraInfo", extra}}}};
 
   const auto temporary = fmt::format("{}.{}", path.string(), ::getpid());

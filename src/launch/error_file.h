@@ -19,9 +19,10 @@ struct ErrorFile {
 };
 
 // Writes torchrun's format, {"message": {"message": ..., "extraInfo": {"timestamp": ...}}}, with
-// the blamed ranks in extraInfo. The file appears whole or not at all. Throws Error.
+// the blamed ranks and the rank's node in extraInfo. The file appears whole or not at all. Throws
+// Error.
 void write_error_file(const std::filesystem::path& path, std::string_view message,
-                      std::span<const int> blamed_ranks = {});
+                      std::span<const int> blamed_ranks = {}, std::optional<int> node = {});
 
 // Reads that format, from torchrun's `record` too, and the older {"message": "text"}. Empty for
 // a file that is missing, larger than 1 MiB or malformed: it only adds to a report.

@@ -124,15 +124,15 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
 void Region::fail_late(int peer, const WaitContext& context) {
   const RankSet beyond = context.missing_beyond();
   const RankSet missing = beyond.empty() ? context.missing() | RankSet{peer} : RankSet();
-  const RankSet global = beyond | numbers().of(missing);
   std::string text =
-      fmt::format("{} did not arrive within the timeout of {} s at {}", describe_ranks(global),
+      fmt::format("{} did not arrive within the timeout of {} s at {}",
+                  beyond.empty() ? numbers().describe(missing) : describe_ranks(beyond),
                   context.deadline.deadline->budget().count() / 1000.0, context.describe());
   for (int rank = 0; rank < size_; ++rank) {
     const std::string last = context.last_seen(rank, missing.contains(rank));
     if (!last.empty()) text += fmt::format("; rank {}: {}", numbers().of(rank), last);
   }
-  fail({FailureKind::timeout, global, text}, context.op);
+  fail({FailureKind::timeout, beyond | numbers().of(missing), text}, context.op);
 }
 
 Failure Region::failure() const {
@@ -151,7 +151,7 @@ void Region::throw_recorded(const OpContext& op) const {
 void Region::fail_lost(int peer, const std::string& where, const OpContext& op) {
   fail({FailureKind::peer_lost,
         {numbers().of(peer)},
-        fmt::format("rank {} {} and is missing in {}", numbers().of(peer),
+        fmt::format("{} {} and is missing in {}", numbers().describe({peer}),
                     peers_.describe_loss(peer), where)},
        op);
 }
@@ -186,13 +186,13 @@ void Region::abort(const std::string& text) noexcept {
     Failure failure{
         FailureKind::peer_lost,
         {numbers().of(rank_)},
-        fmt::format("rank {} left the group with an exception: {}", numbers().of(rank_), text)};
+        fmt::format("{} left the group with an exception: {}", numbers().describe({rank_}), text)};
     // The exception may be the consequence of a death, in another group or during the bootstrap.
     for (int peer = 0; peer < size_; ++peer) {
       if (!peers_.has_died(peer)) continue;
       failure.ranks = {numbers().of(peer)};
-      failure.text = fmt::format("rank {} {}; {}", numbers().of(peer), peers_.describe_loss(peer),
-                                 failure.text);
+      failure.text = fmt::format("{} {}; {}", numbers().describe({peer}),
+                                 peers_.describe_loss(peer), failure.text);
       break;
     }
     memory_->group_block().failure.record(failure);

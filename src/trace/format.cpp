@@ -97,17 +97,16 @@ void append_span(std::string& text, int rank, const Span& span) {
   text += "}}";
 }
 
-std::string job_event(int rank, int size) {
+std::string job_event(int rank, int size, const Node& node) {
   return metadata("process_name", rank, 0, fmt::format("\"name\":\"rank {}\"", rank)) +
          metadata("process_sort_index", rank, 0, fmt::format("\"sort_index\":{}", rank)) +
-         metadata(
-             "paceline_job", rank, 0,
-             fmt::format("\"version\":{},\"rank\":{},\"size\":{},\"local_size\":{},"
-                         "\"cores\":{},\"affinity\":\"{}\",\"process\":{},\"started\":{},"
-                         "\"boot\":{}",
-                         kFormatVersion, rank, size,
-                         base::environment().local_world_size.value_or(0), base::available_cores(),
-                         core_list(), ::getpid(), microseconds_since_1970(), json_text(boot_id())));
+         metadata("paceline_job", rank, 0,
+                  fmt::format(
+                      "\"version\":{},\"rank\":{},\"size\":{},\"node\":{},\"local_size\":{},"
+                      "\"cores\":{},\"affinity\":\"{}\",\"process\":{},\"started\":{},"
+                      "\"boot\":{}",
+                      kFormatVersion, rank, size, node.number, node.ranks, base::available_cores(),
+                      core_list(), ::getpid(), microseconds_since_1970(), json_text(boot_id())));
 }
 
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,

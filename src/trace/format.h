@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "trace/cpu_use.h"
+#include "trace/node.h"
 #include "trace/span.h"
 
 namespace paceline::trace {
@@ -19,7 +20,7 @@ std::string_view name_of(Kind kind);
 std::optional<Kind> kind_of(std::string_view name);
 
 void append_span(std::string& text, int rank, const Span& span);
-std::string job_event(int rank, int size);
+std::string job_event(int rank, int size, const Node& node = {});
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
                          std::string_view parameters);
 std::string model_event(int rank, std::uint64_t model);

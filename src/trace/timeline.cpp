@@ -37,19 +37,19 @@ std::vector<std::unique_ptr<Timeline>>& all_timelines() {
 
 std::atomic<Timeline*> Timeline::current_{nullptr};
 
-void Timeline::start(int rank, int size) {
+void Timeline::start(int rank, int size, const Node& node) {
   const auto& directory = base::environment().timeline;
   const Timeline* const now = current();
   if (!directory || (now != nullptr && now->rank_ == rank && now->size_ == size)) return;
-  start(*directory, rank, size);
+  start(*directory, rank, size, node);
 }
 
-void Timeline::start(const std::filesystem::path& directory, int rank, int size) {
+void Timeline::start(const std::filesystem::path& directory, int rank, int size, const Node& node) {
   stop();
   try {
     std::filesystem::create_directories(directory);
     all_timelines().emplace_back(
-        new Timeline(directory / fmt::format("rank{}.json", rank), rank, size));
+        new Timeline(directory / fmt::format("rank{}.json", rank), rank, size, node));
   } catch (const std::filesystem::filesystem_error& error) {
     throw UsageError(fmt::format("PACELINE_TIMELINE={}: cannot create this directory: {}",
                                  directory.string(), error.code().message()));
@@ -73,11 +73,11 @@ void Timeline::stop() {
   if (timeline != nullptr) timeline->close();
 }
 
-Timeline::Timeline(const std::filesystem::path& path, int rank, int size)
+Timeline::Timeline(const std::filesystem::path& path, int rank, int size, const Node& node)
     : rank_(rank),
       size_(size),
       file_(std::make_unique<TraceFile>(path, rank)),
-      facts_(job_event(rank, size)) {
+      facts_(job_event(rank, size, node)) {
   spans_.reserve(kCapacity);
   // SIGXFSZ, which would end the process where a file may not grow, is EFBIG then.
   const base::SignalsBlocked blocked;

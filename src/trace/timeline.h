@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trace/cpu_use.h"
+#include "trace/node.h"
 #include "trace/span.h"
 
 namespace paceline::trace {
@@ -33,10 +34,11 @@ class Timeline {
   // Once the rank is known: starts one if PACELINE_TIMELINE names a directory, which is created.
   // If there is one of this rank in a job of this size, that goes on. Throws UsageError naming the
   // variable and the path if it cannot be.
-  static void start(int rank, int size);
+  static void start(int rank, int size, const Node& node = {});
   // Whatever the environment says, and in place of the one before, which is stopped; of the same
   // rank, its file is replaced.
-  static void start(const std::filesystem::path& directory, int rank, int size);
+  static void start(const std::filesystem::path& directory, int rank, int size,
+                    const Node& node = {});
   // Writes what there is and closes the file. Also done by `exit`. Never throws.
   static void stop();
 
@@ -51,7 +53,7 @@ class Timeline {
                        std::string_view parameters);
 
  private:
-  Timeline(const std::filesystem::path& path, int rank, int size);
+  Timeline(const std::filesystem::path& path, int rank, int size, const Node& node);
   void write();
   void close();
 

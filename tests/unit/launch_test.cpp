@@ -50,6 +50,12 @@ TEST_F(ErrorFileTest, ReadsWhatWasWritten) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 
+TEST_F(ErrorFileTest, TellsTheNode) {
+  write_error_file(path_, "x", {}, 3);
+  std::ifstream file(path_);
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}), HasSubstr("\"node\":3"));
+}
+
 TEST_F(ErrorFileTest, ReadsTorchrunsForms) {
   const auto full =
       read(R"({"message": {"message": "RuntimeError: x", "extraInfo": {"py_callstack": "...", )"

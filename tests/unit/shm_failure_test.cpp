@@ -141,6 +141,17 @@ TEST(Failure, ADamagedPeersRankIsNone) {
   EXPECT_THAT(RankSet{numbers.of(-3)}.list(), IsEmpty());
 }
 
+TEST(Failure, NodesAreNamedWhereThereAreSeveral) {
+  const GlobalRanks numbers({3, 8, 9, 70}, {0, 1, 1, 5});
+  EXPECT_EQ(numbers.describe({1}), "rank 8 on node 1");
+  EXPECT_EQ(numbers.describe({2, 1}), "ranks 8 and 9 on node 1");
+  EXPECT_EQ(numbers.describe({0, 1, 2, 3}),
+            "rank 3 on node 0 and ranks 8 and 9 on node 1 and rank 70 on node 5");
+  EXPECT_EQ(numbers.describe({}), "no rank");
+  EXPECT_EQ(GlobalRanks({3, 8}).describe({0, 1}), "ranks 3 and 8");
+  EXPECT_EQ(GlobalRanks().describe({0, 1000}), "ranks 0 and 1000");
+}
+
 TEST(Failure, RanksBeyondTheLargestWorldAreRefused) {
   try {
     GlobalRanks({0, kMaxWorldSize});

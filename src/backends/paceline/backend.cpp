@@ -15,17 +15,18 @@ namespace paceline::backends {
 namespace {
 
 const bool paceline_registered = distributed::register_backend(
-    "paceline", {[](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
-                   return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
-                 },
-                 c10d::ProcessGroup::BackendType::CUSTOM});
+    "paceline",
+    {.make = [](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
+       return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
+     },
+     .type = c10d::ProcessGroup::BackendType::CUSTOM,
+     .one_node = true});
 
 }  // namespace
 
 std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
-  shm::RegionOptions options{.name = request.group_name,
-                             .numbers = shm::GlobalRanks(request.world_ranks),
-                             .timeout = request.timeout};
+  shm::RegionOptions options{
+      .name = request.group_name, .numbers = request.numbers(), .timeout = request.timeout};
   if (const auto* const ours = std::get_if<paceline::PacelineOptions>(&request.options)) {
     options.staging_bytes = ours->staging_bytes.value_or(options.staging_bytes);
   }
@@ -146,7 +147,11 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
       .timeout = timeout_.load(),
       .group_name = fmt::format("split of {}", region_->options().name),
       .options = paceline::PacelineOptions{options_->staging_bytes}};
-  for (const int rank : ranks) request.world_ranks.push_back(region_->numbers().of(rank));
+  for (const int rank : ranks) {
+    request.world_ranks.push_back(region_->numbers().of(rank));
+    const auto& nodes = region_->numbers().nodes();
+    if (!nodes.empty()) request.nodes.push_back(nodes[static_cast<std::size_t>(rank)]);
+  }
   if (options) {
     request.timeout = options->timeout;
     if (!options->group_name.empty()) request.group_name = options->group_name;

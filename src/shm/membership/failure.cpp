@@ -6,6 +6,7 @@
 #include <paceline/error.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/deadline.h"
 #include "shm/sync/fault_point.h"
@@ -58,7 +59,8 @@ Failure FailureRecord::read() const {
   return failure;
 }
 
-GlobalRanks::GlobalRanks(std::vector<int> by_group_rank) : numbers_(std::move(by_group_rank)) {
+GlobalRanks::GlobalRanks(std::vector<int> numbers, std::vector<int> nodes)
+    : numbers_(std::move(numbers)), nodes_(std::move(nodes)) {
   for (const int number : numbers_) {
     if (number >= 0 && number < kMaxWorldSize) continue;
     throw UsageError(
@@ -71,6 +73,20 @@ RankSet GlobalRanks::of(const RankSet& group_ranks) const {
   RankSet global;
   for (const int rank : group_ranks) global.insert(of(rank));
   return global;
+}
+
+std::string GlobalRanks::describe(const RankSet& group_ranks) const {
+  std::map<int, RankSet> by_node;
+  for (const int rank : group_ranks) {
+    const auto at = static_cast<std::size_t>(rank);
+    by_node[at < nodes_.size() ? nodes_[at] : -1].insert(of(rank));
+  }
+  std::string text;
+  for (const auto& [node, ranks] : by_node) {
+    text += fmt::format("{}{}", text.empty() ? "" : " and ", describe_ranks(ranks));
+    if (node >= 0) text += fmt::format(" on node {}", node);
+  }
+  return text.empty() ? describe_ranks({}) : text;
 }
 
 void throw_failure(const Failure& failure, const OpContext& op) {

@@ -50,21 +50,27 @@ class FailureRecord {
 };
 
 // What ranks are called in messages and errors: by their numbers in the world, of which a group may
-// be a part.
+// be a part, and by their nodes, where the world has several.
 class GlobalRanks {
  public:
   GlobalRanks() = default;  // the group is the world
-  // Throws UsageError for a number that no RankSet holds.
-  explicit GlobalRanks(std::vector<int> by_group_rank);
+  // Both by group rank; without nodes if there is one. Throws UsageError for a number that no
+  // RankSet holds.
+  explicit GlobalRanks(std::vector<int> numbers, std::vector<int> nodes = {});
 
   int of(int rank) const {
     const auto at = static_cast<std::size_t>(rank);  // a damaged peer may say anything
     return at < numbers_.size() ? numbers_[at] : rank;
   }
   RankSet of(const RankSet& group_ranks) const;
+  // By group rank.
+  const std::vector<int>& nodes() const { return nodes_; }
+  // "rank 3"; "ranks 8 and 9 on node 1", "rank 3 on node 0 and rank 9 on node 1".
+  std::string describe(const RankSet& group_ranks) const;
 
  private:
   std::vector<int> numbers_;
+  std::vector<int> nodes_;
 };
 
 // What this rank was doing when it found out; goes into the error.

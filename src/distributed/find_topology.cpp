@@ -1,0 +1,73 @@
+#include "distributed/find_topology.h"
+
+#include <fmt/format.h>
+
+#include <paceline/error.h>
+
+#include <vector>
+
+#include "base/deadline.h"
+#include "distributed/store_exchange.h"
+
+namespace paceline::distributed {
+namespace {
+
+// In a world that `paceline run` started on one node.
+void check_launched_place(const Plan& plan, const base::Environment& environment) {
+  const int node = environment.node_rank.value_or(0);
+  const int local_rank = environment.local_rank.value_or(plan.rank);
+  const int local_size = environment.local_world_size.value_or(plan.size);
+  if (node == 0 && local_rank == plan.rank && local_size == plan.size) return;
+  constexpr const char* kVariables = "GROUP_RANK={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={}";
+  throw UsageError(fmt::format(
+      "rank {} of {} has {}, but `paceline run` started it with {}: leave these variables as they "
+      "are",
+      plan.rank, plan.size, fmt::format(fmt::runtime(kVariables), node, local_rank, local_size),
+      fmt::format(fmt::runtime(kVariables), 0, plan.rank, plan.size)));
+}
+
+std::vector<Placement> decode_placements(const std::vector<std::string>& blobs) {
+  std::vector<Placement> placements;
+  for (const std::string& blob : blobs) {
+    auto placement = Placement::decode(blob);
+    if (!placement) {
+      throw Error(
+          fmt::format("rank {} did not say on which node it runs: malformed record in the "
+                      "store. Do all ranks use the same version of Paceline?",
+                      placements.size()));
+    }
+    placements.push_back(std::move(*placement));
+  }
+  return placements;
+}
+
+}  // namespace
+
+FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
+                            const base::Environment& environment,
+                            const std::function<void(const Topology&)>& check) {
+  if (plan.size == 1) return {Topology::one_node(1), false};
+  if (plan.means == Plan::Means::inherited) {
+    if (plan.launched) check_launched_place(plan, environment);
+    return {Topology::one_node(plan.size), false};
+  }
+  const auto own = Placement::own(environment, plan.launched);
+  const auto deadline = base::Deadline::after(request.timeout);
+  StoreExchange exchange(request);
+  if (own.variables == Placement::Variables{0, plan.rank, plan.size}) {
+    // For ranks whose variables say something else: they look for this one's.
+    exchange.announce(own.encode(), deadline);
+    return {Topology::one_node(plan.size), false};
+  }
+  const auto blobs = exchange.all_gather(own.encode(), deadline);
+  try {
+    Topology topology(decode_placements(blobs));
+    check(topology);
+    return {std::move(topology), true};
+  } catch (const Error&) {
+    exchange.let_others_read();
+    throw;
+  }
+}
+
+}  // namespace paceline::distributed

@@ -1,0 +1,182 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "distributed/topology.h"
+
+namespace paceline::distributed {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+Placement by_variables(int node, int local_rank, int local_size) {
+  return {Placement::Variables{node, local_rank, local_size}, "the same", ""};
+}
+Placement by_machine(const std::string& machine) {
+  return {std::nullopt, machine, "host of " + machine};
+}
+
+// How a world is refused.
+std::string refusal(const std::vector<Placement>& placements) {
+  try {
+    const Topology topology(placements);
+    return "no error";
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+}
+
+TEST(Topology, OneNodeHasAllRanksInOrder) {
+  for (const Topology& one :
+       {Topology::one_node(3),
+        Topology(std::vector<Placement>{by_machine("a"), by_machine("a"), by_machine("a")}),
+        Topology(std::vector<Placement>{by_variables(0, 0, 3), by_variables(0, 1, 3),
+                                        by_variables(0, 2, 3)})}) {
+    EXPECT_EQ(one.size(), 3);
+    EXPECT_EQ(one.nodes(), 1);
+    EXPECT_THAT(one.ranks_on(0), ElementsAre(0, 1, 2));
+    EXPECT_EQ(one.leader_of(0), 0);
+    EXPECT_EQ(one.local_rank_of(2), 2);
+  }
+}
+
+TEST(Topology, NodesMayDifferInSize) {
+  const Topology topology(std::vector<Placement>{by_variables(0, 0, 1), by_variables(1, 0, 3),
+                                                 by_variables(1, 1, 3), by_variables(1, 2, 3),
+                                                 by_variables(2, 0, 2), by_variables(2, 1, 2)});
+  EXPECT_EQ(topology.nodes(), 3);
+  EXPECT_THAT(topology.ranks_on(0), ElementsAre(0));
+  EXPECT_THAT(topology.ranks_on(1), ElementsAre(1, 2, 3));
+  EXPECT_THAT(topology.ranks_on(2), ElementsAre(4, 5));
+  EXPECT_EQ(topology.leader_of(2), 4);
+  EXPECT_EQ(topology.local_size(1), 3);
+  EXPECT_EQ(topology.node_of(3), 1);
+  EXPECT_EQ(topology.local_rank_of(3), 2);
+  EXPECT_STREQ(topology.source(), "GROUP_RANK");
+}
+
+TEST(Topology, RanksMayGoRoundTheNodes) {
+  constexpr int kNodes = 128;
+  constexpr int kEach = 8;
+  for (const bool variables : {false, true}) {
+    std::vector<Placement> placements;
+    for (int rank = 0; rank < kNodes * kEach; ++rank) {
+      placements.push_back(variables ? by_variables(rank % kNodes, rank / kNodes, kEach)
+                                     : by_machine(fmt::format("m{}", rank % kNodes)));
+    }
+    const Topology topology(placements);
+    EXPECT_EQ(topology.size(), 1024);
+    EXPECT_EQ(topology.nodes(), kNodes);
+    for (int node = 0; node < kNodes; ++node) {
+      ASSERT_EQ(topology.leader_of(node), node);
+      ASSERT_EQ(topology.local_size(node), kEach);
+      for (int local = 0; local < kEach; ++local) {
+        const int rank = node + local * kNodes;
+        ASSERT_EQ(topology.ranks_on(node)[static_cast<std::size_t>(local)], rank);
+        ASSERT_EQ(topology.node_of(rank), node);
+        ASSERT_EQ(topology.local_rank_of(rank), local);
+      }
+    }
+  }
+}
+
+// As an agent may deal them.
+TEST(Topology, LocalRanksNeedNotFollowTheRanks) {
+  const Topology topology(
+      std::vector<Placement>{by_variables(1, 1, 2), by_variables(0, 0, 1), by_variables(1, 0, 2)});
+  EXPECT_THAT(topology.ranks_on(1), ElementsAre(0, 2));
+  EXPECT_EQ(topology.leader_of(1), 0);
+  EXPECT_EQ(topology.local_rank_of(0), 1);
+  EXPECT_EQ(topology.local_rank_of(2), 0);
+}
+
+TEST(Topology, MachinesAreNodesUnlessAllRanksHaveVariables) {
+  const Topology topology(std::vector<Placement>{
+      by_machine("b"), by_machine("a"), {Placement::Variables{0, 0, 2}, "b", "host of b"}});
+  EXPECT_THAT(topology.ranks_on(0), ElementsAre(0, 2));
+  EXPECT_THAT(topology.ranks_on(1), ElementsAre(1));
+  EXPECT_STREQ(topology.source(), "machine");
+  const std::vector<int> ranks{0, 1, 2};
+  EXPECT_EQ(topology.describe(ranks),
+            "ranks 0 and 2 on node 0 (host of b), rank 1 on node 1 (host of a)");
+  EXPECT_THAT(topology.nodes_of(std::vector<int>{1, 2}), ElementsAre(0, 1));
+  EXPECT_THAT(topology.nodes_of(std::vector<int>{2, 0}), ElementsAre(0));
+}
+
+TEST(Topology, ManyNodesAreCounted) {
+  std::vector<Placement> placements;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < 20; ++rank) {
+    placements.push_back(by_machine(std::to_string(rank)));
+    ranks.push_back(rank);
+  }
+  EXPECT_THAT(Topology(placements).describe(ranks),
+              ::testing::EndsWith("rank 7 on node 7 (host of 7) and more on 12 other nodes"));
+}
+
+TEST(Topology, ContradictionsNameRanksAndVariables) {
+  EXPECT_THAT(refusal({by_variables(0, 0, 2), by_variables(0, 0, 2)}),
+              StartsWith("ranks 0 and 1 have the same GROUP_RANK=0 and LOCAL_RANK=0. "));
+  EXPECT_THAT(refusal({by_variables(0, 0, 2), by_variables(0, 1, 3)}),
+              StartsWith("rank 0 has LOCAL_WORLD_SIZE=2 and rank 1 has LOCAL_WORLD_SIZE=3, and "
+                         "both have GROUP_RANK=0. "));
+  EXPECT_THAT(refusal({by_variables(0, 0, 3), by_variables(1, 0, 1), by_variables(0, 1, 3)}),
+              StartsWith("GROUP_RANK=0 is that of ranks 0 and 2, and there LOCAL_WORLD_SIZE=3. "));
+  EXPECT_THAT(refusal({by_variables(0, 0, 1), by_variables(2, 0, 1)}),
+              StartsWith("rank 1 has GROUP_RANK=2, and no rank has GROUP_RANK=1. "));
+  EXPECT_THAT(refusal({by_variables(1 << 30, 0, 2), by_variables(1 << 30, 1, 2)}),
+              AllOf(StartsWith("ranks 0 and 1 have GROUP_RANK=1073741824, and no rank has "
+                               "GROUP_RANK=0. "),
+                    HasSubstr("unset them on every rank")));
+}
+
+TEST(Placement, SurvivesTheStore) {
+  for (const Placement& one :
+       {by_variables(3, 1, 4), by_machine("boot net:[1]"), Placement{std::nullopt, "m", ""}}) {
+    const auto read = Placement::decode(one.encode());
+    ASSERT_TRUE(read);
+    EXPECT_EQ(read->variables, one.variables);
+    EXPECT_EQ(read->machine, one.machine);
+    EXPECT_EQ(read->host, one.host);
+  }
+}
+
+TEST(Placement, DamagedRecordsAreNothing) {
+  for (const std::string damaged :
+       {"", "here", "\n", "\n\nhost\n", "0 0 1\nm", "0 0 1\nm\nhost", "0 0\nm\nh\n",
+        "0 1 1\nm\nh\n", "-1 0 1\nm\nh\n", "0 0 99999999999\nm\nh\n", "0 0 1 2\nm\nh\n",
+        "a b c\nm\nh\n"}) {
+    EXPECT_FALSE(Placement::decode(damaged)) << damaged;
+  }
+  std::mt19937 random(1);
+  for (int round = 0; round < 1000; ++round) {
+    std::string noise(random() % 40, '\0');
+    for (char& byte : noise) byte = "0123 \n-m"[random() % 8];
+    const auto read = Placement::decode(noise);
+    if (!read || !read->variables) continue;
+    EXPECT_GE(read->variables->node, 0);
+    EXPECT_LT(read->variables->local_rank, read->variables->local_size);
+  }
+}
+
+TEST(Placement, VariablesCountOnlyTogetherAndForTheLaunchersRanks) {
+  base::Environment environment;
+  environment.node_rank = 1;
+  environment.local_rank = 2;
+  EXPECT_FALSE(Placement::own(environment, true).variables);
+  environment.local_world_size = 3;
+  EXPECT_EQ(Placement::own(environment, true).variables, (Placement::Variables{1, 2, 3}));
+  EXPECT_FALSE(Placement::own(environment, false).variables);
+  EXPECT_FALSE(Placement::own(environment, false).machine.empty());
+}
+
+}  // namespace
+}  // namespace paceline::distributed
