@@ -551,6 +551,27 @@ TEST(BucketReducer, CallsOfAnotherThreadAreNoSignOfUnevenInputs) {
   });
 }
 
+// Rank 0 is a step behind the others when rank 1 fails.
+TEST(BucketReducer, TellsWhichStepEachRankFinishedLastAfterAFailure) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    std::mt19937 random(1);
+    for (std::size_t step = 1; step <= 2; ++step) run_step(reducer, *region, step, random);
+    reducer.begin_step({.forwards = 3});
+    for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
+    group.barrier();
+    reducer.try_progress();
+    if (region->rank() != 0) reducer.finish();
+    group.barrier();
+    if (region->rank() == 1) region->abort("out of memory");
+    while (!region->failed()) std::this_thread::yield();
+    EXPECT_EQ(reducer.finished(0), 2u);
+    EXPECT_EQ(reducer.finished(1), 3u);
+    EXPECT_EQ(reducer.finished(2), 3u);
+  });
+}
+
 TEST(BucketReducer, AMissingBucketIsNamedAtTheDeadline) {
   std::latch published(1);
   run_thread_ranks(2, [&](auto region) {

@@ -148,6 +148,8 @@ void BucketReducer::finish() {
     reduce_slice(bucket);
   }
   pending_.clear();
+  // Only now is every rank on its way to finish, where it may have waits of its own first.
+  deadline_.deadline.reset();
   finish_step();
 }
 
@@ -180,8 +182,6 @@ void BucketReducer::finish_two_levels() {
 }
 
 void BucketReducer::finish_step() {
-  // Only now is every rank on its way to finish, where it may have waits of its own first.
-  deadline_.deadline.reset();
   for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
     if (!skipped_[bucket]) await_all(bucket, &BucketWords::reduced);
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -72,9 +73,9 @@ void JobAgreement::advance_leader() {
   if (round_ == Round::records) {
     records_.resize(between_.ranks().size());
     std::memcpy(records_.data(), all_.get(), records_.size() * sizeof(RankRecord));
-    check(records_);
     std::vector<StepSummary> summaries;
     for (const RankRecord& record : records_) summaries.push_back(record.summary);
+    check(summaries);
     if (differ_in_frozen(summaries)) return collect_flags();
   } else {
     check_flags();
@@ -116,25 +117,27 @@ void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine)
   }
 }
 
-void JobAgreement::check(std::span<const RankRecord> records) {
-  std::vector<StepSummary> summaries;
-  std::vector<std::string> finished;
-  bool same = true;
-  for (const RankRecord& record : records) {
-    summaries.push_back(record.summary);
-    finished.push_back(fmt::format("step {}", record.finished));
-    same = same && record.finished == records[0].finished;
-  }
-  if (!same) {
-    Disagreement apart = explain_disagreement(finished, numbers_);
-    apart.text = fmt::format(
-        "the ranks have not finished the same steps: an exception ended a "
-        "backward after other nodes had all gradients, so the models may "
-        "differ from here on (the last one: {})",
-        apart.text);
-    fail(apart);
-  }
+void JobAgreement::check(std::span<const StepSummary> summaries) {
+  check_finished();
   fail(compare_forwards(summaries, numbers_));
+}
+
+// On one node a step that a rank finished cannot be given up; of other nodes this shows only now.
+void JobAgreement::check_finished() {
+  std::uint32_t newest = records_[0].finished;
+  for (const RankRecord& record : records_) {
+    if (static_cast<std::int32_t>(record.finished - newest) > 0) newest = record.finished;
+  }
+  Disagreement behind;
+  for (std::size_t rank = 0; rank < records_.size(); ++rank) {
+    if (records_[rank].finished != newest) behind.ranks.insert(static_cast<int>(rank));
+  }
+  behind.text = fmt::format(
+      "{} gave up step {}, which other nodes finished: an exception ended "
+      "a backward there after all gradients were reduced, so the models may "
+      "differ from here on",
+      describe_ranks(numbers_.of(behind.ranks)), newest);
+  fail(behind);
 }
 
 void JobAgreement::check_flags() {

@@ -37,10 +37,10 @@ class JobAgreement {
   void collect_records();
   void collect_flags();
   void advance_leader();
-  void check(std::span<const RankRecord> records);
+  void check(std::span<const StepSummary> summaries);
+  void check_finished();
   void check_flags();
   void collect(std::uint32_t round, std::span<const std::byte> mine);
-  std::span<const RankRecord> collected() const;
   void fail(const Disagreement& apart) const;
 
   const ControlBlocks& blocks_;
