@@ -84,7 +84,7 @@ class FakeNetwork {
   std::size_t let_go() {
     const std::lock_guard lock(mutex_);
     const std::size_t number = late_.size();
-    for (const Buffer& late : late_) std::memset(late.data.get(), 0xee, late.bytes);
+    write_late();
     late_.clear();
     return number;
   }
@@ -191,6 +191,8 @@ class FakeNetwork {
       exchange->given.resize(nodes_.size());
       exchange->polls_to_come = static_cast<int>(random_() % 6);
     }
+    // What is still written late must not be what is reduced now.
+    if (reduction) write_late();
     exchange->parts[node] = std::move(buffer);
     exchange->given[node].assign(given.begin(), given.end());
     exchange->reduction = reduction;
@@ -201,6 +203,10 @@ class FakeNetwork {
     }
     changed_.notify_all();
     return std::make_unique<Stage>(*this, node, exchange);
+  }
+
+  void write_late() {
+    for (const Buffer& late : late_) std::memset(late.data.get(), 0xee, late.bytes);
   }
 
   bool can_complete(const Exchange& exchange) const {
