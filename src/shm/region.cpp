@@ -99,23 +99,23 @@ void Region::sleep(const Word& word, std::uint32_t target, int peer) {
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// As long as a wait sleeps before it looks after its peers, if there is as much to poll.
+// For as long as a wait sleeps between two checks of its peers, if there is something to poll.
 void Region::poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context) const {
   const auto slice = base::Deadline::after(kSleepSlice);
   while (!reached(word, target) && !failed() && !slice.expired() && context.poll()) ::sched_yield();
 }
 
-// Throws if there is no point in waiting any longer.
+// Throws if the wait can no longer succeed.
 void Region::check_progress(const Word& word, std::uint32_t target, int peer,
                             WaitContext& context) {
-  // A call that all peers have done their part of succeeds, whatever fails after it.
+  // A call succeeds once all peers have done their part, even if something fails afterwards.
   if (failed() && !reached(word, target)) throw_recorded(context.op);
   context.check(peer);
   for (int other = 0; other < size_; ++other) {
     if (other == peer ? peers_.is_here(peer) : !peers_.has_died(other)) continue;
-    // What it did last, it may have done between our looking at the word and at the rank.
+    // The peer may have written the word after we read it and before it left.
     if (reached(word, target)) continue;
-    if (other == peer) context.check(peer);  // which may know more, of one that has left since
+    if (other == peer) context.check(peer);  // which may know more about a rank that has left
     fail_lost(other, context.describe(), context.op);
   }
   if (context.deadline.deadline->expired() && !reached(word, target)) fail_late(peer, context);
@@ -187,7 +187,7 @@ void Region::abort(const std::string& text) noexcept {
         FailureKind::peer_lost,
         {numbers().of(rank_)},
         fmt::format("{} left the group with an exception: {}", numbers().describe({rank_}), text)};
-    // The exception may be the consequence of a death, in another group or during the bootstrap.
+    // The exception may follow from a death, in another group or during the bootstrap.
     for (int peer = 0; peer < size_; ++peer) {
       if (!peers_.has_died(peer)) continue;
       failure.ranks = {numbers().of(peer)};
@@ -197,7 +197,7 @@ void Region::abort(const std::string& text) noexcept {
     }
     memory_->group_block().failure.record(failure);
   } catch (const std::exception&) {
-    // Without the text, then: the peers notice when this rank has departed.
+    // No memory for the text: the peers notice that this rank has departed.
   }
 }
 

@@ -23,15 +23,15 @@ struct RegionOptions {
   std::string name = "world";                                    // for messages
   GlobalRanks numbers{};                                         // for messages and errors
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each call
-  // What the staging buffers of all ranks may take together.
+  // The limit for the staging buffers of all ranks together.
   std::size_t staging_bytes = std::size_t{64} << 20;
   // What each rank can allocate; a page uses memory only once it is touched. 0: as much as the
   // machine has.
   std::size_t arena_bytes = 0;
 };
 
-// Where the ranks of one group on one machine meet: the memory they share, the peers that are
-// there, the one failure of the group, and the way to wait for each other.
+// What the ranks of one group on one machine share: memory, liveness of the peers, the group's
+// failure, and the way to wait for each other.
 //
 // Blocks allocated from its memory keep it alive through the shared_ptr. Everything but waiting may
 // be called from any thread. In a forked child check_usable throws UsageError, and the destructor
@@ -85,17 +85,17 @@ class Region {
   // The group's failure; of kind none if there is none.
   Failure failure() const;
   bool in_forked_child() const { return process_.is_forked_child(); }
-  // Makes this the group's failure unless there is one, and throws the one that stands.
+  // Makes this the group's failure unless it has one, and throws the group's failure.
   [[noreturn]] void fail(const Failure& failure, const OpContext& op);
-  // Makes the loss of a peer the group's failure; `where` says in what it is missing.
+  // Makes the loss of a peer the group's failure; `where` describes the call that waits for it.
   [[noreturn]] void fail_lost(int peer, const std::string& where, const OpContext& op);
   // Throws if the group has failed, this rank has left it or this process is a forked child.
   void check_usable(const OpContext& op) const;
-  // Makes the death of any peer the group's failure, or that one of `needed` has left, and throws
-  // the failure there is.
+  // Throws the group's failure. The death of any peer becomes that failure, and so does the
+  // departure of one of `needed`.
   void check_peers(const std::vector<int>& needed, const OpContext& op);
-  // Tells the peers that this rank left because of an exception, with its text; and that another
-  // rank has ended before, if one has.
+  // Leaves because of an exception: the peers throw its text, and the name of a rank that ended
+  // before, if there is one.
   void abort(const std::string& text) noexcept;
   // Tells the peers that this rank makes no further call. The destructor does it too.
   void depart() noexcept;

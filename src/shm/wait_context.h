@@ -9,13 +9,13 @@
 
 namespace paceline::shm {
 
-// How long a call may wait in all. The clock is not read before waiting takes time.
+// How long a call may wait in total. The clock starts only when a wait sleeps.
 struct CallDeadline {
   std::chrono::milliseconds timeout;
   std::optional<base::Deadline> deadline{};
 };
 
-// What a wait is for. Made on the stack; asked only when something went wrong.
+// Describes a wait, for errors. Lives on the stack; queried only after a problem.
 class WaitContext {
  public:
   // `limit` is the call's, which may wait several times.
@@ -27,7 +27,7 @@ class WaitContext {
   virtual RankSet missing_beyond() const { return {}; }
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
-  // What `rank` did last; empty if that is not known or of no use.
+  // The last call of `rank`; empty if unknown or not useful.
   virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}

@@ -12,8 +12,8 @@
 namespace paceline::backends {
 namespace {
 
-// LibTorch's own Gloo. Ranks that are known to share a host talk over that address only; otherwise
-// the interface is GLOO_SOCKET_IFNAME's, or that of this machine's name, as in PyTorch.
+// LibTorch's own Gloo. Ranks known to share a host use that address only. Otherwise Gloo uses the
+// interface of GLOO_SOCKET_IFNAME, or of this machine's name, as in PyTorch.
 c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
   if (!std::holds_alternative<std::monostate>(request.options)) {
     throw UsageError(fmt::format(
@@ -21,7 +21,7 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
         "has none: leave them out, or use the backend paceline",
         request.group_name));
   }
-  // Gloo waits for ranks that are missing, too, but does not say which they are.
+  // Gloo also waits for missing ranks, but does not name them.
   if (!request.met) {
     distributed::StoreExchange(request).all_gather("here", base::Deadline::after(request.timeout));
   }
@@ -32,7 +32,7 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(request.host));
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank,
                                                              request.size, options);
-  // A rank that leaves at once would close connections that others still check.
+  // A rank that left at once would close connections that other ranks still check.
   backend->barrier()->wait();
   return backend;
 }

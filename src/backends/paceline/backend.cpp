@@ -109,7 +109,7 @@ void PacelineBackend::shutdown() {
   region_->depart();
 }
 
-// Asked before a thread of ours is: a forked child has none of them.
+// Comes before any use of our threads, which a forked child lacks.
 void PacelineBackend::check_usable(const char* operation) const {
   region_->check_usable({operation, sequence_ + 1});
   if (!progress_->stopped()) return;
@@ -170,7 +170,7 @@ c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
   return c10::make_intrusive<PacelineBackend>(std::move(region));
 }
 
-// The index is all that is told of a device. That of the CPU has none; GPUs have.
+// c10d passes only the device's index. The CPU has none, GPUs have one.
 bool PacelineBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   return device < 0;
 }

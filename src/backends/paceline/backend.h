@@ -20,7 +20,7 @@
 
 namespace paceline::backends {
 
-// What a group can be told when it is made.
+// The options of a group.
 struct PacelineOptions : c10d::Backend::Options {
   explicit PacelineOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
       : Options("paceline", limit) {}
@@ -28,11 +28,12 @@ struct PacelineOptions : c10d::Backend::Options {
     return c10::make_intrusive<PacelineOptions>(*this);
   }
 
-  // What the staging buffers of all ranks may take together, in bytes.
+  // The limit for the staging buffers of all ranks together, in bytes.
   std::size_t staging_bytes = shm::RegionOptions().staging_bytes;
 };
 
-// Joins the ranks of the request, over its links or else its store. Collective.
+// Connects the ranks of the request, over its sockets if it has them, else over its store.
+// Collective.
 std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request);
 
 // c10d over shared memory: the ranks of one machine. Calls whose options say asyncOp run on a
@@ -88,14 +89,13 @@ class PacelineBackend : public distributed::ExtendedBackend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // The Work of the second is complete once the asynchronous calls that this thread has made
-  // between the two are. Starting again forgets those before, as after an exception between the
-  // two.
+  // endCoalescing returns a Work for the asynchronous calls that this thread has made since
+  // startCoalescing. Starting again drops the calls collected before, as after an exception.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  // A backend for some of the group's ranks, on those; null on the others.
+  // A backend for `ranks`; null on other ranks.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::vector<int>& ranks,
@@ -134,7 +134,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   }
 
  protected:
-  // The region of split; null on ranks that are left out.
+  // The region of split; null on ranks outside of it.
   std::shared_ptr<shm::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
                                             const std::vector<int>& ranks,
                                             const c10::intrusive_ptr<Options>& options) const;
@@ -183,11 +183,11 @@ class PacelineBackend : public distributed::ExtendedBackend {
   std::shared_ptr<GroupHooks> hooks_ = std::make_shared<GroupHooks>();
   std::mutex coalescing_mutex_;
   std::map<std::thread::id, std::vector<WorkPtr>> coalescing_;  // by the thread that coalesces
-  // Behind pointers: in a forked child, where their threads are missing, and by a callback on one
-  // of these threads, they cannot be destroyed.
+  // Behind pointers, since they cannot always be destroyed: not in a forked child, which lacks
+  // their threads, and not by a callback on one of these threads.
   std::unique_ptr<ProgressThreads> progress_;
   std::unique_ptr<P2PProgressThread> p2p_progress_;
-  // For callbacks of messages, which keep it as long as they run.
+  // Runs the callbacks of messages, which keep it alive.
   std::shared_ptr<ProgressThreads> callbacks_ = std::make_shared<ProgressThreads>();
 };
 

@@ -61,15 +61,15 @@ class GradientAllocator final : public c10::Allocator {
     return *one;
   }
 
-  // Takes the place of the allocator that is set, whose priority can only be found by trying, for
-  // blocks from `smallest` on.
+  // Replaces the current allocator for blocks of at least `smallest` bytes. Its priority can only
+  // be found by trying.
   void install(std::size_t smallest) {
     const std::lock_guard lock(mutex_);
     smallest_ = std::min<std::size_t>(smallest_, smallest);
     if (before_ != nullptr) return;
     before_ = c10::GetCPUAllocator();
-    // Other threads may ask for memory meanwhile. LibTorch stores the pointer once, plainly, and
-    // they load it so: what it points to has to be there before.
+    // Other threads may allocate meanwhile. LibTorch stores and loads the pointer without atomics,
+    // so the object must be complete before.
     std::atomic_thread_fence(std::memory_order_release);
     constexpr int kHighest = std::numeric_limits<std::uint8_t>::max();
     for (int priority = 0; priority <= kHighest && c10::GetCPUAllocator() != this; ++priority) {
@@ -118,10 +118,10 @@ class GradientAllocator final : public c10::Allocator {
     return nullptr;
   }
 
-  // Of a block of ours, or through raw_deallocate of any.
+  // Called for our blocks, and through raw_deallocate for any block.
   static void release(void* memory) {
     GradientAllocator& self = instance();
-    std::shared_ptr<Source> last;  // goes after the lock has
+    std::shared_ptr<Source> last;  // destroyed after the lock is released
     {
       const std::lock_guard lock(self.mutex_);
       const auto found = self.blocks_.find(memory);

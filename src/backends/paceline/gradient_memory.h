@@ -8,18 +8,18 @@
 
 namespace paceline::backends {
 
-// Where autograd allocates large gradients, so that they lie in a group's shared memory from birth.
+// Allocates large gradients in a group's shared memory.
 //
-// LibTorch asks one allocator for all memory of the CPU. From the first GradientMemory with a size
-// on, that is one of ours, which asks the one that was set before for everything but this: a block
-// of just one of the sizes, wanted inside a backward, by a thread that called `prefer`. An
-// allocator cannot be taken out again, and one that the program sets later takes its place; then,
-// as when there is no room, gradients are born elsewhere.
+// LibTorch has one allocator for all memory of the CPU. The first GradientMemory with a size sets
+// ours. It serves blocks of exactly one of the sizes, requested within a backward, by a thread that
+// called `prefer`; it forwards everything else to the allocator that was set before. LibTorch
+// cannot remove an allocator. If the program sets another one later, or if there is no room,
+// gradients are allocated elsewhere.
 //
-// A size alone does not tell a gradient from other tensors of a backward. Those come and go; but at
-// most eight blocks of a size more than there are gradients of it exist at a time.
+// A size does not distinguish a gradient from other tensors of a backward, which are short-lived.
+// So at most eight blocks of a size exist beyond the number of its gradients.
 //
-// Blocks keep the region alive, not the GradientMemory. In a forked child there are no new ones.
+// Blocks keep the region alive, but not the GradientMemory. A forked child gets no new blocks.
 class GradientMemory {
  public:
   // The bytes of each gradient.
@@ -28,7 +28,7 @@ class GradientMemory {
   GradientMemory& operator=(const GradientMemory&) = delete;
   ~GradientMemory();
 
-  // The calling thread's backwards take from this first, then from those it preferred before.
+  // The calling thread's backwards allocate here first, then where they preferred before.
   void prefer();
 
   class Source;

@@ -12,8 +12,8 @@
 
 namespace paceline::backends {
 
-// Hooks of one kind by their ids. Thread-safe. Hooks run outside of any lock, so that they may call
-// back; what they throw goes to the log, since nobody could make use of it.
+// Hooks of one kind by their ids. Thread-safe. Hooks run without a lock, so they may call back.
+// Their exceptions are logged, since no caller could handle them.
 template <typename Hook>
 class Hooks {
  public:
@@ -40,7 +40,8 @@ class Hooks {
       } catch (const std::exception& error) {
         base::log(LogLevel::warning, "a hook of the backend paceline threw: {}", error.what());
       } catch (...) {
-        base::log(LogLevel::warning, "a hook of the backend paceline threw what is no exception");
+        base::log(LogLevel::warning,
+                  "a hook of the backend paceline threw something other than a std::exception");
       }
     }
   }
@@ -51,7 +52,7 @@ class Hooks {
   std::map<std::int64_t, Hook> hooks_;
 };
 
-// Those of one group.
+// The hooks of one group.
 struct GroupHooks {
   Hooks<c10d::CompletionHook> completion;
   Hooks<c10d::AbortHook> abort;  // for errors about other ranks

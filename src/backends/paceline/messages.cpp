@@ -10,20 +10,21 @@
 namespace paceline::backends {
 namespace {
 
-// The future's callbacks may wait for other messages, which this thread may have to move.
+// Settles on another thread: callbacks may wait for other messages, and this thread may have to
+// drive their progress.
 void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<MessageWork>& work,
                       const PacelineWork::FuturePtr& future) {
   const auto settle = [work, future] { work->settle(*future); };
   try {
     threads.enqueue([settle] { return ProgressThreads::After(settle); });
-  } catch (const std::system_error&) {  // no thread to be had
+  } catch (const std::system_error&) {  // no thread available
     settle();
   }
 }
 
 }  // namespace
 
-// `tensors` are flat while the message is under way; what is received is written back at its end.
+// The message moves a contiguous tensor; a receive writes it back when it completes.
 PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensors& tensors,
                                                   int peer, int tag) {
   check_usable(kind.name);
@@ -46,7 +47,7 @@ PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensor
     const auto future = work->complete(error, *hooks);
     if (future) settle_elsewhere(*callbacks, work, future);
   };
-  p2p_progress_->start();  // or it throws while there is nothing to be taken back
+  p2p_progress_->start();  // before the request exists, since it may throw
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));
   if (!mailbox_->move()) p2p_progress_->call();
   return coalesced(work);

@@ -12,7 +12,7 @@ void P2PProgressThread::start() {
 }
 
 void P2PProgressThread::call() {
-  // With the lock: between the thread's look at the mailbox and its sleep this would be lost.
+  // With the lock, or a call between the thread's look at the mailbox and its sleep would be lost.
   { std::lock_guard lock(mutex_); }
   called_.notify_one();
 }

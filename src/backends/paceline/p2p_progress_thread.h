@@ -9,8 +9,8 @@
 
 namespace paceline::backends {
 
-// Moves the messages of a mailbox on a thread that exists once there is one to move, for those
-// whose callers do not wait for them.
+// Drives the messages of a mailbox whose callers do not wait for them. Its thread starts with the
+// first message.
 class P2PProgressThread {
  public:
   explicit P2PProgressThread(std::shared_ptr<shm::Mailbox> mailbox)
@@ -19,7 +19,7 @@ class P2PProgressThread {
   P2PProgressThread& operator=(const P2PProgressThread&) = delete;
   ~P2PProgressThread() { stop(); }
 
-  // Throws std::system_error if the system has no thread to give. Before the first call().
+  // Call before the first call(). Throws std::system_error if no thread can be started.
   void start();
   // There is a new request.
   void call();

@@ -77,7 +77,7 @@ void ProgressThreads::loop() {
     try {
       provide_thread();
     } catch (const std::system_error&) {
-      // Then this one goes on when it is through.
+      // This thread continues with the tasks afterwards.
     }
     lock.unlock();
     arrived_.notify_one();
@@ -87,7 +87,7 @@ void ProgressThreads::loop() {
     ++free_;
   }
   --free_;
-  arrived_.notify_all();  // another may wait for this one's task to end
+  arrived_.notify_all();  // another thread may wait for this one's task
 }
 
 void ProgressThreads::stop() {

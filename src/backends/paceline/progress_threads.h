@@ -11,12 +11,11 @@
 
 namespace paceline::backends {
 
-// Runs tasks one at a time, in the order they came: those that wait on a thread that exists once
-// the first of them has come, the others on the caller's own thread after all before them. Neither
-// may throw.
+// Runs tasks one at a time, in order: enqueued ones on a progress thread, which the first of them
+// starts; run_here on the caller's thread, after all tasks before it. Tasks must not throw.
 //
-// What a task leaves to be done after it may wait for later tasks, as callbacks of futures do: then
-// another thread goes on with those.
+// A task may return work to do after it, such as the callbacks of a future. That work may wait for
+// later tasks: another thread runs those.
 class ProgressThreads {
  public:
   using After = std::function<void()>;  // may be empty
@@ -25,25 +24,25 @@ class ProgressThreads {
   ProgressThreads() = default;
   ProgressThreads(const ProgressThreads&) = delete;
   ProgressThreads& operator=(const ProgressThreads&) = delete;
-  // Runs what is left in the queue first.
+  // Runs the rest of the queue first.
   ~ProgressThreads() { stop(); }
 
   void enqueue(Task task);
-  // Runs `body` once everything enqueued so far has run, and lets what comes later wait meanwhile.
+  // Runs `body` after everything enqueued so far; later tasks wait for it.
   template <typename Body>
   void run_here(Body&& body) {
     const Turn turn(*this);
     body();
   }
-  // How many have been enqueued, or have begun to run here.
+  // How many tasks have been enqueued, or have begun to run here.
   std::uint64_t count();
-  // Whether one of the first `count` of them runs, or is yet to; not what they left to be done.
+  // Whether one of the first `count` tasks runs or is queued; work after tasks does not count.
   bool is_busy_with(std::uint64_t count);
-  // Waits for what the tasks left to be done, too, unless it is called by that.
+  // Also waits for the work after tasks, unless that work calls it.
   void stop();
-  // Whether one of the threads is still in what it had to do after a task, and has called stop().
+  // Whether the work after a task has called stop(), so that its thread is still running.
   bool abandoned() const { return abandoned_; }
-  // Nothing may be enqueued any more.
+  // No more tasks may be enqueued.
   bool stopped() const { return stopping_; }
 
  private:

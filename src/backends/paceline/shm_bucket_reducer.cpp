@@ -7,7 +7,7 @@
 namespace paceline::backends {
 namespace {
 
-std::vector<shm::BucketReducer::Bucket> to_shm(
+std::vector<shm::BucketReducer::Bucket> to_shm_buckets(
     const std::vector<distributed::BucketReducer::Bucket>& buckets) {
   std::vector<shm::BucketReducer::Bucket> result;
   for (const auto& bucket : buckets) {
@@ -32,7 +32,8 @@ std::vector<std::size_t> in_place_sizes(
 }  // namespace
 
 ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options)
-    : reducer_(group, to_shm(options.buckets), options.describe, options.steps, options.parameters),
+    : reducer_(group, to_shm_buckets(options.buckets), options.describe, options.steps,
+               options.parameters),
       gradients_(group.region(), in_place_sizes(options.buckets)) {
   if (options.extra_time.count() > 0) reducer_.extend_timeout(options.extra_time);
   for (std::size_t b = 0; b < options.buckets.size(); ++b) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kMaxDimensions = 64;
 
-// What each rank tells: how many values it has, and what all have to agree on.
+// A rank's row: the number of its values, and what all ranks must agree on.
 enum Row { kValues, kType, kSparseDimensions, kDenseDimensions, kSizes };
 
 at::Tensor describe_shape(const at::Tensor& tensor) {

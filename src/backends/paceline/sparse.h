@@ -7,7 +7,7 @@
 
 namespace paceline::backends {
 
-// That the call has one COO tensor on the CPU, to be added up.
+// Throws unless the call sums one COO tensor on the CPU.
 void check_sparse(const Tensors& tensors, const c10d::ReduceOp& op);
 
 // How many calls of the group sum_of_sparse makes.

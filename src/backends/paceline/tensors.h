@@ -10,8 +10,8 @@
 
 namespace paceline::backends {
 
-// What c10d's calls hand in, checked and put into the terms of node. All throw UsageError that
-// names the operation.
+// The tensors of c10d's calls, checked and translated for shm::Group. All checks throw a UsageError
+// that names the operation.
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -42,7 +42,7 @@ inline Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor,
                            const char* operation) {
   return reduction(op, tensor.scalar_type(), operation);
 }
-// How much a tensor that is only moved is: elements of its type if node knows it, else bytes.
+// The size of a tensor that is only moved: elements of its type if shm knows it, else bytes.
 struct Movement {
   std::size_t count;
   shm::DataType type;
@@ -69,7 +69,7 @@ class Flat {
   Movement movement_;
 };
 
-// Parts of one tensor, or several tensors, as node takes them.
+// Parts of one tensor, or several tensors, as shm::Group takes them.
 class Parts {
  public:
   // Each tensor is a part.

@@ -22,8 +22,8 @@ class PacelineWork : public c10d::Work {
                std::vector<at::Tensor> outputs, std::uint64_t sequence,
                std::chrono::milliseconds timeout);
 
-  // Tells the hooks. Returns the future if somebody has asked for it: it is still to be settled,
-  // which may take as long as its callbacks like.
+  // Runs the hooks. Returns the future if one was requested; the caller must settle it, which runs
+  // its callbacks and may take long.
   FuturePtr complete(const std::exception_ptr& error, GroupHooks& hooks);
   void settle(c10::ivalue::Future& future) const;
 
@@ -45,10 +45,10 @@ class PacelineWork : public c10d::Work {
   std::chrono::milliseconds timeout_;
   shm::OwningProcess process_;
   std::uint64_t key_;  // no other Work of this process has it
-  FuturePtr future_;   // made when somebody asks
+  FuturePtr future_;   // made on request
 };
 
-// The Work of a message. Whoever waits for it moves messages on himself.
+// The Work of a message. Waiting for it drives progress.
 class MessageWork final : public PacelineWork {
  public:
   MessageWork(std::shared_ptr<shm::Mailbox> mailbox, c10d::OpType type, const char* title,

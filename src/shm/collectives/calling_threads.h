@@ -6,8 +6,8 @@
 
 namespace paceline::shm {
 
-// Whether one thread of a rank deals with its group, or several: published, since ranks that wait
-// for each other in different calls wait for ever only if no other thread's call can come.
+// Publishes whether one thread of a rank uses its group, or several. Ranks that wait for each other
+// in different calls wait for ever only if no other thread can make a call.
 //
 // Call note_this_thread() before issuing a call; if another thread issues it, note_other_thread().
 class CallingThreads {

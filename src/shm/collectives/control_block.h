@@ -10,8 +10,8 @@
 
 namespace paceline::shm {
 
-// What a rank publishes for its collective calls. Lives in zero-initialised shared memory; a rank
-// writes its own and reads the others'.
+// What a rank publishes for its collective calls. Zero-initialised shared memory; each rank writes
+// its own and reads the others'.
 
 // One cache line that a rank writes and all others read.
 struct alignas(kCacheLine) Slot {
@@ -23,14 +23,14 @@ static_assert(sizeof(Slot) == kCacheLine);
 // Which monitored barriers a rank has reached, by number.
 struct BarrierArrival {
   Word arrived;
-  // Of rank 0, which writes the other two before `over`:
-  Word over;                               // the last that it no longer waits in
+  // Only rank 0 writes these, `over` last:
+  Word over;                               // the last that rank 0 has ended
   Word complete;                           // the last that all ranks have passed
   std::atomic<LocalRankMask> missing = 0;  // the ranks that did not, in the last that failed
 };
 
-// What is published for a round is read before the reader's next round, and written again two
-// rounds later: so there are two of each, used in turn.
+// A reader reads what is published for a round before its own next round, and the writer writes
+// again two rounds later. So two of each suffice, used in turn.
 struct CollectiveControl {
   alignas(kCacheLine) std::array<Slot, 2> slots;
   alignas(kCacheLine) std::array<Splits, 2> splits;

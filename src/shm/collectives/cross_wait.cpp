@@ -3,7 +3,7 @@
 namespace paceline::shm {
 namespace {
 
-// What the rank published last.
+// The slot that the rank published last.
 const Slot& last_slot(const Region& region, int rank) {
   const Slot& even = region.memory().slot(rank, 0);
   const Slot& odd = region.memory().slot(rank, 1);
@@ -21,7 +21,7 @@ std::optional<CollectiveFingerprint> call_without_this_rank(const Region& region
 
 std::optional<CollectiveFingerprint> cross_call(Region& region, int peer) {
   const auto call = call_without_this_rank(region, peer);
-  // Read after the round, before which a thread is noted.
+  // Read after the round: threads are noted before it.
   const auto& threads = region.threads();
   return threads.is_one(region.rank()) && threads.is_one(peer) ? call : std::nullopt;
 }

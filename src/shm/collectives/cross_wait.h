@@ -6,12 +6,12 @@
 
 namespace paceline::shm {
 
-// The call that `peer` has begun and waits for this rank in, if this rank has not begun one too.
-// For a thread before whose return this rank begins none.
+// The call in which `peer` waits for this rank, if this rank has not begun it. Valid only on a
+// thread that has to return before this rank can begin a call.
 std::optional<CollectiveFingerprint> call_without_this_rank(const Region& region, int peer);
 
-// The call in which `peer` waits for this rank, which waits for it in another way, if both will
-// wait for ever: if each of them has one thread that deals with the group.
+// The same for a rank that waits for `peer` outside of a call, if both wait for ever: if each uses
+// the group from one thread only.
 std::optional<CollectiveFingerprint> cross_call(Region& region, int peer);
 
 }  // namespace paceline::shm

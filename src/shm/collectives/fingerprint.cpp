@@ -80,7 +80,7 @@ Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalR
       const std::uint64_t given = splits[from]->to[to];
       const std::uint64_t expected = splits[to]->from[from];
       if (given == expected) continue;
-      // The first pair is enough to find the mistake; the ranks of all of them are named.
+      // The text describes the first pair; all ranks at fault are named.
       if (result.ranks.empty()) {
         result.text = fmt::format("rank {} gives {} elements to rank {}, which expects {}",
                                   numbers.of(static_cast<int>(from)), given,

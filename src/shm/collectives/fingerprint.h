@@ -14,20 +14,20 @@ namespace paceline::shm {
 
 inline constexpr int kMaxRanks = 64;
 
-// What a rank says of the collective call that it publishes with a round.
+// A rank's description of its collective call, published with a round.
 struct CollectiveFingerprint {
   Operation operation = Operation::none;
   DataType type = DataType::byte;
   ReduceOp op = ReduceOp::sum;
-  // Whether the ranks' parts differ in size: `count` is zero then and Splits tell. No bool: a
-  // damaged peer's may hold anything.
+  // Whether the ranks' parts differ in size: then `count` is zero and Splits has the sizes. Not a
+  // bool: a damaged peer's may hold any value.
   std::uint8_t uneven = 0;
   std::int32_t root = 0;
   std::uint64_t count = 0;     // elements of each part
   std::uint64_t sequence = 0;  // the number of the call in the group, from 1
-  // The most bytes that this rank passes to another one through its staging buffers.
+  // The most bytes that this rank passes to another rank through its staging buffers.
   std::uint64_t staged = 0;
-  // Of this rank's tensor in the region, which the others read in place; or kNotShared.
+  // Of this rank's tensor in the region, which other ranks read in place; or kNotShared.
   std::uint64_t offset = kNotShared;
 
   static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
@@ -43,7 +43,7 @@ struct Splits {
 // "all_reduce of 10 float32 with MAX".
 std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbers);
 
-// Why calls cannot be one collective, in words that are the same on every rank.
+// Why calls cannot be one collective. Every rank gets the same text.
 struct Disagreement {
   // The ranks of the group at fault: those that differ from the majority, all if there is none.
   RankSet ranks{};
@@ -53,9 +53,9 @@ struct Disagreement {
 bool agree(std::span<const CollectiveFingerprint> calls);
 Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
                                   const GlobalRanks& numbers);
-// The same for calls that are described already.
+// The same for descriptions.
 Disagreement explain_disagreement(std::span<const std::string> calls, const GlobalRanks& numbers);
-// The same for what the ranks of an uneven call give and expect; names no rank if they agree.
+// The same for the splits of an uneven call; names no rank if they agree.
 Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& numbers);
 
 }  // namespace paceline::shm

@@ -5,7 +5,7 @@
 namespace paceline::shm {
 namespace {
 
-// Parts of which all but one are empty.
+// Parts that are all empty but one.
 class OnlyFrom {
  public:
   OnlyFrom(int rank, int size, Output output) : size_(static_cast<std::size_t>(size)) {
@@ -68,7 +68,7 @@ void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> ou
   exchange(inputs, outputs);
 }
 
-// What the tensors of all ranks take if each gets as much as this one does.
+// The size of all ranks' tensors, if every rank receives as much as this one.
 std::size_t Group::bytes_of_all(std::span<const Output> results) const {
   std::size_t count = 0;
   for (const Output& result : results) count += result.count;
@@ -121,7 +121,7 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
     if (!shared) staging.put(chunk + 1);
     next_round();
   }
-  if (any_shared()) next_round();  // only then may what was read in place be changed
+  if (any_shared()) next_round();  // until then peers may read this rank's tensor
 }
 
 }  // namespace paceline::shm

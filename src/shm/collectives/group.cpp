@@ -57,7 +57,7 @@ void Group::check_arguments(const CollectiveFingerprint& call) const {
   const OperationTraits operation = traits(call.operation);
   if (operation.root != RootRole::none) check_root(operation.name, call.root, size());
   if (!operation.reduces || is_reducible(call.type, call.op)) return;
-  throw UsageError(fmt::format("{} of {} with {}: these do not go together", operation.name,
+  throw UsageError(fmt::format("{} of {} with {}: unsupported combination", operation.name,
                                name(call.type), name(call.op)));
 }
 
@@ -122,7 +122,7 @@ void Group::check_agreement() {
   for (int peer = 0; peer < size(); ++peer) {
     if (calls_[static_cast<std::size_t>(peer)].staged <= largest_part_of(peer)) continue;
     fail({peer},
-         fmt::format("rank {} published a call that makes no sense", region_->numbers().of(peer)));
+         fmt::format("rank {} published an invalid call descriptor", region_->numbers().of(peer)));
   }
 }
 
@@ -132,13 +132,13 @@ void Group::fail(const RankSet& ranks, const std::string& text) {
                 {name(call_.operation), sequence_});
 }
 
-// Of a rank that has not reached this rank's round yet.
+// `rank` has not reached this rank's round yet.
 std::string Group::last_call_of(int rank) const {
   const CollectiveFingerprint call = region_->memory().slot(rank, round_ - 1).call;
-  // Only once it has come does it write there again. A read-modify-write, before which the copy
-  // ends.
+  // The rank writes there again only after it has arrived. A read-modify-write, which the copy
+  // cannot pass.
   Word& came = region_->memory().slot(rank, round_).round;
-  if (came.fetch_add(0, std::memory_order_acq_rel) == round_) return "it came just now";
+  if (came.fetch_add(0, std::memory_order_acq_rel) == round_) return "it arrived just now";
   if (call.sequence == sequence_) return "it stopped in the middle of this call";
   if (call.operation == Operation::none) return "it has made no call yet";
   return fmt::format("its last was call {}, {}", call.sequence, describe(call, region_->numbers()));
@@ -169,7 +169,7 @@ std::uint64_t Group::offset_of(std::span<const Input> parts) const {
   return parts.empty() ? CollectiveFingerprint::kNotShared : offset_of(parts[0].data, bytes);
 }
 
-// Of those that it gives to others, in bytes.
+// In bytes; the part for the rank itself does not count.
 std::size_t Group::largest_part_of(int rank) const {
   if (!call_.uneven) return call_.count * element();
   std::uint64_t largest = 0;

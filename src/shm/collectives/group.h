@@ -23,7 +23,7 @@ struct Output {
 };
 
 // The collectives of the ranks that share a region. Every rank must make the same calls in the same
-// order; ranks that do not agree throw the same Mismatch before any rank's data has been touched.
+// order. If the calls differ, all ranks throw the same Mismatch before any data is touched.
 // A call that throws a PeerError leaves the group unusable: every later call throws the same.
 //
 // Memory allocated from the region is read and written in place; other memory goes through staging
@@ -38,8 +38,8 @@ class Group {
   const std::shared_ptr<Region>& region() const { return region_; }
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
-  // How long each call from here on may wait; at first the region's timeout. The next `together`
-  // calls share it.
+  // How long each later call may wait; initially the region's timeout. The next `together` calls
+  // share it.
   void set_timeout(std::chrono::milliseconds timeout, std::size_t together = 1);
   std::chrono::milliseconds timeout() const { return deadline_.timeout; }
 
@@ -51,10 +51,11 @@ class Group {
   // `output` is written on the root only, and may be null on others.
   void reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
               int root);
-  // outputs[r] receives the input of rank r, on the root; others may give none. All parts have the
-  // same size.
+  // outputs[r] receives the input of rank r, on the root; other ranks may pass none. All parts have
+  // the same size.
   void gather(Input input, std::span<const Output> outputs, DataType type, int root);
-  // inputs[r] goes to rank r, from the root; others may give none. All parts have the same size.
+  // inputs[r] goes to rank r, from the root; other ranks may pass none. All parts have the same
+  // size.
   void scatter(std::span<const Input> inputs, Output output, DataType type, int root);
   // outputs[r] receives the input of rank r, which may differ in size. outputs[rank()] may be
   // `input`.
@@ -62,7 +63,7 @@ class Group {
   // `output` receives the reduction of every rank's inputs[r], r being this rank. Parts may differ
   // in size, alike on all ranks.
   void reduce_scatter(std::span<const Input> inputs, Output output, DataType type, ReduceOp op);
-  // inputs[r] goes to rank r, outputs[r] receives what rank r gives this one. Sizes are free, as
+  // inputs[r] goes to rank r; outputs[r] receives rank r's input for this rank. Sizes are free, as
   // long as each pair agrees.
   void all_to_all(std::span<const Input> inputs, std::span<const Output> outputs, DataType type);
 
@@ -74,8 +75,8 @@ class Group {
   void begin(CollectiveFingerprint call);
   void check_arguments(const CollectiveFingerprint& call) const;
   void set_splits(std::span<const Input> to, std::span<const Output> from);
-  // Publishes this rank's call and what it wrote for the coming round, and waits for all ranks'.
-  // The first round of a call compares the calls, and then `calls_` holds them by rank.
+  // Publishes this rank's call and its data for the coming round, and waits for all ranks. The
+  // first round of a call fills `calls_` and compares the calls.
   void first_round();
   void next_round();
   void check_agreement();
@@ -111,7 +112,7 @@ class Group {
   std::uint32_t round_ = 0;
   CollectiveFingerprint call_;  // the current one
   Splits own_splits_;           // of the current one, if it is uneven
-  // Of all ranks, read once: a broken peer may change its own any time.
+  // Of all ranks, copied once: a broken peer may change its own any time.
   std::vector<CollectiveFingerprint> calls_;
 };
 

@@ -81,9 +81,9 @@ bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline
   }
 }
 
-// A rank that waits for this one in a call of the group before it has come here never will: each
-// waits for the other. One that has come before may have given up and gone on. The verdict waits a
-// moment for ranks of which nothing is known, so that it finds the majority.
+// A rank that waits for this one in a call of the group and has not arrived here never will: each
+// waits for the other. A rank that has arrived may have timed out and moved on. The verdict waits a
+// moment for ranks in neither state, so that it finds the majority.
 void MonitoredBarrier::check_calls(bool late) {
   std::vector<std::string> made;
   RankSet unknown;

@@ -10,16 +10,16 @@
 
 namespace paceline::shm {
 
-// A barrier that tells which ranks did not come and leaves the group usable: rank 0 waits for the
-// others, one after the other, and lets them go. Not thread-safe, and not beside a call of the
-// Group: it comes before or after each of them, on every rank alike.
+// A barrier that names the ranks that did not arrive and leaves the group usable. Rank 0 waits for
+// each other rank in turn and then releases all of them. Not thread-safe, and not concurrent with a
+// call of the Group: every rank makes both in the same order.
 class MonitoredBarrier {
  public:
   explicit MonitoredBarrier(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
-  // Throws Timeout that names the first rank rank 0 waited for in vain, with `wait_all_ranks` all
-  // of those that are missing; the words are those of PyTorch's monitored_barrier. If a rank waits
-  // in a call of the Group meanwhile, that is a Mismatch, there as well, and fails the group.
+  // Throws a Timeout that names the first missing rank, or all with `wait_all_ranks`, in the words
+  // of PyTorch's monitored_barrier. If a rank waits in a call of the Group instead, every rank
+  // throws a Mismatch, and the group fails.
   void pass(std::chrono::milliseconds timeout, bool wait_all_ranks);
 
  private:
@@ -29,7 +29,7 @@ class MonitoredBarrier {
 
   std::shared_ptr<Region> region_;
   std::uint32_t round_ = 0;
-  std::optional<base::Deadline> settling_;  // from when ranks were found in another call
+  std::optional<base::Deadline> settling_;  // since a rank was found in another call
 };
 
 }  // namespace paceline::shm

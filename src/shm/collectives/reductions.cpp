@@ -121,7 +121,7 @@ void Group::reduce_staged(const void* input, void* output) {
   if (!call_.is_shared()) copy_in(0);
   first_round();
   if (all_shared()) return reduce_shared();
-  if (any_shared()) {  // some had hoped for the above
+  if (any_shared()) {  // ranks with shared tensors have not copied in yet
     copy_in(0);
     next_round();
   }

@@ -19,7 +19,7 @@ class Group::Staging {
  public:
   Staging(Group& group, std::span<const Input> parts);
 
-  // The most bytes that another rank gets.
+  // The most bytes for another rank.
   std::size_t largest() const { return largest_; }
   // Whether reading in place, where that is possible, costs less.
   bool is_large() const { return largest_ > std::min(kSmallBytes, lane_); }
@@ -32,7 +32,7 @@ class Group::Staging {
 
   // Writes a chunk of every part, for the coming round.
   void put(std::size_t chunk) const;
-  // What rank `from` has put for this one before the last round.
+  // The chunk from rank `from` in the last round.
   const std::byte* get(int from) const {
     return group_.input_of(from) + (common_ ? 0 : static_cast<std::size_t>(group_.rank()) * lane_);
   }

@@ -15,7 +15,7 @@ namespace paceline::shm {
 #ifdef __SSE2__
 void stream_bytes(void* target, const void* source, std::size_t bytes) {
   if (target == source) return;
-  // Only whole lines gain by it.
+  // Only whole lines benefit.
   const std::size_t before = (0 - reinterpret_cast<std::uintptr_t>(target)) % kCacheLine;
   const std::size_t head = std::min(before, bytes);
   const std::size_t lines = (bytes - head) / kCacheLine * kCacheLine;

@@ -10,12 +10,12 @@ inline void copy_bytes(void* target, const void* source, std::size_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, bytes);
 }
 
-// The same past the cache: the target's lines are written without being read first, and displace no
-// others. What other threads see of it is ordered like any other store before the next release.
+// The same with non-temporal stores: the target's lines are not read first, and displace no others.
+// The stores are ordered before the next release, as any other store.
 void stream_bytes(void* target, const void* source, std::size_t bytes);
 
-// How to write the results of a call: past the cache if its tensors, `bytes` on all ranks together,
-// do not fit into it, so that they would have left it by the time somebody reads them.
+// How to write the results of a call whose tensors take `bytes` on all ranks together: past the
+// cache if they do not fit into it, since it would have evicted them before they are read.
 using Copy = void (*)(void*, const void*, std::size_t);
 Copy copy_of_results(std::size_t bytes);
 

@@ -11,7 +11,7 @@ namespace paceline::shm {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// docs/collectives.md tells why a staging buffer is no larger.
+// docs/collectives.md explains this limit.
 constexpr std::size_t kMaxBuffer = std::size_t{1} << 20;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
@@ -29,8 +29,8 @@ std::size_t buffer_size(std::size_t ranks, std::size_t staging_bytes) {
   return std::clamp(share / kPage * kPage, kPage, kMaxBuffer);
 }
 
-// Twice a rank's share of the machine, which not all ranks can use at once; not all of the machine
-// for each, or the groups of many ranks would use up the address space.
+// Twice a rank's share of the machine's memory: not all ranks use theirs at once. All of the memory
+// for each rank would exhaust the address space with many ranks.
 std::size_t default_arena(std::size_t ranks) {
   const std::size_t memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
                              static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

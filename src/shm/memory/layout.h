@@ -23,7 +23,7 @@ struct RankBlock {
   alignas(kCacheLine) Doorbell doorbell;
 };
 
-// What lies where in the memory that the ranks of a group share:
+// The layout of the memory that the ranks of a group share:
 //
 //   GroupBlock | rank 0: RankBlock, staging buffers, send rings | rank 1: ... | arena 0 | arena 1 |
 //
@@ -32,9 +32,9 @@ class Layout {
  public:
   static constexpr std::size_t kStagingBuffers = 4;  // of each rank
 
-  // `staging_bytes`: what the staging buffers of all ranks may take together. `arena_bytes`: what
-  // each rank can allocate; 0 for as much as the machine has. Throws UsageError for a size that is
-  // not supported.
+  // `staging_bytes`: the limit for the staging buffers of all ranks together. `arena_bytes`: what
+  // each rank can allocate; 0 for as much as the machine has. Throws UsageError for an unsupported
+  // size.
   Layout(int size, std::size_t staging_bytes, std::size_t arena_bytes);
 
   std::size_t total() const { return arenas_ + ranks_ * arena_; }

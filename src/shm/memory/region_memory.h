@@ -15,8 +15,8 @@ namespace paceline::shm {
 // The memory of a group as one rank sees it: typed access to what Layout places, and this rank's
 // allocations.
 //
-// Allocating, freeing and translating addresses are thread-safe. In a forked child there is no
-// room, and freeing does nothing.
+// Allocating, freeing and translating addresses are thread-safe. In a forked child allocation finds
+// no room, and freeing does nothing.
 class RegionMemory {
  public:
   RegionMemory(std::shared_ptr<Mapping> mapping, const Layout& layout, int rank);
@@ -36,10 +36,10 @@ class RegionMemory {
   SendRing& send_ring(int from, int to) const { return at<SendRing>(layout_.send_rings(from))[to]; }
 
   // Shared memory of this rank, at Arena::kAlignment; nullptr if there is no room, and after a
-  // failure of the group, since a rank that wakes up late may still write to what it knew.
+  // failure of the group, since a late rank may still write to memory that it knew.
   void* allocate(std::size_t bytes);
   void free(void* pointer);
-  // For memory that a peer may still touch: never handed out again, whether freed or not.
+  // For memory that a peer may still access: never handed out again, even if freed.
   void retire(void* pointer);
   // Whether a block of at least `bytes` bytes that was allocated here begins at `pointer`.
   bool holds(const void* pointer, std::size_t bytes) const;

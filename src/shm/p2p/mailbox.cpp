@@ -74,7 +74,7 @@ void Mailbox::close() {
 void Mailbox::pump(const std::function<bool()>& enough) {
   if (region_->in_forked_child()) region_->check_usable({"recv", 0});
   while (true) {
-    // Before it looks: what happens after that rings.
+    // Read first: any later progress of a peer rings.
     const std::uint32_t heard = region_->rings();
     if (enough()) return;
     if (!move_some()) region_->listen(heard);
@@ -97,7 +97,7 @@ bool Mailbox::with_lock(F&& action) {
     result = action(ended);
   } catch (const std::exception& problem) {
     error = std::current_exception();
-    region_->abort(problem.what());  // unless it is the group's failure, the peers have to know
+    region_->abort(problem.what());  // no effect if the group has failed
   }
   tell(ended);
   if (error) end_all(error);
@@ -107,7 +107,7 @@ bool Mailbox::with_lock(F&& action) {
 void Mailbox::tell(const Ended& ended) {
   if (ended.empty()) return;
   for (const End& one : ended) one.done(one.error, one.peer);
-  // Other threads of this rank may wait for what this one has moved.
+  // Other threads of this rank may wait for these requests.
   wake();
 }
 
@@ -124,7 +124,7 @@ bool Mailbox::move_all(Ended& ended) {
           full |= local_rank_bit(current->message.peer);
           continue;
         }
-      } catch (const Error&) {  // there is no room for it, which is nobody else's concern
+      } catch (const Error&) {  // no room for this message; others go on
         if (region_->failed()) throw;
         end(sends_, current, ended, std::current_exception());
         continue;
@@ -166,8 +166,8 @@ void Mailbox::look_after_peers() {
   for (int peer = 0; peer < region_->size(); ++peer) here.push_back(region_->peers().is_here(peer));
   with_lock([&](Ended& ended) {
     region_->check_usable({"send or recv", 0});
-    // What a rank did before it was lost, or before the deadline, counts. No request must come
-    // between these rounds and the look at all of them.
+    // What a rank did before its loss or the deadline counts. No request must be added between
+    // these passes and the checks.
     for (std::size_t i = 0; i <= kBuffers && move_all(ended); ++i) {
     }
     for (const Request& request : sends_) check_request(request, here);
@@ -176,7 +176,7 @@ void Mailbox::look_after_peers() {
   });
 }
 
-// `here`: which ranks were before the last rounds.
+// `here`: the ranks that were present before the last passes.
 void Mailbox::check_request(const Request& request, const std::vector<bool>& here) {
   const OpContext op = context_of(request);
   int missing = -1;
@@ -188,7 +188,7 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
       hope = hope || concerned;
       continue;
     }
-    // A death concerns everybody; that a rank has left, only those who wait for it.
+    // A death fails every request; a rank that left fails the requests for it.
     if (region_->peers().has_died(peer)) region_->fail_lost(peer, describe(request, *region_), op);
     if (concerned) missing = peer;
   }

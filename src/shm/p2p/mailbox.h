@@ -17,20 +17,20 @@
 
 namespace paceline::shm {
 
-// Messages from one rank of a region to another, any number at once, beside the group's
-// collectives. A message goes to the earliest request for its sender and tag, or for any sender and
-// its tag, that its receiver has made; messages of one sender with one tag arrive in the order in
-// which they were sent. Both sides must agree on type and count.
+// Messages from one rank of a region to another, any number at once, concurrent with the group's
+// collectives. A message matches the receiver's earliest request for its sender, or any sender, and
+// its tag. Messages of one sender with one tag arrive in order. Both sides must agree on type and
+// count.
 //
-// Thread-safe. Requests move on only while some thread is in `pump`.
+// Thread-safe. Requests make progress only while a thread is in `pump`.
 class Mailbox {
  public:
   using Message = P2PMessage;
   static constexpr int kAnyRank = Message::kAnyRank;
 
-  // Called once for each request, by a thread in `pump`, `move` or `close`: when a message has been
-  // sent, so that its memory may change, or received; or with the error that ended it. `peer` is
-  // who sent it or to whom. Must not throw, and holds up the other messages while it runs.
+  // Called once for each request, by a thread in `pump`, `move` or `close`: when the message has
+  // been sent, so that its memory may change, or received; or with the error that ended it. `peer`
+  // is the rank at the other end. Must not throw; other messages wait while it runs.
   using Done = std::function<void(std::exception_ptr error, int peer)>;
 
   explicit Mailbox(std::shared_ptr<Region> region);
@@ -39,18 +39,18 @@ class Mailbox {
   // Forgets the requests under way: close() first.
   ~Mailbox();
 
-  // Throw UsageError for a peer or tag that cannot be, and the group's failure.
+  // Throw UsageError for an invalid peer or tag, and the group's failure.
   void send(const Message& message, Done done);
   void receive(const Message& message, Done done);
 
   bool idle() const;
-  // One attempt to move messages: whether no request is left. Throws UsageError in a forked child.
+  // Moves messages once, without waiting; returns whether no request is left. Throws UsageError in
+  // a forked child.
   bool move();
-  // Ends the requests under way with an error. Peers that wait for them find that this rank has
-  // left.
+  // Ends all requests with an error. Peers that wait for them find that this rank has left.
   void close();
-  // Moves messages until `enough` says so. Errors go to the requests; throws UsageError in a forked
-  // child only.
+  // Moves messages until `enough` returns true. Errors go to the requests; throws UsageError in a
+  // forked child only.
   void pump(const std::function<bool()>& enough);
   // Wakes the threads of this process that are in `pump`, to ask `enough` again.
   void wake() { region_->ring(region_->rank()); }
@@ -68,7 +68,7 @@ class Mailbox {
   void check(bool sending, const Message& message) const;
   void post(Requests& requests, const Message& message, Done done, bool sending);
   bool move_some();
-  // What `action` returns; what it throws fails the group and ends all requests.
+  // Returns the result of `action`. An exception fails the group and ends all requests.
   template <typename F>
   bool with_lock(F&& action);
   // With the lock held: whether anything moved.
@@ -76,12 +76,11 @@ class Mailbox {
   void end(Requests& requests, Requests::iterator request, Ended& ended,
            std::exception_ptr error = nullptr);
   void tell(const Ended& ended);
-  // Fails the group if some request has nothing to hope for; does nothing if it looked a moment
-  // ago.
+  // Fails the group if a request can no longer complete; does nothing if called again too soon.
   void look_after_peers();
   bool is_time_to_look();
   void check_request(const Request& request, const std::vector<bool>& here);
-  // No peer gets what they were to send.
+  // Withdraws this rank's messages.
   void end_all(const std::exception_ptr& error);
 
   std::shared_ptr<Region> region_;

@@ -14,7 +14,7 @@ namespace paceline::shm {
 // Announces a message.
 struct MessageHeader {
   std::uint64_t payload = 0;  // offset of its Payload in the sender's arena
-  // Of the data, if they lie in the sender's arena as a whole; see CollectiveFingerprint.
+  // Of the data, if the sender's arena holds all of it; see CollectiveFingerprint.
   std::uint64_t data = 0;
   std::uint64_t count = 0;
   std::int32_t tag = 0;
@@ -23,7 +23,7 @@ struct MessageHeader {
   bool is_shared() const { return data != CollectiveFingerprint::kNotShared; }
 };
 
-// The headers from one rank to another that the receiver has not taken yet, in a ring.
+// A ring of the headers from one rank to another that the receiver has not taken yet.
 struct SendRing {
   static constexpr std::uint32_t kHeaders = 16;
 
@@ -34,9 +34,9 @@ struct SendRing {
 
 // Goes with one message; its buffer, if it needs one, follows it.
 struct alignas(kCacheLine) Payload {
-  Word wanted;     // by the receiver: 1 once it has a buffer to copy to
-  Word filled;     // by the sender: chunks that it has put into the buffer
-  Word withdrawn;  // by the sender: 1 once what lies there is no longer the message
+  Word wanted;                       // by the receiver: 1 once it has a buffer to copy to
+  Word filled;                       // by the sender: chunks that it has put into the buffer
+  Word withdrawn;                    // by the sender: 1 once the memory no longer holds the message
   alignas(kCacheLine) Word drained;  // by the receiver: chunks that it has copied out
 };
 

@@ -15,7 +15,7 @@ bool MessageReceiver::take_headers() {
     const std::uint32_t written = send_ring.written.load(std::memory_order_acquire);
     std::uint32_t taken = send_ring.taken.load(std::memory_order_relaxed);
     if (written == taken) continue;
-    if (written - taken > SendRing::kHeaders) take_header(from, {});  // nonsense, which it refuses
+    if (written - taken > SendRing::kHeaders) take_header(from, {});  // refused as malformed
     for (; taken != written; ++taken)
       take_header(from, send_ring.headers[taken % SendRing::kHeaders]);
     fault_point();
@@ -26,7 +26,7 @@ bool MessageReceiver::take_headers() {
   return moved;
 }
 
-// `header` is a copy: a broken peer may change its own between the checks.
+// `header` is a copy: a broken peer may change the original between the checks.
 void MessageReceiver::take_header(int from, MessageHeader header) {
   const std::size_t bytes = header.count * element_size(header.type);
   const std::size_t buffer = header.is_shared() ? 0 : buffer_bytes(bytes);
@@ -39,7 +39,7 @@ void MessageReceiver::take_header(int from, MessageHeader header) {
   if (payload == nullptr || data == nullptr || header.payload % alignof(Payload) != 0) {
     region_.fail({FailureKind::mismatch,
                   {region_.numbers().of(from)},
-                  fmt::format("rank {} sent a message that makes no sense in group {}",
+                  fmt::format("rank {} sent a malformed message header in group {}",
                               region_.numbers().of(from), region_.options().name)},
                  {"recv", 0});
   }
@@ -82,12 +82,12 @@ bool MessageReceiver::drain(P2PRequest& request) {
     copy_of_results(2 * bytes)(advance(request.message.data, request.moved * kChunk),
                                request.source + from * kChunk, size_of_chunk(request.moved, bytes));
   }
-  // The sender says so before it lets go of the memory. Both sides use a read-modify-write, past
-  // which neither the copy nor the sender's later stores can move.
+  // The sender sets `withdrawn` before it releases the memory. Both sides use a read-modify-write:
+  // neither the copy nor the sender's later stores can pass it.
   if (payload.withdrawn.fetch_add(0, std::memory_order_acq_rel) != 0) {
     fail(request, FailureKind::peer_lost, {request.message.peer},
-         fmt::format("rank {} gave up sending in {}", region_.numbers().of(request.message.peer),
-                     describe(request, region_)));
+         fmt::format("rank {} aborted its send and is missing in {}",
+                     region_.numbers().of(request.message.peer), describe(request, region_)));
   }
   ++request.moved;
   fault_point();

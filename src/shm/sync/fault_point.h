@@ -2,8 +2,8 @@
 
 namespace paceline::shm {
 
-// Stands before each store into shared memory that another rank may be waiting for: where a rank
-// can be lost with the most harm. Only tests/fault's own build of this layer makes it do anything.
+// Precedes each store into shared memory that another rank may wait for, where the loss of a rank
+// does most harm. Does nothing except in the build of this layer for tests/fault.
 #ifdef PACELINE_FAULT_POINTS
 void fault_point();
 #else
