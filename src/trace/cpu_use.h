@@ -8,12 +8,12 @@
 
 namespace paceline::trace {
 
-// How a process gets on with its cores, in microseconds since a moment of its own.
+// CPU time of a process, in microseconds since a moment of its own.
 struct CpuUse {
   std::int64_t wall = 0;
   std::int64_t used = 0;  // CPU time of all its threads
-  // Of the thread that started the timeline, which mostly is the one that trains: on a core, and
-  // ready to run while others had it.
+  // Of the thread that started the timeline, mostly the one that trains: on a core, and ready to
+  // run without one.
   std::int64_t running = 0;
   std::int64_t queued = 0;
 };
@@ -21,9 +21,9 @@ struct CpuUse {
 // Reads it: a system call and a small file of /proc.
 class CpuMeter {
  public:
-  // From now on, of the calling thread. In a forked child it measures nothing of use.
+  // Starts now, for the calling thread. Useless in a forked child.
   CpuMeter();
-  // On any thread. Nothing if the kernel does not tell, or the thread has ended.
+  // May be called on any thread. Empty if the kernel does not report it, or the thread has ended.
   std::optional<CpuUse> read() const;
 
  private:

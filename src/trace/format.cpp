@@ -129,7 +129,7 @@ std::string cpu_event(int rank, const CpuUse& use) {
                               use.used, use.running, use.queued));
 }
 
-std::string lost_event(int rank, std::uint64_t spans) {
+std::string dropped_event(int rank, std::uint64_t spans) {
   return metadata("paceline_lost", rank, 0, fmt::format("\"spans\":{}", spans));
 }
 

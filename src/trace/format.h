@@ -11,8 +11,8 @@
 
 namespace paceline::trace {
 
-// Events as they stand in the file, each with the comma and the line's end that set it off from the
-// one before. docs/timeline.md tells what is in them.
+// Events as they are written to the file, each preceded by a comma and a newline. docs/timeline.md
+// describes them.
 
 inline constexpr int kFormatVersion = 1;
 
@@ -25,7 +25,7 @@ std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_
                          std::string_view parameters);
 std::string model_event(int rank, std::uint64_t model);
 std::string cpu_event(int rank, const CpuUse& use);
-std::string lost_event(int rank, std::uint64_t spans);
+std::string dropped_event(int rank, std::uint64_t spans);
 std::string full_event(int rank);
 
 }  // namespace paceline::trace

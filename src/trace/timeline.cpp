@@ -87,11 +87,11 @@ Timeline::Timeline(const std::filesystem::path& path, int rank, int size, const 
 Timeline::~Timeline() = default;
 
 void Timeline::record(const Span& span) noexcept {
-  if (current() != this) return;  // in a forked child the lock may be held for ever
+  if (current() != this) return;  // in a forked child the lock may be held forever
   const std::lock_guard lock(mutex_);
   if (!open_) return;
   if (spans_.size() == kCapacity) {
-    ++lost_;
+    ++dropped_;
   } else {
     spans_.push_back(span);
   }
@@ -104,14 +104,13 @@ void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t by
   const std::lock_guard lock(mutex_);
   if (!open_) return;
   if (facts_.size() + event.size() > kMaxFacts) {
-    ++lost_;
+    ++dropped_;
   } else {
     facts_ += event;
   }
 }
 
-// The writer's thread. It goes round once before it waits, so that a file without steps tells its
-// rank.
+// The writer's thread. It writes once before it waits, so that a file without steps names its rank.
 void Timeline::write() {
   batch_.reserve(kShare);
   std::unique_lock lock(mutex_);
@@ -127,9 +126,9 @@ void Timeline::write() {
       taken_ = 0;
     }
     news_.swap(facts_);
-    const std::uint64_t lost = std::exchange(lost_, 0);
+    const std::uint64_t dropped = std::exchange(dropped_, 0);
     lock.unlock();
-    if (lost > 0) news_ += lost_event(rank_, lost);
+    if (dropped > 0) news_ += dropped_event(rank_, dropped);
     if (const auto use = cpu_.read()) news_ += cpu_event(rank_, *use);
     file_->write(news_);
     file_->write(batch_);

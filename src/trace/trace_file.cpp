@@ -51,7 +51,7 @@ void TraceFile::close() {
 }
 
 void TraceFile::append(std::string_view events) {
-  // The first one has none before it.
+  // The first event has no comma before it.
   if (written_ == 0 && text_.empty()) {
     text_ = '[';
     events.remove_prefix(1);
@@ -74,8 +74,8 @@ void TraceFile::flush() {
   written_ += text_.size();
   text_.clear();
   if (!fd_ || written_ < max_bytes_) return;
-  base::log(LogLevel::warning, "the timeline {} has {} MiB, as much as it may, and ends here",
-            path_.string(), written_ >> 20);
+  base::log(LogLevel::warning, "the timeline {} reached its limit of {} MiB and ends here",
+            path_.string(), max_bytes_ >> 20);
   text_ = full_event(rank_);
   close();
 }

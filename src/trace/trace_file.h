@@ -13,17 +13,17 @@
 
 namespace paceline::trace {
 
-// The file of one rank: a JSON array that may lack its end. Once it cannot be written, or is as
-// large as it may become, that is logged, and what follows is ignored.
+// The file of one rank: a JSON array that may lack its end. If a write fails, or the
+// file reaches its size limit, that is logged and later events are ignored.
 class TraceFile {
  public:
-  // Of 100 to 150 bytes a span: half a million of them.
+  // Half a million spans of 100 to 150 bytes.
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
 
-  // Replaces what is there. Throws Error.
+  // Replaces an existing file. Throws Error.
   TraceFile(std::filesystem::path path, int rank, std::size_t max_bytes = kMaxBytes);
 
-  // `events` as format.h makes them.
+  // `events` are made by format.h.
   void write(std::string_view events);
   void write(std::span<const Span> spans);
   void close();

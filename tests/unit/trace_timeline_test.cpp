@@ -181,11 +181,11 @@ TEST_F(TimelineTest, AFileHasABound) {
   EXPECT_TRUE(trace.full);
   EXPECT_FALSE(trace.truncated);
   EXPECT_GT(trace.spans.size(), 5000U);
-  EXPECT_THAT(log, ElementsAre(HasSubstr("has 1 MiB, as much as it may")));
+  EXPECT_THAT(log, ElementsAre(HasSubstr("reached its limit of 1 MiB")));
 }
 
 // The directory's file leads to a device that is always full.
-TEST_F(TimelineTest, AFullDiskIsToldOnce) {
+TEST_F(TimelineTest, AFullDiskIsReportedOnce) {
   const auto& log = logged();
   std::filesystem::create_symlink("/dev/full", file(0));
   Timeline::start(directory(), 0, 1);
