@@ -114,21 +114,32 @@ TEST_F(Report, HostileNamesStayText) {
   expect_well_formed(html);
 }
 
-TEST_F(Report, EveryNumberOfRanksAndBucketsIsDrawn) {
-  for (const int ranks : {1, 2, 5, 20}) {
-    for (const int buckets : {1, 60}) {
-      MadeJob job;
-      job.ranks = ranks;
-      job.buckets = buckets;
-      job.steps = 14;
-      test::write_timelines(directory(), test::make_timelines(job));
-      const std::string html = page();
-      expect_well_formed(html);
-      EXPECT_EQ(html.find("of 20 ranks are drawn") != std::string::npos, ranks == 20);
-      EXPECT_EQ(html.find("The 40 of 60 buckets") != std::string::npos, buckets == 60);
-      EXPECT_THAT(html, Not(HasSubstr("nan")));
-    }
-  }
+struct DrawnJob {
+  int ranks;
+  int buckets;
+};
+
+class ReportPage : public Report, public ::testing::WithParamInterface<DrawnJob> {};
+INSTANTIATE_TEST_SUITE_P(, ReportPage,
+                         ::testing::Values(DrawnJob{1, 1}, DrawnJob{2, 1}, DrawnJob{5, 1},
+                                           DrawnJob{20, 1}, DrawnJob{1, 60}, DrawnJob{2, 60},
+                                           DrawnJob{5, 60}, DrawnJob{20, 60}),
+                         [](const auto& one) {
+                           return std::to_string(one.param.ranks) + "Ranks" +
+                                  std::to_string(one.param.buckets) + "Buckets";
+                         });
+
+TEST_P(ReportPage, IsDrawn) {
+  MadeJob job;
+  job.ranks = GetParam().ranks;
+  job.buckets = GetParam().buckets;
+  job.steps = 14;
+  test::write_timelines(directory(), test::make_timelines(job));
+  const std::string html = page();
+  expect_well_formed(html);
+  EXPECT_EQ(html.find("of 20 ranks are drawn") != std::string::npos, job.ranks == 20);
+  EXPECT_EQ(html.find("The 40 of 60 buckets") != std::string::npos, job.buckets == 60);
+  EXPECT_THAT(html, Not(HasSubstr("nan")));
 }
 
 TEST_F(Report, NotesStandOnThePageAndOnStandardError) {

@@ -125,29 +125,39 @@ TEST(TraceReader, SaysWhatIsNoTimeline) {
   expect_corrupt(other, "format version 2, expected 1: use the paceline that wrote it");
 }
 
-// Each would be an event if it made sense.
-TEST(TraceReader, CountsWhatMakesNoSense) {
-  for (const auto& [good, bad] : std::vector<std::pair<std::string, std::string>>{
-           {"3600000000.125", "1e300"},
-           {"3600000000.125", "-1"},
-           {"3600000000.125", "\"1\""},
-           {"\"dur\":12.5", "\"dur\":-3"},
-           {"\"dur\":12.5", "\"dur\":1e18"},
-           {"\"cat\":\"wait\"", "\"cat\":\"weight\""},
-           {"\"step\":9", "\"step\":-9"},
-           {"\"step\":9", "\"step\":9.5"},
-           {"\"step\":9", "\"step\":18446744073709551615"},
-           {"\"ph\":\"X\"", "\"ph\":\"B\""},
-           {"\"args\":{", "\"args\":{\"x\":{"},
-           {"\"args\":{", "\"arms\":{"}}) {
-    SCOPED_TRACE(bad);
-    std::string event = kWait;
-    event.replace(event.find(good), good.size(), bad);
-    if (bad.ends_with("{\"x\":{")) event += "}";
-    const RankTrace trace = parse(std::string(kHead) + "," + event + "]");
-    EXPECT_EQ(trace.spans.size(), 0U);
-    EXPECT_EQ(trace.foreign, 1U);
-  }
+// kWait with `good` replaced by `bad` is invalid.
+struct InvalidEvent {
+  const char* name;
+  std::string good;
+  std::string bad;
+};
+const InvalidEvent kInvalidEvents[] = {
+    {"HugeBegin", "3600000000.125", "1e300"},
+    {"NegativeBegin", "3600000000.125", "-1"},
+    {"BeginIsAString", "3600000000.125", "\"1\""},
+    {"NegativeDuration", "\"dur\":12.5", "\"dur\":-3"},
+    {"HugeDuration", "\"dur\":12.5", "\"dur\":1e18"},
+    {"UnknownKind", "\"cat\":\"wait\"", "\"cat\":\"weight\""},
+    {"NegativeStep", "\"step\":9", "\"step\":-9"},
+    {"StepIsNoInteger", "\"step\":9", "\"step\":9.5"},
+    {"HugeStep", "\"step\":9", "\"step\":18446744073709551615"},
+    {"UnknownPhase", "\"ph\":\"X\"", "\"ph\":\"B\""},
+    {"ArgumentsAreNested", "\"args\":{", "\"args\":{\"x\":{"},
+    {"NoArguments", "\"args\":{", "\"arms\":{"},
+};
+
+class TraceReaderCounts : public ::testing::TestWithParam<InvalidEvent> {};
+INSTANTIATE_TEST_SUITE_P(, TraceReaderCounts, ::testing::ValuesIn(kInvalidEvents),
+                         [](const auto& one) { return one.param.name; });
+
+TEST_P(TraceReaderCounts, AnInvalidEvent) {
+  const auto& [name, good, bad] = GetParam();
+  std::string event = kWait;
+  event.replace(event.find(good), good.size(), bad);
+  if (bad.ends_with("{\"x\":{")) event += "}";
+  const RankTrace trace = parse(std::string(kHead) + "," + event + "]");
+  EXPECT_EQ(trace.spans.size(), 0U);
+  EXPECT_EQ(trace.foreign, 1U);
 }
 
 TEST(TraceReader, NestingCostsNoStack) {
