@@ -16,6 +16,7 @@
 #include "support/small_net.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
@@ -24,7 +25,6 @@ using test::backends;
 using test::batch_of;
 using test::expect_same_gradients;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 using test::loss_of;
 using test::make_net;
 using test::RankContext;
@@ -46,7 +46,12 @@ void expect_whole_batch(const DdpOptions& options, int rank, int size) {
   }
 }
 
-TEST(DdpOptions, EachLeavesTheGradientOfTheWholeBatch) {
+using DdpOptionsWorldsUpTo3 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpOptionsWorldsUpTo3, test::worlds({2, 3}), test::CaseName());
+
+TEST_P(DdpOptionsWorldsUpTo3, EachLeavesTheGradientOfTheWholeBatch) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
   const std::vector<DdpOptions> all{
       {.broadcast_buffers = false},
       {.init_sync = false},
@@ -64,16 +69,12 @@ TEST(DdpOptions, EachLeavesTheGradientOfTheWholeBatch) {
        .find_unused_parameters = true,
        .skip_all_reduce_unused_params = true},
       {.check_sync_every = 1}};
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3}) {
-      expect_torch_ranks(size, backend, [&](int rank, int n) {
-        for (std::size_t i = 0; i < all.size(); ++i) {
-          SCOPED_TRACE(i);
-          expect_whole_batch(all[i], rank, n);
-        }
-      });
+  expect_torch_ranks(size, backend, [&](int rank, int n) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(i);
+      expect_whole_batch(all[i], rank, n);
     }
-  }
+  });
 }
 
 TEST(DdpOptions, ThatMakeNoSenseAreRefused) {
@@ -145,27 +146,28 @@ torch::Tensor uneven_batch(int rank, int step) {
   return batch_of(rank, step, at::kDouble).narrow(0, 0, 1 + (rank + step) % 5);
 }
 
-TEST(DdpAverage, OfSamplesIsTheGradientOfTheWholeBatch) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel model(make_net(at::kDouble),
-                                      {.bucket_cap_mb = kTinyBucket, .average = Average::samples});
-        for (int step = 0; step < 4; ++step) {
-          model.module()->zero_grad();
-          std::vector<torch::Tensor> all;
-          for (int r = 0; r < n; ++r) all.push_back(uneven_batch(r, step));
-          // In the third step rank 0 has nothing, and a loss that is not a number.
-          const bool idle = step == 2 && rank == 0 && n > 1;
-          if (step == 2 && n > 1) all.erase(all.begin());
-          const auto x = idle ? torch::empty({0, 9}, at::kDouble) : uneven_batch(rank, step);
-          model.set_samples(static_cast<double>(x.size(0)));
-          loss_of(model(x), x).backward();
-          expect_same_gradients(model.parameters(), gradients_of_all(all));
-        }
-      });
+using DdpAverageWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpAverageWorlds, test::worlds(), test::CaseName());
+
+TEST_P(DdpAverageWorlds, OfSamplesIsTheGradientOfTheWholeBatch) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    DistributedDataParallel model(make_net(at::kDouble),
+                                  {.bucket_cap_mb = kTinyBucket, .average = Average::samples});
+    for (int step = 0; step < 4; ++step) {
+      model.module()->zero_grad();
+      std::vector<torch::Tensor> all;
+      for (int r = 0; r < n; ++r) all.push_back(uneven_batch(r, step));
+      // In the third step rank 0 has nothing, and a loss that is not a number.
+      const bool idle = step == 2 && rank == 0 && n > 1;
+      if (step == 2 && n > 1) all.erase(all.begin());
+      const auto x = idle ? torch::empty({0, 9}, at::kDouble) : uneven_batch(rank, step);
+      model.set_samples(static_cast<double>(x.size(0)));
+      loss_of(model(x), x).backward();
+      expect_same_gradients(model.parameters(), gradients_of_all(all));
     }
-  }
+  });
 }
 
 TEST(DdpAverage, EachStepNeedsItsCount) {
@@ -181,49 +183,51 @@ TEST(DdpAverage, EachStepNeedsItsCount) {
   });
 }
 
-TEST(DdpAverage, ARankWithoutSamplesMayHaveAnyGradient) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
-      torch::nn::Linear fc(2, 1);
-      DistributedDataParallel model(torch::nn::Sequential(table, fc),
-                                    {.average = Average::samples});
-      const double factor = rank == 0 ? std::nan("") : 1;
-      model.set_samples(rank == 0 ? 0 : 5);
-      (model(torch::tensor({rank})) * factor).sum().backward();
-      const auto grad = table->weight.grad().to_dense();
-      EXPECT_TRUE(grad[0].equal(torch::zeros({2})));
-      EXPECT_TRUE(grad[1].equal(fc->weight[0]));
-      EXPECT_EQ(fc->bias.grad().item<float>(), 1);
-    });
-  }
+using DdpAverageBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DdpAverageBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(DdpAverageBackends, ARankWithoutSamplesMayHaveAnyGradient) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(2, backend, [](int rank, int) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+    torch::nn::Linear fc(2, 1);
+    DistributedDataParallel model(torch::nn::Sequential(table, fc), {.average = Average::samples});
+    const double factor = rank == 0 ? std::nan("") : 1;
+    model.set_samples(rank == 0 ? 0 : 5);
+    (model(torch::tensor({rank})) * factor).sum().backward();
+    const auto grad = table->weight.grad().to_dense();
+    EXPECT_TRUE(grad[0].equal(torch::zeros({2})));
+    EXPECT_TRUE(grad[1].equal(fc->weight[0]));
+    EXPECT_EQ(fc->bias.grad().item<float>(), 1);
+  });
 }
 
-TEST(DdpCommHook, BuiltInOnesAverage) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 4}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        const std::pair<CommHook, double> hooks[] = {{comm_hooks::all_reduce(), 1e-12},
-                                                     {comm_hooks::fp16_compress(), 2e-3},
-                                                     {comm_hooks::bf16_compress(), 2e-2}};
-        for (const auto& [hook, relative] : hooks) {
-          DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = kTinyBucket});
-          model.register_comm_hook(hook);
-          for (int step = 0; step < 3; ++step) {
-            model.module()->zero_grad();
-            const auto x = batch_of(rank, step, at::kDouble);
-            loss_of(model(x), x).backward();
-            const auto expected = whole_batch_gradients(step, n);
-            for (std::size_t i = 0; i < expected.size(); ++i) {
-              const auto difference = model.parameters()[i].grad() - expected[i].grad();
-              EXPECT_LE(difference.norm().item<double>(),
-                        relative * expected[i].grad().norm().item<double>());
-            }
-          }
+using DdpCommHookWorldsUpTo4 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpCommHookWorldsUpTo4, test::worlds({2, 3, 4}), test::CaseName());
+
+TEST_P(DdpCommHookWorldsUpTo4, BuiltInOnesAverage) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    const std::pair<CommHook, double> hooks[] = {{comm_hooks::all_reduce(), 1e-12},
+                                                 {comm_hooks::fp16_compress(), 2e-3},
+                                                 {comm_hooks::bf16_compress(), 2e-2}};
+    for (const auto& [hook, relative] : hooks) {
+      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = kTinyBucket});
+      model.register_comm_hook(hook);
+      for (int step = 0; step < 3; ++step) {
+        model.module()->zero_grad();
+        const auto x = batch_of(rank, step, at::kDouble);
+        loss_of(model(x), x).backward();
+        const auto expected = whole_batch_gradients(step, n);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          const auto difference = model.parameters()[i].grad() - expected[i].grad();
+          EXPECT_LE(difference.norm().item<double>(),
+                    relative * expected[i].grad().norm().item<double>());
         }
-      });
+      }
     }
-  }
+  });
 }
 
 // In float16 2048 + 1 is 2048, so sums in it would come to 512. The average is 512.75, and 513 is
@@ -375,30 +379,32 @@ struct WordsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Words);
 
-TEST(Ddp, SparseGradientsStaySparse) {
-  for (const auto& backend : backends()) {
-    for (const Average average : {Average::ranks, Average::samples}) {
-      expect_torch_ranks(3, backend, [&](int rank, int n) {
-        DistributedDataParallel model(Words(), {.average = average});
-        for (int step = 0; step < 2; ++step) {
-          model.module()->zero_grad();
-          Words plain;
-          double total = 0;
-          for (int r = 0; r < n; ++r) total += average == Average::ranks ? 1 : r + 1;
-          for (int r = 0; r < n; ++r) {
-            const double weight = average == Average::ranks ? 1 : r + 1;
-            (plain(torch::tensor({r, r + step, 7})) * (weight / total)).backward();
-          }
-          if (average == Average::samples) model.set_samples(rank + 1);
-          model(torch::tensor({rank, rank + step, 7})).backward();
-          const auto got = model.module()->table->weight.grad();
-          ASSERT_TRUE(got.is_sparse());
-          EXPECT_LE(got._nnz(), 8) << "rows that nobody used";
-          EXPECT_TRUE(torch::allclose(got.to_dense(), plain->table->weight.grad().to_dense()));
-          EXPECT_TRUE(torch::allclose(model.module()->fc->weight.grad(), plain->fc->weight.grad()));
+using DdpBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DdpBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(DdpBackends, SparseGradientsStaySparse) {
+  const std::string& backend = GetParam();
+  for (const Average average : {Average::ranks, Average::samples}) {
+    expect_torch_ranks(3, backend, [&](int rank, int n) {
+      DistributedDataParallel model(Words(), {.average = average});
+      for (int step = 0; step < 2; ++step) {
+        model.module()->zero_grad();
+        Words plain;
+        double total = 0;
+        for (int r = 0; r < n; ++r) total += average == Average::ranks ? 1 : r + 1;
+        for (int r = 0; r < n; ++r) {
+          const double weight = average == Average::ranks ? 1 : r + 1;
+          (plain(torch::tensor({r, r + step, 7})) * (weight / total)).backward();
         }
-      });
-    }
+        if (average == Average::samples) model.set_samples(rank + 1);
+        model(torch::tensor({rank, rank + step, 7})).backward();
+        const auto got = model.module()->table->weight.grad();
+        ASSERT_TRUE(got.is_sparse());
+        EXPECT_LE(got._nnz(), 8) << "rows that nobody used";
+        EXPECT_TRUE(torch::allclose(got.to_dense(), plain->table->weight.grad().to_dense()));
+        EXPECT_TRUE(torch::allclose(model.module()->fc->weight.grad(), plain->fc->weight.grad()));
+      }
+    });
   }
 }
 
@@ -478,42 +484,41 @@ TEST(Ddp, WhatCannotWorkSaysSo) {
   });
 }
 
-TEST(Ddp, StatsTellWhatAStepTook) {
-  for (const auto& backend : backends()) {
-    const test::Shared<std::atomic<int>> begun;  // backwards, on rank 0
-    expect_torch_ranks(2, backend, [&](int rank, int /*size*/) {
-      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.004});
-      constexpr std::chrono::milliseconds kSlow(200);
-      for (int step = 0; step < 3; ++step) {
-        const auto x = batch_of(rank, step, at::kDouble);
-        const auto output = model(x);
-        model.module()->zero_grad();
-        if (rank == 0) {
-          ++*begun;
-        } else {
-          EXPECT_TRUE(test::eventually([&] { return *begun > step; }));
-          std::this_thread::sleep_for(kSlow);  // takes part in its backward's time
-        }
-        loss_of(output, x).backward();
+TEST_P(DdpBackends, StatsTellWhatAStepTook) {
+  const std::string& backend = GetParam();
+  const test::Shared<std::atomic<int>> begun;  // backwards, on rank 0
+  expect_torch_ranks(2, backend, [&](int rank, int /*size*/) {
+    DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.004});
+    constexpr std::chrono::milliseconds kSlow(200);
+    for (int step = 0; step < 3; ++step) {
+      const auto x = batch_of(rank, step, at::kDouble);
+      const auto output = model(x);
+      model.module()->zero_grad();
+      if (rank == 0) {
+        ++*begun;
+      } else {
+        EXPECT_TRUE(test::eventually([&] { return *begun > step; }));
+        std::this_thread::sleep_for(kSlow);  // takes part in its backward's time
       }
-      const DdpStats& stats = model.stats();
-      EXPECT_EQ(stats.steps, 3u);
-      std::size_t bytes = 0;
-      for (const auto& parameter : model.parameters()) bytes += parameter.nbytes();
-      EXPECT_GE(stats.last.bytes, bytes);
-      EXPECT_LE(stats.last.bytes, bytes + 64 * model.parameters().size());
-      EXPECT_EQ(stats.last.copied, bytes);
-      EXPECT_GT(stats.last.buckets, 1u);
-      EXPECT_EQ(stats.total.buckets, 3 * stats.last.buckets);
-      EXPECT_GT(stats.last.forward.count(), 0);
-      EXPECT_GE(stats.last.communication, stats.last.overlap);
-      EXPECT_GE(stats.last.communication, stats.last.waiting);
-      EXPECT_GE(stats.hidden(), 0);
-      EXPECT_LE(stats.hidden(), 1);
-      // Nothing but the other rank's sleep makes one wait so long.
-      EXPECT_GT(rank == 0 ? stats.total.waiting : stats.total.backward, kSlow);
-    });
-  }
+      loss_of(output, x).backward();
+    }
+    const DdpStats& stats = model.stats();
+    EXPECT_EQ(stats.steps, 3u);
+    std::size_t bytes = 0;
+    for (const auto& parameter : model.parameters()) bytes += parameter.nbytes();
+    EXPECT_GE(stats.last.bytes, bytes);
+    EXPECT_LE(stats.last.bytes, bytes + 64 * model.parameters().size());
+    EXPECT_EQ(stats.last.copied, bytes);
+    EXPECT_GT(stats.last.buckets, 1u);
+    EXPECT_EQ(stats.total.buckets, 3 * stats.last.buckets);
+    EXPECT_GT(stats.last.forward.count(), 0);
+    EXPECT_GE(stats.last.communication, stats.last.overlap);
+    EXPECT_GE(stats.last.communication, stats.last.waiting);
+    EXPECT_GE(stats.hidden(), 0);
+    EXPECT_LE(stats.hidden(), 1);
+    // Nothing but the other rank's sleep makes one wait so long.
+    EXPECT_GT(rank == 0 ? stats.total.waiting : stats.total.backward, kSlow);
+  });
 }
 
 struct LayersImpl : torch::nn::Module {

@@ -13,6 +13,7 @@
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
@@ -22,7 +23,6 @@ using test::batch_of;
 using test::bytes_of;
 using test::Choice;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 using test::loss_of;
 using test::make_net;
 using test::Program;
@@ -179,17 +179,18 @@ void check_program(unsigned seed, const std::string& backend, int rank, int size
   }
 }
 
-TEST(DdpProperty, AnyProgramEqualsOneProcessWhateverTheBuckets) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) {
-      expect_torch_ranks(size, backend, [&](int rank, int n) {
-        const unsigned programs = 2 * static_cast<unsigned>(thoroughness());
-        for (unsigned i = 0; i < programs; ++i) {
-          check_program(100 * i + static_cast<unsigned>(size), backend, rank, n);
-        }
-      });
+using DdpPropertyWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpPropertyWorlds, test::worlds(), test::CaseName());
+
+TEST_P(DdpPropertyWorlds, AnyProgramEqualsOneProcessWhateverTheBuckets) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [&](int rank, int n) {
+    const unsigned programs = 2 * static_cast<unsigned>(thoroughness());
+    for (unsigned i = 0; i < programs; ++i) {
+      check_program(100 * i + static_cast<unsigned>(size), backend, rank, n);
     }
-  }
+  });
 }
 
 struct ComplexNetImpl : torch::nn::Module {
@@ -210,31 +211,32 @@ torch::Tensor complex_batch(int rank, int step, at::ScalarType type) {
   return torch::randn({4, 6}, at::kComplexDouble).to(type);
 }
 
-TEST(DdpProperty, ComplexParametersTrain) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel model(ComplexNet(at::kComplexFloat), {.bucket_cap_mb = 0.01});
-        ComplexNet plain(at::kComplexDouble);
-        torch::optim::SGD ours(model.parameters(), 0.1);
-        torch::optim::SGD alone(plain->parameters(), 0.1);
-        for (int step = 0; step < 5; ++step) {
-          ours.zero_grad();
-          alone.zero_grad();
-          model(complex_batch(rank, step, at::kComplexFloat)).backward();
-          for (int r = 0; r < n; ++r) {
-            (plain(complex_batch(r, step, at::kComplexDouble)) / n).backward();
-          }
-          ours.step();
-          alone.step();
-        }
-        for (std::size_t i = 0; i < 2; ++i) {
-          EXPECT_TRUE(torch::allclose(model.parameters()[i].to(at::kComplexDouble),
-                                      plain->parameters()[i], 1e-4, 1e-5));
-        }
-      });
+using DdpPropertyWorldsUpTo3 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpPropertyWorldsUpTo3, test::worlds({2, 3}), test::CaseName());
+
+TEST_P(DdpPropertyWorldsUpTo3, ComplexParametersTrain) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    DistributedDataParallel model(ComplexNet(at::kComplexFloat), {.bucket_cap_mb = 0.01});
+    ComplexNet plain(at::kComplexDouble);
+    torch::optim::SGD ours(model.parameters(), 0.1);
+    torch::optim::SGD alone(plain->parameters(), 0.1);
+    for (int step = 0; step < 5; ++step) {
+      ours.zero_grad();
+      alone.zero_grad();
+      model(complex_batch(rank, step, at::kComplexFloat)).backward();
+      for (int r = 0; r < n; ++r) {
+        (plain(complex_batch(r, step, at::kComplexDouble)) / n).backward();
+      }
+      ours.step();
+      alone.step();
     }
-  }
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(torch::allclose(model.parameters()[i].to(at::kComplexDouble),
+                                  plain->parameters()[i], 1e-4, 1e-5));
+    }
+  });
 }
 
 struct Team {
@@ -279,28 +281,30 @@ void train_in_team(const Team& team, const test::Net& net) {
   test::expect_close(model.parameters(), team.expected, 1e-12);
 }
 
-TEST(DdpProperty, ModelsOfSeveralGroupsTrainInThreads) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(4, backend, [](int rank, int) {
-      std::vector<Team> teams;
-      for (const auto& ranks :
-           std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 2}, {1, 2, 3}, {1, 3}, {0, 1, 2, 3}}) {
-        teams.push_back(make_team(ranks));
-      }
-      std::vector<std::thread> threads;
-      for (const auto& team : teams) {
-        if (!team.group.is_member()) continue;
-        threads.emplace_back([&team, rank, net = make_net(at::kDouble)] {
-          try {
-            train_in_team(team, net);
-          } catch (const std::exception& error) {
-            ADD_FAILURE() << "rank " << rank << ": " << error.what();
-          }
-        });
-      }
-      for (auto& thread : threads) thread.join();
-    });
-  }
+using DdpPropertyBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DdpPropertyBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(DdpPropertyBackends, ModelsOfSeveralGroupsTrainInThreads) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(4, backend, [](int rank, int) {
+    std::vector<Team> teams;
+    for (const auto& ranks :
+         std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 2}, {1, 2, 3}, {1, 3}, {0, 1, 2, 3}}) {
+      teams.push_back(make_team(ranks));
+    }
+    std::vector<std::thread> threads;
+    for (const auto& team : teams) {
+      if (!team.group.is_member()) continue;
+      threads.emplace_back([&team, rank, net = make_net(at::kDouble)] {
+        try {
+          train_in_team(team, net);
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  });
 }
 
 }  // namespace

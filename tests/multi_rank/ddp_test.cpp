@@ -14,6 +14,7 @@
 #include "support/small_net.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
@@ -24,7 +25,6 @@ using test::bytes_of;
 using test::expect_close;
 using test::expect_same_gradients;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 using test::loss_of;
 using test::make_net;
 using test::Net;
@@ -83,89 +83,89 @@ std::string train_ddp(int rank, int size, at::ScalarType type, bool set_to_none)
   return bytes_of(model.parameters());
 }
 
-TEST(Ddp, EqualsOneProcess) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) {
-      std::string first_run;
-      for (int run = 0; run < 2; ++run) {
-        const auto ends = test::run_torch_ranks(size, backend, [](const RankContext& context) {
-          const World world = init_process_group(context.init);
-          train_ddp(context.rank, context.size, at::kDouble, false);
-          const std::string mine = train_ddp(context.rank, context.size, at::kFloat, true);
-          return std::to_string(std::hash<std::string>{}(mine));
-        });
-        if (run == 0) first_run = ends[0].report;
-        for (const auto& end : ends) {
-          EXPECT_TRUE(end.exited_cleanly()) << backend << ' ' << size << ": " << end.report;
-          EXPECT_EQ(end.report, ends[0].report) << "ranks differ on " << backend;
-          if (backend == "paceline") {
-            EXPECT_EQ(end.report, first_run) << "runs differ";
-          }
-        }
+using DdpWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpWorlds, test::worlds(), test::CaseName());
+
+TEST_P(DdpWorlds, EqualsOneProcess) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  std::string first_run;
+  for (int run = 0; run < 2; ++run) {
+    const auto ends = test::run_torch_ranks(size, backend, [](const RankContext& context) {
+      const World world = init_process_group(context.init);
+      train_ddp(context.rank, context.size, at::kDouble, false);
+      const std::string mine = train_ddp(context.rank, context.size, at::kFloat, true);
+      return std::to_string(std::hash<std::string>{}(mine));
+    });
+    if (run == 0) first_run = ends[0].report;
+    for (const auto& end : ends) {
+      EXPECT_TRUE(end.exited_cleanly()) << backend << ' ' << size << ": " << end.report;
+      EXPECT_EQ(end.report, ends[0].report) << "ranks differ on " << backend;
+      if (backend == "paceline") {
+        EXPECT_EQ(end.report, first_run) << "runs differ";
       }
     }
   }
 }
 
-TEST(Ddp, GradientsEqualThoseOfPyTorchsReducer) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) {
-      expect_torch_ranks(size, backend, [](int rank, int) {
-        const auto x = batch_of(rank, 0, at::kDouble);
-        DistributedDataParallel ours(make_net(at::kDouble));
-        loss_of(ours(x), x).backward();
+TEST_P(DdpWorlds, GradientsEqualThoseOfPyTorchsReducer) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int) {
+    const auto x = batch_of(rank, 0, at::kDouble);
+    DistributedDataParallel ours(make_net(at::kDouble));
+    loss_of(ours(x), x).backward();
 
-        auto net = make_net(at::kDouble);
-        const auto parameters = net->parameters();
-        std::vector<std::size_t> all(parameters.size());
-        for (std::size_t i = 0; i < all.size(); ++i) all[i] = all.size() - 1 - i;
-        c10d::Reducer reducer(parameters, {all}, ProcessGroup().c10d(),
-                              std::vector<bool>(parameters.size(), false), 25 << 20, false, false,
-                              {}, 1 << 20, false, false, {});
-        reducer.prepare_for_forward();
-        const auto output = net(x);
-        reducer.prepare_for_backward({});
-        loss_of(output, x).backward();
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-          const auto mine = ours.parameters()[i].grad();
-          EXPECT_TRUE(torch::allclose(mine, parameters[i].grad(), 1e-13, 1e-15)) << i;
-        }
-      });
+    auto net = make_net(at::kDouble);
+    const auto parameters = net->parameters();
+    std::vector<std::size_t> all(parameters.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all.size() - 1 - i;
+    c10d::Reducer reducer(parameters, {all}, ProcessGroup().c10d(),
+                          std::vector<bool>(parameters.size(), false), 25 << 20, false, false, {},
+                          1 << 20, false, false, {});
+    reducer.prepare_for_forward();
+    const auto output = net(x);
+    reducer.prepare_for_backward({});
+    loss_of(output, x).backward();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto mine = ours.parameters()[i].grad();
+      EXPECT_TRUE(torch::allclose(mine, parameters[i].grad(), 1e-13, 1e-15)) << i;
     }
-  }
+  });
 }
 
-TEST(Ddp, TwoModelsAndOtherCollectivesInOneStep) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 8}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel one(make_net(at::kDouble));
-        DistributedDataParallel two(make_net(at::kDouble, 5));
-        auto plain_one = make_net(at::kDouble);
-        auto plain_two = make_net(at::kDouble, 5);
-        for (int step = 0; step < 5; ++step) {
-          one.module()->zero_grad();
-          two.module()->zero_grad();
-          const auto x = batch_of(rank, step, at::kDouble);
-          const auto from_one = one(x);
-          auto count = torch::ones({1});
-          all_reduce(count);
-          EXPECT_EQ(count.item<float>(), n);
-          // One backward through both models.
-          loss_of(two(x) + from_one, x).backward();
+using DdpWorldsUpTo8 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpWorldsUpTo8, test::worlds({2, 3, 8}), test::CaseName());
 
-          plain_one->zero_grad();
-          plain_two->zero_grad();
-          for (int r = 0; r < n; ++r) {
-            const auto y = batch_of(r, step, at::kDouble);
-            (loss_of(plain_two(y) + plain_one(y), y) / n).backward();
-          }
-          expect_same_gradients(one.parameters(), plain_one->parameters());
-          expect_same_gradients(two.parameters(), plain_two->parameters());
-        }
-      });
+TEST_P(DdpWorldsUpTo8, TwoModelsAndOtherCollectivesInOneStep) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    DistributedDataParallel one(make_net(at::kDouble));
+    DistributedDataParallel two(make_net(at::kDouble, 5));
+    auto plain_one = make_net(at::kDouble);
+    auto plain_two = make_net(at::kDouble, 5);
+    for (int step = 0; step < 5; ++step) {
+      one.module()->zero_grad();
+      two.module()->zero_grad();
+      const auto x = batch_of(rank, step, at::kDouble);
+      const auto from_one = one(x);
+      auto count = torch::ones({1});
+      all_reduce(count);
+      EXPECT_EQ(count.item<float>(), n);
+      // One backward through both models.
+      loss_of(two(x) + from_one, x).backward();
+
+      plain_one->zero_grad();
+      plain_two->zero_grad();
+      for (int r = 0; r < n; ++r) {
+        const auto y = batch_of(r, step, at::kDouble);
+        (loss_of(plain_two(y) + plain_one(y), y) / n).backward();
+      }
+      expect_same_gradients(one.parameters(), plain_one->parameters());
+      expect_same_gradients(two.parameters(), plain_two->parameters());
     }
-  }
+  });
 }
 
 // Part of the model is used only when told; `extra` never gets a gradient otherwise.
@@ -194,42 +194,43 @@ bool uses_extra(int rank, int size, int step, int micro) {
   return step == 3;
 }
 
-TEST(Ddp, AccumulationWithUnusedParameters) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 5}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel model(make_branches(),
-                                      {.bucket_cap_mb = 0.0001, .find_unused_parameters = true});
-        auto plain = make_branches();
-        const auto mark = torch::full({4, 9}, 7.0, at::kDouble);
-        model.module()->extra->weight.mutable_grad() = mark.clone();
-        plain->extra->weight.mutable_grad() = mark.clone();
-        for (int step = 0; step < 5; ++step) {
-          if (step > 0) {
-            model.module()->zero_grad(step % 2 == 0);
-            plain->zero_grad(step % 2 == 0);
-          }
-          for (int micro = 0; micro < 3; ++micro) {
-            const auto guard = model.no_sync(micro < 2);
-            const auto x = batch_of(rank, 10 * step + micro, at::kDouble);
-            model(x, uses_extra(rank, n, step, micro)).pow(2).sum().backward();
-            for (int r = 0; r < n; ++r) {
-              const auto y = batch_of(r, 10 * step + micro, at::kDouble);
-              (plain(y, uses_extra(r, n, step, micro)).pow(2).sum() / n).backward();
-            }
-          }
-          for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
-            const auto expected = plain->parameters()[i].grad();
-            const auto got = model.parameters()[i].grad();
-            ASSERT_EQ(got.defined(), expected.defined()) << "step " << step << " tensor " << i;
-            if (expected.defined()) {
-              EXPECT_TRUE(torch::allclose(got, expected, 1e-12, 1e-13)) << "step " << step << i;
-            }
-          }
+using DdpWorldsUpTo5 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
+
+TEST_P(DdpWorldsUpTo5, AccumulationWithUnusedParameters) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    DistributedDataParallel model(make_branches(),
+                                  {.bucket_cap_mb = 0.0001, .find_unused_parameters = true});
+    auto plain = make_branches();
+    const auto mark = torch::full({4, 9}, 7.0, at::kDouble);
+    model.module()->extra->weight.mutable_grad() = mark.clone();
+    plain->extra->weight.mutable_grad() = mark.clone();
+    for (int step = 0; step < 5; ++step) {
+      if (step > 0) {
+        model.module()->zero_grad(step % 2 == 0);
+        plain->zero_grad(step % 2 == 0);
+      }
+      for (int micro = 0; micro < 3; ++micro) {
+        const auto guard = model.no_sync(micro < 2);
+        const auto x = batch_of(rank, 10 * step + micro, at::kDouble);
+        model(x, uses_extra(rank, n, step, micro)).pow(2).sum().backward();
+        for (int r = 0; r < n; ++r) {
+          const auto y = batch_of(r, 10 * step + micro, at::kDouble);
+          (plain(y, uses_extra(r, n, step, micro)).pow(2).sum() / n).backward();
         }
-      });
+      }
+      for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+        const auto expected = plain->parameters()[i].grad();
+        const auto got = model.parameters()[i].grad();
+        ASSERT_EQ(got.defined(), expected.defined()) << "step " << step << " tensor " << i;
+        if (expected.defined()) {
+          EXPECT_TRUE(torch::allclose(got, expected, 1e-12, 1e-13)) << "step " << step << i;
+        }
+      }
     }
-  }
+  });
 }
 
 TEST(Ddp, NothingIsReducedUnderNoSync) {
@@ -248,20 +249,22 @@ TEST(Ddp, NothingIsReducedUnderNoSync) {
   });
 }
 
-TEST(Ddp, ParametersWithoutGradientAreNamedOnEveryRank) {
-  for (const int size : {2, 3}) {
-    const auto ends = test::run_torch_ranks(size, "paceline", [](const RankContext& context) {
-      const World world = init_process_group(context.init);
-      DistributedDataParallel model(make_branches());
-      const auto x = batch_of(context.rank, 0, at::kDouble);
-      model(x, context.rank != 1).sum().backward();
-      return std::string("no error");
-    });
-    for (const auto& end : ends) {
-      EXPECT_THAT(end.report, AllOf(HasSubstr("2 of 4 parameters got no gradient"),
-                                    HasSubstr("extra.weight, extra.bias"),
-                                    HasSubstr("find_unused_parameters")));
-    }
+using DdpRanksUpTo3 = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, DdpRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
+
+TEST_P(DdpRanksUpTo3, ParametersWithoutGradientAreNamedOnEveryRank) {
+  const int size = GetParam();
+  const auto ends = test::run_torch_ranks(size, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_branches());
+    const auto x = batch_of(context.rank, 0, at::kDouble);
+    model(x, context.rank != 1).sum().backward();
+    return std::string("no error");
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report,
+                AllOf(HasSubstr("2 of 4 parameters got no gradient"),
+                      HasSubstr("extra.weight, extra.bias"), HasSubstr("find_unused_parameters")));
   }
 }
 
@@ -271,180 +274,175 @@ void throw_at(const torch::Tensor& tensor) {
       [](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("bad grad"); });
 }
 
-TEST(Ddp, AStepAfterOneWhoseBackwardThrew) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 8}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
-        for (int step = 0; step < 4; ++step) {
-          model.module()->zero_grad();
-          const auto x = batch_of(rank, step, at::kDouble);
-          if (step % 2 == 0) {
-            const auto hidden = torch::tanh(model.module()->first(x));
-            throw_at(hidden);
-            static_cast<void>(model(x));  // arms the step
-            const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
-            EXPECT_THROW(loss_of(output, x).backward(), std::exception);
-            continue;
-          }
-          loss_of(model(x), x).backward();
-          expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
-        }
-      });
+TEST_P(DdpWorldsUpTo8, AStepAfterOneWhoseBackwardThrew) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
+    for (int step = 0; step < 4; ++step) {
+      model.module()->zero_grad();
+      const auto x = batch_of(rank, step, at::kDouble);
+      if (step % 2 == 0) {
+        const auto hidden = torch::tanh(model.module()->first(x));
+        throw_at(hidden);
+        static_cast<void>(model(x));  // arms the step
+        const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
+        EXPECT_THROW(loss_of(output, x).backward(), std::exception);
+        continue;
+      }
+      loss_of(model(x), x).backward();
+      expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
     }
-  }
+  });
 }
 
-TEST(Ddp, DifferentModelsAreNamed) {
-  const auto construct = [](const std::string& backend, auto make) {
+using DdpBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DdpBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(DdpBackends, DifferentModelsAreNamed) {
+  const std::string& backend = GetParam();
+  const auto construct = [&](auto make) {
     return test::run_torch_ranks(3, backend, [&](const RankContext& context) {
       const World world = init_process_group(context.init);
       const DistributedDataParallel model(make(context.rank));
       return std::string("no error");
     });
   };
-  for (const auto& backend : backends()) {
-    for (const auto& end :
-         construct(backend, [](int rank) { return torch::nn::Linear(9, rank == 1 ? 5 : 4); })) {
-      EXPECT_THAT(end.report,
-                  AllOf(HasSubstr("weight, a parameter of shape [4, 9] and type Float on rank 0"),
-                        HasSubstr("weight, a parameter of shape [5, 9] and type Float on rank 1")));
-    }
-    for (const auto& end : construct(backend, [](int rank) {
-           torch::nn::Linear linear(9, 4);
-           if (rank == 2) linear->to(at::kDouble);
-           return linear;
-         })) {
-      EXPECT_THAT(end.report,
-                  HasSubstr("weight, a parameter of shape [4, 9] and type Double on rank 2"));
-    }
-    for (const auto& end : construct(backend, [](int rank) {
-           return torch::nn::Linear(torch::nn::LinearOptions(9, 4).bias(rank != 1));
-         })) {
-      EXPECT_THAT(end.report,
-                  AllOf(HasSubstr("of 2 parameters and buffers on rank 0, and 1 on rank 1"),
-                        HasSubstr("nothing more on rank 1")));
-    }
-    for (const auto& end : construct(backend, [](int rank) {
-           torch::nn::Conv2d conv(3, 4, 2);
-           if (rank == 1)
-             conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
-           return conv;
-         })) {
-      EXPECT_THAT(end.report, HasSubstr("type Float with strides [12, 1, 6, 3] on rank 1"));
-    }
-    for (const auto& end : construct(backend, [](int rank) {
-           torch::nn::Linear linear(9, 4);
-           linear->bias.requires_grad_(rank != 2);
-           return linear;
-         })) {
-      EXPECT_THAT(end.report, HasSubstr("bias, a frozen parameter of shape [4] and type Float on "
-                                        "rank 2"));
-    }
-    for (const auto& end : construct(backend, [](int rank) {
-           torch::nn::BatchNorm1d norm(4);
-           if (rank == 1) norm->running_mean.resize_({2, 2});
-           return norm;
-         })) {
-      EXPECT_THAT(end.report, HasSubstr("running_mean, a buffer of shape [2, 2]"));
-    }
+  for (const auto& end :
+       construct([](int rank) { return torch::nn::Linear(9, rank == 1 ? 5 : 4); })) {
+    EXPECT_THAT(end.report,
+                AllOf(HasSubstr("weight, a parameter of shape [4, 9] and type Float on rank 0"),
+                      HasSubstr("weight, a parameter of shape [5, 9] and type Float on rank 1")));
+  }
+  for (const auto& end : construct([](int rank) {
+         torch::nn::Linear linear(9, 4);
+         if (rank == 2) linear->to(at::kDouble);
+         return linear;
+       })) {
+    EXPECT_THAT(end.report,
+                HasSubstr("weight, a parameter of shape [4, 9] and type Double on rank 2"));
+  }
+  for (const auto& end : construct([](int rank) {
+         return torch::nn::Linear(torch::nn::LinearOptions(9, 4).bias(rank != 1));
+       })) {
+    EXPECT_THAT(end.report,
+                AllOf(HasSubstr("of 2 parameters and buffers on rank 0, and 1 on rank 1"),
+                      HasSubstr("nothing more on rank 1")));
+  }
+  for (const auto& end : construct([](int rank) {
+         torch::nn::Conv2d conv(3, 4, 2);
+         if (rank == 1)
+           conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+         return conv;
+       })) {
+    EXPECT_THAT(end.report, HasSubstr("type Float with strides [12, 1, 6, 3] on rank 1"));
+  }
+  for (const auto& end : construct([](int rank) {
+         torch::nn::Linear linear(9, 4);
+         linear->bias.requires_grad_(rank != 2);
+         return linear;
+       })) {
+    EXPECT_THAT(end.report, HasSubstr("bias, a frozen parameter of shape [4] and type Float on "
+                                      "rank 2"));
+  }
+  for (const auto& end : construct([](int rank) {
+         torch::nn::BatchNorm1d norm(4);
+         if (rank == 1) norm->running_mean.resize_({2, 2});
+         return norm;
+       })) {
+    EXPECT_THAT(end.report, HasSubstr("running_mean, a buffer of shape [2, 2]"));
   }
 }
 
 // Rank 1's backward throws when some of its buckets are published; the others learn of it and all
 // go on, whatever zero_grad does.
-TEST(Ddp, AllGoOnAfterOneRanksBackwardThrew) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 8}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
-        for (int step = 0; step < 6; ++step) {
-          const auto x = batch_of(rank, step, at::kDouble);
-          if (step % 2 == 0) {
-            static_cast<void>(model(x));  // arms the step
-            const auto hidden = torch::tanh(model.module()->first(x));
-            if (rank == 1) throw_at(hidden);
-            const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
-            EXPECT_THROW(loss_of(output, x).backward(), std::exception) << "rank " << rank;
-            model.module()->zero_grad(step % 4 == 0);
-            continue;
-          }
-          loss_of(model(x), x).backward();
-          expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
-          model.module()->zero_grad(false);
-        }
-      });
+TEST_P(DdpWorldsUpTo8, AllGoOnAfterOneRanksBackwardThrew) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
+    for (int step = 0; step < 6; ++step) {
+      const auto x = batch_of(rank, step, at::kDouble);
+      if (step % 2 == 0) {
+        static_cast<void>(model(x));  // arms the step
+        const auto hidden = torch::tanh(model.module()->first(x));
+        if (rank == 1) throw_at(hidden);
+        const auto output = model.module()->last(torch::tanh(model.module()->second(hidden)));
+        EXPECT_THROW(loss_of(output, x).backward(), std::exception) << "rank " << rank;
+        model.module()->zero_grad(step % 4 == 0);
+        continue;
+      }
+      loss_of(model(x), x).backward();
+      expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
+      model.module()->zero_grad(false);
     }
-  }
+  });
 }
 
-TEST(Ddp, ABackwardAfterOneThatThrewNeedsAForward) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
-      const auto x = batch_of(rank, 0, at::kDouble);
-      static_cast<void>(model(x));
-      const auto hidden = torch::tanh(model.module()->first(x));
-      throw_at(hidden);
-      const auto loss = model.module()->last(torch::tanh(model.module()->second(hidden))).sum();
-      EXPECT_ANY_THROW(loss.backward({}, /*retain_graph=*/true));
-      EXPECT_THAT([&] { loss.backward(); },
-                  ThrowsMessage<UsageError>(HasSubstr("run a forward before the next")));
-      model(x).sum().backward();
-    });
-  }
+TEST_P(DdpBackends, ABackwardAfterOneThatThrewNeedsAForward) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(2, backend, [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
+    const auto x = batch_of(rank, 0, at::kDouble);
+    static_cast<void>(model(x));
+    const auto hidden = torch::tanh(model.module()->first(x));
+    throw_at(hidden);
+    const auto loss = model.module()->last(torch::tanh(model.module()->second(hidden))).sum();
+    EXPECT_ANY_THROW(loss.backward({}, /*retain_graph=*/true));
+    EXPECT_THAT([&] { loss.backward(); },
+                ThrowsMessage<UsageError>(HasSubstr("run a forward before the next")));
+    model(x).sum().backward();
+  });
 }
 
-TEST(Ddp, AForwardInEvalModeOnOneRankAlone) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      DistributedDataParallel model(torch::nn::BatchNorm1d(3));
-      const auto x = torch::randn({5, 3});
-      for (int step = 0; step < 3; ++step) {
-        if (rank == 0) {
-          model.eval();
-          static_cast<void>(model(x));
-          model.train();
-        }
+TEST_P(DdpBackends, AForwardInEvalModeOnOneRankAlone) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(2, backend, [](int rank, int) {
+    DistributedDataParallel model(torch::nn::BatchNorm1d(3));
+    const auto x = torch::randn({5, 3});
+    for (int step = 0; step < 3; ++step) {
+      if (rank == 0) {
+        model.eval();
+        static_cast<void>(model(x));
+        model.train();
+      }
+      model(x).pow(2).sum().backward();
+    }
+  });
+}
+
+TEST_P(DdpBackends, BuffersFollowRankZeroByPyTorchsRule) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(2, backend, [](int rank, int) {
+    for (const bool broadcast_buffers : {true, false}) {
+      torch::nn::BatchNorm1d norm(3);
+      norm->running_mean.fill_(rank);
+      DistributedDataParallel model(norm, {.broadcast_buffers = broadcast_buffers});
+      EXPECT_EQ(norm->running_mean[0].item<float>(), 0) << "construction makes them equal";
+
+      const auto x = torch::randn({5, 3}) + rank;
+      const auto step = [&](bool sync) {
+        const auto guard = model.no_sync(!sync);
         model(x).pow(2).sum().backward();
+      };
+      norm->running_mean.fill_(rank);
+      step(true);
+      norm->running_mean.fill_(rank);
+      {
+        const at::NoGradGuard no_grad;
+        model.eval();
+        static_cast<void>(model(x));
+        model.train();
       }
-    });
-  }
-}
-
-TEST(Ddp, BuffersFollowRankZeroByPyTorchsRule) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      for (const bool broadcast_buffers : {true, false}) {
-        torch::nn::BatchNorm1d norm(3);
-        norm->running_mean.fill_(rank);
-        DistributedDataParallel model(norm, {.broadcast_buffers = broadcast_buffers});
-        EXPECT_EQ(norm->running_mean[0].item<float>(), 0) << "construction makes them equal";
-
-        const auto x = torch::randn({5, 3}) + rank;
-        const auto step = [&](bool sync) {
-          const auto guard = model.no_sync(!sync);
-          model(x).pow(2).sum().backward();
-        };
-        norm->running_mean.fill_(rank);
-        step(true);
-        norm->running_mean.fill_(rank);
-        {
-          const at::NoGradGuard no_grad;
-          model.eval();
-          static_cast<void>(model(x));
-          model.train();
-        }
-        EXPECT_EQ(norm->running_mean[0].item<float>(), rank) << "not with grad mode off";
-        norm->options.momentum(0.0);
-        step(false);  // the step before was synchronised
-        EXPECT_EQ(norm->running_mean[0].item<float>(), broadcast_buffers ? 0 : rank);
-        norm->running_mean.fill_(rank);
-        step(true);  // the step before was not
-        EXPECT_EQ(norm->running_mean[0].item<float>(), rank);
-      }
-    });
-  }
+      EXPECT_EQ(norm->running_mean[0].item<float>(), rank) << "not with grad mode off";
+      norm->options.momentum(0.0);
+      step(false);  // the step before was synchronised
+      EXPECT_EQ(norm->running_mean[0].item<float>(), broadcast_buffers ? 0 : rank);
+      norm->running_mean.fill_(rank);
+      step(true);  // the step before was not
+      EXPECT_EQ(norm->running_mean[0].item<float>(), rank);
+    }
+  });
 }
 
 struct PairImpl : torch::nn::Module {

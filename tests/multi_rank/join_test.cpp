@@ -15,6 +15,7 @@
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 #include "trace/timeline.h"
 
 namespace paceline {
@@ -25,7 +26,6 @@ using test::batch_of;
 using test::bytes_of;
 using test::expect_close;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 using test::loss_of;
 using test::make_net;
 using test::RankContext;
@@ -101,30 +101,31 @@ std::string train_together(int rank, int size, Divisor divisor, const DdpOptions
   return bytes_of(one.parameters()) + bytes_of(two.parameters());
 }
 
-TEST(Join, EqualsTheWeightedSingleProcess) {
+using JoinWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, JoinWorlds, test::worlds(), test::CaseName());
+
+TEST_P(JoinWorlds, EqualsTheWeightedSingleProcess) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
   const std::vector<DdpOptions> all{{.bucket_cap_mb = 0.001},
                                     {.find_unused_parameters = true},
                                     {.gradient_as_bucket_view = false},
                                     {.check_sync_every = 1}};
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) {
-      const auto ends = test::run_torch_ranks(size, backend, [&](const RankContext& context) {
-        const World world = init_process_group(context.init);
-        std::string bytes;
-        for (const Divisor divisor : {Divisor::all, Divisor::active, Divisor::samples}) {
-          for (const auto& options : all) {
-            // The others' code is the same for every backend and size.
-            if (&options != &all[0] && (backend != "paceline" || size > 3)) continue;
-            bytes += train_together(context.rank, context.size, divisor, options);
-          }
-        }
-        return std::to_string(std::hash<std::string>{}(bytes));
-      });
-      for (const auto& end : ends) {
-        EXPECT_TRUE(end.exited_cleanly()) << backend << ' ' << size << ": " << end.report;
-        EXPECT_EQ(end.report, ends[0].report) << "ranks differ";
+  const auto ends = test::run_torch_ranks(size, backend, [&](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    std::string bytes;
+    for (const Divisor divisor : {Divisor::all, Divisor::active, Divisor::samples}) {
+      for (const auto& options : all) {
+        // The others' code is the same for every backend and size.
+        if (&options != &all[0] && (backend != "paceline" || size > 3)) continue;
+        bytes += train_together(context.rank, context.size, divisor, options);
       }
     }
+    return std::to_string(std::hash<std::string>{}(bytes));
+  });
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << backend << ' ' << size << ": " << end.report;
+    EXPECT_EQ(end.report, ends[0].report) << "ranks differ";
   }
 }
 
@@ -152,29 +153,31 @@ TEST(Join, WithAccumulationAndBuffersAndAHook) {
   });
 }
 
-TEST(Join, EarlyTerminationThrowsOnAllRanks) {
-  for (const auto& backend : backends()) {
-    const auto ends = test::run_torch_ranks(3, backend, [](const RankContext& context) {
-      const World world = init_process_group(context.init);
-      DistributedDataParallel model(make_net(at::kDouble));
-      try {
-        model.join(
-            [&] {
-              for (int step = 0; step < (context.rank == 1 ? 2 : 5); ++step) {
-                const auto x = batch_of(context.rank, step, at::kDouble);
-                loss_of(model(x), x).backward();
-              }
-            },
-            {.throw_on_early_termination = true});
-      } catch (const Error& error) {
-        barrier();  // nobody is left behind
-        return std::string(error.what());
-      }
-      return std::string("no error");
-    });
-    for (const auto& end : ends) {
-      EXPECT_THAT(end.report, HasSubstr("rank 1 had no inputs left after 2 steps"));
+using JoinBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, JoinBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(JoinBackends, EarlyTerminationThrowsOnAllRanks) {
+  const std::string& backend = GetParam();
+  const auto ends = test::run_torch_ranks(3, backend, [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    try {
+      model.join(
+          [&] {
+            for (int step = 0; step < (context.rank == 1 ? 2 : 5); ++step) {
+              const auto x = batch_of(context.rank, step, at::kDouble);
+              loss_of(model(x), x).backward();
+            }
+          },
+          {.throw_on_early_termination = true});
+    } catch (const Error& error) {
+      barrier();  // nobody is left behind
+      return std::string(error.what());
     }
+    return std::string("no error");
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, HasSubstr("rank 1 had no inputs left after 2 steps"));
   }
 }
 
@@ -262,26 +265,25 @@ TEST(Join, UnevenInputsWithoutItAreToldWhenARankLeaves) {
 
 // A rank that has joined counts nothing; after join it counts again, though the last forward that
 // it shadowed was not synchronised.
-TEST(Join, EndsWithIt) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
-      DistributedDataParallel model(net);
-      const auto step = [&](bool sync) {
-        const auto guard = model.no_sync(!sync);
-        model(torch::full({1, 1}, rank + 1.0)).sum().backward();
-      };
-      model.join(
-          [&] {
-            step(true);
-            if (rank == 0) step(false);
-          },
-          {.divide_by_initial_world_size = false});
-      net->zero_grad();
-      step(true);
-      EXPECT_EQ(net->weight.grad().item<double>(), 1.5);
-    });
-  }
+TEST_P(JoinBackends, EndsWithIt) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(2, backend, [](int rank, int) {
+    torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+    DistributedDataParallel model(net);
+    const auto step = [&](bool sync) {
+      const auto guard = model.no_sync(!sync);
+      model(torch::full({1, 1}, rank + 1.0)).sum().backward();
+    };
+    model.join(
+        [&] {
+          step(true);
+          if (rank == 0) step(false);
+        },
+        {.divide_by_initial_world_size = false});
+    net->zero_grad();
+    step(true);
+    EXPECT_EQ(net->weight.grad().item<double>(), 1.5);
+  });
 }
 
 TEST(Join, RefusesWhatRanksWithoutInputsCannotKnow) {

@@ -11,6 +11,7 @@
 #include <paceline/error.h>
 
 #include "shm/buckets/bucket_reducer.h"
+#include "support/cases.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::shm {
@@ -77,15 +78,17 @@ void run_step(BucketReducer& reducer, const Region& region, std::size_t step,
   check_step(reducer, region.size(), step);
 }
 
-TEST(BucketReducer, ReducesWhateverTheOrderOnEachRank) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name);
-      std::mt19937 random(static_cast<unsigned>(region->rank()));  // another order on each rank
-      for (std::size_t step = 1; step <= 50; ++step) run_step(reducer, *region, step, random);
-    });
-  }
+using BucketReducerRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, BucketReducerRanks, ::testing::ValuesIn(kWorldSizes), test::CaseName());
+
+TEST_P(BucketReducerRanks, ReducesWhateverTheOrderOnEachRank) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    std::mt19937 random(static_cast<unsigned>(region->rank()));  // another order on each rank
+    for (std::size_t step = 1; step <= 50; ++step) run_step(reducer, *region, step, random);
+  });
 }
 
 TEST(BucketReducer, SeveralReducersAndTheGroupsCallsDoNotDisturbEachOther) {
@@ -124,27 +127,26 @@ TEST(BucketReducer, ComesAndGoesWithoutLosingTrack) {
   });
 }
 
-TEST(BucketReducer, GoesOnAfterAStepThatAllGaveUp) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name);
-      std::mt19937 random(static_cast<unsigned>(region->rank()));
-      for (std::size_t step = 1; step <= 30; ++step) {
-        if (step % 3 == 0) {
-          reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
-          for (std::size_t bucket = 0; bucket < random() % 3; ++bucket) {
-            fill_bucket(reducer, bucket, 1e6);
-            reducer.publish(bucket);
-            reducer.try_progress();
-          }
-          reducer.abandon_step();
-        } else {
-          run_step(reducer, *region, step, random);
+TEST_P(BucketReducerRanks, GoesOnAfterAStepThatAllGaveUp) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    std::mt19937 random(static_cast<unsigned>(region->rank()));
+    for (std::size_t step = 1; step <= 30; ++step) {
+      if (step % 3 == 0) {
+        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
+        for (std::size_t bucket = 0; bucket < random() % 3; ++bucket) {
+          fill_bucket(reducer, bucket, 1e6);
+          reducer.publish(bucket);
+          reducer.try_progress();
         }
+        reducer.abandon_step();
+      } else {
+        run_step(reducer, *region, step, random);
       }
-    });
-  }
+    }
+  });
 }
 
 TEST(BucketReducer, ARankThatGivesUpIsNamedAndAllCanGoOn) {
@@ -228,57 +230,58 @@ TEST(BucketReducer, ForwardsWithoutBackwardOnOneRankAreNoticed) {
   });
 }
 
-TEST(BucketReducer, ParametersFrozenOnSomeRanksAreNamed) {
-  for (const int size : {2, 3, 5}) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a", "b", "c"});
-      const auto run = [&](std::uint32_t step, std::vector<std::uint8_t> frozen) {
-        reducer.begin_step({.forwards = step, .frozen = fingerprint(frozen)}, 1, frozen);
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
-        reducer.finish();
-      };
-      run(1, {0, 0, 0});
-      run(2, {0, 1, 0});
-      run(3, {0, 0, 0});
-      try {
-        run(4, {1, 0, region->rank() == 1 ? std::uint8_t{1} : std::uint8_t{0}});
-        ADD_FAILURE() << "no error";
-      } catch (const Mismatch& error) {
-        EXPECT_THAT(error.what(),
-                    HasSubstr("in step 4 of group test 1 of 3 parameters are frozen on some ranks "
-                              "and trained on others: c is frozen on rank 1. "));
-        if (region->size() == 2) {
-          EXPECT_THAT(error.ranks(), ::testing::ElementsAre(0, 1));
-        } else {
-          EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
-        }
+using BucketReducerRanksUpTo5 = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, BucketReducerRanksUpTo5, ::testing::Values(2, 3, 5), test::CaseName());
+
+TEST_P(BucketReducerRanksUpTo5, ParametersFrozenOnSomeRanksAreNamed) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a", "b", "c"});
+    const auto run = [&](std::uint32_t step, std::vector<std::uint8_t> frozen) {
+      reducer.begin_step({.forwards = step, .frozen = fingerprint(frozen)}, 1, frozen);
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
+      reducer.finish();
+    };
+    run(1, {0, 0, 0});
+    run(2, {0, 1, 0});
+    run(3, {0, 0, 0});
+    try {
+      run(4, {1, 0, region->rank() == 1 ? std::uint8_t{1} : std::uint8_t{0}});
+      ADD_FAILURE() << "no error";
+    } catch (const Mismatch& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("in step 4 of group test 1 of 3 parameters are frozen on some ranks "
+                            "and trained on others: c is frozen on rank 1. "));
+      if (region->size() == 2) {
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(0, 1));
+      } else {
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
       }
-    });
-  }
+    }
+  });
 }
 
-TEST(BucketReducer, DifferentNumbersOfModificationsAreNoErrorButShow) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a"});
-      for (std::uint32_t step = 1; step <= 6; ++step) {
-        const bool is_last = region->rank() + 1 == region->size();
-        const bool differs = is_last && step % 2 == 0;
-        const bool has_joined = region->rank() == 0 && step > 4;
-        const std::uint8_t frozen[] = {has_joined ? std::uint8_t{1} : std::uint8_t{0}};
-        reducer.begin_step({.forwards = step,
-                            .frozen = fingerprint(frozen),
-                            .modifications = differs ? 7U : 3U,
-                            .joined = has_joined ? 1U : 0U},
-                           1, frozen);
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
-        reducer.finish();
-        EXPECT_EQ(reducer.modified_apart(), region->size() > 1 && step % 2 == 0 && step <= 4);
-      }
-    });
-  }
+TEST_P(BucketReducerRanks, DifferentNumbersOfModificationsAreNoErrorButShow) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a"});
+    for (std::uint32_t step = 1; step <= 6; ++step) {
+      const bool is_last = region->rank() + 1 == region->size();
+      const bool differs = is_last && step % 2 == 0;
+      const bool has_joined = region->rank() == 0 && step > 4;
+      const std::uint8_t frozen[] = {has_joined ? std::uint8_t{1} : std::uint8_t{0}};
+      reducer.begin_step({.forwards = step,
+                          .frozen = fingerprint(frozen),
+                          .modifications = differs ? 7U : 3U,
+                          .joined = has_joined ? 1U : 0U},
+                         1, frozen);
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
+      reducer.finish();
+      EXPECT_EQ(reducer.modified_apart(), region->size() > 1 && step % 2 == 0 && step <= 4);
+    }
+  });
 }
 
 // Numbers of steps wrap around, and half of them seem to lie ahead of zero.
@@ -310,37 +313,36 @@ TEST(BucketReducer, StartsAtAnyNumberOfSteps) {
   }
 }
 
-TEST(BucketReducer, AveragesByWeight) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name);
-      const int rank = region->rank();
-      for (std::size_t step = 1; step <= 6; ++step) {
-        // In the third step only the last rank counts, and the others hold garbage.
-        const auto weight_of = [&](int of) {
-          return step == 3 ? (of + 1 == region->size() ? 0.5 : 0.0) : static_cast<double>(of + 1);
-        };
-        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, weight_of(rank));
-        double total = 0;
-        double average = 0;
-        for (int other = 0; other < region->size(); ++other) {
-          total += weight_of(other);
-          average += weight_of(other) * value_of(other, step, 0);
-        }
-        const bool counts = weight_of(rank) > 0;
-        fill_bucket(reducer, 0, counts ? value_of(rank, step, 0) : std::nan(""));
-        fill_bucket(reducer, 1, 1);
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
-        reducer.finish();
-        const auto* const data = reinterpret_cast<const float*>(reducer.data(0).get());
-        for (std::size_t i = 0; i < kBuckets[0].count; ++i) {
-          ASSERT_NEAR(data[i], average / total, 1e-5 * average / total);
-        }
-        expect<double>(reducer, 1, region->size());  // a sum
+TEST_P(BucketReducerRanks, AveragesByWeight) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    const int rank = region->rank();
+    for (std::size_t step = 1; step <= 6; ++step) {
+      // In the third step only the last rank counts, and the others hold garbage.
+      const auto weight_of = [&](int of) {
+        return step == 3 ? (of + 1 == region->size() ? 0.5 : 0.0) : static_cast<double>(of + 1);
+      };
+      reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, weight_of(rank));
+      double total = 0;
+      double average = 0;
+      for (int other = 0; other < region->size(); ++other) {
+        total += weight_of(other);
+        average += weight_of(other) * value_of(other, step, 0);
       }
-    });
-  }
+      const bool counts = weight_of(rank) > 0;
+      fill_bucket(reducer, 0, counts ? value_of(rank, step, 0) : std::nan(""));
+      fill_bucket(reducer, 1, 1);
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
+      reducer.finish();
+      const auto* const data = reinterpret_cast<const float*>(reducer.data(0).get());
+      for (std::size_t i = 0; i < kBuckets[0].count; ++i) {
+        ASSERT_NEAR(data[i], average / total, 1e-5 * average / total);
+      }
+      expect<double>(reducer, 1, region->size());  // a sum
+    }
+  });
 }
 
 TEST(BucketReducer, WeightsThatAddUpToNothingAreRefused) {
@@ -354,26 +356,25 @@ TEST(BucketReducer, WeightsThatAddUpToNothingAreRefused) {
   });
 }
 
-TEST(BucketReducer, BucketsThatAllSkipStayAsTheyAre) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name);
-      for (std::size_t step = 1; step <= 4; ++step) {
-        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
-        const std::size_t skipped = step % 2;
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) {
-          fill_bucket(reducer, bucket, value_of(region->rank(), step, bucket));
-          bucket == skipped ? reducer.skip(bucket) : reducer.publish(bucket);
-        }
-        reducer.finish();
-        const double own = value_of(region->rank(), step, skipped);
-        if (skipped == 0) expect<float>(reducer, 0, own);
-        if (skipped == 1) expect<double>(reducer, 1, own);
-        expect<std::int64_t>(reducer, 2, value_of(region->size() - 1, step, 2));
+TEST_P(BucketReducerRanks, BucketsThatAllSkipStayAsTheyAre) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    for (std::size_t step = 1; step <= 4; ++step) {
+      reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
+      const std::size_t skipped = step % 2;
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) {
+        fill_bucket(reducer, bucket, value_of(region->rank(), step, bucket));
+        bucket == skipped ? reducer.skip(bucket) : reducer.publish(bucket);
       }
-    });
-  }
+      reducer.finish();
+      const double own = value_of(region->rank(), step, skipped);
+      if (skipped == 0) expect<float>(reducer, 0, own);
+      if (skipped == 1) expect<double>(reducer, 1, own);
+      expect<std::int64_t>(reducer, 2, value_of(region->size() - 1, step, 2));
+    }
+  });
 }
 
 TEST(BucketReducer, RanksThatSkipDifferentBucketsAreTold) {
@@ -394,38 +395,37 @@ TEST(BucketReducer, RanksThatSkipDifferentBucketsAreTold) {
   });
 }
 
-TEST(BucketReducer, AdoptsMemoryForAStep) {
-  for (const int size : kWorldSizes) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name);
-      const std::size_t bytes = kBuckets[1].count * sizeof(double);
-      for (std::size_t step = 1; step <= 6; ++step) {
-        auto* const memory = static_cast<double*>(region->allocate_or_throw(bytes));
-        std::fill_n(memory, kBuckets[1].count, value_of(region->rank(), step, 1));
-        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) fill_bucket(reducer, bucket, -5);
-        // On each rank in other steps.
-        const bool in_place = (step + static_cast<std::size_t>(region->rank())) % 3 != 0;
-        if (in_place) {
-          EXPECT_TRUE(reducer.use_in_place(1, memory));
-        } else {
-          fill_bucket(reducer, 1, value_of(region->rank(), step, 1));
-        }
-        for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
-        reducer.finish();
-        double sum = 0;
-        for (int rank = 0; rank < region->size(); ++rank) sum += value_of(rank, step, 1);
-        if (in_place) {
-          for (std::size_t i = 0; i < kBuckets[1].count; ++i) ASSERT_EQ(memory[i], sum);
-          expect<double>(reducer, 1, -5);
-        } else {
-          expect<double>(reducer, 1, sum);
-        }
-        region->memory().free(memory);
+TEST_P(BucketReducerRanks, AdoptsMemoryForAStep) {
+  const int size = GetParam();
+  run_thread_ranks(size, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    const std::size_t bytes = kBuckets[1].count * sizeof(double);
+    for (std::size_t step = 1; step <= 6; ++step) {
+      auto* const memory = static_cast<double*>(region->allocate_or_throw(bytes));
+      std::fill_n(memory, kBuckets[1].count, value_of(region->rank(), step, 1));
+      reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) fill_bucket(reducer, bucket, -5);
+      // On each rank in other steps.
+      const bool in_place = (step + static_cast<std::size_t>(region->rank())) % 3 != 0;
+      if (in_place) {
+        EXPECT_TRUE(reducer.use_in_place(1, memory));
+      } else {
+        fill_bucket(reducer, 1, value_of(region->rank(), step, 1));
       }
-    });
-  }
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
+      reducer.finish();
+      double sum = 0;
+      for (int rank = 0; rank < region->size(); ++rank) sum += value_of(rank, step, 1);
+      if (in_place) {
+        for (std::size_t i = 0; i < kBuckets[1].count; ++i) ASSERT_EQ(memory[i], sum);
+        expect<double>(reducer, 1, -5);
+      } else {
+        expect<double>(reducer, 1, sum);
+      }
+      region->memory().free(memory);
+    }
+  });
 }
 
 TEST(BucketReducer, AdoptsNothingButWholeBlocksOfItsRegion) {

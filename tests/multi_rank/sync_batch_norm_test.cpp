@@ -9,13 +9,13 @@
 
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
 
 using test::backends;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -94,29 +94,30 @@ void compare(Norm norm, Reference reference, int rank, int size, int dimensions,
   expect_close(norm(x), reference(x.to(at::kDouble)), tolerance);
 }
 
-TEST(SyncBatchNorm, IsBatchNormOfTheWholeBatch) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        const auto check = [&](int dimensions, auto reference, SyncBatchNormOptions options) {
-          reference->to(torch::kDouble);
-          SyncBatchNorm norm(options);
-          norm->to(torch::kDouble);
-          compare(norm, reference, rank, n, dimensions, at::kDouble, 1e-9);
-        };
-        using torch::nn::BatchNormOptions;
-        check(0, torch::nn::BatchNorm1d(kChannels), {kChannels});
-        check(1, torch::nn::BatchNorm1d(BatchNormOptions(kChannels).momentum(std::nullopt)),
-              {.num_features = kChannels, .momentum = std::nullopt});
-        check(2, torch::nn::BatchNorm2d(BatchNormOptions(kChannels).eps(0.1).momentum(0.3)),
-              {.num_features = kChannels, .eps = 0.1, .momentum = 0.3});
-        check(2, torch::nn::BatchNorm2d(BatchNormOptions(kChannels).track_running_stats(false)),
-              {.num_features = kChannels, .track_running_stats = false});
-        check(3, torch::nn::BatchNorm3d(BatchNormOptions(kChannels).affine(false)),
-              {.num_features = kChannels, .affine = false});
-      });
-    }
-  }
+using SyncBatchNormWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, SyncBatchNormWorlds, test::worlds(), test::CaseName());
+
+TEST_P(SyncBatchNormWorlds, IsBatchNormOfTheWholeBatch) {
+  const std::string& backend = GetParam().backend;
+  const int size = GetParam().size;
+  expect_torch_ranks(size, backend, [](int rank, int n) {
+    const auto check = [&](int dimensions, auto reference, SyncBatchNormOptions options) {
+      reference->to(torch::kDouble);
+      SyncBatchNorm norm(options);
+      norm->to(torch::kDouble);
+      compare(norm, reference, rank, n, dimensions, at::kDouble, 1e-9);
+    };
+    using torch::nn::BatchNormOptions;
+    check(0, torch::nn::BatchNorm1d(kChannels), {kChannels});
+    check(1, torch::nn::BatchNorm1d(BatchNormOptions(kChannels).momentum(std::nullopt)),
+          {.num_features = kChannels, .momentum = std::nullopt});
+    check(2, torch::nn::BatchNorm2d(BatchNormOptions(kChannels).eps(0.1).momentum(0.3)),
+          {.num_features = kChannels, .eps = 0.1, .momentum = 0.3});
+    check(2, torch::nn::BatchNorm2d(BatchNormOptions(kChannels).track_running_stats(false)),
+          {.num_features = kChannels, .track_running_stats = false});
+    check(3, torch::nn::BatchNorm3d(BatchNormOptions(kChannels).affine(false)),
+          {.num_features = kChannels, .affine = false});
+  });
 }
 
 TEST(SyncBatchNorm, SupportsFloatAndHalfTypes) {
@@ -147,32 +148,35 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-TEST(ConvertSyncBatchNorm, TrainsAsOneProcessWithTheWholeBatch) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int n) {
-      DistributedDataParallel model(convert_sync_batchnorm(Net()));
-      Net plain;
-      torch::optim::SGD sgd(model.parameters(), 0.1);
-      torch::optim::SGD plain_sgd(plain->parameters(), 0.1);
-      for (int step = 0; step < 4; ++step) {
-        const auto whole = whole_input(n, 2, step, at::kDouble);
-        const auto mine = input_of(rank, n, 2, step, at::kDouble);
-        sgd.zero_grad();
-        const auto cubes = model(mine).pow(3).sum();
-        (cubes * n / static_cast<double>(whole.size(0) * 4)).backward();
-        sgd.step();
-        plain_sgd.zero_grad();
-        plain(whole).pow(3).mean().backward();
-        plain_sgd.step();
-      }
-      for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
-        expect_close(model.parameters()[i], plain->parameters()[i], 1e-7);
-      }
-      for (std::size_t i = 0; i < plain->buffers().size(); ++i) {
-        expect_close(model.module()->buffers()[i], plain->buffers()[i], 1e-7);
-      }
-    });
-  }
+using ConvertSyncBatchNormBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, ConvertSyncBatchNormBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+TEST_P(ConvertSyncBatchNormBackends, TrainsAsOneProcessWithTheWholeBatch) {
+  const std::string& backend = GetParam();
+  expect_torch_ranks(2, backend, [](int rank, int n) {
+    DistributedDataParallel model(convert_sync_batchnorm(Net()));
+    Net plain;
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    torch::optim::SGD plain_sgd(plain->parameters(), 0.1);
+    for (int step = 0; step < 4; ++step) {
+      const auto whole = whole_input(n, 2, step, at::kDouble);
+      const auto mine = input_of(rank, n, 2, step, at::kDouble);
+      sgd.zero_grad();
+      const auto cubes = model(mine).pow(3).sum();
+      (cubes * n / static_cast<double>(whole.size(0) * 4)).backward();
+      sgd.step();
+      plain_sgd.zero_grad();
+      plain(whole).pow(3).mean().backward();
+      plain_sgd.step();
+    }
+    for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
+      expect_close(model.parameters()[i], plain->parameters()[i], 1e-7);
+    }
+    for (std::size_t i = 0; i < plain->buffers().size(); ++i) {
+      expect_close(model.module()->buffers()[i], plain->buffers()[i], 1e-7);
+    }
+  });
 }
 
 TEST(ConvertSyncBatchNorm, RejectsAverageOverSamples) {

@@ -16,6 +16,7 @@
 #include "support/small_net.h"
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 // Gradients of 64 KiB and more are born in shared memory, and reduced there.
 namespace paceline {
@@ -112,13 +113,15 @@ void check_training(int rank, int size, const DdpOptions& options, std::size_t c
   expect_close(model.parameters(), train_wide_alone(size, kSteps), 1e-5);
 }
 
-TEST(ZeroCopy, LargeGradientsAreReducedWhereTheyAreBorn) {
-  for (const int size : kWorldSizes) {
-    for (const bool set_to_none : {true, false}) {
-      expect_torch_ranks(size, "paceline", [=](int rank, int ranks) {
-        check_training(rank, ranks, {}, bytes_of_small(*make_wide()), set_to_none);
-      });
-    }
+using ZeroCopyRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, ZeroCopyRanks, ::testing::ValuesIn(kWorldSizes), test::CaseName());
+
+TEST_P(ZeroCopyRanks, LargeGradientsAreReducedWhereTheyAreBorn) {
+  const int size = GetParam();
+  for (const bool set_to_none : {true, false}) {
+    expect_torch_ranks(size, "paceline", [=](int rank, int ranks) {
+      check_training(rank, ranks, {}, bytes_of_small(*make_wide()), set_to_none);
+    });
   }
 }
 
