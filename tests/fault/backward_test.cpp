@@ -124,8 +124,10 @@ std::string text_of_bad_step(Training& training, int rank) {
 // A new world of the ranks but `lost` (-1: of all) trains a new model; compares with one process.
 void start_again(const RankContext& context, int lost, const std::function<void()>& meanwhile) {
   auto init = context.init;
-  init.world_size = context.size - (lost >= 0 ? 1 : 0);
-  init.rank = context.rank - (lost >= 0 && context.rank > lost ? 1 : 0);
+  const int size = context.size - (lost >= 0 ? 1 : 0);
+  const int rank = context.rank - (lost >= 0 && context.rank > lost ? 1 : 0);
+  init.world_size = size;
+  init.rank = rank;
   const World world = init_process_group(init);
   DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.001});
   auto plain = make_net(at::kDouble);
@@ -135,11 +137,11 @@ void start_again(const RankContext& context, int lost, const std::function<void(
     if (step == 3) meanwhile();
     ours.zero_grad();
     alone.zero_grad();
-    const auto x = batch_of(init.rank, step, at::kDouble);
+    const auto x = batch_of(rank, step, at::kDouble);
     loss_of(model(x), x).backward();
-    for (int r = 0; r < init.world_size; ++r) {
+    for (int r = 0; r < size; ++r) {
       const auto y = batch_of(r, step, at::kDouble);
-      (loss_of(plain(y), y) / init.world_size).backward();
+      (loss_of(plain(y), y) / size).backward();
     }
     ours.step();
     alone.step();
