@@ -31,7 +31,8 @@ void call(const std::string& what) {
   }
 }
 
-// Calls until another rank is lost, and says when, in nanoseconds of CLOCK_MONOTONIC, it was told.
+// Calls until another rank is lost, and prints when this rank noticed, in nanoseconds of
+// CLOCK_MONOTONIC.
 void call_until_told(const std::string& what) {
   at::set_num_threads(1);
   std::puts("ready");

@@ -26,7 +26,7 @@ struct Options {
   std::string json;                          // the file to write; empty: none
   std::string mpirun;                        // for openmpi; empty: none
   std::string python;                        // with torch, for python_ddp_*; empty: python3
-  std::vector<std::string> python_backends;  // those that it has
+  std::vector<std::string> python_backends;  // the backends that this Python has
   bool worker = false;                       // this process is one of the ranks
 };
 

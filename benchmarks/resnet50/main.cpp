@@ -113,7 +113,7 @@ Times measure(Trainer& trainer, const models::Batch& batch) {
 }
 
 // The modes take turns, iteration by iteration, so that what slows down the machine for a while
-// slows down all of them; who comes first changes.
+// slows down all of them; the order changes.
 void train(const Options& options) {
   const auto world = init_process_group();
   at::manual_seed(static_cast<std::uint64_t>(get_rank()));

@@ -24,7 +24,7 @@
 
 namespace paceline {
 
-/// What gradients are averaged over.
+/// The weights of ranks in the average.
 enum class Average {
   ranks,   ///< Each rank has the same weight, as in PyTorch: right for equal batches.
   samples  ///< Each rank has the weight it gives to set_samples: right for any batches.
@@ -170,21 +170,21 @@ class [[nodiscard]] NoSyncGuard {
 /// and ranks whose parameters or buffers differ in number, name, shape, strides or type throw
 /// Mismatch that names the first.
 ///
-/// The forward decides, the backward obeys: whether a backward is synchronised was fixed by the
-/// last forward before it. After a synchronised backward, .grad of each parameter is a view into
-/// its bucket (see gradient_as_bucket_view), which the next one changes in place (it adds, as
-/// always): clone what is to be kept. A backward throws PeerLost, Timeout or Mismatch when another
-/// rank fails, Mismatch when the ranks have not done the same (docs/errors.md, Divergence), and
-/// Error for parameters that got no gradient (see find_unused_parameters). After a backward that
-/// threw, docs/errors.md says when the next forward can go on; all gradients are zero then.
+/// The last forward before a backward decides whether the backward is synchronised. After a
+/// synchronised backward, .grad of each parameter is a view into its bucket (see
+/// gradient_as_bucket_view), which the next one changes in place (it adds, as always): clone what
+/// is to be kept. A backward throws PeerLost, Timeout or Mismatch when another rank fails, Mismatch
+/// when the ranks have not done the same (docs/errors.md, Divergence), and Error for parameters
+/// that got no gradient (see find_unused_parameters). After a backward that threw, docs/errors.md
+/// says when the next forward can go on; all gradients are zero then.
 ///
 /// In a world of one it checks what it checks on several ranks, and gradients stay where they are.
 /// A checkpoint is that of module(): save it on rank 0, and load it before wrapping, on rank 0 at
 /// least, or afterwards on every rank; the optimizer's is loaded on every rank. Parameters may be
-/// frozen afterwards, on all ranks alike; those that are frozen at construction stay so. A closure
-/// that an optimizer calls as often as its result decides (LBFGS) returns the loss averaged over
-/// the ranks. Buffers follow rank 0 before training forwards only, so before an evaluation that all
-/// ranks share, broadcast them.
+/// frozen afterwards, on all ranks alike; parameters frozen at construction must stay frozen. A
+/// closure that an optimizer calls as often as its result decides (LBFGS) returns the loss averaged
+/// over the ranks. Buffers follow rank 0 before training forwards only, so before an evaluation
+/// that all ranks share, broadcast them.
 ///
 /// Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
 /// parameters meanwhile, nor move to another type or device. At most one wrapper around a parameter
@@ -243,7 +243,7 @@ class DistributedDataParallel {
                   "TORCH_MODULE's holder, and pass that");
   }
 
-  /// The module's own forward, whatever its signature.
+  /// The module's own forward, of any signature.
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
     using Output = decltype(module_->forward(std::forward<Args>(args)...));

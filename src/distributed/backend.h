@@ -19,7 +19,7 @@
 
 namespace paceline::distributed {
 
-// What a backend can do for us beyond c10d::Backend's virtuals.
+// Abilities of a backend beyond c10d::Backend's virtuals.
 class ExtendedBackend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
@@ -35,11 +35,11 @@ class ExtendedBackend : public c10d::Backend {
   virtual std::uint64_t call_count() = 0;
   // Whether one of the first `calls` is under way, or waits for its turn.
   virtual bool is_busy_with(std::uint64_t calls) = 0;
-  // For watching the ranks' processes after the group has ended.
+  // Watches the ranks' processes after the group has ended.
   virtual std::shared_ptr<const shm::Membership> membership() const = 0;
 };
 
-// What a backend is made of.
+// The arguments of a backend's factory.
 struct BackendRequest {
   c10::intrusive_ptr<c10d::Store> store{};  // keys in it are this group's own
   int rank = 0;
@@ -48,14 +48,14 @@ struct BackendRequest {
   std::string group_name{};
   // A backend throws UsageError for those of another.
   BackendOptions options{};
-  // The group's ranks by their numbers in the world; empty: the same.
+  // The global ranks of the group, by group rank; empty: the same.
   std::vector<int> world_ranks{};
   // The ranks' nodes, by group rank; empty if all are on one.
   std::vector<int> nodes{};
-  // Inherited sockets to rank 0 (on rank 0: to each other rank, in order), where a launcher made
-  // them; else empty.
-  std::vector<base::UniqueFd> links{};
-  // Where the group's ranks are, when it is known that all are there; else empty.
+  // Inherited bootstrap sockets to rank 0 (on rank 0: to each other rank, in order), if a launcher
+  // made them; else empty.
+  std::vector<base::UniqueFd> sockets{};
+  // The rendezvous of the group's ranks, if all are known to have come; else empty.
   std::string host{};
   // Whether the ranks have just met in the store.
   bool met = false;
@@ -73,16 +73,16 @@ struct BackendKind {
   bool one_node = false;  // reaches the ranks of one node only
 };
 
-// Asks the group's backend, if it is one that can tell.
+// Asks the group's backend, if it has this ability.
 void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
 // The same once a peer is known to be lost: a process closes its files before it counts as ended,
-// so this asks for a while. Returns if the backend has found nothing then.
+// so this retries for a while. Returns if the backend has found nothing then.
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
 // Each folder of src/backends registers itself when the library is loaded.
 bool register_backend(const std::string& name, BackendKind kind);
 bool is_backend_available(const std::string& name);
-// Throws UsageError that lists the names there are.
+// Throws UsageError that lists the known names.
 const BackendKind& find_backend(const std::string& name);
 
 }  // namespace paceline::distributed

@@ -33,8 +33,8 @@ class InPlaceGradients {
 // Reduces a fixed set of buckets once per step, while other work goes on.
 //
 // A step runs: begin_step; write to tensor(b) and publish(b), for every b in any order, with
-// try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Nothing waits
-// but finish and abandon_step, and over a c10d::Backend begin_step with a weight or with buckets
+// try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Only finish
+// and abandon_step wait, and over a c10d::Backend also begin_step with a weight or with buckets
 // that ranks may skip. One thread at a time.
 class BucketReducer {
  public:
@@ -46,11 +46,11 @@ class BucketReducer {
     Op op;
     // Whether InPlaceGradients may take a gradient for it; only where supports_in_place.
     bool in_place = false;
-    // Whether ranks may skip it, or what goes with it: then they compare their summaries before
-    // anything is reduced.
+    // Whether ranks may skip it, or other buckets of its step: then they compare their summaries
+    // before they reduce anything.
     bool skips = false;
   };
-  // Names what is in a bucket, for messages.
+  // Names the parameters of a bucket, for messages.
   using Describe = std::function<std::string(std::size_t bucket)>;
   struct Options {
     std::vector<Bucket> buckets{};
@@ -69,7 +69,7 @@ class BucketReducer {
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
   // Mismatch, all of them the same, in finish at the latest. `weight`, not negative: what this rank
   // counts in averages, relative to the others'; given on all ranks or on none, where all count the
-  // same. `frozen` belongs to `summary`, and has to be kept until the step is finished or given up.
+  // same. `frozen` belongs to `summary`, and must live until the step is finished or aborted.
   virtual void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
                           shm::FrozenFlags frozen) = 0;
   virtual bool in_step() const = 0;
@@ -87,14 +87,15 @@ class BucketReducer {
   // When finish was blocked, in the step that was finished last.
   using Wait = shm::StepWait;
   virtual const std::vector<Wait>& waits() const = 0;
-  // What this rank counted in the averages of the step that was finished last, of 1 in all.
+  // This rank's weight in the averages of the step finished last; the weights of all ranks add up
+  // to 1.
   virtual double share() const = 0;
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.
   virtual bool modified_apart() const = 0;
-  // Gives up a step that an exception has cut short, so that the next one can begin; waits until
-  // all ranks have. What is in the buckets then means nothing. Returns false outside a step, where
-  // it does nothing. Throws Mismatch if another rank has finished the step.
+  // Aborts a step after an exception, so that the next one can begin; waits until all ranks have.
+  // The content of the buckets is then undefined. Returns false outside a step, where it does
+  // nothing. Throws Mismatch if another rank has finished the step.
   virtual bool abandon_step() = 0;
   // Whether ranks that come late may still write into buckets, now and at any time from here on.
   virtual bool failed() const = 0;

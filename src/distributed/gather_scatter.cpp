@@ -9,7 +9,7 @@ using distributed::Tensors;
 
 namespace {
 
-// What gather and scatter get in lists is none, or the one list of the call.
+// gather and scatter take no list, or the one list of the call.
 std::vector<Tensors> as_lists(Tensors list) {
   if (list.empty()) return {};
   return {std::move(list)};

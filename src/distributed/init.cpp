@@ -73,25 +73,24 @@ std::vector<int> nodes_of(const distributed::Topology& topology, std::span<const
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const distributed::Plan& plan,
                                         int attempt,
                                         std::shared_ptr<const shm::Membership> processes) {
-  auto meeting =
-      distributed::rendezvous(plan, options, base::environment(), attempt, processes.get());
+  auto met = distributed::rendezvous(plan, options, base::environment(), attempt, processes.get());
 
   auto world = std::make_unique<ActiveWorld>();
-  world->store = meeting.store;
+  world->store = met.store;
   world->backend = options.backend;
   world->timeout = options.timeout;
   world->backend_options = options.backend_options;
-  world->host = meeting.host;
-  const std::vector<int> ranks = every_rank(meeting.size);
+  world->host = met.host;
+  const std::vector<int> ranks = every_rank(met.size);
   distributed::BackendRequest request{
       .store = c10::make_intrusive<c10d::PrefixStore>("topology", world->store),
-      .rank = meeting.rank,
-      .size = meeting.size,
+      .rank = met.rank,
+      .size = met.size,
       .timeout = options.timeout,
       .group_name = "world",
       .options = options.backend_options,
-      .links = std::move(meeting.links),
-      .host = meeting.host,
+      .sockets = std::move(met.sockets),
+      .host = met.host,
       .processes = std::move(processes)};
   auto found = distributed::find_topology(
       request, plan, base::environment(), [&](const distributed::Topology& topology) {
@@ -135,7 +134,7 @@ Place current_place() {
   return place_in(state.world.get());
 }
 
-// Throws UsageError for a group of which destroy_process_group has left nothing but its ranks.
+// Throws UsageError for a group that destroy_process_group has ended.
 void check_not_destroyed(const c10d::ProcessGroup& group) {
   if (group.getStore()) return;
   try {
@@ -184,12 +183,11 @@ World init_process_group(InitOptions options) {
     if (state.world) {
       throw UsageError("init_process_group was called twice: destroy the first World before");
     }
-    // Throws before it counts: ranks that do not call it with wrong options count alike.
+    // Throws before it counts the attempt, so that all ranks count the same number of attempts.
     plan = distributed::plan_rendezvous(options, base::environment(), state.inits == 0);
     attempt = state.inits++;
-    const auto& launcher = base::environment();
-    state.numbered_by_launcher = plan.rank == launcher.rank && plan.size == launcher.world_size;
-    // Elsewhere than under a launcher, another process may have taken the place of one that ended.
+    state.numbered_by_launcher = plan.launched;
+    // Without a launcher, another process may have replaced one that ended.
     const auto& last = state.last_processes;
     if (plan.launched && last.rank == plan.rank && last.size == plan.size) processes = last.watch;
   }
@@ -228,11 +226,11 @@ bool is_gloo_available() {
 
 ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group)
     : group_(std::move(group)) {
-  if (!group_) throw UsageError("a ProcessGroup needs a group of c10d's, and got a null pointer");
+  if (!group_) throw UsageError("ProcessGroup got a null pointer; it needs a c10d::ProcessGroup");
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
-  if (!member_) throw UsageError("this rank is no member of the group");
+  if (!member_) throw UsageError("this rank is not a member of the group");
   if (group_) {
     auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(group_);
     check_not_destroyed(*group);
@@ -283,7 +281,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   try {
     made = make_group(backend, std::move(request));
   } catch (const PeerLost&) {
-    // The world knows the cause, and tells it to all ranks in the same words.
+    // The world knows the cause, and all ranks throw its text.
     distributed::await_loss(*whole, ranks);
     throw;
   }

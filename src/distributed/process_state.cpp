@@ -45,8 +45,8 @@ void abort_world(const ActiveWorld& world, const std::string& text) noexcept {
 
 }  // namespace
 
-// Never destroyed: a World may be a static object itself, and backends must not outlive LibTorch's
-// own statics in an order nobody chose.
+// Never destroyed: a World may be a static object itself, and backends must not be destroyed after
+// LibTorch's own statics.
 ProcessState& ProcessState::instance() {
   static ProcessState* const state = new ProcessState;
   return *state;
@@ -79,7 +79,7 @@ std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
     const auto* const ours = dynamic_cast<const ExtendedBackend*>(backend.get());
     if (ours != nullptr) last_processes.watch = ours->membership();
   } catch (const c10::Error&) {
-    // The program has taken the backend out of the group: nothing is left to watch.
+    // The program has removed the backend from the group, so there is nothing to watch.
   }
   return std::move(world);
 }
@@ -137,7 +137,7 @@ int group_rank_of(const ProcessGroup& group, int world_rank) {
   if (members.empty()) return world_rank;
   const auto found = std::find(members.begin(), members.end(), world_rank);
   if (found != members.end()) return static_cast<int>(found - members.begin());
-  throw UsageError(fmt::format("rank {} of the world is no member of the group", world_rank));
+  throw UsageError(fmt::format("global rank {} is not a member of the group", world_rank));
 }
 
 int world_rank_of(const ProcessGroup& group, int group_rank) {

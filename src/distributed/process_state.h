@@ -15,7 +15,7 @@
 
 namespace paceline::distributed {
 
-// The world this process is in, and the groups it has made.
+// The world of this process, and the groups that it has made.
 struct ActiveWorld {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   c10::intrusive_ptr<c10d::Store> store;
@@ -38,8 +38,8 @@ class ProcessState {
  public:
   static ProcessState& instance();
 
-  // Null without a world. Guarded by `mutex`, under which no backend may be destroyed: that waits
-  // for callbacks, which may want it.
+  // Null without a world. Guarded by `mutex`. Do not destroy a backend under it: that waits for
+  // callbacks, which may need the mutex.
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
@@ -59,15 +59,15 @@ class ProcessState {
   // Where this process runs, by the last world it was in. Guarded by `mutex`.
   std::optional<int> last_node;
 
-  // Ends a group of new_group's, and with it the use of its handles. Throws UsageError if the world
-  // has no such group.
+  // Ends a group made by new_group and invalidates its handles. Throws UsageError if the world has
+  // no such group.
   void leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
-  // Ends the world, if there is one: in good order, or with an exception's text for the peers.
+  // Ends the world, if there is one: normally, or with an exception's text for the peers.
   void leave() noexcept;
   void abort(const std::string& text) noexcept;
 
-  // Between these, an abort is put off until its text is known; see record. run_deferred_abort is
-  // for when it turns out that the exception has been caught.
+  // Between these, an abort is deferred until its text is known; see record. Call
+  // run_deferred_abort if the exception was caught instead.
   void enter_record() { ++record_depth_; }
   void exit_record(const std::string& exception_text) noexcept;
   bool in_record() const { return record_depth_ > 0; }
@@ -84,7 +84,7 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> aborting_;  // guarded by `mutex`
 };
 
-// The rank in `group` of a rank of the world. Throws UsageError if it is none of its members.
+// The rank in `group` of a global rank. Throws UsageError if it is not a member.
 int group_rank_of(const ProcessGroup& group, int world_rank);
 // The reverse.
 int world_rank_of(const ProcessGroup& group, int group_rank);

@@ -72,8 +72,7 @@ int record(const std::function<int()>& body) {
   auto& state = distributed::ProcessState::instance();
   set_log_callback(log_to_stderr);
   withdraw_report();
-  // Under a launcher stdout is a pipe, which would be buffered in full and hold a line back for
-  // long.
+  // Under a launcher stdout is a pipe, which would be fully buffered and delay lines.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   state.enter_record();
   int code = 1;

@@ -53,7 +53,7 @@ Url parse_url(const std::string& method) {
   const auto colon = method.find("://");
   if (colon == std::string::npos) {
     throw UsageError("init_method '" + method +
-                     "' is none of env://, tcp://host:port, file:///path");
+                     "' is invalid; expected env://, tcp://host:port or file:///path");
   }
   Url url{method.substr(0, colon), method.substr(colon + 3), {}};
   const auto question = url.rest.find('?');
@@ -74,7 +74,7 @@ Url parse_url(const std::string& method) {
   return url;
 }
 
-// The first that is said of: the option, the URL, the environment.
+// The first that is set: the option, the URL, the environment.
 int resolve(std::optional<int> option, const Url& url, const char* key, std::optional<int> variable,
             const char* variable_name, const std::string& method) {
   if (option) {
@@ -120,11 +120,11 @@ void check_alone(const base::Environment& environment) {
 }
 
 void read_environment(const base::Environment& environment, bool first, Plan& plan) {
-  if (plan.size == 1) return;  // alone: nobody to meet
+  if (plan.size == 1) return;  // a world of one needs no rendezvous
   if (environment.store_fd) {
     plan.means = Plan::Means::inherited;
     plan.path = fmt::format("/proc/self/fd/{}", *environment.store_fd);
-    plan.take_links = first;
+    plan.take_sockets = first;
     if (first && (plan.rank != environment.rank.value_or(plan.rank) ||
                   plan.size != environment.world_size.value_or(plan.size))) {
       throw UsageError(
@@ -157,7 +157,7 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-// Bound to the address given and no other; a TCPStore left to itself listens on all.
+// Binds the given address only; a TCPStore by itself listens on all addresses.
 base::UniqueFd listen_at(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -197,8 +197,8 @@ StorePtr connect_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
   options.isServer = plan.serve;
   options.waitWorkers = false;
   options.timeout = timeout;
-  // The store owns the listener, also if its constructor throws, as far as can be told: one that is
-  // lost is better than one that is closed twice.
+  // The store owns the listener, probably even if its constructor throws: leaking a descriptor is
+  // better than closing it twice.
   if (plan.serve) options.masterListenFd = listen_at(plan.host, plan.port).release();
   return c10::make_intrusive<c10d::TCPStore>(plan.host, options);
 }
@@ -212,8 +212,9 @@ StorePtr open_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
   return store;
 }
 
-// Whether the descriptor holds what c10d::FileStore writes: keys and values in turn, each after its
-// length, of which the first is a count. It reads others for ever, or as long as it can allocate.
+// Whether the file has the format of c10d::FileStore: alternating keys and values, each after its
+// length; the first value is a count. FileStore would read other files for ever, or until memory
+// runs out.
 bool holds_store(int fd) {
   constexpr std::string_view kFirstKey = "refcount/";
   struct stat status {};
@@ -234,7 +235,7 @@ bool holds_store(int fd) {
   return at == status.st_size && is_key;
 }
 
-// FileStore itself would retry what fails, and wait for locks.
+// FileStore itself would retry failed calls, and wait for locks.
 void check_file(const Plan& plan, const std::string& what, const base::Deadline& deadline) {
   const base::UniqueFd file(
       ::open(plan.path.c_str(), O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0644));
@@ -251,12 +252,12 @@ void check_file(const Plan& plan, const std::string& what, const base::Deadline&
   }
   if (!holds_store(file.get())) {
     throw UsageError(what +
-                     " is not a file that ranks have met at (c10d::FileStore): give the path of "
-                     "one that does not exist yet, or remove it if a job that was killed left it");
+                     " is not a c10d::FileStore: give a path that does not exist yet, or remove "
+                     "the file if a killed job left it");
   }
 }
 
-// A file outlives the ranks that are killed. Then they have counted themselves here.
+// A file outlives killed ranks, whose counters it then has.
 void claim_rank(c10d::Store& store, const Plan& plan) {
   if (store.add(fmt::format("claimed/{}", plan.rank), 1) == 1) return;
   throw UsageError(
@@ -293,7 +294,7 @@ StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::millis
   return with_prefix(c10::make_intrusive<c10d::HashStore>());
 }
 
-// Who has to serve the store, if it is a rank.
+// The server of the store, for messages.
 std::vector<int> server_of(const Plan& plan) {
   const bool by_rank_0 = plan.means == Plan::Means::tcp && !plan.agent && !plan.serve;
   return by_rank_0 ? std::vector<int>{0} : std::vector<int>{};
@@ -324,7 +325,7 @@ void check_server(const shm::Membership& processes) {
   throw_lost({}, ended);
 }
 
-void take_links(const base::Environment& environment, Rendezvous& result) {
+void take_sockets(const base::Environment& environment, Rendezvous& result) {
   const std::size_t expected = result.rank == 0 ? static_cast<std::size_t>(result.size) - 1 : 1;
   if (environment.bootstrap_sockets.size() != expected) {
     throw UsageError(
@@ -339,7 +340,7 @@ void take_links(const base::Environment& environment, Rendezvous& result) {
                       "something that does not close descriptors",
                       fd));
     }
-    result.links.emplace_back(fd);
+    result.sockets.emplace_back(fd);
   }
 }
 
@@ -432,7 +433,7 @@ Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
     throw Error(fmt::format("rank {} of {} cannot use {}: {}", plan.rank, plan.size, place_of(plan),
                             current_exception_text()));
   }
-  if (plan.take_links) take_links(environment, result);
+  if (plan.take_sockets) take_sockets(environment, result);
   const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited;
   if (here) result.host = "127.0.0.1";
   if (is_loopback(plan.host)) result.host = plan.host;

@@ -18,7 +18,7 @@ struct Rendezvous {
   int rank = 0;
   int size = 1;
   c10::intrusive_ptr<c10d::Store> store;  // its keys are this attempt's own
-  std::vector<base::UniqueFd> links;      // see BackendRequest
+  std::vector<base::UniqueFd> sockets;    // see BackendRequest
   std::string host;                       // see BackendRequest
 };
 
@@ -33,8 +33,8 @@ struct Plan {
   bool serve = false;  // this rank runs the store's server
   bool agent = false;  // the launcher does
   std::string path;
-  bool launched = false;    // the ranks are the processes that a launcher started
-  bool take_links = false;  // the inherited ones, which serve only once
+  bool launched = false;      // the ranks are the processes that a launcher started
+  bool take_sockets = false;  // the inherited ones, which serve only once
 };
 
 // Throws UsageError naming the option or variable that is missing or makes no sense. `first` says

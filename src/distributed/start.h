@@ -25,7 +25,7 @@ c10::DeviceType device_of(const at::Tensor& tensor, const char* operation);
 // stack: all of them get contiguous tensors, and for the single-tensor calls flat ones.
 Tensors contiguous(const Tensors& tensors);
 
-// Throws UsageError if elements of what is to be written lie in one place.
+// Throws UsageError if elements of an output overlap.
 void check_no_overlap(const at::Tensor& output, const char* operation);
 
 // Starts a call on the backend of its tensors: `outputs` are written, or read and written, `inputs`

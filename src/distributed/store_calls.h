@@ -21,8 +21,9 @@
 namespace paceline::distributed {
 
 // Runs `body(cancelled)` on a thread of its own and returns its result, or nothing if there is none
-// at the deadline: constructors and calls of c10d's stores may block for ever, whatever timeout the
-// store has. `meanwhile` is called on the caller's thread every few milliseconds, and may throw.
+// at the deadline: constructors and calls of c10d's stores may block for ever, with any timeout
+// that the store has. `meanwhile` is called on the caller's thread every few milliseconds, and may
+// throw.
 //
 // Once `cancelled`, an atomic bool, is set the body should return. If the store blocks it, it is
 // abandoned: its thread goes on until the store returns, so `body` must own all it uses.
@@ -33,7 +34,7 @@ auto call_store(
   using Result = std::invoke_result_t<Body, const std::atomic<bool>&>;
   constexpr std::chrono::milliseconds kPause{20};
   // For what the store has to say at the same deadline; longer than rank 0 waits there until the
-  // others know who is missing.
+  // others know which ranks are missing.
   constexpr std::chrono::milliseconds kLastWord = shm::kVerdict + std::chrono::seconds(1);
 
   const auto cancelled = std::make_shared<std::atomic<bool>>(false);

@@ -128,7 +128,7 @@ class Gathering {
         verdict.lost = find_lost();
         return !verdict.lost.empty();
       });
-      // The last to come may come after the others have given up.
+      // The last rank may come after the others have timed out.
       return all_announced && !store_->check({kVerdictKey});
     });
     if (!all_came) {
@@ -145,7 +145,7 @@ class Gathering {
     });
   }
 
-  // False if it is time to give up before all keys are there.
+  // Returns false at the deadline if keys are missing.
   template <typename GiveUp>
   bool wait_for(const std::vector<std::string>& keys, GiveUp give_up) const {
     for (auto pause = kFirstPause; !store_->check(keys);
@@ -179,8 +179,8 @@ class Gathering {
     return ended;
   }
 
-  // The first rank that gives up decides for all, which may have begun to wait later. Empty if all
-  // came at the last moment.
+  // The first rank that times out decides for all ranks, since others may have started to wait
+  // later. Empty if all came at the last moment.
   Verdict settle(Verdict own) const {
     if (store_->check({kVerdictKey})) {
       own = Verdict::decode(store_->get_to_str(kVerdictKey));

@@ -15,8 +15,8 @@
 namespace paceline::distributed {
 namespace {
 
-// What a row has: an element for each byte of the summary, since 0 to 255 are exact in all types
-// of gradients; and one that is set by a rank that gives up.
+// What a row has: an element for each byte of the summary, since 0 to 255 are exact in all types of
+// gradients; and one that a rank sets to abort the step.
 constexpr std::int64_t kGaveUp = sizeof(shm::StepSummary);
 constexpr std::int64_t kRow = kGaveUp + 1;
 
@@ -79,9 +79,9 @@ bool WorkBucketReducer::abandon_step() {
   if (given_up_) return true;
   if (works_.size() == buckets_.size()) {
     throw Error(
-        fmt::format("an exception ended the backward of step {} after all its gradients had "
-                    "been handed over: whether other ranks finished the step cannot be "
-                    "told over this backend, so the models may differ from here on",
+        fmt::format("an exception ended the backward of step {} after all its gradients had been "
+                    "handed over: over this backend it is unknown whether other ranks finished the "
+                    "step, so the models may differ from here on",
                     step_));
   }
   own_row(rows_)[kGaveUp] = 1;
@@ -119,7 +119,7 @@ void WorkBucketReducer::compare_early(const shm::StepSummary& summary) {
   compare_summaries(rows.cpu(), step_ + 1);
 }
 
-// `rows` are the same on every rank, and so is what follows.
+// `rows` are the same on every rank, so every rank throws the same.
 void WorkBucketReducer::compare_summaries(const at::Tensor& rows, std::uint32_t step) {
   std::vector<shm::StepSummary> all(static_cast<std::size_t>(backend_->getSize()));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -179,8 +179,8 @@ void WorkBucketReducer::start() {
   translate("all_reduce", [&] { works_.push_back(backend_->allreduce(tensors, options)); });
 }
 
-// Before the sum, which would be too large for some half types. What a rank of weight 0 has means
-// nothing.
+// Before the sum, which would be too large for some half types. The values of a rank of weight 0
+// are ignored.
 void WorkBucketReducer::scale(const at::Tensor& tensor) const {
   if (!weighted_) {
     tensor.div_(backend_->getSize());
@@ -207,7 +207,7 @@ void WorkBucketReducer::check_nobody_gave_up(const at::Tensor& rows) {
   if (ranks.numel() == 0) return;
   given_up_ = true;
   const int rank = world_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
-  throw Mismatch(fmt::format("rank {} gave up step {}: an exception ended its backward before its "
+  throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its backward before its "
                              "gradients were ready",
                              rank, step_),
                  {rank}, "backward", step_);

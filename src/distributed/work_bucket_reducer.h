@@ -11,9 +11,9 @@
 namespace paceline::distributed {
 
 // Over any c10d::Backend: an asynchronous all-reduce for each bucket. A backend matches calls by
-// their order, so buckets start in ascending order, whatever order they are published in, and a
-// rank that gives a step up takes part in what is left of it. The last bucket has a row more for
-// each rank, zero on the others: so all ranks come to the same end.
+// their order, so buckets start in ascending order, in any order of publication, and a rank that
+// aborts a step takes part in its remaining calls. The last bucket has one more row for each rank,
+// which is zero on the others, so all ranks come to the same result.
 class WorkBucketReducer final : public BucketReducer {
  public:
   WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d::Backend> backend,

@@ -35,8 +35,8 @@ struct JobSpec {
   std::vector<NonBlockingWriter*> writers;
 
   // SIGINT, SIGTERM, SIGHUP and SIGTSTP are taken from the calling thread while the job runs and
-  // passed on to the workers, except those that this process ignores. The first that ends the job
-  // is JobResult::signal; a second SIGINT kills at once. Other threads have to block them.
+  // passed on to the workers, except those that this process ignores. The first signal that ends
+  // the job is JobResult::signal; a second SIGINT kills at once. Other threads have to block them.
   bool forward_signals = false;
 
   // From the first failure to SIGTERM: the time in which the other ranks notice and report it. If a

@@ -7,7 +7,7 @@
 namespace paceline::launch {
 
 // While it lives, SIGINT, SIGTERM, SIGHUP and SIGTSTP are blocked on the thread that made it and
-// can be read from fd() instead; those that the process ignores stay ignored.
+// can be read from fd() instead; signals that the process ignores stay ignored.
 class SignalForwarding {
  public:
   // Throws Error. If not `enabled`, it does nothing and has no fd.

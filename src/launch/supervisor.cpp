@@ -233,7 +233,7 @@ void Supervisor::check_deadline() {
 }
 
 void Supervisor::stop(int signal) {
-  collect_ends();  // those that have ended by themselves
+  collect_ends();  // the ranks that have ended by themselves
   stop_sent_ = true;
   signal_all(signal);
   signal_all(SIGCONT);  // a suspended process cannot end

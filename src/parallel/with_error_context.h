@@ -8,7 +8,7 @@
 
 namespace paceline::parallel {
 
-// Makes collective calls that nobody wrote: when they fail, the error says what they were for.
+// Runs collective calls that DDP makes by itself, and adds their purpose to their errors.
 template <typename Body>
 void with_error_context(std::string_view purpose, Body&& body) {
   const auto explained = [&](const PeerError& error) {

@@ -20,8 +20,8 @@ namespace {
 constexpr std::array<std::string_view, 6> kNames{
     "step", "pre_forward_sync", "forward", "backward", "wait", "bucket"};
 
-// Buckets overlap each other and what else their rank does, so each has a row of its own in a
-// viewer, below its model's.
+// Buckets overlap other spans of their rank, so each has a row of its own in a viewer, below its
+// model's.
 std::uint64_t row_of(std::uint64_t model, int bucket = -1) {
   constexpr std::uint64_t kRows = 100000;
   return model * kRows + static_cast<std::uint64_t>(bucket + 1);

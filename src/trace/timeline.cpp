@@ -19,7 +19,7 @@
 namespace paceline::trace {
 namespace {
 
-// As many as a file has room for: 29 MB, of which only what has been in use takes memory.
+// As many as fit into a file: 29 MB, which use memory only once touched.
 constexpr std::size_t kCapacity = std::size_t{1} << 19;
 constexpr std::size_t kMaxFacts = 1 << 20;
 constexpr std::chrono::seconds kInterval{1};

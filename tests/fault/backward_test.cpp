@@ -153,7 +153,7 @@ void start_again(const RankContext& context, int lost) {
   start_again(context, lost, [] {});
 }
 
-TEST(KilledInBackward, TheOthersNameItAndStartAgain) {
+TEST(KilledInBackward, SurvivorsNameTheRankAndInitialiseAgain) {
   for (const int size : kSizes) {
     for (const auto& place : kGradients) {
       const int victim = size / 2;
@@ -223,7 +223,7 @@ void check_stopped(int size) {
   }
 }
 
-TEST(StoppedInBackward, TheOthersNameItAtTheDeadlineAndStartAgain) {
+TEST(StoppedInBackward, OtherRanksNameItAtTheDeadlineAndInitialiseAgain) {
   test::run_side_by_side(std::size(kSizes), [](std::size_t i) { check_stopped(kSizes[i]); });
 }
 
@@ -285,7 +285,7 @@ void check_stopped_in_hook(bool late) {
                                              : "communication hook for bucket 1 (last."));
 }
 
-TEST(StoppedInACommHook, TheOthersNameItAndTheBucket) {
+TEST(StoppedInACommHook, OtherRanksNameTheRankAndTheBucket) {
   test::run_side_by_side(2, [](std::size_t i) { check_stopped_in_hook(i == 1); });
 }
 
@@ -316,12 +316,12 @@ void check_never_completed(bool collective, bool later) {
   }
 }
 
-TEST(AFutureNeverCompleted, IsTheFaultOfTheRankWhoseItIs) {
+TEST(FutureNeverCompleted, BlamesTheRankOfTheHook) {
   test::run_side_by_side(4, [](std::size_t i) { check_never_completed(i % 2 == 0, i / 2 == 0); });
 }
 
 // Long before the timeout, though no call waits for it.
-TEST(AFutureNeverCompleted, DoesNotHideADeath) {
+TEST(FutureNeverCompleted, DoesNotHideALostRank) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     return text_of_hooked_step(context, 60s, [&](GradBucket& bucket, CommHook& average) {
       auto future = average(bucket);
@@ -342,7 +342,7 @@ void fail_on(int rank, const RankContext& context) {
   if (context.rank == rank) throw std::runtime_error("the disk is full");
 }
 
-TEST(ThrownInAStep, ItLeavesAndTheOthersStartAgain) {
+TEST(ThrownInAStep, SurvivorsInitialiseAgainAfterTheRankLeaves) {
   for (const int size : kSizes) {
     for (const auto& place : kThrows) {
       const int victim = size / 2;
@@ -410,14 +410,14 @@ std::vector<std::string> catch_and_go_on(int size, Place place) {
   return reports;
 }
 
-TEST(ThrownInAStep, AndCaughtBetweenGradientsAllGoOn) {
+TEST(ThrownInAStep, TrainingGoesOnIfCaughtBetweenGradients) {
   for (const int size : kSizes) {
     for (const auto& place : {kGradients[1], kGradients[2]}) {
       const auto reports = catch_and_go_on(size, place);
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_THAT(
             reports[static_cast<std::size_t>(rank)],
-            AllOf(HasSubstr(rank == 1 ? "the disk is full" : "rank 1 gave up step 3 of group"),
+            AllOf(HasSubstr(rank == 1 ? "the disk is full" : "rank 1 aborted step 3 of group"),
                   HasSubstr("next: none")));
       }
     }
@@ -425,7 +425,7 @@ TEST(ThrownInAStep, AndCaughtBetweenGradientsAllGoOn) {
 }
 
 // Nobody else heard of the exception, so the ranks are a step apart.
-TEST(ThrownInAStep, AndCaughtBeforeTheBackwardAllLearnOfItInTheNext) {
+TEST(ThrownInAStep, NextStepFailsIfCaughtBeforeTheBackward) {
   for (const int size : kSizes) {
     for (const auto& place : {kThrows[0], kThrows[1]}) {
       const auto reports = catch_and_go_on(size, place);

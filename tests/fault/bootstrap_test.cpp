@@ -16,7 +16,7 @@
 #include <paceline/error.h>
 
 #include "shm/membership/bootstrap.h"
-#include "support/link.h"
+#include "support/bootstrap_socket_pair.h"
 
 namespace paceline::shm {
 namespace {
@@ -71,7 +71,7 @@ class Meeting {
   std::barrier<> all_;
 };
 
-TEST(Joining, WhoIsOnTheWayHearsTheVerdictToo) {
+TEST(Bootstrap, RanksThatHaveNotConnectedReceiveTheVerdict) {
   Meeting meeting(3);
   std::atomic<bool> told{false};
   std::array<Blame, 3> blames;
@@ -115,7 +115,7 @@ class CardOfTheDead : public Exchange {
   pid_t pid_;
 };
 
-TEST(Joining, ARankThatEndedAndWasReapedIsLost) {
+TEST(Bootstrap, ReportsARankThatEndedAndWasReapedAsLost) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
@@ -127,11 +127,11 @@ TEST(Joining, ARankThatEndedAndWasReapedIsLost) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
 }
 
-TEST(Joining, WhoGivesUpWaitingIsNotLost) {
+TEST(Bootstrap, DoesNotReportARankThatStoppedWaitingAsLost) {
   BootstrapSockets to_others;
   BootstrapSockets to_rank_0;
   for (int rank = 1; rank < 3; ++rank) {
-    test::Link link = test::make_link();
+    test::BootstrapSocketPair link = test::make_bootstrap_sockets();
     to_others.push_back(std::move(link.first));
     to_rank_0.push_back(std::move(link.second));
   }

@@ -16,7 +16,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST_F(Launcher, BothSpellingsAndTheProgramsOwnFlags) {
+TEST_F(Launcher, AcceptsDashesAndUnderscoresAndPassesTheProgramsFlags) {
   ChildProcess job({PACELINE_COMMAND, "run", "--nproc_per_node=2", "--pass_local_rank", "echo",
                     "--nproc-per-node", "9"});
   EXPECT_EQ(job.wait(), 0) << job.err();
@@ -24,7 +24,7 @@ TEST_F(Launcher, BothSpellingsAndTheProgramsOwnFlags) {
   EXPECT_THAT(job.out(), HasSubstr("[rank1]: --nproc-per-node 9 --local_rank=1\n"));
 }
 
-TEST_F(Launcher, ProgramsThatCannotBeStartedAreNamed) {
+TEST_F(Launcher, NamesAProgramThatCannotBeStarted) {
   const test::TemporaryDirectory directory;
   const auto script = directory.path() / "script";
   std::ofstream(script) << "#!/no/such/interpreter\n";
@@ -109,7 +109,7 @@ TEST_P(LauncherRefuses, AndSaysWhatIsExpected) {
   EXPECT_THAT(command.err(), EndsWith(" --help' for help.\n"));
 }
 
-TEST_F(Launcher, HelpAndMissingCommands) {
+TEST_F(Launcher, PrintsHelpAndRejectsUnknownCommands) {
   auto help = paceline({});
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.out(), HasSubstr("Usage: paceline COMMAND"));

@@ -16,7 +16,7 @@ using test::Launcher;
 using test::pid_after;
 using ::testing::HasSubstr;
 
-TEST_F(Launcher, ExitCodeIsThatOfTheFirstFailure) {
+TEST_F(Launcher, ExitsWithTheCodeOfTheFirstFailure) {
   auto job = run(3, "test $RANK = 1 && { echo last words; exit 7; }; exec sleep 1000",
                  {"--stop-grace", "60"});
   EXPECT_EQ(job.wait(), 7) << job.err();
@@ -26,13 +26,13 @@ TEST_F(Launcher, ExitCodeIsThatOfTheFirstFailure) {
                                    "  ranks 0, 2: stopped by SIGTERM\n"));
 }
 
-TEST_F(Launcher, DeathByASignalIsDecoded) {
+TEST_F(Launcher, ReportsDeathBySignalByName) {
   auto job = run(2, "test $RANK = 0 && kill -KILL $$; exec sleep 1000");
   EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: killed by SIGKILL (often the kernel's"));
 }
 
-TEST_F(Launcher, ErrorFilesAreReportedAndBlameIsFollowed) {
+TEST_F(Launcher, ReportsErrorFilesAndTheRankAtFault) {
   // Rank 0 is certainly gone first, and says that it was because of rank 1.
   auto job = run(2, R"(
     if [ $RANK = 0 ]; then
@@ -62,7 +62,7 @@ constexpr const char* kRank1EndsSlowly = R"(
     fi
     fail; : > $TMPDIR/failing; sleep 0.3; exit 5)";
 
-TEST_F(Launcher, ABlamedRankHasTimeToEndByItself) {
+TEST_F(Launcher, WaitsForARankAtFaultToEndByItself) {
   auto job = run(2, "blamed=1; fail() { :; }" + std::string(kRank1EndsSlowly),
                  {"--failure-grace", "0", "--stop-grace", "20"});
   EXPECT_EQ(job.wait(), 5) << job.err();
@@ -70,7 +70,7 @@ TEST_F(Launcher, ABlamedRankHasTimeToEndByItself) {
                                    "  rank 0: exited with code 1: lost\n"));
 }
 
-TEST_F(Launcher, ARankWithAnErrorFileHasTimeToEndByItself) {
+TEST_F(Launcher, WaitsForARankWithAnErrorFileToEndByItself) {
   auto job = run(2,
                  "fail() { printf '{\"message\": \"full\"}' > $TORCHELASTIC_ERROR_FILE; }" +
                      std::string(kRank1EndsSlowly),
@@ -80,7 +80,7 @@ TEST_F(Launcher, ARankWithAnErrorFileHasTimeToEndByItself) {
                                    "  rank 1: exited with code 5: full\n"));
 }
 
-TEST_F(Launcher, ABlamedRankThatDoesNotEndIsStopped) {
+TEST_F(Launcher, StopsARankAtFaultThatDoesNotEnd) {
   auto job = run(
       2,
       "blamed=1; fail() { : > $TMPDIR/failing; exec sleep 1000; }" + std::string(kRank1EndsSlowly),
@@ -89,7 +89,7 @@ TEST_F(Launcher, ABlamedRankThatDoesNotEndIsStopped) {
   EXPECT_THAT(job.err(), HasSubstr("rank 1: stopped by SIGTERM\n"));
 }
 
-TEST_F(Launcher, OthersHaveTimeForTheirOwnErrors) {
+TEST_F(Launcher, GivesOtherRanksTimeToReportTheirErrors) {
   auto job = run(2, R"(
     if [ $RANK = 1 ]; then echo $$ > $TMPDIR/new; mv $TMPDIR/new $TMPDIR/pid; exit 3; fi
     until [ -e $TMPDIR/pid ]; do :; done
@@ -112,7 +112,7 @@ constexpr const char* kRank1FailsLater = R"(
     : > $TMPDIR/up
     while :; do sleep 0.01; done)";
 
-TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
+TEST_F(Launcher, SendsSigtermAfterTheFailureGrace) {
   auto job = run(2,
                  R"(
     fail() { echo failing=$(date +%s%3N); exit 3; }
@@ -126,14 +126,14 @@ TEST_F(Launcher, SigtermComesHalfASecondAfterTheFailure) {
   EXPECT_GE(ms_after("told") - ms_after("failing"), 499);
 }
 
-TEST_F(Launcher, WhoIgnoresSigtermIsKilled) {
+TEST_F(Launcher, KillsRanksThatIgnoreSigterm) {
   auto job = run(2, "fail() { exit 3; }; trap '' TERM" + std::string(kRank1FailsLater),
                  {"--failure-grace", "0.1", "--stop-grace", "0.2"});
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 0: stopped by SIGKILL\n"));
 }
 
-TEST_F(Launcher, OrderOfFailuresIsTrueEvenIfNoticedLate) {
+TEST_F(Launcher, OrdersFailuresByTimeEvenIfNoticedLate) {
   auto job = run(2, "echo supervisor$RANK=$PPID worker$RANK=$$; exec sleep 1000");
   job.wait_for("worker0=");
   job.wait_for("worker1=");

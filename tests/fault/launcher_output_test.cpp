@@ -23,7 +23,7 @@ using test::pid_after;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST_F(Launcher, PrefixesOutputAndKeepsTheStreamsApart) {
+TEST_F(Launcher, PrefixesOutputAndSeparatesStdoutFromStderr) {
   auto job = run(2, "echo out $RANK of $WORLD_SIZE; echo err >&2; printf unfinished");
   EXPECT_EQ(job.wait(), 0) << job.err();
   for (const char* line : {"[rank0]: out 0 of 2\n", "[rank1]: out 1 of 2\n",
@@ -66,7 +66,7 @@ TEST_F(Launcher, WaitsForASlowReaderOfANonBlockingPipe) {
       30000);
 }
 
-TEST_F(Launcher, HearsSignalsWhileNobodyReadsItsOutput) {
+TEST_F(Launcher, HandlesSignalsWhileItsOutputIsNotRead) {
   auto [reader, writer] = base::make_pipe();
   fill(writer.get());
   ::fcntl(writer.get(), F_SETFL, 0);
@@ -79,7 +79,7 @@ TEST_F(Launcher, HearsSignalsWhileNobodyReadsItsOutput) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
-TEST_F(Launcher, EndsAfterAFailureThoughNobodyReadsItsOutput) {
+TEST_F(Launcher, EndsAfterAFailureIfItsOutputIsNotRead) {
   auto [reader, writer] = base::make_pipe();
   fill(writer.get());
   ::fcntl(writer.get(), F_SETFL, 0);
@@ -91,7 +91,7 @@ TEST_F(Launcher, EndsAfterAFailureThoughNobodyReadsItsOutput) {
 }
 
 // The pipes of rank 0 that lead to the terminal are told by their inodes.
-TEST_F(Launcher, TellsRankZeroOfTheTerminal) {
+TEST_F(Launcher, PassesTheTerminalToRankZero) {
   auto terminal = test::open_terminal(72);
   if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);
   auto job =

@@ -70,7 +70,7 @@ TEST_F(Launcher, KilledLauncherLeavesNoProcess) {
   expect_all_gone(job);
 }
 
-TEST_F(Launcher, KilledSupervisorTakesTheWorkersAlong) {
+TEST_F(Launcher, KilledSupervisorLeavesNoWorker) {
   auto job = run(2, std::string(kFamily) + "wait");
   wait_for_families(job, 2);
   ::kill(pids_after(job.out(), "supervisor").front(), SIGKILL);
@@ -98,7 +98,7 @@ TEST_F(Launcher, KilledSupervisorIsReapedAfterTheLastSignalToIt) {
   EXPECT_TRUE(eventually([&] { return is_gone(supervisor); }));
 }
 
-TEST_F(Launcher, AnyTwoOfItsProcessesKilledAtOnceLeaveNoProcess) {
+TEST_F(Launcher, LeavesNoProcessIfAnyTwoOfItsThreeAreKilled) {
   for (const char* spared : {"guard", "supervisor", "launcher"}) {
     SCOPED_TRACE(std::string("all but the ") + spared);
     auto job = run(2, std::string(kFamily) + "wait");
@@ -121,7 +121,7 @@ TEST_F(Launcher, AnyTwoOfItsProcessesKilledAtOnceLeaveNoProcess) {
   }
 }
 
-TEST_F(Launcher, AJobWithoutItsGuardGoesOn) {
+TEST_F(Launcher, JobGoesOnWithoutItsGuard) {
   auto job =
       run(1, "echo supervisor=$PPID; until [ -e $TMPDIR/go ]; do :; done; rm $TMPDIR/go; exit 3");
   job.wait_for("supervisor=");
@@ -131,7 +131,7 @@ TEST_F(Launcher, AJobWithoutItsGuardGoesOn) {
 }
 
 // What killall, pkill and pkill -f look at.
-TEST_F(Launcher, OnlyTheLauncherHasTheCommandsName) {
+TEST_F(Launcher, OnlyTheLauncherIsNamedPaceline) {
   auto job = run(1, "echo supervisor=$PPID; exec sleep 1000");
   job.wait_for("supervisor=");
   for (const pid_t pid : {guard_of(job), pid_after(job.out(), "supervisor")}) {
@@ -146,13 +146,13 @@ TEST_F(Launcher, OnlyTheLauncherHasTheCommandsName) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
-TEST_F(Launcher, WhatWorkersLeaveBehindEndsWithTheJob) {
+TEST_F(Launcher, EndsDetachedProcessesOfWorkers) {
   auto job = run(2, std::string(kFamily) + "exit 0");
   EXPECT_EQ(job.wait(), 0) << job.err();
   expect_all_gone(job);
 }
 
-TEST_F(Launcher, FailureEndsWholeFamilies) {
+TEST_F(Launcher, FailureEndsDescendantsOfWorkers) {
   auto job = run(2, std::string(kFamily) + R"(
     if [ $RANK = 1 ]; then
       until [ -e $TMPDIR/trapped ]; do :; done
@@ -180,7 +180,7 @@ bool refuse_pidfd_open() {
          ::syscall(SYS_pidfd_open, ::getpid(), 0) < 0 && errno == EPERM;
 }
 
-TEST_F(Launcher, DoesWithoutPidfds) {
+TEST_F(Launcher, WorksWithoutPidfds) {
   std::unique_ptr<ChildProcess> failing;
   std::unique_ptr<ChildProcess> killed;
   bool refused = false;

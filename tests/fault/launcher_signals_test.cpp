@@ -16,7 +16,7 @@ using test::pid_after;
 using test::pids_after;
 using ::testing::HasSubstr;
 
-TEST_F(Launcher, InterruptIsPassedOn) {
+TEST_F(Launcher, ForwardsSigint) {
   auto job = run(2, "trap 'echo caught; exit 0' INT; echo ready; while :; do sleep 0.01; done",
                  {"--stop-grace", "60"});
   for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
@@ -27,14 +27,14 @@ TEST_F(Launcher, InterruptIsPassedOn) {
   EXPECT_THAT(job.err(), HasSubstr("paceline: stopped by SIGINT\n"));
 }
 
-TEST_F(Launcher, SigtermIsPassedOn) {
+TEST_F(Launcher, ForwardsSigterm) {
   auto job = run(2, "echo ready; exec sleep 1000");
   for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
-TEST_F(Launcher, SuspendedWorkersEndTooWhenAsked) {
+TEST_F(Launcher, SigtermEndsSuspendedWorkers) {
   auto job = run(1, "echo worker=$$; while :; do sleep 0.01; done", {"--stop-grace", "86400"});
   job.wait_for("worker=");
   const pid_t worker = pid_after(job.out(), "worker");
@@ -44,7 +44,7 @@ TEST_F(Launcher, SuspendedWorkersEndTooWhenAsked) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
-TEST_F(Launcher, EndsTheJobThoughItsOwnProcessesAreSuspended) {
+TEST_F(Launcher, EndsTheJobIfItsOwnProcessesAreSuspended) {
   auto job = run(1, "echo supervisor=$PPID; exec sleep 1000");
   job.wait_for("supervisor=");
   for (const pid_t pid : {guard_of(job), pid_after(job.out(), "supervisor")}) {
@@ -55,7 +55,7 @@ TEST_F(Launcher, EndsTheJobThoughItsOwnProcessesAreSuspended) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
-TEST_F(Launcher, SecondInterruptKills) {
+TEST_F(Launcher, SecondSigintKills) {
   auto job = run(2, "trap 'echo caught' INT; echo ready; while :; do sleep 0.01; done",
                  {"--stop-grace", "86400"});
   for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
@@ -65,7 +65,7 @@ TEST_F(Launcher, SecondInterruptKills) {
   EXPECT_EQ(job.wait(), 128 + SIGINT) << job.err();
 }
 
-TEST_F(Launcher, TheSecondInterruptKillsWhateverCameBefore) {
+TEST_F(Launcher, SecondSigintKillsAfterASigterm) {
   auto job = run(1, "trap 'echo told' INT TERM; echo ready; while :; do sleep 0.01; done",
                  {"--stop-grace", "86400"});
   job.wait_for("ready");

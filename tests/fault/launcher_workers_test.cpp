@@ -17,7 +17,7 @@ using test::pids_after;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
+TEST_F(Launcher, SetsAndLogsOmpNumThreadsUnlessTheUserDid) {
   auto chosen = run(2, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", ""}});
   EXPECT_EQ(chosen.wait(), 0);
   const auto threads = pids_after(chosen.out(), "threads");
@@ -30,7 +30,7 @@ TEST_F(Launcher, StatesTheThreadsAndLeavesTheUsersChoice) {
   EXPECT_THAT(given.err(), HasSubstr("OMP_NUM_THREADS=7"));
 }
 
-TEST_F(Launcher, TunesMallocUnlessTheUserSaysOtherwise) {
+TEST_F(Launcher, TunesMallocUnlessTheUserConfiguresIt) {
   const std::string show = "echo $MALLOC_MMAP_THRESHOLD_,$MALLOC_TRIM_THRESHOLD_";
   auto tuned = run(1, show);
   EXPECT_EQ(tuned.wait(), 0);
@@ -54,7 +54,7 @@ std::vector<std::string> lines_of(const std::string& text, int rank) {
   return lines;
 }
 
-TEST_F(Launcher, WorkersHaveTheirOwnDescriptorsAndNoOthers) {
+TEST_F(Launcher, WorkersInheritOnlyTheirOwnDescriptors) {
   const base::UniqueFd stray(::dup(STDERR_FILENO));  // the launcher inherits it, its workers do not
   auto job =
       run(3,

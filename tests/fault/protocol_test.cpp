@@ -96,9 +96,9 @@ void train(Group& group) {
 }
 
 // Something of everything, in an order in which no rank waits for one that waits for another.
-void run_program(int rank, int size, BootstrapSockets links,
+void run_program(int rank, int size, BootstrapSockets sockets,
                  const std::function<void(Region&)>& prepare) {
-  const auto region = Region::create(std::move(links), rank, size,
+  const auto region = Region::create(std::move(sockets), rank, size,
                                      {.name = "test",
                                       .timeout = timeout,
                                       .staging_bytes = std::size_t{128} << 10,
@@ -144,7 +144,7 @@ Story tell(
     int size, int victim, int point, const std::function<void(Board&)>& strike,
     const std::function<void(Board&)>& after = [](Board&) {}) {
   const test::Shared<Board> board;
-  const auto ends = test::run_process_ranks(size, [&](int rank, BootstrapSockets links) {
+  const auto ends = test::run_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
     if (rank == victim) {
       fatal_point = point;
       fate = [&] {
@@ -154,7 +154,7 @@ Story tell(
     }
     std::string report = "done";
     try {
-      run_program(rank, size, std::move(links), [](Region&) {});
+      run_program(rank, size, std::move(sockets), [](Region&) {});
     } catch (const PeerLost& error) {
       report = blame("lost", error);
     } catch (const Timeout& error) {
@@ -171,7 +171,7 @@ Story tell(
   return story;
 }
 
-TEST(Protocol, ARankIsKilledAtEveryPoint) {
+TEST(Protocol, SurvivesARankKilledAtEveryFaultPoint) {
   timeout = std::chrono::seconds(30);  // a busy machine is no cause
   for (const int size : {2, 3}) {
     for (const int victim : {0, size - 1}) {
@@ -218,7 +218,7 @@ void check_stopped(int size, int point, Tally& tally) {
 
 // Healthy ranks of a busy machine have to meet the deadlines, so these are long, and waited for
 // side by side.
-TEST(Protocol, ARankIsStoppedAtManyPointsAndWakesUpExpelled) {
+TEST(Protocol, SurvivesARankStoppedUntilAfterTheTimeout) {
   timeout = std::chrono::seconds(10);
   const int stride = std::max(1, 12 / thoroughness());
   constexpr int kAtOnce = 12;
@@ -246,15 +246,15 @@ void write_garbage(Region& region, std::mt19937& random) {
   }
 }
 
-TEST(Protocol, GarbageIsAnErrorAndNoCrash) {
+TEST(Protocol, DamagedMemoryIsAnErrorNotACrash) {
   timeout = kShort;
   constexpr int kSize = 3;
   for (int seed = 0; seed < 15 * thoroughness(); ++seed) {
     const auto ends =
-        test::run_process_ranks(kSize, [&](int rank, BootstrapSockets links) -> std::string {
+        test::run_process_ranks(kSize, [&](int rank, BootstrapSockets sockets) -> std::string {
           std::mt19937 random(static_cast<unsigned>(seed));
           try {
-            run_program(rank, kSize, std::move(links), [&](Region& region) {
+            run_program(rank, kSize, std::move(sockets), [&](Region& region) {
               if (rank != 1) return;
               fatal_point = points_passed + static_cast<int>(random() % 60);
               fate = [&] { write_garbage(region, random); };

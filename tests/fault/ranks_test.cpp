@@ -118,7 +118,7 @@ void check_kill(int size, const std::function<void(const RankContext&)>& body) {
   EXPECT_EQ(leftovers().find(), before);
 }
 
-TEST(Killed, InsideAnAllReduce) {
+TEST(Killed, InAllReduceIsNamed) {
   for (const int size : kSizes) {
     check_kill(size, [](const RankContext&) {
       static const auto large = torch::ones({1 << 20});
@@ -127,7 +127,7 @@ TEST(Killed, InsideAnAllReduce) {
   }
 }
 
-TEST(Killed, InsideAnAsynchronousAllReduce) {
+TEST(Killed, InAsynchronousAllReduceIsNamed) {
   for (const int size : kSizes) {
     check_kill(size, [](const RankContext&) {
       static const auto large = torch::ones({1 << 20});
@@ -136,7 +136,7 @@ TEST(Killed, InsideAnAsynchronousAllReduce) {
   }
 }
 
-TEST(Killed, InsideBackward) {
+TEST(Killed, InBackwardIsNamed) {
   for (const int size : kSizes) {
     check_kill(size, [](const RankContext&) {
       static DistributedDataParallel model(
@@ -147,7 +147,7 @@ TEST(Killed, InsideBackward) {
   }
 }
 
-TEST(Killed, InsideConstruction) {
+TEST(Killed, InDdpConstructionIsNamed) {
   for (const int size : kSizes) {
     check_kill(size, [](const RankContext&) {
       const DistributedDataParallel model(torch::nn::Linear(300, 300));
@@ -155,7 +155,7 @@ TEST(Killed, InsideConstruction) {
   }
 }
 
-TEST(Killed, InAGroupItIsNamedByTheWorld) {
+TEST(Killed, InAGroupIsNamedByGlobalRank) {
   const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     const ProcessGroup group = new_group({1, 2});
@@ -173,7 +173,7 @@ TEST(Killed, InAGroupItIsNamedByTheWorld) {
   EXPECT_THAT(ends[1].report, AllOf(HasSubstr("rank 2 was lost"), HasSubstr("of group 1")));
 }
 
-TEST(Killed, WhileOthersFormAGroup) {
+TEST(Killed, BeforeNewGroupIsNamed) {
   const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     barrier();
@@ -192,7 +192,7 @@ TEST(Killed, WhileOthersFormAGroup) {
 
 // Whatever the others are doing in new_group, they throw the same, also where exceptions of the
 // first to find out end their Worlds.
-TEST(Killed, AtAnyTimeWhileGroupsAreFormed) {
+TEST(Killed, AtAnyTimeInNewGroupIsNamed) {
   constexpr int kSize = 4;
   for (int run = 0; run < 24; ++run) {
     const int victim = run % kSize;
@@ -220,14 +220,14 @@ TEST(Killed, AtAnyTimeWhileGroupsAreFormed) {
 
 // BootstrapSockets lead to each other as under `paceline run`, where a death before joining shows
 // too.
-TEST(Killed, BeforeItJoins) {
+TEST(Killed, BeforeItsHelloIsNamed) {
   for (const int size : kSizes) {
     const int victim = size - 1;
     const auto ends =
-        test::run_process_ranks(size, [&](int rank, shm::BootstrapSockets links) -> std::string {
+        test::run_process_ranks(size, [&](int rank, shm::BootstrapSockets sockets) -> std::string {
           if (rank == victim) ::raise(SIGKILL);
           try {
-            shm::join(std::move(links), rank, size, 4096, base::Deadline::after(60s), {});
+            shm::join(std::move(sockets), rank, size, 4096, base::Deadline::after(60s), {});
             return "joined";
           } catch (const PeerLost& error) {
             EXPECT_EQ(error.ranks(), std::vector<int>{victim});
@@ -268,7 +268,7 @@ void check_exception(const std::function<void(const RankContext&)>& body) {
   }
 }
 
-TEST(Thrown, BetweenCollectives) {
+TEST(Thrown, BetweenCollectivesReachesOtherRanks) {
   check_exception([](const RankContext& context) {
     barrier();
     if (context.rank == 1) throw std::runtime_error("the disk is full");
@@ -276,7 +276,7 @@ TEST(Thrown, BetweenCollectives) {
 }
 
 // Who catches the exception of a World himself, inside record, is found out at the next call.
-TEST(Thrown, AndCaughtInsideRecord) {
+TEST(Thrown, CaughtInsideRecordReachesOtherRanksLater) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     std::string text = "no error";
     const int code = record([&] {
@@ -324,17 +324,17 @@ void check_exception_in_step(bool in_forward) {
   });
 }
 
-TEST(Thrown, InForward) {
+TEST(Thrown, InForwardReachesOtherRanks) {
   check_exception_in_step(true);
 }
 
-TEST(Thrown, InBackward) {
+TEST(Thrown, InBackwardReachesOtherRanks) {
   check_exception_in_step(false);
 }
 
 // After a failure, gradients no longer lie in memory that a late rank might write to, and the
 // survivors can start again.
-TEST(Lost, SurvivorsGoOn) {
+TEST(Lost, SurvivorsInitialiseAgainAndTrain) {
   const auto ends = test::run_torch_ranks(4, "paceline", [](const RankContext& context) {
     {
       const World world = init_process_group(context.init);
@@ -362,7 +362,7 @@ TEST(Lost, SurvivorsGoOn) {
   }
 }
 
-TEST(Forked, AChildMayExitAndIsRefused) {
+TEST(Forked, ChildMayExitButNotCall) {
   test::expect_torch_ranks(2, "paceline", [](int, int) {
     const auto pending = torch::ones({1});
     Work work = all_reduce_async(pending);  // from now on the group has a thread

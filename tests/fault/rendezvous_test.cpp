@@ -134,7 +134,7 @@ TEST_F(Rendezvous, LateRankLearnsThatItWasMissing) {
 }
 
 // Rank 0, which serves the store, has to outwait a rank that has come and died.
-TEST_F(Rendezvous, MissingRankIsNamedThoughOneThatCameDied) {
+TEST_F(Rendezvous, NamesAMissingRankEvenIfAnotherDied) {
   const std::string tcp = Port().method();
   const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
     if (rank == 2) return std::string();
@@ -150,7 +150,7 @@ TEST_F(Rendezvous, MissingRankIsNamedThoughOneThatCameDied) {
   EXPECT_THAT(ends[0].report, StartsWith("PeerError(2): rank 2 did not come to the rendezvous"));
 }
 
-TEST_F(Rendezvous, FileOfOtherContentIsRefused) {
+TEST_F(Rendezvous, RejectsAFileOfAnotherFormat) {
   std::mt19937 random(1);
   std::string noise(3000, '\0');
   for (char& byte : noise) byte = static_cast<char>(random());
@@ -159,12 +159,12 @@ TEST_F(Rendezvous, FileOfOtherContentIsRefused) {
        {noise, std::string("x"), count + noise, count.substr(0, 17), count.substr(0, 13)}) {
     std::ofstream(path(), std::ios::binary) << content;
     EXPECT_THAT(failure_alone(rank_1_of_2(method())),
-                StartsWith("UsageError: " + method() + " is not a file that ranks have met at"))
+                StartsWith("UsageError: " + method() + " is not a c10d::FileStore"))
         << content.size();
   }
 }
 
-TEST_F(Rendezvous, PathThatCannotBeAFileIsRefused) {
+TEST_F(Rendezvous, RejectsAPathThatCannotBeAFile) {
   EXPECT_THAT(failure_alone(rank_1_of_2(method() + "/no/such")),
               AllOf(HasSubstr(method() + "/no/such"), HasSubstr("(ENOENT)")));
   EXPECT_THAT(failure_alone(rank_1_of_2("file:///tmp")), HasSubstr("(EISDIR)"));
@@ -172,7 +172,7 @@ TEST_F(Rendezvous, PathThatCannotBeAFileIsRefused) {
   EXPECT_THAT(failure_alone(rank_1_of_2(method())), HasSubstr("is not a file that ranks"));
 }
 
-TEST_F(Rendezvous, LockedFileIsWaitedForUntilTheTimeout) {
+TEST_F(Rendezvous, WaitsForALockedFileUntilTheTimeout) {
   std::ofstream(path()).flush();
   const base::UniqueFd held(::open(path().c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
@@ -181,7 +181,7 @@ TEST_F(Rendezvous, LockedFileIsWaitedForUntilTheTimeout) {
                     HasSubstr("this is rank 1 of 2")));
 }
 
-TEST_F(Rendezvous, FileOfAJobThatWasKilledIsRefused) {
+TEST_F(Rendezvous, RejectsTheFileOfAKilledJob) {
   for (const auto& backend : test::backends()) {
     const auto options = [&](int rank) {
       return InitOptions{
@@ -205,7 +205,7 @@ TEST_F(Rendezvous, FileOfAJobThatWasKilledIsRefused) {
   }
 }
 
-TEST_F(Rendezvous, SilentListenerIsATimeoutOfRankZero) {
+TEST_F(Rendezvous, SilentListenerTimesOutAndBlamesRankZero) {
   const Port port;
   port.listen();
   const auto text = StartsWith("PeerError(0): the rendezvous at 127.0.0.1:" + port.number() +
@@ -222,13 +222,13 @@ TEST_F(Rendezvous, SilentListenerIsATimeoutOfRankZero) {
               AllOf(StartsWith("PeerError(): "), HasSubstr("which the launcher serves")));
 }
 
-TEST_F(Rendezvous, MissingServerIsATimeoutOfRankZero) {
+TEST_F(Rendezvous, MissingServerTimesOutAndBlamesRankZero) {
   EXPECT_THAT(failure_alone(rank_1_of_2(Port().method())),
               AllOf(StartsWith("PeerError(0): the rendezvous at 127.0.0.1:"),
                     HasSubstr("which rank 0 serves, did not answer within the timeout of 1 s")));
 }
 
-TEST_F(Rendezvous, MissingRanksAreNamed) {
+TEST_F(Rendezvous, NamesMissingRanks) {
   for (const auto& backend : test::backends()) {
     const std::string tcp = Port().method();
     for (const std::string& where : {method(), tcp}) {
@@ -260,7 +260,7 @@ class SilentStore : public c10d::HashStore {
   }
 };
 
-TEST_F(Rendezvous, GivenStoreThatDoesNotAnswerIsATimeout) {
+TEST_F(Rendezvous, SilentUserStoreTimesOut) {
   for (const auto& backend : test::backends()) {
     EXPECT_THAT(failure_alone({.backend = backend,
                                .timeout = kTimeout,
@@ -272,13 +272,13 @@ TEST_F(Rendezvous, GivenStoreThatDoesNotAnswerIsATimeout) {
   }
 }
 
-TEST_F(Rendezvous, InheritedStoreThatIsGoneIsNamed) {
+TEST_F(Rendezvous, NamesAMissingInheritedStore) {
   EXPECT_THAT(failure_alone({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"PACELINE_STORE_FD", "999"}}),
               AllOf(StartsWith("Error: cannot use /proc/self/fd/999 (PACELINE_STORE_FD"),
                     HasSubstr("(ENOENT)")));
 }
 
-TEST_F(Rendezvous, WrongOptionsDoNotCountAsAnAttempt) {
+TEST_F(Rendezvous, InvalidOptionsDoNotCountAsAnAttempt) {
   for (const auto& backend : test::backends()) {
     const auto ends = test::run_torch_ranks(2, backend, [](const RankContext& context) {
       if (context.rank == 1) {
@@ -301,13 +301,13 @@ TEST_F(Rendezvous, WrongOptionsDoNotCountAsAnAttempt) {
 }
 
 // Under a launcher ranks are the same processes for ever.
-TEST_F(Rendezvous, RankThatEndedBetweenTwoWorldsIsNamed) {
+TEST_F(Rendezvous, NamesARankThatEndedBetweenTwoWorlds) {
   constexpr int kSize = 3;
   const base::UniqueFd memory(::memfd_create("store", 0));
   const auto ends =
-      test::run_process_ranks(kSize, [&](int rank, shm::BootstrapSockets links) -> std::string {
+      test::run_process_ranks(kSize, [&](int rank, shm::BootstrapSockets sockets) -> std::string {
         std::string descriptors;
-        for (auto& link : links) {
+        for (auto& link : sockets) {
           descriptors += (descriptors.empty() ? "" : ",") + std::to_string(link.release());
         }
         for (const auto& [name, value] : std::map<std::string, std::string>{
@@ -506,7 +506,7 @@ std::string plan_of(const Variables& variables, const InitOptions& options = {},
   }
 }
 
-TEST(Plan, ProcessesOfOtherLaunchersAreNotAlone) {
+TEST(Plan, RejectsProcessesOfOtherLaunchers) {
   const struct {
     Variables variables;
     std::string found;
@@ -547,7 +547,7 @@ TEST(Plan, ProcessesOfOtherLaunchersAreNotAlone) {
   }
 }
 
-TEST(Plan, SingleProcessOfOtherLaunchersIsAlone) {
+TEST(Plan, AcceptsASingleProcessOfAnotherLauncher) {
   const Variables alone[] = {
       {},
       {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"PMIX_RANK", "0"}},
@@ -568,7 +568,7 @@ TEST(Plan, WorldsOfMoreRanksThanErrorsCanNameAreRefused) {
             "a world of 1025 ranks: 1 to 1024 are allowed");
 }
 
-TEST(Plan, RanksThatPacelineRunDidNotStartAreRefused) {
+TEST(Plan, RejectsRanksThatPacelineRunDidNotStart) {
   const Variables launched{{"RANK", "1"},
                            {"WORLD_SIZE", "2"},
                            {"PACELINE_BOOTSTRAP_SOCKETS", "5"},

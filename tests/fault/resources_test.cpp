@@ -28,10 +28,10 @@ using ::testing::HasSubstr;
 constexpr std::size_t kCount = 100'000;
 
 // Forms a group and uses it; what went wrong, or nothing.
-std::string use(int rank, int size, BootstrapSockets links) {
+std::string use(int rank, int size, BootstrapSockets sockets) {
   try {
-    const auto region =
-        Region::create(std::move(links), rank, size, test::small_region(std::chrono::seconds(20)));
+    const auto region = Region::create(std::move(sockets), rank, size,
+                                       test::small_region(std::chrono::seconds(20)));
     Group group(region);
     auto* const data = static_cast<float*>(region->allocate_or_throw(kCount * sizeof(float)));
     std::fill_n(data, kCount, 1.0f);
@@ -74,15 +74,15 @@ bool had_enough(const std::vector<test::RankEnd>& ends, int victim, const std::s
   return enough;
 }
 
-TEST(Resources, DescriptorsThatAreMissingAreToldToEveryRank) {
+TEST(Resources, EveryRankReportsALackOfDescriptors) {
   if (test::kSanitized) GTEST_SKIP() << "a sanitizer needs them itself";
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
     rlim_t more = 0;
     while (!had_enough(test::run_process_ranks(kSize,
-                                               [&](int rank, BootstrapSockets links) {
+                                               [&](int rank, BootstrapSockets sockets) {
                                                  if (rank == victim) limit_descriptors(more);
-                                                 return use(rank, kSize, std::move(links));
+                                                 return use(rank, kSize, std::move(sockets));
                                                }),
                        victim, "(EMFILE); raise the limit with ulimit -n")) {
       ASSERT_LT(++more, 40u);
@@ -91,13 +91,13 @@ TEST(Resources, DescriptorsThatAreMissingAreToldToEveryRank) {
   }
 }
 
-TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
+TEST(Resources, EveryRankReportsALackOfAddressSpace) {
   if (test::kSanitized) GTEST_SKIP() << "a sanitizer needs it itself";
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
-    const auto ends = test::run_process_ranks(kSize, [&](int rank, BootstrapSockets links) {
+    const auto ends = test::run_process_ranks(kSize, [&](int rank, BootstrapSockets sockets) {
       if (rank == victim) limit(RLIMIT_AS, rlim_t{100} << 20);  // an arena has 64 MiB
-      return use(rank, kSize, std::move(links));
+      return use(rank, kSize, std::move(sockets));
     });
     EXPECT_FALSE(
         had_enough(ends, victim,
@@ -107,27 +107,27 @@ TEST(Resources, AddressSpaceThatIsMissingIsToldToEveryRank) {
 }
 
 // Of a user's descriptors that are on their way there may be as many as a process may have open.
-TEST(Resources, DescriptorsOnTheirWayMayHaveToWait) {
+TEST(Resources, BootstrapWaitsWhileTooManyDescriptorsAreInFlight) {
   constexpr int kSize = 16;
   constexpr uid_t kNobody = 65534;
-  const auto ends = test::run_process_ranks(kSize, [](int rank, BootstrapSockets links) {
+  const auto ends = test::run_process_ranks(kSize, [](int rank, BootstrapSockets sockets) {
     limit(RLIMIT_NOFILE, 100);  // 15 ranks get 17 each
     EXPECT_TRUE(::geteuid() != 0 || ::setresuid(kNobody, kNobody, kNobody) == 0);
-    return use(rank, kSize, std::move(links));
+    return use(rank, kSize, std::move(sockets));
   });
   for (const auto& end : ends) EXPECT_EQ(end.report, "");
 }
 
 // The kernel takes no credentials of a user who has no number there.
-TEST(Resources, NamespacesWithoutUsersAreFine) {
+TEST(Resources, WorksInANamespaceWithoutMappedUsers) {
   constexpr int kSize = 3;
   for (const std::vector<int>& inside :
        {std::vector<int>{0}, std::vector<int>{2}, std::vector<int>{0, 1, 2}}) {
     const auto ends =
-        test::run_process_ranks(kSize, [&](int rank, BootstrapSockets links) -> std::string {
+        test::run_process_ranks(kSize, [&](int rank, BootstrapSockets sockets) -> std::string {
           const bool enters = std::ranges::find(inside, rank) != inside.end();
           if (enters && ::unshare(CLONE_NEWUSER) != 0) return "skipped";
-          return use(rank, kSize, std::move(links));
+          return use(rank, kSize, std::move(sockets));
         });
     if (ends[static_cast<std::size_t>(inside.front())].report == "skipped") {
       GTEST_SKIP() << "not allowed to make a user namespace";
@@ -136,16 +136,16 @@ TEST(Resources, NamespacesWithoutUsersAreFine) {
   }
 }
 
-TEST(Resources, NoneOfDevShmIsNeeded) {
+TEST(Resources, WorksWithoutDevShm) {
   constexpr int kSize = 2;
   const auto ends =
-      test::run_process_ranks(kSize, [](int rank, BootstrapSockets links) -> std::string {
+      test::run_process_ranks(kSize, [](int rank, BootstrapSockets sockets) -> std::string {
         if (::unshare(CLONE_NEWNS) != 0 ||
             ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
             ::mount("none", "/dev/shm", "tmpfs", MS_RDONLY, "size=4096") != 0) {
           return "skipped";
         }
-        return use(rank, kSize, std::move(links));
+        return use(rank, kSize, std::move(sockets));
       });
   for (const auto& end : ends) {
     if (end.report == "skipped") GTEST_SKIP() << "not allowed to mount";

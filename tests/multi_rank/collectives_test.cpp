@@ -31,7 +31,7 @@ void on_all(const std::function<void(int rank, int size)>& body) {
   }
 }
 
-TEST(Collectives, ReduceAndMove) {
+TEST(Collectives, ReduceAndGatherAndScatter) {
   on_all([](int rank, int size) {
     const double sum = size * (size + 1) / 2.0;
     for (const auto type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16}) {
@@ -55,7 +55,7 @@ TEST(Collectives, ReduceAndMove) {
   });
 }
 
-TEST(Collectives, ListsAndTensorsThatAreNotContiguous) {
+TEST(Collectives, AcceptListsAndNonContiguousTensors) {
   on_all([](int rank, int size) {
     auto wide = torch::zeros({4, 6});
     auto column = wide.select(1, 2);
@@ -79,7 +79,7 @@ TEST(Collectives, ListsAndTensorsThatAreNotContiguous) {
   });
 }
 
-TEST(Collectives, FromAndToOneRank) {
+TEST(Collectives, WithARootReachEveryRank) {
   on_all([](int rank, int size) {
     for (int root = 0; root < size; ++root) {
       auto t = torch::full({3, 4}, rank + 1.0);
@@ -104,7 +104,7 @@ TEST(Collectives, FromAndToOneRank) {
   });
 }
 
-TEST(Collectives, AllToAll) {
+TEST(Collectives, AllToAllExchangesEverySplit) {
   on_all([](int rank, int size) {
     // Rank r gives r + to + 1 rows to rank `to`.
     std::vector<std::int64_t> give;
@@ -127,7 +127,7 @@ TEST(Collectives, AllToAll) {
   });
 }
 
-TEST(Collectives, AllToAllOfLists) {
+TEST(Collectives, AllToAllExchangesLists) {
   for (const int size : kWorldSizes) {
     expect_torch_ranks(size, "paceline", [](int rank, int n) {
       std::vector<at::Tensor> inputs;
@@ -150,7 +150,7 @@ TEST(Collectives, AllToAllOfLists) {
   }
 }
 
-TEST(Collectives, EveryReductionGivesWhatGlooGives) {
+TEST(Collectives, EveryReductionEqualsGloos) {
   for (const int size : {2, 3}) {
     expect_torch_ranks(size, "paceline", [](int rank, int n) {
       const auto gloo = new_group({}, {.backend = "gloo"});
@@ -201,7 +201,7 @@ TEST(Collectives, SparseTensorsAreAddedUp) {
   }
 }
 
-TEST(Collectives, SparseTensorsThatDoNotFitAreToldToAll) {
+TEST(Collectives, SparseTensorsThatDifferAreAMismatchOnEveryRank) {
   expect_torch_ranks(3, "paceline", [](int rank, int) {
     const auto tensor = torch::zeros({4, rank == 1 ? 5 : 6}).to_sparse(1);
     try {
@@ -216,7 +216,7 @@ TEST(Collectives, SparseTensorsThatDoNotFitAreToldToAll) {
   });
 }
 
-TEST(Collectives, Bytes) {
+TEST(Collectives, BroadcastAndGatherBytes) {
   on_all([](int rank, int size) {
     const auto all = all_gather_bytes(std::string(static_cast<std::size_t>(rank), 'x'));
     ASSERT_EQ(all.size(), static_cast<std::size_t>(size));
@@ -231,7 +231,7 @@ TEST(Collectives, Bytes) {
 static_assert(!std::is_copy_constructible_v<Work> && !std::is_copy_assignable_v<Work>);
 static_assert(std::is_nothrow_move_constructible_v<Work>);
 
-TEST(Collectives, AWorkThatWasMovedFromIsComplete) {
+TEST(Work, IsCompleteAfterAMove) {
   on_all([](int rank, int size) {
     const auto table = torch::full({4, 3}, rank + 1.0);
     const auto column = table.select(1, 1);
@@ -245,7 +245,7 @@ TEST(Collectives, AWorkThatWasMovedFromIsComplete) {
   });
 }
 
-TEST(Collectives, AsynchronousOnesRunInOrderWithTheOthers) {
+TEST(Collectives, RunInOrderWithAsynchronousOnes) {
   on_all([](int rank, int size) {
     auto t = torch::full({1000}, rank + 1.0);
     std::vector<Work> works;
@@ -261,7 +261,7 @@ TEST(Collectives, AsynchronousOnesRunInOrderWithTheOthers) {
   });
 }
 
-TEST(Collectives, Groups) {
+TEST(Groups, CollectivesInvolveMembersOnly) {
   for (const auto& backend : backends()) {
     for (const int size : {2, 3, 5}) {
       expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -286,7 +286,7 @@ TEST(Collectives, Groups) {
 }
 
 // Whoever is first must not take the others' connections away while they form the group.
-TEST(Groups, MayBeLeftAtOnce) {
+TEST(Groups, MayBeDestroyedAtOnce) {
   for (const auto& backend : backends()) {
     for (int round = 0; round < 5; ++round) expect_torch_ranks(8, backend, [](int, int) {});
   }
@@ -304,7 +304,7 @@ std::size_t available_memory() {
   return 0;
 }
 
-TEST(Collectives, TensorsThat32BitsDoNotCount) {
+TEST(Collectives, AcceptMoreThan4294967296Elements) {
   constexpr std::int64_t kCount = (std::int64_t{1} << 32) + 5;
   if (available_memory() < std::size_t{12} << 30) GTEST_SKIP() << "takes 12 GiB";
   expect_torch_ranks(2, "paceline", [](int rank, int) {
@@ -330,7 +330,7 @@ TEST(Collectives, TensorsThat32BitsDoNotCount) {
   });
 }
 
-TEST(Collectives, SixtyFourGroupsAtOnce) {
+TEST(Groups, SixtyFourAtOnceWork) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     const auto descriptors = [] {
       return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
@@ -356,7 +356,7 @@ TEST(Collectives, SixtyFourGroupsAtOnce) {
   });
 }
 
-TEST(Groups, AllocateTensorsThatRanksShare) {
+TEST(Groups, AllocateRegisteredTensors) {
   for (const char* const backend : {"paceline", "gloo"}) {
     expect_torch_ranks(2, backend, [&](int rank, int) {
       const bool shared = get_backend() == "paceline";
@@ -379,7 +379,7 @@ TEST(Groups, AllocateTensorsThatRanksShare) {
   }
 }
 
-TEST(Groups, HaveTheStagingBuffersAskedFor) {
+TEST(Groups, UseTheGivenStagingBytes) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     constexpr std::size_t kBytes = std::size_t{64} << 10;
     const ProcessGroup group =
@@ -413,7 +413,7 @@ TEST(World, OfOneNeedsNoEnvironment) {
   });
 }
 
-TEST(World, CanBeMadeAgainAndOverTcpAndFile) {
+TEST(World, CanBeFormedAgainOverTcpAndFile) {
   const std::string path = ::testing::TempDir() + "store." + std::to_string(::getpid());
   for (const auto& backend : backends()) {
     expect_torch_ranks(3, backend, [&](int rank, int size) {
@@ -441,7 +441,7 @@ TEST(World, CanBeMadeAgainAndOverTcpAndFile) {
   }
 }
 
-TEST(Collectives, TypesAndOperationsThatCannotWorkAreRefused) {
+TEST(Collectives, RejectInvalidTypesAndOperations) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     EXPECT_THROW(all_reduce(torch::ones({2}, at::kComplexFloat), {.op = ReduceOp::MAX}),
                  UsageError);
@@ -456,7 +456,7 @@ TEST(Collectives, TypesAndOperationsThatCannotWorkAreRefused) {
   });
 }
 
-TEST(Collectives, TensorsOfDifferentTypesAreNotMoved) {
+TEST(Collectives, RejectTensorsOfDifferentTypes) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     broadcast(torch::zeros({8}, context.rank == 0 ? at::kHalf : at::kShort));
@@ -468,7 +468,7 @@ TEST(Collectives, TensorsOfDifferentTypesAreNotMoved) {
   }
 }
 
-TEST(Collectives, AGroupThatWasLeftRefusesCalls) {
+TEST(Groups, RejectCallsAfterDestruction) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     const ProcessGroup group = new_group();
     const auto t = torch::ones({1});
@@ -483,7 +483,7 @@ TEST(Collectives, AGroupThatWasLeftRefusesCalls) {
   });
 }
 
-TEST(Collectives, MemoryThatCannotBeIsRefused) {
+TEST(Collectives, RejectImpossibleAllocations) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     for (const long size : {-1L, 1L << 61}) {
@@ -493,7 +493,7 @@ TEST(Collectives, MemoryThatCannotBeIsRefused) {
   });
 }
 
-TEST(Collectives, AMismatchSaysTheSameOnEveryRank) {
+TEST(Collectives, MismatchHasTheSameTextOnEveryRank) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     all_reduce(torch::ones({10 + 2 * context.rank}));

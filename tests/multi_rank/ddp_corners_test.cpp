@@ -89,7 +89,7 @@ void check_steps(Pair pair, at::IntArrayRef sizes, const DdpOptions& options, in
 }
 
 // What autograd hands over for w is memory that the branch of v has yet to read.
-TEST(Aliases, AGradientThatOtherBranchesReadIsNotReducedInPlace) {
+TEST(Aliases, GradientReadByOtherBranchesIsNotReducedInPlace) {
   expect_torch_ranks(3, "paceline", [](int rank, int size) {
     check_steps(make_pair({128, 256}, {256, 256},
                           [](PairImpl& self, const Tensor& x) {
@@ -134,7 +134,7 @@ DdpOptions delayed(DdpOptions options) {
   return options;
 }
 
-TEST(Delayed, WorksWithOtherOptions) {
+TEST(DelayedParameters, WorkWithOtherOptions) {
   for (const auto& backend : backends()) {
     for (const bool view : {true, false}) {
       for (const bool is_static : {true, false}) {
@@ -196,7 +196,7 @@ void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, 
 }
 
 // Nothing of the step that was given up is left, on any rank, wherever gradients lie.
-TEST(GivenUp, GradientsOfTheNextForwardAreZero) {
+TEST(AbortedStep, NextForwardSetsGradientsToZero) {
   const std::vector<DdpOptions> all{
       {.bucket_cap_mb = 0.00001},
       {.gradient_as_bucket_view = false},
@@ -222,7 +222,7 @@ TEST(GivenUp, GradientsOfTheNextForwardAreZero) {
 }
 
 // That w was used in it counts no longer, on the one rank that came so far.
-TEST(GivenUp, WhatWasUsedInItIsForgotten) {
+TEST(AbortedStep, ForgetsItsUsedParameters) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
       bool both = true;
@@ -244,7 +244,7 @@ TEST(GivenUp, WhatWasUsedInItIsForgotten) {
 }
 
 // Buckets are made anew after the first step.
-TEST(GivenUp, IsToldByTheNumberOfItsStep) {
+TEST(AbortedStep, IsReportedWithItsNumber) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     Pair pair =
         make_pair({10}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v + self.w; });
@@ -266,7 +266,7 @@ TEST(GivenUp, IsToldByTheNumberOfItsStep) {
 }
 
 // What the timeline shows of the next step begins with its own forward.
-TEST(GivenUp, ItsTimeIsNoPartOfTheNextStep) {
+TEST(AbortedStep, DoesNotCountInTheNextStepsTime) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     const test::TemporaryDirectory directory;
     trace::Timeline::start(directory.path(), rank, size);
@@ -297,7 +297,7 @@ struct TripleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Triple);
 
-TEST(Delayed, NothingIsLeftOfAStepGivenUp) {
+TEST(DelayedParameters, AbortedStepLeavesNothing) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
       Triple net;
@@ -315,7 +315,7 @@ TEST(Delayed, NothingIsLeftOfAStepGivenUp) {
 }
 
 // v tells that w is used, also where it has its gradient in a backward that is not synchronised.
-TEST(Delayed, WhatNoSyncUsedIsAveraged) {
+TEST(DelayedParameters, AveragesParametersUsedUnderNoSync) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
       Triple net;
@@ -337,7 +337,7 @@ TEST(Delayed, WhatNoSyncUsedIsAveraged) {
 }
 
 // Which exchanges what parameters are made of.
-TEST(Loaded, AfterWrappingTheModelGoesOnTogether) {
+TEST(LoadedAfterWrapping, RanksTrainTheSameModel) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
       Triple net;
@@ -357,7 +357,7 @@ TEST(Loaded, AfterWrappingTheModelGoesOnTogether) {
   }
 }
 
-TEST(Sparse, AFunctionalEmbeddingsGradientMayMeetADenseParameter) {
+TEST(Sparse, FunctionalEmbeddingMayHaveADenseParameter) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     Pair pair = make_pair({50, 4}, {4}, [](PairImpl& self, const Tensor& x) {
       return torch::embedding(self.w, x.to(at::kLong), -1, false, true) * self.v;
@@ -376,7 +376,7 @@ TEST(Sparse, AFunctionalEmbeddingsGradientMayMeetADenseParameter) {
   });
 }
 
-TEST(Refused, WhatCannotWork) {
+TEST(Ddp, RejectsUnsupportedUse) {
   expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
     const auto product = [](PairImpl& self, const Tensor& x) { return x * self.v * self.w; };
     const auto computed = torch::randn({3}).requires_grad_() * 0.1;

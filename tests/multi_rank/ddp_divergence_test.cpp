@@ -111,7 +111,7 @@ bool freeze_on_rank_1(Model& model, int rank, int step) {
   return true;
 }
 
-TEST(Divergence, ParametersFrozenOnOneRankAreNamed) {
+TEST(Divergence, NamesParametersFrozenOnOneRank) {
   const std::vector<DdpOptions> all{{},
                                     {.zero_copy = false},
                                     {.bucket_cap_mb = kTinyBucket},
@@ -129,7 +129,7 @@ TEST(Divergence, ParametersFrozenOnOneRankAreNamed) {
   }
 }
 
-TEST(Divergence, ParametersFrozenOnOneRankAreNamedWithAHook) {
+TEST(Divergence, NamesParametersFrozenOnOneRankWithAHook) {
   expect_told(
       [&](int rank, int) {
         Model model(make_net(at::kDouble));
@@ -139,7 +139,7 @@ TEST(Divergence, ParametersFrozenOnOneRankAreNamedWithAHook) {
       AllOf(HasSubstr("step 4"), HasSubstr("second.bias is frozen on rank 1")));
 }
 
-TEST(Divergence, ARankAloneUnderNoSyncIsNamed) {
+TEST(Divergence, NamesARankAloneUnderNoSync) {
   for (const bool view : {true, false}) {
     expect_told(
         {.gradient_as_bucket_view = view},
@@ -149,7 +149,7 @@ TEST(Divergence, ARankAloneUnderNoSyncIsNamed) {
   }
 }
 
-TEST(Divergence, AForwardWithoutBackwardOnOneRankIsNamed) {
+TEST(Divergence, NamesARankWithAForwardWithoutBackward) {
   expect_told(
       {},
       [](Model& model, int rank, int step) {
@@ -160,7 +160,7 @@ TEST(Divergence, AForwardWithoutBackwardOnOneRankIsNamed) {
 }
 
 // Both ways in which a program may have it.
-TEST(Divergence, AModelLoadedOnOneRankIsNamed) {
+TEST(Divergence, NamesAModelLoadedOnOneRank) {
   expect_told(
       {},
       [](Model& model, int rank, int step) {
@@ -184,7 +184,7 @@ TEST(Divergence, AModelLoadedOnOneRankIsNamed) {
 }
 
 // Each rank's line search calls the closure as often as its own loss wants.
-TEST(Divergence, AClosureThatReturnsTheLocalLossIsNamed) {
+TEST(Divergence, DetectsAClosureThatReturnsTheLocalLoss) {
   const auto train = [](int rank, int size, bool averaged) {
     Model model(make_net(at::kDouble));
     torch::optim::LBFGS lbfgs(model.parameters(),
@@ -207,7 +207,7 @@ TEST(Divergence, AClosureThatReturnsTheLocalLossIsNamed) {
   expect_torch_ranks(2, "paceline", [&](int rank, int size) { train(rank, size, true); });
 }
 
-TEST(Divergence, AParameterThatIsNoLongerFrozenIsNamed) {
+TEST(Divergence, NamesAParameterThatIsNoLongerFrozen) {
   for (const int size : {1, 2}) {
     expect_torch_ranks(size, "paceline", [](int rank, int) {
       auto net = make_net(at::kDouble);
@@ -224,7 +224,7 @@ TEST(Divergence, AParameterThatIsNoLongerFrozenIsNamed) {
 }
 
 // Those that have joined are told too.
-TEST(Divergence, NoSyncOnSomeRanksInAStepOfJoinIsNamed) {
+TEST(Divergence, NamesRanksUnderNoSyncInAStepOfJoin) {
   expect_told(
       [](int rank, int) {
         Model model(make_net(at::kDouble));
@@ -246,7 +246,7 @@ std::vector<std::string> warnings_of(const std::function<void()>& body) {
   return warnings;
 }
 
-TEST(Divergence, AWrapperThatWasNeverCalledSaysSo) {
+TEST(Divergence, WarnsOfAWrapperThatWasNeverCalled) {
   for (const auto& backend : backends()) {
     for (const int size : {1, 2}) {
       expect_torch_ranks(size, backend, [](int rank, int) {
@@ -299,7 +299,7 @@ struct BranchesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branches);
 
-TEST(WorldOfOne, ChecksWhatSeveralRanksDo) {
+TEST(WorldOfOne, FailsWhereSeveralRanksFail) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(1, backend, [](int, int) {
       DistributedDataParallel model(Branches{});
@@ -325,7 +325,7 @@ struct SingleImpl : torch::nn::Module {
 };
 
 // Whatever the type, also values that an average could change: NaN with a payload, and -0.
-TEST(WorldOfOne, LeavesGradientsAsTheyAre) {
+TEST(WorldOfOne, LeavesGradientsUnchanged) {
   for (const auto& backend : backends()) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
       for (const bool large : {true, false}) {
@@ -378,7 +378,7 @@ TEST(WorldOfOne, NeedsNoBackendForItsDevice) {
   }
 }
 
-TEST(Legal, WhatAllRanksDoAlike) {
+TEST(NoDivergence, IfAllRanksDoTheSame) {
   for (const auto& options : std::vector<DdpOptions>{{},
                                                      {.bucket_cap_mb = kTinyBucket},
                                                      {.gradient_as_bucket_view = false},
@@ -410,7 +410,7 @@ TEST(Legal, AForwardUnderNoSyncWithoutBackwardOnOneRank) {
 }
 
 // As programs have it that evaluate averaged weights on one rank.
-TEST(Legal, ParametersSwappedInAndOutOnOneRank) {
+TEST(NoDivergence, IfOneRankSwapsParametersAndBack) {
   for (const bool in_place : {true, false}) {
     expect_legal({}, [=](Model& model, int rank, int step) {
       if (rank != 0 || step % 2 == 0) return true;
@@ -425,7 +425,7 @@ TEST(Legal, ParametersSwappedInAndOutOnOneRank) {
   }
 }
 
-TEST(Legal, DifferentParametersUsedWhereOptionsLetThem) {
+TEST(NoDivergence, IfOptionsAllowDifferentUnusedParameters) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(3, backend, [](int rank, int) {
       torch::manual_seed(1);
@@ -440,7 +440,7 @@ TEST(Legal, DifferentParametersUsedWhereOptionsLetThem) {
   }
 }
 
-TEST(Legal, DifferentNumbersOfMicroBatchesWithSamples) {
+TEST(NoDivergence, IfMicroBatchesDifferWithAverageSamples) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(3, backend, [](int rank, int) {
       Model model(make_net(at::kDouble), {.average = Average::samples});
@@ -460,7 +460,7 @@ TEST(Legal, DifferentNumbersOfMicroBatchesWithSamples) {
 }
 
 // Ranks that have joined neither change their models nor freeze anything.
-TEST(Legal, JoinWhoseLaterStepsFreezeMore) {
+TEST(NoDivergence, IfLaterStepsOfJoinFreezeParameters) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(3, backend, [](int rank, int) {
       Model model(make_net(at::kDouble));

@@ -75,7 +75,7 @@ struct CheckpointedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Checkpointed);
 
-TEST(DdpStaticGraph, NestedBackwardsSharedAndUnusedParameters) {
+TEST(DdpStaticGraph, SupportsNestedBackwardsSharedAndUnusedParameters) {
   for (const auto& backend : backends()) {
     for (const int size : {2, 3}) {
       expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -104,7 +104,7 @@ TEST(DdpStaticGraph, NestedBackwardsSharedAndUnusedParameters) {
   }
 }
 
-TEST(DdpOptions, UnusedParametersAreSkipped) {
+TEST(DdpOptions, SkipsBucketsOfUnusedParameters) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(3, backend, [](int rank, int n) {
       DistributedDataParallel model(Checkpointed(false), {.bucket_cap_mb = 0.0001,
@@ -136,7 +136,7 @@ struct SometimesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sometimes);
 
-TEST(DdpOptions, WhatWasUsedUnderNoSyncIsNotSkipped) {
+TEST(DdpOptions, DoesNotSkipParametersUsedUnderNoSync) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [](int rank, int) {
       DistributedDataParallel model(Sometimes(), {.bucket_cap_mb = 0.000001,
@@ -166,7 +166,7 @@ struct OpaqueNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(OpaqueNet);
 
-TEST(DdpStaticGraph, SaysWhatItCannotSee) {
+TEST(DdpStaticGraph, RejectsAForwardWhoseTensorsItCannotFind) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     DistributedDataParallel any{OpaqueNet()};
     any(torch::ones({1, 2})).hidden.sum().backward();

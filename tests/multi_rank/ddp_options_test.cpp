@@ -49,7 +49,7 @@ void expect_whole_batch(const DdpOptions& options, int rank, int size) {
 using DdpOptionsWorldsUpTo3 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpOptionsWorldsUpTo3, test::worlds({2, 3}), test::CaseName());
 
-TEST_P(DdpOptionsWorldsUpTo3, EachLeavesTheGradientOfTheWholeBatch) {
+TEST_P(DdpOptionsWorldsUpTo3, EachGivesTheGradientOfTheWholeBatch) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   const std::vector<DdpOptions> all{
@@ -77,7 +77,7 @@ TEST_P(DdpOptionsWorldsUpTo3, EachLeavesTheGradientOfTheWholeBatch) {
   });
 }
 
-TEST(DdpOptions, ThatMakeNoSenseAreRefused) {
+TEST(DdpOptions, RejectsInvalidValues) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     const auto refuses = [](const DdpOptions& options, const char* text) {
       EXPECT_THAT([&] { DistributedDataParallel(make_net(at::kFloat), options); },
@@ -105,7 +105,7 @@ TEST(DdpOptions, ThatMakeNoSenseAreRefused) {
   });
 }
 
-TEST(DdpOptions, GradientsOfTheirOwnStayWhereTheyAre) {
+TEST(DdpOptions, WithoutBucketViewGradientsKeepTheirMemory) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     DistributedDataParallel model(make_net(at::kDouble), {.gradient_as_bucket_view = false});
     const auto parameter = model.parameters()[0];
@@ -149,7 +149,7 @@ torch::Tensor uneven_batch(int rank, int step) {
 using DdpAverageWorlds = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpAverageWorlds, test::worlds(), test::CaseName());
 
-TEST_P(DdpAverageWorlds, OfSamplesIsTheGradientOfTheWholeBatch) {
+TEST_P(DdpAverageWorlds, OverSamplesIsTheGradientOfTheWholeBatch) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -170,7 +170,7 @@ TEST_P(DdpAverageWorlds, OfSamplesIsTheGradientOfTheWholeBatch) {
   });
 }
 
-TEST(DdpAverage, EachStepNeedsItsCount) {
+TEST(DdpAverage, RejectsAStepWithoutSetSamples) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     DistributedDataParallel model(make_net(at::kDouble), {.average = Average::samples});
     EXPECT_THROW(model.set_samples(-1), UsageError);
@@ -186,7 +186,7 @@ TEST(DdpAverage, EachStepNeedsItsCount) {
 using DdpAverageBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, DdpAverageBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
-TEST_P(DdpAverageBackends, ARankWithoutSamplesMayHaveAnyGradient) {
+TEST_P(DdpAverageBackends, IgnoresTheGradientOfARankWithoutSamples) {
   const std::string& backend = GetParam();
   expect_torch_ranks(2, backend, [](int rank, int) {
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
@@ -205,7 +205,7 @@ TEST_P(DdpAverageBackends, ARankWithoutSamplesMayHaveAnyGradient) {
 using DdpCommHookWorldsUpTo4 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpCommHookWorldsUpTo4, test::worlds({2, 3, 4}), test::CaseName());
 
-TEST_P(DdpCommHookWorldsUpTo4, BuiltInOnesAverage) {
+TEST_P(DdpCommHookWorldsUpTo4, BuiltInHooksAverage) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -275,7 +275,7 @@ TEST(DdpCommHook, SeesEveryBucketOfEveryStepInOrder) {
   });
 }
 
-TEST(DdpCommHook, OneThatThrowsIsNamedOnAllRanks) {
+TEST(DdpCommHook, EveryRankNamesAHookThatThrows) {
   const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     DistributedDataParallel model(make_net(at::kDouble));
@@ -293,7 +293,7 @@ TEST(DdpCommHook, OneThatThrowsIsNamedOnAllRanks) {
   }
 }
 
-TEST(DdpCommHook, OneThatNeverAnswersIsNamedOnAllRanks) {
+TEST(DdpCommHook, EveryRankNamesAHookThatNeverCompletes) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     InitOptions init = context.init;
     init.timeout = std::chrono::seconds(10);
@@ -343,7 +343,7 @@ TEST(DdpCommHook, OneThatNeverAnswersIsNamedWhileOtherCallsGoOn) {
   }
 }
 
-TEST(DdpCheckSync, NamesWhatCameApart) {
+TEST(DdpCheckSync, NamesTheFirstDifference) {
   const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     DistributedDataParallel model(make_net(at::kDouble), {.check_sync_every = 2});
@@ -425,7 +425,7 @@ TEST(Ddp, SparseGradientsMayBeDelayed) {
   }
 }
 
-TEST(Ddp, LateFrozenParametersAndChannelsLastAndHalf) {
+TEST(Ddp, SupportsLateFreezingChannelsLastAndHalf) {
   expect_torch_ranks(2, "paceline", [](int rank, int n) {
     const auto make = [](at::ScalarType type) {
       torch::manual_seed(6);
@@ -466,7 +466,7 @@ TEST(Ddp, LateFrozenParametersAndChannelsLastAndHalf) {
   });
 }
 
-TEST(Ddp, WhatCannotWorkSaysSo) {
+TEST(Ddp, RejectsUnsupportedModels) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     auto net = make_net(at::kDouble);
     DistributedDataParallel model(net);
@@ -484,7 +484,7 @@ TEST(Ddp, WhatCannotWorkSaysSo) {
   });
 }
 
-TEST_P(DdpBackends, StatsTellWhatAStepTook) {
+TEST_P(DdpBackends, StatsContainTheTimesOfAStep) {
   const std::string& backend = GetParam();
   const test::Shared<std::atomic<int>> begun;  // backwards, on rank 0
   expect_torch_ranks(2, backend, [&](int rank, int /*size*/) {

@@ -182,7 +182,7 @@ void check_program(unsigned seed, const std::string& backend, int rank, int size
 using DdpPropertyWorlds = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpPropertyWorlds, test::worlds(), test::CaseName());
 
-TEST_P(DdpPropertyWorlds, AnyProgramEqualsOneProcessWhateverTheBuckets) {
+TEST_P(DdpPropertyWorlds, AnyProgramEqualsOneProcessWithAnyBuckets) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [&](int rank, int n) {

@@ -137,7 +137,7 @@ TEST_P(DdpWorlds, GradientsEqualThoseOfPyTorchsReducer) {
 using DdpWorldsUpTo8 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpWorldsUpTo8, test::worlds({2, 3, 8}), test::CaseName());
 
-TEST_P(DdpWorldsUpTo8, TwoModelsAndOtherCollectivesInOneStep) {
+TEST_P(DdpWorldsUpTo8, AllowsTwoModelsAndOtherCollectivesInOneStep) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -197,7 +197,7 @@ bool uses_extra(int rank, int size, int step, int micro) {
 using DdpWorldsUpTo5 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
 
-TEST_P(DdpWorldsUpTo5, AccumulationWithUnusedParameters) {
+TEST_P(DdpWorldsUpTo5, AccumulatesWithUnusedParameters) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -252,7 +252,7 @@ TEST(Ddp, NothingIsReducedUnderNoSync) {
 using DdpRanksUpTo3 = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(, DdpRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
 
-TEST_P(DdpRanksUpTo3, ParametersWithoutGradientAreNamedOnEveryRank) {
+TEST_P(DdpRanksUpTo3, EveryRankNamesParametersWithoutGradient) {
   const int size = GetParam();
   const auto ends = test::run_torch_ranks(size, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
@@ -274,7 +274,7 @@ void throw_at(const torch::Tensor& tensor) {
       [](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("bad grad"); });
 }
 
-TEST_P(DdpWorldsUpTo8, AStepAfterOneWhoseBackwardThrew) {
+TEST_P(DdpWorldsUpTo8, TrainsAfterABackwardThatThrewOnAllRanks) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -299,7 +299,7 @@ TEST_P(DdpWorldsUpTo8, AStepAfterOneWhoseBackwardThrew) {
 using DdpBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, DdpBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
-TEST_P(DdpBackends, DifferentModelsAreNamed) {
+TEST_P(DdpBackends, NamesTheFirstDifferenceOfModels) {
   const std::string& backend = GetParam();
   const auto construct = [&](auto make) {
     return test::run_torch_ranks(3, backend, [&](const RankContext& context) {
@@ -356,7 +356,7 @@ TEST_P(DdpBackends, DifferentModelsAreNamed) {
 
 // Rank 1's backward throws when some of its buckets are published; the others learn of it and all
 // go on, whatever zero_grad does.
-TEST_P(DdpWorldsUpTo8, AllGoOnAfterOneRanksBackwardThrew) {
+TEST_P(DdpWorldsUpTo8, TrainsAfterOneRanksBackwardThrew) {
   const std::string& backend = GetParam().backend;
   const int size = GetParam().size;
   expect_torch_ranks(size, backend, [](int rank, int n) {
@@ -379,7 +379,7 @@ TEST_P(DdpWorldsUpTo8, AllGoOnAfterOneRanksBackwardThrew) {
   });
 }
 
-TEST_P(DdpBackends, ABackwardAfterOneThatThrewNeedsAForward) {
+TEST_P(DdpBackends, RejectsABackwardAfterOneThatThrewWithoutAForward) {
   const std::string& backend = GetParam();
   expect_torch_ranks(2, backend, [](int rank, int) {
     DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
@@ -395,7 +395,7 @@ TEST_P(DdpBackends, ABackwardAfterOneThatThrewNeedsAForward) {
   });
 }
 
-TEST_P(DdpBackends, AForwardInEvalModeOnOneRankAlone) {
+TEST_P(DdpBackends, AllowsAForwardInEvalModeOnOneRank) {
   const std::string& backend = GetParam();
   expect_torch_ranks(2, backend, [](int rank, int) {
     DistributedDataParallel model(torch::nn::BatchNorm1d(3));
@@ -453,7 +453,7 @@ struct PairImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-TEST(Ddp, AnyForwardSignatureAndSharedParameters) {
+TEST(Ddp, SupportsAnyForwardSignatureAndSharedParameters) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     DistributedDataParallel model(Pair{});
     const auto [loss, number] = model(torch::full({2}, rank + 1.0f), "abc", 5);
@@ -531,7 +531,7 @@ TEST(Ddp, LargeGradientsHaveBucketsOfTheirOwn) {
   EXPECT_EQ(plan.buckets[2].count, 1001) << "there is nothing to align";
 }
 
-TEST(DistributedSampler, AsksTheWorldForRankAndSize) {
+TEST(DistributedSampler, TakesRankAndSizeFromTheWorld) {
   expect_torch_ranks(3, "paceline", [](int rank, int size) {
     EXPECT_EQ(data::DistributedSampler(10).indices(),
               data::DistributedSampler(10, {.num_replicas = size, .rank = rank}).indices());
@@ -541,7 +541,7 @@ TEST(DistributedSampler, AsksTheWorldForRankAndSize) {
   });
 }
 
-TEST(Ddp, OptionsThatMakeNoSenseAreRefused) {
+TEST(Ddp, RejectsInvalidOptions) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     EXPECT_THROW(DistributedDataParallel(Net{}, {.bucket_cap_mb = 0}), UsageError);
     EXPECT_THROW(DistributedDataParallel(torch::nn::Tanh()), UsageError);

@@ -43,7 +43,7 @@ long status_of(const std::string& name) {
   return -1;
 }
 
-TEST(Groups, DestroyedByTheThousandLeaveNothing) {
+TEST(Groups, ThousandsDestroyedLeakNothing) {
   if (test::kSanitized) GTEST_SKIP() << "a sanitizer keeps memory that is freed";
   constexpr int kFirst = 200;
   constexpr int kGroups = 2000;
@@ -72,7 +72,7 @@ TEST(Groups, DestroyedByTheThousandLeaveNothing) {
   });
 }
 
-TEST(Groups, DestroyedOnesAreRefusedAndTheOthersGoOn) {
+TEST(Groups, DestroyedGroupsRejectCallsAndOthersGoOn) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(3, backend, [&](int rank, int) {
       const ProcessGroup kept = new_group();
@@ -109,7 +109,7 @@ TEST(Groups, DestroyedOnesAreRefusedAndTheOthersGoOn) {
   }
 }
 
-TEST(Groups, DestroyedOnesEndTheStepsOfTheirModels) {
+TEST(Groups, DestroyedGroupsRejectStepsOfTheirModels) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(2, backend, [&](int, int) {
       const ProcessGroup group = new_group();
@@ -123,7 +123,7 @@ TEST(Groups, DestroyedOnesEndTheStepsOfTheirModels) {
   }
 }
 
-TEST(Groups, ThatNewGroupDidNotMakeAreNotDestroyed) {
+TEST(Groups, DestroyRejectsGroupsNotMadeByNewGroup) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     const auto world = ProcessGroup().c10d();
     const auto made = c10::make_intrusive<c10d::ProcessGroup>(world->getStore(), 0, 1);
@@ -135,7 +135,7 @@ TEST(Groups, ThatNewGroupDidNotMakeAreNotDestroyed) {
   });
 }
 
-TEST(Groups, WhatOutlivesThemStaysValid) {
+TEST(Groups, TensorsAndWorksOutliveThem) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     const ProcessGroup group = new_group();
     DistributedDataParallel model(torch::nn::Linear(100, 200), {.process_group = group});
@@ -162,7 +162,7 @@ TEST(Groups, WhatOutlivesThemStaysValid) {
 }
 
 // A future's callback runs on a thread that destroying the group waits for.
-TEST(Groups, CallbacksMayUseTheApiWhileTheyAreDestroyed) {
+TEST(Groups, CallbacksMayUseTheApiDuringDestruction) {
   expect_torch_ranks(2, "paceline", [](int, int size) {
     ProcessGroup group = new_group();
     std::vector<at::Tensor> tensors{torch::ones({1000})};

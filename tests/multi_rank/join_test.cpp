@@ -129,7 +129,7 @@ TEST_P(JoinWorlds, EqualsTheWeightedSingleProcess) {
   }
 }
 
-TEST(Join, WithAccumulationAndBuffersAndAHook) {
+TEST(Join, SupportsAccumulationBuffersAndHooks) {
   expect_torch_ranks(3, "paceline", [](int rank, int) {
     torch::nn::Sequential net(torch::nn::Linear(9, 4), torch::nn::BatchNorm1d(4));
     net->to(torch::kDouble);
@@ -200,7 +200,7 @@ class Counter final : public Joinable {
   int total = 0;
 };
 
-TEST(Join, TakesJoinablesOfThePrograms) {
+TEST(Join, AcceptsTheProgramsOwnJoinables) {
   expect_torch_ranks(3, "paceline", [](int rank, int) {
     Counter counter;
     join({counter}, [&] {
@@ -212,7 +212,7 @@ TEST(Join, TakesJoinablesOfThePrograms) {
   });
 }
 
-TEST(Join, AnExceptionInTheBodyPasses) {
+TEST(Join, RethrowsAnExceptionOfTheBody) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     DistributedDataParallel model(make_net(at::kDouble));
@@ -249,7 +249,7 @@ void expect_uneven_inputs_are_told(const std::function<void(int rank)>& afterwar
   }
 }
 
-TEST(Join, UnevenInputsWithoutItAreToldWhenARankGoesOnToSomethingElse) {
+TEST(Join, WithoutItUnevenInputsAreReportedAtTheNextCall) {
   expect_uneven_inputs_are_told([](int rank) {
     if (rank == 1) {
       EXPECT_THROW(barrier(), Mismatch);
@@ -257,7 +257,7 @@ TEST(Join, UnevenInputsWithoutItAreToldWhenARankGoesOnToSomethingElse) {
   });
 }
 
-TEST(Join, UnevenInputsWithoutItAreToldWhenARankLeaves) {
+TEST(Join, WithoutItUnevenInputsAreReportedWhenARankLeaves) {
   expect_uneven_inputs_are_told([](int rank) {
     if (rank == 1) destroy_process_group();
   });
@@ -265,7 +265,7 @@ TEST(Join, UnevenInputsWithoutItAreToldWhenARankLeaves) {
 
 // A rank that has joined counts nothing; after join it counts again, though the last forward that
 // it shadowed was not synchronised.
-TEST_P(JoinBackends, EndsWithIt) {
+TEST_P(JoinBackends, ModelTrainsNormallyAfterwards) {
   const std::string& backend = GetParam();
   expect_torch_ranks(2, backend, [](int rank, int) {
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
@@ -286,7 +286,7 @@ TEST_P(JoinBackends, EndsWithIt) {
   });
 }
 
-TEST(Join, RefusesWhatRanksWithoutInputsCannotKnow) {
+TEST(Join, RejectsSkippedBucketsAndSyncBatchNorm) {
   for (const bool skips : {true, false}) {
     const auto ends = test::run_torch_ranks(2, "paceline", [=](const RankContext& context) {
       const World world = init_process_group(context.init);
@@ -304,7 +304,7 @@ TEST(Join, RefusesWhatRanksWithoutInputsCannotKnow) {
 }
 
 // The forward's own call says what it was for.
-TEST(Join, IsWhatUnevenInputsWithBuffersAreTold) {
+TEST(Join, IsSuggestedForUnevenInputsWithBuffers) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     const World world = init_process_group(context.init);
     DistributedDataParallel model(

@@ -33,7 +33,7 @@ void on_all(const std::function<void(int rank, int size)>& body) {
   }
 }
 
-TEST(Messages, AroundARing) {
+TEST(Messages, TravelAroundARing) {
   on_all([](int rank, int size) {
     for (const std::int64_t count : {0, 1, 5000, 300'000}) {
       const auto mine = torch::full({count}, rank, at::kInt);
@@ -49,7 +49,7 @@ TEST(Messages, AroundARing) {
   });
 }
 
-TEST(Messages, OneAfterTheOther) {
+TEST(Messages, ArriveInOrder) {
   on_all([](int rank, int size) {
     // Not contiguous on the way in, nor on the way out.
     auto wide = torch::zeros({100, 2});
@@ -62,7 +62,7 @@ TEST(Messages, OneAfterTheOther) {
   });
 }
 
-TEST(Messages, FromAnyRankOfAGroup) {
+TEST(Messages, MayComeFromAnyRankOfAGroup) {
   on_all([](int rank, int size) {
     const auto last = new_group({size - 2, size - 1});
     if (last.is_member()) {
@@ -78,7 +78,7 @@ TEST(Messages, FromAnyRankOfAGroup) {
   });
 }
 
-TEST(Messages, GoOnWhileNobodyWaitsForThem) {
+TEST(Messages, ProgressWithoutAWait) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     auto large = torch::full({1'000'000}, static_cast<float>(rank));
     if (rank == 0) {
@@ -91,7 +91,7 @@ TEST(Messages, GoOnWhileNobodyWaitsForThem) {
   });
 }
 
-TEST(Messages, MistakesAreTold) {
+TEST(Messages, RejectInvalidArguments) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     auto t = torch::ones({3});
     EXPECT_THROW(send(t, rank), UsageError);
@@ -109,7 +109,7 @@ TEST(Messages, MistakesAreTold) {
 }
 
 // It cannot be written back, and the sender has no part in that.
-TEST(Messages, WhatCannotTakeThemSaysSo) {
+TEST(Messages, RejectAnExpandedTensorToReceive) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     std::vector<at::Tensor> tensors{rank == 0 ? torch::ones({4}) : torch::empty({1}).expand({4})};
@@ -123,7 +123,7 @@ TEST(Messages, WhatCannotTakeThemSaysSo) {
 }
 
 // A forked child has none of this rank's threads, and must not take its messages.
-TEST(Messages, AreNotForAForkedChild) {
+TEST(Messages, RejectCallsInAForkedChild) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     auto t = torch::full({3}, static_cast<float>(rank));
     if (rank == 0) {
@@ -243,7 +243,7 @@ TEST(MonitoredBarrier, RejectsNegativeTimeout) {
   });
 }
 
-TEST(MonitoredBarrier, NamesWhoDidNotComeAndLeavesTheGroupUsable) {
+TEST(MonitoredBarrier, NamesMissingRanksAndLeavesTheGroupUsable) {
   for (const auto& backend : backends()) {
     expect_torch_ranks(4, backend, [](int rank, int) {
       monitored_barrier();
@@ -294,7 +294,7 @@ std::vector<bool> threads_that_block(int signal) {
   return result;
 }
 
-TEST(Backend, ItsThreadsTakeNoSignalsButFaults) {
+TEST(Backend, ThreadsBlockAllSignalsExceptFaults) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     barrier_async().wait();
     auto t = torch::ones({3});
@@ -308,7 +308,7 @@ TEST(Backend, ItsThreadsTakeNoSignalsButFaults) {
   });
 }
 
-TEST(Backend, SplitsAndTellsOfItself) {
+TEST(Backend, SplitsAndReportsItsOptions) {
   expect_torch_ranks(3, "paceline", [](int rank, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     EXPECT_EQ(backend->getBackendOptions()->group_name, "world");
@@ -331,7 +331,7 @@ TEST(Backend, SplitsAndTellsOfItself) {
   });
 }
 
-TEST(Backend, TellsHooksOfCompletionsAndFailures) {
+TEST(Backend, CallsHooksOnCompletionAndFailure) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     std::mutex mutex;
@@ -365,7 +365,7 @@ TEST(Backend, TellsHooksOfCompletionsAndFailures) {
   });
 }
 
-TEST(Work, TheLongestTimeoutIsLong) {
+TEST(Work, AcceptsTheLongestTimeout) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     auto t = torch::full({2}, rank);
     if (rank == 0) {
@@ -384,7 +384,7 @@ TEST(Work, TheLongestTimeoutIsLong) {
   });
 }
 
-TEST(Backend, SetTimeoutIsForAllCallsToCome) {
+TEST(Backend, SetTimeoutAppliesToLaterCalls) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     backend->setTimeout(100ms);

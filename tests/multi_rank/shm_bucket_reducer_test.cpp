@@ -81,7 +81,7 @@ void run_step(BucketReducer& reducer, const Region& region, std::size_t step,
 using BucketReducerRanks = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(, BucketReducerRanks, ::testing::ValuesIn(kWorldSizes), test::CaseName());
 
-TEST_P(BucketReducerRanks, ReducesWhateverTheOrderOnEachRank) {
+TEST_P(BucketReducerRanks, ReducesBucketsInAnyOrderOnEachRank) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
@@ -91,7 +91,7 @@ TEST_P(BucketReducerRanks, ReducesWhateverTheOrderOnEachRank) {
   });
 }
 
-TEST(BucketReducer, SeveralReducersAndTheGroupsCallsDoNotDisturbEachOther) {
+TEST(BucketReducer, IsIndependentOfOtherReducersAndCalls) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     BucketReducer first(group, kBuckets, bucket_name);
@@ -115,7 +115,7 @@ TEST(BucketReducer, SeveralReducersAndTheGroupsCallsDoNotDisturbEachOther) {
   });
 }
 
-TEST(BucketReducer, ComesAndGoesWithoutLosingTrack) {
+TEST(BucketReducer, ManyConstructionsAndDestructionsStayMatched) {
   run_thread_ranks(4, [](auto region) {
     Group group(region);
     std::mt19937 random(static_cast<unsigned>(region->rank()));
@@ -127,7 +127,7 @@ TEST(BucketReducer, ComesAndGoesWithoutLosingTrack) {
   });
 }
 
-TEST_P(BucketReducerRanks, GoesOnAfterAStepThatAllGaveUp) {
+TEST_P(BucketReducerRanks, GoesOnAfterAStepThatAllAborted) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
@@ -149,7 +149,7 @@ TEST_P(BucketReducerRanks, GoesOnAfterAStepThatAllGaveUp) {
   });
 }
 
-TEST(BucketReducer, ARankThatGivesUpIsNamedAndAllCanGoOn) {
+TEST(BucketReducer, NamesARankThatAbortsAndGoesOn) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -165,7 +165,7 @@ TEST(BucketReducer, ARankThatGivesUpIsNamedAndAllCanGoOn) {
         ADD_FAILURE() << "finished without rank 1";
       } catch (const Mismatch& error) {
         EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
-        EXPECT_THAT(error.what(), HasSubstr("rank 1 gave up step 1 of group test"));
+        EXPECT_THAT(error.what(), HasSubstr("rank 1 aborted step 1 of group test"));
         EXPECT_THAT(error.what(), HasSubstr("(layer"));
       }
     }
@@ -175,7 +175,7 @@ TEST(BucketReducer, ARankThatGivesUpIsNamedAndAllCanGoOn) {
 }
 
 // Rank 1's backward throws when nothing is left that the others would wait for.
-TEST(BucketReducer, AStepThatOthersFinishedCannotBeGivenUp) {
+TEST(BucketReducer, AbortingAStepThatOthersFinishedFailsTheGroup) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -196,7 +196,7 @@ TEST(BucketReducer, AStepThatOthersFinishedCannotBeGivenUp) {
   });
 }
 
-TEST(BucketReducer, OneThatIsDestroyedGivesItsStepUp) {
+TEST(BucketReducer, DestructionAbortsTheStep) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     std::optional<BucketReducer> reducer(std::in_place, group, kBuckets, bucket_name);
@@ -208,13 +208,13 @@ TEST(BucketReducer, OneThatIsDestroyedGivesItsStepUp) {
       reducer->publish(1);
       reducer->publish(2);
       EXPECT_THAT([&] { reducer->finish(); },
-                  ThrowsMessage<Mismatch>(HasSubstr("rank 1 gave up step 1 of group test")));
+                  ThrowsMessage<Mismatch>(HasSubstr("rank 1 aborted step 1 of group test")));
     }
     group.barrier();
   });
 }
 
-TEST(BucketReducer, ForwardsWithoutBackwardOnOneRankAreNoticed) {
+TEST(BucketReducer, DetectsForwardsWithoutBackwardOnOneRank) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -233,7 +233,7 @@ TEST(BucketReducer, ForwardsWithoutBackwardOnOneRankAreNoticed) {
 using BucketReducerRanksUpTo5 = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(, BucketReducerRanksUpTo5, ::testing::Values(2, 3, 5), test::CaseName());
 
-TEST_P(BucketReducerRanksUpTo5, ParametersFrozenOnSomeRanksAreNamed) {
+TEST_P(BucketReducerRanksUpTo5, NamesParametersFrozenOnSomeRanks) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
@@ -262,7 +262,7 @@ TEST_P(BucketReducerRanksUpTo5, ParametersFrozenOnSomeRanksAreNamed) {
   });
 }
 
-TEST_P(BucketReducerRanks, DifferentNumbersOfModificationsAreNoErrorButShow) {
+TEST_P(BucketReducerRanks, ReportsDifferentNumbersOfModificationsWithoutAnError) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
@@ -285,7 +285,7 @@ TEST_P(BucketReducerRanks, DifferentNumbersOfModificationsAreNoErrorButShow) {
 }
 
 // Numbers of steps wrap around, and half of them seem to lie ahead of zero.
-TEST(BucketReducer, StartsAtAnyNumberOfSteps) {
+TEST(BucketReducer, ContinuesAfterAnyNumberOfSteps) {
   for (const std::uint32_t steps : {0x7ffffff0U, 0x80000010U, 0xfffffff0U}) {
     run_thread_ranks(3, [=](auto region) {
       Group group(region);
@@ -345,7 +345,7 @@ TEST_P(BucketReducerRanks, AveragesByWeight) {
   });
 }
 
-TEST(BucketReducer, WeightsThatAddUpToNothingAreRefused) {
+TEST(BucketReducer, RejectsWeightsWithASumOfZero) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -356,7 +356,7 @@ TEST(BucketReducer, WeightsThatAddUpToNothingAreRefused) {
   });
 }
 
-TEST_P(BucketReducerRanks, BucketsThatAllSkipStayAsTheyAre) {
+TEST_P(BucketReducerRanks, LeavesSkippedBucketsUnchanged) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
@@ -377,7 +377,7 @@ TEST_P(BucketReducerRanks, BucketsThatAllSkipStayAsTheyAre) {
   });
 }
 
-TEST(BucketReducer, RanksThatSkipDifferentBucketsAreTold) {
+TEST(BucketReducer, SkippingDifferentBucketsIsAMismatch) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -395,7 +395,7 @@ TEST(BucketReducer, RanksThatSkipDifferentBucketsAreTold) {
   });
 }
 
-TEST_P(BucketReducerRanks, AdoptsMemoryForAStep) {
+TEST_P(BucketReducerRanks, UsesMemoryInPlaceForAStep) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
@@ -428,7 +428,7 @@ TEST_P(BucketReducerRanks, AdoptsMemoryForAStep) {
   });
 }
 
-TEST(BucketReducer, AdoptsNothingButWholeBlocksOfItsRegion) {
+TEST(BucketReducer, UsesOnlyWholeBlocksOfItsRegionInPlace) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -445,7 +445,7 @@ TEST(BucketReducer, AdoptsNothingButWholeBlocksOfItsRegion) {
 }
 
 // Peers may still write to what a rank has published when its reducer goes.
-TEST(BucketReducer, DestroyedInAStepItRetiresWhatItAdopted) {
+TEST(BucketReducer, DestructionInAStepRetiresMemoryUsedInPlace) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     void* const memory = region->allocate_or_throw(64);
@@ -461,7 +461,7 @@ TEST(BucketReducer, DestroyedInAStepItRetiresWhatItAdopted) {
   });
 }
 
-TEST(BucketReducer, RanksThatDivideGradientsDifferentlyAreTold) {
+TEST(BucketReducer, DifferentBucketsAreAMismatch) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     const std::span<const BucketReducer::Bucket> all(kBuckets);
@@ -479,7 +479,7 @@ TEST(BucketReducer, RanksThatDivideGradientsDifferentlyAreTold) {
 }
 
 // Rank 1 has inputs for one step, and goes on to what comes after training.
-TEST(BucketReducer, UnevenInputsAreToldFromARankThatIsLate) {
+TEST(BucketReducer, DistinguishesUnevenInputsFromALateRank) {
   run_thread_ranks(3, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -499,7 +499,7 @@ TEST(BucketReducer, UnevenInputsAreToldFromARankThatIsLate) {
 }
 
 // Rank 1 has a step less than the others, or one more.
-TEST(BucketReducer, UnevenInputsAreBlamedOnWhoDiffersFromMost) {
+TEST(BucketReducer, BlamesTheMinorityForUnevenInputs) {
   for (const bool has_more : {false, true}) {
     run_thread_ranks(3, [=](auto region) {
       Group group(region);
@@ -531,7 +531,7 @@ TEST(BucketReducer, ARankThatLeavesBeforeTheOthersMayHaveRunOutOfInputs) {
 }
 
 // Calls on one thread and steps on another may wait for each other.
-TEST(BucketReducer, CallsOfAnotherThreadAreNoSignOfUnevenInputs) {
+TEST(BucketReducer, DoesNotTakeCallsOfAnotherThreadForUnevenInputs) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
@@ -572,7 +572,7 @@ TEST(BucketReducer, TellsWhichStepEachRankFinishedLastAfterAFailure) {
   });
 }
 
-TEST(BucketReducer, AMissingBucketIsNamedAtTheDeadline) {
+TEST(BucketReducer, NamesAMissingBucketAtTheDeadline) {
   std::latch published(1);
   run_thread_ranks(2, [&](auto region) {
     Group group(region);

@@ -384,8 +384,8 @@ TEST_P(Collectives, GiveTheirResultsInRandomProgramsOfProcesses) {
 #endif
   const int size = GetParam();
   for (int seed = 0; seed < thoroughness(); ++seed) {
-    test::expect_process_ranks(size, [&](int rank, BootstrapSockets links) {
-      Group group(Region::create(std::move(links), rank, size, small_region()));
+    test::expect_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
+      Group group(Region::create(std::move(sockets), rank, size, small_region()));
       run_program(group, static_cast<unsigned>(100 * seed + 50 + size), 150, 100'000);
     });
   }
@@ -408,8 +408,8 @@ Holdings holdings() {
 }
 
 TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
-  test::expect_process_ranks(2, [](int rank, BootstrapSockets links) {
-    const auto region = Region::create(std::move(links), rank, 2, small_region());
+  test::expect_process_ranks(2, [](int rank, BootstrapSockets sockets) {
+    const auto region = Region::create(std::move(sockets), rank, 2, small_region());
     Group group(region);
     Mailbox mailbox(region);
     std::vector<float> data(5000, 1.0f);

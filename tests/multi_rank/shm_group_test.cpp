@@ -171,24 +171,25 @@ TEST(Group, PeerLostNamesTheRankThatLeft) {
 }
 
 TEST(Group, PeerLostNamesTheRankThatExecutedAnotherProgram) {
-  const auto ends = test::run_process_ranks(3, [](int rank, BootstrapSockets links) -> std::string {
-    auto region = Region::create(std::move(links), rank, 3, small_region());
-    Group group(region);
-    const std::int64_t mine = ::getpid();
-    std::vector<std::int64_t> pids(3);
-    const std::vector<Output> outputs{{&pids[0], 1}, {&pids[1], 1}, {&pids[2], 1}};
-    group.all_gather({&mine, 1}, outputs, DataType::int64);
-    if (rank == 1) ::execlp("sleep", "sleep", "60", nullptr);
-    std::string text = "no error";
-    try {
-      group.barrier();
-    } catch (const PeerLost& error) {
-      EXPECT_THAT(error.ranks(), ElementsAre(1));
-      text = error.what();
-    }
-    if (rank == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
-    return text;
-  });
+  const auto ends =
+      test::run_process_ranks(3, [](int rank, BootstrapSockets sockets) -> std::string {
+        auto region = Region::create(std::move(sockets), rank, 3, small_region());
+        Group group(region);
+        const std::int64_t mine = ::getpid();
+        std::vector<std::int64_t> pids(3);
+        const std::vector<Output> outputs{{&pids[0], 1}, {&pids[1], 1}, {&pids[2], 1}};
+        group.all_gather({&mine, 1}, outputs, DataType::int64);
+        if (rank == 1) ::execlp("sleep", "sleep", "60", nullptr);
+        std::string text = "no error";
+        try {
+          group.barrier();
+        } catch (const PeerLost& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(1));
+          text = error.what();
+        }
+        if (rank == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
+        return text;
+      });
   for (const int rank : {0, 2}) {
     EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report,
                 ::testing::MatchesRegex("rank 1 was lost \\(its process [0-9]+ executes another "
@@ -222,7 +223,7 @@ TEST(Group, RejectsInvalidArgumentsBeforeAnyRankIsInvolved) {
   });
 }
 
-TEST(Slice, CoversEverythingOnceOnCacheLines) {
+TEST(Slice, CoversEveryElementOnceAlongCacheLines) {
   for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 1000u, 12345u}) {
     for (const int size : {1, 2, 3, 5, 8}) {
       std::size_t at = 0;
@@ -243,10 +244,10 @@ TEST(Group, AForkedChildLeavesItsGroupsWhenItExits) {
   run_thread_ranks(1, [](auto parents) {
     Group(parents).barrier();
     const auto ends =
-        test::run_process_ranks(2, [](int rank, BootstrapSockets links) -> std::string {
+        test::run_process_ranks(2, [](int rank, BootstrapSockets sockets) -> std::string {
           // Not destroyed by exit().
           static auto* const region =
-              new auto(Region::create(std::move(links), rank, 2, small_region()));
+              new auto(Region::create(std::move(sockets), rank, 2, small_region()));
           Group group(*region);
           group.barrier();
           if (rank == 1) std::exit(0);
@@ -402,7 +403,7 @@ TEST(MonitoredBarrier, RankThatTimedOutMayContinue) {
   });
 }
 
-TEST(MonitoredBarrier, TheLongestTimeoutIsLong) {
+TEST(MonitoredBarrier, AcceptsTheLongestTimeout) {
   std::binary_semaphore back(0);
   run_thread_ranks(2, [&](auto region) {
     MonitoredBarrier barrier(region);

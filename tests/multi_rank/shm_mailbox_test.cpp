@@ -221,8 +221,8 @@ INSTANTIATE_TEST_SUITE_P(All, MailboxProcesses, ::testing::Values(2, 4, 8), test
 
 TEST_P(MailboxProcesses, DeliverRandomPrograms) {
   const int size = GetParam();
-  test::expect_process_ranks(size, [size](int rank, BootstrapSockets links) {
-    exchange_at_random(Region::create(std::move(links), rank, size, small_region()),
+  test::expect_process_ranks(size, [size](int rank, BootstrapSockets sockets) {
+    exchange_at_random(Region::create(std::move(sockets), rank, size, small_region()),
                        static_cast<unsigned>(size), 50);
   });
 }
@@ -310,21 +310,22 @@ TEST(Mailbox, ReceivesWhatARankSentBeforeItLeftAndThenThrows) {
 }
 
 TEST(Mailbox, DeathOfARankFailsWaitsForOtherRanks) {
-  const auto ends = test::run_process_ranks(3, [](int rank, BootstrapSockets links) -> std::string {
-    const auto region = Region::create(std::move(links), rank, 3, small_region());
-    Mailbox mailbox(region);
-    Requests requests(mailbox);
-    std::vector<int> data(3);
-    if (rank == 2) std::_Exit(7);
-    requests.receive(data, 1 - rank);
-    try {
-      requests.wait();
-    } catch (const PeerLost& error) {
-      EXPECT_THAT(error.ranks(), ElementsAre(2));
-      return error.what();
-    }
-    return "no error";
-  });
+  const auto ends =
+      test::run_process_ranks(3, [](int rank, BootstrapSockets sockets) -> std::string {
+        const auto region = Region::create(std::move(sockets), rank, 3, small_region());
+        Mailbox mailbox(region);
+        Requests requests(mailbox);
+        std::vector<int> data(3);
+        if (rank == 2) std::_Exit(7);
+        requests.receive(data, 1 - rank);
+        try {
+          requests.wait();
+        } catch (const PeerLost& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(2));
+          return error.what();
+        }
+        return "no error";
+      });
   for (const int rank : {0, 1}) {
     EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report, HasSubstr("rank 2 was lost"));
   }
@@ -339,8 +340,8 @@ TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
   };
   const test::Shared<Board> board;
   const auto ends =
-      test::run_process_ranks(2, [&](int rank, BootstrapSockets links) -> std::string {
-        const auto region = Region::create(std::move(links), rank, 2, small_region());
+      test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) -> std::string {
+        const auto region = Region::create(std::move(sockets), rank, 2, small_region());
         Mailbox mailbox(region);
         Requests requests(mailbox);
         std::vector<int> data(3, rank);
@@ -456,7 +457,7 @@ TEST(Mailbox, MessageWithoutRoomFailsAlone) {
       options);
 }
 
-TEST(Mailbox, DeadlinesHoldWhileOtherMessagesFlow) {
+TEST(Mailbox, DeadlinesHoldWhileOtherMessagesProgress) {
   run_thread_ranks(3, [](auto region) {
     Mailbox mailbox(region);
     std::vector<int> data(1);

@@ -116,7 +116,7 @@ void check_training(int rank, int size, const DdpOptions& options, std::size_t c
 using ZeroCopyRanks = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(, ZeroCopyRanks, ::testing::ValuesIn(kWorldSizes), test::CaseName());
 
-TEST_P(ZeroCopyRanks, LargeGradientsAreReducedWhereTheyAreBorn) {
+TEST_P(ZeroCopyRanks, ReducesLargeGradientsInPlace) {
   const int size = GetParam();
   for (const bool set_to_none : {true, false}) {
     expect_torch_ranks(size, "paceline", [=](int rank, int ranks) {
@@ -125,14 +125,14 @@ TEST_P(ZeroCopyRanks, LargeGradientsAreReducedWhereTheyAreBorn) {
   }
 }
 
-TEST(ZeroCopy, GradientsThatAreNoViewsAreNotCopiedEither) {
+TEST(ZeroCopy, DoesNotCopyWithoutBucketView) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     check_training(rank, size, {.gradient_as_bucket_view = false}, bytes_of_small(*make_wide()),
                    true);
   });
 }
 
-TEST(ZeroCopy, AnOptionTurnsItOff) {
+TEST(ZeroCopy, CanBeDisabled) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     std::size_t all = 0;
     for (const auto& parameter : make_wide()->parameters()) all += parameter.nbytes();
@@ -140,7 +140,7 @@ TEST(ZeroCopy, AnOptionTurnsItOff) {
   });
 }
 
-TEST(ZeroCopy, ABackendWithoutItCopies) {
+TEST(ZeroCopy, OtherBackendsCopy) {
   expect_torch_ranks(2, "gloo", [](int rank, int size) {
     std::size_t all = 0;
     for (const auto& parameter : make_wide()->parameters()) all += parameter.nbytes();
@@ -178,7 +178,7 @@ struct ConvNetImpl : torch::nn::Module {
 TORCH_MODULE(ConvNet);
 
 // oneDNN asks the allocator for memory in a way of its own.
-TEST(ZeroCopy, ConvolutionsTooAndInChannelsLast) {
+TEST(ZeroCopy, SupportsConvolutionsAndChannelsLast) {
   for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
     expect_torch_ranks(2, "paceline", [=](int rank, int size) {
       const auto make = [&] {
@@ -202,7 +202,7 @@ TEST(ZeroCopy, ConvolutionsTooAndInChannelsLast) {
   }
 }
 
-TEST(ZeroCopy, SeveralModelsAtOnceAndLargerOnesAfterwards) {
+TEST(ZeroCopy, SupportsSeveralModelsAndLargerOnesLater) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     const auto group = new_group({0, 1});
     DistributedDataParallel first(make_wide());
@@ -252,7 +252,7 @@ TEST(ZeroCopy, GradientsOutliveModelAndWorld) {
   });
 }
 
-TEST(ZeroCopy, ComesBackToNothing) {
+TEST(ZeroCopy, FreesAllMemory) {
   expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
     const auto before = allocated_bytes();
     {
@@ -282,7 +282,7 @@ struct Hoard : torch::autograd::Function<Hoard> {
   }
 };
 
-TEST(ZeroCopy, TakesNoMoreThanItsCap) {
+TEST(ZeroCopy, AllocatesAtMostItsCap) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     DistributedDataParallel model(make_wide());
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
@@ -318,7 +318,7 @@ void set_counting_allocator(CountingAllocator*& set, std::uint8_t priority) {
   c10::SetCPUAllocator(set, priority);
 }
 
-TEST(ZeroCopy, StandsOnWhateverAllocatorIsSet) {
+TEST(ZeroCopy, ForwardsToTheAllocatorThatWasSet) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     CountingAllocator* below = nullptr;
     set_counting_allocator(below, 7);
@@ -338,7 +338,7 @@ TEST(ZeroCopy, StandsOnWhateverAllocatorIsSet) {
   });
 }
 
-TEST(ZeroCopy, AForkedChildComputesGradientsOfItsOwn) {
+TEST(ZeroCopy, ForkedChildAllocatesGradientsElsewhere) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     DistributedDataParallel model(make_wide());
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
@@ -361,7 +361,7 @@ TEST(ZeroCopy, AForkedChildComputesGradientsOfItsOwn) {
   });
 }
 
-TEST(ZeroCopy, AStepGivenUpLeavesNothingBehind) {
+TEST(ZeroCopy, AbortedStepLeavesNoMemory) {
   expect_torch_ranks(3, "paceline", [](int rank, int size) {
     DistributedDataParallel model(make_wide());
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
@@ -402,7 +402,7 @@ TEST(ZeroCopy, GradientsSurviveALostRank) {
   EXPECT_TRUE(ends[0].exited_cleanly() && ends[2].exited_cleanly());
 }
 
-TEST(ZeroCopy, UnusedParametersKeepWhatTheyHave) {
+TEST(ZeroCopy, UnusedParametersKeepTheirGradients) {
   expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
     DistributedDataParallel model(make_wide(), {.find_unused_parameters = true});
     loss_of(model(input_of(rank, 0))).backward();

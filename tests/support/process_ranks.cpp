@@ -13,7 +13,7 @@
 
 #include "base/errno_error.h"
 #include "base/pipe.h"
-#include "support/link.h"
+#include "support/bootstrap_socket_pair.h"
 
 namespace paceline::test {
 namespace {
@@ -68,9 +68,9 @@ constexpr std::chrono::minutes kLongestRun{5};
 std::vector<RankEnd> run_process_ranks(
     int size, const std::function<std::string(int, shm::BootstrapSockets)>& body) {
   const auto count = static_cast<std::size_t>(size);
-  std::vector<Link> links(count);
+  std::vector<BootstrapSocketPair> sockets(count);
   std::vector<base::Pipe> pipes(count);
-  for (std::size_t rank = 1; rank < count; ++rank) links[rank] = make_link();
+  for (std::size_t rank = 1; rank < count; ++rank) sockets[rank] = make_bootstrap_sockets();
   for (auto& pipe : pipes) pipe = base::make_pipe();
 
   std::vector<pid_t> pids;
@@ -80,17 +80,17 @@ std::vector<RankEnd> run_process_ranks(
     if (pid == 0) {
       shm::BootstrapSockets mine;
       for (std::size_t other = 1; other < count; ++other) {
-        if (rank == 0) mine.push_back(std::move(links[other].first));
-        if (rank == other) mine.push_back(std::move(links[other].second));
+        if (rank == 0) mine.push_back(std::move(sockets[other].first));
+        if (rank == other) mine.push_back(std::move(sockets[other].second));
       }
       const int report = pipes[rank].write_end.release();
-      links.clear();
+      sockets.clear();
       pipes.clear();
       be_rank([&] { return body(static_cast<int>(rank), std::move(mine)); }, report);
     }
     pids.push_back(pid);
   }
-  links.clear();
+  sockets.clear();
   std::vector<RankEnd> ends(count);
   for (auto& pipe : pipes) pipe.write_end.reset();
   const auto deadline = base::Deadline::after(kLongestRun);
@@ -112,8 +112,8 @@ void run_side_by_side(std::size_t count, const std::function<void(std::size_t)>&
 }
 
 void expect_process_ranks(int size, const std::function<void(int, shm::BootstrapSockets)>& body) {
-  const auto ends = run_process_ranks(size, [&](int rank, shm::BootstrapSockets links) {
-    body(rank, std::move(links));
+  const auto ends = run_process_ranks(size, [&](int rank, shm::BootstrapSockets sockets) {
+    body(rank, std::move(sockets));
     return std::string();
   });
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {

@@ -22,11 +22,11 @@ struct RankEnd {
 // body throws or fails a gtest expectation, the rank exits with 1. After five minutes a rank is
 // killed, and its report says so.
 std::vector<RankEnd> run_process_ranks(
-    int size, const std::function<std::string(int rank, shm::BootstrapSockets links)>& body);
+    int size, const std::function<std::string(int rank, shm::BootstrapSockets sockets)>& body);
 
 // Runs bodies without a result, and expects every rank to exit cleanly.
 void expect_process_ranks(int size,
-                          const std::function<void(int rank, shm::BootstrapSockets links)>& body);
+                          const std::function<void(int rank, shm::BootstrapSockets sockets)>& body);
 
 // Runs `body` for 0 to `count` - 1 at the same time, each in a process of its own, which may start
 // ranks: for tests that mostly wait for a deadline. Expects every process to exit cleanly.

@@ -34,7 +34,7 @@ TEST(Quantile, InterpolatesBetweenSamples) {
 
 // The ranks of the order statistics are those of any table of the sign test: with 30 samples the
 // 11th and the 20th, with 40 the 15th and the 26th, with 5 the extremes.
-TEST(PairedSpeedup, IntervalIsThatOfTheSignTest) {
+TEST(PairedSpeedup, IntervalIsTheSignTests) {
   for (const auto& [n, low, high] : {std::tuple{30, 11, 20}, {40, 15, 26}, {5, 1, 5}, {1, 1, 1}}) {
     std::vector<double> theirs(static_cast<std::size_t>(n));
     std::iota(theirs.begin(), theirs.end(), 1);
@@ -55,7 +55,7 @@ TEST(PairedSpeedup, IsTheirTimeOverOursInTheSameRound) {
   EXPECT_DOUBLE_EQ(ratio.high, 3);
 }
 
-TEST(PairedSpeedup, IntervalHoldsTheMedianNineTimesInTen) {
+TEST(PairedSpeedup, IntervalContainsTheMedianInNinetyPercent) {
   std::mt19937 random(1);
   std::lognormal_distribution<double> noise;  // of median 1
   int held = 0;
@@ -81,7 +81,7 @@ Result sample_result() {
            {"streaming", "", {100, 200, 300}, {150, 150, 150}}}};
 }
 
-TEST(Result, SurvivesTheWayToTheParent) {
+TEST(Result, RoundTripsThroughThePipe) {
   const std::string line = to_line(sample_result());
   EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
   EXPECT_EQ(to_line(from_line(line)), line);
@@ -89,7 +89,7 @@ TEST(Result, SurvivesTheWayToTheParent) {
   EXPECT_EQ(std::get<std::string>(from_line(to_line(step)).subject), "lenet");
 }
 
-TEST(Result, WhatIsNoResultIsSaid) {
+TEST(Result, ReportsOutputThatIsNotAResult) {
   for (const std::string line : {"", "hello", "{}", R"({"benchmark": "ddp", "ranks": "two"})",
                                  R"({"benchmark": "ddp", "ranks": 2, "model": "x"})"}) {
     EXPECT_THAT([&] { from_line(line); },
@@ -97,7 +97,7 @@ TEST(Result, WhatIsNoResultIsSaid) {
   }
 }
 
-TEST(Result, RowsHaveTheFieldsThatAreDocumented) {
+TEST(Result, RowsHaveTheDocumentedFields) {
   const auto rows = to_rows(sample_result());
   ASSERT_EQ(rows.size(), 5u);
   EXPECT_EQ(nlohmann::json(rows[0]), nlohmann::json::parse(R"({
@@ -127,7 +127,7 @@ TEST(Table, FitsInto120Columns) {
   EXPECT_THAT(text, HasSubstr("paceline ordinary"));
 }
 
-TEST(Table, QuantitiesReadWell) {
+TEST(Table, FormatsQuantities) {
   EXPECT_EQ(describe_bytes(4), "4 B");
   EXPECT_EQ(describe_bytes(1000), "1000 B");
   EXPECT_EQ(describe_bytes(64 << 10), "64 KiB");
@@ -145,7 +145,7 @@ Options parse(const std::vector<std::string>& arguments) {
   return parse_options(arguments, kModels, help).value();
 }
 
-TEST(Options, Defaults) {
+TEST(Options, HaveDefaults) {
   const Options all = parse({"collectives"});
   EXPECT_EQ(all.benchmark, Benchmark::collectives);
   EXPECT_THAT(all.ranks, ElementsAre(2, 4, 8));
@@ -163,7 +163,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(parse({"--quick", "ddp"}).rounds, 30);
 }
 
-TEST(Options, SelectWhatIsMeasured) {
+TEST(Options, SelectBenchmarks) {
   const Options sizes =
       parse({"collectives", "--quick", "--ranks", "2,3", "--bytes", "4,1KB,25MB", "--collectives",
              "broadcast,barrier", "--rounds", "50", "--threads", "2", "--json", "out.json"});
@@ -178,7 +178,7 @@ TEST(Options, SelectWhatIsMeasured) {
   EXPECT_TRUE(parse({"--worker", "ddp", "--quick"}).worker);
 }
 
-TEST(Options, MistakesAreNamed) {
+TEST(Options, NameInvalidValues) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes{
       {{}, "expected collectives or ddp"},
       {{"collective"}, "expected collectives or ddp"},
@@ -202,7 +202,7 @@ TEST(Options, MistakesAreNamed) {
   }
 }
 
-TEST(Options, HelpNamesThemAll) {
+TEST(Options, HelpListsAll) {
   std::string help;
   EXPECT_FALSE(parse_options({"--help"}, kModels, help));
   EXPECT_THAT(help, testing::AllOf(HasSubstr("collectives"), HasSubstr("ddp"), HasSubstr("--ranks"),

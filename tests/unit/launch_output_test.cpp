@@ -19,7 +19,7 @@ std::vector<std::string> split(LineSplitter& splitter, std::string_view bytes) {
   return lines;
 }
 
-TEST(LineSplitter, TheSameInPiecesOfAnySize) {
+TEST(LineSplitter, IsIndependentOfChunkSizes) {
   const std::string text = "a\nbc\r\n\nde\rf";
   for (std::size_t size = 1; size <= text.size(); ++size) {
     LineSplitter splitter;
@@ -33,7 +33,7 @@ TEST(LineSplitter, TheSameInPiecesOfAnySize) {
   }
 }
 
-TEST(LineSplitter, EndlessLinesAreCut) {
+TEST(LineSplitter, CutsEndlessLines) {
   constexpr std::size_t most = LineSplitter::kMaxLine;
   LineSplitter splitter;
   std::vector<std::size_t> sizes;
@@ -50,7 +50,7 @@ TEST(LineSplitter, EndlessLinesAreCut) {
   }
 }
 
-TEST(TailBuffer, KeepsTheLastAsATerminalShowsThem) {
+TEST(TailBuffer, KeepsTheLastLinesAsATerminalShowsThem) {
   TailBuffer lines;
   for (int i = 0; i < 30; ++i) lines.feed(Stream::out, "line " + std::to_string(i) + "\n");
   lines.feed(Stream::err, "\r10%\r20%\r100%\r\n");
@@ -88,7 +88,7 @@ TEST(Console, PrefixesWholeLinesIntoFiles) {
   EXPECT_EQ(screen.err, "[rank1]: 10%\r[rank1]: 20%\n");
 }
 
-TEST(Console, RankZeroMayDrawABarOnATerminal) {
+TEST(Console, DrawsRankZerosBarOnATerminal) {
   Screen screen(true, true);
   screen.console.write(0, Stream::err, "\r10%");
   EXPECT_EQ(screen.err, "[rank0]: 10%");
@@ -103,7 +103,7 @@ TEST(Console, RankZeroMayDrawABarOnATerminal) {
   EXPECT_EQ(screen.err, "\r\x1b[K[rank0]: 100%\n");
 }
 
-TEST(Console, ABarThatBeginsWithAReturnHasOnePrefixInAFile) {
+TEST(Console, PrefixesABarWithALeadingReturnOnceInAFile) {
   Screen screen(false, false);
   screen.console.write(0, Stream::err, "\r10%");
   screen.console.write(0, Stream::err, "\r20%\r\n");
@@ -111,7 +111,7 @@ TEST(Console, ABarThatBeginsWithAReturnHasOnePrefixInAFile) {
   EXPECT_EQ(screen.err, "[rank0]: 10%\r[rank0]: 20%\n[rank0]: \n");
 }
 
-TEST(Console, TheBarStaysBelowRankZerosOtherLines) {
+TEST(Console, KeepsTheBarBelowRankZerosOtherLines) {
   Screen screen(true, true);
   screen.console.write(0, Stream::err, "\r10%");
   screen.console.write(0, Stream::out, "hello\n");
@@ -136,7 +136,7 @@ TEST(Console, BarsOfOtherRanksShowTheirLastStateOnly) {
   EXPECT_EQ(screen.err, "[rank1]: 30%\n");
 }
 
-TEST(Console, ABarIsCutWhereItWouldWrap) {
+TEST(Console, CutsABarThatWouldWrap) {
   Screen screen(true, true, 20);
   screen.console.write(0, Stream::out, "0123456789ab");
   EXPECT_EQ(screen.out, "[rank0]: 0123456789a");
@@ -151,7 +151,7 @@ TEST(Console, FinishEndsTheBarOnce) {
   EXPECT_EQ(screen.out + screen.err.substr(screen.err.find('%') + 1), "\r\x1b[K[rank0]: 50%\n");
 }
 
-TEST(Fit, CountsNeitherEscapesNorContinuations) {
+TEST(Fit, IgnoresEscapesAndContinuationBytes) {
   EXPECT_EQ(fit("abc", 3), "abc");
   EXPECT_EQ(fit("abcd", 3), "abc");
   EXPECT_EQ(fit("\x1b[1;32mabcd\x1b[0m", 3), "\x1b[1;32mabc\x1b[0m");

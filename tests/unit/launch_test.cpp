@@ -41,7 +41,7 @@ class ErrorFileTest : public ::testing::Test {
   std::filesystem::path path_ = directory_.path() / "error.json";
 };
 
-TEST_F(ErrorFileTest, ReadsWhatWasWritten) {
+TEST_F(ErrorFileTest, RoundTrips) {
   write_error_file(path_, "line 1\n\"quoted\" \xff not UTF-8", std::vector<int>{70, 3, 1023});
   const auto error = read_error_file(path_);
   ASSERT_TRUE(error);
@@ -67,7 +67,7 @@ TEST_F(ErrorFileTest, ReadsTorchrunsForms) {
   EXPECT_EQ(read(R"({"message": "just text"})")->message, "just text");
 }
 
-TEST_F(ErrorFileTest, GarbageIsNothing) {
+TEST_F(ErrorFileTest, IgnoresGarbage) {
   EXPECT_FALSE(read_error_file(path_));
   const std::string whole = R"({"message": {"message": "m", "extraInfo": {"timestamp": "1"}}})";
   for (std::size_t size = 0; size < whole.size(); ++size) {
@@ -81,7 +81,7 @@ TEST_F(ErrorFileTest, GarbageIsNothing) {
   EXPECT_FALSE(read(R"({"message": ")" + std::string(2 << 20, 'x') + "\"}"));
 }
 
-TEST_F(ErrorFileTest, OddBlameIsIgnored) {
+TEST_F(ErrorFileTest, IgnoresInvalidBlame) {
   const auto error = read(
       R"({"message": {"message": "m", "extraInfo": {"blamed_ranks": [1, "2", null, 99999999999]}}})");
   ASSERT_TRUE(error);
@@ -89,13 +89,13 @@ TEST_F(ErrorFileTest, OddBlameIsIgnored) {
   EXPECT_THAT(error->blamed_ranks, ElementsAre(1));
 }
 
-TEST_F(ErrorFileTest, NeitherFifoNorDirectoryIsWaitedFor) {
+TEST_F(ErrorFileTest, DoesNotBlockOnFifosOrDirectories) {
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   EXPECT_FALSE(read_error_file(path_));
   EXPECT_FALSE(read_error_file(directory_.path()));
 }
 
-TEST_F(ErrorFileTest, WritingWhereNothingCanBeWrittenSaysWhere) {
+TEST_F(ErrorFileTest, NamesAPathThatCannotBeWritten) {
   try {
     write_error_file(directory_.path() / "no" / "x.json", "m");
     FAIL();
@@ -105,7 +105,7 @@ TEST_F(ErrorFileTest, WritingWhereNothingCanBeWrittenSaysWhere) {
   }
 }
 
-TEST(SignalNames, CommonAndUnnamed) {
+TEST(SignalNames, HaveANameOrANumber) {
   EXPECT_EQ(signal_name(SIGKILL), "SIGKILL");
   EXPECT_EQ(signal_name(SIGBUS), "SIGBUS");
   EXPECT_EQ(signal_name(40), "signal 40");
@@ -113,7 +113,7 @@ TEST(SignalNames, CommonAndUnnamed) {
   EXPECT_EQ(signal_meaning(SIGUSR1), "");
 }
 
-TEST(ParseStat, NamesMayHoldAnything) {
+TEST(ParseStat, AcceptsAnyProcessName) {
   const auto process = parse_stat("42 (a) S 7 9 (b\n) R 12 34 34 0 -1 4194560");
   ASSERT_TRUE(process);
   EXPECT_EQ(process->pid, 42);
@@ -216,7 +216,7 @@ TEST(FindProgram, SearchesAsAShellDoes) {
   EXPECT_EQ(code(""), 127);
 }
 
-TEST(RunJob, BadSpecsAreRefused) {
+TEST(RunJob, RejectsInvalidSpecs) {
   JobSpec spec;
   EXPECT_THROW(run_job(spec), UsageError);  // no program
   spec.command = {"true"};
@@ -247,7 +247,7 @@ constexpr int exited(int code) {
   return code << 8;
 }
 
-TEST(FirstFailed, EarliestUnlessItBlamesAnother) {
+TEST(FirstFailed, IsTheEarliestUnlessItBlamesAnother) {
   JobResult result;
   result.ranks = {ended(1, exited(1)), ended(2, SIGSEGV), ended(0, exited(0))};
   EXPECT_EQ(result.first_failed(), 0);
@@ -272,7 +272,7 @@ TEST(FirstFailed, IsABlamedRankThatEndedEarlyWithCodeZero) {
   EXPECT_EQ(result.first_failed(), 0);
 }
 
-TEST(FirstFailed, BlameInACircleEnds) {
+TEST(FirstFailed, ToleratesCircularBlame) {
   JobResult result;
   result.ranks = {ended(0, exited(3)), ended(1, exited(4))};
   result.ranks[0].error = ErrorFile{"", {1}};
@@ -280,7 +280,7 @@ TEST(FirstFailed, BlameInACircleEnds) {
   EXPECT_EQ(result.first_failed(), 0);
 }
 
-TEST(FirstFailed, WhoWasStoppedDidNotFail) {
+TEST(FirstFailed, IsNoneIfTheLauncherWasInterrupted) {
   JobResult result;
   result.ranks = {ended(0, SIGINT, true), ended(1, exited(1), true)};
   result.signal = SIGINT;
@@ -289,7 +289,7 @@ TEST(FirstFailed, WhoWasStoppedDidNotFail) {
   EXPECT_EQ(failure_report(result), "paceline: stopped by SIGINT\n");
 }
 
-TEST(FailureReport, OneBlock) {
+TEST(FailureReport, IsOneBlock) {
   JobResult result;
   result.ranks = {ended(1, exited(1)), ended(0, SIGKILL), ended(3, SIGTERM, true),
                   ended(2, SIGTERM, true), ended(4, exited(0), true)};
@@ -321,7 +321,7 @@ TEST(FailureReport, NamesARankThatEndedEarlyFirst) {
             "  ranks 0, 2: exited with code 1: rank 1 has left the group\n");
 }
 
-TEST(FailureReport, TellsFailuresFromStops) {
+TEST(FailureReport, DistinguishesFailuresFromStops) {
   JobResult result;
   result.ranks = {ended(0, exited(1)), ended(1, SIGSEGV, true), ended(2, SIGTERM, true)};
   result.ranks[2].error = ErrorFile{"disk full", {}};
@@ -332,7 +332,7 @@ TEST(FailureReport, TellsFailuresFromStops) {
 }
 
 // A terminal would obey them: change its title, clear the screen, ring.
-TEST(FailureReport, ControlCharactersOfErrorFilesAreSpelledOut) {
+TEST(FailureReport, EscapesControlCharactersOfErrorFiles) {
   JobResult result;
   result.ranks = {ended(0, exited(1)), ended(1, exited(1))};
   result.ranks[0].error = ErrorFile{std::string("a\tb\n\x1b]0;title\a\0\r\x7f \xC2\x9B"
@@ -347,7 +347,7 @@ TEST(FailureReport, ControlCharactersOfErrorFilesAreSpelledOut) {
             "  rank 1: exited with code 1: \\x1b[2J\n");
 }
 
-TEST(FailureReport, NothingFailedSaysNothing) {
+TEST(FailureReport, IsEmptyIfNothingFailed) {
   JobResult result;
   result.ranks = {ended(0, 0)};
   EXPECT_EQ(failure_report(result), "");

@@ -28,7 +28,7 @@ Diagnosis diagnosis_of(const MadeJob& job) {
   return diagnose(analysis_of(job));
 }
 
-TEST(Intervals, SetOperations) {
+TEST(Intervals, UniteIntersectAndSubtract) {
   const Intervals a = united({{4, 6}, {0, 2}, {1, 3}, {5, 5}});
   EXPECT_THAT(a, ElementsAre(FieldsAre(0, 3), FieldsAre(4, 6)));
   const Intervals b{{2, 5}};
@@ -39,7 +39,7 @@ TEST(Intervals, SetOperations) {
   EXPECT_EQ(length_in(a, {1, 4.5}), 2.5);
 }
 
-TEST(Units, ThreeFigures) {
+TEST(Units, FormatThreeSignificantFigures) {
   EXPECT_EQ(time_text(8.4), "8.40 us");
   EXPECT_EQ(time_text(999.4), "999 us");
   EXPECT_EQ(time_text(999.6), "1.00 ms");
@@ -57,7 +57,7 @@ MadeJob straggling() {
           .between = [](int, int) { return 1000.0; }};
 }
 
-TEST(Analysis, DividesTheTime) {
+TEST(Analysis, DividesAStepIntoItsParts) {
   const Analysis a = analysis_of(straggling());
   EXPECT_EQ(a.warm_up, 5U);
   EXPECT_EQ(a.steps.size(), 34U);  // the last one has no next
@@ -75,7 +75,7 @@ TEST(Analysis, DividesTheTime) {
 
 // Rank 0 publishes a bucket each ms from 3 ms on; rank 1 each 1.5 ms from 4.5 ms on, and it is
 // reduced then. Rank 0's backward computes until 6 ms.
-TEST(Analysis, OverlapIsWhatLiesWithinBackwardAndNotWithinAWait) {
+TEST(Analysis, OverlapIsWithinBackwardAndOutsideOfWaits) {
   const Analysis a = analysis_of(straggling());
   EXPECT_NEAR(a.ranks[0].under_way, 9000 - 3000, 1);
   EXPECT_NEAR(a.ranks[0].hidden, 6000 - 3000, 1);
@@ -83,7 +83,7 @@ TEST(Analysis, OverlapIsWhatLiesWithinBackwardAndNotWithinAWait) {
 }
 
 // Rank 1 comes 3 ms late to each step, as all see before the forward, and to none of its buckets.
-TEST(Analysis, AMeetingBeforeTheForwardShowsWhoIsLate) {
+TEST(Analysis, PreForwardSyncShowsALateRank) {
   const Analysis a = analysis_of(
       {.between = [](int rank, int) { return rank == 1 ? 4000.0 : 1000.0; }, .meets = true});
   EXPECT_NEAR(a.waits.at({0, 1}), 3000, 1);
@@ -95,7 +95,7 @@ TEST(Analysis, AMeetingBeforeTheForwardShowsWhoIsLate) {
   EXPECT_EQ(diagnosis.rank, 1);
 }
 
-TEST(Analysis, AccumulatedBatchesAreComputing) {
+TEST(Analysis, CountsAccumulationAsComputing) {
   auto traces = make_timelines(
       {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
   // The gap holds a forward and backward that were not synchronised, of 3 ms.
@@ -129,7 +129,7 @@ TEST(Analysis, ShowsTheModelThatTakesMostTime) {
   EXPECT_EQ(a.model, 7U);
 }
 
-TEST(Analysis, StepsThatNotAllRanksHaveAreLeftOut) {
+TEST(Analysis, LeavesOutStepsThatSomeRanksDoNotHave) {
   auto traces = make_timelines({});
   std::erase_if(traces[1].spans, [](const Span& span) { return span.step > 20; });
   EXPECT_EQ(analyse(merge(traces)).steps.size(), 19U - 4);  // a quarter is warm-up
@@ -156,7 +156,7 @@ TEST(Diagnosis, OneRankBeginsLater) {
   EXPECT_THAT(diagnosis.sentence, HasSubstr("it starts its steps 2.00 ms later than the others"));
 }
 
-TEST(Diagnosis, LateRankChanges) {
+TEST(Diagnosis, LoadIsUneven) {
   const Diagnosis diagnosis = diagnosis_of({.ranks = 4, .computing = [](int rank, int step) {
                                               return step % 4 == rank ? 9000.0 : 6000.0;
                                             }});
@@ -164,7 +164,7 @@ TEST(Diagnosis, LateRankChanges) {
   EXPECT_THAT(diagnosis.sentence, HasSubstr("the others wait 3.00 ms a step, 33 % of their time"));
 }
 
-TEST(Diagnosis, RanksShareCores) {
+TEST(Diagnosis, MoreRanksThanCores) {
   const auto on_two_cores = [](const MadeJob& job) {
     auto traces = make_timelines(job);
     for (RankTrace& trace : traces) trace.cores = 2;
@@ -184,7 +184,7 @@ TEST(Diagnosis, RanksShareCores) {
 }
 
 // Each rank may use one core, and has it for itself.
-TEST(Diagnosis, RanksBoundToACoreEachAreNotTooMany) {
+TEST(Diagnosis, RanksBoundToDifferentCoresAreNotTooMany) {
   auto traces = make_timelines({.ranks = 2, .reduction = 3000});
   for (RankTrace& trace : traces) {
     trace.cores = 1;
@@ -201,7 +201,7 @@ TEST(Diagnosis, RanksBoundToACoreEachAreNotTooMany) {
 }
 
 // Also one whose timeline is missing takes its turn on the cores; not one of another machine.
-TEST(Diagnosis, TheJobsRanksCountAndNotItsFiles) {
+TEST(Diagnosis, CountsTheJobsRanksNotItsFiles) {
   auto traces = make_timelines(
       {.ranks = 4, .computing = [](int rank, int step) { return step % 4 == rank ? 9e3 : 6e3; }});
   for (RankTrace& trace : traces) trace.cores = 2;
@@ -226,7 +226,7 @@ std::vector<RankTrace> small_and_exposed() {
   return traces;
 }
 
-TEST(Diagnosis, FewBytesAreNotMadeFewer) {
+TEST(Diagnosis, DoesNotSuggestCompressionForFewBytes) {
   const Diagnosis diagnosis = diagnose(analyse(merge(small_and_exposed())));
   EXPECT_EQ(diagnosis.finding, Finding::communication);
   EXPECT_THAT(diagnosis.why,
@@ -295,7 +295,7 @@ TEST(Diagnosis, StepsAreTooShort) {
   EXPECT_THAT(diagnosis.sentence, HasSubstr("of 100 us, ranks wait for each other for 40 %"));
 }
 
-TEST(Diagnosis, TimeGoesByBetweenSteps) {
+TEST(Diagnosis, TimePassesBetweenSteps) {
   const Diagnosis diagnosis = diagnosis_of(
       {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
   EXPECT_EQ(diagnosis.finding, Finding::between_steps);
@@ -303,7 +303,7 @@ TEST(Diagnosis, TimeGoesByBetweenSteps) {
   EXPECT_THAT(diagnosis.sentence, HasSubstr("4.00 ms of each step of 10.0 ms"));
 }
 
-TEST(Diagnosis, LongPausesAreNoPartOfSteps) {
+TEST(Diagnosis, LongPausesDoNotCountAsSteps) {
   const auto job = [](double pause) {
     return MadeJob{.between = [=](int, int step) { return step % 20 == 0 ? pause : 1000; }};
   };
@@ -347,7 +347,7 @@ TEST(Diagnosis, AMissingRankIsFoundByItsPeers) {
   EXPECT_EQ(diagnosis.rank, 1);
 }
 
-TEST(Merge, LeavesOutWhatIsOfAnotherJob) {
+TEST(Merge, LeavesOutOtherJobs) {
   auto traces = make_timelines({.ranks = 3});
   for (RankTrace& trace : traces) trace.started = 100;
   traces[0].started = 50;
@@ -367,7 +367,7 @@ TEST(Merge, LeavesOutWhatIsOfAnotherJob) {
                           HasSubstr("there is no timeline of ranks 0-1 (of 3 ranks)")));
 }
 
-TEST(Merge, LeavesOutWhatWasOverBefore) {
+TEST(Merge, LeavesOutEarlierRuns) {
   auto traces = make_timelines({});
   for (Span& span : traces[0].spans) {
     span.begin += std::chrono::hours(1);

@@ -91,14 +91,14 @@ TEST_F(Report, SaysTheDiagnosisAndDrawsThePage) {
   expect_well_formed(page);
 }
 
-TEST_F(Report, NeedsNothingElse) {
+TEST_F(Report, PageIsSelfContained) {
   test::write_timelines(directory(), test::make_timelines(slow_rank()));
   EXPECT_THAT(page(),
               Not(testing::AnyOf(HasSubstr("http://"), HasSubstr("https://"), HasSubstr("<script"),
                                  HasSubstr("<link"), HasSubstr("url("), HasSubstr("@import"))));
 }
 
-TEST_F(Report, HostileNamesStayText) {
+TEST_F(Report, EscapesHostileNames) {
   auto traces = test::make_timelines({.reduction = 3000});
   for (auto& trace : traces) {
     for (auto& [key, bucket] : trace.buckets) {
@@ -142,7 +142,7 @@ TEST_P(ReportPage, IsDrawn) {
   EXPECT_THAT(html, Not(HasSubstr("nan")));
 }
 
-TEST_F(Report, NotesStandOnThePageAndOnStandardError) {
+TEST_F(Report, WritesNotesToThePageAndToStandardError) {
   test::write_timelines(directory(), test::make_timelines(slow_rank()));
   std::filesystem::resize_file(directory() / "rank0.json",
                                std::filesystem::file_size(directory() / "rank0.json") - 9);
@@ -158,14 +158,14 @@ TEST_F(Report, NotesStandOnThePageAndOnStandardError) {
   }
 }
 
-TEST_F(Report, TooFewStepsMakeAPageToo) {
+TEST_F(Report, WritesAPageForTooFewSteps) {
   test::write_timelines(directory(), test::make_timelines({.steps = 0}));
   const std::string html = page();
   EXPECT_THAT(html, HasSubstr("Too few steps for a diagnosis"));
   expect_well_formed(html);
 }
 
-TEST_F(Report, ThePageGoesWhereItIsSaid) {
+TEST_F(Report, WritesThePageToOutput) {
   test::write_timelines(directory(), test::make_timelines({}));
   auto command = report({directory().string(), "--output", path("other.html")});
   EXPECT_EQ(command.wait(), 0) << command.err();
@@ -180,7 +180,7 @@ TEST_F(Report, ThePageGoesWhereItIsSaid) {
             "(ENOENT)\n");
 }
 
-TEST_F(Report, MistakesAreNamed) {
+TEST_F(Report, NamesInvalidArguments) {
   const auto expect = [&](std::vector<std::string> arguments, int code, const std::string& text) {
     auto command = report(std::move(arguments));
     EXPECT_EQ(command.wait(), code);

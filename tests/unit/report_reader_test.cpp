@@ -68,7 +68,7 @@ TEST(TraceReader, ReadsEvents) {
   EXPECT_EQ((span.end - span.begin).count(), 12500);
 }
 
-TEST(TraceReader, ReadsWhatARankSaysOfItsCores) {
+TEST(TraceReader, ReadsTheCoresOfARank) {
   const auto parse_with = [](const std::string& affinity) {
     std::string text = whole();
     text.replace(text.find("\"cores\":3"), 9,
@@ -92,7 +92,7 @@ TEST(TraceReader, ReadsWhatARankSaysOfItsCores) {
   EXPECT_EQ(trace.foreign, 1U);
 }
 
-TEST(TraceReader, ReadsAFileCutAtAnyByte) {
+TEST(TraceReader, ReadsAFileTruncatedAtAnyByte) {
   const std::string text = whole();
   const std::string head(kHead);
   const std::size_t first = head.size() + 2 + std::string(kWait).size();
@@ -107,7 +107,7 @@ TEST(TraceReader, ReadsAFileCutAtAnyByte) {
   }
 }
 
-TEST(TraceReader, SaysWhatIsNoTimeline) {
+TEST(TraceReader, RejectsFilesThatAreNotTimelines) {
   expect_corrupt("", "the file is empty");
   expect_corrupt("hello", "not a timeline");
   expect_corrupt(R"({"traceEvents":[]})", "not a timeline; expected a JSON array (at byte 0)");
@@ -160,7 +160,7 @@ TEST_P(TraceReaderCounts, AnInvalidEvent) {
   EXPECT_EQ(trace.foreign, 1U);
 }
 
-TEST(TraceReader, NestingCostsNoStack) {
+TEST(TraceReader, DeepNestingDoesNotOverflowTheStack) {
   const std::string deep(1 << 20, '[');
   EXPECT_TRUE(parse(std::string(kHead) + "," + deep).truncated);
   std::string objects(kHead);
@@ -169,7 +169,7 @@ TEST(TraceReader, NestingCostsNoStack) {
 }
 
 // Whatever the bytes: a timeline with a diagnosis, or CorruptFile.
-TEST(TraceReader, SurvivesAnyDamage) {
+TEST(TraceReader, ReadsOrRejectsDamagedFiles) {
   test::MadeJob job;
   job.steps = 14;
   const test::TemporaryDirectory directory;
@@ -208,7 +208,7 @@ TEST(ReadJob, ReadsADirectory) {
                                      HasSubstr("there is no timeline of rank 1 (of 3 ranks)")));
 }
 
-TEST(ReadJob, SaysWhatIsMissing) {
+TEST(ReadJob, ReportsMissingRanks) {
   const test::TemporaryDirectory directory;
   EXPECT_THAT([&] { read_job(directory.path() / "none"); },
               ThrowsMessage<UsageError>(HasSubstr("none: No such file or directory")));

@@ -21,7 +21,7 @@ TEST(Arena, AlignsAndReuses) {
   EXPECT_EQ(arena.allocate(10), first);
 }
 
-TEST(Arena, FullAndAbsurdRequestsGetNothing) {
+TEST(Arena, ReturnsNullIfFullOrTheSizeIsImpossible) {
   Arena arena(0, 1024);
   EXPECT_FALSE(arena.allocate(1025));
   EXPECT_FALSE(arena.allocate(SIZE_MAX));
@@ -30,7 +30,7 @@ TEST(Arena, FullAndAbsurdRequestsGetNothing) {
   EXPECT_FALSE(Arena(64, 0).allocate(1));
 }
 
-TEST(Arena, RetiredMemoryNeverComesBack) {
+TEST(Arena, NeverReusesRetiredMemory) {
   Arena arena(0, 128);
   const auto block = arena.allocate(64);
   arena.retire(*block);
@@ -40,7 +40,7 @@ TEST(Arena, RetiredMemoryNeverComesBack) {
   EXPECT_FALSE(arena.allocate(1));
 }
 
-TEST(Arena, RandomUseNeverOverlapsAndMergesBack) {
+TEST(Arena, RandomBlocksNeverOverlapAndMergeWhenFreed) {
   Arena arena(0, 1 << 20);
   std::mt19937 random(5);
   std::map<std::size_t, std::size_t> live;

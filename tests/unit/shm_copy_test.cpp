@@ -10,7 +10,7 @@ namespace paceline::shm {
 namespace {
 
 // Guards around the target show a byte too many.
-TEST(StreamBytes, CopiesThoseBytesAndNoOthers) {
+TEST(StreamBytes, CopiesExactlyTheGivenBytes) {
   constexpr std::size_t kGuard = 64;
   std::vector<unsigned char> source(600);
   for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<unsigned char>(i % 251);
@@ -27,7 +27,7 @@ TEST(StreamBytes, CopiesThoseBytesAndNoOthers) {
   }
 }
 
-TEST(CopyOfResults, OnlyWhatNoCacheHoldsGoesPastIt) {
+TEST(CopyOfResults, BypassesTheCacheOnlyForResultsLargerThanIt) {
   EXPECT_EQ(copy_of_results(1000), &copy_bytes);
   const bool known = base::last_level_cache() > 0;
   EXPECT_EQ(copy_of_results(std::size_t{1} << 40), known ? &stream_bytes : &copy_bytes);

@@ -122,7 +122,7 @@ void expect_reduces_anywhere(DataType type, ReduceOp op, const std::vector<Bytes
 
 class Reduction : public testing::TestWithParam<std::pair<DataType, ReduceOp>> {};
 
-TEST_P(Reduction, IsTheOraclesBitForBit) {
+TEST_P(Reduction, EqualsTheOracleBitForBit) {
   const auto [type, op] = GetParam();
   visit_type(type, [&, type = type, op = op](auto zero) {
     using T = decltype(zero);
@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Reduction, testing::ValuesIn(reducible_pairs()
 
 class WeightedSum : public testing::TestWithParam<DataType> {};
 
-TEST_P(WeightedSum, IsTheOraclesBitForBit) {
+TEST_P(WeightedSum, EqualsTheOracleBitForBit) {
   const double all_weights[] = {0.25, 1.0 / 3, 1e-3, 0.5, 7};
   visit_type(GetParam(), [&](auto zero) {
     using T = decltype(zero);
@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, WeightedSum,
                                          DataType::complex128),
                          [](const auto& each) { return std::string(name(each.param)); });
 
-TEST(Kernels, WhatIsReducible) {
+TEST(Kernels, IsReducibleListsTypesAndOperations) {
   using enum DataType;
   static_assert(is_reducible(float16, ReduceOp::avg) && is_reducible(complex128, ReduceOp::avg));
   static_assert(is_reducible(int64, ReduceOp::avg) && !is_reducible(boolean, ReduceOp::avg));
@@ -220,7 +220,7 @@ using Halves = std::vector<std::vector<std::uint16_t>>;
 
 class ShortPatterns : public testing::TestWithParam<DataType> {};
 
-TEST_P(ShortPatterns, AllPassAndMeetEachOther) {
+TEST_P(ShortPatterns, EveryBitPatternIsReducedAsExpected) {
   visit_type(GetParam(), [&](auto zero) {
     using T = decltype(zero);
     if constexpr (kShort<T>) {
@@ -275,7 +275,7 @@ TEST(Kernels, ShortTypesRoundOnceToNearestEven) {
   EXPECT_EQ(sum(DataType::float16, {{0x3c00}, {0x1000}, {0x1000}}), 0x3c01);
 }
 
-TEST(Kernels, Float16AtItsEnds) {
+TEST(Kernels, Float16HandlesItsLimits) {
   const auto result = [](ReduceOp op, const Halves& sources) {
     return run(DataType::float16, op, sources)[0];
   };
@@ -320,7 +320,7 @@ TEST(Kernels, BooleansAreZeroOrOne) {
   EXPECT_EQ(result(ReduceOp::bit_xor), (std::vector<std::uint8_t>{0, 1, 1, 0}));
 }
 
-TEST(Kernels, OfEqualZerosTheFirstIsKept) {
+TEST(Kernels, MinAndMaxKeepTheFirstOfEqualZeros) {
   for (const ReduceOp op : {ReduceOp::min, ReduceOp::max}) {
     const auto result = run<float>(DataType::float32, op, {{0.0f, -0.0f}, {-0.0f, 0.0f}});
     EXPECT_FALSE(std::signbit(result[0])) << name(op);
@@ -328,7 +328,7 @@ TEST(Kernels, OfEqualZerosTheFirstIsKept) {
   }
 }
 
-TEST(Kernels, NanIsCanonicalFromEveryPosition) {
+TEST(Kernels, NanAtAnyPositionGivesTheCanonicalNan) {
   const float odd = std::bit_cast<float>(0xffc12345u);
   const float signalling = std::bit_cast<float>(0x7f800001u);
   for (const ReduceOp op :

@@ -5,18 +5,18 @@
 
 #include "base/pipe.h"
 #include "shm/membership/socket.h"
-#include "support/link.h"
+#include "support/bootstrap_socket_pair.h"
 
 namespace paceline::shm {
 namespace {
 
-using test::Link;
-using test::make_link;
+using test::BootstrapSocketPair;
+using test::make_bootstrap_sockets;
 
 const base::Deadline kSoon = base::Deadline::after(std::chrono::seconds(10));
 
-TEST(Packets, CarryBytesDescriptorsAndWhoSentThem) {
-  const Link link = make_link();
+TEST(Packets, CarryBytesDescriptorsAndCredentials) {
+  const BootstrapSocketPair link = make_bootstrap_sockets();
   want_credentials(link.second.get());
   const base::Pipe pipe = base::make_pipe();
   const std::array<int, 1> fds{pipe.write_end.get()};
@@ -33,7 +33,7 @@ TEST(Packets, CarryBytesDescriptorsAndWhoSentThem) {
 
 // The kernel reports the loss of what nobody read before it hands out what came.
 TEST(Packets, ArriveFromAnEndThatClosedWithoutReading) {
-  Link link = make_link();
+  BootstrapSocketPair link = make_bootstrap_sockets();
   EXPECT_TRUE(send_packet(link.first.get(), "a hello", {}, kSoon));
   EXPECT_TRUE(send_packet(link.second.get(), "a verdict", {}, kSoon));
   link.second.reset();

@@ -73,7 +73,7 @@ class TimelineTest : public ::testing::Test {
   std::vector<std::string> logged_;
 };
 
-TEST_F(TimelineTest, WhatIsRecordedIsRead) {
+TEST_F(TimelineTest, RecordedSpansRoundTrip) {
   EXPECT_EQ(Timeline::current(), nullptr);
   Timeline::start(directory() / "new" / "one", 2, 4);
   Timeline* const timeline = Timeline::current();
@@ -109,7 +109,7 @@ TEST_F(TimelineTest, WhatIsRecordedIsRead) {
 }
 
 // As viewers want it: one JSON array, every event with a process, and names for them.
-TEST_F(TimelineTest, IsATrace) {
+TEST_F(TimelineTest, WritesTheTraceEventFormat) {
   Timeline::start(directory(), 1, 2);
   Timeline::current()->record(span_of(5));
   Timeline::stop();
@@ -123,12 +123,12 @@ TEST_F(TimelineTest, IsATrace) {
               "ts":5.007,"dur":1.001,"args":{"model":3,"step":5}})"));
 }
 
-TEST_F(TimelineTest, NoVariableNoTimeline) {
+TEST_F(TimelineTest, WritesNothingWithoutTheVariable) {
   Timeline::start(0, 1);
   EXPECT_EQ(Timeline::current(), nullptr);
 }
 
-TEST_F(TimelineTest, AnImpossibleDirectoryIsNamed) {
+TEST_F(TimelineTest, NamesADirectoryThatCannotBeMade) {
   std::ofstream(directory() / "taken") << "a file";
   EXPECT_THAT([&] { Timeline::start(directory() / "taken" / "below", 0, 1); },
               ThrowsMessage<UsageError>(
@@ -140,7 +140,7 @@ TEST_F(TimelineTest, AnImpossibleDirectoryIsNamed) {
   EXPECT_EQ(Timeline::current(), nullptr);
 }
 
-TEST_F(TimelineTest, ThreadsRecordSideBySide) {
+TEST_F(TimelineTest, ThreadsRecordConcurrently) {
   Timeline::start(directory(), 0, 1);
   constexpr std::uint64_t kEach = 4000;
   std::vector<std::thread> threads;
@@ -156,7 +156,7 @@ TEST_F(TimelineTest, ThreadsRecordSideBySide) {
   EXPECT_EQ(trace.dropped, 0U);  // there is room for that many
 }
 
-TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
+TEST_F(TimelineTest, CountsDroppedSpans) {
   Timeline::start(directory(), 0, 1);
   constexpr std::uint64_t kMany = 600000;
   for (std::uint64_t i = 0; i < kMany; ++i) Timeline::current()->record(span_of(i));
@@ -167,7 +167,7 @@ TEST_F(TimelineTest, WhatComesTooFastIsCounted) {
   EXPECT_GE(trace.spans.size(), 500000U);
 }
 
-TEST_F(TimelineTest, AFileHasABound) {
+TEST_F(TimelineTest, StopsAtTheFileSizeLimit) {
   const auto& log = logged();
   TraceFile out(file(0), 0, 1 << 20);
   out.write(
@@ -207,7 +207,7 @@ int end_of_child(const std::function<void()>& child) {
   return status;
 }
 
-TEST_F(TimelineTest, AFileThatMayNotGrowDoesNotEndTheProcess) {
+TEST_F(TimelineTest, FileSizeLimitOfTheProcessDoesNotKillIt) {
   const int status = end_of_child([&] {
     const auto& log = logged();
     const rlimit limit{100000, 100000};
@@ -246,7 +246,7 @@ TEST_F(TimelineTest, AForkedChildWritesNothing) {
   EXPECT_FALSE(trace.truncated);
 }
 
-TEST_F(TimelineTest, ExitWritesWhatIsLeft) {
+TEST_F(TimelineTest, ExitWritesRemainingSpans) {
   EXPECT_EQ(end_of_child([&] {
               Timeline::start(directory(), 0, 1);
               Timeline::current()->record(span_of(1));
@@ -258,7 +258,7 @@ TEST_F(TimelineTest, ExitWritesWhatIsLeft) {
   EXPECT_FALSE(trace.truncated);
 }
 
-TEST_F(TimelineTest, AKilledRankLeavesWhatWasWritten) {
+TEST_F(TimelineTest, KilledRankLeavesAReadableFile) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -284,7 +284,7 @@ TEST_F(TimelineTest, AKilledRankLeavesWhatWasWritten) {
 }
 
 // In time, not when the buffer is full; and not only at the begin, when the rank is told.
-TEST_F(TimelineTest, ASlowRankIsWrittenToo) {
+TEST_F(TimelineTest, WritesASingleSpanWithoutMore) {
   Timeline::start(directory(), 0, 1);
   ASSERT_TRUE(eventually(written("paceline_job")));
   Timeline::current()->record(span_of(1));
@@ -292,7 +292,7 @@ TEST_F(TimelineTest, ASlowRankIsWrittenToo) {
 }
 
 // A process that always runs and the thread that has a timeline share a core, half of it each.
-TEST_F(TimelineTest, TellsOfACoreThatIsShared) {
+TEST_F(TimelineTest, RecordsTimeWaitingForACore) {
   if (!std::filesystem::exists("/proc/self/schedstat")) GTEST_SKIP() << "no scheduler statistics";
   cpu_set_t before;
   ASSERT_EQ(::sched_getaffinity(0, sizeof(before), &before), 0);
@@ -328,7 +328,7 @@ TEST_F(TimelineTest, TellsOfACoreThatIsShared) {
   EXPECT_GE(trace.cpu->wall + 10'000, trace.cpu->running + trace.cpu->queued);
 }
 
-TEST_F(TimelineTest, StartsAnew) {
+TEST_F(TimelineTest, ReplacesTheFileOfAnEarlierRun) {
   Timeline::start(directory(), 0, 2);
   Timeline::current()->record(span_of(1));
   Timeline::start(directory(), 1, 2);

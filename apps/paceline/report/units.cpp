@@ -7,7 +7,7 @@
 namespace paceline::report {
 namespace {
 
-// Three figures.
+// Formats three significant figures.
 std::string figures(double value, const char* unit) {
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
   return fmt::format("{:.{}f} {}", value, decimals, unit);

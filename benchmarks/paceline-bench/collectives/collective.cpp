@@ -47,7 +47,7 @@ struct Buffers {
   }
 };
 
-// A caller who waits at once says so to the backend, as PyTorch does.
+// A caller that waits at once tells the backend so, as PyTorch does.
 using Call = void (*)(c10d::Backend&, Buffers&);
 const std::map<std::string, Call>& calls() {
   static const std::map<std::string, Call> table{

@@ -29,9 +29,9 @@ struct RoundPlan {
   std::chrono::microseconds length;
 };
 
-// Lets the contenders take turns for all rounds; who comes first changes from round to round, so
-// that none always follows the same other. Collective over the world; complete on rank 0, which
-// gets from each round the time of the slowest rank and the CPU time of all.
+// Lets the contenders take turns for all rounds; the order changes from round to round, so that
+// none always follows the same other. Collective over the world; complete on rank 0, which gets
+// from each round the time of the slowest rank and the CPU time of all.
 std::vector<Series> measure(const std::vector<Contender>& contenders, const RoundPlan& plan);
 
 }  // namespace paceline::bench

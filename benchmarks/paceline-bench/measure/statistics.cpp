@@ -14,7 +14,7 @@ double quantile_of_sorted(std::span<const double> sorted, double q) {
 }
 
 // How many samples may be cut off at each end so that the median lies among the rest with 90 %
-// confidence. Each sample is above the median or below it like a coin's toss, whatever their
+// confidence. Each sample is above or below the median with equal probability, for any
 // distribution: the interval needs no assumption about the noise, whose tail is long.
 std::size_t samples_to_cut(std::size_t n) {
   const double count = static_cast<double>(n);

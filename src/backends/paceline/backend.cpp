@@ -30,8 +30,8 @@ std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
   if (const auto* const ours = std::get_if<paceline::PacelineOptions>(&request.options)) {
     options.staging_bytes = ours->staging_bytes.value_or(options.staging_bytes);
   }
-  if (!request.links.empty() || request.size == 1) {
-    return shm::Region::create(std::move(request.links), request.rank, request.size, options);
+  if (!request.sockets.empty() || request.size == 1) {
+    return shm::Region::create(std::move(request.sockets), request.rank, request.size, options);
   }
   distributed::StoreExchange exchange(request);
   return shm::Region::create(exchange, options);

@@ -161,13 +161,13 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
       operation, c10::toString(scalar), known ? shm::name(*known) : "an unknown reduction"));
 }
 
-Movement movement(const at::Tensor& tensor) {
+ByteLayout byte_layout(const at::Tensor& tensor) {
   const auto count = static_cast<std::size_t>(tensor.numel());
   if (const auto known = known_type(tensor.scalar_type())) return {count, *known};
   return {count * tensor.element_size(), shm::DataType::byte};
 }
 
-Flat::Flat(const at::Tensor& tensor, Use use) : tensor_(tensor), movement_(movement(tensor)) {
+Flat::Flat(const at::Tensor& tensor, Use use) : tensor_(tensor), layout_(byte_layout(tensor)) {
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     dense_ = tensor;
   } else if (use == Use::out) {

@@ -43,22 +43,22 @@ inline Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor,
   return reduction(op, tensor.scalar_type(), operation);
 }
 // The size of a tensor that is only moved: elements of its type if shm knows it, else bytes.
-struct Movement {
+struct ByteLayout {
   std::size_t count;
   shm::DataType type;
 };
-Movement movement(const at::Tensor& tensor);
+ByteLayout byte_layout(const at::Tensor& tensor);
 
 // A tensor's elements one after the other: the tensor's own memory, or a copy that write_back puts
-// into the tensor. Counts are as in Movement.
+// into the tensor. Counts are as in ByteLayout.
 class Flat {
  public:
   enum class Use { in, out, in_out };
   Flat(const at::Tensor& tensor, Use use);
 
   void* data() const { return dense_.data_ptr(); }
-  std::size_t count() const { return movement_.count; }
-  shm::DataType type() const { return movement_.type; }
+  std::size_t count() const { return layout_.count; }
+  shm::DataType type() const { return layout_.type; }
   shm::Input input() const { return {data(), count()}; }
   shm::Output output() const { return {data(), count()}; }
   void write_back() const;
@@ -66,7 +66,7 @@ class Flat {
  private:
   at::Tensor tensor_;
   at::Tensor dense_;
-  Movement movement_;
+  ByteLayout layout_;
 };
 
 // Parts of one tensor, or several tensors, as shm::Group takes them.

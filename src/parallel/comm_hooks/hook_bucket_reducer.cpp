@@ -27,14 +27,14 @@ std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
   }
 }
 
-// How often a wait for a future looks whether there is still something to wait for.
+// How often a wait for a future checks the peers.
 constexpr std::chrono::milliseconds kLook{10};
-// By how much a wait is longer than those that may be its cause and know more of it.
+// How much longer a wait is than the waits that may cause it, whose errors say more.
 constexpr std::chrono::seconds kReportTime{1};
-// How the failures begin that are told to all ranks here.
+// The prefix of failures that every rank throws.
 constexpr const char* kHookOfRank = "the communication hook of rank";
 
-// Tells when a future is completed, with a limit.
+// Waits for a future with a time limit.
 class Completion {
  public:
   explicit Completion(c10::ivalue::Future& future) {
@@ -76,7 +76,7 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
   of_control.describe = [describe = describe_, last = open_.size()](std::size_t) {
     return describe(last);
   };
-  // A rank whose hook is late says itself for which bucket.
+  // A rank whose hook is late reports the bucket itself.
   of_control.extra_time = 2 * kReportTime;
   control_ = distributed::make_bucket_reducer(group, control.device.type(), of_control);
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
@@ -142,21 +142,21 @@ void HookBucketReducer::finish() {
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = std::chrono::steady_clock::now()}};
 }
 
-// Returns once the bucket's future is completed. A call of the group that it may depend on has a
-// timeout of its own and tells which rank is missing, so the time counts from the last one's end.
+// Returns once the bucket's future is completed. It may depend on calls of the group, which have
+// their own timeouts and name the missing rank, so the time counts from the end of the last call.
 // What is called once that time has gone by since the end of the backward has other reasons.
 void HookBucketReducer::await(std::size_t bucket) {
   c10::ivalue::Future& future = *open_[bucket].result;
   if (future.completed()) return;
   const Completion completion(future);
-  const auto patience = base::Deadline::after(timeout_).remaining() + kReportTime;
-  auto deadline = base::Deadline::after(patience);
+  const auto timeout = base::Deadline::after(timeout_).remaining() + kReportTime;
+  auto deadline = base::Deadline::after(timeout);
   const auto last_call = deadline;
   std::uint64_t calls = 0;
   while (!completion.wait_for(kLook)) {
     if (backend_ && !last_call.expired()) calls = backend_->call_count();
     if (backend_ && backend_->is_busy_with(calls)) {
-      deadline = base::Deadline::after(patience);
+      deadline = base::Deadline::after(timeout);
       continue;
     }
     try {
@@ -189,14 +189,15 @@ bool HookBucketReducer::abandon_step() {
                   get_rank()));
 }
 
-// Errors of the hook's own are told to all ranks, which wait for it in vain; those about peers they
-// have themselves, in the same bucket's collective.
+// Sends the hook's own errors to all ranks, which wait for it. The other ranks get errors about
+// peers themselves, in the same bucket's collective.
 template <typename Body>
 void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
   try {
     body();
   } catch (const PeerError& error) {
-    if (std::string_view(error.what()).starts_with(kHookOfRank)) throw;  // says all on every rank
+    if (std::string_view(error.what()).starts_with(kHookOfRank))
+      throw;  // has the full text on every rank
     parallel::with_error_context(
         fmt::format("running the communication hook for bucket {} ({})", bucket, describe_(bucket)),
         [] { throw; });

@@ -33,13 +33,13 @@ class HookBucketReducer final : public distributed::BucketReducer {
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return control_->share(); }
   bool modified_apart() const override { return control_->modified_apart(); }
-  // The other ranks may be in a collective of their hooks that has no counterpart here: there is no
-  // way back, and all ranks throw.
+  // The other ranks may be in a collective of their hooks without a counterpart here, so the step
+  // cannot be aborted and all ranks throw.
   bool abandon_step() override;
   bool failed() const override { return control_->failed(); }
   [[noreturn]] void fail(const std::string& text) override {
     control_->fail(text);
-    __builtin_unreachable();  // GCC 12 does not take the virtual function's word for it
+    __builtin_unreachable();  // GCC 12 ignores noreturn on a virtual function
   }
   [[noreturn]] void time_out(const std::string& text) override {
     control_->time_out(text);

@@ -147,7 +147,7 @@ class DdpCore final : public Joinable {
 
   void set_samples(double count) {
     if (options_.average != Average::samples) {
-      throw UsageError("set_samples is for average = Average::samples");
+      throw UsageError("set_samples needs average = Average::samples");
     }
     if (!(count >= 0) || !std::isfinite(count)) {
       throw UsageError(fmt::format("set_samples({}): it must be a count", count));

@@ -18,9 +18,9 @@ bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
          grad.is_non_overlapping_and_dense();
 }
 
-// Whether no tensor but .grad sees its memory, other than `incoming`, of which autograd made it,
-// and what that is a view of. Other branches of the graph, or hooks of the program's, may read
-// theirs later: AccumulateGrad takes over tensors that nobody else has, whoever has their memory.
+// Whether only .grad uses its memory, apart from `incoming`, from which autograd made it, and the
+// base of that view. Other branches of the graph, or the program's hooks, may read the memory
+// later: AccumulateGrad takes over a tensor that nobody else holds, even if its storage is shared.
 bool is_sole_view(const at::Tensor& grad, const at::Tensor& incoming) {
   std::size_t known = 1;
   if (incoming.defined() && incoming.layout() == at::kStrided &&
@@ -129,11 +129,11 @@ bool GradientBuckets::is_view(std::size_t parameter) const {
          grad.data_ptr() == view.data_ptr();
 }
 
-// Gives the view the value that .grad has; makes it .grad, unless that is not wanted.
+// Copies .grad into the view, and makes the view .grad if that is wanted.
 void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
                                     const at::Tensor& incoming) {
   if (is_alone() || is_view(parameter)) return;
-  // One that did not come in this step may have to stay as it is.
+  // A gradient without an update in this step may have to keep its value.
   if (arrived && use_in_place(parameter, incoming)) return;
   const at::NoGradGuard no_grad;
   const at::Tensor& view = views_[parameter].current;
@@ -150,7 +150,7 @@ void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
   if (options_.gradient_as_bucket_view) grad = view;
 }
 
-// Has a large gradient reduced where autograd has put it, if that is in memory that all ranks see.
+// Reduces a large gradient where autograd allocated it, if that is registered memory.
 bool GradientBuckets::use_in_place(std::size_t parameter, const at::Tensor& incoming) {
   const std::size_t bucket = plan_.places[parameter].bucket;
   auto* const in_place = bucket_reducer_->in_place();

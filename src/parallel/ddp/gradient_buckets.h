@@ -40,8 +40,8 @@ class GradientBuckets {
 
   const BucketPlan& plan() const { return plan_; }
   distributed::BucketReducer& reducer() { return *bucket_reducer_; }
-  // Whether gradients stay where autograd has put them: one rank checks what several do, but has
-  // nobody to average with. Hooks get theirs nevertheless.
+  // Whether gradients stay where autograd allocated them: a single rank checks as several do, but
+  // averages with no other rank. Hooks still get buckets.
   bool is_alone() const { return ranks_ == 1 && !hook_; }
   // Call on a thread before it runs a backward.
   void prepare_thread();
@@ -82,7 +82,7 @@ class GradientBuckets {
  private:
   struct Views {
     at::Tensor in_bucket;  // the gradient's place there, in the parameter's shape
-    at::Tensor current;    // where it is reduced in this step: there, or where autograd has put it
+    at::Tensor current;    // where this step reduces it: there, or where autograd allocated it
   };
 
   void make(const Indices& order, bool exchanges_usage);
@@ -112,7 +112,7 @@ class GradientBuckets {
   std::unique_ptr<distributed::BucketReducer> bucket_reducer_;
   std::vector<Views> views_;  // by parameter; of those in a bucket
   Indices outstanding_;       // gradients still missing, by bucket
-  Indices in_place_;          // whose gradients are reduced where autograd has put them
+  Indices in_place_;          // whose gradients are reduced where autograd allocated them
   Indices arrivals_;          // of order_, as they were ready in the first step
   bool is_first_ = true;      // the first step has yet to be finished
 };

@@ -19,7 +19,7 @@ constexpr double kMiB = 1024 * 1024;
 constexpr double kDefaultCap = 25;
 // Small, so that communication starts early.
 constexpr double kDefaultFirstCap = 1;
-// What copying this much takes is no more than a bucket of its own costs.
+// Copying this much costs no more than a separate bucket.
 constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
 
 std::vector<double> caps_in_mib(const DdpOptions& options) {
@@ -37,8 +37,8 @@ std::vector<std::size_t> caps_of(const DdpOptions& options) {
   return caps;
 }
 
-// A tensor over part of `flat` that autograd does not take for a view, since zero_grad refuses to
-// detach those.
+// A tensor over part of `flat` that is not a view for autograd, since zero_grad cannot detach
+// views.
 at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
   const bool dense = like.is_non_overlapping_and_dense();
   at::Tensor result = at::empty({0}, flat.options());
@@ -110,7 +110,7 @@ void GradientBuckets::make_bucket_reducer() {
   } catch (const PeerError&) {
     throw;
   } catch (const Error& error) {
-    // The plan is a new one, and the others wait for the bucket reducer.
+    // The plan has changed already, and the other ranks wait for the bucket reducer.
     if (bucket_reducer_) {
       bucket_reducer_->fail(
           fmt::format("rank {} cannot make new buckets: {}", get_rank(), error.what()));
@@ -124,7 +124,7 @@ void GradientBuckets::make_views() {
   const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     const at::Tensor& bucket = bucket_reducer_->tensor(b);
-    // What lies between gradients is reduced too.
+    // The padding between gradients is reduced too.
     if (!plan_.buckets[b].dedicated) bucket.zero_();
     for (const std::size_t i : plan_.buckets[b].parameters) {
       const at::Tensor view = alias(bucket, plan_.places[i].offset, parameters_[i].tensor);
@@ -134,9 +134,10 @@ void GradientBuckets::make_views() {
 }
 
 void GradientBuckets::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-  if (hook_) throw UsageError("register_comm_hook: there is one already, and it stays");
+  if (hook_)
+    throw UsageError("register_comm_hook: the model has a hook already, which cannot be replaced");
   if (!is_first_ || bucket_reducer_->in_step()) {
-    throw UsageError("register_comm_hook comes before the first backward");
+    throw UsageError("register_comm_hook: call it before the first backward");
   }
   hook_ = std::move(hook);
   make(Indices(order_), exchanges_usage_);

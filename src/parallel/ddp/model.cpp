@@ -22,7 +22,7 @@ namespace {
 // How many tensors an error lists before it only counts.
 constexpr std::size_t kMaxNames = 10;
 
-// Not cryptographic; any difference changes it but for one case in 2^64.
+// Not cryptographic; two different inputs collide with a probability of 2^-64.
 std::int64_t fingerprint(const at::Tensor& tensor) {
   if (!tensor.defined()) return 0;
   const at::Tensor dense = tensor.detach().cpu().contiguous();
@@ -92,7 +92,7 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
     const shm::GlobalRanks named(numbers);
     const shm::RankSet apart = shm::explain_disagreement(values, named).ranks;
     if (apart.empty()) continue;
-    // With no majority, rank 0 is what the others are compared with.
+    // Without a majority, compares the others with rank 0.
     int reference = 0;
     while (reference < size && apart.contains(reference)) ++reference;
     if (reference == size) reference = 0;

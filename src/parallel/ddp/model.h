@@ -25,8 +25,8 @@ std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& ind
 // Collective.
 void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
 
-// Throws Mismatch, the same on every rank, if the bits of the tensors are not the same on all: it
-// names the first that differs, and the ranks where it is not as on most. Collective.
+// Throws the same Mismatch on every rank if the bits of the tensors differ: it names the first that
+// differs, and the ranks that differ from the majority. Collective.
 void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGroup& group,
                        std::uint64_t step);
 

@@ -29,7 +29,7 @@ ParameterClaim::ParameterClaim(const std::vector<NamedTensor>& parameters) {
     if (claims().tensors.count(one.tensor.unsafeGetTensorImpl()) == 0) continue;
     throw UsageError(
         fmt::format("parameter {} is wrapped by another DistributedDataParallel, which would "
-                    "average its gradient once more: let that one go first",
+                    "average its gradient twice: destroy that one first",
                     one.name));
   }
   for (const auto& one : parameters) {

@@ -75,7 +75,8 @@ void Reducer::watch_output(const at::Tensor& output) {
 
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   usage_.note(index);
-  for (const std::size_t i : delayed_.triggered_by(index)) usage_.note(i);  // nobody else says so
+  for (const std::size_t i : delayed_.triggered_by(index))
+    usage_.note(i);  // nothing else marks them
   if (!synchronise_) return count_local_backward();
   incoming_ = incoming;
   try {
@@ -131,7 +132,7 @@ void Reducer::begin_step() {
   recorder_.begin_step(bucket_reducer().steps(), buckets_.plan().buckets.size() + 1);
   graph_.begin_step();
   ready_.assign(ready_.size(), false);
-  // Unless watch_output has seen where the outermost begins.
+  // Unless watch_output has found where the outermost backward begins.
   if (!options_.static_graph || backward_ < 0) {
     backward_ = torch::autograd::get_current_graph_task_id();
     torch::autograd::Engine::get_default_engine().queue_callback([this, own = backward_] {
@@ -141,11 +142,11 @@ void Reducer::begin_step() {
   if (options_.static_graph && !graph_.learns()) settle_never_used();
 }
 
-// What the first step of a static graph taught: these get no gradient in any.
+// The first step of a static graph shows that these never get a gradient.
 void Reducer::settle_never_used() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (graph_.expected(i) > 0 || ready_[i]) continue;
-    // These come with the trigger, if that does.
+    // These follow the trigger, if it gets a gradient.
     if (delayed_.contains(i) && graph_.expected(*delayed_.trigger()) > 0) continue;
     if (usage_.is_ever_used(i)) {
       mark_ready(i);
@@ -212,11 +213,11 @@ void Reducer::fail_missing(const Indices& missing) {
       parameters_.size(), names_of(parameters_, missing),
       options_.static_graph
           ? "In the first step they did, so the graph is not static as static_graph says."
-          : "If that is meant, set find_unused_parameters; else make every output that these "
-            "parameters feed part of the loss."));
+          : "If that is intended, set find_unused_parameters; otherwise include every output of "
+            "these parameters in the loss."));
 }
 
-// Those that got no gradient count as zero, and .grad of one that got none anywhere stays.
+// A missing gradient counts as zero; if a parameter got none on any rank, its .grad stays.
 void Reducer::reduce_rest(const Indices& missing) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> before;
@@ -251,7 +252,7 @@ void Reducer::end_step() {
   backward_ = -1;
   weight_.reset();
   if (!std::exchange(is_first_, false)) return;
-  // Where steps may differ, the first says nothing of the next.
+  // If steps may differ, the first one does not predict the next.
   reorder_due_ = options_.static_graph || !options_.find_unused_parameters;
 }
 

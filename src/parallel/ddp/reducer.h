@@ -24,7 +24,7 @@
 namespace paceline::ddp {
 
 // Averages gradients over the ranks during backward: autograd hooks put each gradient into its
-// bucket, which is published when it is full; the final callback of the backward settles parameters
+// bucket, which is published when it is full; the final callback of the backward handles parameters
 // without a gradient, finishes the reduction and leaves the averages in .grad.
 //
 // A step lasts from the first hook of a backward to its final callback. Autograd runs both on the
@@ -32,19 +32,19 @@ namespace paceline::ddp {
 // be nested, on one thread at a time.
 class Reducer {
  public:
-  // `frozen`: parameters that are none of these. They have to stay so, and the same on all ranks.
+  // `frozen`: all other parameters. They must stay frozen, on all ranks alike.
   Reducer(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& frozen,
           const DdpOptions& options);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
 
-  // Fixes whether backwards from here on are synchronised, and clears away a step that an exception
-  // cut short: all gradients become zero then, as some have been averaged and others not. `counts`
-  // says whether a backward must follow this forward if that is synchronised. After the first step
-  // of all, the buckets are rebuilt here; then it is collective.
+  // Decides whether the next backwards are synchronised, and clears an aborted step: all gradients
+  // become zero then, since only some have been averaged. `counts` says whether a backward must
+  // follow this forward if that is synchronised. After the very first step it rebuilds the buckets,
+  // and is then collective.
   void before_forward(bool synchronise, bool counts);
-  // The ranks have met since before_forward, and the forward begins only now.
+  // Call after collective calls between before_forward and the forward itself.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
   // In place of before_forward, without gradients.
   void note_evaluation() { called_ = true; }
@@ -57,7 +57,7 @@ class Reducer {
 
   const DdpStats& stats() const { return recorder_.stats(); }
 
-  // What this rank counts in the average of the next step; with nothing, all ranks count the same.
+  // This rank's weight in the average of the next step; without a weight, all ranks count the same.
   void set_weight(std::optional<double> weight) { weight_ = weight; }
   // Replaces the reduction. Collective; before the first backward.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
@@ -66,8 +66,8 @@ class Reducer {
   // Says that the parameters are now the same on all ranks, and that what some have accumulated
   // under no_sync others may not have.
   void end_join();
-  // What a backward does towards the other ranks, with gradients of zero. Those that there are stay
-  // as they are, and leave the buckets.
+  // Does the communication of a backward with gradients of zero, for Join. Existing gradients keep
+  // their values and leave the buckets.
   void main_hook();
 
  private:

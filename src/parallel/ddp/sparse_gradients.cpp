@@ -25,7 +25,7 @@ void reduce_sparse(const std::vector<NamedTensor>& parameters, const std::vector
     at::Tensor part = !grad.defined()    ? zeros_for(parameter)
                       : grad.is_sparse() ? grad
                                          : grad.to_sparse(1);
-    // What a rank without samples has may not even be finite.
+    // The gradients of a rank without samples may not even be finite.
     part = share == 0 ? zeros_for(parameter) : part.coalesce().mul(share);
     all_reduce(part, {.group = group});
     grad = part;

@@ -9,22 +9,22 @@
 
 namespace paceline::ddp {
 
-// Takes down what happens in synchronised steps, for stats() and for the timeline, if there is one.
+// Records synchronised steps, for stats() and for the timeline, if there is one.
 class StepRecorder {
  public:
   StepRecorder();
 
   // `step`: the bucket reducer's number, which is the same on all ranks.
   void begin_forward(std::uint64_t step);
-  // What went by since begin_forward was a collective call before the forward.
+  // The time since begin_forward was a collective call before the forward.
   void end_pre_forward_sync();
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
-  // Of a step that was cut short, which is in no statistics.
+  // Drops an aborted step from the statistics.
   void abandon_step() { step_begin_ = backward_begin_ = kNever; }
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
-  // Looks which buckets are reduced by now.
+  // Records which buckets are reduced by now.
   void look_at(const distributed::BucketReducer& bucket_reducer);
   void end_backward() { backward_end_ = Clock::now(); }
   void end_step(const distributed::BucketReducer& bucket_reducer);

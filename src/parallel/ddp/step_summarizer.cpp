@@ -26,7 +26,7 @@ StepSummarizer::StepSummarizer(const std::vector<NamedTensor>& parameters,
   note_same_parameters();
 }
 
-// What was frozen when the model was wrapped has no hook.
+// Parameters frozen when the model was wrapped have no hook.
 void StepSummarizer::check_frozen() const {
   for (const NamedTensor& one : frozen_) {
     if (!one.tensor.requires_grad()) continue;
@@ -52,7 +52,7 @@ shm::StepSummary StepSummarizer::summarise(bool joined) {
           .joined = joined ? 1U : 0U};
 }
 
-// Writes in place, and exchanges of data, of all parameters.
+// Counts in-place writes and replacements of data of all parameters.
 std::uint32_t StepSummarizer::count_modifications() {
   std::uint32_t writes = 0;
   for (Watched& one : watched_) {

@@ -33,14 +33,14 @@ class StepSummarizer {
   // Those that belong to the last summary, until the next one.
   shm::FrozenFlags frozen_flags() const { return flags_; }
 
-  // Says that the parameters are now the same on all ranks, however often each has changed them.
+  // Notes that all ranks now have the same parameters, however often each has changed them.
   void note_same_parameters() { same_parameters_ = count_modifications(); }
   // For ranks that have changed their parameters a different number of times: throws Mismatch if
   // the values differ. Collective.
   void compare_parameters(std::uint64_t step);
 
  private:
-  // A tensor whose data may be exchanged by others.
+  // A tensor whose data may be replaced.
   struct Watched {
     at::Tensor tensor;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -56,7 +56,7 @@ class StepSummarizer {
   std::vector<std::uint8_t> flags_;  // by parameter
   std::uint32_t forwards_ = 0;
   std::uint32_t local_backwards_ = 0;
-  std::uint32_t exchanges_ = 0;        // of a watched tensor's data
+  std::uint32_t exchanges_ = 0;        // how often a watched tensor's data was replaced
   std::uint32_t modifications_ = 0;    // at the last summary
   std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters
 };

@@ -26,7 +26,7 @@ std::string describe(const std::string& name, const at::Tensor& tensor, const ch
   if (!tensor.defined()) return fmt::format("{}, an undefined {}", name, kind);
   std::string text = fmt::format("{}, a {} of shape {} and type {}", name, kind,
                                  join(tensor.sizes()), c10::toString(tensor.scalar_type()));
-  // Gradients lie in the bucket as parameters do in memory.
+  // Gradients have the parameters' layout in the bucket.
   if (tensor.layout() == at::kStrided && !tensor.is_contiguous()) {
     text += " with strides " + join(tensor.strides());
   }
@@ -66,7 +66,7 @@ std::string first_difference(const std::vector<std::string>& first,
       what(b, other), ranks.second);
 }
 
-// The weights of embeddings that were told to have sparse gradients.
+// The weights of embeddings with sparse gradients.
 std::set<const void*> sparse_weights(const torch::nn::Module& module) {
   std::set<const void*> weights;
   for (const auto& part : const_cast<torch::nn::Module&>(module).modules()) {

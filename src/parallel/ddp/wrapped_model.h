@@ -24,7 +24,7 @@ class WrappedModel {
   std::vector<NamedTensor> buffers() const;
   // The parameters that take gradients; each tensor once, under its first name.
   std::vector<NamedTensor> trainable_parameters() const;
-  // Those that take none now.
+  // The parameters that are frozen now.
   std::vector<NamedTensor> frozen_parameters() const;
 
   // Without a module, every forward with grad mode on is one in training mode.

@@ -39,7 +39,7 @@ class JoinContext {
     if (&who == &joinables_.front().get()) exchange(true);
   }
 
-  void shadow() {
+  void run_main_hooks() {
     while (exchange(false)) {
       for (Joinable& one : joinables_) one.main_hook();
     }
@@ -47,7 +47,7 @@ class JoinContext {
   }
 
  private:
-  // Tells all ranks whether this one goes on, and whether any does.
+  // Exchanges whether this rank goes on, and whether any does.
   bool exchange(bool active) {
     all_gather_into_tensor(active_, at::full({1}, active ? 1 : 0, at::kLong), {.group = group_});
     const bool any = active_.any().item<bool>();
@@ -101,10 +101,10 @@ bool Joinable::all_active() const {
 
 void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
           const std::function<void()>& body, const JoinOptions& options) {
-  if (joinables.empty()) throw UsageError("join needs something to join");
+  if (joinables.empty()) throw UsageError("join got no joinables");
   for (const Joinable& one : joinables) {
     if (one.join_process_group().c10d() != joinables.front().get().join_process_group().c10d()) {
-      throw UsageError("join needs joinables of one group");
+      throw UsageError("join got joinables of different groups; they must be of one group");
     }
   }
   if (!options.enable || get_world_size(joinables.front().get().join_process_group()) == 1) {
@@ -112,7 +112,7 @@ void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
   }
   detail::JoinContext context(joinables, options);
   body();
-  context.shadow();
+  context.run_main_hooks();
 }
 
 }  // namespace paceline

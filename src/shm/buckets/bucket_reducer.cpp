@@ -111,7 +111,7 @@ void BucketReducer::reduce_slice(std::size_t bucket) {
     parts[static_cast<std::size_t>(rank)] =
         static_cast<std::byte*>(blocks_.find(rank, bucket)) + slice.begin * element_size(type);
   }
-  // One rank alone has its own average already, to the bit.
+  // A single rank already has the average, bit for bit.
   if (size > 1) {
     reduce_parts(blocks_.buckets()[bucket], std::span(parts).first(static_cast<std::size_t>(size)),
                  slice.count());
@@ -148,7 +148,7 @@ void BucketReducer::finish() {
     reduce_slice(bucket);
   }
   pending_.clear();
-  // Only now is every rank on its way to finish, where it may have waits of its own first.
+  // Only now will every rank reach finish, where it may wait first.
   deadline_.deadline.reset();
   finish_step();
 }

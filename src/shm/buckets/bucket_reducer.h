@@ -16,12 +16,12 @@
 
 namespace paceline::shm {
 
-// Reduces a fixed set of buckets once per step, in whatever order the ranks get them ready, apart
-// from the calls of the group. No rank waits before `finish`.
+// Reduces a fixed set of buckets once per step, in any order of publication, independently of the
+// group's calls. No rank waits before `finish`.
 //
-// A step runs: begin_step; write to data(b) and publish(b), for every b in any order, with
-// try_progress in between as often as it pleases; finish. Then data(b) holds the reduced bucket on
-// every rank. Until the next publish(b), data(b) is this rank's own again.
+// A step runs: begin_step; write to data(b) and publish(b), for every b in any order, with any
+// number of try_progress in between; finish. Then data(b) holds the reduced bucket on every rank.
+// Until the next publish(b), data(b) is this rank's own again.
 //
 // Used by one thread at a time, which need not be the one that uses the group.
 class BucketReducer {
@@ -30,16 +30,15 @@ class BucketReducer {
   using Describe = DescribeBucket;
 
   // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
-  // long as the group does at this time.
-  // The first step comes after number `steps`. `parameters`: the names of those whose FrozenFlags
-  // come with steps. `between_nodes`: null if this node has all ranks of the job.
+  // long as the group does at this time. Numbering continues after `steps`. `parameters`: the names
+  // of the parameters in FrozenFlags. `between_nodes`: null if this node has all ranks of the job.
   BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
                 std::uint32_t steps = 0, std::vector<std::string> parameters = {},
                 std::shared_ptr<SecondLevel> between_nodes = nullptr);
   BucketReducer(const BucketReducer&) = delete;
   BucketReducer& operator=(const BucketReducer&) = delete;
-  // In the middle of a step, gives it up; peers may still write to the buckets, whose memory is
-  // then retired.
+  // Aborts a step that is under way; peers may still write to the buckets, so their memory is
+  // retired.
   ~BucketReducer();
 
   // Memory of this rank for a bucket. It may be kept beyond the reducer.
@@ -47,15 +46,15 @@ class BucketReducer {
 
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
   // Mismatch, since they would reduce gradients that do not belong together. `weight`, not
-  // negative, is what this rank's buckets count in averages, relative to the others'. What a rank
-  // of weight 0 has in its buckets is not even read. `frozen` belongs to `summary`.
+  // negative, is the weight of this rank's buckets in averages, relative to the others'. The
+  // buckets of a rank of weight 0 are not read. `frozen` belongs to `summary`.
   void begin_step(const StepSummary& summary, double weight = 1, FrozenFlags frozen = {});
   bool in_step() const { return in_step_; }
   std::uint32_t steps() const { return blocks_.step(); }
 
-  // Makes `memory` the bucket in this step, in place of data(b). Until the step is finished or
-  // given up it has to be kept, and is not to be touched after publish. False, and nothing
-  // changes, if it is no block that was allocated from the region.
+  // Makes `memory` the bucket in this step, in place of data(b). It must live until the step is
+  // finished or aborted, and must not be touched after publish. Returns false and changes nothing
+  // if it is not a block allocated from the region.
   bool use_in_place(std::size_t bucket, void* memory);
   void publish(std::size_t bucket);
   // In place of publish, on every rank: the bucket is left as it is. Ranks that do not agree about
@@ -63,14 +62,14 @@ class BucketReducer {
   void skip(std::size_t bucket);
   // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
   void try_progress();
-  // Has finish wait so much longer than the group's calls do: for ranks that are held up by calls
-  // of their own, which tell more when they time out.
+  // Lets finish wait this much longer than the group's calls: other ranks may be in calls whose
+  // timeouts report more.
   void extend_timeout(std::chrono::milliseconds more) {
     deadline_.timeout = base::Deadline::after(deadline_.timeout).remaining() + more;
   }
-  // Does the rest: the timeout holds until all ranks have published, and again until all have
-  // reduced. Throws what Group's calls throw, and Mismatch if a peer gave the step up before its
-  // part was done.
+  // Finishes the step: the timeout applies until all ranks have published, and again until all have
+  // reduced. Throws like Group's calls, and Mismatch if a peer aborted the step before it did its
+  // part.
   void finish();
   // Whether all ranks have reduced their slices in this step, or the one finished last.
   bool is_reduced(std::size_t bucket) const {
@@ -83,15 +82,16 @@ class BucketReducer {
   // When finish was blocked, in the step that was finished last.
   using Wait = StepWait;
   const std::vector<Wait>& waits() const { return waits_; }
-  // What this rank counted in the averages of the step that was finished last, of 1 in all.
+  // This rank's weight in the averages of the step finished last; the weights of all ranks add up
+  // to 1.
   double share() const { return agreement_.share(); }
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.
   bool modified_apart() const { return agreement_.modified_apart(); }
 
-  // Gives up a step that will not be finished, and waits until no peer touches this rank's buckets
-  // any more: until every rank has given it up. If one finished it, the ranks differ from here on,
-  // and Mismatch fails the group. Returns false outside a step, where it does nothing.
+  // Aborts a step, and waits until every rank has aborted it, so that no peer touches this rank's
+  // buckets any more. If a rank finished it, the ranks differ from here on, and Mismatch fails the
+  // group. Returns false outside a step, where it does nothing.
   bool abandon_step();
 
   bool failed() const { return region_->failed(); }

@@ -18,7 +18,7 @@ ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, Desc
       step_(steps) {
   own_ = static_cast<std::byte*>(region_->allocate_or_throw(bytes()));
   std::memset(own_, 0, bytes());
-  // Peers see them from the exchange on. Zero would seem to lie ahead of late steps.
+  // Peers read them after the exchange. Zero would seem to be ahead of late steps.
   auto* const own = reinterpret_cast<Progress*>(own_);
   own->abandoned = own->finished = own->gathered = own->waits_beyond = step_;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -59,8 +59,8 @@ void ControlBlocks::exchange(Group& group) {
     const Row& row = rows[static_cast<std::size_t>(rank)];
     const std::string& plan = plans[static_cast<std::size_t>(rank)];
     if (plan != plans[0]) {
-      fail(those_apart(plans),
-           fmt::format("gradients lie in {} on {}, and in {} on {}: DistributedDataParallel needs "
+      fail(ranks_in_minority(plans),
+           fmt::format("gradients are in {} on {}, and in {} on {}: DistributedDataParallel needs "
                        "the same options on every rank",
                        plans[0], name_of(0), plan, name_of(rank)));
     }
@@ -121,7 +121,7 @@ std::size_t ControlBlocks::bytes_of(std::size_t bucket) const {
 
 void ControlBlocks::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
   ++step_;
-  // Read by those who have seen a bucket of this step published.
+  // Ranks that have seen a published bucket of this step read these.
   Progress& own = own_progress();
   if (own.frozen.load(std::memory_order_relaxed) != summary.frozen) {
     std::copy_n(frozen.begin(), std::min(frozen.size(), parameters_.size()), frozen_flags(rank()));
@@ -132,7 +132,7 @@ void ControlBlocks::begin_step(const StepSummary& summary, double weight, Frozen
   own.modifications.store(summary.modifications, std::memory_order_relaxed);
   own.joined.store(summary.joined, std::memory_order_relaxed);
   own.weight.store(weight, std::memory_order_relaxed);
-  // Kept near the step, or it would one day seem to lie ahead of it.
+  // Kept near the step; otherwise it would one day seem to be ahead of it.
   own.abandoned.store(step_ - 1, std::memory_order_release);
 }
 
@@ -192,7 +192,7 @@ void ControlBlocks::fail(const Failure& failure) const {
   region_->fail(failure, {"backward", step_});
 }
 
-RankSet ControlBlocks::those_apart(std::span<const std::string> said) const {
+RankSet ControlBlocks::ranks_in_minority(std::span<const std::string> said) const {
   return explain_disagreement(said, region_->numbers()).ranks;
 }
 

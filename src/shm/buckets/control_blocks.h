@@ -29,10 +29,10 @@ using DescribeBucket = std::function<std::string(std::size_t bucket)>;
 class ControlBlocks {
  public:
   struct alignas(kCacheLine) Progress {
-    Word abandoned;  // the last step given up, or the one before the current
+    Word abandoned;  // the last step aborted, or the one before the current
     Word finished;   // the last step finished
     Word last;       // the bucket published last
-    Word gone;       // 1 if the reducer was destroyed in the step given up
+    Word gone;       // 1 if the reducer was destroyed in the aborted step
     std::atomic<double> weight;
     // StepSummary's.
     Word forwards;
@@ -50,7 +50,7 @@ class ControlBlocks {
     Word reduced;
     Word skipped;                            // the last step in which it was
     Word accumulated;                        // where a job has several nodes: this rank's slice
-    std::atomic<std::uint64_t> offset;       // where the bucket lies in the step that was published
+    std::atomic<std::uint64_t> offset;       // the bucket's offset in the published step
     std::atomic<std::uint64_t> lane_offset;  // where the sums of this rank's lane do
     Word combined;                           // this rank's lane
   };
@@ -96,7 +96,7 @@ class ControlBlocks {
     return Region::reached(words(rank, bucket).*word, step_);
   }
   bool reached_by_all(std::size_t bucket, Word BucketWords::*word) const;
-  // Whether a rank has published or skipped anything in this step: so what it says of it is there.
+  // Whether a rank has published or skipped a bucket in this step: then its summary is there.
   bool has_begun(int rank) const;
 
   // Says where this rank's bucket lies in this step.
@@ -111,8 +111,8 @@ class ControlBlocks {
   // Makes `text` the group's failure, with ranks of the group, or of the world, at fault.
   [[noreturn]] void fail(const RankSet& ranks, const std::string& text) const;
   [[noreturn]] void fail(const Failure& failure) const;
-  // Those who say something else than most, by what each rank says; all, if there is no majority.
-  RankSet those_apart(std::span<const std::string> said) const;
+  // The ranks that differ from the majority; all ranks if there is none.
+  RankSet ranks_in_minority(std::span<const std::string> said) const;
 
  private:
   // What a job of several nodes adds to a control block, before the records.

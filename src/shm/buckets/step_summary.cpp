@@ -7,7 +7,7 @@
 namespace paceline::shm {
 namespace {
 
-// How many parameters an error lists before it only counts.
+// The number of parameters that an error lists; it only counts the others.
 constexpr std::size_t kMaxNames = 5;
 
 // Whether all ranks that have not joined have the same value of a field.
@@ -69,8 +69,7 @@ bool differ_in_frozen(std::span<const StepSummary> ranks) {
   return differ_in(ranks, &StepSummary::frozen);
 }
 
-// The parameters of a rank that has joined fall behind, so all ranks wait with comparing until
-// there is none.
+// A joined rank has older parameters, so ranks compare them only in steps without one.
 bool differ_in_modifications(std::span<const StepSummary> ranks) {
   return std::ranges::none_of(ranks, [](const StepSummary& rank) { return rank.joined != 0; }) &&
          differ_in(ranks, &StepSummary::modifications);

@@ -9,7 +9,7 @@
 
 namespace paceline::shm {
 
-// These take the summaries of all ranks, by rank. A disagreement that names no rank is none.
+// These take the summaries of all ranks, by rank. A Disagreement without ranks means agreement.
 Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRanks& numbers);
 bool differ_in_frozen(std::span<const StepSummary> ranks);
 bool differ_in_modifications(std::span<const StepSummary> ranks);

@@ -8,15 +8,15 @@
 // nothing else of bucket reducers.
 namespace paceline::shm {
 
-// What a rank has done towards a step of training, in words that ranks exchange with the step.
+// What a rank has done for a training step; ranks exchange it with the step.
 struct StepSummary {
   std::uint32_t forwards = 0;  // training forwards whose backward is synchronised
   // Under no_sync, since the last synchronised step; 0 where ranks may run different numbers.
   std::uint32_t local_backwards = 0;
   // Of the set of frozen parameters; 0 if there is none.
   std::uint32_t frozen = 0;
-  // How often parameters were changed since the ranks last had the same. Other numbers on other
-  // ranks are no error, but a reason to compare the parameters.
+  // How often parameters were changed since the ranks last had the same. Different numbers are no
+  // error; ranks then compare the parameters.
   std::uint32_t modifications = 0;
   // 1 if the rank has joined: it runs the step for the others' sake, and what it has accumulated,
   // frozen or changed is of no interest.
@@ -37,7 +37,7 @@ static_assert(sizeof(RankRecord) == 32, "it travels as bytes");
 // By parameter: 1 if it is frozen.
 using FrozenFlags = std::span<const std::uint8_t>;
 
-// The value of StepSummary::frozen. Two sets have the same in one case of 2^32.
+// The value of StepSummary::frozen. Two different sets collide with a probability of 2^-32.
 std::uint32_t fingerprint(FrozenFlags flags);
 
 // A time in which the end of a step was blocked.

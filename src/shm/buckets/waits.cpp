@@ -56,21 +56,20 @@ void BucketWait::check(int peer) const {
   const bool gave_up = Region::reached(blocks_.progress(peer).abandoned, blocks_.step());
   const bool left = blocks_.region().peers().has_left(peer);
   const auto call = cross_call(blocks_.region(), peer);
-  // What the peer did before any of that counts.
+  // Words that the peer published before count.
   if (reached(peer)) return;
   if (!gave_up) return check_not_elsewhere(peer, left, call);
-  // An exception that destroys the reducer mostly goes on to end the rank, and then tells more.
+  // An exception that destroys the reducer usually ends the rank, and its text then says more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
   if (gone && !left && !stands_for_a_second()) return;
   throw Mismatch(
-      fmt::format("{} gave up {}: an exception ended its backward before bucket {} "
-                  "({}) was ready",
+      fmt::format("{} aborted {}: an exception ended its backward before bucket {} ({}) was ready",
                   blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
       {blocks_.region().numbers().of(peer)}, op.operation, op.sequence);
 }
 
 void BucketWait::check_not_skipped(int peer) const {
-  // No other step: it is refreshed only where the bucket is skipped again.
+  // Compares for equality: it is refreshed only if the bucket is skipped again.
   const Word& skipped = blocks_.words(peer, bucket_).skipped;
   if (skipped.load(std::memory_order_acquire) != blocks_.step()) return;
   std::vector<FrozenFlags> flags;  // what is frozen is not used
@@ -86,19 +85,19 @@ void BucketWait::check_not_skipped(int peer) const {
                                    blocks_.describe(bucket_), blocks_.name_of(blocks_.rank())));
 }
 
-// Inputs that are uneven show in this: some ranks go on training while others do what comes next.
+// Detects uneven inputs: some ranks go on training while others make the next call.
 void BucketWait::check_not_elsewhere(int peer, bool left,
                                      const std::optional<CollectiveFingerprint>& call) const {
   constexpr const char* kAdvice =
-      "if the ranks have different numbers of batches, give all as many (DistributedSampler), or "
-      "train inside join; if one ran a forward under no_sync alone, or its optimizer called a "
-      "closure more often (LBFGS; return the loss averaged over the ranks), have all do the "
-      "same; if an exception ended a backward, let a forward come next";
+      "if the ranks have different numbers of batches, give all the same number "
+      "(DistributedSampler), or train inside join; if one ran a forward under no_sync alone, or "
+      "its optimizer called a closure more often (LBFGS; return the loss averaged over the ranks), "
+      "have all do the same; if an exception ended a backward, run a forward next";
   if (left) {
     blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), op);
   }
   if (!call) first_seen_.reset();
-  if (!call || !stands_for_a_second()) return;  // or another thread's first call is to come
+  if (!call || !stands_for_a_second()) return;  // another thread's first call may come
   const std::string me = blocks_.name_of(blocks_.rank());
   blocks_.fail(elsewhere(), fmt::format("{} waits for {} in {}, call {}, while {} waits for it in "
                                         "{}: {}",
@@ -107,13 +106,13 @@ void BucketWait::check_not_elsewhere(int peer, bool left,
                                         call->sequence, me, describe(), kAdvice));
 }
 
-// Those who have not begun the step, if most have; or the other way round.
+// The ranks that have not begun the step, if most have; or the reverse.
 RankSet BucketWait::elsewhere() const {
   std::vector<std::string> where;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     where.emplace_back(blocks_.has_begun(rank) ? "here" : "elsewhere");
   }
-  return blocks_.those_apart(where);
+  return blocks_.ranks_in_minority(where);
 }
 
 bool BucketWait::stands_for_a_second() const {

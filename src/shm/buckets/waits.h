@@ -31,8 +31,9 @@ class BucketWait : public WaitContext {
   std::string describe() const override;
   // How far the rank has come in this step.
   std::string last_seen(int rank, bool missing) const override;
-  // Not a failure of the group: all ranks may give the step up together and go on. What the peer
-  // did before it gave up counts, so that all who wait for the same come to the same end.
+  // Not a failure of the group: all ranks may abort the step together and go on. What the peer did
+  // before it aborted counts, so that all ranks that wait for the same bucket come to the same
+  // result.
   void check(int peer) const override;
   bool poll() override;
 

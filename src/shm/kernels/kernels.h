@@ -14,17 +14,17 @@ inline constexpr std::size_t kMaxSources = 64;
 // otherwise ranges must not overlap. `type` must be reducible with `op`, and `sources` one to
 // kMaxSources.
 //
-// In the default floating-point environment the result is the same bit for bit whatever the
-// alignment, the count, the slicing and the instruction set. These hold for one source too:
+// In the default floating-point environment the result is the same bit for bit for any alignment,
+// count, slicing and instruction set. These hold for one source too:
 //
 // - float16 and bfloat16 accumulate in float32 and round once, to nearest even; other types
-//   accumulate in themselves, and nothing is contracted to a fused multiply-add.
+//   accumulate in their own type, and no multiply-add is fused.
 // - avg divides the sum by sources.size(), in the type it accumulates in.
 // - Integers wrap; avg wraps the sum and truncates the quotient towards zero.
 // - boolean takes every byte but 0 for true and yields 0 or 1. sum and max are or; product and min
 //   are and.
 // - Complex numbers are reduced component by component, but for product: (a + bi)(c + di) is
-//   (ac - bd) + (ad + bc)i, whatever is infinite.
+//   (ac - bd) + (ad + bc)i, also for infinite components.
 // - A NaN in any source makes the result the canonical quiet NaN (positive, no payload), for min
 //   and max too. In complex numbers the rule holds for each component, after the arithmetic.
 // - For min and max -0.0 equals +0.0, and of equals the first is kept.

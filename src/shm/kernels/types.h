@@ -5,8 +5,8 @@
 
 namespace paceline::shm {
 
-// The element types that ranks tell each other, so that ranks which disagree about them are found
-// out. `byte` stands for whatever else is moved and never reduced.
+// The element types in fingerprints, so that ranks detect a disagreement. `byte` is any other type,
+// which is moved but never reduced.
 enum class DataType : std::uint8_t {
   float32,
   float64,

@@ -4,9 +4,9 @@
 
 namespace paceline::shm {
 
-// While it lives, `action` runs if the process ends in good order; so a process leaves its groups
-// even if nobody destroys them. The action must not throw. In a forked child nothing runs and the
-// destructor does nothing.
+// While it lives, `action` runs if the process exits normally, so that a process leaves groups that
+// were not destroyed. The action must not throw. In a forked child nothing runs and the destructor
+// does nothing.
 class AtExit {
  public:
   explicit AtExit(std::function<void()> action);

@@ -34,18 +34,18 @@ bool Peer::ended() const {
   return watch && has_news(watch.get());
 }
 
-Membership join(BootstrapSockets links, int rank, int size, std::size_t memory_bytes,
+Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
                 const base::Deadline& deadline, const GlobalRanks& numbers) {
-  if (links.size() != static_cast<std::size_t>(rank == 0 ? size - 1 : 1)) {
-    throw UsageError(
-        fmt::format("rank {} of {} has {} links to the other ranks", rank, size, links.size()));
+  if (sockets.size() != static_cast<std::size_t>(rank == 0 ? size - 1 : 1)) {
+    throw UsageError(fmt::format("rank {} of {} has {} bootstrap sockets to the other ranks", rank,
+                                 size, sockets.size()));
   }
   if (rank > 0) {
-    return join_as_member(std::move(links.front()), rank, size, memory_bytes, deadline, numbers);
+    return join_as_member(std::move(sockets.front()), rank, size, memory_bytes, deadline, numbers);
   }
   Coordinator host(size, memory_bytes, deadline, numbers);
-  for (std::size_t i = 0; i < links.size(); ++i) {
-    host.add_link(std::move(links[i]), static_cast<int>(i) + 1);
+  for (std::size_t i = 0; i < sockets.size(); ++i) {
+    host.add_link(std::move(sockets[i]), static_cast<int>(i) + 1);
   }
   return host.run();
 }

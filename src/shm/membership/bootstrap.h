@@ -32,21 +32,22 @@ struct Membership {
       own_liveness;  // the write end of this rank's pipe: to be kept as long as the rank lives
 };
 
-// At a deadline rank 0 knows who is missing: the others wait that much longer for its word.
+// At the deadline rank 0 knows which ranks are missing; the others wait this much longer for its
+// verdict.
 inline constexpr std::chrono::milliseconds kVerdict{500};
 
 // Unix seqpacket sockets that lead to rank 0: rank 0 has one for each other rank, in order, every
 // other rank has one.
 using BootstrapSockets = std::vector<base::UniqueFd>;
 
-// Forms a group of the ranks at the ends of `links`: rank 0 makes `memory_bytes` of shared memory
+// Forms a group of the ranks at the ends of `sockets`: rank 0 makes `memory_bytes` of shared memory
 // and hands it out together with the means to watch every rank. `numbers` is for messages. Throws
 // PeerLost, Timeout or Mismatch naming the ranks that were lost, did not come, or expect another
 // group size or memory.
-Membership join(BootstrapSockets links, int rank, int size, std::size_t memory_bytes,
+Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
                 const base::Deadline& deadline, const GlobalRanks& numbers);
 
-// The same for ranks that have nothing but an Exchange: they meet at an abstract socket of rank 0.
+// The same for ranks that only have an Exchange: they connect to an abstract socket of rank 0.
 // Throws UsageError if they do not all run on one machine.
 Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
                 const GlobalRanks& numbers);

@@ -123,7 +123,7 @@ std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello,
   return std::nullopt;
 }
 
-// Those that are on their way are to find somebody who tells them.
+// Ranks that have not connected yet must still receive the verdict.
 void Coordinator::admit_latecomers() {
   const auto deadline = base::Deadline::after(kVerdict);
   const auto alive = [](const Link& one) { return one.socket && !has_news(one.socket.get()); };
@@ -162,7 +162,7 @@ Failure Coordinator::missing(const std::string& when) const {
 void Coordinator::tell_all(const std::string& bytes, const std::vector<int>& fds) {
   fault_point();
   for (const Link& link : links_) {
-    // One that is gone now is found out by whoever waits for it next.
+    // A rank that has ended by now is detected by the next wait for it.
     if (link.socket) send_packet(link.socket.get(), bytes, fds, deadline_);
   }
 }

@@ -54,7 +54,7 @@ class Coordinator {
   base::UniqueFd listener_;
   std::vector<Link> links_;
   std::vector<Link> expected_;
-  std::optional<int> ended_;  // of those expected: one of which nothing is left to watch
+  std::optional<int> ended_;  // an expected rank without a process to watch
   std::vector<Peer> peers_;
   std::vector<bool> greeted_;
 };

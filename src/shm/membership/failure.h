@@ -22,7 +22,7 @@ struct Failure {
 
 // The first failure of a group, in the shared region: the first rank that records one wins, and all
 // others read it. Lives in zero-initialised shared memory and may be damaged by a peer: reading it
-// is safe whatever it holds.
+// is safe with any content.
 class FailureRecord {
  public:
   static constexpr std::size_t kMaxText = 3072;
@@ -49,8 +49,8 @@ class FailureRecord {
                 decltype(text_)::value_type::is_always_lock_free);
 };
 
-// What ranks are called in messages and errors: by their numbers in the world, of which a group may
-// be a part, and by their nodes, where the world has several.
+// The global ranks of a group's ranks, and their nodes if the world has several: messages and
+// errors use these.
 class GlobalRanks {
  public:
   GlobalRanks() = default;  // the group is the world

@@ -11,7 +11,7 @@
 
 namespace paceline::shm {
 
-// Which ranks of a group are still there.
+// Checks which ranks of a group are alive.
 class Liveness {
  public:
   // Marks the memory as open in this process, for the peers.
@@ -20,13 +20,13 @@ class Liveness {
   // How the other ranks' processes are watched; may be kept longer than the group.
   const std::shared_ptr<const Membership>& membership() const { return membership_; }
 
-  // Whether a peer has left in good order.
+  // Whether a peer has left the group normally.
   bool has_left(int peer) const {
     return memory_.rank_block(peer).departed.load(std::memory_order_acquire) != 0;
   }
   // Whether its process has ended, or executes another program, though it has not left.
   bool has_died(int peer) const {
-    // In this order: a rank that leaves says so before its process ends.
+    // In this order: a rank sets `departed` before its process ends.
     return (process_of(peer).ended() || has_closed(peer)) && !has_left(peer);
   }
   bool is_here(int peer) const { return !has_left(peer) && !has_died(peer); }

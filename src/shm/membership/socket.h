@@ -35,7 +35,7 @@ Packet receive_packet(int socket, std::size_t max_bytes);
 // Asks the kernel to put the sender's credentials on every packet received.
 void want_credentials(int socket);
 
-// A listening socket in the abstract namespace, which leaves no name behind, whatever happens.
+// A listening socket in the abstract namespace; the kernel always removes its name.
 base::UniqueFd listen_abstract(const std::string& name);
 // Empty if nobody listens there.
 base::UniqueFd connect_abstract(const std::string& name);

@@ -46,7 +46,7 @@ class Layout {
   std::size_t staging_buffer(int rank, std::size_t buffer) const;
   std::size_t send_rings(int rank) const { return staging_buffer(rank, kStagingBuffers); }
   std::size_t arena(int rank) const { return arenas_ + index(rank) * arena_; }
-  // Whether [offset, offset + bytes) lies in the rank's arena.
+  // Whether [offset, offset + bytes) is in the rank's arena.
   bool is_in_arena(int rank, std::size_t offset, std::size_t bytes) const;
 
  private:

@@ -46,7 +46,7 @@ class RegionMemory {
   std::size_t bytes_in_use() const { return arena_.bytes_in_use(); }
   std::size_t capacity() const { return layout_.arena_bytes(); }
 
-  // The offset of [pointer, pointer + bytes) in the region, if it lies in this rank's arena.
+  // The offset of [pointer, pointer + bytes) in the region, if it is in this rank's arena.
   std::optional<std::uint64_t> shared_offset(const void* pointer, std::size_t bytes) const;
   // The memory at an offset that `peer` published; nullptr if that is not in the peer's arena.
   std::byte* resolve(int peer, std::uint64_t offset, std::size_t bytes) const;

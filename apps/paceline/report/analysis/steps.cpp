@@ -8,7 +8,7 @@
 namespace paceline::report {
 namespace {
 
-// When the ranks published a bucket, or met before a forward.
+// When the ranks published a bucket, or reached the collective calls before a forward.
 struct Publication {
   double last = -1;
   int last_rank = -1;
@@ -171,7 +171,7 @@ class Collection {
       wait.late_rank = found->second.last_rank;
       wait.late = std::clamp(found->second.last - wait.when.begin, 0.0, wait.when.length());
     } else {
-      // Not all is known; then whom the rank itself found missing counts as late.
+      // Not all timelines exist; then the rank that was missing longest counts as late.
       wait.late_rank = span.peer;
       wait.late = span.peer >= 0 ? wait.when.length() : 0;
     }

@@ -10,8 +10,8 @@ namespace paceline::report {
 
 // All times are in microseconds since the first span of the job.
 
-// A wait of a rank, divided at the moment when all ranks had published all buckets of the step:
-// until then it would have waited even if communication took no time.
+// A wait of a rank, divided at the time when all ranks had published all buckets of the step: until
+// then the rank would wait even if communication took no time.
 struct Wait {
   Interval when;
   double late = 0;     // until then: a rank was late; the rest is communication
@@ -47,8 +47,7 @@ struct Step {
   double period() const;        // their mean
 };
 
-// The steps of the model in which most time goes by, those that all ranks have and whose successor
-// they have, too.
+// The steps of the model that takes most time, as far as all ranks have the step and the next one.
 struct Run {
   std::uint64_t model = 0;
   std::size_t models = 0;

@@ -6,7 +6,7 @@
 
 namespace paceline::report {
 
-// Text for HTML and for its attributes, whatever is in it.
+// Escapes any text for HTML and its attributes.
 std::string escaped(std::string_view text);
 
 // `html` with each {{name}} replaced by its value, which is HTML already. Each name in it must be

@@ -37,7 +37,7 @@ struct RankTrace {
   int cores = 0;             // that affinity and quota allow; 0 if unknown
   std::set<int> affinity;    // that it may run on; empty if unknown
   std::int64_t started = 0;  // microseconds since 1970
-  std::string boot;          // whose clock it is
+  std::string boot;          // the boot id, which identifies the clock
   std::vector<Span> spans;
   std::map<BucketKey, BucketInfo> buckets;
   std::optional<CpuUse> cpu;  // of the whole run

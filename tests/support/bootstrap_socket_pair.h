@@ -10,12 +10,12 @@
 namespace paceline::test {
 
 // The two ends of a bootstrap socket between a rank and rank 0.
-struct Link {
+struct BootstrapSocketPair {
   base::UniqueFd first;
   base::UniqueFd second;
 };
 
-inline Link make_link() {
+inline BootstrapSocketPair make_bootstrap_sockets() {
   std::array<int, 2> fds{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds.data()) != 0) {
     throw base::errno_error("socketpair");
