@@ -1,6 +1,7 @@
 // Meeting places that are wrong, silent or stale, ranks that do not come, and launchers that are
 // not understood.
 
+#include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -169,7 +170,7 @@ TEST_F(Rendezvous, RejectsAPathThatCannotBeAFile) {
               AllOf(HasSubstr(method() + "/no/such"), HasSubstr("(ENOENT)")));
   EXPECT_THAT(failure_alone(rank_1_of_2("file:///tmp")), HasSubstr("(EISDIR)"));
   ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
-  EXPECT_THAT(failure_alone(rank_1_of_2(method())), HasSubstr("is not a file that ranks"));
+  EXPECT_THAT(failure_alone(rank_1_of_2(method())), HasSubstr("is not a c10d::FileStore"));
 }
 
 TEST_F(Rendezvous, WaitsForALockedFileUntilTheTimeout) {
@@ -479,7 +480,7 @@ TEST_F(Rendezvous, PlaceThatPacelineRunDidNotGiveIsRefused) {
   EXPECT_THAT(failure_alone({}, {{"RANK", "1"},
                                  {"WORLD_SIZE", "2"},
                                  {"LOCAL_RANK", "0"},
-                                 {"PACELINE_LINKS", std::to_string(link.get())},
+                                 {"PACELINE_BOOTSTRAP_SOCKETS", std::to_string(link.get())},
                                  {"PACELINE_STORE_FD", std::to_string(memory.get())}}),
               StartsWith("UsageError: rank 1 of 2 has GROUP_RANK=0, LOCAL_RANK=0, "
                          "LOCAL_WORLD_SIZE=2, but `paceline run` started it with GROUP_RANK=0, "

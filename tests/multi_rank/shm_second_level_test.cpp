@@ -241,7 +241,7 @@ TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
     group.barrier();
     network.hold(true);
     if (node == 1) {
-      EXPECT_THROW(run_step(reducer, network, index, 2), Mismatch);  // the others gave up
+      EXPECT_THROW(run_step(reducer, network, index, 2), Mismatch);  // the others aborted
       EXPECT_TRUE(reducer.abandon_step());
       return;
     }
@@ -284,7 +284,7 @@ TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
       reducer.begin_step({.forwards = 1});
       for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
       if (node == 1) {
-        EXPECT_THROW(reducer.finish(), Mismatch);  // the other gave up
+        EXPECT_THROW(reducer.finish(), Mismatch);  // the other aborted
         lost.wait();
         return;
       }
@@ -313,7 +313,7 @@ TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
   });
 }
 
-TEST(SecondLevel, AStepThatOneNodeGivesUpCanBeGivenUpByAll) {
+TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
   for_all_jobs([](FakeNetwork& network) {
     if (network.nodes().size() == 1) return;
     run_nodes(network, [&](auto region, int node, int index) {
@@ -332,7 +332,7 @@ TEST(SecondLevel, AStepThatOneNodeGivesUpCanBeGivenUpByAll) {
           reducer.finish();
         };
         expect_error<Mismatch>(rest, [&](const Mismatch& error) {
-          EXPECT_THAT(error.what(), HasSubstr("gave up step 2"));
+          EXPECT_THAT(error.what(), HasSubstr("aborted step 2"));
         });
       }
       EXPECT_TRUE(reducer.abandon_step());
@@ -367,7 +367,7 @@ TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeGivenUp) {
                              EXPECT_THAT(error.ranks(), ElementsAre(102));
                              EXPECT_THAT(
                                  error.what(),
-                                 HasSubstr("rank 102 gave up step 1, which other nodes finished"));
+                                 HasSubstr("rank 102 aborted step 1, which other nodes finished"));
                            });
   });
 }

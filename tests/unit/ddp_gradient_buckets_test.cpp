@@ -203,7 +203,7 @@ TEST(GradientBuckets, TakeOneHookBeforeTheFirstStep) {
     of.buckets->set_hook(hook());
     EXPECT_FALSE(of.buckets->is_alone());
     EXPECT_THAT([&] { of.buckets->set_hook(hook()); },
-                ThrowsMessage<UsageError>(HasSubstr("there is one already")));
+                ThrowsMessage<UsageError>(HasSubstr("has a hook already")));
     Fixture late;
     late.begin();
     EXPECT_THAT([&] { late.buckets->set_hook(hook()); },

@@ -48,7 +48,7 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
     return state == SecondLevel::Stage::State::complete;
   }
   const RankSet ranks = stage.missing();
-  throw Mismatch(fmt::format("{} gave up {}: an exception ended a backward of their node before {} "
+  throw Mismatch(fmt::format("{} aborted {}: an exception ended a backward of their node before {} "
                              "was exchanged between nodes",
                              describe_ranks(ranks), blocks.position(), what),
                  ranks.list(), "backward", blocks.step());
@@ -133,7 +133,7 @@ void JobAgreement::check_finished() {
     if (records_[rank].finished != newest) behind.ranks.insert(static_cast<int>(rank));
   }
   behind.text = fmt::format(
-      "{} gave up step {}, which other nodes finished: an exception ended "
+      "{} aborted step {}, which other nodes finished: an exception ended "
       "a backward there after all gradients were reduced, so the models may "
       "differ from here on",
       describe_ranks(numbers_.of(behind.ranks)), newest);

@@ -53,12 +53,12 @@ void BucketWait::check(int peer) const {
   if (two_level_ != nullptr) two_level_->publish_missing();
   if (peer == blocks_.rank()) return;
   check_not_skipped(peer);
-  const bool gave_up = Region::reached(blocks_.progress(peer).abandoned, blocks_.step());
+  const bool aborted = Region::reached(blocks_.progress(peer).abandoned, blocks_.step());
   const bool left = blocks_.region().peers().has_left(peer);
   const auto call = cross_call(blocks_.region(), peer);
   // Words that the peer published before count.
   if (reached(peer)) return;
-  if (!gave_up) return check_not_elsewhere(peer, left, call);
+  if (!aborted) return check_not_elsewhere(peer, left, call);
   // An exception that destroys the reducer usually ends the rank, and its text then says more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
   if (gone && !left && !stands_for_a_second()) return;
