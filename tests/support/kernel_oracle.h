@@ -277,11 +277,11 @@ constexpr bool kFloating = std::is_floating_point_v<T>;
 template <typename T>
 constexpr bool kComplex = false;
 template <typename T>
-constexpr bool kComplex<std::complex<T>> = true;
+inline constexpr bool kComplex<std::complex<T>> = true;
 template <typename T>
 constexpr bool kShort = false;
 template <int fraction_bits>
-constexpr bool kShort<Short<fraction_bits>> = true;
+inline constexpr bool kShort<Short<fraction_bits>> = true;
 
 // Moderate numbers, zeros and infinities of both signs, NaNs, subnormals and the extremes.
 template <typename T>

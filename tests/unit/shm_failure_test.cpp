@@ -112,7 +112,8 @@ TEST(FailureRecord, CanBeReadWhateverItHolds) {
       bytes[i] = static_cast<unsigned char>(round == 0 ? 0xff : random());
     }
     // Complete, in most rounds: else nothing of it is read.
-    if (round % 10 != 0) std::memcpy(bytes, "\2\0\0\0", 4);
+    constexpr std::uint32_t kComplete = 2;
+    if (round % 10 != 0) std::memcpy(bytes, &kComplete, sizeof(kComplete));
     const Failure failure = record->read();
     EXPECT_LE(failure.kind, FailureKind::mismatch);
     EXPECT_LE(failure.text.size(), FailureRecord::kMaxText);
@@ -154,7 +155,7 @@ TEST(Failure, NodesAreNamedWhereThereAreSeveral) {
 
 TEST(Failure, RanksBeyondTheLargestWorldAreRefused) {
   try {
-    GlobalRanks({0, kMaxWorldSize});
+    const GlobalRanks numbers({0, kMaxWorldSize});
     FAIL() << "no error";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1024 of the world: ranks from 0 to 1023"));

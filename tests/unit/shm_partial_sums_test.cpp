@@ -143,7 +143,7 @@ TEST_P(PartialSums, OfSeveralNodesAreCombinedInOrderAndNarrowedOnce) {
       for (const std::size_t count : kCounts) {
         const auto sums = widened(random_sources<T>(sum_count, count));
         // Zeros that add nothing, not even to -0, so that the oracle divides by as many.
-        auto divided = sums;
+        std::vector divided(sums.begin(), sums.end());
         using Sum = std::remove_cvref_t<decltype(sums[0][0])>;
         if constexpr (!std::same_as<Sum, Boolean>) {
           const std::vector<Sum> nothing(count, static_cast<Sum>(-Sum{}));
