@@ -6,7 +6,7 @@
 #   the package `torch` of the active Python, which is found but not imported;
 #   LibTorch_FALLBACK: the directory into which tools/setup installs.
 # The last two may exist for another purpose, so a version outside the range is skipped with a
-# message. A library whose std::string has the ABI before C++11 is rejected or skipped alike: linking to
+# message. A library whose std::string has the ABI before C++11 is rejected or skipped in the same way: linking to
 # it would end in undefined symbols. Nothing is cached, so a later configure sees a torch that has moved or changed.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_PREFIX (the directory with include/ and lib/)
@@ -85,11 +85,11 @@ foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
   _libtorch_has_cxx11_abi(${_libtorch_dir} _libtorch_cxx11)
   if(NOT _libtorch_cxx11 AND _libtorch_dir IN_LIST _libtorch_by_chance)
     message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
-                   "wanted is one with the C++11 ABI")
+                   "it has the ABI before C++11")
     continue()
   endif()
-  if(NOT _libtorch_cxx11)
-    set(_libtorch_reason "${_libtorch_dir} holds LibTorch ${_libtorch_version} with the ABI before C++11 (_GLIBCXX_USE_CXX11_ABI=0): name one with the C++11 ABI in LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH")
+  if(_libtorch_usable AND NOT _libtorch_cxx11)
+    set(_libtorch_reason "${_libtorch_dir} has LibTorch ${_libtorch_version} with the ABI before C++11 (_GLIBCXX_USE_CXX11_ABI=0): name one with the C++11 ABI in LibTorch_ROOT, Torch_DIR or CMAKE_PREFIX_PATH")
     break()
   endif()
   set(LibTorch_PREFIX ${_libtorch_dir})

@@ -6,10 +6,10 @@
 /// **Calls.** Every rank of the group makes the same collectives in the same order. A call returns
 /// when this rank's tensors are final. On ranks that are not members of the group it does nothing.
 ///
-/// **Tensors** are on the CPU and are modified in place. One that is not contiguous goes through a
-/// copy; an asynchronous call writes that back in wait(). Memory that a call writes must not
-/// overlap other memory that it writes or reads, except the part that a rank gives to itself, which
-/// may be stored where the call puts it.
+/// **Tensors** are on the CPU. Results are written in place. A tensor that is not contiguous goes
+/// through a copy; an asynchronous call writes that back in wait(). Memory that a call writes must
+/// not overlap other memory that it writes or reads, except the part that a rank gives to itself,
+/// which may be stored where the call puts it.
 ///
 /// **Types** on the backend paceline. The calls that only move data take every type. Reductions
 /// take:
@@ -174,21 +174,22 @@ PACELINE_API void broadcast(const at::Tensor& tensor, const BroadcastOptions& op
 /// type. On the backend paceline their sizes may differ between ranks.
 PACELINE_API void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
                              const AllGatherOptions& options = {});
-/// `output` gets the ranks' `input` one after the other: it has W times the elements of `input`, as
-/// for (N, ...) either (W * N, ...) or (W, N, ...). `input` has one size and type on all ranks.
+/// `output` gets the ranks' `input` one after the other. For an `input` of shape (N, ...), `output`
+/// is (W * N, ...) or (W, N, ...). `input` has one size and type on all ranks.
 PACELINE_API void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                          const AllGatherOptions& options = {});
 /// `gather_list`: on rank `dst` W tensors, and gather_list[r] gets rank r's `tensor`; empty on the
-/// other ranks. All have one type, and each pair as many elements.
+/// other ranks. All have one type. The two tensors of each copy have the same number of elements.
 PACELINE_API void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
                          const GatherOptions& options = {});
 /// `scatter_list`: on rank `src` W tensors, and rank r's `tensor` gets scatter_list[r]; empty on
-/// the other ranks. All have one type, and each pair as many elements.
+/// the other ranks. All have one type. The two tensors of each copy have the same number of
+/// elements.
 PACELINE_API void scatter(const at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
-/// `inputs`: W tensors, of which rank r gets the reduction of every rank's inputs[r] in `output`.
-/// All have one type, and inputs[r] as many elements on each rank as rank r's output.
+/// `inputs`: W tensors. Rank r's `output` gets the reduction of all ranks' inputs[r]. All have one
+/// type, and inputs[r] has on each rank the number of elements of rank r's output.
 PACELINE_API void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                                  const ReduceScatterOptions& options = {});
 /// The same with W inputs of one size in one tensor, one after the other: `input` has W times the
@@ -196,8 +197,8 @@ PACELINE_API void reduce_scatter(const at::Tensor& output, const std::vector<at:
 PACELINE_API void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options = {});
 /// `outputs` and `inputs`: W tensors each, of one type; outputs[r] gets rank r's inputs[q], q being
-/// this rank. Those two have as many elements; otherwise sizes are free on the backend paceline,
-/// and equal on gloo.
+/// this rank. Both have the same number of elements; otherwise sizes are free on the backend
+/// paceline, and equal on gloo.
 PACELINE_API void all_to_all(const std::vector<at::Tensor>& outputs,
                              const std::vector<at::Tensor>& inputs,
                              const AllToAllOptions& options = {});

@@ -30,9 +30,10 @@ using GradBucket = c10d::GradBucket;
 /// same buckets in the same order, on the thread of the backward. State belongs to the function
 /// object.
 ///
-/// Complete every future, also if the hook fails. A future that is not complete the group's timeout
-/// after the last call that it may depend on is a Timeout that names its rank. Calls made more than
-/// that time after the end of the backward are none of those.
+/// Complete every future, also if the hook fails. If a future is not complete within the group's
+/// timeout, counted from the end of the last call that it may depend on, the step throws Timeout
+/// that names this rank. Calls made later than one timeout after the end of the backward do not
+/// count.
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
 namespace detail {
@@ -42,7 +43,8 @@ PACELINE_API std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook ho
 namespace comm_hooks {
 
 /// What DistributedDataParallel does without a hook, by one collective for each bucket. A building
-/// block for custom hooks.
+/// block for custom hooks. `group`: the model's process_group, here and in the next two; by default
+/// the world, also if the model has another group.
 PACELINE_API CommHook all_reduce(ProcessGroup group = {});
 
 /// Sends gradients as float16, half the bytes, with less range. The backend paceline adds them in

@@ -53,7 +53,7 @@ class PACELINE_API BatchStream {
   Batch next();
 
  private:
-  class Impl;
+  class [[gnu::visibility("hidden")]] Impl;
   std::unique_ptr<Impl> impl_;
 };
 

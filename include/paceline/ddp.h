@@ -196,8 +196,10 @@ class [[nodiscard]] NoSyncGuard {
 ///     DistributedDataParallel model({{"w", w}, {"b", b}},
 ///                                   [&](at::Tensor x) { return x.mm(w) + b; });
 ///
-/// M is then the function's type (for a member of a class, std::function's). Every forward with
-/// grad mode on counts as one in training mode, and gradients that are sparse tensors become dense.
+/// M is then the function's type. A class member names it, for example
+/// DistributedDataParallel<std::function<at::Tensor(at::Tensor)>>. Every forward with grad mode on
+/// counts as one in training mode, and gradients that are sparse tensors become dense. A tensor
+/// with two names counts under the first.
 template <typename M>
 class DistributedDataParallel {
   static constexpr bool kIsModule = std::derived_from<M, torch::nn::Module>;

@@ -25,8 +25,9 @@ namespace paceline {
 
 /// Options of the backend "paceline".
 struct PacelineOptions {
-  /// Bytes of the staging buffers of all ranks together. Unset: 64 MiB. Tensors outside shared
-  /// memory pass through these buffers.
+  /// The limit for the staging buffers of all ranks together, in bytes. Unset: 64 MiB. Each rank
+  /// has four buffers, each of at least 4 KiB and at most 1 MiB. Tensors outside shared memory pass
+  /// through these buffers.
   std::optional<std::size_t> staging_bytes{};
 };
 

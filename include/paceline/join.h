@@ -65,10 +65,11 @@ class PACELINE_API Joinable {
 /// Runs `body`, a training loop, on ranks that may have different numbers of batches. Every rank of
 /// the joinables' group, which is the same for all of them, must call it.
 ///
-/// A rank whose body has ended shadows the joinables' collectives in the steps of the other ranks,
-/// until all bodies have ended. Then the ranks that ended early get the model of those that ended
-/// last. Other collectives are not shadowed: neither the body's own calls nor SyncBatchNorm's. Each
-/// step must begin with a forward of every joinable, in the same order on all ranks.
+/// A rank whose body has ended makes the joinables' collectives (main_hook) in the steps of the
+/// other ranks, until all bodies have ended. Then the ranks that ended early get the model of those
+/// that ended last. No other collective is matched: neither the body's own calls nor
+/// SyncBatchNorm's. Each step must begin with a forward of every joinable, in the same order on all
+/// ranks.
 ///
 /// If the body throws, the exception leaves join(), and the other ranks find this one missing.
 PACELINE_API void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,

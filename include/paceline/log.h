@@ -23,8 +23,9 @@ enum class LogLevel {
 using LogCallback = std::function<void(LogLevel, std::string_view)>;
 
 /// Sends the library's messages to `callback`. The library itself never prints; without a callback,
-/// or after an empty one, messages are dropped. record() and the commands install one that writes
-/// to stderr. Safe to call from any thread.
+/// or after an empty one, messages are dropped. record() replaces the callback by one that writes
+/// to stderr, and removes it at its end; to use your own, set it inside record(). Safe to call from
+/// any thread.
 PACELINE_API void set_log_callback(LogCallback callback);
 
 }  // namespace paceline

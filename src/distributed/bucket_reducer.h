@@ -101,7 +101,7 @@ class BucketReducer {
   virtual bool failed() const = 0;
   // Throws an Error with this text here and, where the reducer can reach them, on the other ranks.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
-  // The same, as a Timeout of this rank.
+  // The same, as a Timeout of this rank where the reducer can reach the others.
   [[noreturn]] virtual void time_out(const std::string& text) = 0;
 };
 

@@ -54,11 +54,6 @@ FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
   const auto own = Placement::own(environment, plan.launched);
   const auto deadline = base::Deadline::after(request.timeout);
   StoreExchange exchange(request);
-  if (own.variables == Placement::Variables{0, plan.rank, plan.size}) {
-    // For ranks whose variables say something else: they look for this one's.
-    exchange.announce(own.encode(), deadline);
-    return {Topology::one_node(plan.size), false};
-  }
   const auto blobs = exchange.all_gather(own.encode(), deadline);
   try {
     Topology topology(decode_placements(blobs));

@@ -14,9 +14,9 @@ struct FoundTopology {
   bool exchanged;  // whether all ranks have just told each other, in the store
 };
 
-// On which nodes the ranks run that meet in the request's store. They exchange what they know, but
-// where the plan or the launcher says that there is one node. `check` may refuse what is found;
-// rank 0 then stays until the others have found it too, as it may serve the store.
+// Finds the nodes of the ranks that meet in the request's store: they exchange what they know, on
+// all ranks or on none, as `paceline run` starts ranks of one node. `check` may refuse the
+// topology; rank 0, which may serve the store, then stays until the other ranks have read it.
 FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
                             const base::Environment& environment,
                             const std::function<void(const Topology&)>& check);

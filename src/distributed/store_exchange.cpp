@@ -73,10 +73,6 @@ class Gathering {
     Verdict verdict;
   };
 
-  void announce() const {
-    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
-  }
-
   // Rank 0 may serve the store, and the others look into it until they have heard: all but those
   // that are missing or have ended.
   void part(const std::vector<int>& missing) const {
@@ -120,7 +116,7 @@ class Gathering {
 
   Answer gather(const std::atomic<bool>& cancelled) const {
     const auto keys = keys_of("rank", every_rank());
-    announce();
+    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
     Verdict verdict;
     const bool all_came = translate("waiting for the other ranks", [&] {
       const bool all_announced = wait_for(keys, [&] {
@@ -208,7 +204,12 @@ class Gathering {
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
-  if (!answer) throw_silent(deadline);
+  if (!answer) {
+    throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
+                              describe_store(*request_.store), deadline.budget().count() / 1000.0,
+                              request_.numbers().of(rank()), size()),
+                  {}, "connect", 0);
+  }
   const Verdict& verdict = answer->verdict;
   if (verdict.empty()) return std::move(answer->blobs);
   const shm::GlobalRanks numbers = request_.numbers();
@@ -221,15 +222,6 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                 numbers.of(missing).list(), "connect", 0);
 }
 
-void StoreExchange::announce(const std::string& blob, const base::Deadline& deadline) {
-  const auto done =
-      call_store(deadline, [gathering = Gathering(request_, blob, deadline)](const auto&) {
-        gathering.announce();
-        return true;
-      });
-  if (!done) throw_silent(deadline);
-}
-
 void StoreExchange::let_others_read() noexcept {
   try {
     const auto deadline = base::Deadline::after(kFarewell);
@@ -240,13 +232,6 @@ void StoreExchange::let_others_read() noexcept {
   } catch (const std::exception& error) {
     base::log(LogLevel::debug, "leaving the rendezvous: {}", error.what());
   }
-}
-
-void StoreExchange::throw_silent(const base::Deadline& deadline) const {
-  throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
-                            describe_store(*request_.store), deadline.budget().count() / 1000.0,
-                            request_.numbers().of(rank()), size()),
-                {}, "connect", 0);
 }
 
 void throw_lost(const shm::GlobalRanks& numbers, const shm::RankSet& ranks) {

@@ -20,15 +20,11 @@ class StoreExchange final : public shm::Exchange {
   int size() const override { return request_.size; }
   std::vector<std::string> all_gather(const std::string& blob,
                                       const base::Deadline& deadline) override;
-  // In place of all_gather, for a rank that does not need the others' blobs.
-  void announce(const std::string& blob, const base::Deadline& deadline);
   // For ranks that leave after all_gather: rank 0, which may serve the store, waits until the
   // others have called it too, for a few seconds at most.
   void let_others_read() noexcept;
 
  private:
-  [[noreturn]] void throw_silent(const base::Deadline& deadline) const;
-
   const BackendRequest& request_;
 };
 

@@ -35,7 +35,7 @@ void check_no_overlap(const at::Tensor& output, const char* operation) {
     return;
   }
   throw UsageError(
-      fmt::format("{} into a tensor of {} {} of which several lie in one place, as after expand()",
+      fmt::format("{} into a tensor of {} {} whose elements share memory, as after expand()",
                   operation, output.numel(), c10::toString(output.scalar_type())));
 }
 

@@ -56,7 +56,8 @@ Supervision::Supervision(const Plan& plan)
   // Inherits what a guard and a supervisor that are killed would leave behind.
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw base::errno_error("cannot adopt processes");
 
-  // Ignored, as a parent may leave it, children would be reaped unseen and their numbers reused.
+  // If SIGCHLD is ignored, which a parent may leave so, the kernel reaps children at once and may
+  // reuse their pids.
   struct sigaction child {};
   ::sigaction(SIGCHLD, nullptr, &child);
   if (child.sa_handler == SIG_IGN) ::signal(SIGCHLD, SIG_DFL);
@@ -86,9 +87,9 @@ Supervision::~Supervision() {
   ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-// A suspended supervisor would not read the command. Its number is its own: nobody reaps it before
-// this process hangs up, which it does after its last command; not the guard, and if that was
-// killed, it is this process that would.
+// A suspended supervisor would not read the command. The pid is still the supervisor's: the guard
+// reaps it only after this process has hung up, and if the guard was killed, this process reaps it
+// after its last command.
 void Supervision::send(int signal) {
   ::send(control_.get(), &signal, sizeof(signal), MSG_NOSIGNAL);
   if (const pid_t supervisor = memory_.state().supervisor) ::kill(supervisor, SIGCONT);

@@ -34,7 +34,8 @@ using base::UniqueFd;
 constexpr auto kFirstKillInterval = 10ms;
 constexpr auto kLastKillInterval = 500ms;
 
-// Most of all the other ends of the sockets and pipes, which report a worker's end by hanging up.
+// Above all, this closes the other ends of the sockets and pipes: their hang-up reports a worker's
+// end.
 void close_all_but(std::vector<int> keep) {
   std::sort(keep.begin(), keep.end());
   unsigned first = 0;

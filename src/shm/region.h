@@ -94,8 +94,8 @@ class Region {
   // Throws the group's failure. The death of any peer becomes that failure, and so does the
   // departure of one of `needed`.
   void check_peers(const std::vector<int>& needed, const OpContext& op);
-  // Leaves because of an exception: the peers throw its text, and the name of a rank that ended
-  // before, if there is one.
+  // Records a failure with an exception's text, which the peers throw; if another rank has ended
+  // before, the text names it first.
   void abort(const std::string& text) noexcept;
   // Tells the peers that this rank makes no further call. The destructor does it too.
   void depart() noexcept;

@@ -9,21 +9,22 @@
 
 namespace paceline::shm {
 
-// How long a call may wait in total. The clock starts only when a wait sleeps.
+// How long a call may wait in total. The clock starts only when a wait sleeps or polls.
 struct CallDeadline {
   std::chrono::milliseconds timeout;
   std::optional<base::Deadline> deadline{};
 };
 
-// Describes a wait, for errors. Lives on the stack; queried only after a problem.
+// Describes a wait, for errors. Lives on the stack. Only slow waits call poll() and check(); the
+// others are queried only after a problem.
 class WaitContext {
  public:
   // `limit` is the call's, which may wait several times.
   WaitContext(OpContext what, CallDeadline& limit) : op(what), deadline(limit) {}
   // The ranks of the group that have not done what is waited for.
   virtual RankSet missing() const = 0;
-  // Ranks outside of the group whom the missing ones wait for, by their numbers in the world: those
-  // are late then, and nobody here.
+  // The global ranks outside of the group that the missing ones wait for. If there are any, they
+  // are late, not the missing ones.
   virtual RankSet missing_beyond() const { return {}; }
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;

@@ -32,6 +32,8 @@ def main():
         details = set(DETAIL.findall(name))
         if HIDDEN.search(name):
             wrong.append(f"internal: {name}")
+        elif "::Impl::" in name:
+            wrong.append(f"an implementation: {name}")
         elif any(not re.search(rf"\b{detail}\b", headers) for detail in details):
             wrong.append(f"detail that no header names: {name}")
         elif kind not in "VWu" and not OURS.match(name):

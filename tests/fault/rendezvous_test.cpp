@@ -453,13 +453,44 @@ TEST_F(Rendezvous, ContradictingVariablesAreRefusedOnEveryRank) {
   }
 }
 
-// Rank 0 takes its launcher's word that there is one node, and asks nobody.
-TEST_F(Rendezvous, ContradictionOfARankThatDoesNotAskIsFound) {
-  const auto ends = run_on_nodes({{0, 0, 2}, {0, 0, 2}},
-                                 [] { return failure_to_join({.timeout = 3 * kTimeout}); });
-  EXPECT_THAT(ends[1].report, StartsWith("UsageError: ranks 0 and 1 have the same GROUP_RANK=0 and "
-                                         "LOCAL_RANK=0. "));
-  EXPECT_THAT(ends[0].report, StartsWith("PeerError(1): "));
+// The variables of rank 0 alone say that there is one node.
+TEST_F(Rendezvous, ContradictionOfOneRankIsRefusedOnEveryRank) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 3}, {0, 1, 3}, {0, 1, 3}}, [&] {
+      return failure_to_join({.backend = backend, .timeout = 2 * kLate});
+    });
+    for (const auto& end : ends) {
+      EXPECT_THAT(end.report, StartsWith("UsageError: ranks 1 and 2 have the same GROUP_RANK=0 and "
+                                         "LOCAL_RANK=1. "));
+    }
+  }
+}
+
+TEST_F(Rendezvous, LocalRanksMayHaveAnyOrderOnANode) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 3}, {0, 2, 3}, {0, 1, 3}}, [&] {
+      const World world = init_process_group({.backend = backend, .timeout = 2 * kLate});
+      barrier();
+      return fmt::format("{} {} {}", get_node_rank(), get_local_rank(), get_local_world_size());
+    });
+    EXPECT_EQ(ends[0].report, "0 0 3");
+    EXPECT_EQ(ends[1].report, "0 2 3");
+    EXPECT_EQ(ends[2].report, "0 1 3");
+  }
+}
+
+TEST_F(Rendezvous, VariablesThatOneRankLacksCountForNone) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 2}, {1, 0, 2}, {0, 1, 2}}, [&] {
+      if (::getenv("RANK") == std::string("2")) ::unsetenv("LOCAL_RANK");
+      const World world = init_process_group({.backend = backend, .timeout = 2 * kLate});
+      barrier();
+      return fmt::format("{} {} {}", get_node_rank(), get_local_rank(), get_local_world_size());
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(ends[rank].report, fmt::format("0 {} 3", rank));
+    }
+  }
 }
 
 TEST_F(Rendezvous, RanksWithoutVariablesAreOnTheirMachine) {

@@ -361,7 +361,7 @@ TEST(DdpCheckSync, NamesTheFirstDifference) {
     return std::string("no error");
   });
   for (const auto& end : ends) {
-    EXPECT_THAT(end.report, AllOf(HasSubstr("step 4"), HasSubstr("second.bias is not on rank 2")));
+    EXPECT_THAT(end.report, AllOf(HasSubstr("step 4"), HasSubstr("second.bias on rank 2 differs")));
   }
 }
 

@@ -144,7 +144,7 @@ void HookBucketReducer::finish() {
 
 // Returns once the bucket's future is completed. It may depend on calls of the group, which have
 // their own timeouts and name the missing rank, so the time counts from the end of the last call.
-// What is called once that time has gone by since the end of the backward has other reasons.
+// Calls made later than one timeout after the end of the backward do not count.
 void HookBucketReducer::await(std::size_t bucket) {
   c10::ivalue::Future& future = *open_[bucket].result;
   if (future.completed()) return;

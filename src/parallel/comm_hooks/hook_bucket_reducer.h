@@ -8,9 +8,9 @@
 namespace paceline::comm_hooks {
 
 // Buckets reduced by a communication hook of the user's: it runs for one after the other in
-// ascending order, since the collectives in it are matched by their order. The last bucket is none
-// of the hook's: a bucket reducer of it alone, `control`, carries what ranks have to tell each
-// other beside gradients.
+// ascending order, since the collectives in it are matched by their order. The hook does not get
+// the last bucket: a bucket reducer of its own, `control`, reduces it and carries what ranks report
+// to each other.
 class HookBucketReducer final : public distributed::BucketReducer {
  public:
   using Hook = std::shared_ptr<c10d::CommHookInterface>;

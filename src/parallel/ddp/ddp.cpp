@@ -22,7 +22,7 @@ namespace {
 
 // What the collective calls of a forward in `join` are for.
 constexpr const char* kAgreeing =
-    "agreeing with those that have joined; in join, make no other collective calls";
+    "agreeing with the ranks that have joined; make no other collective calls in join";
 
 void check_caps(const DdpOptions& options) {
   const auto check = [](double mib, const char* option) {
@@ -150,7 +150,7 @@ class DdpCore final : public Joinable {
       throw UsageError("set_samples needs average = Average::samples");
     }
     if (!(count >= 0) || !std::isfinite(count)) {
-      throw UsageError(fmt::format("set_samples({}): it must be a count", count));
+      throw UsageError(fmt::format("set_samples({}): it must be finite and non-negative", count));
     }
     reducer_->set_weight(count);
   }

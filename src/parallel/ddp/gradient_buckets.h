@@ -64,17 +64,17 @@ class GradientBuckets {
   // Makes the averages of dense parameters with `used` their .grad, where that is a tensor of its
   // own.
   void put_back(const std::vector<bool>& used);
-  // Of a step that was finished.
+  // Call at the end of a finished step.
   void end_step();
-  // Of any step: gradients that come later are copied into their buckets again.
+  // Call at the end of any step, aborted ones too: later gradients are copied into buckets again.
   void return_in_place();
 
-  // After an aborted step, of whose gradients each rank has others: makes all zero, sparse ones
-  // too.
+  // After an aborted step, in which only some gradients were averaged: zeroes dense gradients and
+  // removes sparse ones.
   void forget_gradients();
   // The parameter's .grad, such that later steps do not change it.
   at::Tensor kept_gradient(std::size_t parameter) const;
-  // Has no .grad lie in a bucket any more.
+  // Replaces each .grad that is a view into a bucket by a copy.
   void detach();
   // If the reducer has failed: a rank that wakes up late may still write into the buckets.
   void detach_from_failed();

@@ -237,8 +237,8 @@ void Reducer::reduce_rest(const Indices& missing) {
   if (!options_.gradient_as_bucket_view) buckets_.put_back(usage_.used());
 }
 
-// `own`: the parameters that this rank says it has used; `otherwise`: those used on any, where
-// nobody tells.
+// `own`: the parameters that this rank has used; `otherwise`: those used on any rank, if ranks do
+// not exchange that.
 void Reducer::finish_buckets(const std::vector<bool>& own, const std::vector<bool>& otherwise) {
   usage_.settle(buckets_.finish(own), otherwise);
   if (bucket_reducer().modified_apart()) summarizer_.compare_parameters(bucket_reducer().steps());
@@ -273,7 +273,7 @@ void Reducer::end_join() {
   summarizer_.forget_local_backwards();
 }
 
-// Gradients have come, and whoever made the model is through with it without having called it.
+// Warns if gradients arrived although no forward of the wrapper was ever called.
 void Reducer::warn_if_never_called() const noexcept {
   if (called_ || std::uncaught_exceptions() > exceptions_) return;
   Indices arrived;

@@ -26,8 +26,7 @@ class StaticGraph {
   // At the end of a step that learns: the parameters that got gradients, in the order of their last
   // ones.
   Indices learn();
-  // On a rank that has joined, whose parameters get none: those in `used` are taken for ready once
-  // they have one.
+  // On a rank that has joined, which gets no gradients: expects one for each parameter in `used`.
   void learn_from(const std::vector<bool>& used);
   // Of a step that was finished: what it taught holds from here on.
   void end_step() { learns_ = false; }

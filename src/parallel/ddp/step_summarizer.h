@@ -26,7 +26,8 @@ class StepSummarizer {
   void count_forward() { ++forwards_; }
   // A backward that leaves its gradients on this rank.
   void count_local_backward() { ++local_backwards_; }
-  // What those have accumulated is reduced, or gone, or may differ.
+  // Call when the gradients of local backwards have been reduced or zeroed, or may differ between
+  // ranks from here on.
   void forget_local_backwards() { local_backwards_ = 0; }
 
   shm::StepSummary summarise(bool joined);

@@ -59,9 +59,9 @@ std::string first_difference(const std::vector<std::string>& first,
     return at == lines.end() ? std::string("nothing more") : *at;
   };
   return fmt::format(
-      "the models differ: of {} parameters and buffers on rank {}, and {} on rank {}, the first "
-      "that "
-      "is not the same is {} on rank {} and {} on rank {}",
+      "the models differ: {} parameters and buffers on rank {}, {} on rank {}; the first "
+      "difference is "
+      "{} on rank {} and {} on rank {}",
       first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
       what(b, other), ranks.second);
 }

@@ -109,9 +109,9 @@ void check_no_other(const std::string& name, const torch::nn::Module& module) {
     if (!buffer.key().ends_with("running_mean")) continue;
     throw UsageError(fmt::format(
         "convert_sync_batchnorm: {} has a buffer {}, but is not a torch::nn::BatchNorm: "
-        "TorchScript "
-        "and other modules cannot be converted. Build that part from torch::nn modules, or from "
-        "paceline::SyncBatchNorm, and load its tensors; or convert the other parts one by one",
+        "TorchScript and other modules cannot be converted. Build that part from torch::nn "
+        "modules, or from paceline::SyncBatchNorm, and load its tensors; or convert the other "
+        "parts one by one",
         name.empty() ? "the module" : name, buffer.key()));
   }
 }

@@ -81,7 +81,7 @@ void BucketReducer::skip(std::size_t bucket) {
   region_->publish(own.skipped, blocks_.step());
 }
 
-// The step has to be given up then, or the group has failed.
+// The step must be aborted then, or the group has failed.
 template <typename Action>
 void BucketReducer::or_cancel(Action action) {
   try {

@@ -49,9 +49,9 @@ class ControlBlocks {
     Word published;
     Word reduced;
     Word skipped;                            // the last step in which it was
-    Word accumulated;                        // where a job has several nodes: this rank's slice
+    Word accumulated;                        // several nodes: this rank's slice
     std::atomic<std::uint64_t> offset;       // the bucket's offset in the published step
-    std::atomic<std::uint64_t> lane_offset;  // where the sums of this rank's lane do
+    std::atomic<std::uint64_t> lane_offset;  // the offset of this rank's lane sums
     Word combined;                           // this rank's lane
   };
   static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&

@@ -122,7 +122,7 @@ void JobAgreement::check(std::span<const StepSummary> summaries) {
   fail(compare_forwards(summaries, numbers_));
 }
 
-// On one node a step that a rank finished cannot be given up; of other nodes this shows only now.
+// On one node a step that a rank finished cannot be aborted; for other nodes this shows only now.
 void JobAgreement::check_finished() {
   std::uint32_t newest = records_[0].finished;
   for (const RankRecord& record : records_) {

@@ -10,7 +10,7 @@
 namespace paceline::shm {
 
 // True once a stage is complete. One that fails makes the group's failure; one that was abandoned
-// throws Mismatch, as a peer on this node does that gives up the step. `what` it is, for messages.
+// throws Mismatch, as if a peer on this node aborted the step. `what` it is, for messages.
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what);
 // Makes the exception that is being handled the group's failure, with the ranks that it names, or
 // else `ranks`.

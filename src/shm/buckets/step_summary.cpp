@@ -54,14 +54,13 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
       explain_disagreement(counts, numbers).ranks,
       fmt::format(
           "the ranks have run different numbers of training forwards, or of backwards under "
-          "no_sync "
-          "({}): on some rank a step ran under no_sync alone, or a forward was not followed by a "
-          "backward, or by one that threw before it reached the model, so gradients of different "
-          "batches would be averaged. Run forwards without a backward under torch::NoGradGuard, "
-          "under no_sync, in eval mode or on module(), or on every rank alike. An optimizer that "
-          "calls a closure as often as the loss decides (LBFGS) needs the loss averaged over the "
-          "ranks. With Average::samples, ranks may run different numbers of backwards under "
-          "no_sync.",
+          "no_sync ({}): on some rank a step ran under no_sync alone, or a forward was not "
+          "followed by a backward, or by one that threw before it reached the model, so gradients "
+          "of different batches would be averaged. Run forwards without a backward under "
+          "torch::NoGradGuard, under no_sync, in eval mode or on module(), or on every rank "
+          "alike. An optimizer that calls a closure as often as the loss decides (LBFGS) needs "
+          "the loss averaged over the ranks. With Average::samples, ranks may run different "
+          "numbers of backwards under no_sync.",
           text)};
 }
 

@@ -31,7 +31,7 @@ class TwoLevelReduction {
   // Whether a rank of this node exchanges something of a bucket.
   bool drives(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
 
-  // Gives up what is under way; the step has to be given up then. What other nodes may still write
+  // Cancels what is under way; the step must be aborted then. What other nodes may still write
   // to is not used again.
   void cancel() noexcept;
   // For a bucket reducer that is destroyed in a step: peers may still write to the buffers.

@@ -129,7 +129,7 @@ RankSet AbandonWait::missing() const {
 }
 
 std::string AbandonWait::describe() const {
-  return "giving up " + blocks_.position() + ", whose backward did not complete";
+  return "aborting " + blocks_.position() + ", whose backward did not complete";
 }
 
 void AbandonWait::check(int peer) const {

@@ -54,7 +54,7 @@ Endpoint Endpoint::decode(const std::string& text) {
   std::array<std::string, 4> lines;
   std::istringstream stream(text);
   for (std::string& line : lines) std::getline(stream, line);
-  if (lines[2].empty()) throw Error("a rank sent something else than its address");
+  if (lines[2].empty()) throw Error("malformed bootstrap record");
   return {static_cast<pid_t>(std::strtol(lines[0].c_str(), nullptr, 10)), lines[1], lines[2],
           lines[3]};
 }

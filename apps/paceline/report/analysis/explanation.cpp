@@ -159,8 +159,7 @@ void Explanation::late_starter() {
       late_.rank, time_text(late_.later_start), waits_for_it());
   suggest(
       "Look for what rank {} alone does between steps: loading from a slower disk, logging, "
-      "saving, "
-      "metrics.",
+      "saving, metrics.",
       late_.rank);
   add_late_rank();
 }
@@ -289,7 +288,9 @@ void Explanation::between_steps() {
       "Between the end of a backward and the next forward are the optimizer, the data loader, "
       "metrics and logging.");
   suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
-  suggest("Time optimizer.step() alone: if it takes most of it, larger batches make it rarer.");
+  suggest(
+      "Time optimizer.step() by itself: if it takes most of this time, use larger batches, so that "
+      "it runs less often.");
   suggest("Log and compute metrics only every few steps.");
 }
 

@@ -8,8 +8,8 @@
 
 namespace paceline::report {
 
-// One HTML page that needs nothing else, and no script: page.html, whose policy would keep a script
-// from running and anything from being fetched, even if one got in.
+// One self-contained HTML page without scripts. Its Content-Security-Policy blocks scripts and
+// requests, even if a name in a timeline injects one.
 std::string report_page(const Job& job, const Analysis& analysis, const Diagnosis& diagnosis);
 
 // The parts of drawings.html, each a drawing or table. There must be a step.
