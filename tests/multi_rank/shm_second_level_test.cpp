@@ -344,6 +344,57 @@ TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
 }
 
 // Its last node gives a step up that has been reduced everywhere, and that others finish.
+// No other rank has started anything that could tell it.
+TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
+  for_all_jobs([](FakeNetwork& network) {
+    if (network.nodes().size() == 1) return;
+    // Until they all know, node 0 does not begin the next step, which would tell them too.
+    std::latch known(static_cast<std::ptrdiff_t>(ranks_of(network) - network.nodes()[0].size()));
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      run_step(reducer, network, index, 1);
+      std::mt19937 random(static_cast<unsigned>(index));
+      reducer.begin_step({.forwards = 2});
+      if (node != 0) {
+        const auto rest = [&] {
+          publish_all(reducer, index, 2, random);
+          reducer.finish();
+        };
+        expect_error<Mismatch>(rest, [&](const Mismatch& error) {
+          EXPECT_THAT(error.what(), HasSubstr("aborted step 2"));
+        });
+        known.count_down();
+      }
+      EXPECT_TRUE(reducer.abandon_step());
+      known.wait();
+      for (std::size_t step = 3; step <= 5; ++step) run_step(reducer, network, index, step);
+    });
+  });
+}
+
+TEST(SecondLevel, BucketsThatDifferBetweenNodesAreRefused) {
+  FakeNetwork network({2, 1}, 1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    const std::size_t buckets = node == 0 ? kCount : kCount - 1;
+    BucketReducer reducer(group, std::span(kBuckets).first(buckets), bucket_name, 0, {},
+                          network.level(node));
+    const auto step = [&] {
+      reducer.begin_step({.forwards = 1});
+      for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+        fill(reducer, bucket, index, 1);
+        reducer.publish(bucket);
+      }
+      reducer.finish();
+    };
+    expect_error<Mismatch>(step, [](const Mismatch& error) {
+      EXPECT_THAT(error.ranks(), ElementsAre(102));
+      EXPECT_THAT(error.what(), HasSubstr("gradients are in different buckets on rank 102: "));
+    });
+  });
+}
+
 TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeGivenUp) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {

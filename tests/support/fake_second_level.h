@@ -33,6 +33,7 @@ class FakeNetwork {
     }
     for (int i = 0; i < index; ++i) numbers_.push_back(number_of(i));
     at_step_.resize(nodes_.size());
+    aborted_.resize(nodes_.size());
     worker_ = std::thread([this] { work(); });
   }
   ~FakeNetwork() {
@@ -172,11 +173,30 @@ class FakeNetwork {
                             {std::move(buffer), part.count * shm::element_size(part.type)}, {},
                             part);
     }
+    void abandon(std::uint32_t step) noexcept override { network_.abandon(node_, step); }
 
    private:
     FakeNetwork& network_;
     std::size_t node_;
   };
+
+  void abandon(std::size_t node, std::uint32_t step) {
+    const std::lock_guard lock(mutex_);
+    aborted_[node] = step;
+    mark_abandoned();
+  }
+
+  // A node takes no part in exchanges that it has not started, of steps that it has aborted or
+  // left.
+  void mark_abandoned() {
+    for (const auto& [key, open] : exchanges_) {
+      const std::uint32_t step = std::get<0>(key);
+      for (std::size_t node = 0; node < nodes_.size(); ++node) {
+        if (open->parts[node] || open->complete) continue;
+        if (at_step_[node] > step || aborted_[node] == step) open->abandoned_by.insert(node);
+      }
+    }
+  }
 
   std::unique_ptr<shm::SecondLevel::Stage> enter(
       std::size_t node, const Key& key, Buffer buffer, std::span<const std::byte> given,
@@ -196,11 +216,7 @@ class FakeNetwork {
     exchange->parts[node] = std::move(buffer);
     exchange->given[node].assign(given.begin(), given.end());
     exchange->reduction = reduction;
-    for (const auto& [other, open] : exchanges_) {
-      for (std::size_t n = 0; n < nodes_.size(); ++n) {
-        if (at_step_[n] > std::get<0>(other) && !open->parts[n]) open->abandoned_by.insert(n);
-      }
-    }
+    mark_abandoned();
     changed_.notify_all();
     return std::make_unique<Stage>(*this, node, exchange);
   }
@@ -258,6 +274,7 @@ class FakeNetwork {
   std::condition_variable changed_;
   std::map<Key, std::shared_ptr<Exchange>> exchanges_;
   std::vector<std::uint32_t> at_step_;  // by node
+  std::vector<std::uint32_t> aborted_;  // by node: the last step that a rank of it aborted
   std::vector<Buffer> late_;
   std::exception_ptr failure_;
   std::mt19937 random_{1};

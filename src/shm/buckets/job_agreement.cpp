@@ -17,6 +17,23 @@ FailureKind kind_of(const PeerError& error) {
   return FailureKind::peer_lost;
 }
 
+// FNV-1a, 64 bits.
+std::uint64_t fingerprint_of_plan(const ControlBlocks& blocks) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&hash](std::uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte, value >>= 8) {
+      hash = (hash ^ (value & 0xff)) * 0x100000001b3;
+    }
+  };
+  add(blocks.parameters().size());
+  for (const auto& [count, type, op] : blocks.buckets()) {
+    add(count);
+    add(static_cast<std::uint64_t>(type));
+    add(static_cast<std::uint64_t>(op));
+  }
+  return hash;
+}
+
 }  // namespace
 
 void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
@@ -56,7 +73,11 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
 
 JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement,
                            SecondLevel& between)
-    : blocks_(blocks), agreement_(agreement), between_(between), numbers_(between.ranks()) {}
+    : blocks_(blocks),
+      agreement_(agreement),
+      between_(between),
+      numbers_(between.ranks()),
+      plan_(fingerprint_of_plan(blocks)) {}
 
 bool JobAgreement::reach() {
   if (reached_) return true;
@@ -90,7 +111,7 @@ void JobAgreement::collect_records() {
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     const auto& progress = blocks_.progress(rank);
     mine.push_back({blocks_.summary_of(rank), progress.finished.load(std::memory_order_relaxed),
-                    progress.weight.load(std::memory_order_relaxed)});
+                    progress.weight.load(std::memory_order_relaxed), plan_});
   }
   round_ = Round::records;
   collect(0, std::as_bytes(std::span(mine)));
@@ -118,8 +139,21 @@ void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine)
 }
 
 void JobAgreement::check(std::span<const StepSummary> summaries) {
+  check_plans();
   check_finished();
   fail(compare_forwards(summaries, numbers_));
+}
+
+// The ranks of one node have compared theirs when the reducer was made.
+void JobAgreement::check_plans() {
+  std::vector<std::string> plans;
+  for (const RankRecord& record : records_) plans.push_back(std::to_string(record.plan));
+  if (std::ranges::all_of(plans, [&](const auto& plan) { return plan == plans[0]; })) return;
+  const RankSet ranks = explain_disagreement(plans, numbers_).ranks;
+  fail(
+      {ranks, fmt::format("gradients are in different buckets on {}: DistributedDataParallel needs "
+                          "the same options on every rank",
+                          describe_ranks(numbers_.of(ranks)))});
 }
 
 // On one node a step that a rank finished cannot be aborted; for other nodes this shows only now.

@@ -38,6 +38,7 @@ class JobAgreement {
   void collect_flags();
   void advance_leader();
   void check(std::span<const StepSummary> summaries);
+  void check_plans();
   void check_finished();
   void check_flags();
   void collect(std::uint32_t round, std::span<const std::byte> mine);
@@ -47,6 +48,7 @@ class JobAgreement {
   StepAgreement& agreement_;
   SecondLevel& between_;
   GlobalRanks numbers_;
+  std::uint64_t plan_;
   bool reached_ = false;
   // Of the leader.
   enum class Round { none, records, flags } round_ = Round::none;

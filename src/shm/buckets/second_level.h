@@ -65,6 +65,10 @@ class SecondLevel {
     std::size_t count;
   };
   virtual std::unique_ptr<Stage> start(const Part& part, std::shared_ptr<std::byte> buffer) = 0;
+
+  // A rank of this node aborts `step`, perhaps before it started anything: exchanges of the step
+  // that this node has not started, now or later on, are abandoned for the other nodes.
+  virtual void abandon(std::uint32_t step) noexcept = 0;
 };
 
 }  // namespace paceline::shm

@@ -31,8 +31,9 @@ struct RankRecord {
   StepSummary summary;
   std::uint32_t finished = 0;  // the last step it finished
   double weight = 1;
+  std::uint64_t plan = 0;  // a fingerprint of its buckets and the number of its parameters
 };
-static_assert(sizeof(RankRecord) == 32, "it travels as bytes");
+static_assert(sizeof(RankRecord) == 40, "it travels as bytes");
 
 // By parameter: 1 if it is frozen.
 using FrozenFlags = std::span<const std::uint8_t>;

@@ -195,6 +195,7 @@ void TwoLevelReduction::complete(std::size_t bucket) {
 
 void TwoLevelReduction::cancel() noexcept {
   given_up_ = true;
+  between_->abandon(blocks_.step());
   job_.cancel();
   for (State& state : states_) {
     if (!state.stage) continue;
