@@ -8,20 +8,35 @@
 
 namespace paceline::shm {
 
+namespace {
+
+// Before the exchange of control blocks, after which a rank may go on, fail and end allocation
+// here.
+std::vector<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Region>& region,
+                                                 std::span<const Bucket> buckets) {
+  std::vector<std::shared_ptr<std::byte>> data;
+  for (const auto& [count, type, op] : buckets) {
+    void* const memory = region->allocate_or_throw(count * element_size(type));
+    data.emplace_back(static_cast<std::byte*>(memory),
+                      [region](std::byte* pointer) { region->memory().free(pointer); });
+  }
+  return data;
+}
+
+}  // namespace
+
 BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
                              std::uint32_t steps, std::vector<std::string> parameters,
                              std::shared_ptr<SecondLevel> between_nodes)
     : region_(group.region()),
+      data_(allocate(region_, buckets)),
       blocks_(group, buckets, std::move(describe), steps, std::move(parameters),
               between_nodes ? between_nodes->ranks().size() : 0),
       agreement_(blocks_),
       places_(buckets.size()),
       deadline_{group.timeout()} {
   for (std::size_t b = 0; b < buckets.size(); ++b) {
-    void* const memory = region_->allocate_or_throw(blocks_.bytes_of(b));
-    data_.emplace_back(static_cast<std::byte*>(memory),
-                       [region = region_](std::byte* pointer) { region->memory().free(pointer); });
-    place(b, memory);
+    place(b, data_[b].get());
   }
   if (between_nodes) {
     two_level_ = std::make_unique<TwoLevelReduction>(blocks_, agreement_, std::move(between_nodes));

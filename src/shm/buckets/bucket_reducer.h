@@ -112,14 +112,14 @@ class BucketReducer {
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
 
   std::shared_ptr<Region> region_;
+  std::vector<std::shared_ptr<std::byte>> data_;
   ControlBlocks blocks_;
   StepAgreement agreement_;
   std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node
-  std::vector<std::shared_ptr<std::byte>> data_;
-  std::vector<void*> places_;         // by bucket: where it is in this step
-  std::vector<std::size_t> pending_;  // published here, slice not reduced yet
-  std::vector<bool> skipped_;         // by bucket, in this step
-  CallDeadline deadline_;             // of the current call
+  std::vector<void*> places_;                     // by bucket: where it is in this step
+  std::vector<std::size_t> pending_;              // published here, slice not reduced yet
+  std::vector<bool> skipped_;                     // by bucket, in this step
+  CallDeadline deadline_;                         // of the current call
   std::vector<Wait> waits_;
   bool in_step_ = false;
 };
