@@ -15,8 +15,8 @@ namespace {
 std::vector<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Region>& region,
                                                  std::span<const Bucket> buckets) {
   std::vector<std::shared_ptr<std::byte>> data;
-  for (const auto& [count, type, op] : buckets) {
-    void* const memory = region->allocate_or_throw(count * element_size(type));
+  for (const Bucket& bucket : buckets) {
+    void* const memory = region->allocate_or_throw(bucket.bytes());
     data.emplace_back(static_cast<std::byte*>(memory),
                       [region](std::byte* pointer) { region->memory().free(pointer); });
   }
@@ -35,9 +35,7 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
       agreement_(blocks_),
       places_(buckets.size()),
       deadline_{group.timeout()} {
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
-    place(b, data_[b].get());
-  }
+  for (std::size_t b = 0; b < buckets.size(); ++b) place(b, data_[b].get());
   if (between_nodes) {
     two_level_ = std::make_unique<TwoLevelReduction>(blocks_, agreement_, std::move(between_nodes));
   }
@@ -75,7 +73,7 @@ void BucketReducer::begin_step(const StepSummary& summary, double weight, Frozen
 }
 
 bool BucketReducer::use_in_place(std::size_t bucket, void* memory) {
-  if (!region_->memory().holds(memory, blocks_.bytes_of(bucket))) return false;
+  if (!region_->memory().holds(memory, blocks_.buckets()[bucket].bytes())) return false;
   place(bucket, memory);
   return true;
 }

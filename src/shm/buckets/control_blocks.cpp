@@ -44,7 +44,7 @@ void ControlBlocks::exchange(Group& group) {
   };
   constexpr std::size_t kWords = sizeof(Row) / sizeof(std::uint64_t);
   Row mine{*region_->memory().shared_offset(own_, 0), buckets_.size(), 0, job_ranks_};
-  for (std::size_t b = 0; b < buckets_.size(); ++b) mine.bytes += bytes_of(b);
+  for (const Bucket& bucket : buckets_) mine.bytes += bucket.bytes();
   std::vector<Row> rows(static_cast<std::size_t>(region_->size()));
   std::vector<Output> outputs;
   for (Row& row : rows) outputs.push_back({&row, kWords});
@@ -115,10 +115,6 @@ std::uint8_t* ControlBlocks::frozen_flags(int rank) const {
   return reinterpret_cast<std::uint8_t*>(&words(rank, buckets_.size()));
 }
 
-std::size_t ControlBlocks::bytes_of(std::size_t bucket) const {
-  return buckets_[bucket].count * element_size(buckets_[bucket].type);
-}
-
 void ControlBlocks::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
   ++step_;
   // Ranks that have seen a published bucket of this step read these.
@@ -168,7 +164,7 @@ void ControlBlocks::place(std::size_t bucket, const void* memory) {
 
 void* ControlBlocks::find(int rank, std::size_t bucket) const {
   const auto offset = words(rank, bucket).offset.load(std::memory_order_relaxed);
-  void* const found = region_->memory().resolve(rank, offset, bytes_of(bucket));
+  void* const found = region_->memory().resolve(rank, offset, buckets_[bucket].bytes());
   if (found == nullptr || offset % kCacheLine != 0) {
     fail({rank}, fmt::format("{} published memory that is not its own as bucket {} ({})",
                              name_of(rank), bucket, describe_(bucket)));

@@ -19,6 +19,8 @@ struct Bucket {
   std::size_t count;
   DataType type;
   ReduceOp op;
+
+  std::size_t bytes() const { return count * element_size(type); }
 };
 // Names what is in a bucket, for messages: "fc.weight and fc.bias".
 using DescribeBucket = std::function<std::string(std::size_t bucket)>;
@@ -71,7 +73,6 @@ class ControlBlocks {
   int size() const { return static_cast<int>(progress_.size()); }
   int rank() const { return region_->rank(); }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  std::size_t bytes_of(std::size_t bucket) const;
   const std::vector<std::string>& parameters() const { return parameters_; }
 
   std::uint32_t step() const { return step_; }
