@@ -11,9 +11,9 @@
 #include "base/cores.h"
 #include "shm/collectives/group.h"
 #include "shm/p2p/mailbox.h"
+#include "support/cases.h"
 #include "support/elements.h"
 #include "support/process_ranks.h"
-#include "support/rank_counts.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
@@ -264,8 +264,8 @@ constexpr Operation kReductions[] = {Operation::all_reduce, Operation::reduce,
 constexpr Operation kMovements[] = {Operation::broadcast, Operation::gather, Operation::scatter,
                                     Operation::all_gather, Operation::all_to_all};
 
-class Collectives : public test::OnRanks {};
-INSTANTIATE_TEST_SUITE_P(All, Collectives, ::testing::ValuesIn(kWorldSizes), test::OnRanks::name);
+using Collectives = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(All, Collectives, ::testing::ValuesIn(kWorldSizes), test::CaseName());
 
 TEST_P(Collectives, ReduceEveryTypeWithEveryOperation) {
   const int size = GetParam();

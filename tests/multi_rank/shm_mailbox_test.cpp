@@ -13,9 +13,9 @@
 #include <paceline/error.h>
 
 #include "shm/p2p/mailbox.h"
+#include "support/cases.h"
 #include "support/eventually.h"
 #include "support/process_ranks.h"
-#include "support/rank_counts.h"
 #include "support/shared.h"
 #include "support/thread_ranks.h"
 
@@ -75,8 +75,8 @@ std::vector<int> numbers(std::size_t count, int from, int tag) {
 // Small ones go with their announcement, large ones through buffers, shared ones directly.
 constexpr std::size_t kCounts[] = {0, 1, 2048, 2049, 65'536, 65'537, 300'000};
 
-class MailboxRing : public test::OnRanks {};
-INSTANTIATE_TEST_SUITE_P(All, MailboxRing, ::testing::Values(2, 3, 5), test::OnRanks::name);
+using MailboxRing = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(All, MailboxRing, ::testing::Values(2, 3, 5), test::CaseName());
 
 TEST_P(MailboxRing, PassesMessagesOfEverySize) {
   const int size = GetParam();
@@ -207,8 +207,8 @@ void exchange_at_random(const std::shared_ptr<Region>& region, unsigned seed, in
   }
 }
 
-class MailboxThreads : public test::OnRanks {};
-INSTANTIATE_TEST_SUITE_P(All, MailboxThreads, ::testing::Values(2, 3, 5, 8), test::OnRanks::name);
+using MailboxThreads = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(All, MailboxThreads, ::testing::Values(2, 3, 5, 8), test::CaseName());
 
 TEST_P(MailboxThreads, DeliverRandomPrograms) {
   const int size = GetParam();
@@ -216,8 +216,8 @@ TEST_P(MailboxThreads, DeliverRandomPrograms) {
       size, [&](auto region) { exchange_at_random(region, static_cast<unsigned>(size), 30); });
 }
 
-class MailboxProcesses : public test::OnRanks {};
-INSTANTIATE_TEST_SUITE_P(All, MailboxProcesses, ::testing::Values(2, 4, 8), test::OnRanks::name);
+using MailboxProcesses = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(All, MailboxProcesses, ::testing::Values(2, 4, 8), test::CaseName());
 
 TEST_P(MailboxProcesses, DeliverRandomPrograms) {
   const int size = GetParam();
