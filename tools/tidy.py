@@ -100,7 +100,7 @@ def jobs(build):
             name = "-".join([*folder, *["torch"] * torch, *instruction_set(entry)])
             groups.setdefault(name, []).append(entry)
         elif not torch:
-            groups[source.stem] = [entry]
+            groups["-".join(source.with_suffix("").parts)] = [entry]
     return [Job(name, entries, version) for name, entries in groups.items()]
 
 
