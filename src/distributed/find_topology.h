@@ -4,7 +4,7 @@
 
 #include "base/environment.h"
 #include "distributed/backend.h"
-#include "distributed/rendezvous.h"
+#include "distributed/rendezvous/plan.h"
 #include "distributed/topology.h"
 
 namespace paceline::distributed {

@@ -33,7 +33,7 @@
 
 #include "base/environment.h"
 #include "base/unique_fd.h"
-#include "distributed/rendezvous.h"
+#include "distributed/rendezvous/plan.h"
 #include "support/eventually.h"
 #include "support/shared.h"
 #include "support/temporary_directory.h"

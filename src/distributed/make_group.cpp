@@ -1,0 +1,57 @@
+#include "distributed/make_group.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "distributed/translate.h"
+
+namespace paceline::distributed {
+
+void check_timeout(std::chrono::milliseconds timeout) {
+  if (timeout > std::chrono::milliseconds(0)) return;
+  throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
+}
+
+void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
+                 std::span<const int> ranks) {
+  if (!find_backend(backend).one_node) return;
+  const std::size_t nodes = topology.nodes_of(ranks).size();
+  if (nodes <= 1) return;
+  throw UsageError(fmt::format(
+      "the backend {} reaches the ranks of one node, and those of group {} run on {}, by "
+      "{}: {}. Use the backend gloo; groups of ranks of one node may use {}",
+      backend, group, nodes, topology.source(), topology.describe(ranks), backend));
+}
+
+std::vector<int> every_rank(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks) {
+  std::vector<int> nodes;
+  if (topology.nodes() == 1) return nodes;
+  for (const int rank : ranks) nodes.push_back(topology.node_of(rank));
+  return nodes;
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_name,
+                                                  BackendRequest request) {
+  const auto& kind = find_backend(backend_name);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
+  const std::string name = request.group_name;
+  auto backend =
+      translate(fmt::format("forming group {} over the backend {}", name, backend_name).c_str(),
+                [&] { return kind.make(std::move(request)); });
+  group->setBackend(c10::DeviceType::CPU, kind.type, backend);
+  group->setDefaultBackend(kind.type);
+  group->setGroupName(name);
+  return group;
+}
+
+}  // namespace paceline::distributed

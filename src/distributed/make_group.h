@@ -1,0 +1,30 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "distributed/backend.h"
+#include "distributed/topology.h"
+
+namespace paceline::distributed {
+
+// What the world and new_group have in common.
+
+// Throws UsageError unless the timeout is positive.
+void check_timeout(std::chrono::milliseconds timeout);
+// Throws UsageError if the ranks run on several nodes and the backend reaches one only.
+void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
+                 std::span<const int> ranks);
+
+std::vector<int> every_rank(int size);
+// By group rank; empty if there is one node.
+std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks);
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_name,
+                                                  BackendRequest request);
+
+}  // namespace paceline::distributed

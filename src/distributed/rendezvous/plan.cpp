@@ -1,0 +1,140 @@
+#include "distributed/rendezvous/plan.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "distributed/rendezvous/init_method.h"
+#include "shm/membership/rank_set.h"
+
+namespace paceline::distributed {
+namespace {
+
+// For env:// with neither RANK nor WORLD_SIZE, as an option or a variable.
+void check_alone(const base::Environment& environment) {
+  if (!environment.other_launcher) return;
+  throw UsageError(fmt::format(
+      "init_process_group: this looks like one of several processes ({}), but RANK and WORLD_SIZE "
+      "are not set, and each process would train alone. Start the program with `paceline run`, or "
+      "set {}, MASTER_ADDR=<rank 0's machine> and MASTER_PORT=<a free port there> for each "
+      "process. For a process that is to be alone, call init_process_group({{.world_size = 1, "
+      ".rank = 0}})",
+      environment.other_launcher->found, environment.other_launcher->mapping));
+}
+
+// The first that is set: the option, the init_method's, the variable.
+int resolve(std::optional<int> option, const InitMethod& method, const char* key,
+            std::optional<int> variable, const char* variable_name) {
+  if (option) {
+    if (*option >= 0) return *option;
+    throw UsageError(
+        fmt::format("init_process_group({{.{} = {}}}): it must not be negative; leave it "
+                    "out to take it from the init_method",
+                    key, *option));
+  }
+  if (const auto number = number_in_query(method, key)) return *number;
+  if (variable) return *variable;
+  throw UsageError(
+      fmt::format("init_process_group does not know the {0}: give .{0}, ?{0}= in the "
+                  "init_method, or set {1} (a launcher such as `paceline run` does)",
+                  key, variable_name));
+}
+
+// The plan's rank and size.
+void number_ranks(const InitOptions& options, const base::Environment& environment,
+                  const InitMethod& method, Plan& plan) {
+  plan.rank = resolve(options.rank, method, "rank", environment.rank, "RANK");
+  plan.size =
+      resolve(options.world_size, method, "world_size", environment.world_size, "WORLD_SIZE");
+  if (plan.size > shm::kMaxWorldSize) {
+    throw UsageError(
+        fmt::format("a world of {} ranks: 1 to {} are allowed", plan.size, shm::kMaxWorldSize));
+  }
+  if (plan.rank >= plan.size) {
+    throw UsageError(fmt::format("rank {} of a world of {}: ranks run from 0 to {}", plan.rank,
+                                 plan.size, plan.size - 1));
+  }
+  plan.launched = plan.rank == environment.rank && plan.size == environment.world_size;
+}
+
+// What `paceline run` passed on.
+void plan_inherited(const base::Environment& environment, bool first, Plan& plan) {
+  plan.means = Plan::Means::inherited;
+  plan.path = fmt::format("/proc/self/fd/{}", *environment.store_fd);
+  plan.take_sockets = first;
+  const int rank = environment.rank.value_or(plan.rank);
+  const int size = environment.world_size.value_or(plan.size);
+  if (!first || (plan.rank == rank && plan.size == size)) return;
+  throw UsageError(
+      fmt::format("init_process_group was asked for rank {} of {}, but `paceline run` started "
+                  "this process as rank {} of {} (RANK, WORLD_SIZE): leave .rank and "
+                  ".world_size out, or give an init_method or a store where such ranks meet",
+                  plan.rank, plan.size, rank, size));
+}
+
+void plan_environment(const base::Environment& environment, bool first, Plan& plan) {
+  if (plan.size == 1) return;  // a world of one needs no rendezvous
+  if (environment.store_fd) return plan_inherited(environment, first, plan);
+  plan.means = Plan::Means::tcp;
+  if (!environment.master_addr || !environment.master_port) {
+    throw UsageError(
+        fmt::format("env:// with RANK and WORLD_SIZE needs {} too: the address of rank "
+                    "0's machine and a free port there",
+                    environment.master_addr ? "MASTER_PORT" : "MASTER_ADDR"));
+  }
+  plan.host = *environment.master_addr;
+  plan.port = *environment.master_port;
+  plan.agent = environment.use_agent_store;
+  plan.serve = plan.rank == 0 && !plan.agent;
+}
+
+void plan_tcp(const InitMethod& method, Plan& plan) {
+  plan.means = Plan::Means::tcp;
+  plan.serve = plan.rank == 0;
+  Address address = tcp_address(method);
+  plan.host = std::move(address.host);
+  plan.port = address.port;
+}
+
+void plan_file(const InitMethod& method, Plan& plan) {
+  plan.means = Plan::Means::file;
+  plan.path = file_path(method);
+}
+
+Plan plan_given_store(const InitOptions& options, const base::Environment& environment) {
+  if (!options.rank || !options.world_size) {
+    throw UsageError("init_process_group with a store needs .rank and .world_size");
+  }
+  Plan plan;
+  plan.means = Plan::Means::given_store;
+  number_ranks(options, environment, {}, plan);
+  return plan;
+}
+
+}  // namespace
+
+Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
+  if (options.store) return plan_given_store(options, environment);
+  const InitMethod method = parse_init_method(options.init_method);
+  const bool unlaunched =
+      !environment.rank && !environment.world_size && !options.rank && !options.world_size;
+  Plan plan;
+  if (method.scheme == "env" && unlaunched) {
+    check_alone(environment);
+    return plan;
+  }
+  number_ranks(options, environment, method, plan);
+  if (method.scheme == "env") {
+    plan_environment(environment, first, plan);
+  } else if (method.scheme == "tcp") {
+    plan_tcp(method, plan);
+  } else if (method.scheme == "file") {
+    plan_file(method, plan);
+  } else {
+    throw UsageError("init_method '" + options.init_method +
+                     "' is none of env://, tcp://host:port, file:///path");
+  }
+  return plan;
+}
+
+}  // namespace paceline::distributed

@@ -1,0 +1,155 @@
+#include "distributed/rendezvous/rendezvous.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/deadline.h"
+#include "distributed/rendezvous/file_store.h"
+#include "distributed/rendezvous/tcp_store.h"
+#include "distributed/store_calls.h"
+#include "distributed/store_exchange.h"
+#include "distributed/translate.h"
+#include "shm/membership/rank_set.h"
+
+namespace paceline::distributed {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::milliseconds timeout,
+                    const std::string& prefix, const base::Deadline& deadline) {
+  const auto with_prefix = [&](StorePtr store) {
+    store->setTimeout(timeout);
+    return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
+  };
+  switch (plan.means) {
+    case Plan::Means::given_store:
+      return with_prefix(given);
+    case Plan::Means::alone:
+      break;
+    case Plan::Means::inherited:
+      return with_prefix(open_file_store(
+          plan, fmt::format("{} (PACELINE_STORE_FD, from `paceline run`)", plan.path), deadline));
+    case Plan::Means::tcp:
+      return with_prefix(open_tcp_store(plan, timeout));
+    case Plan::Means::file: {
+      auto store = with_prefix(open_file_store(plan, "file://" + plan.path, deadline));
+      claim_rank(*store, plan);
+      return store;
+    }
+  }
+  return with_prefix(c10::make_intrusive<c10d::HashStore>());
+}
+
+// The server of the store, for messages.
+std::vector<int> server_of(const Plan& plan) {
+  const bool by_rank_0 = plan.means == Plan::Means::tcp && !plan.agent && !plan.serve;
+  return by_rank_0 ? std::vector<int>{0} : std::vector<int>{};
+}
+
+std::string place_of(const Plan& plan) {
+  switch (plan.means) {
+    case Plan::Means::given_store:
+      return "the store that was given";
+    case Plan::Means::tcp:
+      return fmt::format("the rendezvous at {}:{}, which {} serves,", plan.host, plan.port,
+                         plan.agent ? "the launcher" : "rank 0");
+    case Plan::Means::alone:
+    case Plan::Means::inherited:
+    case Plan::Means::file:
+      break;
+  }
+  return "the rendezvous at file://" + plan.path;
+}
+
+Timeout no_answer(const Plan& plan, const base::Deadline& deadline) {
+  const char* const advice = plan.means == Plan::Means::tcp
+                                 ? ": see that it runs and that nothing else holds the port"
+                                 : "";
+  return Timeout(
+      fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}{}",
+                  place_of(plan), deadline.budget().count() / 1000.0, plan.rank, plan.size, advice),
+      server_of(plan), "connect", 0);
+}
+
+// Without rank 0, the others connect in vain. While it is there, the store tells who is lost.
+void check_server(const shm::Membership& processes) {
+  if (!processes.peers[0].ended()) return;
+  shm::RankSet ended;
+  for (std::size_t rank = 0; rank < processes.peers.size(); ++rank) {
+    if (processes.peers[rank].ended()) ended.insert(static_cast<int>(rank));
+  }
+  throw_lost({}, ended);
+}
+
+StorePtr open_in_time(const Plan& plan, const InitOptions& options, const std::string& prefix,
+                      const shm::Membership* processes) {
+  const auto deadline = base::Deadline::after(options.timeout);
+  try {
+    const auto opened = call_store(
+        deadline,
+        [=, given = options.store, timeout = options.timeout](const auto&) {
+          return open_store(plan, given, timeout, prefix, deadline);
+        },
+        [&] {
+          if (processes != nullptr && !server_of(plan).empty()) check_server(*processes);
+        });
+    if (!opened) throw no_answer(plan, deadline);
+    return *opened;
+  } catch (const c10d::TimeoutError&) {
+    throw no_answer(plan, deadline);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    throw Error(fmt::format("rank {} of {} cannot use {}: {}", plan.rank, plan.size, place_of(plan),
+                            current_exception_text()));
+  }
+}
+
+std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, const Plan& plan) {
+  const std::size_t expected = plan.rank == 0 ? static_cast<std::size_t>(plan.size) - 1 : 1;
+  if (environment.bootstrap_sockets.size() != expected) {
+    throw UsageError(
+        fmt::format("PACELINE_BOOTSTRAP_SOCKETS names {} descriptors, rank {} of {} needs {}",
+                    environment.bootstrap_sockets.size(), plan.rank, plan.size, expected));
+  }
+  std::vector<base::UniqueFd> sockets;
+  for (const int fd : environment.bootstrap_sockets) {
+    if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+      throw UsageError(
+          fmt::format("PACELINE_BOOTSTRAP_SOCKETS names descriptor {}, which is not open: start "
+                      "this program directly under `paceline run`, or through "
+                      "something that does not close descriptors",
+                      fd));
+    }
+    sockets.emplace_back(fd);
+  }
+  return sockets;
+}
+
+// The loopback address, if all ranks are known to be on this host; else empty.
+std::string host_of(const Plan& plan) {
+  const std::string& host = plan.host;
+  if (host == "localhost" || host == "::1" || host.starts_with("127.")) return host;
+  const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited;
+  return here ? "127.0.0.1" : "";
+}
+
+}  // namespace
+
+Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
+                      const base::Environment& environment, int attempt,
+                      const shm::Membership* processes) {
+  // Each attempt and each world of a process has keys of its own in a store that outlives it.
+  const std::string prefix =
+      fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), attempt);
+  Rendezvous result{plan.rank, plan.size, open_in_time(plan, options, prefix, processes), {}, ""};
+  if (plan.take_sockets) result.sockets = take_sockets(environment, plan);
+  result.host = host_of(plan);
+  return result;
+}
+
+}  // namespace paceline::distributed
