@@ -1,0 +1,168 @@
+// Where ranks run, by their launcher's variables or by their machine.
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <paceline/collectives.h>
+
+#include "base/unique_fd.h"
+#include "distributed/rendezvous/rendezvous_fixture.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::failure_alone;
+using test::failure_to_join;
+using test::kLate;
+using test::Port;
+using test::RankContext;
+using test::Rendezvous;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Processes of one machine that their launcher says are on several nodes: `places` has GROUP_RANK,
+// LOCAL_RANK and LOCAL_WORLD_SIZE of each.
+std::vector<test::RankEnd> run_on_nodes(const std::vector<std::array<int, 3>>& places,
+                                        const std::function<std::string()>& body) {
+  const std::string port = Port().number();
+  return test::run_process_ranks(
+      static_cast<int>(places.size()), [&](int rank, shm::BootstrapSockets) -> std::string {
+        const auto& [node, local_rank, local_size] = places[static_cast<std::size_t>(rank)];
+        test::set_variables({{"RANK", std::to_string(rank)},
+                             {"WORLD_SIZE", std::to_string(places.size())},
+                             {"GROUP_RANK", std::to_string(node)},
+                             {"LOCAL_RANK", std::to_string(local_rank)},
+                             {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
+                             {"MASTER_ADDR", "127.0.0.1"},
+                             {"MASTER_PORT", port}});
+        return body();
+      });
+}
+
+TEST_F(Rendezvous, SharedMemoryDoesNotReachOtherNodes) {
+  const auto ends = run_on_nodes({{0, 0, 2}, {1, 0, 1}, {0, 1, 2}},
+                                 [] { return failure_to_join({.timeout = 2 * kLate}); });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report,
+                AllOf(StartsWith("UsageError: the backend paceline reaches the ranks of "
+                                 "one node, and those of group world run on 2, by "
+                                 "GROUP_RANK: ranks 0 and 2 on node 0 ("),
+                      HasSubstr("), rank 1 on node 1 ("), HasSubstr("Use the backend gloo")));
+  }
+}
+
+TEST_F(Rendezvous, GlooReachesNodesWhichHaveSharedMemoryWithin) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  const auto ends = run_on_nodes({{0, 0, 2}, {1, 0, 1}, {0, 1, 2}}, [] {
+    const World world = init_process_group({.backend = "gloo", .timeout = 2 * kLate});
+    const at::Tensor sum = at::full({1}, get_rank() + 1.0);
+    all_reduce(sum);
+    EXPECT_EQ(sum.item<double>(), 1 + 2 + 3);
+    std::string text = "made";
+    try {
+      const ProcessGroup all = new_group({}, {.backend = "paceline"});
+    } catch (const UsageError& error) {
+      text = error.what();
+    }
+    EXPECT_THAT(text, HasSubstr("those of group 1 run on 2"));
+    const ProcessGroup near = new_group({0, 2}, {.backend = "paceline"});
+    const at::Tensor part = at::full({1}, get_rank() + 1.0);
+    all_reduce(part, {.group = near});
+    EXPECT_EQ(part.item<double>(), near.is_member() ? 1 + 3 : 2);
+    return fmt::format("{} {} {}", get_node_rank(), get_local_rank(), get_local_world_size());
+  });
+  EXPECT_EQ(ends[0].report, "0 0 2");
+  EXPECT_EQ(ends[1].report, "1 0 1");
+  EXPECT_EQ(ends[2].report, "0 1 2");
+}
+
+TEST_F(Rendezvous, ContradictingVariablesAreRefusedOnEveryRank) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 1}, {0, 0, 1}}, [&] {
+      return failure_to_join({.backend = backend, .timeout = 2 * kLate});
+    });
+    for (const auto& end : ends) {
+      EXPECT_THAT(end.report, StartsWith("UsageError: ranks 0 and 1 have the same GROUP_RANK=0 and "
+                                         "LOCAL_RANK=0. "));
+    }
+  }
+}
+
+// The variables of rank 0 alone say that there is one node.
+TEST_F(Rendezvous, ContradictionOfOneRankIsRefusedOnEveryRank) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 3}, {0, 1, 3}, {0, 1, 3}}, [&] {
+      return failure_to_join({.backend = backend, .timeout = 2 * kLate});
+    });
+    for (const auto& end : ends) {
+      EXPECT_THAT(end.report, StartsWith("UsageError: ranks 1 and 2 have the same GROUP_RANK=0 and "
+                                         "LOCAL_RANK=1. "));
+    }
+  }
+}
+
+TEST_F(Rendezvous, LocalRanksMayHaveAnyOrderOnANode) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 3}, {0, 2, 3}, {0, 1, 3}}, [&] {
+      const World world = init_process_group({.backend = backend, .timeout = 2 * kLate});
+      barrier();
+      return fmt::format("{} {} {}", get_node_rank(), get_local_rank(), get_local_world_size());
+    });
+    EXPECT_EQ(ends[0].report, "0 0 3");
+    EXPECT_EQ(ends[1].report, "0 2 3");
+    EXPECT_EQ(ends[2].report, "0 1 3");
+  }
+}
+
+TEST_F(Rendezvous, VariablesThatOneRankLacksCountForNone) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = run_on_nodes({{0, 0, 2}, {1, 0, 2}, {0, 1, 2}}, [&] {
+      if (::getenv("RANK") == std::string("2")) ::unsetenv("LOCAL_RANK");
+      const World world = init_process_group({.backend = backend, .timeout = 2 * kLate});
+      barrier();
+      return fmt::format("{} {} {}", get_node_rank(), get_local_rank(), get_local_world_size());
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(ends[rank].report, fmt::format("0 {} 3", rank));
+    }
+  }
+}
+
+TEST_F(Rendezvous, RanksWithoutVariablesAreOnTheirMachine) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = test::run_torch_ranks(3, backend, [](const RankContext& context) {
+      const World world = init_process_group(context.init);
+      return fmt::format("{} {} {}", get_node_rank(), get_local_rank(), get_local_world_size());
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(ends[rank].report, fmt::format("0 {} 3", rank));
+    }
+  }
+}
+
+TEST_F(Rendezvous, PlaceThatPacelineRunDidNotGiveIsRefused) {
+  const base::UniqueFd memory(::memfd_create("store", 0));
+  const base::UniqueFd link(::dup(memory.get()));
+  EXPECT_THAT(failure_alone({}, {{"RANK", "1"},
+                                 {"WORLD_SIZE", "2"},
+                                 {"LOCAL_RANK", "0"},
+                                 {"PACELINE_BOOTSTRAP_SOCKETS", std::to_string(link.get())},
+                                 {"PACELINE_STORE_FD", std::to_string(memory.get())}}),
+              StartsWith("UsageError: rank 1 of 2 has GROUP_RANK=0, LOCAL_RANK=0, "
+                         "LOCAL_WORLD_SIZE=2, but `paceline run` started it with GROUP_RANK=0, "
+                         "LOCAL_RANK=1, LOCAL_WORLD_SIZE=2"));
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,145 @@
+// Stores that are wrong, silent or stale.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <paceline/collectives.h>
+
+#include "base/unique_fd.h"
+#include "distributed/rendezvous/rendezvous_fixture.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::failure_alone;
+using test::failure_to_join;
+using test::kTimeout;
+using test::Port;
+using test::Rendezvous;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+InitOptions rank_1_of_2(const std::string& method) {
+  return {.init_method = method, .timeout = kTimeout, .world_size = 2, .rank = 1};
+}
+
+TEST_F(Rendezvous, RejectsAFileOfAnotherFormat) {
+  std::mt19937 random(1);
+  std::string noise(3000, '\0');
+  for (char& byte : noise) byte = static_cast<char>(random());
+  const std::string count("\x09\0\0\0refcount/\x01\0\0\0001", 18);
+  for (const std::string& content :
+       {noise, std::string("x"), count + noise, count.substr(0, 17), count.substr(0, 13)}) {
+    std::ofstream(path(), std::ios::binary) << content;
+    EXPECT_THAT(failure_alone(rank_1_of_2(method())),
+                StartsWith("UsageError: " + method() + " is not a c10d::FileStore"))
+        << content.size();
+  }
+}
+
+TEST_F(Rendezvous, RejectsAPathThatCannotBeAFile) {
+  EXPECT_THAT(failure_alone(rank_1_of_2(method() + "/no/such")),
+              AllOf(HasSubstr(method() + "/no/such"), HasSubstr("(ENOENT)")));
+  EXPECT_THAT(failure_alone(rank_1_of_2("file:///tmp")), HasSubstr("(EISDIR)"));
+  ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
+  EXPECT_THAT(failure_alone(rank_1_of_2(method())), HasSubstr("is not a c10d::FileStore"));
+}
+
+TEST_F(Rendezvous, WaitsForALockedFileUntilTheTimeout) {
+  std::ofstream(path()).flush();
+  const base::UniqueFd held(::open(path().c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
+  EXPECT_THAT(failure_alone(rank_1_of_2(method())),
+              AllOf(HasSubstr(method() + " stayed locked for the timeout of 1 s"),
+                    HasSubstr("this is rank 1 of 2")));
+}
+
+TEST_F(Rendezvous, RejectsTheFileOfAKilledJob) {
+  for (const auto& backend : test::backends()) {
+    const auto options = [&](int rank) {
+      return InitOptions{
+          .backend = backend, .init_method = method(), .world_size = 2, .rank = rank};
+    };
+    test::run_process_ranks(2, [&](int rank, shm::BootstrapSockets) -> std::string {
+      const World world = init_process_group(options(rank));
+      barrier();
+      std::raise(SIGKILL);
+      return "";
+    });
+    const auto ends = test::run_process_ranks(
+        2, [&](int rank, shm::BootstrapSockets) { return failure_to_join(options(rank)); });
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report,
+                  AllOf(StartsWith(fmt::format("UsageError: {} has been joined by a rank {} before",
+                                               method(), rank)),
+                        HasSubstr("rm " + path())));
+    }
+    ::unlink(path().c_str());
+  }
+}
+
+TEST_F(Rendezvous, SilentListenerTimesOutAndBlamesRankZero) {
+  const Port port;
+  port.listen();
+  const auto text = StartsWith("PeerError(0): the rendezvous at 127.0.0.1:" + port.number() +
+                               ", which rank 0 serves, did not answer "
+                               "within the timeout of 1 s; this is rank 1 of 2");
+  EXPECT_THAT(failure_alone(rank_1_of_2(port.method())), text);
+  std::map<std::string, std::string> environment{{"RANK", "1"},
+                                                 {"WORLD_SIZE", "2"},
+                                                 {"MASTER_ADDR", "127.0.0.1"},
+                                                 {"MASTER_PORT", port.number()}};
+  EXPECT_THAT(failure_alone({.timeout = kTimeout}, environment), text);
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_THAT(failure_alone({.timeout = kTimeout}, environment),
+              AllOf(StartsWith("PeerError(): "), HasSubstr("which the launcher serves")));
+}
+
+TEST_F(Rendezvous, MissingServerTimesOutAndBlamesRankZero) {
+  EXPECT_THAT(failure_alone(rank_1_of_2(Port().method())),
+              AllOf(StartsWith("PeerError(0): the rendezvous at 127.0.0.1:"),
+                    HasSubstr("which rank 0 serves, did not answer within the timeout of 1 s")));
+}
+
+// As one whose server is stopped.
+class SilentStore : public c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<std::uint8_t>&) override {
+    while (true) ::pause();
+  }
+};
+
+TEST_F(Rendezvous, SilentUserStoreTimesOut) {
+  for (const auto& backend : test::backends()) {
+    EXPECT_THAT(failure_alone({.backend = backend,
+                               .timeout = kTimeout,
+                               .world_size = 2,
+                               .rank = 1,
+                               .store = c10::make_intrusive<SilentStore>()}),
+                StartsWith("PeerError(): the store did not answer within the timeout of 1 s; this "
+                           "is rank 1 of 2"));
+  }
+}
+
+TEST_F(Rendezvous, NamesAMissingInheritedStore) {
+  EXPECT_THAT(failure_alone({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"PACELINE_STORE_FD", "999"}}),
+              AllOf(StartsWith("Error: cannot use /proc/self/fd/999 (PACELINE_STORE_FD"),
+                    HasSubstr("(ENOENT)")));
+}
+
+}  // namespace
+}  // namespace paceline
