@@ -43,11 +43,11 @@ Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory
   if (rank > 0) {
     return join_as_member(std::move(sockets.front()), rank, size, memory_bytes, deadline, numbers);
   }
-  Coordinator host(size, memory_bytes, deadline, numbers);
+  Coordinator coordinator(size, memory_bytes, deadline, numbers);
   for (std::size_t i = 0; i < sockets.size(); ++i) {
-    host.add_link(std::move(sockets[i]), static_cast<int>(i) + 1);
+    coordinator.add_connection(std::move(sockets[i]), static_cast<int>(i) + 1);
   }
-  return host.run();
+  return coordinator.run();
 }
 
 Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
@@ -62,16 +62,17 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   }
   check_one_machine(endpoints, numbers);
   if (rank > 0) {
-    base::UniqueFd link = connect_abstract(endpoints[0].socket);
-    if (!link) throw_failure(lost_on_the_way(0, numbers), kConnecting);
-    return join_as_member(std::move(link), rank, exchange.size(), memory_bytes, deadline, numbers);
+    base::UniqueFd socket = connect_abstract(endpoints[0].socket);
+    if (!socket) throw_failure(lost_on_the_way(0, numbers), kConnecting);
+    return join_as_member(std::move(socket), rank, exchange.size(), memory_bytes, deadline,
+                          numbers);
   }
-  Coordinator host(exchange.size(), memory_bytes, deadline, numbers);
-  host.accept_at(std::move(listener));
+  Coordinator coordinator(exchange.size(), memory_bytes, deadline, numbers);
+  coordinator.accept_at(std::move(listener));
   for (int other = 1; other < exchange.size(); ++other) {
-    host.expect(other, endpoints[other].pids == mine.pids ? endpoints[other].pid : 0);
+    coordinator.expect(other, endpoints[other].pids == mine.pids ? endpoints[other].pid : 0);
   }
-  return host.run();
+  return coordinator.run();
 }
 
 }  // namespace paceline::shm

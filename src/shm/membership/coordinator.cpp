@@ -34,9 +34,9 @@ Coordinator::Coordinator(int size, std::size_t memory_bytes, const base::Deadlin
   greeted_[0] = true;
 }
 
-void Coordinator::add_link(base::UniqueFd socket, std::optional<int> rank) {
+void Coordinator::add_connection(base::UniqueFd socket, std::optional<int> rank) {
   want_credentials(socket.get());
-  links_.push_back({std::move(socket), rank});
+  connections_.push_back({std::move(socket), rank});
 }
 
 void Coordinator::expect(int rank, pid_t pid) {
@@ -64,46 +64,46 @@ Membership Coordinator::run() {
 
 std::optional<Failure> Coordinator::gather_some() {
   std::vector<int> fds{listener_.get()};
-  for (const Link& link : links_) fds.push_back(link.socket.get());
-  for (const Link& one : expected_) fds.push_back(greeted_[*one.rank] ? -1 : one.socket.get());
+  for (const Connection& one : connections_) fds.push_back(one.socket.get());
+  for (const Expected& one : expected_) fds.push_back(greeted_[one.rank] ? -1 : one.watch.get());
   const auto ready = wait_readable(fds, deadline_);
   if (std::find(ready.begin(), ready.end(), true) == ready.end()) return too_late();
 
-  const std::size_t links = links_.size();
-  for (std::size_t i = 0; i < links; ++i) {
+  const std::size_t connections = connections_.size();
+  for (std::size_t i = 0; i < connections; ++i) {
     if (!ready[1 + i]) continue;
-    if (auto failure = receive_hello(links_[i])) return failure;
+    if (auto failure = receive_hello(connections_[i])) return failure;
   }
   if (ready[0]) {
     if (auto socket = accept_from_same_user(listener_.get())) {
-      add_link(std::move(socket), std::nullopt);
+      add_connection(std::move(socket), std::nullopt);
       return std::nullopt;  // what it sent before it ended, if it did, comes first
     }
   }
   for (std::size_t i = 0; i < expected_.size(); ++i) {
-    if (ready[1 + links + i] && !greeted_[*expected_[i].rank] && !ready[0]) {
-      return lost_on_the_way(*expected_[i].rank, numbers_);
+    if (ready[1 + connections + i] && !greeted_[expected_[i].rank] && !ready[0]) {
+      return lost_on_the_way(expected_[i].rank, numbers_);
     }
   }
   return std::nullopt;
 }
 
-std::optional<Failure> Coordinator::receive_hello(Link& link) {
-  Packet packet = receive_packet(link.socket.get(), sizeof(Hello) + 1);
+std::optional<Failure> Coordinator::receive_hello(Connection& connection) {
+  Packet packet = receive_packet(connection.socket.get(), sizeof(Hello) + 1);
   if (packet.closed) {
-    link.socket.reset();
-    return link.rank ? std::optional(gone(*link.rank)) : std::nullopt;
+    connection.socket.reset();
+    return connection.rank ? std::optional(gone(*connection.rank)) : std::nullopt;
   }
   const auto hello = decode_hello(packet.bytes);
-  if (auto failure = check(hello, packet.fds.size(), link.rank)) return failure;
-  link.rank = hello->rank;
+  if (auto failure = check(hello, packet.fds.size(), connection.rank)) return failure;
+  connection.rank = hello->rank;
   greeted_[hello->rank] = true;
   base::UniqueFd pidfd = open_pidfd(packet.pid);
   peers_[hello->rank] = {pidfd ? std::move(pidfd) : std::move(packet.fds.front()), packet.pid};
   return std::nullopt;
 }
 
-// `from` is the rank that the link is known to lead to.
+// `from` is the rank that the connection is known to lead to.
 std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello,
                                           std::size_t descriptors, std::optional<int> from) const {
   if (!hello || descriptors != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
@@ -126,18 +126,18 @@ std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello,
 // Ranks that have not connected yet must still receive the verdict.
 void Coordinator::admit_latecomers() {
   const auto deadline = base::Deadline::after(kVerdict);
-  const auto alive = [](const Link& one) { return one.socket && !has_news(one.socket.get()); };
-  const auto open = [](const Link& one) { return static_cast<bool>(one.socket); };
+  const auto alive = [](const Expected& one) { return one.watch && !has_news(one.watch.get()); };
+  const auto open = [](const Connection& one) { return static_cast<bool>(one.socket); };
   while (listener_ &&
-         std::ranges::count_if(expected_, alive) > std::ranges::count_if(links_, open)) {
+         std::ranges::count_if(expected_, alive) > std::ranges::count_if(connections_, open)) {
     if (!wait_readable(listener_.get(), deadline)) return;
     if (auto socket = accept_from_same_user(listener_.get())) {
-      add_link(std::move(socket), std::nullopt);
+      add_connection(std::move(socket), std::nullopt);
     }
   }
 }
 
-// What it means that a rank closed its link.
+// What it means that a rank closed its connection.
 Failure Coordinator::gone(int rank) const {
   if (!greeted_[rank]) return lost_on_the_way(rank, numbers_);
   // A process closes its files before it counts as ended.
@@ -161,9 +161,9 @@ Failure Coordinator::missing(const std::string& when) const {
 
 void Coordinator::tell_all(const std::string& bytes, const std::vector<int>& fds) {
   fault_point();
-  for (const Link& link : links_) {
+  for (const Connection& one : connections_) {
     // A rank that has ended by now is detected by the next wait for it.
-    if (link.socket) send_packet(link.socket.get(), bytes, fds, deadline_);
+    if (one.socket) send_packet(one.socket.get(), bytes, fds, deadline_);
   }
 }
 

@@ -23,7 +23,7 @@ class Coordinator {
   Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
               const GlobalRanks& numbers);
 
-  void add_link(base::UniqueFd socket, std::optional<int> rank);
+  void add_connection(base::UniqueFd socket, std::optional<int> rank);
   void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
   // Watches a rank that has not connected yet.
   void expect(int rank, pid_t pid);
@@ -31,13 +31,17 @@ class Coordinator {
   Membership run();
 
  private:
-  struct Link {
+  struct Connection {
     base::UniqueFd socket;
     std::optional<int> rank;
   };
+  struct Expected {
+    base::UniqueFd watch;  // none if the process is not visible
+    int rank;
+  };
 
   std::optional<Failure> gather_some();
-  std::optional<Failure> receive_hello(Link& link);
+  std::optional<Failure> receive_hello(Connection& connection);
   std::optional<Failure> check(const std::optional<Hello>& hello, std::size_t descriptors,
                                std::optional<int> from) const;
   void admit_latecomers();
@@ -52,8 +56,8 @@ class Coordinator {
   base::Deadline deadline_;
   const GlobalRanks& numbers_;
   base::UniqueFd listener_;
-  std::vector<Link> links_;
-  std::vector<Link> expected_;
+  std::vector<Connection> connections_;
+  std::vector<Expected> expected_;
   std::optional<int> ended_;  // an expected rank without a process to watch
   std::vector<Peer> peers_;
   std::vector<bool> greeted_;

@@ -14,15 +14,15 @@ namespace paceline::shm {
 namespace {
 
 // Waits for rank 0's answer; throws if there is none, or a failure.
-Packet receive_answer(int link, const base::Deadline& deadline, const GlobalRanks& numbers) {
-  if (!wait_readable(link, base::Deadline::after(deadline.remaining() + kVerdict))) {
+Packet receive_answer(int socket, const base::Deadline& deadline, const GlobalRanks& numbers) {
+  if (!wait_readable(socket, base::Deadline::after(deadline.remaining() + kVerdict))) {
     throw_failure({FailureKind::timeout,
                    {numbers.of(0)},
                    fmt::format("rank {} did not form the group within the timeout of {} s",
                                numbers.of(0), deadline.budget().count() / 1000.0)},
                   kConnecting);
   }
-  Packet packet = receive_packet(link, 2 * FailureRecord::kMaxText);
+  Packet packet = receive_packet(socket, 2 * FailureRecord::kMaxText);
   if (packet.closed) throw_failure(lost_on_the_way(0, numbers), kConnecting);
   if (const auto failure = decode_failure(packet.bytes)) throw_failure(*failure, kConnecting);
   return packet;
@@ -30,16 +30,16 @@ Packet receive_answer(int link, const base::Deadline& deadline, const GlobalRank
 
 }  // namespace
 
-Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t memory_bytes,
+Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t memory_bytes,
                           const base::Deadline& deadline, const GlobalRanks& numbers) {
   base::Pipe own = base::make_pipe();
   const std::array<int, 1> mine{own.read_end.get()};
   fault_point();
   // If rank 0 is gone, there will be no answer.
-  send_packet(link.get(), encode(Hello{kProtocol, rank, size, memory_bytes}), mine, deadline);
+  send_packet(socket.get(), encode(Hello{kProtocol, rank, size, memory_bytes}), mine, deadline);
   own.read_end.reset();
 
-  Packet packet = receive_answer(link.get(), deadline, numbers);
+  Packet packet = receive_answer(socket.get(), deadline, numbers);
   const auto pids = decode_welcome(packet.bytes, size);
   if (!pids || packet.fds.size() != 1 + pids->size()) {
     throw_failure({FailureKind::mismatch,

@@ -10,7 +10,7 @@
 namespace paceline::shm {
 
 // Forms a group as another rank than 0, over the socket that leads there; see join.
-Membership join_as_member(base::UniqueFd link, int rank, int size, std::size_t memory_bytes,
+Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t memory_bytes,
                           const base::Deadline& deadline, const GlobalRanks& numbers);
 
 }  // namespace paceline::shm
