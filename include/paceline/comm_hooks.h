@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 // Declared only, as their header costs every source file seconds: hooks of your own include
 // <torch/csrc/distributed/c10d/comm.hpp>.
@@ -43,15 +44,18 @@ PACELINE_API std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook ho
 namespace comm_hooks {
 
 /// What DistributedDataParallel does without a hook, by one collective for each bucket. A building
-/// block for custom hooks. `group`: the model's process_group, here and in the next two; by default
-/// the world, also if the model has another group.
-PACELINE_API CommHook all_reduce(ProcessGroup group = {});
+/// block for custom hooks.
+///
+/// `group`, here and in the next two: the ranks to average over. Unset: the process_group of the
+/// model that runs the hook; a custom hook then calls this one on its own thread before it returns.
+/// On another thread it throws UsageError.
+PACELINE_API CommHook all_reduce(std::optional<ProcessGroup> group = {});
 
 /// Sends gradients as float16, half the bytes, with less range. The backend paceline adds them in
 /// float32 and rounds once.
-PACELINE_API CommHook fp16_compress(ProcessGroup group = {});
+PACELINE_API CommHook fp16_compress(std::optional<ProcessGroup> group = {});
 /// The same as bfloat16, with less precision.
-PACELINE_API CommHook bf16_compress(ProcessGroup group = {});
+PACELINE_API CommHook bf16_compress(std::optional<ProcessGroup> group = {});
 
 }  // namespace comm_hooks
 }  // namespace paceline

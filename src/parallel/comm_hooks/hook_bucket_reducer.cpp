@@ -14,6 +14,7 @@
 #include "base/deadline.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
+#include "parallel/comm_hooks/model_group.h"
 #include "parallel/with_error_context.h"
 
 namespace paceline::comm_hooks {
@@ -62,7 +63,8 @@ class Completion {
 
 HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
                                      const Options& options, MakeGradBucket make_grad_bucket)
-    : hook_(std::move(hook)),
+    : group_(group),
+      hook_(std::move(hook)),
       describe_(options.describe),
       make_grad_bucket_(std::move(make_grad_bucket)),
       timeout_(timeout_of(*group->getBackend(options.buckets.front().device.type()))),
@@ -82,8 +84,8 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   for (std::size_t b = 0; b < open_.size(); ++b) {
     const Bucket& bucket = options.buckets[b];
-    tensors_.push_back(allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type),
-                                       ProcessGroup(group)));
+    tensors_.push_back(
+        allocate_tensor({bucket.count}, at::device(bucket.device).dtype(bucket.type), group_));
   }
 }
 
@@ -116,6 +118,7 @@ void HookBucketReducer::run_hooks() {
     if (bucket.skipped) continue;
     guarded(next_, [&] {
       c10d::GradBucket grads = make_grad_bucket_(next_);
+      const ModelGroup running(group_);
       bucket.result = hook_->runHook(grads);
       if (!bucket.result) throw Error("it returned a null future");
     });

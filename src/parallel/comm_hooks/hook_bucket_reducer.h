@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <paceline/distributed.h>
+
 #include "distributed/backend.h"
 #include "distributed/bucket_reducer.h"
 
@@ -57,6 +59,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   template <typename Body>
   void guarded(std::size_t bucket, Body&& body);
 
+  ProcessGroup group_;
   Hook hook_;
   Describe describe_;
   MakeGradBucket make_grad_bucket_;

@@ -230,6 +230,41 @@ TEST_P(DdpCommHookWorldsUpTo4, BuiltInHooksAverage) {
   });
 }
 
+// The gradient of a rank is 2 to the power of its number, which all types represent.
+TEST(DdpCommHook, BuiltInHooksAverageOverTheModelsGroup) {
+  for (const auto& backend : test::backends()) {
+    expect_torch_ranks(4, backend, [](int rank, int) {
+      const auto low = new_group({0, 1});
+      const auto high = new_group({2, 3});
+      const auto& own = rank < 2 ? low : high;
+      const auto gradient_by = [rank](const CommHook& hook, const ProcessGroup& group) {
+        torch::nn::Linear layer(torch::nn::LinearOptions(1, 1).bias(false));
+        DistributedDataParallel model(layer, {.process_group = group});
+        model.register_comm_hook(hook);
+        model(torch::full({1, 1}, std::exp2(rank))).sum().backward();
+        return layer->weight.grad().item<float>();
+      };
+      const auto custom = [&](GradBucket& bucket) {
+        const torch::AutoGradMode train(true);
+        EXPECT_EQ(gradient_by(comm_hooks::all_reduce(), {}), 15.0f / 4);
+        return comm_hooks::all_reduce()(bucket);
+      };
+      for (const CommHook& hook : {comm_hooks::all_reduce(), comm_hooks::fp16_compress(),
+                                   comm_hooks::bf16_compress(), CommHook(custom)}) {
+        EXPECT_EQ(gradient_by(hook, own), rank < 2 ? 1.5f : 6.0f);
+      }
+      EXPECT_EQ(gradient_by(comm_hooks::all_reduce(ProcessGroup()), own), 15.0f / 4);
+    });
+  }
+}
+
+TEST(DdpCommHook, BuiltInHooksWithoutAModelNeedAGroup) {
+  const at::Tensor gradient = at::ones({1});
+  GradBucket bucket(0, 1, gradient, {0}, {1}, {gradient.sizes()}, {gradient}, std::nullopt);
+  EXPECT_THAT([&] { comm_hooks::all_reduce()(bucket); },
+              ThrowsMessage<UsageError>(HasSubstr("comm_hooks::all_reduce(group)")));
+}
+
 // In float16 2048 + 1 is 2048, so sums in it would come to 512. The average is 512.75, and 513 is
 // the float16 next to it.
 TEST(DdpCommHook, CompressedGradientsAddUpInFloat32) {
