@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
-#include <unistd.h>
+#include <sys/wait.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <functional>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -34,17 +36,29 @@ using test::RankContext;
 using test::Rendezvous;
 using ::testing::StartsWith;
 
+// Long enough for ranks that start together to meet, on a busy machine too.
+constexpr std::chrono::seconds kMeeting{5};
+
+// Returns once `count` ranks have called it, so that their timeouts begin together.
+void start_together(std::atomic<int>& ready, int count) {
+  ++ready;
+  EXPECT_TRUE(test::eventually([&] { return ready >= count; }));
+}
+
 // A rank that comes when the others have given up, for whose words it finds all it needs.
 TEST_F(Rendezvous, LateRankLearnsThatItWasMissing) {
+  const test::Shared<std::atomic<int>> ready;
   const test::Shared<std::atomic<int>> gave_up;
   const auto store = [&] { return c10::make_intrusive<c10d::FileStore>(path(), -1); };
   const auto kept = store();  // the last one to go removes the file
   const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
     if (rank == 1) {
       EXPECT_TRUE(test::eventually([&] { return *gave_up == 2; }));
+    } else {
+      start_together(*ready, 2);
     }
     const auto text =
-        failure_to_join({.timeout = kTimeout, .world_size = 3, .rank = rank, .store = store()});
+        failure_to_join({.timeout = kMeeting, .world_size = 3, .rank = rank, .store = store()});
     if (rank != 1) ++*gave_up;
     return text;
   });
@@ -53,45 +67,69 @@ TEST_F(Rendezvous, LateRankLearnsThatItWasMissing) {
   }
 }
 
+// Its process dies once it has announced itself and looks for the other ranks.
+class StoreOfADyingRank : public c10d::TCPStore {
+ public:
+  StoreOfADyingRank(const c10d::TCPStoreOptions& options, std::atomic<bool>& dying)
+      : TCPStore("127.0.0.1", options), dying_(dying) {}
+
+  bool check(const std::vector<std::string>&) override {
+    dying_ = true;
+    std::raise(SIGKILL);
+    return false;
+  }
+
+ private:
+  std::atomic<bool>& dying_;
+};
+
 // Rank 0, which serves the store, has to outwait a rank that has come and died.
 TEST_F(Rendezvous, NamesAMissingRankEvenIfAnotherDied) {
-  const std::string tcp = Port().method();
+  const test::Shared<std::atomic<std::uint16_t>> port;
+  const test::Shared<std::atomic<bool>> died;
   const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
     if (rank == 2) return std::string();
-    if (rank == 1) {
-      std::thread([] {
-        std::this_thread::sleep_for(kTimeout);
-        std::raise(SIGKILL);
-      }).detach();
+    InitOptions options{.timeout = kTimeout, .world_size = 3, .rank = rank};
+    c10d::TCPStoreOptions tcp{.port = 0, .isServer = rank == 0, .waitWorkers = false};
+    if (rank == 0) {
+      const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
+      *port = store->getPort();
+      options.store = store;
+      EXPECT_TRUE(test::eventually([&] { return died->load(); }));
+    } else {
+      EXPECT_TRUE(test::eventually([&] { return *port != 0; }));
+      tcp.port = *port;
+      options.store = c10::make_intrusive<StoreOfADyingRank>(tcp, *died);
     }
-    return failure_to_join(
-        {.init_method = tcp, .timeout = 3 * kTimeout, .world_size = 3, .rank = rank});
+    return failure_to_join(std::move(options));
   });
+  EXPECT_EQ(WTERMSIG(ends[1].status), SIGKILL);
   EXPECT_THAT(ends[0].report, StartsWith("PeerError(2): rank 2 did not come to the rendezvous"));
 }
 
 TEST_F(Rendezvous, NamesMissingRanks) {
-  for (const auto& backend : test::backends()) {
-    const std::string tcp = Port().method();
-    for (const std::string& where : {method(), tcp}) {
-      const auto ends =
-          test::run_process_ranks(4, [&](int rank, shm::BootstrapSockets) -> std::string {
-            if (rank % 2 == 1) return "";
-            return failure_to_join({.backend = backend,
-                                    .init_method = where,
-                                    .timeout = 2 * kTimeout,
-                                    .world_size = 4,
-                                    .rank = rank});
-          });
-      for (const std::size_t rank : {0, 2}) {
-        EXPECT_THAT(ends[rank].report,
-                    StartsWith("PeerError(1,3): ranks 1 and 3 did not come to the rendezvous "
-                               "within the timeout of 2 s; this is rank "))
-            << backend << " over " << where;
-      }
-      ::unlink(path().c_str());
+  const auto backends = test::backends();
+  test::run_side_by_side(2 * backends.size(), [&](std::size_t i) {
+    const auto& backend = backends[i / 2];
+    const auto where = i % 2 == 0 ? method() + backend : Port().method();
+    const test::Shared<std::atomic<int>> ready;
+    const auto ends =
+        test::run_process_ranks(4, [&](int rank, shm::BootstrapSockets) -> std::string {
+          if (rank % 2 == 1) return "";
+          start_together(*ready, 2);
+          return failure_to_join({.backend = backend,
+                                  .init_method = where,
+                                  .timeout = kMeeting,
+                                  .world_size = 4,
+                                  .rank = rank});
+        });
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_THAT(ends[rank].report,
+                  StartsWith("PeerError(1,3): ranks 1 and 3 did not come to the rendezvous "
+                             "within the timeout of 5 s; this is rank "))
+          << backend << " over " << where;
     }
-  }
+  });
 }
 
 TEST_F(Rendezvous, InvalidOptionsDoNotCountAsAnAttempt) {
@@ -109,7 +147,7 @@ TEST_F(Rendezvous, InvalidOptionsDoNotCountAsAnAttempt) {
         }
       }
       auto options = context.init;
-      options.timeout = 20s;
+      options.timeout = kLate;
       return failure_to_join(options);
     });
     for (const auto& end : ends) EXPECT_EQ(end.report, "joined");
