@@ -14,30 +14,47 @@ import subprocess
 import sys
 
 # Anywhere in a name, also as a template's argument.
-HIDDEN = re.compile(r"\b(paceline::(base|shm|launch|trace|distributed|backends|ddp|sync_batch_norm)"
-                    r"|fmt|nlohmann|CLI)::")
-DETAIL = re.compile(r"\bpaceline::(?:data::)?detail::(\w+)")
+BUILT_IN = re.compile(r"\b(fmt|nlohmann|CLI)::")
+QUALIFIED = re.compile(r"\bpaceline::([\w:]*\w)")
 OURS = re.compile(r"(?:vtable for |typeinfo for |typeinfo name for )?paceline::")
+NO_CODE = re.compile(r'//.*|"[^"\n]*"|^#.*', re.MULTILINE)
+SCOPE = re.compile(r"\b(?:namespace|class|struct)\s+(?:PACELINE_API\s+|\[\[\w+\]\]\s+)*([\w:]+)")
+
+
+class Headers:
+    """What the headers declare, by name alone."""
+
+    def __init__(self, include):
+        code = "".join(NO_CODE.sub("", path.read_text(encoding="utf-8"))
+                       for path in pathlib.Path(include).rglob("*.h"))
+        self.words = set(re.findall(r"\w+", code))
+        self.scopes = {name for scope in SCOPE.findall(code) for name in scope.split("::")}
+
+    def declare(self, qualified):
+        *scopes, name = filter(None, qualified.split("::"))
+        return name in self.words and self.scopes.issuperset(scopes)
+
+
+def complaint(headers, kind, name):
+    """Why the library must not export `name`, or None if it may."""
+    if BUILT_IN.search(name):
+        return "another library's"
+    if "::Impl::" in name:
+        return "an implementation"
+    if not all(map(headers.declare, QUALIFIED.findall(name))):
+        return "declared in no public header"
+    if kind not in "VWu" and not OURS.match(name):
+        return "not Paceline's"
+    return None
 
 
 def main():
     nm, library, include = sys.argv[1:]
-    headers = "".join(path.read_text(encoding="utf-8")
-                      for path in pathlib.Path(include).rglob("*.h"))
     names = subprocess.run([nm, "-DC", "--defined-only", library], check=True,
                            capture_output=True, text=True).stdout.splitlines()
     exported = [line.split(maxsplit=2)[1:] for line in names]
-    wrong = []
-    for kind, name in exported:
-        details = set(DETAIL.findall(name))
-        if HIDDEN.search(name):
-            wrong.append(f"internal: {name}")
-        elif "::Impl::" in name:
-            wrong.append(f"an implementation: {name}")
-        elif any(not re.search(rf"\b{detail}\b", headers) for detail in details):
-            wrong.append(f"detail that no header names: {name}")
-        elif kind not in "VWu" and not OURS.match(name):
-            wrong.append(f"not Paceline's: {name}")
+    headers = Headers(include)
+    wrong = [f"{why}: {name}" for kind, name in exported if (why := complaint(headers, kind, name))]
     if not any(name.startswith("paceline::init_process_group(") for _, name in exported):
         wrong.append("missing: paceline::init_process_group")
     print(*wrong, sep="\n", end="\n" if wrong else "")
