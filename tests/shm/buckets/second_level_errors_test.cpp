@@ -1,0 +1,283 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <latch>
+#include <random>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "support/second_level_steps.h"
+
+namespace paceline::shm {
+namespace {
+
+using test::FakeNetwork;
+using test::run_nodes;
+using test::nodes::bucket_name;
+using test::nodes::fill;
+using test::nodes::for_all_jobs;
+using test::nodes::kBuckets;
+using test::nodes::kCount;
+using test::nodes::publish_all;
+using test::nodes::ranks_of;
+using test::nodes::run_step;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Runs steps until an error, which is expected of every rank.
+template <typename ErrorType, typename Check>
+void expect_error(const std::function<void()>& steps, Check check) {
+  try {
+    steps();
+    ADD_FAILURE() << "no error";
+  } catch (const ErrorType& error) {
+    check(error);
+  }
+}
+
+TEST(SecondLevel, AnExchangeThatFailsIsTheGroupsFailure) {
+  FakeNetwork network({2, 1}, 1);
+  network.fail(std::make_exception_ptr(PeerLost("its cable was cut", {102}, "send", 1)));
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    expect_error<PeerLost>([&] { run_step(reducer, network, index, 1); },
+                           [](const PeerLost& error) {
+                             EXPECT_THAT(error.ranks(), ElementsAre(102));
+                             EXPECT_THAT(error.what(), HasSubstr("its cable was cut"));
+                             EXPECT_THAT(error.what(), HasSubstr("(layer"));
+                           });
+    EXPECT_TRUE(region->failed());
+    for (int rank = 0; rank < region->size(); ++rank) EXPECT_EQ(reducer.finished(rank), 0u);
+  });
+}
+
+// Both ranks of a node name the other's, whichever of them notices.
+TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
+  FakeNetwork network({2, 3}, 2);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    if (node == 0) group.set_timeout(std::chrono::seconds(4));
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    run_step(reducer, network, index, 1);
+    group.barrier();
+    network.hold(true);
+    if (node == 1) {
+      EXPECT_THROW(run_step(reducer, network, index, 2), Mismatch);  // the others aborted
+      EXPECT_TRUE(reducer.abandon_step());
+      return;
+    }
+    expect_error<Timeout>([&] { run_step(reducer, network, index, 2); },
+                          [&](const Timeout& error) {
+                            EXPECT_THAT(error.ranks(), ElementsAre(102, 103, 104));
+                            EXPECT_THAT(error.what(), HasSubstr("ranks 102, 103 and 104 did not "));
+                          });
+    for (int rank = 0; rank < region->size(); ++rank) EXPECT_EQ(reducer.finished(rank), 1u);
+  });
+}
+
+TEST(SecondLevel, ANodeThatDoesNotBeginAStepIsNamed) {
+  FakeNetwork network({2, 1}, 1);
+  std::latch done(2);
+  run_nodes(
+      network,
+      [&](auto region, int node, int index) {
+        Group group(region);
+        BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+        if (node == 1) return done.wait();
+        expect_error<Timeout>(
+            [&] { run_step(reducer, network, index, 1); },
+            [](const Timeout& error) { EXPECT_THAT(error.ranks(), ElementsAre(102)); });
+        done.count_down();
+      },
+      std::chrono::seconds(4));
+}
+
+// Rank 1 of the first node goes while an exchange is under way, whose buffer may be written later.
+TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
+  FakeNetwork network({2, 1}, 1);
+  network.hold(true);
+  std::latch lost(2);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    std::size_t used = 0;
+    {
+      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      reducer.begin_step({.forwards = 1});
+      for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+      if (node == 1) {
+        EXPECT_THROW(reducer.finish(), Mismatch);  // the other aborted
+        lost.wait();
+        return;
+      }
+      if (index == 1) {
+        while (!reducer.is_reduced(0) && !region->failed()) {
+          reducer.try_progress();
+          if (region->rings() != 0) region->abort("out of memory");
+        }
+        lost.count_down();
+        return;
+      }
+      // Under way once this rank has begun to start what both have accumulated.
+      while (network.started() == 0) reducer.try_progress();
+      region->ring(1);
+      expect_error<PeerLost>([&] { reducer.finish(); },
+                             [](const PeerLost& error) {
+                               EXPECT_THAT(error.ranks(), ElementsAre(101));
+                               EXPECT_THAT(error.what(), HasSubstr("out of memory"));
+                             });
+      used = region->memory().bytes_in_use();
+      EXPECT_EQ(reducer.finished(1), 0u);
+    }
+    EXPECT_GT(network.let_go(), 0u);
+    EXPECT_LT(region->memory().bytes_in_use(), used);
+    lost.count_down();
+  });
+}
+
+TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
+  for_all_jobs([](FakeNetwork& network) {
+    if (network.nodes().size() == 1) return;
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      run_step(reducer, network, index, 1);
+      std::mt19937 random(static_cast<unsigned>(index));
+      reducer.begin_step({.forwards = 2});
+      if (node == 0) {
+        fill(reducer, 0, index, 2);
+        reducer.publish(0);
+        while (!reducer.is_reduced(0)) reducer.try_progress();  // and the others' lanes are started
+      } else {
+        const auto rest = [&] {
+          publish_all(reducer, index, 2, random);
+          reducer.finish();
+        };
+        expect_error<Mismatch>(rest, [&](const Mismatch& error) {
+          EXPECT_THAT(error.what(), HasSubstr("aborted step 2"));
+        });
+      }
+      EXPECT_TRUE(reducer.abandon_step());
+      for (std::size_t step = 3; step <= 5; ++step) run_step(reducer, network, index, step);
+      if (region->rank() == 0) network.let_go();
+      run_step(reducer, network, index, 6);
+    });
+  });
+}
+
+// Its last node gives a step up that has been reduced everywhere, and that others finish.
+// No other rank has started anything that could tell it.
+TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
+  for_all_jobs([](FakeNetwork& network) {
+    if (network.nodes().size() == 1) return;
+    // Until they all know, node 0 does not begin the next step, which would tell them too.
+    std::latch known(static_cast<std::ptrdiff_t>(ranks_of(network) - network.nodes()[0].size()));
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      run_step(reducer, network, index, 1);
+      std::mt19937 random(static_cast<unsigned>(index));
+      reducer.begin_step({.forwards = 2});
+      if (node != 0) {
+        const auto rest = [&] {
+          publish_all(reducer, index, 2, random);
+          reducer.finish();
+        };
+        expect_error<Mismatch>(rest, [&](const Mismatch& error) {
+          EXPECT_THAT(error.what(), HasSubstr("aborted step 2"));
+        });
+        known.count_down();
+      }
+      EXPECT_TRUE(reducer.abandon_step());
+      known.wait();
+      for (std::size_t step = 3; step <= 5; ++step) run_step(reducer, network, index, step);
+    });
+  });
+}
+
+TEST(SecondLevel, BucketsThatDifferBetweenNodesAreRefused) {
+  FakeNetwork network({2, 1}, 1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    const std::size_t buckets = node == 0 ? kCount : kCount - 1;
+    BucketReducer reducer(group, std::span(kBuckets).first(buckets), bucket_name, 0, {},
+                          network.level(node));
+    const auto step = [&] {
+      reducer.begin_step({.forwards = 1});
+      for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+        fill(reducer, bucket, index, 1);
+        reducer.publish(bucket);
+      }
+      reducer.finish();
+    };
+    expect_error<Mismatch>(step, [](const Mismatch& error) {
+      EXPECT_THAT(error.ranks(), ElementsAre(102));
+      EXPECT_THAT(error.what(), HasSubstr("gradients are in different buckets on rank 102: "));
+    });
+  });
+}
+
+TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeGivenUp) {
+  FakeNetwork network({2, 1}, 1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    std::mt19937 random(1);
+    reducer.begin_step({.forwards = 1});
+    publish_all(reducer, index, 1, random);
+    if (node == 0) {
+      reducer.finish();
+    } else {
+      const auto is_reduced = [&](std::size_t b) { return reducer.is_reduced(b); };
+      while (!(is_reduced(0) && is_reduced(1) && is_reduced(2) && is_reduced(3) && is_reduced(4) &&
+               is_reduced(5))) {
+        reducer.try_progress();
+      }
+      reducer.abandon_step();
+    }
+    expect_error<Mismatch>([&] { run_step(reducer, network, index, 2); },
+                           [](const Mismatch& error) {
+                             EXPECT_THAT(error.ranks(), ElementsAre(102));
+                             EXPECT_THAT(
+                                 error.what(),
+                                 HasSubstr("rank 102 aborted step 1, which other nodes finished"));
+                           });
+  });
+}
+
+TEST(SecondLevel, ForwardsThatDifferBetweenNodesAreNamed) {
+  FakeNetwork network({2, 1}, 1);
+  run_nodes(network, [&](auto region, int node, int /*index*/) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    reducer.begin_step({.forwards = node == 0 ? 1U : 2U});
+    for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+    expect_error<Mismatch>([&] { reducer.finish(); },
+                           [](const Mismatch& error) {
+                             EXPECT_THAT(error.ranks(), ElementsAre(102));
+                             EXPECT_THAT(error.what(),
+                                         HasSubstr("(rank 100 1, rank 101 1, rank 102 2)"));
+                           });
+  });
+}
+
+TEST(SecondLevel, ParametersFrozenOnOneNodeAreNamed) {
+  FakeNetwork network({1, 2}, 1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a", "b", "c"}, network.level(node));
+    const std::vector<std::uint8_t> frozen{0, index == 0 ? std::uint8_t{1} : std::uint8_t{0}, 0};
+    reducer.begin_step({.forwards = 1, .frozen = fingerprint(frozen)}, 1, frozen);
+    for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+    expect_error<Mismatch>([&] { reducer.finish(); },
+                           [](const Mismatch& error) {
+                             EXPECT_THAT(error.ranks(), ElementsAre(100));
+                             EXPECT_THAT(error.what(), HasSubstr("b is frozen on rank 100"));
+                           });
+  });
+}
+
+}  // namespace
+}  // namespace paceline::shm
