@@ -10,7 +10,6 @@
 #include <mutex>
 #include <optional>
 #include <random>
-#include <set>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -75,10 +74,11 @@ class FakeNetwork {
       return entry.second->reduction && is_whole(*entry.second);
     }));
   }
-  // Has all polls of parts of buckets throw this.
-  void fail(std::exception_ptr failure) {
+  // Has all polls of parts of buckets throw this, or only those of one node; none is completed.
+  void fail(std::exception_ptr failure, std::optional<std::size_t> node = std::nullopt) {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
+    fails_at_ = node;
   }
   // Writes to all buffers of cancelled parts, as an engine may that is slow to notice, and then
   // lets go of them. Returns how many there were.
@@ -101,7 +101,8 @@ class FakeNetwork {
     std::vector<std::optional<Buffer>> parts;   // by node
     std::vector<std::vector<std::byte>> given;  // by node, where it is a gathering
     std::optional<shm::SecondLevel::Part> reduction;
-    std::set<std::size_t> abandoned_by;
+    std::uint32_t step = 0;
+    std::map<std::size_t, shm::RankSet> abandoned_by;  // nodes, and the ranks at fault
     int polls_to_come = 0;
     bool complete = false;
   };
@@ -114,7 +115,10 @@ class FakeNetwork {
     State poll() override {
       const std::lock_guard lock(network_.mutex_);
       if (exchange_->complete) return State::complete;
-      if (network_.failure_ && exchange_->reduction) std::rethrow_exception(network_.failure_);
+      if (network_.failure_ && exchange_->reduction &&
+          network_.fails_at_.value_or(node_) == node_) {
+        std::rethrow_exception(network_.failure_);
+      }
       if (!exchange_->abandoned_by.empty()) return State::abandoned;
       if (exchange_->polls_to_come > 0) --exchange_->polls_to_come;
       network_.changed_.notify_all();
@@ -123,26 +127,23 @@ class FakeNetwork {
     void cancel() noexcept override {
       const std::lock_guard lock(network_.mutex_);
       if (exchange_->complete) return;
-      exchange_->abandoned_by.insert(node_);
+      network_.mark_abandoned(*exchange_, node_);
       auto& part = exchange_->parts[node_];
       if (part) network_.late_.push_back(*part);
       part.reset();
     }
     shm::RankSet missing() const override {
       const std::lock_guard lock(network_.mutex_);
-      shm::RankSet absent;
+      shm::RankSet ranks;
+      for (const auto& [_, at_fault] : exchange_->abandoned_by) ranks |= at_fault;
+      if (!ranks.empty()) return ranks;
       shm::RankSet others;
       for (std::size_t node = 0; node < network_.nodes_.size(); ++node) {
-        const bool is_here = exchange_->parts[node] && exchange_->abandoned_by.empty();
-        const bool gave_up = exchange_->abandoned_by.contains(node);
-        for (const int index : network_.nodes_[node]) {
-          if (node != node_) others.insert(number_of(index));
-          if (gave_up || (exchange_->abandoned_by.empty() && !is_here)) {
-            absent.insert(number_of(index));
-          }
-        }
+        const shm::RankSet its(network_.numbers_of(static_cast<int>(node)));
+        if (node != node_) others |= its;
+        if (!exchange_->parts[node]) ranks |= its;
       }
-      return absent.empty() ? others : absent;
+      return ranks.empty() ? others : ranks;
     }
 
    private:
@@ -173,29 +174,38 @@ class FakeNetwork {
                             {std::move(buffer), part.count * shm::element_size(part.type)}, {},
                             part);
     }
-    void abandon(std::uint32_t step) noexcept override { network_.abandon(node_, step); }
+    void abandon(std::uint32_t step, const shm::RankSet& at_fault) noexcept override {
+      network_.abandon(node_, step, at_fault);
+    }
 
    private:
     FakeNetwork& network_;
     std::size_t node_;
   };
 
-  void abandon(std::size_t node, std::uint32_t step) {
+  void abandon(std::size_t node, std::uint32_t step, const shm::RankSet& at_fault) {
     const std::lock_guard lock(mutex_);
-    aborted_[node] = step;
+    aborted_[node].try_emplace(step, at_fault);
     mark_abandoned();
   }
 
   // A node takes no part in exchanges that it has not started, of steps that it has aborted or
   // left.
   void mark_abandoned() {
-    for (const auto& [key, open] : exchanges_) {
-      const std::uint32_t step = std::get<0>(key);
+    for (const auto& [_, open] : exchanges_) {
       for (std::size_t node = 0; node < nodes_.size(); ++node) {
         if (open->parts[node] || open->complete) continue;
-        if (at_step_[node] > step || aborted_[node] == step) open->abandoned_by.insert(node);
+        if (at_step_[node] > open->step || aborted_[node].contains(open->step)) {
+          mark_abandoned(*open, node);
+        }
       }
     }
+  }
+  void mark_abandoned(Exchange& exchange, std::size_t node) {
+    const auto aborted = aborted_[node].find(exchange.step);
+    exchange.abandoned_by[node] = aborted != aborted_[node].end()
+                                      ? aborted->second
+                                      : shm::RankSet(numbers_of(static_cast<int>(node)));
   }
 
   std::unique_ptr<shm::SecondLevel::Stage> enter(
@@ -207,6 +217,7 @@ class FakeNetwork {
     auto& exchange = exchanges_[key];
     if (!exchange) {
       exchange = std::make_shared<Exchange>();
+      exchange->step = std::get<0>(key);
       exchange->parts.resize(nodes_.size());
       exchange->given.resize(nodes_.size());
       exchange->polls_to_come = static_cast<int>(random_() % 6);
@@ -274,9 +285,11 @@ class FakeNetwork {
   std::condition_variable changed_;
   std::map<Key, std::shared_ptr<Exchange>> exchanges_;
   std::vector<std::uint32_t> at_step_;  // by node
-  std::vector<std::uint32_t> aborted_;  // by node: the last step that a rank of it aborted
+  // By node: the steps that a rank of it aborted, and the ranks at fault.
+  std::vector<std::map<std::uint32_t, shm::RankSet>> aborted_;
   std::vector<Buffer> late_;
   std::exception_ptr failure_;
+  std::optional<std::size_t> fails_at_;  // all nodes, if there is none
   std::mt19937 random_{1};
   bool holds_ = false;
   bool stops_ = false;

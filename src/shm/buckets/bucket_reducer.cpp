@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include <paceline/error.h>
+
 #include "shm/buckets/waits.h"
 #include "shm/kernels/kernels.h"
 
@@ -99,6 +101,9 @@ template <typename Action>
 void BucketReducer::or_cancel(Action action) {
   try {
     action();
+  } catch (const PeerError& error) {
+    two_level_->cancel(RankSet(error.ranks()));
+    throw;
   } catch (...) {
     two_level_->cancel();
     throw;

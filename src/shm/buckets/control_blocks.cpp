@@ -20,11 +20,15 @@ ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, Desc
   std::memset(own_, 0, bytes());
   // Peers read them after the exchange. Zero would seem to be ahead of late steps.
   auto* const own = reinterpret_cast<Progress*>(own_);
-  own->abandoned = own->finished = own->gathered = own->waits_beyond = step_;
+  own->abandoned = own->finished = own->gathered = step_;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     auto& bucket = reinterpret_cast<BucketWords*>(own + 1)[b];
     bucket.published = bucket.reduced = bucket.skipped = step_;
     bucket.accumulated = bucket.combined = step_;
+  }
+  if (job_ranks_ != 0) {
+    auto* const job = reinterpret_cast<JobBlock*>(own_ + job_block_offset());
+    job->missing.step = job->at_fault.step = step_;
   }
   exchange(group);
 }
@@ -94,21 +98,35 @@ RankRecord* ControlBlocks::records(int rank) const {
   return reinterpret_cast<RankRecord*>(&job_block(rank) + 1);
 }
 
-void ControlBlocks::publish_missing(const RankSet& ranks) const {
-  auto& missing = job_block(rank()).missing;
-  for (std::size_t i = 0; i < missing.size(); ++i) {
-    missing[i].store(ranks.words()[i], std::memory_order_relaxed);
+void ControlBlocks::RanksOfStep::store(const RankSet& ranks, std::uint32_t of_step) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i].store(ranks.words()[i], std::memory_order_relaxed);
   }
-  own_progress().waits_beyond.store(step_, std::memory_order_release);
+  step.store(of_step, std::memory_order_release);
+}
+
+RankSet ControlBlocks::RanksOfStep::load(std::uint32_t of_step) const {
+  if (step.load(std::memory_order_acquire) != of_step) return {};
+  RankSet::Words ranks{};
+  for (std::size_t i = 0; i < words.size(); ++i)
+    ranks[i] = words[i].load(std::memory_order_relaxed);
+  return RankSet(ranks);
+}
+
+void ControlBlocks::publish_missing(const RankSet& ranks) const {
+  job_block(rank()).missing.store(ranks, step_);
 }
 
 RankSet ControlBlocks::missing_of(int rank) const {
-  if (progress(rank).waits_beyond.load(std::memory_order_acquire) != step_) return {};
-  RankSet::Words words{};
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    words[i] = job_block(rank).missing[i].load(std::memory_order_relaxed);
-  }
-  return RankSet(words);
+  return job_block(rank).missing.load(step_);
+}
+
+void ControlBlocks::publish_at_fault(const RankSet& ranks) const {
+  job_block(rank()).at_fault.store(ranks, step_);
+}
+
+RankSet ControlBlocks::at_fault_of(int rank) const {
+  return job_block(rank).at_fault.load(step_);
 }
 
 std::uint8_t* ControlBlocks::frozen_flags(int rank) const {

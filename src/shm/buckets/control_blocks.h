@@ -43,8 +43,7 @@ class ControlBlocks {
     Word modifications;
     Word joined;
     // Where a job has several nodes.
-    Word gathered;      // by rank 0: the last step of which its `records` are there
-    Word waits_beyond;  // the last step in which `missing` was written
+    Word gathered;  // by rank 0: the last step of which its `records` are there
   };
   static_assert(sizeof(Progress) == kCacheLine);
   struct alignas(kCacheLine) BucketWords {
@@ -89,9 +88,14 @@ class ControlBlocks {
   StepSummary summary_of(int rank) const;
   // Of a job of several nodes, once rank 0 has `gathered` them.
   RankRecord* records(int rank) const;
-  // The ranks of other nodes that a rank waits for, by their numbers in the world.
+  // The ranks of other nodes that a rank waits for, by their numbers in the world; none before it
+  // publishes them in this step.
   void publish_missing(const RankSet& ranks) const;
   RankSet missing_of(int rank) const;
+  // The ranks, of any node, because of which a rank aborts this step. To be published before
+  // `abandoned`.
+  void publish_at_fault(const RankSet& ranks) const;
+  RankSet at_fault_of(int rank) const;
   // Whether a rank, or every rank, has a word of a bucket at the current step.
   bool reached(int rank, std::size_t bucket, Word BucketWords::*word) const {
     return Region::reached(words(rank, bucket).*word, step_);
@@ -116,9 +120,18 @@ class ControlBlocks {
   RankSet ranks_in_minority(std::span<const std::string> said) const;
 
  private:
+  // Ranks that a rank publishes for a step.
+  struct RanksOfStep {
+    std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> words;
+    Word step;  // the last in which they were written
+
+    void store(const RankSet& ranks, std::uint32_t of_step);
+    RankSet load(std::uint32_t of_step) const;
+  };
   // What a job of several nodes adds to a control block, before the records.
   struct alignas(kCacheLine) JobBlock {
-    std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> missing;
+    RanksOfStep missing;
+    RanksOfStep at_fault;
   };
 
   void exchange(Group& group);

@@ -65,9 +65,9 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
     return state == SecondLevel::Stage::State::complete;
   }
   const RankSet ranks = stage.missing();
-  throw Mismatch(fmt::format("{} aborted {}: an exception ended a backward of their node before {} "
-                             "was exchanged between nodes",
-                             describe_ranks(ranks), blocks.position(), what),
+  throw Mismatch(fmt::format("another node aborted {} because of {}, before {} was exchanged "
+                             "between nodes",
+                             blocks.position(), describe_ranks(ranks), what),
                  ranks.list(), "backward", blocks.step());
 }
 

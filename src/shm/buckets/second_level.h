@@ -28,7 +28,8 @@ class SecondLevel {
     virtual State poll() = 0;
     // Gives the exchange up. It is not polled again.
     virtual void cancel() noexcept = 0;
-    // The ranks that it waits for, or that abandoned it, by their numbers in the world.
+    // The ranks that it waits for; once it is abandoned, those that are `at_fault` according to the
+    // nodes that abandoned it. By their numbers in the world.
     virtual RankSet missing() const = 0;
   };
 
@@ -67,8 +68,11 @@ class SecondLevel {
   virtual std::unique_ptr<Stage> start(const Part& part, std::shared_ptr<std::byte> buffer) = 0;
 
   // A rank of this node aborts `step`, perhaps before it started anything: exchanges of the step
-  // that this node has not started, now or later on, are abandoned for the other nodes.
-  virtual void abandon(std::uint32_t step) noexcept = 0;
+  // that this node has not started, now or later on, are abandoned for the other nodes. So are
+  // those that are cancelled after it. `at_fault`, by their numbers in the world, are this rank or
+  // those that made it abort, of any node; at least one. If several ranks of a node abort, the
+  // first says which are at fault.
+  virtual void abandon(std::uint32_t step, const RankSet& at_fault) noexcept = 0;
 };
 
 }  // namespace paceline::shm

@@ -193,9 +193,12 @@ void TwoLevelReduction::complete(std::size_t bucket) {
   blocks_.region().publish(blocks_.own_words(bucket).reduced, blocks_.step());
 }
 
-void TwoLevelReduction::cancel() noexcept {
+void TwoLevelReduction::cancel(RankSet at_fault) noexcept {
+  if (given_up_) return;
   given_up_ = true;
-  between_->abandon(blocks_.step());
+  if (at_fault.empty()) at_fault.insert(blocks_.region().numbers().of(blocks_.rank()));
+  blocks_.publish_at_fault(at_fault);
+  between_->abandon(blocks_.step(), at_fault);
   job_.cancel();
   for (State& state : states_) {
     if (!state.stage) continue;

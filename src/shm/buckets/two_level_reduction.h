@@ -32,8 +32,9 @@ class TwoLevelReduction {
   bool drives(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
 
   // Cancels what is under way; the step must be aborted then. What other nodes may still write
-  // to is not used again.
-  void cancel() noexcept;
+  // to is not used again. `at_fault` are the ranks of any node that caused it, by their numbers in
+  // the world; none means this rank.
+  void cancel(RankSet at_fault = {}) noexcept;
   // For a bucket reducer that is destroyed in a step: peers may still write to the buffers.
   void retire();
 

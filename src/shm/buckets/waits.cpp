@@ -59,6 +59,7 @@ void BucketWait::check(int peer) const {
   // Words that the peer published before count.
   if (reached(peer)) return;
   if (!aborted) return check_not_elsewhere(peer, left, call);
+  if (two_level_ != nullptr) check_at_fault(peer);
   // An exception that destroys the reducer usually ends the rank, and its text then says more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
   if (gone && !left && !stands_for_a_second()) return;
@@ -66,6 +67,16 @@ void BucketWait::check(int peer) const {
       fmt::format("{} aborted {}: an exception ended its backward before bucket {} ({}) was ready",
                   blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
       {blocks_.region().numbers().of(peer)}, op.operation, op.sequence);
+}
+
+// A rank that aborted a step because of others, perhaps of another node, is not at fault.
+void BucketWait::check_at_fault(int peer) const {
+  const RankSet at_fault = blocks_.at_fault_of(peer);
+  if (at_fault.empty() || at_fault == RankSet{blocks_.region().numbers().of(peer)}) return;
+  throw Mismatch(fmt::format("{} aborted {} because of {}, before bucket {} ({}) was ready",
+                             blocks_.name_of(peer), blocks_.position(), describe_ranks(at_fault),
+                             bucket_, blocks_.describe(bucket_)),
+                 at_fault.list(), op.operation, op.sequence);
 }
 
 void BucketWait::check_not_skipped(int peer) const {

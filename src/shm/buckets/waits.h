@@ -44,6 +44,7 @@ class BucketWait : public WaitContext {
 
  private:
   void check_not_skipped(int peer) const;
+  void check_at_fault(int peer) const;
   void check_not_elsewhere(int peer, bool left,
                            const std::optional<CollectiveFingerprint>& call) const;
   RankSet elsewhere() const;

@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <latch>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -137,6 +139,85 @@ TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
   });
 }
 
+// Calls body(network, culprit) for each rank of each job of several nodes.
+template <typename Body>
+void for_all_culprits(Body body) {
+  for (const std::vector<int>& sizes : {std::vector{2, 2}, {1, 3}, {3, 2, 1}}) {
+    const int most = *std::ranges::min_element(sizes);
+    const int ranks = std::accumulate(sizes.begin(), sizes.end(), 0);
+    for (int lanes = 1; lanes <= most; ++lanes) {
+      for (int culprit = 0; culprit < ranks; ++culprit) {
+        FakeNetwork network(sizes, lanes);
+        body(network, culprit);
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+// It aborts before any exchange of the step, and after one.
+TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
+  for_all_culprits([](FakeNetwork& network, int culprit) {
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      for (std::size_t step = 1; step <= 4; step += 2) {
+        run_step(reducer, network, index, step);
+        std::mt19937 random(static_cast<unsigned>(index));
+        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step + 1)});
+        if (index == culprit) {
+          fill(reducer, 0, index, step + 1);
+          reducer.publish(0);
+          while (step > 1 && !reducer.is_reduced(0)) reducer.try_progress();
+        } else {
+          const auto rest = [&] {
+            publish_all(reducer, index, step + 1, random);
+            reducer.finish();
+          };
+          expect_error<Mismatch>(rest, [&](const Mismatch& error) {
+            EXPECT_THAT(error.ranks(), ElementsAre(FakeNetwork::number_of(culprit)))
+                << "on rank " << FakeNetwork::number_of(index) << ": " << error.what();
+          });
+        }
+        EXPECT_TRUE(reducer.abandon_step());
+      }
+    });
+  });
+}
+
+// The transport tells only the first node of the death.
+TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatDied) {
+  for_all_culprits([](FakeNetwork& network, int culprit) {
+    const auto& first = network.nodes()[0];
+    if (culprit < static_cast<int>(first.size())) return;
+    const int number = FakeNetwork::number_of(culprit);
+    network.fail(std::make_exception_ptr(PeerLost("its process ended", {number}, "send", 1)), 0);
+    std::latch noticed(static_cast<std::ptrdiff_t>(first.size()));
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      if (index == culprit) {
+        reducer.begin_step({.forwards = 1});
+        for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+        try {
+          while (!noticed.try_wait()) reducer.try_progress();
+        } catch (const Mismatch&) {  // if it drives an exchange
+        }
+        return region->abort("it died");
+      }
+      expect_error<PeerError>([&] { run_step(reducer, network, index, 1); },
+                              [&](const PeerError& error) {
+                                EXPECT_THAT(error.ranks(), ElementsAre(number))
+                                    << "on rank " << FakeNetwork::number_of(index) << ": "
+                                    << error.what();
+                              });
+      if (node != 0) return;
+      EXPECT_TRUE(region->failed());
+      noticed.count_down();
+    });
+  });
+}
+
 TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
   for_all_jobs([](FakeNetwork& network) {
     if (network.nodes().size() == 1) return;
@@ -156,7 +237,7 @@ TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
           reducer.finish();
         };
         expect_error<Mismatch>(rest, [&](const Mismatch& error) {
-          EXPECT_THAT(error.what(), HasSubstr("aborted step 2"));
+          EXPECT_THAT(error.what(), HasSubstr("aborted step 2 of group test because of rank"));
         });
       }
       EXPECT_TRUE(reducer.abandon_step());
@@ -186,7 +267,7 @@ TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
           reducer.finish();
         };
         expect_error<Mismatch>(rest, [&](const Mismatch& error) {
-          EXPECT_THAT(error.what(), HasSubstr("aborted step 2"));
+          EXPECT_THAT(error.what(), HasSubstr("aborted step 2 of group test because of rank"));
         });
         known.count_down();
       }
