@@ -67,6 +67,15 @@ class FakeNetwork {
     }
     changed_.notify_all();
   }
+  // The rank of a node that asks next what its exchange waits for hangs in its next poll, until
+  // this is called with nothing.
+  void hang(std::optional<std::size_t> node) {
+    {
+      const std::lock_guard lock(mutex_);
+      hangs_at_ = node;
+    }
+    changed_.notify_all();
+  }
   // How many parts of buckets all nodes have started.
   std::size_t started() {
     const std::lock_guard lock(mutex_);
@@ -113,7 +122,8 @@ class FakeNetwork {
         : network_(network), node_(node), exchange_(std::move(exchange)) {}
 
     State poll() override {
-      const std::lock_guard lock(network_.mutex_);
+      std::unique_lock lock(network_.mutex_);
+      network_.changed_.wait(lock, [&] { return !hangs_ || network_.hangs_at_ != node_; });
       if (exchange_->complete) return State::complete;
       if (network_.failure_ && exchange_->reduction &&
           network_.fails_at_.value_or(node_) == node_) {
@@ -134,6 +144,7 @@ class FakeNetwork {
     }
     shm::RankSet missing() const override {
       const std::lock_guard lock(network_.mutex_);
+      hangs_ = network_.hangs_at_ == node_;
       shm::RankSet ranks;
       for (const auto& [_, at_fault] : exchange_->abandoned_by) ranks |= at_fault;
       if (!ranks.empty()) return ranks;
@@ -150,6 +161,7 @@ class FakeNetwork {
     FakeNetwork& network_;
     std::size_t node_;
     std::shared_ptr<Exchange> exchange_;
+    mutable bool hangs_ = false;
   };
 
   class Level final : public shm::SecondLevel {
@@ -291,6 +303,7 @@ class FakeNetwork {
   std::exception_ptr failure_;
   std::optional<std::size_t> fails_at_;  // all nodes, if there is none
   std::mt19937 random_{1};
+  std::optional<std::size_t> hangs_at_;
   bool holds_ = false;
   bool stops_ = false;
   std::thread worker_;

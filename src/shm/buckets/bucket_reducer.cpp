@@ -217,9 +217,8 @@ void BucketReducer::await(BucketWait& context, int rank) {
   if (context.reached(rank)) return;
   const auto begin = Clock::now();
   region_->await(context.word(rank), blocks_.step(), rank, context);
-  const bool several = two_level_ && rank == blocks_.rank();
-  waits_.push_back({static_cast<int>(context.bucket()), several ? -1 : region_->numbers().of(rank),
-                    begin, Clock::now()});
+  const int charged = context.is_for_other_nodes() ? -1 : region_->numbers().of(rank);
+  waits_.push_back({static_cast<int>(context.bucket()), charged, begin, Clock::now()});
 }
 
 bool BucketReducer::abandon_step() {

@@ -114,7 +114,9 @@ RankSet ControlBlocks::RanksOfStep::load(std::uint32_t of_step) const {
 }
 
 void ControlBlocks::publish_missing(const RankSet& ranks) const {
-  job_block(rank()).missing.store(ranks, step_);
+  JobBlock& own = job_block(rank());
+  own.missing.store(ranks, step_);
+  own.checks.fetch_add(1, std::memory_order_release);
 }
 
 RankSet ControlBlocks::missing_of(int rank) const {

@@ -89,9 +89,12 @@ class ControlBlocks {
   // Of a job of several nodes, once rank 0 has `gathered` them.
   RankRecord* records(int rank) const;
   // The ranks of other nodes that a rank waits for, by their numbers in the world; none before it
-  // publishes them in this step.
+  // publishes them in this step. It does so whenever it checks its peers; a rank that hangs does
+  // not any more.
   void publish_missing(const RankSet& ranks) const;
   RankSet missing_of(int rank) const;
+  // How often a rank has published the ranks that it waits for.
+  const Word& checks(int rank) const { return job_block(rank).checks; }
   // The ranks, of any node, because of which a rank aborts this step. To be published before
   // `abandoned`.
   void publish_at_fault(const RankSet& ranks) const;
@@ -132,6 +135,7 @@ class ControlBlocks {
   struct alignas(kCacheLine) JobBlock {
     RanksOfStep missing;
     RanksOfStep at_fault;
+    Word checks;
   };
 
   void exchange(Group& group);

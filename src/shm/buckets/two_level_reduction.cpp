@@ -9,6 +9,7 @@
 #include <paceline/error.h>
 
 #include "shm/kernels/kernels.h"
+#include "shm/sync/wait_ladder.h"
 
 namespace paceline::shm {
 namespace {
@@ -223,10 +224,31 @@ void TwoLevelReduction::publish_missing() {
   blocks_.publish_missing(ranks);
 }
 
-RankSet TwoLevelReduction::missing() const {
+RankSet TwoLevelReduction::missing() {
+  const auto limit = base::Deadline::after(std::chrono::seconds(1));
+  std::array<std::uint32_t, kMaxRanks> seen;
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    seen[static_cast<std::size_t>(rank)] = blocks_.checks(rank).load(std::memory_order_acquire);
+  }
   RankSet ranks;
-  for (int rank = 0; rank < blocks_.size(); ++rank) ranks |= blocks_.missing_of(rank);
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    if (blocks_.missing_of(rank).empty()) continue;
+    if (checks_again(rank, seen[static_cast<std::size_t>(rank)], limit)) {
+      ranks |= blocks_.missing_of(rank);
+    }
+  }
   return ranks - RankSet(blocks_.region().numbers().of(RankSet::all(blocks_.size())));
+}
+
+// A rank that hangs goes on naming those for which it waited before.
+bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::Deadline& limit) {
+  const Word& checks = blocks_.checks(rank);
+  while (checks.load(std::memory_order_acquire) == seen) {
+    if (limit.expired() || blocks_.region().failed()) return false;
+    publish_missing();  // a peer may ask the same of this rank
+    if (rank != blocks_.rank()) futex_wait(checks, seen, kSleepSlice);
+  }
+  return true;
 }
 
 std::string TwoLevelReduction::name_of(std::size_t bucket) const {

@@ -40,8 +40,9 @@ class TwoLevelReduction {
 
   // Tells this node's ranks for which ranks of other nodes this one waits.
   void publish_missing();
-  // The ranks of other nodes that ranks of this one wait for, by their numbers in the world.
-  RankSet missing() const;
+  // The ranks of other nodes that ranks of this one wait for, by their numbers in the world. For a
+  // deadline that was missed: takes up to a second to find out which ranks of this node hang.
+  RankSet missing();
 
  private:
   struct State {
@@ -59,6 +60,7 @@ class TwoLevelReduction {
   void accumulate(std::size_t bucket);
   void combine(std::size_t bucket);
   void complete(std::size_t bucket);
+  bool checks_again(int rank, std::uint32_t seen, const base::Deadline& limit);
   template <typename Visitor>
   void visit_lanes(std::size_t bucket, Visitor visitor);
   std::string name_of(std::size_t bucket) const;

@@ -16,11 +16,16 @@ const Word& BucketWait::word(int rank) const {
 
 RankSet BucketWait::missing() const {
   if (word_ == kGathered) return {0};
+  const bool drives_only = word_ == &ControlBlocks::BucketWords::combined;
   RankSet ranks;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    if (!reached(rank)) ranks.insert(rank);
+    if (!reached(rank) && (!drives_only || two_level_->drives(rank, bucket_))) ranks.insert(rank);
   }
   return ranks;
+}
+
+bool BucketWait::is_for_other_nodes() const {
+  return word_ == kGathered || word_ == &ControlBlocks::BucketWords::combined;
 }
 
 // While a rank of this node waits for other nodes, its peers can do nothing but wait for it.

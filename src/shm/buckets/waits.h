@@ -38,6 +38,8 @@ class BucketWait : public WaitContext {
   bool poll() override;
 
   std::size_t bucket() const { return bucket_; }
+  // Whether the word says that something has come from other nodes.
+  bool is_for_other_nodes() const;
   // Of a rank.
   const Word& word(int rank) const;
   bool reached(int rank) const { return Region::reached(word(rank), blocks_.step()); }

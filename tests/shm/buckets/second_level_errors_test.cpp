@@ -80,6 +80,41 @@ TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
   });
 }
 
+// Whose driver waits longer, and shows that it does.
+TEST(SecondLevel, ARankThatWaitsForAnotherNodeIsNotBlamed) {
+  FakeNetwork network({2, 1}, 1);
+  network.hold(true);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    if (index == 1) group.set_timeout(std::chrono::seconds(2));
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    expect_error<PeerError>(
+        [&] { run_step(reducer, network, index, 1); },
+        [](const PeerError& error) { EXPECT_THAT(error.ranks(), ElementsAre(102)); });
+    EXPECT_EQ(region->failed(), node == 0);
+  });
+}
+
+// It has said for whom it waits before it hangs.
+TEST(SecondLevel, ARankThatHangsIsBlamedAndNotTheNodeItWaitedFor) {
+  FakeNetwork network({3, 1}, 1);
+  network.hold(true);
+  network.hang(0);
+  std::latch named(2);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    if (node == 0) group.set_timeout(std::chrono::seconds(2));
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    expect_error<PeerError>(
+        [&] { run_step(reducer, network, index, 1); },
+        [](const PeerError& error) { EXPECT_THAT(error.ranks(), ElementsAre(100)); });
+    if (index != 1 && index != 2) return;
+    named.count_down();
+    named.wait();
+    network.hang(std::nullopt);
+  });
+}
+
 TEST(SecondLevel, ANodeThatDoesNotBeginAStepIsNamed) {
   FakeNetwork network({2, 1}, 1);
   std::latch done(2);

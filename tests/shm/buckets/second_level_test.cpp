@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <latch>
 #include <numeric>
 #include <vector>
 
@@ -111,6 +114,34 @@ TEST(SecondLevel, ModificationsThatDifferBetweenNodesShow) {
       EXPECT_EQ(reducer.modified_apart(), differs);
     }
   });
+}
+
+// Rank 1 of the first node waits for what its rank 0 gets from the other node.
+TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
+  for (const bool gathers : {true, false}) {
+    FakeNetwork network({2, 1}, 1);
+    network.hold(!gathers);
+    std::latch ready(2);
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
+                            network.level(node));
+      reducer.begin_step({.forwards = 1});
+      fill(reducer, 0, index, 1);
+      reducer.publish(0);
+      if (node == 1) return reducer.finish();
+      ready.arrive_and_wait();
+      while (!gathers && network.started() == 0) reducer.try_progress();
+      if (index == 0) {
+        while (region->memory().rank_block(0).sleepers == 0) std::this_thread::yield();
+        network.hold(false);
+        return reducer.finish();
+      }
+      reducer.finish();
+      ASSERT_FALSE(reducer.waits().empty());
+      EXPECT_EQ(reducer.waits().front().rank, -1);  // of the others, some are for rank 0
+    });
+  }
 }
 
 }  // namespace
