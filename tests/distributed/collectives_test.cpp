@@ -12,6 +12,7 @@
 
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
@@ -24,15 +25,11 @@ using test::RankContext;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Runs `body` at every world size on every backend.
-void on_all(const std::function<void(int rank, int size)>& body) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) expect_torch_ranks(size, backend, body);
-  }
-}
+using CollectivesWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesWorlds, test::worlds(), test::CaseName());
 
-TEST(Collectives, ReduceAndGatherAndScatter) {
-  on_all([](int rank, int size) {
+TEST_P(CollectivesWorlds, ReduceAndGatherAndScatter) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     const double sum = size * (size + 1) / 2.0;
     for (const auto type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16}) {
       auto t = torch::full({3, 5}, rank + 1, type);
@@ -55,8 +52,8 @@ TEST(Collectives, ReduceAndGatherAndScatter) {
   });
 }
 
-TEST(Collectives, AcceptListsAndNonContiguousTensors) {
-  on_all([](int rank, int size) {
+TEST_P(CollectivesWorlds, AcceptListsAndNonContiguousTensors) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     auto wide = torch::zeros({4, 6});
     auto column = wide.select(1, 2);
     column.fill_(rank + 1);
@@ -79,8 +76,8 @@ TEST(Collectives, AcceptListsAndNonContiguousTensors) {
   });
 }
 
-TEST(Collectives, WithARootReachEveryRank) {
-  on_all([](int rank, int size) {
+TEST_P(CollectivesWorlds, WithARootReachEveryRank) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     for (int root = 0; root < size; ++root) {
       auto t = torch::full({3, 4}, rank + 1.0);
       reduce(t, {.dst = root, .op = ReduceOp::PRODUCT});
@@ -104,8 +101,8 @@ TEST(Collectives, WithARootReachEveryRank) {
   });
 }
 
-TEST(Collectives, AllToAllExchangesEverySplit) {
-  on_all([](int rank, int size) {
+TEST_P(CollectivesWorlds, AllToAllExchangesEverySplit) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     // Rank r gives r + to + 1 rows to rank `to`.
     std::vector<std::int64_t> give;
     std::vector<std::int64_t> get;
@@ -127,78 +124,79 @@ TEST(Collectives, AllToAllExchangesEverySplit) {
   });
 }
 
-TEST(Collectives, AllToAllExchangesLists) {
-  for (const int size : kWorldSizes) {
-    expect_torch_ranks(size, "paceline", [](int rank, int n) {
-      std::vector<at::Tensor> inputs;
-      std::vector<at::Tensor> outputs;
-      for (int r = 0; r < n; ++r) {
-        inputs.push_back(torch::full({rank + r, 3}, rank, at::kInt));
-        outputs.push_back(torch::empty({rank + r, 3}, at::kInt));
-      }
-      all_to_all(outputs, inputs);
-      for (int r = 0; r < n; ++r) {
-        EXPECT_TRUE(outputs[static_cast<std::size_t>(r)].eq(r).all().item<bool>());
-      }
-      std::vector<at::Tensor> all;
-      for (int r = 0; r < n; ++r) all.push_back(torch::empty({2 * r}));
-      all_gather(all, torch::full({2 * rank}, static_cast<float>(rank)));
-      for (int r = 0; r < n; ++r) {
-        EXPECT_TRUE(all[static_cast<std::size_t>(r)].eq(r).all().item<bool>());
-      }
-    });
-  }
-}
+using CollectivesRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesRanks, ::testing::ValuesIn(kWorldSizes), test::CaseName());
 
-TEST(Collectives, EveryReductionEqualsGloos) {
-  for (const int size : {2, 3}) {
-    expect_torch_ranks(size, "paceline", [](int rank, int n) {
-      const auto gloo = new_group({}, {.backend = "gloo"});
-      for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
-                              at::kByte, at::kInt, at::kLong}) {
-        std::vector<ReduceOp> ops{ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX};
-        if (!at::isFloatingType(type)) {
-          ops.insert(ops.end(), {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR});
-        }
-        for (const ReduceOp& op : ops) {
-          // Small integers: exact in all types, whatever the order.
-          const auto ours = (torch::arange(1000) * 7 + 3 * rank).remainder(4).to(type);
-          const auto theirs = ours.clone();
-          all_reduce(ours, {.op = op});
-          all_reduce(theirs, {.op = op, .group = gloo});
-          EXPECT_TRUE(ours.equal(theirs)) << type << ' ' << static_cast<int>(op.op_);
-        }
-      }
-      auto premultiplied = torch::full({5}, 2.0);
-      all_reduce(premultiplied, {.op = c10d::makePreMulSum(0.5 * (rank + 1))});
-      EXPECT_TRUE(premultiplied.eq(n * (n + 1) / 2.0).all().item<bool>()) << premultiplied;
-      auto complex = torch::full({3}, c10::complex<double>(rank, 1), at::kComplexDouble);
-      all_reduce(complex, {.op = ReduceOp::PRODUCT});
-      c10::complex<double> product = 1;
-      for (int r = 0; r < n; ++r) product *= c10::complex<double>(r, 1);
-      EXPECT_EQ(complex[0].item<c10::complex<double>>(), product);
-      auto flags = torch::tensor({rank == 0, true, false});
-      all_reduce(flags);
-      EXPECT_TRUE(flags.equal(torch::tensor({true, true, false})));
-    });
-  }
-}
-
-TEST(Collectives, SparseTensorsAreAddedUp) {
-  for (const auto& backend : backends()) {
-    for (const int size : {1, 2, 3}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        const auto indices = torch::tensor({{0, rank + 1, rank + 1}}, at::kLong);
-        const auto values = torch::ones({3, 2});
-        const auto tensor = torch::sparse_coo_tensor(indices, values, {n + 2, 2});
-        all_reduce(tensor);
-        auto expected = torch::zeros({n + 2, 2});
-        expected[0].fill_(n);
-        for (int r = 0; r < n; ++r) expected[r + 1].fill_(2);
-        EXPECT_TRUE(tensor.to_dense().equal(expected)) << tensor;
-      });
+TEST_P(CollectivesRanks, AllToAllExchangesLists) {
+  expect_torch_ranks(GetParam(), "paceline", [](int rank, int n) {
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    for (int r = 0; r < n; ++r) {
+      inputs.push_back(torch::full({rank + r, 3}, rank, at::kInt));
+      outputs.push_back(torch::empty({rank + r, 3}, at::kInt));
     }
-  }
+    all_to_all(outputs, inputs);
+    for (int r = 0; r < n; ++r) {
+      EXPECT_TRUE(outputs[static_cast<std::size_t>(r)].eq(r).all().item<bool>());
+    }
+    std::vector<at::Tensor> all;
+    for (int r = 0; r < n; ++r) all.push_back(torch::empty({2 * r}));
+    all_gather(all, torch::full({2 * rank}, static_cast<float>(rank)));
+    for (int r = 0; r < n; ++r) {
+      EXPECT_TRUE(all[static_cast<std::size_t>(r)].eq(r).all().item<bool>());
+    }
+  });
+}
+
+using CollectivesRanksUpTo3 = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
+
+TEST_P(CollectivesRanksUpTo3, EveryReductionEqualsGloos) {
+  expect_torch_ranks(GetParam(), "paceline", [](int rank, int n) {
+    const auto gloo = new_group({}, {.backend = "gloo"});
+    for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
+                            at::kInt, at::kLong}) {
+      std::vector<ReduceOp> ops{ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX};
+      if (!at::isFloatingType(type)) {
+        ops.insert(ops.end(), {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR});
+      }
+      for (const ReduceOp& op : ops) {
+        // Small integers: exact in all types, whatever the order.
+        const auto ours = (torch::arange(1000) * 7 + 3 * rank).remainder(4).to(type);
+        const auto theirs = ours.clone();
+        all_reduce(ours, {.op = op});
+        all_reduce(theirs, {.op = op, .group = gloo});
+        EXPECT_TRUE(ours.equal(theirs)) << type << ' ' << static_cast<int>(op.op_);
+      }
+    }
+    auto premultiplied = torch::full({5}, 2.0);
+    all_reduce(premultiplied, {.op = c10d::makePreMulSum(0.5 * (rank + 1))});
+    EXPECT_TRUE(premultiplied.eq(n * (n + 1) / 2.0).all().item<bool>()) << premultiplied;
+    auto complex = torch::full({3}, c10::complex<double>(rank, 1), at::kComplexDouble);
+    all_reduce(complex, {.op = ReduceOp::PRODUCT});
+    c10::complex<double> product = 1;
+    for (int r = 0; r < n; ++r) product *= c10::complex<double>(r, 1);
+    EXPECT_EQ(complex[0].item<c10::complex<double>>(), product);
+    auto flags = torch::tensor({rank == 0, true, false});
+    all_reduce(flags);
+    EXPECT_TRUE(flags.equal(torch::tensor({true, true, false})));
+  });
+}
+
+using CollectivesWorldsUpTo3 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesWorldsUpTo3, test::worlds({1, 2, 3}), test::CaseName());
+
+TEST_P(CollectivesWorldsUpTo3, SparseTensorsAreAddedUp) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    const auto indices = torch::tensor({{0, rank + 1, rank + 1}}, at::kLong);
+    const auto values = torch::ones({3, 2});
+    const auto tensor = torch::sparse_coo_tensor(indices, values, {n + 2, 2});
+    all_reduce(tensor);
+    auto expected = torch::zeros({n + 2, 2});
+    expected[0].fill_(n);
+    for (int r = 0; r < n; ++r) expected[r + 1].fill_(2);
+    EXPECT_TRUE(tensor.to_dense().equal(expected)) << tensor;
+  });
 }
 
 TEST(Collectives, SparseTensorsThatDifferAreAMismatchOnEveryRank) {
@@ -216,8 +214,8 @@ TEST(Collectives, SparseTensorsThatDifferAreAMismatchOnEveryRank) {
   });
 }
 
-TEST(Collectives, BroadcastAndGatherBytes) {
-  on_all([](int rank, int size) {
+TEST_P(CollectivesWorlds, BroadcastAndGatherBytes) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     const auto all = all_gather_bytes(std::string(static_cast<std::size_t>(rank), 'x'));
     ASSERT_EQ(all.size(), static_cast<std::size_t>(size));
     for (std::size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r], std::string(r, 'x'));
@@ -231,8 +229,11 @@ TEST(Collectives, BroadcastAndGatherBytes) {
 static_assert(!std::is_copy_constructible_v<Work> && !std::is_copy_assignable_v<Work>);
 static_assert(std::is_nothrow_move_constructible_v<Work>);
 
-TEST(Work, IsCompleteAfterAMove) {
-  on_all([](int rank, int size) {
+using WorkWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, WorkWorlds, test::worlds(), test::CaseName());
+
+TEST_P(WorkWorlds, IsCompleteAfterAMove) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     const auto table = torch::full({4, 3}, rank + 1.0);
     const auto column = table.select(1, 1);
     Work first = all_reduce_async(column, {.op = ReduceOp::MAX});
@@ -245,8 +246,8 @@ TEST(Work, IsCompleteAfterAMove) {
   });
 }
 
-TEST(Collectives, RunInOrderWithAsynchronousOnes) {
-  on_all([](int rank, int size) {
+TEST_P(CollectivesWorlds, RunInOrderWithAsynchronousOnes) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     auto t = torch::full({1000}, rank + 1.0);
     std::vector<Work> works;
     for (int i = 0; i < 5; ++i) works.push_back(all_reduce_async(t, {.op = ReduceOp::MAX}));
@@ -261,35 +262,35 @@ TEST(Collectives, RunInOrderWithAsynchronousOnes) {
   });
 }
 
-TEST(Groups, CollectivesInvolveMembersOnly) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 5}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        const auto last_two = new_group({n - 1, n - 2});
-        const auto everyone = new_group();
-        EXPECT_EQ(get_rank(last_two), rank < n - 2 ? -1 : rank - (n - 2));
-        EXPECT_EQ(get_world_size(last_two), rank < n - 2 ? -1 : 2);
-        auto t = torch::full({3}, 1.0);
-        all_reduce(t, {.group = last_two});
-        EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? 1 : 2);
-        all_reduce(t.fill_(1), {.group = everyone});
-        EXPECT_EQ(t[0].item<double>(), n);
-        t.fill_(rank);
-        broadcast(t, {.src = n - 1, .group = last_two});
-        EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? rank : n - 1);
-        if (last_two.is_member()) {
-          EXPECT_THROW(broadcast(t, {.src = n, .group = last_two}), UsageError);
-        }
-      });
+using GroupsWorldsUpTo5 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, GroupsWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
+
+TEST_P(GroupsWorldsUpTo5, CollectivesInvolveMembersOnly) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    const auto last_two = new_group({n - 1, n - 2});
+    const auto everyone = new_group();
+    EXPECT_EQ(get_rank(last_two), rank < n - 2 ? -1 : rank - (n - 2));
+    EXPECT_EQ(get_world_size(last_two), rank < n - 2 ? -1 : 2);
+    auto t = torch::full({3}, 1.0);
+    all_reduce(t, {.group = last_two});
+    EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? 1 : 2);
+    all_reduce(t.fill_(1), {.group = everyone});
+    EXPECT_EQ(t[0].item<double>(), n);
+    t.fill_(rank);
+    broadcast(t, {.src = n - 1, .group = last_two});
+    EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? rank : n - 1);
+    if (last_two.is_member()) {
+      EXPECT_THROW(broadcast(t, {.src = n, .group = last_two}), UsageError);
     }
-  }
+  });
 }
 
+using GroupsBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, GroupsBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
 // Whoever is first must not take the others' connections away while they form the group.
-TEST(Groups, MayBeDestroyedAtOnce) {
-  for (const auto& backend : backends()) {
-    for (int round = 0; round < 5; ++round) expect_torch_ranks(8, backend, [](int, int) {});
-  }
+TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
+  for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
 }
 
 std::size_t available_memory() {
@@ -356,27 +357,25 @@ TEST(Groups, SixtyFourAtOnceWork) {
   });
 }
 
-TEST(Groups, AllocateRegisteredTensors) {
-  for (const char* const backend : {"paceline", "gloo"}) {
-    expect_torch_ranks(2, backend, [&](int rank, int) {
-      const bool shared = get_backend() == "paceline";
-      const auto allocated = [&]() -> std::uint64_t {
-        if (!shared) return 0;
-        return ProcessGroup().c10d()->getBackend(at::kCPU)->getMemoryStats().at("allocated_bytes");
-      };
-      const auto before = allocated();
-      at::Tensor t = allocate_tensor({3, 5000}, torch::kDouble);
-      EXPECT_EQ(t.sizes(), at::IntArrayRef({3, 5000}));
-      EXPECT_EQ(allocated() - before, shared ? 120'000u : 0u);
-      t.fill_(rank);
-      all_reduce(t);
-      EXPECT_TRUE(t.eq(1).all().item<bool>());
-      EXPECT_EQ(allocate_tensor({0}).numel(), 0);
-      EXPECT_THROW(allocate_tensor({-1}), std::exception);
-      t.reset();
-      EXPECT_EQ(allocated(), before);
-    });
-  }
+TEST_P(GroupsBackends, AllocateRegisteredTensors) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    const bool shared = get_backend() == "paceline";
+    const auto allocated = [&]() -> std::uint64_t {
+      if (!shared) return 0;
+      return ProcessGroup().c10d()->getBackend(at::kCPU)->getMemoryStats().at("allocated_bytes");
+    };
+    const auto before = allocated();
+    at::Tensor t = allocate_tensor({3, 5000}, torch::kDouble);
+    EXPECT_EQ(t.sizes(), at::IntArrayRef({3, 5000}));
+    EXPECT_EQ(allocated() - before, shared ? 120'000u : 0u);
+    t.fill_(rank);
+    all_reduce(t);
+    EXPECT_TRUE(t.eq(1).all().item<bool>());
+    EXPECT_EQ(allocate_tensor({0}).numel(), 0);
+    EXPECT_THROW(allocate_tensor({-1}), std::exception);
+    t.reset();
+    EXPECT_EQ(allocated(), before);
+  });
 }
 
 TEST(Groups, UseTheGivenStagingBytes) {
@@ -413,32 +412,33 @@ TEST(World, OfOneNeedsNoEnvironment) {
   });
 }
 
-TEST(World, CanBeFormedAgainOverTcpAndFile) {
+using WorldBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, WorldBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(WorldBackends, CanBeFormedAgainOverTcpAndFile) {
   const std::string path = ::testing::TempDir() + "store." + std::to_string(::getpid());
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(3, backend, [&](int rank, int size) {
-      // Rank 0 finds a free port and tells the others through the first world.
-      const auto port = torch::zeros({1}, at::kLong);
-      if (rank == 0)
-        port.fill_(c10::make_intrusive<c10d::TCPStore>(
-                       "127.0.0.1",
-                       c10d::TCPStoreOptions{.port = 0, .isServer = true, .waitWorkers = false})
-                       ->getPort());
-      broadcast(port);
+  expect_torch_ranks(3, GetParam(), [&](int rank, int size) {
+    // Rank 0 finds a free port and tells the others through the first world.
+    const auto port = torch::zeros({1}, at::kLong);
+    if (rank == 0)
+      port.fill_(
+          c10::make_intrusive<c10d::TCPStore>(
+              "127.0.0.1", c10d::TCPStoreOptions{.port = 0, .isServer = true, .waitWorkers = false})
+              ->getPort());
+    broadcast(port);
+    barrier();
+    destroy_process_group();
+    const std::string tcp = "tcp://127.0.0.1:" + std::to_string(port.item<std::int64_t>());
+    for (const std::string& method : {tcp, "file://" + path}) {
+      const World world = init_process_group(
+          {.backend = GetParam(), .init_method = method, .world_size = size, .rank = rank});
+      auto t = torch::ones({2});
+      all_reduce(t);
+      EXPECT_EQ(t[0].item<float>(), 3);
       barrier();
-      destroy_process_group();
-      const std::string tcp = "tcp://127.0.0.1:" + std::to_string(port.item<std::int64_t>());
-      for (const std::string& method : {tcp, "file://" + path}) {
-        const World world = init_process_group(
-            {.backend = backend, .init_method = method, .world_size = size, .rank = rank});
-        auto t = torch::ones({2});
-        all_reduce(t);
-        EXPECT_EQ(t[0].item<float>(), 3);
-        barrier();
-      }
-    });
-    ::unlink(path.c_str());
-  }
+    }
+  });
+  ::unlink(path.c_str());
 }
 
 TEST(Collectives, RejectInvalidTypesAndOperations) {

@@ -18,6 +18,7 @@
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 
+#include "support/cases.h"
 #include "support/thoroughness.h"
 #include "support/torch_ranks.h"
 
@@ -72,55 +73,55 @@ TEST(Groups, ThousandsDestroyedLeakNothing) {
   });
 }
 
-TEST(Groups, DestroyedGroupsRejectCallsAndOthersGoOn) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(3, backend, [&](int rank, int) {
-      const ProcessGroup kept = new_group();
-      const ProcessGroup pair = new_group({0, 2});
-      auto t = torch::ones({4});
-      if (pair.is_member()) all_reduce(t, {.group = pair});
-      EXPECT_EQ(t[0].item<float>(), rank == 1 ? 1 : 2);
-      destroy_process_group(pair);
-      if (pair.is_member()) {
-        for (const std::function<void()>& use : std::vector<std::function<void()>>{
-                 [&] { all_reduce(t, {.group = pair}); },
-                 [&] { static_cast<void>(all_reduce_async(t, {.group = pair})); },
-                 [&] { static_cast<void>(get_rank(pair)); },
-                 [&] { static_cast<void>(get_world_size(pair)); },
-                 [&] { static_cast<void>(get_backend(pair)); },
-                 [&] {
-                   const DistributedDataParallel model(torch::nn::Linear(2, 2),
-                                                       {.process_group = pair});
-                 },
-                 [&] { destroy_process_group(pair); }}) {
-          EXPECT_THAT(use,
-                      ThrowsMessage<UsageError>(HasSubstr("destroy_process_group has ended it")));
-        }
+using DestroyedGroupsBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DestroyedGroupsBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+TEST_P(DestroyedGroupsBackends, RejectCallsAndOthersGoOn) {
+  expect_torch_ranks(3, GetParam(), [&](int rank, int) {
+    const ProcessGroup kept = new_group();
+    const ProcessGroup pair = new_group({0, 2});
+    auto t = torch::ones({4});
+    if (pair.is_member()) all_reduce(t, {.group = pair});
+    EXPECT_EQ(t[0].item<float>(), rank == 1 ? 1 : 2);
+    destroy_process_group(pair);
+    if (pair.is_member()) {
+      for (const std::function<void()>& use : std::vector<std::function<void()>>{
+               [&] { all_reduce(t, {.group = pair}); },
+               [&] { static_cast<void>(all_reduce_async(t, {.group = pair})); },
+               [&] { static_cast<void>(get_rank(pair)); },
+               [&] { static_cast<void>(get_world_size(pair)); },
+               [&] { static_cast<void>(get_backend(pair)); },
+               [&] {
+                 const DistributedDataParallel model(torch::nn::Linear(2, 2),
+                                                     {.process_group = pair});
+               },
+               [&] { destroy_process_group(pair); }}) {
+        EXPECT_THAT(use,
+                    ThrowsMessage<UsageError>(HasSubstr("destroy_process_group has ended it")));
       }
-      for (const ProcessGroup& group : {kept, ProcessGroup()}) {
-        t.fill_(1);
-        all_reduce(t, {.group = group});
-        EXPECT_EQ(t[0].item<float>(), 3);
-      }
-      destroy_process_group({});
-      EXPECT_FALSE(is_initialized());
-      destroy_process_group(kept);  // as the world before it
-    });
-  }
+    }
+    for (const ProcessGroup& group : {kept, ProcessGroup()}) {
+      t.fill_(1);
+      all_reduce(t, {.group = group});
+      EXPECT_EQ(t[0].item<float>(), 3);
+    }
+    destroy_process_group({});
+    EXPECT_FALSE(is_initialized());
+    destroy_process_group(kept);  // as the world before it
+  });
 }
 
-TEST(Groups, DestroyedGroupsRejectStepsOfTheirModels) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [&](int, int) {
-      const ProcessGroup group = new_group();
-      DistributedDataParallel model(torch::nn::Linear(2, 2), {.process_group = group});
-      const auto step = [&] { model(torch::ones({1, 2})).sum().backward(); };
-      // The buckets are put in order in the second.
-      for (int i = 0; i < 4; ++i) step();
-      destroy_process_group(group);
-      EXPECT_THROW(step(), UsageError);
-    });
-  }
+TEST_P(DestroyedGroupsBackends, RejectStepsOfTheirModels) {
+  expect_torch_ranks(2, GetParam(), [&](int, int) {
+    const ProcessGroup group = new_group();
+    DistributedDataParallel model(torch::nn::Linear(2, 2), {.process_group = group});
+    const auto step = [&] { model(torch::ones({1, 2})).sum().backward(); };
+    // The buckets are put in order in the second.
+    for (int i = 0; i < 4; ++i) step();
+    destroy_process_group(group);
+    EXPECT_THROW(step(), UsageError);
+  });
 }
 
 TEST(Groups, DestroyRejectsGroupsNotMadeByNewGroup) {

@@ -15,6 +15,7 @@
 
 #include "support/eventually.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
@@ -26,15 +27,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Runs `body` with several ranks on every backend.
-void on_all(const std::function<void(int rank, int size)>& body) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3, 5}) expect_torch_ranks(size, backend, body);
-  }
-}
+using MessagesWorldsUpTo5 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, MessagesWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
 
-TEST(Messages, TravelAroundARing) {
-  on_all([](int rank, int size) {
+TEST_P(MessagesWorldsUpTo5, TravelAroundARing) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     for (const std::int64_t count : {0, 1, 5000, 300'000}) {
       const auto mine = torch::full({count}, rank, at::kInt);
       auto theirs = torch::empty({count}, at::kInt);
@@ -49,8 +46,8 @@ TEST(Messages, TravelAroundARing) {
   });
 }
 
-TEST(Messages, ArriveInOrder) {
-  on_all([](int rank, int size) {
+TEST_P(MessagesWorldsUpTo5, ArriveInOrder) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     // Not contiguous on the way in, nor on the way out.
     auto wide = torch::zeros({100, 2});
     auto column = wide.select(1, 1);
@@ -62,8 +59,8 @@ TEST(Messages, ArriveInOrder) {
   });
 }
 
-TEST(Messages, MayComeFromAnyRankOfAGroup) {
-  on_all([](int rank, int size) {
+TEST_P(MessagesWorldsUpTo5, MayComeFromAnyRankOfAGroup) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     const auto last = new_group({size - 2, size - 1});
     if (last.is_member()) {
       auto t = torch::full({7}, static_cast<float>(rank));
@@ -243,19 +240,24 @@ TEST(MonitoredBarrier, RejectsNegativeTimeout) {
   });
 }
 
-TEST(MonitoredBarrier, NamesMissingRanksAndLeavesTheGroupUsable) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(4, backend, [](int rank, int) {
-      monitored_barrier();
-      const auto world = new_group({}, {.backend = "gloo"});  // to come together again
-      if (rank == 0) {
-        EXPECT_THAT([] { monitored_barrier({.timeout = 100ms, .wait_all_ranks = true}); },
-                    ThrowsMessage<Error>(
-                        HasSubstr("Ranks 1, 2, 3 failed to pass monitoredBarrier in 100 ms")));
-      }
-      barrier({.group = world});
-    });
-  }
+using MonitoredBarrierBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, MonitoredBarrierBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+TEST_P(MonitoredBarrierBackends, NamesAllMissingRanks) {
+  expect_torch_ranks(4, GetParam(), [](int rank, int) {
+    monitored_barrier();
+    const auto world = new_group({}, {.backend = "gloo"});  // to come together again
+    if (rank == 0) {
+      EXPECT_THAT([] { monitored_barrier({.timeout = 100ms, .wait_all_ranks = true}); },
+                  ThrowsMessage<Error>(
+                      HasSubstr("Ranks 1, 2, 3 failed to pass monitoredBarrier in 100 ms")));
+    }
+    barrier({.group = world});
+  });
+}
+
+TEST(MonitoredBarrier, NamesAMissingRankAndLeavesTheGroupUsable) {
   expect_torch_ranks(3, "paceline", [](int rank, int) {
     const auto gloo = new_group({}, {.backend = "gloo"});
     if (rank == 0) {

@@ -20,6 +20,7 @@
 #include <paceline/ddp.h>
 #include <paceline/record.h>
 
+#include "support/cases.h"
 #include "support/shared.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
@@ -35,7 +36,6 @@ using Clock = std::chrono::steady_clock;
 
 namespace fs = std::filesystem;
 
-constexpr int kSizes[] = {2, 3, 4, 8};
 // Far more than it takes, for machines that have other things to do.
 constexpr long kLate = 30'000;
 
@@ -118,41 +118,36 @@ void check_kill(int size, const std::function<void(const RankContext&)>& body) {
   EXPECT_EQ(leftovers().find(), before);
 }
 
-TEST(Killed, InAllReduceIsNamed) {
-  for (const int size : kSizes) {
-    check_kill(size, [](const RankContext&) {
-      static const auto large = torch::ones({1 << 20});
-      all_reduce(large);
-    });
-  }
+using KilledRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, KilledRanks, ::testing::Values(2, 3, 4, 8), test::CaseName());
+
+TEST_P(KilledRanks, InAllReduceIsNamed) {
+  check_kill(GetParam(), [](const RankContext&) {
+    static const auto large = torch::ones({1 << 20});
+    all_reduce(large);
+  });
 }
 
-TEST(Killed, InAsynchronousAllReduceIsNamed) {
-  for (const int size : kSizes) {
-    check_kill(size, [](const RankContext&) {
-      static const auto large = torch::ones({1 << 20});
-      all_reduce_async(large).wait();
-    });
-  }
+TEST_P(KilledRanks, InAsynchronousAllReduceIsNamed) {
+  check_kill(GetParam(), [](const RankContext&) {
+    static const auto large = torch::ones({1 << 20});
+    all_reduce_async(large).wait();
+  });
 }
 
-TEST(Killed, InBackwardIsNamed) {
-  for (const int size : kSizes) {
-    check_kill(size, [](const RankContext&) {
-      static DistributedDataParallel model(
-          torch::nn::Sequential(torch::nn::Linear(200, 800), torch::nn::Linear(800, 200)),
-          {.bucket_cap_mb = 0.5});
-      model(torch::ones({8, 200})).sum().backward();
-    });
-  }
+TEST_P(KilledRanks, InBackwardIsNamed) {
+  check_kill(GetParam(), [](const RankContext&) {
+    static DistributedDataParallel model(
+        torch::nn::Sequential(torch::nn::Linear(200, 800), torch::nn::Linear(800, 200)),
+        {.bucket_cap_mb = 0.5});
+    model(torch::ones({8, 200})).sum().backward();
+  });
 }
 
-TEST(Killed, InDdpConstructionIsNamed) {
-  for (const int size : kSizes) {
-    check_kill(size, [](const RankContext&) {
-      const DistributedDataParallel model(torch::nn::Linear(300, 300));
-    });
-  }
+TEST_P(KilledRanks, InDdpConstructionIsNamed) {
+  check_kill(GetParam(), [](const RankContext&) {
+    const DistributedDataParallel model(torch::nn::Linear(300, 300));
+  });
 }
 
 TEST(Killed, InAGroupIsNamedByGlobalRank) {
@@ -220,56 +215,56 @@ TEST(Killed, AtAnyTimeInNewGroupIsNamed) {
 
 // BootstrapSockets lead to each other as under `paceline run`, where a death before joining shows
 // too.
-TEST(Killed, BeforeItsHelloIsNamed) {
-  for (const int size : kSizes) {
-    const int victim = size - 1;
-    const auto ends =
-        test::run_process_ranks(size, [&](int rank, shm::BootstrapSockets sockets) -> std::string {
-          if (rank == victim) ::raise(SIGKILL);
-          try {
-            shm::join(std::move(sockets), rank, size, 4096, base::Deadline::after(60s), {});
-            return "joined";
-          } catch (const PeerLost& error) {
-            EXPECT_EQ(error.ranks(), std::vector<int>{victim});
-            return error.what();
-          }
-        });
-    for (int rank = 0; rank < victim; ++rank) {
-      EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report,
-                fmt::format("rank {} was lost while the group was being formed", victim));
-    }
+TEST_P(KilledRanks, BeforeItsHelloIsNamed) {
+  const int size = GetParam();
+  const int victim = size - 1;
+  const auto ends =
+      test::run_process_ranks(size, [&](int rank, shm::BootstrapSockets sockets) -> std::string {
+        if (rank == victim) ::raise(SIGKILL);
+        try {
+          shm::join(std::move(sockets), rank, size, 4096, base::Deadline::after(60s), {});
+          return "joined";
+        } catch (const PeerLost& error) {
+          EXPECT_EQ(error.ranks(), std::vector<int>{victim});
+          return error.what();
+        }
+      });
+  for (int rank = 0; rank < victim; ++rank) {
+    EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report,
+              fmt::format("rank {} was lost while the group was being formed", victim));
   }
 }
 
 // Rank 1 throws inside `body`; what the others throw must carry its text.
-void check_exception(const std::function<void(const RankContext&)>& body) {
-  for (const int size : kSizes) {
-    const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
-      std::string text = "no error";
-      const int code = record([&] {
-        const World world = init_process_group(context.init);
-        try {
-          while (true) body(context);
-        } catch (const PeerLost& error) {
-          text = error.what();
-        }
-      });
-      return fmt::format("{} {}", code, text);
-    });
-    for (int rank = 0; rank < size; ++rank) {
-      const auto& end = ends[static_cast<std::size_t>(rank)];
-      if (rank == 1) {
-        EXPECT_EQ(end.report, "1 no error");
-      } else {
-        EXPECT_THAT(end.report, AllOf(HasSubstr("rank 1 left the group with an exception"),
-                                      HasSubstr("the disk is full")));
+void check_exception(int size, const std::function<void(const RankContext&)>& body) {
+  const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+    std::string text = "no error";
+    const int code = record([&] {
+      const World world = init_process_group(context.init);
+      try {
+        while (true) body(context);
+      } catch (const PeerLost& error) {
+        text = error.what();
       }
+    });
+    return fmt::format("{} {}", code, text);
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    const auto& end = ends[static_cast<std::size_t>(rank)];
+    if (rank == 1) {
+      EXPECT_EQ(end.report, "1 no error");
+    } else {
+      EXPECT_THAT(end.report, AllOf(HasSubstr("rank 1 left the group with an exception"),
+                                    HasSubstr("the disk is full")));
     }
   }
 }
 
-TEST(Thrown, BetweenCollectivesReachesOtherRanks) {
-  check_exception([](const RankContext& context) {
+using ThrownRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, ThrownRanks, ::testing::Values(2, 3, 4, 8), test::CaseName());
+
+TEST_P(ThrownRanks, BetweenCollectivesReachesOtherRanks) {
+  check_exception(GetParam(), [](const RankContext& context) {
     barrier();
     if (context.rank == 1) throw std::runtime_error("the disk is full");
   });
@@ -315,8 +310,8 @@ struct ThrowingImpl : torch::nn::Module {
 TORCH_MODULE(Throwing);
 
 // Rank 1's third step throws in its forward or in its backward.
-void check_exception_in_step(bool in_forward) {
-  check_exception([in_forward](const RankContext& context) {
+void check_exception_in_step(int size, bool in_forward) {
+  check_exception(size, [in_forward](const RankContext& context) {
     static DistributedDataParallel model(Throwing{});
     static int step = 0;
     const bool fail = context.rank == 1 && ++step == 3;
@@ -324,12 +319,12 @@ void check_exception_in_step(bool in_forward) {
   });
 }
 
-TEST(Thrown, InForwardReachesOtherRanks) {
-  check_exception_in_step(true);
+TEST_P(ThrownRanks, InForwardReachesOtherRanks) {
+  check_exception_in_step(GetParam(), true);
 }
 
-TEST(Thrown, InBackwardReachesOtherRanks) {
-  check_exception_in_step(false);
+TEST_P(ThrownRanks, InBackwardReachesOtherRanks) {
+  check_exception_in_step(GetParam(), false);
 }
 
 // After a failure, gradients no longer lie in memory that a late rank might write to, and the

@@ -229,36 +229,37 @@ TEST(Join, RethrowsAnExceptionOfTheBody) {
 }
 
 // What a program sees that should have trained inside join.
-void expect_uneven_inputs_are_told(const std::function<void(int rank)>& afterwards) {
-  for (const int size : {2, 3}) {
-    expect_torch_ranks(size, "paceline", [&](int rank, int /*size*/) {
-      DistributedDataParallel model(make_net(at::kDouble));
-      const auto train = [&] {
-        for (int step = 0; step < (rank == 1 ? 2 : 4); ++step) {
-          const auto x = batch_of(rank, step, at::kDouble);
-          loss_of(model(x), x).backward();
-        }
-        afterwards(rank);
-      };
-      const auto tells = ::testing::ThrowsMessage<PeerError>(
-          AllOf(HasSubstr("rank 1 "), HasSubstr("step 3"), HasSubstr("last.weight"),
-                HasSubstr("train inside join")));
-      if (rank == 1) return train();
-      EXPECT_THAT(train, tells);
-    });
-  }
+void expect_uneven_inputs_are_told(int size, const std::function<void(int rank)>& afterwards) {
+  expect_torch_ranks(size, "paceline", [&](int rank, int /*size*/) {
+    DistributedDataParallel model(make_net(at::kDouble));
+    const auto train = [&] {
+      for (int step = 0; step < (rank == 1 ? 2 : 4); ++step) {
+        const auto x = batch_of(rank, step, at::kDouble);
+        loss_of(model(x), x).backward();
+      }
+      afterwards(rank);
+    };
+    const auto tells = ::testing::ThrowsMessage<PeerError>(
+        AllOf(HasSubstr("rank 1 "), HasSubstr("step 3"), HasSubstr("last.weight"),
+              HasSubstr("train inside join")));
+    if (rank == 1) return train();
+    EXPECT_THAT(train, tells);
+  });
 }
 
-TEST(Join, WithoutItUnevenInputsAreReportedAtTheNextCall) {
-  expect_uneven_inputs_are_told([](int rank) {
+using JoinRanksUpTo3 = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, JoinRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
+
+TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedAtTheNextCall) {
+  expect_uneven_inputs_are_told(GetParam(), [](int rank) {
     if (rank == 1) {
       EXPECT_THROW(barrier(), Mismatch);
     }
   });
 }
 
-TEST(Join, WithoutItUnevenInputsAreReportedWhenARankLeaves) {
-  expect_uneven_inputs_are_told([](int rank) {
+TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedWhenARankLeaves) {
+  expect_uneven_inputs_are_told(GetParam(), [](int rank) {
     if (rank == 1) destroy_process_group();
   });
 }

@@ -17,6 +17,7 @@
 #include "shm/collectives/monitored_barrier.h"
 #include "shm/p2p/mailbox.h"
 #include "shm/sync/fault_point.h"
+#include "support/cases.h"
 #include "support/process_ranks.h"
 #include "support/shared.h"
 #include "support/stopped.h"
@@ -171,25 +172,27 @@ Story tell(
   return story;
 }
 
-TEST(Protocol, SurvivesARankKilledAtEveryFaultPoint) {
+using ProtocolRanksUpTo3 = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, ProtocolRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
+
+TEST_P(ProtocolRanksUpTo3, SurvivesARankKilledAtEveryFaultPoint) {
+  const int size = GetParam();
   timeout = std::chrono::seconds(30);  // a busy machine is no cause
-  for (const int size : {2, 3}) {
-    for (const int victim : {0, size - 1}) {
-      int point = 0;
-      for (bool struck = true; struck; ++point) {
-        const Story story = tell(size, victim, point, [](Board&) { ::raise(SIGKILL); });
-        struck = story.struck;
-        for (int rank = 0; rank < size; ++rank) {
-          const std::string& report = story.reports[static_cast<std::size_t>(rank)];
-          if (rank == victim && struck) continue;
-          // Its last stores concern nobody any more.
-          EXPECT_TRUE(report == "done" || report == "lost " + std::to_string(victim))
-              << "rank " << rank << " of " << size << " at point " << point << ": " << report;
-          EXPECT_TRUE(struck || report == "done");
-        }
+  for (const int victim : {0, size - 1}) {
+    int point = 0;
+    for (bool struck = true; struck; ++point) {
+      const Story story = tell(size, victim, point, [](Board&) { ::raise(SIGKILL); });
+      struck = story.struck;
+      for (int rank = 0; rank < size; ++rank) {
+        const std::string& report = story.reports[static_cast<std::size_t>(rank)];
+        if (rank == victim && struck) continue;
+        // Its last stores concern nobody any more.
+        EXPECT_TRUE(report == "done" || report == "lost " + std::to_string(victim))
+            << "rank " << rank << " of " << size << " at point " << point << ": " << report;
+        EXPECT_TRUE(struck || report == "done");
       }
-      EXPECT_GT(point, 60) << "the program has fewer points than it should";
     }
+    EXPECT_GT(point, 60) << "the program has fewer points than it should";
   }
 }
 
@@ -218,19 +221,18 @@ void check_stopped(int size, int point, Tally& tally) {
 
 // Healthy ranks of a busy machine have to meet the deadlines, so these are long, and waited for
 // side by side.
-TEST(Protocol, SurvivesARankStoppedUntilAfterTheTimeout) {
+TEST_P(ProtocolRanksUpTo3, SurvivesARankStoppedUntilAfterTheTimeout) {
+  const int size = GetParam();
   timeout = std::chrono::seconds(10);
   const int stride = std::max(1, 12 / thoroughness());
   constexpr int kAtOnce = 12;
-  for (const int size : {2, 3}) {
-    const test::Shared<Tally> tally;
-    for (int first = 0; !tally->through; first += kAtOnce * stride) {
-      test::run_side_by_side(kAtOnce, [&](std::size_t i) {
-        check_stopped(size, first + static_cast<int>(i) * stride, *tally);
-      });
-    }
-    EXPECT_GT(tally->late, 5);
+  const test::Shared<Tally> tally;
+  for (int first = 0; !tally->through; first += kAtOnce * stride) {
+    test::run_side_by_side(kAtOnce, [&](std::size_t i) {
+      check_stopped(size, first + static_cast<int>(i) * stride, *tally);
+    });
   }
+  EXPECT_GT(tally->late, 5);
 }
 
 // All that ranks tell each other, staging buffers included, is overwritten by a rank gone mad.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -20,6 +21,11 @@ inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
     for (const int size : sizes) cases.push_back({backend, size});
   }
   return ::testing::ValuesIn(cases);
+}
+
+inline void expect_torch_ranks(const WorldCase& world,
+                               const std::function<void(int rank, int size)>& body) {
+  expect_torch_ranks(world.size, world.backend, body);
 }
 
 }  // namespace paceline::test

@@ -7,31 +7,22 @@
 #include <paceline/collectives.h>
 
 #include <algorithm>
-#include <functional>
 #include <random>
 #include <set>
 
-#include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 // The backend of the world: strides reach it only if it is called directly.
 c10::intrusive_ptr<c10d::Backend> backend_of_world() {
   return ProcessGroup().c10d()->getBackend(at::kCPU);
-}
-
-void on_all(const std::function<void(int rank, int size)>& body) {
-  for (const auto& backend : backends()) {
-    for (const int size : kWorldSizes) expect_torch_ranks(size, backend, body);
-  }
 }
 
 TEST(Overlap, RefusesAnOutputWithTwoElementsInOnePlace) {
@@ -44,8 +35,11 @@ TEST(Overlap, RefusesAnOutputWithTwoElementsInOnePlace) {
   });
 }
 
-TEST(Overlap, RefusesAnExpandedTensorBeforeAnyRankIsInvolved) {
-  on_all([](int rank, int size) {
+using OverlapWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, OverlapWorlds, test::worlds(), test::CaseName());
+
+TEST_P(OverlapWorlds, RefusesAnExpandedTensorBeforeAnyRankIsInvolved) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     const auto one = torch::full({1}, rank + 1.0);
     EXPECT_THAT([&] { all_reduce(one.expand({5})); },
                 ThrowsMessage<UsageError>(HasSubstr("whose elements share memory")));
@@ -70,8 +64,8 @@ TEST(Overlap, RefusesOutputsThatShareMemory) {
   });
 }
 
-TEST(Overlap, AcceptsThisRanksInputAsOutput) {
-  on_all([](int rank, int size) {
+TEST_P(OverlapWorlds, AcceptsThisRanksInputAsOutput) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
     // Not contiguous, so that all of it goes through copies.
     std::vector<at::Tensor> inputs;
     for (int r = 0; r < size; ++r) {

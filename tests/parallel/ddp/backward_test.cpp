@@ -18,6 +18,7 @@
 #include <paceline/ddp.h>
 #include <paceline/record.h>
 
+#include "support/cases.h"
 #include "support/shared.h"
 #include "support/small_net.h"
 #include "support/stopped.h"
@@ -153,35 +154,37 @@ void start_again(const RankContext& context, int lost) {
   start_again(context, lost, [] {});
 }
 
-TEST(KilledInBackward, SurvivorsNameTheRankAndInitialiseAgain) {
-  for (const int size : kSizes) {
-    for (const auto& place : kGradients) {
-      const int victim = size / 2;
-      const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
-        std::string text;
-        {
-          const World world = init_process_group(context.init);
-          Training training(place, [&] {
-            if (context.rank == victim) ::raise(SIGKILL);
-          });
-          text = text_of_bad_step(training, context.rank);
-          destroy_process_group();
-        }
-        start_again(context, victim);
-        return text;
-      });
-      for (int rank = 0; rank < size; ++rank) {
-        const auto& end = ends[static_cast<std::size_t>(rank)];
-        if (rank == victim) {
-          EXPECT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL);
-          continue;
-        }
-        EXPECT_TRUE(end.exited_cleanly()) << end.report;
-        // In whatever bucket the first to notice was just waiting for anybody.
-        EXPECT_THAT(end.report,
-                    AllOf(HasSubstr(fmt::format("rank {} was lost", victim)),
-                          HasSubstr("missing in backward, step 3 of group world, bucket")));
+using KilledInBackwardRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, KilledInBackwardRanks, ::testing::Values(2, 3, 4), test::CaseName());
+
+TEST_P(KilledInBackwardRanks, SurvivorsNameTheRankAndInitialiseAgain) {
+  const int size = GetParam();
+  for (const auto& place : kGradients) {
+    const int victim = size / 2;
+    const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+      std::string text;
+      {
+        const World world = init_process_group(context.init);
+        Training training(place, [&] {
+          if (context.rank == victim) ::raise(SIGKILL);
+        });
+        text = text_of_bad_step(training, context.rank);
+        destroy_process_group();
       }
+      start_again(context, victim);
+      return text;
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      const auto& end = ends[static_cast<std::size_t>(rank)];
+      if (rank == victim) {
+        EXPECT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL);
+        continue;
+      }
+      EXPECT_TRUE(end.exited_cleanly()) << end.report;
+      // In whatever bucket the first to notice was just waiting for anybody.
+      EXPECT_THAT(end.report,
+                  AllOf(HasSubstr(fmt::format("rank {} was lost", victim)),
+                        HasSubstr("missing in backward, step 3 of group world, bucket")));
     }
   }
 }
@@ -342,34 +345,36 @@ void fail_on(int rank, const RankContext& context) {
   if (context.rank == rank) throw std::runtime_error("the disk is full");
 }
 
-TEST(ThrownInAStep, SurvivorsInitialiseAgainAfterTheRankLeaves) {
-  for (const int size : kSizes) {
-    for (const auto& place : kThrows) {
-      const int victim = size / 2;
-      const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
-        std::string text = "none";
-        const int code = record([&] {
-          const World world = init_process_group(context.init);
-          Training training(place, [&] { fail_on(victim, context); });
-          text = text_of_bad_step(training, context.rank);
-          destroy_process_group();
-        });
-        if (context.rank != victim) start_again(context, victim);
-        return fmt::format("{} {}", code, text);
+using ThrownInAStepRanks = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, ThrownInAStepRanks, ::testing::Values(2, 3, 4), test::CaseName());
+
+TEST_P(ThrownInAStepRanks, SurvivorsInitialiseAgainAfterTheRankLeaves) {
+  const int size = GetParam();
+  for (const auto& place : kThrows) {
+    const int victim = size / 2;
+    const auto ends = test::run_torch_ranks(size, "paceline", [&](const RankContext& context) {
+      std::string text = "none";
+      const int code = record([&] {
+        const World world = init_process_group(context.init);
+        Training training(place, [&] { fail_on(victim, context); });
+        text = text_of_bad_step(training, context.rank);
+        destroy_process_group();
       });
-      for (int rank = 0; rank < size; ++rank) {
-        const auto& end = ends[static_cast<std::size_t>(rank)];
-        SCOPED_TRACE(fmt::format("rank {} of {}, {} {}", rank, size, static_cast<int>(place.kind),
-                                 place.parameter));
-        EXPECT_TRUE(end.exited_cleanly()) << end.report;
-        if (rank == victim && place.kind != Place::Kind::comm_hook) {
-          EXPECT_EQ(end.report, "1 none");
-          continue;
-        }
-        EXPECT_THAT(end.report,
-                    AllOf(::testing::StartsWith("0"), HasSubstr(fmt::format("rank {} ", victim)),
-                          HasSubstr("the disk is full")));
+      if (context.rank != victim) start_again(context, victim);
+      return fmt::format("{} {}", code, text);
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      const auto& end = ends[static_cast<std::size_t>(rank)];
+      SCOPED_TRACE(fmt::format("rank {} of {}, {} {}", rank, size, static_cast<int>(place.kind),
+                               place.parameter));
+      EXPECT_TRUE(end.exited_cleanly()) << end.report;
+      if (rank == victim && place.kind != Place::Kind::comm_hook) {
+        EXPECT_EQ(end.report, "1 none");
+        continue;
       }
+      EXPECT_THAT(end.report,
+                  AllOf(::testing::StartsWith("0"), HasSubstr(fmt::format("rank {} ", victim)),
+                        HasSubstr("the disk is full")));
     }
   }
 }
@@ -410,30 +415,28 @@ std::vector<std::string> catch_and_go_on(int size, Place place) {
   return reports;
 }
 
-TEST(ThrownInAStep, TrainingGoesOnIfCaughtBetweenGradients) {
-  for (const int size : kSizes) {
-    for (const auto& place : {kGradients[1], kGradients[2]}) {
-      const auto reports = catch_and_go_on(size, place);
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_THAT(
-            reports[static_cast<std::size_t>(rank)],
-            AllOf(HasSubstr(rank == 1 ? "the disk is full" : "rank 1 aborted step 3 of group"),
-                  HasSubstr("next: none")));
-      }
+TEST_P(ThrownInAStepRanks, TrainingGoesOnIfCaughtBetweenGradients) {
+  const int size = GetParam();
+  for (const auto& place : {kGradients[1], kGradients[2]}) {
+    const auto reports = catch_and_go_on(size, place);
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_THAT(
+          reports[static_cast<std::size_t>(rank)],
+          AllOf(HasSubstr(rank == 1 ? "the disk is full" : "rank 1 aborted step 3 of group"),
+                HasSubstr("next: none")));
     }
   }
 }
 
 // Nobody else heard of the exception, so the ranks are a step apart.
-TEST(ThrownInAStep, NextStepFailsIfCaughtBeforeTheBackward) {
-  for (const int size : kSizes) {
-    for (const auto& place : {kThrows[0], kThrows[1]}) {
-      const auto reports = catch_and_go_on(size, place);
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_THAT(reports[static_cast<std::size_t>(rank)],
-                    AllOf(HasSubstr(rank == 1 ? "the disk is full; next: " : "; next: "),
-                          HasSubstr("step 3"), HasSubstr("rank 1 ")));
-      }
+TEST_P(ThrownInAStepRanks, NextStepFailsIfCaughtBeforeTheBackward) {
+  const int size = GetParam();
+  for (const auto& place : {kThrows[0], kThrows[1]}) {
+    const auto reports = catch_and_go_on(size, place);
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_THAT(reports[static_cast<std::size_t>(rank)],
+                  AllOf(HasSubstr(rank == 1 ? "the disk is full; next: " : "; next: "),
+                        HasSubstr("step 3"), HasSubstr("rank 1 ")));
     }
   }
 }

@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 #include <paceline/sync_batch_norm.h>
 
+#include "support/cases.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 #include "trace/timeline.h"
@@ -113,18 +114,18 @@ TEST(Aliases, ParametersThatShareAGradientGetOneEach) {
   });
 }
 
-TEST(Conjugate, GradientsAreTheirValues) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int size) {
-      check_steps(make_pair(
-                      {20000}, {10},
-                      [](PairImpl& self, const Tensor& x) {
-                        return self.w.conj() * x + self.v.conj().sum();
-                      },
-                      at::kComplexFloat),
-                  {20000}, {}, rank, size, at::kComplexFloat);
-    });
-  }
+using ConjugateBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, ConjugateBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(ConjugateBackends, GradientsAreTheirValues) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int size) {
+    check_steps(
+        make_pair(
+            {20000}, {10},
+            [](PairImpl& self, const Tensor& x) { return self.w.conj() * x + self.v.conj().sum(); },
+            at::kComplexFloat),
+        {20000}, {}, rank, size, at::kComplexFloat);
+  });
 }
 
 // With w reduced when v is.
@@ -134,34 +135,37 @@ DdpOptions delayed(DdpOptions options) {
   return options;
 }
 
-TEST(DelayedParameters, WorkWithOtherOptions) {
-  for (const auto& backend : backends()) {
-    for (const bool view : {true, false}) {
-      for (const bool is_static : {true, false}) {
-        expect_torch_ranks(2, backend, [=](int rank, int size) {
-          const DdpOptions options =
-              delayed({.gradient_as_bucket_view = view, .static_graph = is_static});
-          check_steps(
-              make_pair({20000}, {10},
-                        [](PairImpl& self, const Tensor& x) { return self.v.sum() * x * self.w; }),
-              {20000}, options, rank, size);
-        });
-      }
+using DelayedParametersBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DelayedParametersBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+TEST_P(DelayedParametersBackends, WorkWithOtherOptions) {
+  for (const bool view : {true, false}) {
+    for (const bool is_static : {true, false}) {
+      expect_torch_ranks(2, GetParam(), [=](int rank, int size) {
+        const DdpOptions options =
+            delayed({.gradient_as_bucket_view = view, .static_graph = is_static});
+        check_steps(
+            make_pair({20000}, {10},
+                      [](PairImpl& self, const Tensor& x) { return self.v.sum() * x * self.w; }),
+            {20000}, options, rank, size);
+      });
     }
   }
 }
 
-TEST(StaticGraph, AParameterThatOneRankUsesIsAveragedOnAll) {
-  for (const auto& backend : backends()) {
-    for (const bool view : {true, false}) {
-      expect_torch_ranks(2, backend, [=](int rank, int size) {
-        check_steps(make_pair({10}, {10},
-                              [rank](PairImpl& self, const Tensor& x) {
-                                return rank == 0 ? x * self.v + self.w : x * self.v;
-                              }),
-                    {10}, {.gradient_as_bucket_view = view, .static_graph = true}, rank, size);
-      });
-    }
+using StaticGraphBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, StaticGraphBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(StaticGraphBackends, AParameterThatOneRankUsesIsAveragedOnAll) {
+  for (const bool view : {true, false}) {
+    expect_torch_ranks(2, GetParam(), [=](int rank, int size) {
+      check_steps(make_pair({10}, {10},
+                            [rank](PairImpl& self, const Tensor& x) {
+                              return rank == 0 ? x * self.v + self.w : x * self.v;
+                            }),
+                  {10}, {.gradient_as_bucket_view = view, .static_graph = true}, rank, size);
+    });
   }
 }
 
@@ -195,52 +199,50 @@ void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, 
   v.remove_hook(hook);
 }
 
+using AbortedStepBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, AbortedStepBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
 // Nothing of the step that was given up is left, on any rank, wherever gradients lie.
-TEST(AbortedStep, NextForwardSetsGradientsToZero) {
+TEST_P(AbortedStepBackends, NextForwardSetsGradientsToZero) {
   const std::vector<DdpOptions> all{
       {.bucket_cap_mb = 0.00001},
       {.gradient_as_bucket_view = false},
       {.bucket_cap_mb = 0.00001, .gradient_as_bucket_view = false, .zero_copy = false},
       {.find_unused_parameters = true, .skip_all_reduce_unused_params = true}};
-  for (const auto& backend : backends()) {
-    for (const DdpOptions& options : all) {
-      expect_torch_ranks(2, backend, [&](int rank, int size) {
-        Pair pair = make_pair({20000}, {10}, [](PairImpl& self, const Tensor& x) {
-          return x * self.v.sum() + self.w;
-        });
-        const Tensor x = input_of(rank, 0, {20000});
-        const auto averages = expected(pair, x, size);
-        DistributedDataParallel model(pair, options);
-        loss_of(model(x)).backward();
-        pair->zero_grad();
-        fail_on_the_way(model, x, rank);
-        loss_of(model(x)).backward();  // with no zero_grad
-        expect_gradients(pair, averages, "after a step given up");
-      });
-    }
+  for (const DdpOptions& options : all) {
+    expect_torch_ranks(2, GetParam(), [&](int rank, int size) {
+      Pair pair = make_pair(
+          {20000}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v.sum() + self.w; });
+      const Tensor x = input_of(rank, 0, {20000});
+      const auto averages = expected(pair, x, size);
+      DistributedDataParallel model(pair, options);
+      loss_of(model(x)).backward();
+      pair->zero_grad();
+      fail_on_the_way(model, x, rank);
+      loss_of(model(x)).backward();  // with no zero_grad
+      expect_gradients(pair, averages, "after a step given up");
+    });
   }
 }
 
 // That w was used in it counts no longer, on the one rank that came so far.
-TEST(AbortedStep, ForgetsItsUsedParameters) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      bool both = true;
-      Pair pair = make_pair({10}, {10}, [&](PairImpl& self, const Tensor& x) {
-        return both ? x * self.v + self.w : x * self.v;
-      });
-      DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001,
-                                           .find_unused_parameters = true,
-                                           .skip_all_reduce_unused_params = true});
-      const Tensor x = input_of(rank, 0, {10});
-      loss_of(model(x)).backward();
-      fail_on_the_way(model, x, rank);
-      pair->zero_grad();
-      both = false;
-      loss_of(model(x)).backward();
-      EXPECT_FALSE(pair->w.grad().defined());
+TEST_P(AbortedStepBackends, ForgetsItsUsedParameters) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    bool both = true;
+    Pair pair = make_pair({10}, {10}, [&](PairImpl& self, const Tensor& x) {
+      return both ? x * self.v + self.w : x * self.v;
     });
-  }
+    DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001,
+                                         .find_unused_parameters = true,
+                                         .skip_all_reduce_unused_params = true});
+    const Tensor x = input_of(rank, 0, {10});
+    loss_of(model(x)).backward();
+    fail_on_the_way(model, x, rank);
+    pair->zero_grad();
+    both = false;
+    loss_of(model(x)).backward();
+    EXPECT_FALSE(pair->w.grad().defined());
+  });
 }
 
 // Buckets are made anew after the first step.
@@ -297,64 +299,62 @@ struct TripleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Triple);
 
-TEST(DelayedParameters, AbortedStepLeavesNothing) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Triple net;
-      DistributedDataParallel model(net, delayed({}));
-      const unsigned hook = throw_on_rank_1(net->v, rank);
-      const Tensor x = torch::full({2}, rank + 1.0);
-      EXPECT_ANY_THROW(model(x, true).sum().backward());
-      net->v.remove_hook(hook);
-      model(x, true).sum().backward();
-      EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
-      EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
-      EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 1.0)));
-    });
-  }
+TEST_P(DelayedParametersBackends, AbortedStepLeavesNothing) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Triple net;
+    DistributedDataParallel model(net, delayed({}));
+    const unsigned hook = throw_on_rank_1(net->v, rank);
+    const Tensor x = torch::full({2}, rank + 1.0);
+    EXPECT_ANY_THROW(model(x, true).sum().backward());
+    net->v.remove_hook(hook);
+    model(x, true).sum().backward();
+    EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+    EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
+    EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 1.0)));
+  });
 }
 
 // v tells that w is used, also where it has its gradient in a backward that is not synchronised.
-TEST(DelayedParameters, AveragesParametersUsedUnderNoSync) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Triple net;
-      DistributedDataParallel model(net, delayed({.find_unused_parameters = true}));
-      const Tensor x = torch::full({2}, rank + 1.0);
-      for (int step = 0; step < 3; ++step) {
-        net->zero_grad();
-        {
-          const auto guard = model.no_sync();
-          model(x, true).sum().backward();
-        }
-        model(x, false).sum().backward();
-        EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
-        EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
-        EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 2.5)));
+TEST_P(DelayedParametersBackends, AveragesParametersUsedUnderNoSync) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Triple net;
+    DistributedDataParallel model(net, delayed({.find_unused_parameters = true}));
+    const Tensor x = torch::full({2}, rank + 1.0);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      {
+        const auto guard = model.no_sync();
+        model(x, true).sum().backward();
       }
-    });
-  }
+      model(x, false).sum().backward();
+      EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+      EXPECT_TRUE(net->v.grad().equal(torch::full({2}, 3.0)));
+      EXPECT_TRUE(net->u.grad().equal(torch::full({2}, 2.5)));
+    }
+  });
 }
 
+using LoadedAfterWrappingBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, LoadedAfterWrappingBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
 // Which exchanges what parameters are made of.
-TEST(LoadedAfterWrapping, RanksTrainTheSameModel) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Triple net;
-      DistributedDataParallel model(net);
-      const Tensor x = torch::full({2}, rank + 1.0);
+TEST_P(LoadedAfterWrappingBackends, RanksTrainTheSameModel) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Triple net;
+    DistributedDataParallel model(net);
+    const Tensor x = torch::full({2}, rank + 1.0);
+    model(x, true).sum().backward();
+    std::stringstream file;
+    torch::save(net, file);
+    torch::load(net, file);
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
       model(x, true).sum().backward();
-      std::stringstream file;
-      torch::save(net, file);
-      torch::load(net, file);
-      for (int step = 0; step < 2; ++step) {
-        net->zero_grad();
-        model(x, true).sum().backward();
-        EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
-      }
-      EXPECT_EQ(model.stats().steps, 3U);
-    });
-  }
+      EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+    }
+    EXPECT_EQ(model.stats().steps, 3U);
+  });
 }
 
 TEST(Sparse, FunctionalEmbeddingMayHaveADenseParameter) {

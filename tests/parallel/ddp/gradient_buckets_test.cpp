@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "support/cases.h"
 #include "support/torch_ranks.h"
 
 namespace paceline::ddp {
@@ -57,27 +58,29 @@ struct Fixture {
   std::optional<GradientBuckets> buckets;
 };
 
-TEST(GradientBuckets, AverageWhateverTheOrderOnEachRank) {
-  for (const auto& backend : backends()) {
-    for (const bool view : {true, false}) {
-      expect_torch_ranks(2, backend, [=](int rank, int) {
-        Fixture of({.bucket_cap_mb = kTiny, .gradient_as_bucket_view = view});
-        of.begin();
-        const Indices order = rank == 0 ? Indices{0, 1, 2} : Indices{2, 0, 1};
-        for (const std::size_t i : order) {
-          of.set_gradient(i, static_cast<double>(i) + 4 * rank);
-          of.buckets->add(i, true, {});
-        }
-        const void* const own = of.parameters[0].tensor.grad().data_ptr();
-        EXPECT_FALSE(of.buckets->finish({true, true, true}).has_value());
-        if (!view) of.buckets->put_back({true, true, true});
-        of.buckets->end_step();
-        for (std::size_t i = 0; i < 3; ++i) {
-          EXPECT_EQ(of.gradient(i), static_cast<double>(i) + 2);
-        }
-        EXPECT_EQ(of.parameters[0].tensor.grad().data_ptr(), own);
-      });
-    }
+using GradientBucketsBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, GradientBucketsBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+TEST_P(GradientBucketsBackends, AverageWhateverTheOrderOnEachRank) {
+  for (const bool view : {true, false}) {
+    expect_torch_ranks(2, GetParam(), [=](int rank, int) {
+      Fixture of({.bucket_cap_mb = kTiny, .gradient_as_bucket_view = view});
+      of.begin();
+      const Indices order = rank == 0 ? Indices{0, 1, 2} : Indices{2, 0, 1};
+      for (const std::size_t i : order) {
+        of.set_gradient(i, static_cast<double>(i) + 4 * rank);
+        of.buckets->add(i, true, {});
+      }
+      const void* const own = of.parameters[0].tensor.grad().data_ptr();
+      EXPECT_FALSE(of.buckets->finish({true, true, true}).has_value());
+      if (!view) of.buckets->put_back({true, true, true});
+      of.buckets->end_step();
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(of.gradient(i), static_cast<double>(i) + 2);
+      }
+      EXPECT_EQ(of.parameters[0].tensor.grad().data_ptr(), own);
+    });
   }
 }
 
@@ -89,75 +92,67 @@ TEST(GradientBuckets, HoldDelayedParametersLast) {
   });
 }
 
-TEST(GradientBuckets, FollowTheOrderOfRankZerosFirstStep) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Fixture of;
-      const Indices order = rank == 0 ? Indices{1, 2, 0} : Indices{2, 0, 1};
-      for (const Indices& step : {order, Indices{0, 1, 2}}) {
-        of.begin();
-        for (const std::size_t i : step) of.buckets->add(i, true, {});
-        of.buckets->finish({});
-        of.buckets->end_step();
-      }
-      of.buckets->reorder(false);
-      EXPECT_THAT(of.places(), ElementsAre(2, 0, 1));
-    });
-  }
-}
-
-TEST(GradientBuckets, ExchangeWhichParametersWereUsed) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Fixture of({.bucket_cap_mb = kTiny}, {}, true);
+TEST_P(GradientBucketsBackends, FollowTheOrderOfRankZerosFirstStep) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Fixture of;
+    const Indices order = rank == 0 ? Indices{1, 2, 0} : Indices{2, 0, 1};
+    for (const Indices& step : {order, Indices{0, 1, 2}}) {
       of.begin();
-      for (std::size_t i = 0; i < 3; ++i) of.buckets->add(i, false, {});
-      EXPECT_EQ(of.buckets->finish({rank == 0, false, rank == 1}),
-                (std::vector<bool>{true, false, true}));
-    });
-  }
-}
-
-TEST(GradientBuckets, SkipAllButTheReducersLast) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int, int) {
-      Fixture of({.bucket_cap_mb = kTiny,
-                  .find_unused_parameters = true,
-                  .skip_all_reduce_unused_params = true});
-      of.begin();
-      of.set_gradient(1, 1);
-      of.buckets->add(1, true, {});
-      EXPECT_EQ(of.buckets->skip({true, false, true}), (std::vector<bool>{true, false, false}));
-      of.buckets->add(0, false, {});
-      of.buckets->finish({});
-      EXPECT_EQ(of.gradient(1), 1);
-    });
-  }
-}
-
-TEST(GradientBuckets, ZerosOfARankThatHasJoinedCountAsGradients) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Fixture of;
-      of.begin();
-      if (rank == 0) {
-        for (std::size_t i = 0; i < 3; ++i) {
-          of.set_gradient(i, 6);
-          of.buckets->add(i, true, {});
-        }
-      } else {
-        of.buckets->add_zeros();
-      }
+      for (const std::size_t i : step) of.buckets->add(i, true, {});
       of.buckets->finish({});
       of.buckets->end_step();
-      EXPECT_EQ(of.parameters[0].tensor.grad().defined(), rank == 0);
-      if (rank == 0) {
-        EXPECT_EQ(of.gradient(2), 3);
+    }
+    of.buckets->reorder(false);
+    EXPECT_THAT(of.places(), ElementsAre(2, 0, 1));
+  });
+}
+
+TEST_P(GradientBucketsBackends, ExchangeWhichParametersWereUsed) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Fixture of({.bucket_cap_mb = kTiny}, {}, true);
+    of.begin();
+    for (std::size_t i = 0; i < 3; ++i) of.buckets->add(i, false, {});
+    EXPECT_EQ(of.buckets->finish({rank == 0, false, rank == 1}),
+              (std::vector<bool>{true, false, true}));
+  });
+}
+
+TEST_P(GradientBucketsBackends, SkipAllButTheReducersLast) {
+  expect_torch_ranks(2, GetParam(), [](int, int) {
+    Fixture of({.bucket_cap_mb = kTiny,
+                .find_unused_parameters = true,
+                .skip_all_reduce_unused_params = true});
+    of.begin();
+    of.set_gradient(1, 1);
+    of.buckets->add(1, true, {});
+    EXPECT_EQ(of.buckets->skip({true, false, true}), (std::vector<bool>{true, false, false}));
+    of.buckets->add(0, false, {});
+    of.buckets->finish({});
+    EXPECT_EQ(of.gradient(1), 1);
+  });
+}
+
+TEST_P(GradientBucketsBackends, ZerosOfARankThatHasJoinedCountAsGradients) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Fixture of;
+    of.begin();
+    if (rank == 0) {
+      for (std::size_t i = 0; i < 3; ++i) {
+        of.set_gradient(i, 6);
+        of.buckets->add(i, true, {});
       }
-      of.buckets->reorder(false);
-      EXPECT_THAT(of.places(), ElementsAre(0, 1, 2));
-    });
-  }
+    } else {
+      of.buckets->add_zeros();
+    }
+    of.buckets->finish({});
+    of.buckets->end_step();
+    EXPECT_EQ(of.parameters[0].tensor.grad().defined(), rank == 0);
+    if (rank == 0) {
+      EXPECT_EQ(of.gradient(2), 3);
+    }
+    of.buckets->reorder(false);
+    EXPECT_THAT(of.places(), ElementsAre(0, 1, 2));
+  });
 }
 
 TEST(GradientBuckets, DetachedGradientsLeaveTheBuckets) {
@@ -179,21 +174,19 @@ TEST(GradientBuckets, DetachedGradientsLeaveTheBuckets) {
   });
 }
 
-TEST(GradientBuckets, LeaveGradientsOfASingleRankAlone) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(1, backend, [](int, int) {
-      Fixture of;
-      EXPECT_TRUE(of.buckets->is_alone());
-      of.begin();
-      of.set_gradient(1, 7);
-      const void* const own = of.parameters[1].tensor.grad().data_ptr();
-      for (std::size_t i = 0; i < 3; ++i) of.buckets->add(i, i == 1, {});
-      of.buckets->finish({});
-      of.buckets->end_step();
-      EXPECT_EQ(of.parameters[1].tensor.grad().data_ptr(), own);
-      EXPECT_FALSE(of.parameters[0].tensor.grad().defined());
-    });
-  }
+TEST_P(GradientBucketsBackends, LeaveGradientsOfASingleRankAlone) {
+  expect_torch_ranks(1, GetParam(), [](int, int) {
+    Fixture of;
+    EXPECT_TRUE(of.buckets->is_alone());
+    of.begin();
+    of.set_gradient(1, 7);
+    const void* const own = of.parameters[1].tensor.grad().data_ptr();
+    for (std::size_t i = 0; i < 3; ++i) of.buckets->add(i, i == 1, {});
+    of.buckets->finish({});
+    of.buckets->end_step();
+    EXPECT_EQ(of.parameters[1].tensor.grad().data_ptr(), own);
+    EXPECT_FALSE(of.parameters[0].tensor.grad().defined());
+  });
 }
 
 TEST(GradientBuckets, TakeOneHookBeforeTheFirstStep) {

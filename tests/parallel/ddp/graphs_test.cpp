@@ -8,6 +8,7 @@
 
 #include "support/small_net.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 // Graphs in which parameters are shared, unused, or reached by backwards inside of others.
 namespace paceline {
@@ -75,56 +76,57 @@ struct CheckpointedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Checkpointed);
 
-TEST(DdpStaticGraph, SupportsNestedBackwardsSharedAndUnusedParameters) {
-  for (const auto& backend : backends()) {
-    for (const int size : {2, 3}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        DistributedDataParallel model(Checkpointed(true),
-                                      {.bucket_cap_mb = 0.0001, .static_graph = true});
-        for (int step = 0; step < 4; ++step) {
-          model.module()->zero_grad(step != 2);
-          Checkpointed plain(false);
-          for (int r = 0; r < n; ++r) {
-            const auto x = batch_of(r, step, at::kDouble);
-            const auto out = plain(x);
-            ((out.logits.pow(2).sum() + out.more.at("mean")) / n).backward();
-          }
-          const auto x = batch_of(rank, step, at::kDouble);
-          const auto out = model(x);
-          (out.logits.pow(2).sum() + out.more.at("mean")).backward();
-          for (const char* const name : {"first.weight", "twice.weight", "twice.bias"}) {
-            EXPECT_TRUE(torch::allclose(model.module()->named_parameters()[name].grad(),
-                                        plain->named_parameters()[name].grad(), 1e-10, 1e-12))
-                << name << " in step " << step;
-          }
-          EXPECT_FALSE(model.module()->unused->weight.grad().defined());
-        }
-      });
+using DdpStaticGraphWorldsUpTo3 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpStaticGraphWorldsUpTo3, test::worlds({2, 3}), test::CaseName());
+
+TEST_P(DdpStaticGraphWorldsUpTo3, SupportsNestedBackwardsSharedAndUnusedParameters) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    DistributedDataParallel model(Checkpointed(true),
+                                  {.bucket_cap_mb = 0.0001, .static_graph = true});
+    for (int step = 0; step < 4; ++step) {
+      model.module()->zero_grad(step != 2);
+      Checkpointed plain(false);
+      for (int r = 0; r < n; ++r) {
+        const auto x = batch_of(r, step, at::kDouble);
+        const auto out = plain(x);
+        ((out.logits.pow(2).sum() + out.more.at("mean")) / n).backward();
+      }
+      const auto x = batch_of(rank, step, at::kDouble);
+      const auto out = model(x);
+      (out.logits.pow(2).sum() + out.more.at("mean")).backward();
+      for (const char* const name : {"first.weight", "twice.weight", "twice.bias"}) {
+        EXPECT_TRUE(torch::allclose(model.module()->named_parameters()[name].grad(),
+                                    plain->named_parameters()[name].grad(), 1e-10, 1e-12))
+            << name << " in step " << step;
+      }
+      EXPECT_FALSE(model.module()->unused->weight.grad().defined());
     }
-  }
+  });
 }
 
-TEST(DdpOptions, SkipsBucketsOfUnusedParameters) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(3, backend, [](int rank, int n) {
-      DistributedDataParallel model(Checkpointed(false), {.bucket_cap_mb = 0.0001,
-                                                          .find_unused_parameters = true,
-                                                          .skip_all_reduce_unused_params = true});
-      model.module()->unused->bias.mutable_grad() = torch::full({2}, double(rank), at::kDouble);
-      for (int step = 0; step < 3; ++step) {
-        for (auto part : {model.module()->first, model.module()->twice}) part->zero_grad();
-        Checkpointed plain(false);
-        for (int r = 0; r < n; ++r) {
-          (plain(batch_of(r, step, at::kDouble)).logits.pow(2).sum() / n).backward();
-        }
-        model(batch_of(rank, step, at::kDouble)).logits.pow(2).sum().backward();
-        EXPECT_TRUE(torch::allclose(model.module()->first->weight.grad(),
-                                    plain->first->weight.grad(), 1e-10, 1e-12));
-        EXPECT_FALSE(model.module()->unused->weight.grad().defined());
-        EXPECT_EQ(model.module()->unused->bias.grad()[0].item<double>(), rank);
+using SkippedBucketsBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, SkippedBucketsBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+TEST_P(SkippedBucketsBackends, AreThoseOfUnusedParameters) {
+  expect_torch_ranks(3, GetParam(), [](int rank, int n) {
+    DistributedDataParallel model(Checkpointed(false), {.bucket_cap_mb = 0.0001,
+                                                        .find_unused_parameters = true,
+                                                        .skip_all_reduce_unused_params = true});
+    model.module()->unused->bias.mutable_grad() = torch::full({2}, double(rank), at::kDouble);
+    for (int step = 0; step < 3; ++step) {
+      for (auto part : {model.module()->first, model.module()->twice}) part->zero_grad();
+      Checkpointed plain(false);
+      for (int r = 0; r < n; ++r) {
+        (plain(batch_of(r, step, at::kDouble)).logits.pow(2).sum() / n).backward();
       }
-    });
-  }
+      model(batch_of(rank, step, at::kDouble)).logits.pow(2).sum().backward();
+      EXPECT_TRUE(torch::allclose(model.module()->first->weight.grad(), plain->first->weight.grad(),
+                                  1e-10, 1e-12));
+      EXPECT_FALSE(model.module()->unused->weight.grad().defined());
+      EXPECT_EQ(model.module()->unused->bias.grad()[0].item<double>(), rank);
+    }
+  });
 }
 
 struct SometimesImpl : torch::nn::Module {
@@ -136,25 +138,23 @@ struct SometimesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sometimes);
 
-TEST(DdpOptions, DoesNotSkipParametersUsedUnderNoSync) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      DistributedDataParallel model(Sometimes(), {.bucket_cap_mb = 0.000001,
-                                                  .find_unused_parameters = true,
-                                                  .skip_all_reduce_unused_params = true});
-      const auto x = torch::full({1, 1}, double(rank));
-      for (int step = 0; step < 3; ++step) {
-        model.module()->zero_grad();
-        {
-          const auto guard = model.no_sync();
-          model(x, true).sum().backward();
-        }
-        model(x, false).sum().backward();
-        EXPECT_EQ(model.module()->sometimes->weight.grad().item<double>(), 0.5);
-        EXPECT_EQ(model.module()->always->weight.grad().item<double>(), 1);
+TEST_P(SkippedBucketsBackends, AreNotThoseUsedUnderNoSync) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    DistributedDataParallel model(Sometimes(), {.bucket_cap_mb = 0.000001,
+                                                .find_unused_parameters = true,
+                                                .skip_all_reduce_unused_params = true});
+    const auto x = torch::full({1, 1}, double(rank));
+    for (int step = 0; step < 3; ++step) {
+      model.module()->zero_grad();
+      {
+        const auto guard = model.no_sync();
+        model(x, true).sum().backward();
       }
-    });
-  }
+      model(x, false).sum().backward();
+      EXPECT_EQ(model.module()->sometimes->weight.grad().item<double>(), 0.5);
+      EXPECT_EQ(model.module()->always->weight.grad().item<double>(), 1);
+    }
+  });
 }
 
 struct Opaque {

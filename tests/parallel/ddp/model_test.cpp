@@ -109,9 +109,7 @@ TEST_P(DdpWorlds, EqualsOneProcess) {
 }
 
 TEST_P(DdpWorlds, GradientsEqualThoseOfPyTorchsReducer) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int) {
+  expect_torch_ranks(GetParam(), [](int rank, int) {
     const auto x = batch_of(rank, 0, at::kDouble);
     DistributedDataParallel ours(make_net(at::kDouble));
     loss_of(ours(x), x).backward();
@@ -138,9 +136,7 @@ using DdpWorldsUpTo8 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpWorldsUpTo8, test::worlds({2, 3, 8}), test::CaseName());
 
 TEST_P(DdpWorldsUpTo8, AllowsTwoModelsAndOtherCollectivesInOneStep) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     DistributedDataParallel one(make_net(at::kDouble));
     DistributedDataParallel two(make_net(at::kDouble, 5));
     auto plain_one = make_net(at::kDouble);
@@ -198,9 +194,7 @@ using DdpWorldsUpTo5 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
 
 TEST_P(DdpWorldsUpTo5, AccumulatesWithUnusedParameters) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     DistributedDataParallel model(make_branches(),
                                   {.bucket_cap_mb = 0.0001, .find_unused_parameters = true});
     auto plain = make_branches();
@@ -275,9 +269,7 @@ void throw_at(const torch::Tensor& tensor) {
 }
 
 TEST_P(DdpWorldsUpTo8, TrainsAfterABackwardThatThrewOnAllRanks) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
     for (int step = 0; step < 4; ++step) {
       model.module()->zero_grad();
@@ -356,9 +348,7 @@ TEST_P(DdpBackends, NamesTheFirstDifferenceOfModels) {
 // Rank 1's backward throws when some of its buckets are published; the others learn of it and all
 // go on, whatever zero_grad does.
 TEST_P(DdpWorldsUpTo8, TrainsAfterOneRanksBackwardThrew) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
     for (int step = 0; step < 6; ++step) {
       const auto x = batch_of(rank, step, at::kDouble);
@@ -379,8 +369,7 @@ TEST_P(DdpWorldsUpTo8, TrainsAfterOneRanksBackwardThrew) {
 }
 
 TEST_P(DdpBackends, RejectsABackwardAfterOneThatThrewWithoutAForward) {
-  const std::string& backend = GetParam();
-  expect_torch_ranks(2, backend, [](int rank, int) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
     DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.0001});
     const auto x = batch_of(rank, 0, at::kDouble);
     static_cast<void>(model(x));
@@ -395,8 +384,7 @@ TEST_P(DdpBackends, RejectsABackwardAfterOneThatThrewWithoutAForward) {
 }
 
 TEST_P(DdpBackends, AllowsAForwardInEvalModeOnOneRank) {
-  const std::string& backend = GetParam();
-  expect_torch_ranks(2, backend, [](int rank, int) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
     DistributedDataParallel model(torch::nn::BatchNorm1d(3));
     const auto x = torch::randn({5, 3});
     for (int step = 0; step < 3; ++step) {
@@ -411,8 +399,7 @@ TEST_P(DdpBackends, AllowsAForwardInEvalModeOnOneRank) {
 }
 
 TEST_P(DdpBackends, BuffersFollowRankZeroByPyTorchsRule) {
-  const std::string& backend = GetParam();
-  expect_torch_ranks(2, backend, [](int rank, int) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
     for (const bool broadcast_buffers : {true, false}) {
       torch::nn::BatchNorm1d norm(3);
       norm->running_mean.fill_(rank);
@@ -484,20 +471,18 @@ TEST(Ddp, SecondBackwardThroughOneForwardIsReducedToo) {
 }
 
 // The order of arrival is that of the first step, whatever follows it before the next forward.
-TEST(Ddp, BucketsArePutInOrderAfterASecondBackwardThroughTheFirstForward) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int n) {
-      DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.001});
-      const auto first = batch_of(rank, 0, at::kDouble);
-      const auto output = model(first);
-      loss_of(output, first).backward({}, /*retain_graph=*/true);
-      output.sum().backward();
-      model.module()->zero_grad();
-      const auto x = batch_of(rank, 1, at::kDouble);
-      loss_of(model(x), x).backward();
-      expect_same_gradients(model.parameters(), test::whole_batch_gradients(1, n));
-    });
-  }
+TEST_P(DdpBackends, BucketsArePutInOrderAfterASecondBackwardThroughTheFirstForward) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int n) {
+    DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.001});
+    const auto first = batch_of(rank, 0, at::kDouble);
+    const auto output = model(first);
+    loss_of(output, first).backward({}, /*retain_graph=*/true);
+    output.sum().backward();
+    model.module()->zero_grad();
+    const auto x = batch_of(rank, 1, at::kDouble);
+    loss_of(model(x), x).backward();
+    expect_same_gradients(model.parameters(), test::whole_batch_gradients(1, n));
+  });
 }
 
 TEST(Ddp, BucketsAreFilledInOrder) {

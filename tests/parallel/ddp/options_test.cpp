@@ -50,8 +50,6 @@ using DdpOptionsWorldsUpTo3 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpOptionsWorldsUpTo3, test::worlds({2, 3}), test::CaseName());
 
 TEST_P(DdpOptionsWorldsUpTo3, EachGivesTheGradientOfTheWholeBatch) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
   const std::vector<DdpOptions> all{
       {.broadcast_buffers = false},
       {.init_sync = false},
@@ -69,7 +67,7 @@ TEST_P(DdpOptionsWorldsUpTo3, EachGivesTheGradientOfTheWholeBatch) {
        .find_unused_parameters = true,
        .skip_all_reduce_unused_params = true},
       {.check_sync_every = 1}};
-  expect_torch_ranks(size, backend, [&](int rank, int n) {
+  expect_torch_ranks(GetParam(), [&](int rank, int n) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       SCOPED_TRACE(i);
       expect_whole_batch(all[i], rank, n);
@@ -150,9 +148,7 @@ using DdpAverageWorlds = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpAverageWorlds, test::worlds(), test::CaseName());
 
 TEST_P(DdpAverageWorlds, OverSamplesIsTheGradientOfTheWholeBatch) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     DistributedDataParallel model(make_net(at::kDouble),
                                   {.bucket_cap_mb = kTinyBucket, .average = Average::samples});
     for (int step = 0; step < 4; ++step) {
@@ -187,8 +183,7 @@ using DdpAverageBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, DdpAverageBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
 TEST_P(DdpAverageBackends, IgnoresTheGradientOfARankWithoutSamples) {
-  const std::string& backend = GetParam();
-  expect_torch_ranks(2, backend, [](int rank, int) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));
     torch::nn::Linear fc(2, 1);
     DistributedDataParallel model(torch::nn::Sequential(table, fc), {.average = Average::samples});
@@ -206,9 +201,7 @@ using DdpCommHookWorldsUpTo4 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpCommHookWorldsUpTo4, test::worlds({2, 3, 4}), test::CaseName());
 
 TEST_P(DdpCommHookWorldsUpTo4, BuiltInHooksAverage) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     const std::pair<CommHook, double> hooks[] = {{comm_hooks::all_reduce(), 1e-12},
                                                  {comm_hooks::fp16_compress(), 2e-3},
                                                  {comm_hooks::bf16_compress(), 2e-2}};
@@ -418,9 +411,8 @@ using DdpBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, DdpBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
 TEST_P(DdpBackends, SparseGradientsStaySparse) {
-  const std::string& backend = GetParam();
   for (const Average average : {Average::ranks, Average::samples}) {
-    expect_torch_ranks(3, backend, [&](int rank, int n) {
+    expect_torch_ranks(3, GetParam(), [&](int rank, int n) {
       DistributedDataParallel model(Words(), {.average = average});
       for (int step = 0; step < 2; ++step) {
         model.module()->zero_grad();
@@ -443,21 +435,19 @@ TEST_P(DdpBackends, SparseGradientsStaySparse) {
   }
 }
 
-TEST(Ddp, SparseGradientsMayBeDelayed) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int n) {
-      DistributedDataParallel model(Words(), {.delay_all_reduce_named_params = {"table.weight"},
-                                              .param_to_hook_all_reduce = "fc.weight"});
-      for (int step = 0; step < 2; ++step) {
-        model.module()->zero_grad();
-        Words plain;
-        for (int r = 0; r < n; ++r) (plain(torch::tensor({r, 7})) / n).backward();
-        model(torch::tensor({rank, 7})).backward();
-        const auto got = model.module()->table->weight.grad().to_dense();
-        EXPECT_TRUE(torch::allclose(got, plain->table->weight.grad().to_dense()));
-      }
-    });
-  }
+TEST_P(DdpBackends, SparseGradientsMayBeDelayed) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int n) {
+    DistributedDataParallel model(Words(), {.delay_all_reduce_named_params = {"table.weight"},
+                                            .param_to_hook_all_reduce = "fc.weight"});
+    for (int step = 0; step < 2; ++step) {
+      model.module()->zero_grad();
+      Words plain;
+      for (int r = 0; r < n; ++r) (plain(torch::tensor({r, 7})) / n).backward();
+      model(torch::tensor({rank, 7})).backward();
+      const auto got = model.module()->table->weight.grad().to_dense();
+      EXPECT_TRUE(torch::allclose(got, plain->table->weight.grad().to_dense()));
+    }
+  });
 }
 
 TEST(Ddp, SupportsLateFreezingChannelsLastAndHalf) {
@@ -520,9 +510,8 @@ TEST(Ddp, RejectsUnsupportedModels) {
 }
 
 TEST_P(DdpBackends, StatsContainTheTimesOfAStep) {
-  const std::string& backend = GetParam();
   const test::Shared<std::atomic<int>> begun;  // backwards, on rank 0
-  expect_torch_ranks(2, backend, [&](int rank, int /*size*/) {
+  expect_torch_ranks(2, GetParam(), [&](int rank, int /*size*/) {
     DistributedDataParallel model(make_net(at::kDouble), {.bucket_cap_mb = 0.004});
     constexpr std::chrono::milliseconds kSlow(200);
     for (int step = 0; step < 3; ++step) {

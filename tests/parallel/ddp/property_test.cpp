@@ -215,9 +215,7 @@ using DdpPropertyWorldsUpTo3 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpPropertyWorldsUpTo3, test::worlds({2, 3}), test::CaseName());
 
 TEST_P(DdpPropertyWorldsUpTo3, ComplexParametersTrain) {
-  const std::string& backend = GetParam().backend;
-  const int size = GetParam().size;
-  expect_torch_ranks(size, backend, [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     DistributedDataParallel model(ComplexNet(at::kComplexFloat), {.bucket_cap_mb = 0.01});
     ComplexNet plain(at::kComplexDouble);
     torch::optim::SGD ours(model.parameters(), 0.1);
@@ -285,8 +283,7 @@ using DdpPropertyBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, DdpPropertyBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
 TEST_P(DdpPropertyBackends, ModelsOfSeveralGroupsTrainInThreads) {
-  const std::string& backend = GetParam();
-  expect_torch_ranks(4, backend, [](int rank, int) {
+  expect_torch_ranks(4, GetParam(), [](int rank, int) {
     std::vector<Team> teams;
     for (const auto& ranks :
          std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 2}, {1, 2, 3}, {1, 3}, {0, 1, 2, 3}}) {

@@ -9,6 +9,7 @@
 
 #include "support/small_net.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 // DistributedDataParallel of named tensors and a function, with no module of torch::nn.
 namespace paceline {
@@ -38,71 +39,69 @@ Tensor ones_with_grad() {
   return torch::ones({3}, at::kDouble).requires_grad_();
 }
 
-TEST(DdpTensors, LeaveTheGradientOfTheWholeBatch) {
-  for (const auto& backend : backends()) {
-    for (const int size : {1, 2, 3}) {
-      expect_torch_ranks(size, backend, [](int rank, int n) {
-        auto net = make_net(at::kDouble);
-        DistributedDataParallel model(tensors_of(net),
-                                      [net](const Tensor& x) mutable { return net->forward(x); },
-                                      {.bucket_cap_mb = 0.001});
-        for (int step = 0; step < 3; ++step) {
-          net->zero_grad();
-          const auto x = batch_of(rank, step, at::kDouble);
-          loss_of(model(x), x).backward();
-          expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
-        }
-      });
+using DdpTensorsWorldsUpTo3 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, DdpTensorsWorldsUpTo3, test::worlds({1, 2, 3}), test::CaseName());
+
+TEST_P(DdpTensorsWorldsUpTo3, LeaveTheGradientOfTheWholeBatch) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    auto net = make_net(at::kDouble);
+    DistributedDataParallel model(tensors_of(net),
+                                  [net](const Tensor& x) mutable { return net->forward(x); },
+                                  {.bucket_cap_mb = 0.001});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const auto x = batch_of(rank, step, at::kDouble);
+      loss_of(model(x), x).backward();
+      expect_same_gradients(model.parameters(), whole_batch_gradients(step, n));
     }
-  }
+  });
 }
 
-TEST(DdpTensors, StartAsThoseOfRankZero) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(3, backend, [](int rank, int) {
-      const Tensor w = torch::full({3}, rank + 1.0, at::kDouble).requires_grad_();
-      const Tensor frozen = torch::full({2}, rank + 1.0, at::kDouble);
-      const Tensor mean = torch::full({3}, rank + 1.0, at::kDouble);
-      DistributedDataParallel model({{"w", w}, {"frozen", frozen}}, {{"mean", mean}},
-                                    [&](const Tensor& x) {
-                                      mean.add_(x);
-                                      return w * x;
-                                    });
-      for (const Tensor& tensor : {w, frozen, mean}) {
-        EXPECT_TRUE(tensor.detach().eq(1).all().item<bool>());
-      }
-      const Tensor x = torch::full({3}, rank + 1.0, at::kDouble);
-      model(x).sum().backward();
-      EXPECT_TRUE(w.grad().allclose(torch::full({3}, 2.0, at::kDouble)));
-      EXPECT_TRUE(mean.equal(torch::full({3}, rank + 2.0, at::kDouble)));
-      model(x).sum().backward();  // rank 0's buffer first
-      EXPECT_TRUE(mean.equal(torch::full({3}, rank + 3.0, at::kDouble)));
-    });
-  }
+using DdpTensorsBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, DdpTensorsBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(DdpTensorsBackends, StartAsThoseOfRankZero) {
+  expect_torch_ranks(3, GetParam(), [](int rank, int) {
+    const Tensor w = torch::full({3}, rank + 1.0, at::kDouble).requires_grad_();
+    const Tensor frozen = torch::full({2}, rank + 1.0, at::kDouble);
+    const Tensor mean = torch::full({3}, rank + 1.0, at::kDouble);
+    DistributedDataParallel model({{"w", w}, {"frozen", frozen}}, {{"mean", mean}},
+                                  [&](const Tensor& x) {
+                                    mean.add_(x);
+                                    return w * x;
+                                  });
+    for (const Tensor& tensor : {w, frozen, mean}) {
+      EXPECT_TRUE(tensor.detach().eq(1).all().item<bool>());
+    }
+    const Tensor x = torch::full({3}, rank + 1.0, at::kDouble);
+    model(x).sum().backward();
+    EXPECT_TRUE(w.grad().allclose(torch::full({3}, 2.0, at::kDouble)));
+    EXPECT_TRUE(mean.equal(torch::full({3}, rank + 2.0, at::kDouble)));
+    model(x).sum().backward();  // rank 0's buffer first
+    EXPECT_TRUE(mean.equal(torch::full({3}, rank + 3.0, at::kDouble)));
+  });
 }
 
-TEST(DdpTensors, AreNamedWhereTheyDifferOrGetNoGradient) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      const Tensor w = ones_with_grad();
-      const Tensor b = torch::ones({rank + 1}, at::kDouble).requires_grad_();
-      const auto forward = [&] { return w.sum(); };
-      EXPECT_THAT(
-          [&] {
-            DistributedDataParallel({{"w", w}, {"b", b}}, forward);
-          },
-          ThrowsMessage<Mismatch>(HasSubstr("b, a parameter of shape [2]")));
-    });
-    expect_torch_ranks(2, backend, [](int, int) {
-      const Tensor w = ones_with_grad();
-      const Tensor b = ones_with_grad();
-      DistributedDataParallel model({{"w", w}, {"b", b}}, [&] { return w.sum(); });
-      barrier();  // a rank's failure must not meet another one's construction
-      EXPECT_THAT([&] { model().backward(); },
-                  ThrowsMessage<Error>(HasSubstr("1 of 2 parameters got no gradient in this "
-                                                 "backward: b.")));
-    });
-  }
+TEST_P(DdpTensorsBackends, AreNamedWhereTheyDifferOrGetNoGradient) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    const Tensor w = ones_with_grad();
+    const Tensor b = torch::ones({rank + 1}, at::kDouble).requires_grad_();
+    const auto forward = [&] { return w.sum(); };
+    EXPECT_THAT(
+        [&] {
+          DistributedDataParallel({{"w", w}, {"b", b}}, forward);
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("b, a parameter of shape [2]")));
+  });
+  expect_torch_ranks(2, GetParam(), [](int, int) {
+    const Tensor w = ones_with_grad();
+    const Tensor b = ones_with_grad();
+    DistributedDataParallel model({{"w", w}, {"b", b}}, [&] { return w.sum(); });
+    barrier();  // a rank's failure must not meet another one's construction
+    EXPECT_THAT([&] { model().backward(); },
+                ThrowsMessage<Error>(HasSubstr("1 of 2 parameters got no gradient in this "
+                                               "backward: b.")));
+  });
 }
 
 TEST(DdpTensors, ThatCannotWorkAreRefused) {
@@ -136,22 +135,20 @@ TEST(DdpTensors, CountOnceUnderTwoNames) {
   });
 }
 
-TEST(DdpTensors, MayBeThoseOfAScript) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      torch::jit::Module script("scaled");
-      script.register_parameter("w", ones_with_grad(), false);
-      script.define("def forward(self, x):\n    return x * self.w\n");
-      NamedTensors parameters;
-      for (const auto& one : script.named_parameters()) {
-        parameters.emplace_back(one.name, one.value);
-      }
-      DistributedDataParallel model(
-          parameters, [&](const Tensor& x) { return script.forward({x}).toTensor(); });
-      model(torch::full({3}, rank + 1.0, at::kDouble)).sum().backward();
-      EXPECT_TRUE(model.parameters()[0].grad().equal(torch::full({3}, 1.5, at::kDouble)));
-    });
-  }
+TEST_P(DdpTensorsBackends, MayBeThoseOfAScript) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    torch::jit::Module script("scaled");
+    script.register_parameter("w", ones_with_grad(), false);
+    script.define("def forward(self, x):\n    return x * self.w\n");
+    NamedTensors parameters;
+    for (const auto& one : script.named_parameters()) {
+      parameters.emplace_back(one.name, one.value);
+    }
+    DistributedDataParallel model(parameters,
+                                  [&](const Tensor& x) { return script.forward({x}).toTensor(); });
+    model(torch::full({3}, rank + 1.0, at::kDouble)).sum().backward();
+    EXPECT_TRUE(model.parameters()[0].grad().equal(torch::full({3}, 1.5, at::kDouble)));
+  });
 }
 
 struct Trainer {
@@ -160,30 +157,28 @@ struct Trainer {
       {{"w", w}}, [this](double x) { return (w * x).sum(); }};
 };
 
-TEST(DdpTensors, AccumulateAndJoinAsModulesDo) {
-  for (const auto& backend : backends()) {
-    expect_torch_ranks(2, backend, [](int rank, int) {
-      Trainer trainer;
-      auto& model = trainer.model;
-      {
-        const auto guard = model.no_sync();
-        model(rank + 1.0).backward();
-      }
+TEST_P(DdpTensorsBackends, AccumulateAndJoinAsModulesDo) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Trainer trainer;
+    auto& model = trainer.model;
+    {
+      const auto guard = model.no_sync();
       model(rank + 1.0).backward();
-      EXPECT_TRUE(trainer.w.grad().equal(torch::full({3}, 3.0, at::kDouble)));
-      torch::optim::SGD sgd(model.parameters(), 1.0);
-      model.join([&] {
-        for (int step = 0; step <= rank; ++step) {
-          sgd.zero_grad();
-          model(1).backward();
-          sgd.step();
-        }
-      });
-      // 1, then half of 1, as one of two ranks has joined.
-      EXPECT_TRUE(trainer.w.detach().equal(torch::full({3}, -0.5, at::kDouble)));
-      EXPECT_EQ(model.stats().steps, rank + 2U);
+    }
+    model(rank + 1.0).backward();
+    EXPECT_TRUE(trainer.w.grad().equal(torch::full({3}, 3.0, at::kDouble)));
+    torch::optim::SGD sgd(model.parameters(), 1.0);
+    model.join([&] {
+      for (int step = 0; step <= rank; ++step) {
+        sgd.zero_grad();
+        model(1).backward();
+        sgd.step();
+      }
     });
-  }
+    // 1, then half of 1, as one of two ranks has joined.
+    EXPECT_TRUE(trainer.w.detach().equal(torch::full({3}, -0.5, at::kDouble)));
+    EXPECT_EQ(model.stats().steps, rank + 2U);
+  });
 }
 
 }  // namespace

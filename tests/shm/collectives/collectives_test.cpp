@@ -446,28 +446,29 @@ TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
   });
 }
 
-TEST(Collectives, ResultsHaveTheSameBitsOnEveryRankAndPath) {
-  for (const int size : {2, 3, 5}) {
-    run_thread_ranks(size, [](auto region) {
-      Group group(region);
-      std::mt19937 random(static_cast<unsigned>(group.rank()));
-      std::normal_distribution<float> normal;
-      for (const std::size_t count : {1000u, 100'003u}) {
-        std::vector<float> ordinary(count);
-        for (float& x : ordinary) x = normal(random);
-        auto* const shared = static_cast<float*>(region->memory().allocate(count * sizeof(float)));
-        std::copy(ordinary.begin(), ordinary.end(), shared);
-        std::vector<float> separate(count);
-        group.all_reduce(ordinary.data(), separate.data(), count, DataType::float32, ReduceOp::avg);
-        group.all_reduce(shared, shared, count, DataType::float32, ReduceOp::avg);
-        EXPECT_TRUE(std::equal(separate.begin(), separate.end(), shared));
-        std::vector<float> of_root = separate;
-        group.broadcast(of_root.data(), count, DataType::float32, 0);
-        EXPECT_EQ(separate, of_root);
-        region->memory().free(shared);
-      }
-    });
-  }
+using CollectivesUpTo5 = test::SizeTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesUpTo5, ::testing::Values(2, 3, 5), test::CaseName());
+
+TEST_P(CollectivesUpTo5, ResultsHaveTheSameBitsOnEveryRankAndPath) {
+  run_thread_ranks(GetParam(), [](auto region) {
+    Group group(region);
+    std::mt19937 random(static_cast<unsigned>(group.rank()));
+    std::normal_distribution<float> normal;
+    for (const std::size_t count : {1000u, 100'003u}) {
+      std::vector<float> ordinary(count);
+      for (float& x : ordinary) x = normal(random);
+      auto* const shared = static_cast<float*>(region->memory().allocate(count * sizeof(float)));
+      std::copy(ordinary.begin(), ordinary.end(), shared);
+      std::vector<float> separate(count);
+      group.all_reduce(ordinary.data(), separate.data(), count, DataType::float32, ReduceOp::avg);
+      group.all_reduce(shared, shared, count, DataType::float32, ReduceOp::avg);
+      EXPECT_TRUE(std::equal(separate.begin(), separate.end(), shared));
+      std::vector<float> of_root = separate;
+      group.broadcast(of_root.data(), count, DataType::float32, 0);
+      EXPECT_EQ(separate, of_root);
+      region->memory().free(shared);
+    }
+  });
 }
 
 }  // namespace
