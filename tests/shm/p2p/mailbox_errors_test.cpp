@@ -1,0 +1,264 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "shm/p2p/mailbox.h"
+#include "shm/p2p/requests.h"
+#include "support/eventually.h"
+#include "support/process_ranks.h"
+#include "support/shared.h"
+#include "support/thread_ranks.h"
+
+namespace paceline::shm {
+namespace {
+
+using test::numbers;
+using test::Requests;
+using test::run_thread_ranks;
+using test::small_region;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(Mailbox, MismatchIsReportedOnBothSides) {
+  run_thread_ranks(2, [](auto region) {
+    Mailbox mailbox(region);
+    Requests requests(mailbox);
+    std::vector<int> data(region->rank() == 0 ? 9'000 : 9'001);
+    region->rank() == 0 ? requests.send(data, 1, 4) : requests.receive(data, 0, 4);
+    EXPECT_THAT([&] { requests.wait(); },
+                ThrowsMessage<Mismatch>("rank 0 sent 9000 int32 to rank 1 with tag 4, which "
+                                        "received 9001 int32"));
+    EXPECT_THROW(requests.send(data, 1 - region->rank()), Mismatch) << "the group has failed";
+  });
+}
+
+TEST(Mailbox, TimeoutNamesTheMissingMessage) {
+  run_thread_ranks(3, [](auto region) {
+    Mailbox mailbox(region);
+    Requests requests(mailbox);
+    std::vector<int> data(3);
+    EXPECT_THAT(
+        [&] {
+          if (region->rank() == 0) {
+            requests.receive(data, 2, 1, std::chrono::milliseconds(100));
+          } else {
+            // Those that wait for something else hear of it too.
+            requests.receive(data, Mailbox::kAnyRank, 0);
+          }
+          requests.wait();
+        },
+        ThrowsMessage<Timeout>(
+            "rank 2 did not send within the timeout of 0.1 s: recv of 3 int32 from "
+            "rank 2 with tag 1 in group test"));
+  });
+}
+
+TEST(Mailbox, ReceivesWhatARankSentBeforeItLeftAndThenThrows) {
+  run_thread_ranks(2, [](auto region) {
+    {
+      Mailbox mailbox(region);
+      Requests requests(mailbox);
+      std::vector<int> data(5);
+      if (region->rank() == 0) {
+        data = numbers(5, 0, 0);
+        requests.send(data, 1);
+        requests.wait();
+      } else {
+        while (!region->peers().has_left(0)) std::this_thread::yield();
+        requests.receive(data, 0);
+        requests.wait();
+        EXPECT_EQ(data, numbers(5, 0, 0));
+        requests.receive(data, 0);
+        EXPECT_THAT([&] { requests.wait(); },
+                    ThrowsMessage<PeerLost>("rank 0 has left the group and is missing in recv of 5 "
+                                            "int32 from rank 0 with tag 0 in group test"));
+      }
+    }
+    region.reset();
+  });
+}
+
+TEST(Mailbox, DeathOfARankFailsWaitsForOtherRanks) {
+  const auto ends =
+      test::run_process_ranks(3, [](int rank, BootstrapSockets sockets) -> std::string {
+        const auto region = Region::create(std::move(sockets), rank, 3, small_region());
+        Mailbox mailbox(region);
+        Requests requests(mailbox);
+        std::vector<int> data(3);
+        if (rank == 2) std::_Exit(7);
+        requests.receive(data, 1 - rank);
+        try {
+          requests.wait();
+        } catch (const PeerLost& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(2));
+          return error.what();
+        }
+        return "no error";
+      });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(ends[static_cast<std::size_t>(rank)].report, HasSubstr("rank 2 was lost"));
+  }
+}
+
+// Of a receiver that had no time until its deadline was over.
+TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
+  constexpr std::chrono::seconds kTimeout{5};
+  struct Board {
+    std::atomic<pid_t> receiver{0};
+    std::atomic<bool> over{false};
+  };
+  const test::Shared<Board> board;
+  const auto ends =
+      test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) -> std::string {
+        const auto region = Region::create(std::move(sockets), rank, 2, small_region());
+        Mailbox mailbox(region);
+        Requests requests(mailbox);
+        std::vector<int> data(3, rank);
+        if (rank == 0) {
+          requests.receive(data, 1, 0, kTimeout);
+          board->receiver = ::getpid();
+          requests.wait();
+          EXPECT_EQ(data, std::vector<int>(3, 1));
+          board->over = true;
+        } else {
+          EXPECT_TRUE(test::eventually([&] { return board->receiver != 0; }));
+          const auto deadline = base::Deadline::after(kTimeout + std::chrono::milliseconds(100));
+          ::kill(board->receiver, SIGSTOP);
+          requests.send(data, 0);
+          mailbox.move();
+          std::this_thread::sleep_for(deadline.remaining());
+          ::kill(board->receiver, SIGCONT);
+          requests.wait();
+          EXPECT_TRUE(test::eventually([&] { return board->over.load(); }));
+        }
+        return "";
+      });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+}
+
+TEST(Mailbox, AbortFromAnotherThreadEndsTheWait) {
+  run_thread_ranks(2, [](auto region) {
+    Mailbox mailbox(region);
+    Requests requests(mailbox);
+    std::vector<int> data(3);
+    std::thread aborting;
+    EXPECT_THAT(
+        [&] {
+          requests.receive(data, 1 - region->rank());
+          if (region->rank() == 1) aborting = std::thread([&] { region->abort("enough"); });
+          requests.wait();
+        },
+        ThrowsMessage<PeerLost>("rank 1 left the group with an exception: enough"));
+    if (aborting.joinable()) aborting.join();
+  });
+}
+
+TEST(Mailbox, RejectsInvalidArguments) {
+  run_thread_ranks(2, [](auto region) {
+    Mailbox mailbox(region);
+    Requests requests(mailbox);
+    std::vector<int> data(3);
+    EXPECT_THROW(requests.send(data, 2), UsageError);
+    EXPECT_THROW(requests.send(data, region->rank()), UsageError);
+    EXPECT_THROW(requests.send(data, Mailbox::kAnyRank), UsageError);
+    EXPECT_THROW(requests.receive(data, 2), UsageError);
+    EXPECT_THROW(requests.receive(data, 1 - region->rank(), -1), UsageError);
+  });
+}
+
+// A message that comes in the same round as another's failure is told of its own luck.
+TEST(Mailbox, FailureOfOneMessageKeepsAnother) {
+  run_thread_ranks(2, [](auto region) {
+    Mailbox mailbox(region);
+    Requests good(mailbox);
+    Requests bad(mailbox);
+    std::vector<int> data = numbers(4, 0, 0);
+    if (region->rank() == 0) {
+      good.send(data, 1, 0);
+      good.send(data, 1, 1);
+      mailbox.move();
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    while (region->memory().send_ring(0, 1).written.load() != 2) std::this_thread::yield();
+    std::vector<int> received(4);
+    std::vector<int> wrong(5);
+    good.receive(received, 0, 0);
+    bad.receive(wrong, 0, 1);
+    EXPECT_THROW(bad.wait(), Mismatch);
+    good.wait();
+    EXPECT_EQ(received, data);
+  });
+}
+
+TEST(Mailbox, MessageWithoutRoomFailsAlone) {
+  auto options = small_region();
+  options.arena_bytes = std::size_t{3} << 19;
+  run_thread_ranks(
+      2,
+      [](auto region) {
+        Mailbox mailbox(region);
+        constexpr std::size_t kCount = 500'000;
+        const auto sent = numbers(kCount, region->rank(), 0);
+        std::vector<int> received(kCount);
+        Requests first(mailbox);
+        Requests second(mailbox);
+        Requests third(mailbox);
+        if (region->rank() == 0) {
+          first.send(sent, 1, 0);
+          second.send(sent, 1, 1);  // a buffer fits in the arena, two do not
+          third.receive(received, 1, 2);
+          EXPECT_THAT([&] { second.wait(); }, ThrowsMessage<Error>(HasSubstr("no room for")));
+          void* const block =
+              region->memory().allocate(10'000);  // not where the first has its buffer
+          std::memset(block, 0x55, 10'000);
+          first.wait();
+          third.wait();
+          EXPECT_EQ(received, numbers(kCount, 1, 0));
+        } else {
+          first.receive(received, 0, 0);
+          first.wait();
+          EXPECT_EQ(received, numbers(kCount, 0, 0));
+          third.send(sent, 0, 2);
+          third.wait();
+        }
+      },
+      options);
+}
+
+TEST(Mailbox, DeadlinesHoldWhileOtherMessagesProgress) {
+  run_thread_ranks(3, [](auto region) {
+    Mailbox mailbox(region);
+    std::vector<int> data(1);
+    if (region->rank() == 1) {  // silent
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    try {
+      Requests silent(mailbox);
+      if (region->rank() == 0) silent.receive(data, 1, 9, std::chrono::milliseconds(100));
+      std::vector<int> others(1);
+      const auto deadline = base::Deadline::after(test::kPatience);
+      while (!deadline.expired()) {
+        Requests requests(mailbox);
+        region->rank() == 0 ? requests.receive(others, 2) : requests.send(others, 0);
+        requests.wait();
+      }
+      ADD_FAILURE() << "nobody was told";
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.ranks(), ElementsAre(1));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace paceline::shm
