@@ -1,14 +1,15 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <paceline/collectives.h>
-
-#include <filesystem>
+#include <chrono>
 #include <fstream>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <paceline/collectives.h>
 
 #include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
@@ -18,12 +19,8 @@ namespace paceline {
 namespace {
 
 using namespace std::chrono_literals;
-using test::backends;
 using test::expect_torch_ranks;
 using test::kWorldSizes;
-using test::RankContext;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 using CollectivesWorlds = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, CollectivesWorlds, test::worlds(), test::CaseName());
@@ -199,21 +196,6 @@ TEST_P(CollectivesWorldsUpTo3, SparseTensorsAreAddedUp) {
   });
 }
 
-TEST(Collectives, SparseTensorsThatDifferAreAMismatchOnEveryRank) {
-  expect_torch_ranks(3, "paceline", [](int rank, int) {
-    const auto tensor = torch::zeros({4, rank == 1 ? 5 : 6}).to_sparse(1);
-    try {
-      all_reduce(tensor);
-      ADD_FAILURE() << "no error";
-    } catch (const Mismatch& error) {
-      EXPECT_THAT(error.what(),
-                  HasSubstr("rank 1 all_reduce of a sparse Float tensor of [4, 5] with "
-                            "1 sparse dimensions"));
-      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
-    }
-  });
-}
-
 TEST_P(CollectivesWorlds, BroadcastAndGatherBytes) {
   expect_torch_ranks(GetParam(), [](int rank, int size) {
     const auto all = all_gather_bytes(std::string(static_cast<std::size_t>(rank), 'x'));
@@ -222,6 +204,22 @@ TEST_P(CollectivesWorlds, BroadcastAndGatherBytes) {
     EXPECT_EQ(broadcast_bytes(rank == 0 ? std::string("a\0b", 3) : "ignored"),
               std::string("a\0b", 3));
     EXPECT_EQ(broadcast_bytes(""), "");
+  });
+}
+
+TEST_P(CollectivesWorlds, RunInOrderWithAsynchronousOnes) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
+    auto t = torch::full({1000}, rank + 1.0);
+    std::vector<Work> works;
+    for (int i = 0; i < 5; ++i) works.push_back(all_reduce_async(t, {.op = ReduceOp::MAX}));
+    auto other = torch::full({10}, 1.0);
+    all_reduce(other);
+    EXPECT_EQ(other[0].item<double>(), size);
+    for (auto& work : works) work.wait(60s);
+    EXPECT_TRUE(works[0].is_completed());
+    EXPECT_TRUE(t.eq(size).all().item<bool>());
+    { const Work dropped = barrier_async(); }
+    barrier();
   });
 }
 
@@ -244,53 +242,6 @@ TEST_P(WorkWorlds, IsCompleteAfterAMove) {
     EXPECT_TRUE(column.eq(size).all().item<bool>());
     second.wait();
   });
-}
-
-TEST_P(CollectivesWorlds, RunInOrderWithAsynchronousOnes) {
-  expect_torch_ranks(GetParam(), [](int rank, int size) {
-    auto t = torch::full({1000}, rank + 1.0);
-    std::vector<Work> works;
-    for (int i = 0; i < 5; ++i) works.push_back(all_reduce_async(t, {.op = ReduceOp::MAX}));
-    auto other = torch::full({10}, 1.0);
-    all_reduce(other);
-    EXPECT_EQ(other[0].item<double>(), size);
-    for (auto& work : works) work.wait(60s);
-    EXPECT_TRUE(works[0].is_completed());
-    EXPECT_TRUE(t.eq(size).all().item<bool>());
-    { const Work dropped = barrier_async(); }
-    barrier();
-  });
-}
-
-using GroupsWorldsUpTo5 = test::WorldTest;
-INSTANTIATE_TEST_SUITE_P(, GroupsWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
-
-TEST_P(GroupsWorldsUpTo5, CollectivesInvolveMembersOnly) {
-  expect_torch_ranks(GetParam(), [](int rank, int n) {
-    const auto last_two = new_group({n - 1, n - 2});
-    const auto everyone = new_group();
-    EXPECT_EQ(get_rank(last_two), rank < n - 2 ? -1 : rank - (n - 2));
-    EXPECT_EQ(get_world_size(last_two), rank < n - 2 ? -1 : 2);
-    auto t = torch::full({3}, 1.0);
-    all_reduce(t, {.group = last_two});
-    EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? 1 : 2);
-    all_reduce(t.fill_(1), {.group = everyone});
-    EXPECT_EQ(t[0].item<double>(), n);
-    t.fill_(rank);
-    broadcast(t, {.src = n - 1, .group = last_two});
-    EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? rank : n - 1);
-    if (last_two.is_member()) {
-      EXPECT_THROW(broadcast(t, {.src = n, .group = last_two}), UsageError);
-    }
-  });
-}
-
-using GroupsBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, GroupsBackends, ::testing::ValuesIn(backends()), test::CaseName());
-
-// Whoever is first must not take the others' connections away while they form the group.
-TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
-  for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
 }
 
 std::size_t available_memory() {
@@ -329,182 +280,6 @@ TEST(Collectives, AcceptMoreThan4294967296Elements) {
       EXPECT_TRUE(tensor.index({places}).equal(numbers * 7));
     }
   });
-}
-
-TEST(Groups, SixtyFourAtOnceWork) {
-  expect_torch_ranks(2, "paceline", [](int rank, int) {
-    const auto descriptors = [] {
-      return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
-    };
-    const auto before = descriptors();
-    std::vector<ProcessGroup> groups;
-    for (int i = 0; i < 64; ++i) groups.push_back(new_group());
-    std::vector<at::Tensor> tensors;
-    std::vector<Work> works;
-    for (int i = 0; i < 64; ++i) {
-      tensors.push_back(torch::full({50'000}, static_cast<double>(i + rank)));
-      works.push_back(
-          all_reduce_async(tensors.back(), {.group = groups[static_cast<std::size_t>(i)]}));
-    }
-    for (std::size_t i = 0; i < works.size(); ++i) {
-      works[i].wait();
-      EXPECT_TRUE(tensors[i].eq(2.0 * static_cast<double>(i) + 1).all().item<bool>());
-      const auto backend = groups[i].c10d()->getBackend(at::kCPU);
-      EXPECT_LE(backend->getMemoryStats().at("staging_bytes"), std::uint64_t{64} << 20);
-    }
-    // A watch for the peer, what it watches this rank by, and the memory, on which both hold locks.
-    EXPECT_LE(descriptors() - before, 64 * 3);
-  });
-}
-
-TEST_P(GroupsBackends, AllocateRegisteredTensors) {
-  expect_torch_ranks(2, GetParam(), [](int rank, int) {
-    const bool shared = get_backend() == "paceline";
-    const auto allocated = [&]() -> std::uint64_t {
-      if (!shared) return 0;
-      return ProcessGroup().c10d()->getBackend(at::kCPU)->getMemoryStats().at("allocated_bytes");
-    };
-    const auto before = allocated();
-    at::Tensor t = allocate_tensor({3, 5000}, torch::kDouble);
-    EXPECT_EQ(t.sizes(), at::IntArrayRef({3, 5000}));
-    EXPECT_EQ(allocated() - before, shared ? 120'000u : 0u);
-    t.fill_(rank);
-    all_reduce(t);
-    EXPECT_TRUE(t.eq(1).all().item<bool>());
-    EXPECT_EQ(allocate_tensor({0}).numel(), 0);
-    EXPECT_THROW(allocate_tensor({-1}), std::exception);
-    t.reset();
-    EXPECT_EQ(allocated(), before);
-  });
-}
-
-TEST(Groups, UseTheGivenStagingBytes) {
-  expect_torch_ranks(2, "paceline", [](int rank, int) {
-    constexpr std::size_t kBytes = std::size_t{64} << 10;
-    const ProcessGroup group =
-        new_group({}, {.backend_options = PacelineOptions{.staging_bytes = kBytes}});
-    auto t = torch::full({100'000}, static_cast<double>(rank));
-    all_reduce(t, {.group = group});
-    EXPECT_TRUE(t.eq(1).all().item<bool>());
-    const auto held = [](const ProcessGroup& of) {
-      return of.c10d()->getBackend(at::kCPU)->getMemoryStats().at("staging_bytes");
-    };
-    EXPECT_EQ(held(group), kBytes);
-    EXPECT_EQ(held(new_group()), held(ProcessGroup()));
-    const auto over_gloo = [] {
-      return new_group({}, {.backend = "gloo", .backend_options = PacelineOptions{}});
-    };
-    EXPECT_THAT(over_gloo, ThrowsMessage<UsageError>(HasSubstr("its backend is gloo")));
-  });
-}
-
-TEST(World, OfOneNeedsNoEnvironment) {
-  expect_torch_ranks(1, "paceline", [](int, int) {
-    destroy_process_group();
-    EXPECT_FALSE(is_initialized());
-    const World world = init_process_group();
-    auto t = torch::ones({2});
-    all_reduce(t);
-    EXPECT_EQ(t.sum().item<float>(), 2);
-    EXPECT_EQ(get_world_size(), 1);
-    EXPECT_EQ(get_backend(), "paceline");
-    EXPECT_THROW(static_cast<void>(init_process_group()), UsageError);
-  });
-}
-
-using WorldBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, WorldBackends, ::testing::ValuesIn(backends()), test::CaseName());
-
-TEST_P(WorldBackends, CanBeFormedAgainOverTcpAndFile) {
-  const std::string path = ::testing::TempDir() + "store." + std::to_string(::getpid());
-  expect_torch_ranks(3, GetParam(), [&](int rank, int size) {
-    // Rank 0 finds a free port and tells the others through the first world.
-    const auto port = torch::zeros({1}, at::kLong);
-    if (rank == 0)
-      port.fill_(
-          c10::make_intrusive<c10d::TCPStore>(
-              "127.0.0.1", c10d::TCPStoreOptions{.port = 0, .isServer = true, .waitWorkers = false})
-              ->getPort());
-    broadcast(port);
-    barrier();
-    destroy_process_group();
-    const std::string tcp = "tcp://127.0.0.1:" + std::to_string(port.item<std::int64_t>());
-    for (const std::string& method : {tcp, "file://" + path}) {
-      const World world = init_process_group(
-          {.backend = GetParam(), .init_method = method, .world_size = size, .rank = rank});
-      auto t = torch::ones({2});
-      all_reduce(t);
-      EXPECT_EQ(t[0].item<float>(), 3);
-      barrier();
-    }
-  });
-  ::unlink(path.c_str());
-}
-
-TEST(Collectives, RejectInvalidTypesAndOperations) {
-  expect_torch_ranks(2, "paceline", [](int, int) {
-    EXPECT_THROW(all_reduce(torch::ones({2}, at::kComplexFloat), {.op = ReduceOp::MAX}),
-                 UsageError);
-    EXPECT_THROW(all_reduce(torch::ones({2}, at::kBool), {.op = ReduceOp::AVG}), UsageError);
-    EXPECT_THROW(all_reduce(torch::ones({2}), {.op = ReduceOp::BOR}), UsageError);
-    EXPECT_THROW(all_reduce(at::Tensor()), Error);
-    EXPECT_THROW(all_gather({torch::ones({2})}, torch::ones({2})), UsageError);
-    EXPECT_THROW(all_gather_into_tensor(torch::ones({3}), torch::ones({2})), UsageError);
-    auto t = torch::ones({2});
-    all_reduce(t);  // nobody was put out of step
-    EXPECT_EQ(t[0].item<float>(), 2);
-  });
-}
-
-TEST(Collectives, RejectTensorsOfDifferentTypes) {
-  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
-    const World world = init_process_group(context.init);
-    broadcast(torch::zeros({8}, context.rank == 0 ? at::kHalf : at::kShort));
-    return std::string("no error");
-  });
-  for (const auto& end : ends) {
-    EXPECT_THAT(end.report, HasSubstr("rank 0 called broadcast of 8 float16 from rank 0, rank 1 "
-                                      "broadcast of 8 int16 from rank 0"));
-  }
-}
-
-TEST(Groups, RejectCallsAfterDestruction) {
-  expect_torch_ranks(2, "paceline", [](int, int) {
-    const ProcessGroup group = new_group();
-    const auto t = torch::ones({1});
-    all_reduce_async(t, {.group = group}).wait();
-    const auto backend = group.c10d()->getBackend(at::kCPU);
-    destroy_process_group();
-    std::vector<at::Tensor> tensors{t};
-    for (const bool async : {false, true}) {
-      EXPECT_THAT([&] { backend->allreduce(tensors, {.asyncOp = async}); },
-                  ThrowsMessage<UsageError>(HasSubstr("which this rank has left")));
-    }
-  });
-}
-
-TEST(Collectives, RejectImpossibleAllocations) {
-  expect_torch_ranks(1, "paceline", [](int, int) {
-    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
-    for (const long size : {-1L, 1L << 61}) {
-      EXPECT_THROW(backend->allocateTensor(size, at::kDouble), UsageError) << size;
-    }
-    EXPECT_THROW(backend->allocateTensor(1L << 50, at::kDouble), Error);
-  });
-}
-
-TEST(Collectives, MismatchHasTheSameTextOnEveryRank) {
-  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
-    const World world = init_process_group(context.init);
-    all_reduce(torch::ones({10 + 2 * context.rank}));
-    return std::string("no error");
-  });
-  for (const auto& end : ends) {
-    EXPECT_EQ(
-        end.report,
-        "threw: rank 0 called all_reduce of 10 float32, rank 1 all_reduce of 12 float32; call "
-        "1 of group world");
-  }
 }
 
 }  // namespace

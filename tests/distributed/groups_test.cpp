@@ -1,6 +1,5 @@
-// Groups that are destroyed before the world is.
+// Groups beside the world, and groups that are destroyed before the world is.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -17,10 +16,11 @@
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/error.h>
 
-#include "support/cases.h"
 #include "support/thoroughness.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
@@ -29,6 +29,104 @@ using test::backends;
 using test::expect_torch_ranks;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+
+using GroupsWorldsUpTo5 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, GroupsWorldsUpTo5, test::worlds({2, 3, 5}), test::CaseName());
+
+TEST_P(GroupsWorldsUpTo5, CollectivesInvolveMembersOnly) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    const auto last_two = new_group({n - 1, n - 2});
+    const auto everyone = new_group();
+    EXPECT_EQ(get_rank(last_two), rank < n - 2 ? -1 : rank - (n - 2));
+    EXPECT_EQ(get_world_size(last_two), rank < n - 2 ? -1 : 2);
+    auto t = torch::full({3}, 1.0);
+    all_reduce(t, {.group = last_two});
+    EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? 1 : 2);
+    all_reduce(t.fill_(1), {.group = everyone});
+    EXPECT_EQ(t[0].item<double>(), n);
+    t.fill_(rank);
+    broadcast(t, {.src = n - 1, .group = last_two});
+    EXPECT_EQ(t[0].item<double>(), rank < n - 2 ? rank : n - 1);
+    if (last_two.is_member()) {
+      EXPECT_THROW(broadcast(t, {.src = n, .group = last_two}), UsageError);
+    }
+  });
+}
+
+using GroupsBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, GroupsBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+// Whoever is first must not take the others' connections away while they form the group.
+TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
+  for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
+}
+
+TEST(Groups, SixtyFourAtOnceWork) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto descriptors = [] {
+      return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    };
+    const auto before = descriptors();
+    std::vector<ProcessGroup> groups;
+    for (int i = 0; i < 64; ++i) groups.push_back(new_group());
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 64; ++i) {
+      tensors.push_back(torch::full({50'000}, static_cast<double>(i + rank)));
+      works.push_back(
+          all_reduce_async(tensors.back(), {.group = groups[static_cast<std::size_t>(i)]}));
+    }
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      works[i].wait();
+      EXPECT_TRUE(tensors[i].eq(2.0 * static_cast<double>(i) + 1).all().item<bool>());
+      const auto backend = groups[i].c10d()->getBackend(at::kCPU);
+      EXPECT_LE(backend->getMemoryStats().at("staging_bytes"), std::uint64_t{64} << 20);
+    }
+    // A watch for the peer, what it watches this rank by, and the memory, on which both hold locks.
+    EXPECT_LE(descriptors() - before, 64 * 3);
+  });
+}
+
+TEST_P(GroupsBackends, AllocateRegisteredTensors) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    const bool shared = get_backend() == "paceline";
+    const auto allocated = [&]() -> std::uint64_t {
+      if (!shared) return 0;
+      return ProcessGroup().c10d()->getBackend(at::kCPU)->getMemoryStats().at("allocated_bytes");
+    };
+    const auto before = allocated();
+    at::Tensor t = allocate_tensor({3, 5000}, torch::kDouble);
+    EXPECT_EQ(t.sizes(), at::IntArrayRef({3, 5000}));
+    EXPECT_EQ(allocated() - before, shared ? 120'000u : 0u);
+    t.fill_(rank);
+    all_reduce(t);
+    EXPECT_TRUE(t.eq(1).all().item<bool>());
+    EXPECT_EQ(allocate_tensor({0}).numel(), 0);
+    EXPECT_THROW(allocate_tensor({-1}), std::exception);
+    t.reset();
+    EXPECT_EQ(allocated(), before);
+  });
+}
+
+TEST(Groups, UseTheGivenStagingBytes) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    constexpr std::size_t kBytes = std::size_t{64} << 10;
+    const ProcessGroup group =
+        new_group({}, {.backend_options = PacelineOptions{.staging_bytes = kBytes}});
+    auto t = torch::full({100'000}, static_cast<double>(rank));
+    all_reduce(t, {.group = group});
+    EXPECT_TRUE(t.eq(1).all().item<bool>());
+    const auto held = [](const ProcessGroup& of) {
+      return of.c10d()->getBackend(at::kCPU)->getMemoryStats().at("staging_bytes");
+    };
+    EXPECT_EQ(held(group), kBytes);
+    EXPECT_EQ(held(new_group()), held(ProcessGroup()));
+    const auto over_gloo = [] {
+      return new_group({}, {.backend = "gloo", .backend_options = PacelineOptions{}});
+    };
+    EXPECT_THAT(over_gloo, ThrowsMessage<UsageError>(HasSubstr("its backend is gloo")));
+  });
+}
 
 long entries_of(const std::string& directory) {
   return std::distance(std::filesystem::directory_iterator(directory),
@@ -70,6 +168,21 @@ TEST(Groups, ThousandsDestroyedLeakNothing) {
     EXPECT_EQ(entries_of("/proc/self/task"), threads);
     EXPECT_LT(status_of("VmSize") - space, 64 << 10);  // of which one group has 2x RAM
     EXPECT_LT(status_of("VmRSS") - memory, 16 << 10);  // and 16 pages of staging buffers at least
+  });
+}
+
+TEST(Groups, RejectCallsAfterDestruction) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const ProcessGroup group = new_group();
+    const auto t = torch::ones({1});
+    all_reduce_async(t, {.group = group}).wait();
+    const auto backend = group.c10d()->getBackend(at::kCPU);
+    destroy_process_group();
+    std::vector<at::Tensor> tensors{t};
+    for (const bool async : {false, true}) {
+      EXPECT_THAT([&] { backend->allreduce(tensors, {.asyncOp = async}); },
+                  ThrowsMessage<UsageError>(HasSubstr("which this rank has left")));
+    }
   });
 }
 

@@ -1,0 +1,75 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <string>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+#include <paceline/sampler.h>
+
+#include "support/cases.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::backends;
+using test::expect_torch_ranks;
+
+TEST(World, OfOneNeedsNoEnvironment) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    destroy_process_group();
+    EXPECT_FALSE(is_initialized());
+    const World world = init_process_group();
+    auto t = torch::ones({2});
+    all_reduce(t);
+    EXPECT_EQ(t.sum().item<float>(), 2);
+    EXPECT_EQ(get_world_size(), 1);
+    EXPECT_EQ(get_backend(), "paceline");
+    EXPECT_THROW(static_cast<void>(init_process_group()), UsageError);
+  });
+}
+
+using WorldBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, WorldBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+TEST_P(WorldBackends, CanBeFormedAgainOverTcpAndFile) {
+  const std::string path = ::testing::TempDir() + "store." + std::to_string(::getpid());
+  expect_torch_ranks(3, GetParam(), [&](int rank, int size) {
+    // Rank 0 finds a free port and tells the others through the first world.
+    const auto port = torch::zeros({1}, at::kLong);
+    if (rank == 0)
+      port.fill_(
+          c10::make_intrusive<c10d::TCPStore>(
+              "127.0.0.1", c10d::TCPStoreOptions{.port = 0, .isServer = true, .waitWorkers = false})
+              ->getPort());
+    broadcast(port);
+    barrier();
+    destroy_process_group();
+    const std::string tcp = "tcp://127.0.0.1:" + std::to_string(port.item<std::int64_t>());
+    for (const std::string& method : {tcp, "file://" + path}) {
+      const World world = init_process_group(
+          {.backend = GetParam(), .init_method = method, .world_size = size, .rank = rank});
+      auto t = torch::ones({2});
+      all_reduce(t);
+      EXPECT_EQ(t[0].item<float>(), 3);
+      barrier();
+    }
+  });
+  ::unlink(path.c_str());
+}
+
+TEST(World, GivesASamplerItsRankAndSize) {
+  expect_torch_ranks(3, "paceline", [](int rank, int size) {
+    EXPECT_EQ(data::DistributedSampler(10).indices(),
+              data::DistributedSampler(10, {.num_replicas = size, .rank = rank}).indices());
+    EXPECT_NE(
+        data::DistributedSampler(10).indices(),
+        data::DistributedSampler(10, {.num_replicas = size, .rank = (rank + 1) % size}).indices());
+  });
+}
+
+}  // namespace
+}  // namespace paceline
