@@ -9,6 +9,7 @@
 namespace paceline::test {
 
 inline constexpr int kBatch = 6;
+inline constexpr double kTinyBucket = 0.001;  // MiB: gives a Net several buckets
 
 // Has several parameters of different sizes, so a small bucket cap gives several buckets.
 struct NetImpl : torch::nn::Module {

@@ -379,7 +379,7 @@ TEST_P(ThrownInAStepRanks, SurvivorsInitialiseAgainAfterTheRankLeaves) {
   }
 }
 
-std::string text_of(const std::function<void()>& step) {
+std::string text_thrown_by(const std::function<void()>& step) {
   try {
     step();
   } catch (const std::exception& error) {
@@ -398,8 +398,8 @@ std::vector<std::string> catch_and_go_on(int size, Place place) {
       const World world = init_process_group(context.init);
       Training training(place, [&] { fail_on(1, context); });
       for (int number = 0; number < kBadStep; ++number) training.step(number, context.rank);
-      bad = text_of([&] { training.step(kBadStep, context.rank); });
-      next = text_of([&] { training.step(kBadStep + 1, context.rank); });
+      bad = text_thrown_by([&] { training.step(kBadStep, context.rank); });
+      next = text_thrown_by([&] { training.step(kBadStep + 1, context.rank); });
       if (next == "none") {
         test::expect_same_gradients(training.parameters(),
                                     test::whole_batch_gradients(kBadStep + 1, context.size));
