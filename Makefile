@@ -20,7 +20,7 @@ build:  ## build everything
 	@tools/configure release
 	@cmake --build --preset release
 
-test:  ## run all tests, then those of the torch-free layers under sanitizers
+test:  ## run all tests, then the torch-free layers' tests under sanitizers
 	@tools/setup test
 	@tools/run_tests release asan tsan
 
