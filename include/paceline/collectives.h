@@ -14,8 +14,8 @@
 /// **Types** on the backend paceline. The calls that only move data take every type. Reductions
 /// take:
 /// - SUM, PRODUCT and PREMUL_SUM: floating, integer, bool and complex tensors;
-/// - MIN and MAX: all of these but complex;
-/// - AVG: all of these but bool; averages of integers are truncated towards zero;
+/// - MIN and MAX: floating, integer and bool tensors;
+/// - AVG: floating, integer and complex tensors; averages of integers are truncated towards zero;
 /// - BAND, BOR and BXOR: integers and bool.
 ///
 /// 16-bit floats are reduced in float32 and rounded once. all_reduce adds sparse COO tensors too.
@@ -108,13 +108,13 @@ struct MonitoredBarrierOptions {
 /// Options of send.
 struct SendOptions {
   ProcessGroup group{};  ///< A group of both ranks.
-  int tag = 0;           ///< Must be that of the receive.
+  int tag = 0;           ///< Must equal the receive's tag.
 };
 /// Options of recv.
 struct RecvOptions {
   std::optional<int> src{};  ///< The sender. Unset: any rank, whichever message comes first.
   ProcessGroup group{};      ///< A group of both ranks.
-  int tag = 0;               ///< Must be that of the send.
+  int tag = 0;               ///< Must equal the send's tag.
 };
 
 /// An operation under way. It keeps its tensors alive; do not touch them before wait() returns. If
@@ -167,8 +167,8 @@ PACELINE_API void all_reduce(const at::Tensor& tensor, const AllReduceOptions& o
 /// As all_reduce, but only rank `dst` gets the result. The other ranks' tensors keep their values
 /// on the backend paceline; other backends may change them.
 PACELINE_API void reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
-/// Copies rank `src`'s `tensor` into that of every other rank. Types and numbers of elements are
-/// the same on all ranks.
+/// Copies rank `src`'s `tensor` into the `tensor` of every other rank. Types and numbers of
+/// elements are the same on all ranks.
 PACELINE_API void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
 /// `tensors`: W tensors; tensors[r] gets rank r's `tensor`, and has as many elements. All have one
 /// type. On the backend paceline their sizes may differ between ranks.
@@ -189,16 +189,16 @@ PACELINE_API void scatter(const at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
 /// `inputs`: W tensors. Rank r's `output` gets the reduction of all ranks' inputs[r]. All have one
-/// type, and inputs[r] has on each rank the number of elements of rank r's output.
+/// type. On every rank, inputs[r] has as many elements as rank r's output.
 PACELINE_API void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                                  const ReduceScatterOptions& options = {});
 /// The same with W inputs of one size in one tensor, one after the other: `input` has W times the
 /// elements of `output`, as (W * N, ...) or (W, N, ...) for (N, ...).
 PACELINE_API void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options = {});
-/// `outputs` and `inputs`: W tensors each, of one type; outputs[r] gets rank r's inputs[q], q being
-/// this rank. Both have the same number of elements; otherwise sizes are free on the backend
-/// paceline, and equal on gloo.
+/// `outputs` and `inputs`: W tensors each, of one type; outputs[r] gets rank r's inputs[q], where q
+/// is this rank. These two have the same number of elements. Other sizes may differ on the backend
+/// paceline; on gloo all are equal.
 PACELINE_API void all_to_all(const std::vector<at::Tensor>& outputs,
                              const std::vector<at::Tensor>& inputs,
                              const AllToAllOptions& options = {});
@@ -208,9 +208,9 @@ PACELINE_API void all_to_all_single(const at::Tensor& output, const at::Tensor& 
                                     const AllToAllSingleOptions& options = {});
 /// Returns once every rank has called it.
 PACELINE_API void barrier(const BarrierOptions& options = {});
-/// A barrier that throws Timeout on rank 0 with the name of the first rank that did not come, or of
-/// all with `wait_all_ranks`. The group remains usable. If a rank has made another call instead,
-/// every rank throws Mismatch on the backend paceline.
+/// A barrier that throws Timeout on rank 0, which names the first rank that did not come, or all
+/// such ranks with `wait_all_ranks`. The group remains usable. If a rank has made another call
+/// instead, every rank throws Mismatch on the backend paceline.
 PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// Sends `tensor` to rank `dst`, whose recv has the same tag, type and number of elements. Returns

@@ -35,8 +35,8 @@ struct DataLoaderOptions {
 
 namespace detail {
 
-// Fetches the batches of one epoch on threads of its own and hands them out in order. Knows
-// nothing of what a batch is.
+// Fetches the batches of one epoch on threads of its own and hands them out in order. Does not
+// depend on the type of a batch.
 class PACELINE_API BatchStream {
  public:
   using Batch = std::shared_ptr<void>;

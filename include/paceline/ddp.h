@@ -27,18 +27,18 @@ namespace paceline {
 /// The weights of ranks in the average.
 enum class Average {
   ranks,   ///< Each rank has the same weight, as in PyTorch: right for equal batches.
-  samples  ///< Each rank has the weight it gives to set_samples: right for any batches.
+  samples  ///< Each rank's weight is what it passes to set_samples: right for any batches.
 };
 
 /// Options of DistributedDataParallel. PyTorch's come first, in its order; then Paceline's own.
 struct DdpOptions {
   /// The device of a module on an accelerator. Empty for modules on the CPU.
   std::vector<at::Device> device_ids{};
-  /// The device of its outputs. Unset for modules on the CPU.
+  /// The device of the module's outputs. Unset for modules on the CPU.
   std::optional<at::Device> output_device{};
   /// Whether rank 0's buffers, such as BatchNorm's running statistics, are copied to all ranks
   /// before a forward in training mode with grad mode on, if the step before it was synchronised.
-  /// These are the buffers that the module has at construction.
+  /// Buffers that are added after construction are not copied.
   bool broadcast_buffers = true;
   /// Whether the ranks compare their models at construction, and start with rank 0's parameters and
   /// buffers. If not, the program must make them equal.
@@ -49,10 +49,10 @@ struct DdpOptions {
   /// the first bucket to be ready, so that communication starts early. With zero_copy, each
   /// gradient of 64 KiB or more has a bucket of its own.
   std::optional<double> bucket_cap_mb{};
-  /// Allows parameters that take no part in a step, for one more small reduction a step. A
-  /// parameter that took part on some ranks gets the average, with zero for the other ranks; one
-  /// that took part on none keeps its gradient. If false, such a parameter is an error that names
-  /// it.
+  /// Allows parameters that are not used in a step, at the cost of one more small reduction a step.
+  /// A parameter that some ranks used gets the average, with zero for the other ranks; a parameter
+  /// that no rank used keeps its gradient. If false, the backward throws an error that names unused
+  /// parameters.
   bool find_unused_parameters = false;
   /// Whether .grad becomes a view into its bucket, which the next step changes in place. Otherwise
   /// it remains a tensor of its own, at the cost of a copy. (PyTorch's default is false.)
@@ -66,33 +66,34 @@ struct DdpOptions {
   std::vector<std::string> delay_all_reduce_named_params{};
   /// The name of the parameter that delay_all_reduce_named_params wait for.
   std::string param_to_hook_all_reduce{};
-  /// With find_unused_parameters and without static_graph: whether buckets are left out if none of
-  /// their parameters took part, also not in preceding backwards under no_sync. Then ranks do not
-  /// exchange which parameters are unused; these must be the same on every rank.
+  /// With find_unused_parameters and without static_graph: whether a bucket is skipped if none of
+  /// its parameters was used, in preceding backwards under no_sync neither. Ranks then do not
+  /// exchange which parameters are unused, so every rank must have the same unused parameters.
   bool skip_all_reduce_unused_params = false;
   /// In place of bucket_cap_mb: the sizes of the first bucket to be ready, of the second and so on.
   /// The last one holds for all further buckets.
   std::vector<double> bucket_cap_mb_list{};
 
   /// Whether gradients of 64 KiB or more are allocated in shared memory and reduced there, without
-  /// a copy; gradient_as_bucket_view then means the smaller ones. Only over the backend paceline,
-  /// on the CPU, without a communication hook.
+  /// a copy; gradient_as_bucket_view then applies to smaller gradients only. Only over the backend
+  /// paceline, on the CPU, without a communication hook.
   bool zero_copy = true;
   /// What gradients are averaged over.
   Average average = Average::ranks;
   /// The number of synchronised steps between two comparisons of the ranks' models; 0: never. They
   /// compare fingerprints of all parameters, and of buffers if broadcast_buffers keeps them equal,
-  /// and throw Mismatch that names the first that differs. Each comparison reads the model once.
+  /// and throw Mismatch that names the first tensor that differs. Each comparison reads the model
+  /// once.
   int check_sync_every = 0;
 };
 
-/// Tensors and the names that errors call them by: {{"w", w}, {"b", b}}.
+/// Tensors, each with the name that errors use for it: {{"w", w}, {"b", b}}.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 namespace detail {
 class DdpCore;
 
-/// The part that knows no type of a model.
+/// The part that does not depend on the model's type.
 class PACELINE_API DdpHandle {
  public:
   DdpHandle(torch::nn::Module* module, const DdpOptions& options);
@@ -115,7 +116,7 @@ class PACELINE_API DdpHandle {
   std::unique_ptr<DdpCore> core_;
 };
 
-/// Stands for a module where there is none.
+/// Takes the module's place for a model of named tensors.
 template <typename Function>
 class TensorFunction {
  public:
@@ -127,8 +128,8 @@ class TensorFunction {
   decltype(auto) forward(Args&&... args) {
     constexpr bool kIsCallable = std::is_invocable_v<Function&, Args...>;
     static_assert(kIsCallable,
-                  "the function that DistributedDataParallel was given as the model's forward does "
-                  "not take these arguments");
+                  "the function passed to DistributedDataParallel as the model's forward does not "
+                  "take these arguments");
     if constexpr (kIsCallable) return std::invoke(function_, std::forward<Args>(args)...);
   }
   std::vector<at::Tensor> parameters() const { return parameters_; }
@@ -172,34 +173,36 @@ class [[nodiscard]] NoSyncGuard {
 ///
 /// The last forward before a backward decides whether the backward is synchronised. After a
 /// synchronised backward, .grad of each parameter is a view into its bucket (see
-/// gradient_as_bucket_view), which the next one changes in place (it adds, as always): clone what
-/// is to be kept. A backward throws PeerLost, Timeout or Mismatch when another rank fails, Mismatch
-/// when the ranks have not done the same (docs/errors.md, Divergence), and Error for parameters
-/// that got no gradient (see find_unused_parameters). After a backward that threw, docs/errors.md
-/// says when the next forward can go on; all gradients are zero then.
+/// gradient_as_bucket_view), which the next backward changes in place (it adds, as always): clone a
+/// gradient to keep it. A backward throws PeerLost, Timeout or Mismatch when another rank fails,
+/// Mismatch when the ranks have not done the same (docs/errors.md, Divergence), and Error for
+/// parameters that got no gradient (see find_unused_parameters). After a backward that threw,
+/// docs/errors.md says when the next forward can go on; all gradients are zero then.
 ///
-/// In a world of one it checks what it checks on several ranks, and gradients stay where they are.
-/// A checkpoint is that of module(): save it on rank 0, and load it before wrapping, on rank 0 at
-/// least, or afterwards on every rank; the optimizer's is loaded on every rank. Parameters may be
-/// frozen afterwards, on all ranks alike; parameters frozen at construction must stay frozen. A
-/// closure that an optimizer calls as often as its result decides (LBFGS) returns the loss averaged
-/// over the ranks. Buffers follow rank 0 before training forwards only, so before an evaluation
-/// that all ranks share, broadcast them.
+/// In a world of one it makes the same checks as on several ranks, and gradients stay where
+/// autograd puts them. To save a model, save module() on rank 0. Load it before wrapping, at least
+/// on rank 0, or after wrapping on every rank. Load the optimizer's state on every rank. Parameters
+/// may be frozen after construction, on all ranks alike; parameters frozen at construction must
+/// stay frozen. If a closure's result decides how often the optimizer calls it (LBFGS), it must
+/// return the loss averaged over the ranks. Buffers are copied from rank 0 only before training
+/// forwards: broadcast them before an evaluation on all ranks.
 ///
-/// Move-only, and no Module itself. Used by one thread at a time; the module must not gain or lose
-/// parameters meanwhile, nor move to another type or device. At most one wrapper around a parameter
-/// at a time. Where one backward goes through several models, their forwards come in the same order
-/// on all ranks. A forward may make collective calls of the group (docs/threading.md).
+/// Move-only; it is not a Module itself. Use it on one thread at a time. While it exists, the
+/// module must not gain or lose parameters, nor move to another type or device. A parameter has at
+/// most one wrapper at a time. If one backward runs through several models, run their forwards in
+/// the same order on all ranks. A forward may make collective calls of the group
+/// (docs/threading.md).
 ///
-/// A model that is no module, of TorchScript say, is given by its parameters and its forward:
+/// To wrap a model that is not a Module, such as one of TorchScript, pass its parameters and its
+/// forward:
 ///
 ///     DistributedDataParallel model({{"w", w}, {"b", b}},
 ///                                   [&](at::Tensor x) { return x.mm(w) + b; });
 ///
-/// M is then the function's type. A class member names it, for example
+/// M is then the function's type. Declare a member of a class with it, for example as
 /// DistributedDataParallel<std::function<at::Tensor(at::Tensor)>>. Every forward with grad mode on
-/// counts as one in training mode, and gradients that are sparse tensors become dense. A tensor
-/// with two names counts under the first.
+/// counts as a forward in training mode, and sparse gradients become dense. A tensor with two names
+/// goes by the first.
 template <typename M>
 class DistributedDataParallel {
   static constexpr bool kIsModule = std::derived_from<M, torch::nn::Module>;
@@ -217,12 +220,13 @@ class DistributedDataParallel {
       const torch::nn::ModuleHolder<M>& module,
       const DdpOptions& options = {}) requires std::derived_from<M, torch::nn::Module>
       : DistributedDataParallel(module.ptr(), options) {}
-  /// Wraps a model of named tensors. Collective. Throws UsageError for an undefined tensor and for
-  /// a name that two tensors have.
+  /// Wraps a model of named tensors. Collective. Throws UsageError for an undefined tensor, or if
+  /// two tensors have one name.
   DistributedDataParallel(const NamedTensors& parameters, Function forward,
                           const DdpOptions& options = {})
       : DistributedDataParallel(parameters, {}, std::move(forward), options) {}
-  /// The same with `buffers`: state that is no parameter and follows rank 0, see broadcast_buffers.
+  /// The same with `buffers`: tensors that are not trained and are copied from rank 0, see
+  /// broadcast_buffers.
   DistributedDataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
                           Function forward, const DdpOptions& options = {})
       : module_(std::make_shared<Model>(parameters, std::move(forward))),
@@ -273,8 +277,8 @@ class DistributedDataParallel {
   NoSyncGuard no_sync(bool enabled = true) { return NoSyncGuard(handle_.sync_switch(), enabled); }
 
   /// With Average::samples, call it before every synchronised backward. `count` is the number of
-  /// samples, or tokens, whose mean is this rank's loss, including those of preceding backwards
-  /// under no_sync. Not negative; with 0 this rank's gradients have no effect.
+  /// samples, or tokens, whose mean is this rank's loss. Samples of preceding backwards under
+  /// no_sync count too. Not negative; with 0 this rank's gradients have no effect.
   void set_samples(double count) { handle_.set_samples(count); }
 
   /// Makes `hook` communicate every bucket from now on. Collective; at most once, before the first
@@ -341,22 +345,22 @@ DistributedDataParallel(NamedTensors, NamedTensors, Function, DdpOptions = {})
 /// Does not compile: the forward is missing.
 DistributedDataParallel(NamedTensors, DdpOptions = {})->DistributedDataParallel<detail::NoFunction>;
 
-/// torch::save; does not compile: a checkpoint is that of module().
+/// torch::save; does not compile: save module() instead.
 template <typename Archive, typename M>
 requires std::same_as<Archive, torch::serialize::OutputArchive> Archive& operator<<(
     Archive& archive, const DistributedDataParallel<M>& /*model*/) {
   static_assert(sizeof(M) == 0,
-                "a checkpoint is that of module(): torch::save(model.module(), path) on rank 0");
+                "DistributedDataParallel cannot be saved, but its module can: "
+                "torch::save(model.module(), path) on rank 0");
   return archive;
 }
-/// torch::load; does not compile: a checkpoint is that of module().
+/// torch::load; does not compile: load the module instead.
 template <typename Archive, typename M>
 requires std::same_as<Archive, torch::serialize::InputArchive> Archive& operator>>(
     Archive& archive, const DistributedDataParallel<M>& /*model*/) {
-  static_assert(
-      sizeof(M) == 0,
-      "a checkpoint is that of module(): torch::load(module, path) before wrapping it, or "
-      "on every rank");
+  static_assert(sizeof(M) == 0,
+                "DistributedDataParallel cannot be loaded, but its module can: torch::load(module, "
+                "path) before wrapping it, or on every rank");
   return archive;
 }
 

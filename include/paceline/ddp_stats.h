@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// What DistributedDataParallel's steps take.
+/// Times and sizes of DistributedDataParallel's steps.
 
 #include <chrono>
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace paceline {
 
-/// What one synchronised step of DistributedDataParallel took on this rank. The terms are those of
-/// PyTorch's DDP logging data.
+/// Times and sizes of one synchronised step of DistributedDataParallel on this rank. The terms are
+/// from PyTorch's DDP logging data.
 struct StepStats {
   /// All durations.
   using Duration = std::chrono::nanoseconds;
   Duration forward{};        ///< In the module's forward, all forwards of the step together.
-  Duration backward{};       ///< From there until the last gradient was ready.
+  Duration backward{};       ///< From the end of the forward until the last gradient was ready.
   Duration communication{};  ///< From the first ready bucket until all buckets were reduced.
   Duration overlap{};        ///< The part of `communication` that lies within `backward`.
   Duration waiting{};        ///< Blocked on other ranks, before the forward and after the backward.

@@ -40,7 +40,7 @@ struct InitOptions {
   /// "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
   std::string backend = "paceline";
   /// Where the ranks meet, unless `store` is given:
-  /// - `env://`: what the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+  /// - `env://`: as the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
   ///   Under `paceline run` ranks inherit their connections, and no port is opened. If neither RANK
   ///   nor WORLD_SIZE is set, this is a world of one; UsageError if mpirun, srun or the like
   ///   started several processes.
@@ -89,7 +89,7 @@ class [[nodiscard]] PACELINE_API World {
 /// Joins the job. Collective over all ranks; returns when all have come.
 ///
 /// Throws UsageError for invalid options or variables, or if there is a world already; Timeout that
-/// names the ranks that did not come; PeerLost that names those that ended meanwhile.
+/// names the ranks that did not come; PeerLost that names the ranks that ended meanwhile.
 [[nodiscard]] PACELINE_API World init_process_group(InitOptions options = {});
 
 /// Whether this process is in a world. Safe to call from any thread.
@@ -141,8 +141,9 @@ class PACELINE_API ProcessGroup {
 [[nodiscard]] PACELINE_API ProcessGroup new_group(std::vector<int> ranks = {},
                                                   const GroupOptions& options = {});
 
-/// Leaves a group of new_group's; without an argument, the world and all its groups. It waits for
-/// this rank's own asynchronous operations, not for the other ranks. No further calls are possible.
+/// Leaves a group that new_group made; without an argument, the world and all its groups. It waits
+/// for this rank's own asynchronous operations, not for the other ranks. No further calls are
+/// possible.
 ///
 /// The group's memory and descriptors are freed at once, except what is kept by tensors allocated
 /// in it, by models of DistributedDataParallel over it, and by Work objects. Such models refuse
@@ -159,11 +160,11 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 [[nodiscard]] PACELINE_API int get_rank(const ProcessGroup& group = {});
 /// The number of ranks in the group; -1 if this process is not a member.
 [[nodiscard]] PACELINE_API int get_world_size(const ProcessGroup& group = {});
-/// This process's rank among those on its node; 0 without a launcher.
+/// This process's rank on its node; 0 without a launcher.
 ///
-/// In a world, this and the next two follow LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK if the
-/// launcher set them for all ranks; otherwise each machine is a node, in the order of their first
-/// ranks. Before, they answer from the launcher's environment.
+/// In a world, this and the next two functions follow LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK
+/// if the launcher set them for all ranks; otherwise each machine is a node, in the order of their
+/// first ranks. Outside a world, they answer from the launcher's environment.
 [[nodiscard]] PACELINE_API int get_local_rank();
 /// The number of ranks on this node; 1 without a launcher.
 [[nodiscard]] PACELINE_API int get_local_world_size();

@@ -58,7 +58,7 @@ class PACELINE_API PeerError : public Error {
   std::uint64_t sequence_;
 };
 
-/// A rank has ended, or has left the group because of an exception whose text is in the message.
+/// A rank has ended, or has left the group because of an exception. The message has its text.
 class PACELINE_API PeerLost : public PeerError {
  public:
   using PeerError::PeerError;

@@ -66,8 +66,8 @@ class PACELINE_API Joinable {
 /// the joinables' group, which is the same for all of them, must call it.
 ///
 /// A rank whose body has ended makes the joinables' collectives (main_hook) in the steps of the
-/// other ranks, until all bodies have ended. Then the ranks that ended early get the model of those
-/// that ended last. No other collective is matched: neither the body's own calls nor
+/// other ranks, until all bodies have ended. Then the ranks that ended early get the model of a
+/// rank that ended last. No other collective is matched: neither the body's own calls nor
 /// SyncBatchNorm's. Each step must begin with a forward of every joinable, in the same order on all
 /// ranks.
 ///

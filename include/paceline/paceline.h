@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Everything that Paceline offers. In programs that include it, <torch/torch.h> comes first.
+/// Everything that Paceline offers. Include <torch/torch.h> before it.
 
 /// @namespace paceline
 /// Distributed data-parallel training.

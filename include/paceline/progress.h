@@ -26,8 +26,8 @@ struct ProgressOptions {
   std::optional<int> rank = std::nullopt;
   /// The number of ranks. Unset: get_world_size() at construction.
   std::optional<int> world_size = std::nullopt;
-  /// The width of the terminal in characters; 0: `output` is not a terminal. Unset: found out, also
-  /// through `paceline run`.
+  /// The width of the terminal in characters; 0: `output` is not a terminal. Unset: detected, also
+  /// under `paceline run`.
   std::optional<int> columns = std::nullopt;
   /// The time between two reports. Unset: 0.1 s on a terminal, 5 s elsewhere.
   std::optional<std::chrono::milliseconds> interval = std::nullopt;

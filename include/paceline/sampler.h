@@ -45,7 +45,7 @@ class PACELINE_API SequentialSampler : public Sampler {
   std::int64_t size_;
 };
 
-/// Each sample once, in a new order every epoch, which depends on seed + epoch only.
+/// Each sample once, in a new order every epoch. The order depends on seed + epoch only.
 class PACELINE_API RandomSampler : public Sampler {
  public:
   /// Throws UsageError if `dataset_size` is negative.
@@ -65,15 +65,15 @@ class PACELINE_API RandomSampler : public Sampler {
 struct DistributedSamplerOptions {
   /// The number of ranks that share the data set. Unset: get_world_size() at construction.
   std::optional<int> num_replicas = std::nullopt;
-  /// Which of them this one is. Unset: get_rank() at construction.
+  /// This process's number among these ranks. Unset: get_rank() at construction.
   std::optional<int> rank = std::nullopt;
   /// Whether each epoch has a new order, the same on all ranks. If not: 0, 1, 2, ...
   bool shuffle = true;
   /// Must be the same on all ranks.
   std::uint64_t seed = 0;
-  /// If the ranks do not divide the data set equally: whether its tail is dropped. By default,
-  /// samples from the front of the order are repeated. In both cases all ranks have equally many
-  /// samples, as training needs.
+  /// If the data set's size is not a multiple of num_replicas: whether the tail of the order is
+  /// dropped. By default, samples from its front are repeated. In both cases all ranks have equally
+  /// many samples, as training needs.
   bool drop_last = false;
   /// False: nothing is repeated or dropped. Each sample goes to exactly one rank, and the first
   /// ranks may have one more, as for evaluation. Not with drop_last.

@@ -31,7 +31,7 @@ struct SyncBatchNormOptions {
   bool affine = true;
   /// Whether there are running statistics, which evaluation uses.
   bool track_running_stats = true;
-  /// Whose batches are normalized together.
+  /// The ranks whose batches are normalized together.
   ProcessGroup process_group{};
 };
 
@@ -41,13 +41,13 @@ struct SyncBatchNormOptions {
 /// Parameters and buffers have BatchNorm's names, so that checkpoints of either fit the other.
 ///
 /// In training, a forward and the backward through it are collective over the group. Statistics are
-/// gathered in float64. Gradients are exact: the input's are those of one process with the whole
-/// batch; those of weight and bias are this rank's share, which DistributedDataParallel averages as
-/// any parameter's. If batches differ in size, divide each rank's loss, a sum over samples, by one
-/// number on all ranks: with a mean over the rank's own samples, samples of small batches would
-/// count more in what the ranks exchange here.
+/// gathered in float64. Gradients are exact. The input's gradient is the same as in one process
+/// with the whole batch. The gradients of weight and bias are this rank's share;
+/// DistributedDataParallel averages them as usual. If batches differ in size, let each rank's loss
+/// be a sum over its samples, divided by the same number on all ranks. With a mean over the rank's
+/// own samples, samples of small batches would count more in the sums that the ranks exchange here.
 ///
-/// SyncBatchNorm is its holder, as TORCH_MODULE makes it.
+/// SyncBatchNorm is its holder, made by TORCH_MODULE.
 class PACELINE_API SyncBatchNormImpl : public torch::nn::Module {
  public:
   /// With defaults for everything else.
@@ -74,16 +74,16 @@ TORCH_MODULE(SyncBatchNorm);
 
 /// Makes every torch::nn::BatchNorm1d, 2d and 3d in the module, itself included, normalize over the
 /// batches of all ranks of `group` in training, as SyncBatchNorm does. Modules keep their types, so
-/// that members of any type work: their calls of batch_norm are answered differently, until they
-/// are destroyed. Calling it again changes the group. The result of clone() is not converted;
-/// convert it too.
+/// that members of any type work: until a module is destroyed, its calls of batch_norm run another
+/// kernel. A second conversion changes the group. The result of clone() is not converted; convert
+/// it too.
 ///
-/// LibTorch's BatchNorm refuses a batch with at most one value for each channel of this rank before
-/// its call can be answered. Declare a SyncBatchNorm if there are such batches.
+/// LibTorch's BatchNorm refuses a batch with at most one value for each channel on this rank,
+/// before it calls batch_norm. Use a SyncBatchNorm if there are such batches.
 ///
-/// Throws UsageError, and changes nothing, for a BatchNorm without running statistics, by which its
-/// calls are recognised, and for another module with a buffer "running_mean" of its own, such as
-/// one that stands for a TorchScript module.
+/// Throws UsageError, and changes nothing, if a BatchNorm has no running statistics, since these
+/// identify its calls, or if another kind of module has a buffer "running_mean" of its own, as a
+/// wrapper of a TorchScript module may.
 PACELINE_API void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
 /// The same; returns the module.
