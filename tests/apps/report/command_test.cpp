@@ -51,8 +51,8 @@ MadeJob slow_rank() {
 }
 
 constexpr const char* kSlowRank =
-    "Rank 1 holds this run back: it computes 9.00 ms a step where the others take 6.00 ms (+50 %), "
-    "and the others wait for it 3.00 ms a step, 30 % of their time.";
+    "Rank 1 holds this run back: it computes 9.00 ms a step, the others 6.00 ms (+50 %); the "
+    "others wait for it 3.00 ms a step, 30 % of their time.";
 
 // Every element that is opened is closed, in order.
 void expect_well_formed(const std::string& page) {

@@ -131,7 +131,7 @@ void Explanation::all_well() {
                                                  {a_.communication, "communication"},
                                                  {a_.between, "time between steps"}};
   const auto [share, what] = *std::ranges::max_element(rest);
-  say("All is well: {} of the time is computing; most of the rest is {}, with {}.",
+  say("All is well: {} of the time is computing; most of the rest is {} ({}).",
       share_text(a_.computing), what, share_text(share));
   suggest("To go faster, compute faster: OMP_NUM_THREADS, more ranks, a smaller model.");
 }
@@ -140,8 +140,7 @@ void Explanation::straggler() {
   if (late_.times == nullptr) {
     say("Rank {} holds this run back: {}.", late_.rank, waits_for_it());
   } else {
-    say("Rank {} holds this run back: it computes {} a step where the others take {} ({:+.0f} %), "
-        "and {}.",
+    say("Rank {} holds this run back: it computes {} a step, the others {} ({:+.0f} %); {}.",
         late_.rank, time_text(late_.times->typical_computing), time_text(late_.usual_computing),
         late_.usual_computing > 0 ? 100 * late_.more_computing / late_.usual_computing : 0,
         waits_for_it());
@@ -149,14 +148,16 @@ void Explanation::straggler() {
         "Look at what else runs on rank {}'s cores, at its OMP_NUM_THREADS and at its share of the "
         "cores.",
         late_.rank);
-    suggest("Compare its batches with those of the others: longer sequences, larger images.");
+    suggest(
+        "Compare its batches with the other ranks' batches: are sequences longer, or images "
+        "larger?");
   }
   add_late_rank();
 }
 
 void Explanation::late_starter() {
-  say("Rank {} holds this run back: it starts its steps {} later than the others, and {}.",
-      late_.rank, time_text(late_.later_start), waits_for_it());
+  say("Rank {} holds this run back: it starts its steps {} later than the others; {}.", late_.rank,
+      time_text(late_.later_start), waits_for_it());
   suggest(
       "Look for what rank {} alone does between steps: loading from a slower disk, logging, "
       "saving, metrics.",
@@ -190,8 +191,8 @@ void Explanation::too_many_ranks() {
 
 void Explanation::shared_cores() {
   const std::string waits = fmt::format(
-      "ranks wait for a core {} of the time in which they could run, and {} of the whole time for "
-      "each other",
+      "ranks wait for a core {} of the time in which they could run, and wait for each other {} of "
+      "all time",
       share_text(a_.queued), share_text(a_.late + a_.communication));
   if (a_.cores > 0 && a_.used_cores >= kAllCores * a_.cores) {
     say("The job's threads share too few cores: {}.", waits);
@@ -199,7 +200,7 @@ void Explanation::shared_cores() {
         "Set a smaller OMP_NUM_THREADS: the threads of all ranks should not outnumber the cores.");
   } else {
     say("The cores are shared with other work: {}.", waits);
-    suggest("Look what else runs on the machine (top). End it, or keep it to other cores.");
+    suggest("Look at what else runs on the machine (top). End it, or keep it to other cores.");
     suggest("Start fewer ranks, or bind them to cores that nothing else uses (taskset, cpusets).");
   }
   if (a_.used_cores > 0 && a_.cores > 0) {
@@ -211,12 +212,12 @@ void Explanation::shared_cores() {
 
 void Explanation::uneven_load() {
   worst_bucket(&BucketTimes::late);
-  say("The load is uneven, and which rank is late changes from step to step: the others wait {} a "
+  say("The load is uneven: different ranks are late in different steps, and the others wait {} a "
       "step, {} of their time.",
       time_text(a_.stall_per_step), share_text(a_.stall));
   because(
       "No rank causes three quarters of the time for which others wait for a late rank; rank {} "
-      "causes most of it, {}.",
+      "causes most, {}.",
       late_.rank, share_text(late_.share));
   suggest(
       "Make batches of equal cost: bucket sequences by length, or bound a batch by its tokens.");
@@ -245,10 +246,11 @@ bool Explanation::size_is_no_cause() {
   const double transfer = static_cast<double>(bytes) / kSlowNetwork;
   if (bytes == 0 || 2 * transfer >= a_.communication * a_.period) return false;
   because(
-      "A step's gradients are {}, which even a slow network moves in {}: their size does not "
+      "A step's gradients have {}. Even a slow network moves that in {}, so their size does not "
       "explain {} a step.",
       bytes_text(bytes), time_text(transfer), time_text(a_.communication * a_.period));
-  suggest("Look what else runs on the ranks' cores: a rank may be late with its part of the sum.");
+  suggest(
+      "Look at what else runs on the ranks' cores: a rank may be late with its part of the sum.");
   suggest("Accumulate gradients over several batches with no_sync: ranks synchronise less often.");
   return true;
 }
@@ -274,15 +276,15 @@ void Explanation::suggest_buckets(const BucketTimes* worst) {
 }
 
 void Explanation::short_steps() {
-  say("The steps are too short: of {}, ranks wait for each other for {}.", time_text(a_.period),
-      share_text(a_.late + a_.communication));
+  say("The steps are too short: a step takes {}, and ranks wait for each other for {} of it.",
+      time_text(a_.period), share_text(a_.late + a_.communication));
   because("Waking a rank that sleeps takes tens of microseconds, however small the gradients.");
   suggest("Use a larger batch, so that each step computes more.");
   suggest("Accumulate gradients over several batches with no_sync.");
 }
 
 void Explanation::between_steps() {
-  say("{} of the time passes between steps, in no forward or backward: {} of each step of {}.",
+  say("{} of the time passes between steps, outside of forward and backward: {} of {} a step.",
       share_text(a_.between), time_text(a_.between * a_.period), time_text(a_.period));
   because(
       "Between the end of a backward and the next forward are the optimizer, the data loader, "
@@ -309,8 +311,8 @@ void Explanation::add_figures() {
         share_text(a_.queued));
   }
   because(
-      "Of the time of all ranks, {} is computing, {} waiting for late ranks, {} communication "
-      "that backward does not hide, {} between steps.",
+      "All ranks together spend {} of their time computing, {} waiting for late ranks, {} in "
+      "communication that backward does not hide, and {} between steps.",
       share_text(a_.computing), share_text(a_.late), share_text(a_.communication),
       share_text(a_.between));
 }
