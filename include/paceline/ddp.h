@@ -66,9 +66,9 @@ struct DdpOptions {
   std::vector<std::string> delay_all_reduce_named_params{};
   /// The name of the parameter that delay_all_reduce_named_params wait for.
   std::string param_to_hook_all_reduce{};
-  /// With find_unused_parameters and without static_graph: whether a bucket is skipped if none of
-  /// its parameters was used, in preceding backwards under no_sync neither. Ranks then do not
-  /// exchange which parameters are unused, so every rank must have the same unused parameters.
+  /// With find_unused_parameters and without static_graph: whether a bucket is skipped if neither
+  /// the step nor preceding backwards under no_sync used any of its parameters. Ranks then do not
+  /// exchange which parameters are unused, so these must be the same on every rank.
   bool skip_all_reduce_unused_params = false;
   /// In place of bucket_cap_mb: the sizes of the first bucket to be ready, of the second and so on.
   /// The last one holds for all further buckets.

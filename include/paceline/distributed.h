@@ -164,7 +164,8 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 ///
 /// In a world, this and the next two functions follow LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK
 /// if the launcher set them for all ranks; otherwise each machine is a node, in the order of their
-/// first ranks. Outside a world, they answer from the launcher's environment.
+/// first ranks. Outside a world, and in a world of one, they answer from the launcher's
+/// environment.
 [[nodiscard]] PACELINE_API int get_local_rank();
 /// The number of ranks on this node; 1 without a launcher.
 [[nodiscard]] PACELINE_API int get_local_world_size();

@@ -23,7 +23,7 @@ class ByteSource {
 
   bool compressed() const { return compressed_; }
 
-  // How many bytes have been read. Offsets are those of the data, after decompression.
+  // How many bytes have been read, counted after decompression.
   std::uint64_t offset() const { return offset_; }
   // An upper bound of the bytes that can be read in total.
   std::uint64_t limit() const;

@@ -46,7 +46,7 @@ struct BackendRequest {
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string group_name{};
-  // A backend throws UsageError for those of another.
+  // A backend throws UsageError for another backend's options.
   BackendOptions options{};
   // The global ranks of the group, by group rank; empty: the same.
   std::vector<int> world_ranks{};
@@ -61,7 +61,7 @@ struct BackendRequest {
   bool met = false;
   // Throws if it is known that the ranks will not all come; asked while waiting for them.
   std::function<void()> check_peers = [] {};
-  // The processes that the ranks are, where they are known; else null.
+  // The ranks' processes, if they are known; else null.
   std::shared_ptr<const shm::Membership> processes{};
 
   shm::GlobalRanks numbers() const { return shm::GlobalRanks(world_ranks, nodes); }
@@ -75,8 +75,8 @@ struct BackendKind {
 
 // Asks the group's backend, if it has this ability.
 void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
-// The same once a peer is known to be lost: a process closes its files before it counts as ended,
-// so this retries for a while. Returns if the backend has found nothing then.
+// The same if a peer is known to be lost. A process closes its files before it counts as ended, so
+// this retries for a while, and returns if the backend still finds nothing.
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
 // Each folder of src/backends registers itself when the library is loaded.

@@ -15,7 +15,7 @@
 
 namespace paceline::distributed {
 
-// What a bucket reducer can do that takes gradients where autograd has put them.
+// A bucket reducer's ability to reduce gradients where autograd has put them.
 class InPlaceGradients {
  public:
   // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
@@ -56,8 +56,8 @@ class BucketReducer {
     std::vector<Bucket> buckets{};
     Describe describe{};
     std::uint32_t steps = 0;                // numbering continues after these
-    std::vector<std::string> parameters{};  // the names of those whose FrozenFlags come with steps
-    // By how much finish waits longer than the group's calls do, where the reducer sets the time.
+    std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
+    // How much longer finish waits than the group's calls do, if the reducer sets the time.
     std::chrono::milliseconds extra_time{};
   };
 
@@ -67,13 +67,14 @@ class BucketReducer {
   virtual const at::Tensor& tensor(std::size_t bucket) const = 0;
 
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
-  // Mismatch, all of them the same, in finish at the latest. `weight`, not negative: what this rank
-  // counts in averages, relative to the others'; given on all ranks or on none, where all count the
-  // same. `frozen` belongs to `summary`, and must live until the step is finished or aborted.
+  // Mismatch, all of them the same, in finish at the latest. `weight`, not negative, is this rank's
+  // weight in averages, relative to the other ranks'. Either all ranks give one, or no rank does
+  // and all weigh the same. `frozen` belongs to `summary`, and must live until the step is finished
+  // or aborted.
   virtual void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
                           shm::FrozenFlags frozen) = 0;
   virtual bool in_step() const = 0;
-  // How many steps have begun, those before the reducer was made included.
+  // How many steps have begun, including steps before the reducer was made.
   virtual std::uint32_t steps() const = 0;
   // Null where gradients are always copied into tensor(b).
   virtual InPlaceGradients* in_place() { return nullptr; }
@@ -99,9 +100,9 @@ class BucketReducer {
   virtual bool abandon_step() = 0;
   // Whether ranks that come late may still write into buckets, now and at any time from here on.
   virtual bool failed() const = 0;
-  // Throws an Error with this text here and, where the reducer can reach them, on the other ranks.
+  // Throws an Error with this text on this rank and, if the reducer can reach them, on the others.
   [[noreturn]] virtual void fail(const std::string& text) = 0;
-  // The same, as a Timeout of this rank where the reducer can reach the others.
+  // The same with a Timeout that names this rank, if the reducer can reach the other ranks.
   [[noreturn]] virtual void time_out(const std::string& text) = 0;
 };
 

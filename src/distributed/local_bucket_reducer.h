@@ -10,13 +10,13 @@
 
 namespace paceline::distributed {
 
-// For a group of one rank: a step's order and its errors, with nobody to reduce with. It needs no
-// backend, so gradients may be on any device.
+// For a group of one rank: checks the order of a step and throws its errors, but reduces nothing.
+// It needs no backend, so gradients may be on any device.
 class LocalBucketReducer final : public BucketReducer {
  public:
   LocalBucketReducer(ProcessGroup group, const Options& options);
 
-  // Made when it is asked for first: gradients of a single rank need not lie in buckets.
+  // Made at the first request: gradients of a single rank need not be in buckets.
   const at::Tensor& tensor(std::size_t bucket) const override;
   void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
                   shm::FrozenFlags frozen) override;

@@ -13,25 +13,25 @@
 
 namespace paceline::distributed {
 
-// What every public call is made of.
+// What all public calls share.
 
 using Tensors = std::vector<at::Tensor>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// Null on ranks that are no members: their call does nothing, as in PyTorch.
+// Null on ranks that are not members: their calls do nothing, as in PyTorch.
 BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation);
 c10::DeviceType device_of(const at::Tensor& tensor, const char* operation);
-// Backends differ in what they make of strides, and in whether they take a concatenation or a
-// stack: all of them get contiguous tensors, and for the single-tensor calls flat ones.
+// Backends treat strides differently, and some take only a concatenation or only a stack. So every
+// backend gets contiguous tensors, and flat ones in the single-tensor calls.
 Tensors contiguous(const Tensors& tensors);
 
 // Throws UsageError if elements of an output overlap.
 void check_no_overlap(const at::Tensor& output, const char* operation);
 
 // Starts a call on the backend of its tensors: `outputs` are written, or read and written, `inputs`
-// only read. `body` gets the contiguous ones. A public call has two forms, beside the function that
-// starts both: the plain one waits, the other returns the Work. With asyncOp off, the backend may
-// do it on this thread.
+// only read. `body` gets the contiguous ones. Each public call has one function that uses start(),
+// and two forms: the plain one waits, the `_async` one returns the Work. With asyncOp off, the
+// backend may run the call on this thread.
 template <typename Start>
 Work start(const ProcessGroup& group, const char* operation, Tensors outputs, const Tensors& inputs,
            Start&& body) {

@@ -33,8 +33,8 @@ auto call_store(
     -> std::optional<std::invoke_result_t<Body, const std::atomic<bool>&>> {
   using Result = std::invoke_result_t<Body, const std::atomic<bool>&>;
   constexpr std::chrono::milliseconds kPause{20};
-  // For what the store has to say at the same deadline; longer than rank 0 waits there until the
-  // others know which ranks are missing.
+  // The time for the store's own error at the same deadline. It is longer than rank 0 waits there
+  // for the other ranks to learn which ranks are missing.
   constexpr std::chrono::milliseconds kLastWord = shm::kVerdict + std::chrono::seconds(1);
 
   const auto cancelled = std::make_shared<std::atomic<bool>>(false);

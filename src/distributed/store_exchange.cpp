@@ -57,7 +57,7 @@ struct Verdict {
   }
 };
 
-// This rank's part in an exchange, for a thread of its own: so it owns what it needs.
+// This rank's part in an exchange. It runs on a thread of its own, so it owns all it needs.
 class Gathering {
  public:
   Gathering(const BackendRequest& request, std::string blob, const base::Deadline& deadline)
@@ -73,7 +73,7 @@ class Gathering {
     Verdict verdict;
   };
 
-  // Rank 0 may serve the store, and the others look into it until they have heard: all but those
+  // Rank 0 may serve the store, so it stays until all ranks have read their results, except ranks
   // that are missing or have ended.
   void part(const std::vector<int>& missing) const {
     store_->set(key("heard", rank_), "");

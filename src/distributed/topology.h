@@ -10,7 +10,7 @@
 
 namespace paceline::distributed {
 
-// Where a rank runs, as it tells the others.
+// Where a rank runs, as it reports it to the others.
 struct Placement {
   // What its launcher says.
   struct Variables {
@@ -32,9 +32,9 @@ struct Placement {
   static std::optional<Placement> decode(const std::string& text);
 };
 
-// On which nodes the ranks of a world run. Nodes and local ranks are those of the launcher's
-// variables if all ranks have them. Else each machine is a node, in the order of their first ranks,
-// and local ranks follow the ranks.
+// On which nodes the ranks of a world run. Nodes and local ranks come from the launcher's variables
+// if all ranks have them. Else each machine is a node, in the order of their first ranks, and local
+// ranks follow the ranks.
 class Topology {
  public:
   // From what the ranks say, by rank. Throws UsageError naming the ranks whose variables contradict

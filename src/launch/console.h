@@ -50,7 +50,7 @@ class Console {
   std::array<Target, 2> targets_;
   std::vector<std::array<Source, 2>> sources_;
   std::function<int()> columns_;
-  Stream bar_stream_ = Stream::err;  // the one of rank 0's that was written last
+  Stream bar_stream_ = Stream::err;  // rank 0's stream that was written last
   bool bar_drawn_ = false;
 };
 

@@ -18,7 +18,7 @@ struct InheritedFds {
 // Throws Error.
 InheritedFds make_inherited_fds(int ranks);
 
-// A TCP port of 127.0.0.1 that nobody listens on at the moment. Throws Error.
+// A TCP port of 127.0.0.1 that is free at the moment. Throws Error.
 int find_free_port();
 
 }  // namespace paceline::launch

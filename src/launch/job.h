@@ -30,8 +30,8 @@ struct JobSpec {
 
   // Called on the thread of run_job. May be empty.
   OutputSink output;
-  // What `output` writes to. While one of them has text pending, the workers' output is not read,
-  // but signals are.
+  // What `output` writes to. While one of these has text pending, the workers' output is not read;
+  // signals still are.
   std::vector<NonBlockingWriter*> writers;
 
   // SIGINT, SIGTERM, SIGHUP and SIGTSTP are taken from the calling thread while the job runs and
@@ -48,9 +48,9 @@ struct JobSpec {
 };
 
 // Starts the processes, waits for all of them and returns how they ended. Each leads a process
-// group of its own, has torchrun's variables and those of base/environment.h, and only the
-// descriptors 0, 1, 2 and those the variables name; rank 0 has this process's standard input unless
-// that is a terminal, the others have none.
+// group of its own, has the variables of torchrun and of base/environment.h, and inherits only the
+// descriptors 0, 1, 2 and those that the variables name. Rank 0 has this process's standard input
+// unless that is a terminal; the other ranks have none.
 //
 // No process of the job outlives the call. The supervisor process is the parent of the workers,
 // adopts what they leave behind and ends all of it; the guard process does the same for the

@@ -20,14 +20,14 @@ struct JobResult {
   std::vector<RankResult> ranks;
   int signal = 0;  // the signal that was passed on and ended the job, if one did
 
-  // The rank whose failure ended the job; empty if none failed before the job was asked to stop. If
-  // its error file blames another rank that failed by itself too, it is that one: a rank that loses
-  // a peer may end before the peer does. A blamed rank that ended with code 0 failed the others by
-  // ending early.
+  // The rank whose failure ended the job; empty if no rank failed before the job was asked to stop.
+  // A rank that loses a peer may end before the peer does. So if the error file of the first failed
+  // rank blames a rank that failed by itself too, this is the blamed rank. A blamed rank that ended
+  // with code 0 failed the others by ending early.
   std::optional<int> first_failed() const;
 
-  // 0, or that of the rank that failed first, or 128 + signal. If that rank ended with code 0, the
-  // code of the first rank that did not.
+  // 0, or the code of the rank that failed first, or 128 + signal. If that rank ended with code 0,
+  // the code of the first rank that did not.
   int exit_code() const;
 };
 

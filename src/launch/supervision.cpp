@@ -53,7 +53,7 @@ Supervision::Supervision(const Plan& plan)
   // If a sandbox refuses it, the socket's hang-up is enough.
   const base::UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
 
-  // Inherits what a guard and a supervisor that are killed would leave behind.
+  // If the guard and the supervisor are both killed, this process adopts what they leave behind.
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw base::errno_error("cannot adopt processes");
 
   // If SIGCHLD is ignored, which a parent may leave so, the kernel reaps children at once and may

@@ -252,7 +252,7 @@ void Supervisor::kill_all() {
 }
 
 // Signals a worker's group while its leader is not reaped, so that the number is certainly its own.
-// Signals each other process by itself: the rest of a group, and those in sessions of their own.
+// Signals each other process by itself: the rest of a group, and processes in other sessions.
 void Supervisor::signal_all(int signal) {
   for (const WorkerState& worker : state_.workers) {
     if (worker.pid != 0 && !worker.ended) ::kill(-worker.pid, signal);

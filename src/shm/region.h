@@ -31,7 +31,7 @@ struct RegionOptions {
 };
 
 // What the ranks of one group on one machine share: memory, liveness of the peers, the group's
-// failure, and the way to wait for each other.
+// failure, and waits for each other.
 //
 // Blocks allocated from its memory keep it alive through the shared_ptr. Everything but waiting may
 // be called from any thread. In a forked child check_usable throws UsageError, and the destructor

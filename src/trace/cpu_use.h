@@ -18,7 +18,7 @@ struct CpuUse {
   std::int64_t queued = 0;
 };
 
-// Reads it: a system call and a small file of /proc.
+// Reading it takes a system call and a small file of /proc.
 class CpuMeter {
  public:
   // Starts now, for the calling thread. Useless in a forked child.

@@ -1,5 +1,7 @@
-// OpenMPI's collectives on float32, taking turns with those of `paceline bench collectives` as an
-// ExternalPeer, on buffers of the same sizes:  mpirun -np N paceline-bench-openmpi NAME BYTES
+// OpenMPI's collectives on float32, as an ExternalPeer of `paceline bench collectives`: they take
+// turns with its collectives, on buffers of the same sizes.
+//
+//     mpirun -np N paceline-bench-openmpi NAME BYTES
 
 #include <mpi.h>
 #include <unistd.h>
@@ -20,8 +22,8 @@
 namespace paceline::bench {
 namespace {
 
-// How rank 0 tells the others what to do. They sleep until then: OpenMPI's own calls would keep the
-// cores busy that others are measured on.
+// How rank 0 tells the others what to do. The others sleep until then: a wait in OpenMPI would keep
+// cores busy while other peers are measured.
 class Orders {
  public:
   Orders() {

@@ -166,7 +166,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   // The result lands on `root`, without one on all ranks.
   void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op, const Reduction& how,
                        std::optional<int> root = {});
-  // Pairs of tensors, one of which is the parts of all ranks one after the other.
+  // Pairs of tensors. In each, one tensor is the parts of all ranks, one after the other.
   WorkPtr all_gather_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
                            const c10d::AllgatherOptions& options);
   WorkPtr reduce_scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,

@@ -28,7 +28,7 @@ class GradientMemory {
   GradientMemory& operator=(const GradientMemory&) = delete;
   ~GradientMemory();
 
-  // The calling thread's backwards allocate here first, then where they preferred before.
+  // The calling thread's backwards allocate here first, then in what the thread preferred before.
   void prefer();
 
   class Source;

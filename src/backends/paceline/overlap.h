@@ -4,8 +4,8 @@
 
 namespace paceline::backends {
 
-// Throws UsageError if memory that a call writes belongs to two of its outputs, or to an input,
-// too: what it would hold depends on the path that the call takes. Exact for any strides, and takes
+// Throws UsageError if memory that a call writes belongs to two of its outputs, or also to an
+// input: its content would depend on the path that the call takes. Exact for any strides, and takes
 // no memory for the tensors' elements. Tensors whose strides differ and whose extents interleave
 // may take longer than copying them.
 void check_apart(const Tensors& outputs, const Tensors& inputs, const char* operation);

@@ -8,7 +8,7 @@
 
 namespace paceline::distributed {
 
-// What options and environment say, checked, without touching anything.
+// What options and environment say, after checks that have no effect outside.
 struct Plan {
   enum class Means { given_store, alone, inherited, tcp, file };
   Means means = Means::alone;
@@ -23,8 +23,8 @@ struct Plan {
   bool take_sockets = false;  // the inherited ones, which serve only once
 };
 
-// Throws UsageError naming the option or variable that is missing or makes no sense. `first` says
-// that this is the process's first.
+// Throws UsageError naming the option or variable that is missing or invalid. `first`: whether this
+// is the process's first rendezvous.
 Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first);
 
 }  // namespace paceline::distributed

@@ -75,7 +75,8 @@ Timeout no_answer(const Plan& plan, const base::Deadline& deadline) {
       server_of(plan), "connect", 0);
 }
 
-// Without rank 0, the others connect in vain. While it is there, the store tells who is lost.
+// If rank 0 has ended, the others cannot connect to its store. While it lives, the store itself
+// shows which ranks are lost.
 void check_server(const shm::Membership& processes) {
   if (!processes.peers[0].ended()) return;
   shm::RankSet ended;

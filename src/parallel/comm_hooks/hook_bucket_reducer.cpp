@@ -30,7 +30,7 @@ std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
 
 // How often a wait for a future checks the peers.
 constexpr std::chrono::milliseconds kLook{10};
-// How much longer a wait is than the waits that may cause it, whose errors say more.
+// A wait is longer by this than the waits that may cause it, since their errors say more.
 constexpr std::chrono::seconds kReportTime{1};
 // The prefix of failures that every rank throws.
 constexpr const char* kHookOfRank = "the communication hook of rank";

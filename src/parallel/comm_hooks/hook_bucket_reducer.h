@@ -9,10 +9,10 @@
 
 namespace paceline::comm_hooks {
 
-// Buckets reduced by a communication hook of the user's: it runs for one after the other in
-// ascending order, since the collectives in it are matched by their order. The hook does not get
-// the last bucket: a bucket reducer of its own, `control`, reduces it and carries what ranks report
-// to each other.
+// Buckets reduced by the user's communication hook. The hook runs for one bucket after the other,
+// in ascending order, since its collectives are matched by their order. The hook does not get the
+// last bucket: a bucket reducer of its own, `control`, reduces it and carries what ranks report to
+// each other.
 class HookBucketReducer final : public distributed::BucketReducer {
  public:
   using Hook = std::shared_ptr<c10d::CommHookInterface>;

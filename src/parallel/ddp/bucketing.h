@@ -23,7 +23,7 @@ struct BucketPlan {
     bool dedicated = false;  // made for one gradient, which takes all of it
   };
   std::vector<Bucket> buckets;  // in the order in which they are likely to be ready
-  std::vector<Place> places;    // by parameter; of those in a bucket
+  std::vector<Place> places;    // by parameter, if it is in a bucket
 };
 
 struct BucketLimits {

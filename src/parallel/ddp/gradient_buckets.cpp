@@ -19,8 +19,8 @@ bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
 }
 
 // Whether only .grad uses its memory, apart from `incoming`, from which autograd made it, and the
-// base of that view. Other branches of the graph, or the program's hooks, may read the memory
-// later: AccumulateGrad takes over a tensor that nobody else holds, even if its storage is shared.
+// base of that view. AccumulateGrad takes over a tensor that nobody else holds, even if its storage
+// is shared; then other branches of the graph, or the program's hooks, may read the memory later.
 bool is_sole_view(const at::Tensor& grad, const at::Tensor& incoming) {
   std::size_t known = 1;
   if (incoming.defined() && incoming.layout() == at::kStrided &&

@@ -17,8 +17,8 @@
 
 namespace paceline::ddp {
 
-// The buckets of a model's gradients: which gradient lies where, how it gets there, and how it
-// comes to be .grad again. Buckets are published when they are full.
+// The buckets of a model's gradients: where each gradient is in them, how it gets there, and how
+// the average becomes .grad. A bucket is published when it is full.
 //
 // A step runs: begin_step; add or leave_out for each dense parameter, or skip for a bucket of them;
 // finish; end_step.
@@ -56,10 +56,10 @@ class GradientBuckets {
   // Skips the buckets that may be: all but the reducer's last, which carries more than gradients.
   // Returns which ones it has skipped.
   std::vector<bool> skip(std::vector<bool> buckets);
-  // What a rank does in a step that only the others have gradients for.
+  // For a rank that has no gradients in a step of the others.
   void add_zeros();
-  // Waits for the others. Returns which parameters were used on any rank, of `used` on each, if the
-  // ranks exchange that.
+  // Waits for the other ranks. `used`: the parameters that this rank used. If the ranks exchange
+  // that, returns the parameters that any rank used.
   std::optional<std::vector<bool>> finish(const std::vector<bool>& used);
   // Makes the averages of dense parameters with `used` their .grad, where that is a tensor of its
   // own.
@@ -104,13 +104,13 @@ class GradientBuckets {
   DdpOptions options_;
   int ranks_;
   StepRecorder& recorder_;
-  Indices order_;    // of those in the plan, but for delayed_
+  Indices order_;    // of the parameters in the plan, without delayed_
   Indices delayed_;  // of dense parameters
   BucketPlan plan_;
   bool exchanges_usage_ = false;  // the reducer's last bucket is for that
   std::shared_ptr<c10d::CommHookInterface> hook_;
   std::unique_ptr<distributed::BucketReducer> bucket_reducer_;
-  std::vector<Views> views_;  // by parameter; of those in a bucket
+  std::vector<Views> views_;  // by parameter; empty for one without a bucket
   Indices outstanding_;       // gradients still missing, by bucket
   Indices in_place_;          // whose gradients are reduced where autograd allocated them
   Indices arrivals_;          // of order_, as they were ready in the first step

@@ -9,7 +9,7 @@
 #include "parallel/comm_hooks/hook_bucket_reducer.h"
 #include "parallel/ddp/gradient_buckets.h"
 
-// The part of GradientBuckets that says where gradients lie.
+// The part of GradientBuckets that places gradients in buckets.
 namespace paceline::ddp {
 namespace {
 

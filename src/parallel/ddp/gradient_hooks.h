@@ -23,8 +23,8 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
   ~GradientHooks();
 
-  // A parameter whose data was exchanged, as torch::load does, needs a new hook. Throws UsageError
-  // if a dense parameter is not what it was when the model was wrapped.
+  // A parameter whose data was replaced, as by torch::load, needs a new hook. Throws UsageError if
+  // a dense parameter is not what it was when the model was wrapped.
   void renew();
 
  private:
@@ -33,7 +33,7 @@ class GradientHooks {
     c10::intrusive_ptr<torch::autograd::Node> accumulator;
     std::uintptr_t key = 0;
   };
-  // What has to stay as it is of a parameter, since its bucket is made for that.
+  // The properties that a parameter must keep, since its bucket is made for them.
   struct Form {
     at::ScalarType type;
     at::Device device;

@@ -21,7 +21,7 @@ using Indices = std::vector<std::size_t>;  // of parameters
 // "fc.weight, fc.bias"; of many, the first ones.
 std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& indices);
 
-// Makes the tensors those of `root`, a rank of the group, by one broadcast for each type.
+// Copies the tensors of `root`, a rank of the group, to all ranks by one broadcast for each type.
 // Collective.
 void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
 

@@ -40,8 +40,8 @@ class Reducer {
   ~Reducer();
 
   // Decides whether the next backwards are synchronised, and clears an aborted step: all gradients
-  // become zero then, since only some have been averaged. `counts` says whether a backward must
-  // follow this forward if that is synchronised. After the very first step it rebuilds the buckets,
+  // become zero then, since only some have been averaged. `counts`: whether a backward must follow
+  // this forward if the step is synchronised. After the very first step it rebuilds the buckets,
   // and is then collective.
   void before_forward(bool synchronise, bool counts);
   // Call after collective calls between before_forward and the forward itself.
@@ -63,8 +63,8 @@ class Reducer {
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
     buckets_.set_hook(std::move(hook));
   }
-  // Says that the parameters are now the same on all ranks, and that what some have accumulated
-  // under no_sync others may not have.
+  // Notes that the parameters are now the same on all ranks, but that ranks may have accumulated
+  // different gradients under no_sync.
   void end_join();
   // Does the communication of a backward with gradients of zero, for Join. Existing gradients keep
   // their values and leave the buckets.

@@ -29,7 +29,7 @@ class StepRecorder {
   void end_backward() { backward_end_ = Clock::now(); }
   void end_step(const distributed::BucketReducer& bucket_reducer);
 
-  // Of each bucket of a new plan.
+  // Call for each bucket of a new plan.
   void describe_bucket(std::size_t bucket, std::size_t bytes, const std::string& parameters) const;
   const DdpStats& stats() const { return stats_; }
 
@@ -50,7 +50,7 @@ class StepRecorder {
   Clock::time_point backward_begin_ = kNever;  // no forward has ended since the last step
   Clock::time_point communication_begin_;
   Clock::time_point backward_end_;
-  std::vector<Clock::time_point> published_;  // by bucket, with a timeline: those under way
+  std::vector<Clock::time_point> published_;  // by bucket under way, if there is a timeline
 };
 
 }  // namespace paceline::ddp

@@ -15,12 +15,12 @@ namespace paceline::ddp {
 // Sums up what this rank has done to its model towards a step, for the ranks to compare.
 class StepSummarizer {
  public:
-  // `parameters` must outlive this. `frozen`: those that took no gradient when the model was
-  // wrapped, and have to stay so.
+  // `parameters` must outlive this. `frozen`: the parameters that required no gradient when the
+  // model was wrapped; they must stay so.
   StepSummarizer(const std::vector<NamedTensor>& parameters, std::vector<NamedTensor> frozen,
                  const DdpOptions& options);
 
-  // Throws UsageError if one of `frozen` takes a gradient.
+  // Throws UsageError if one of `frozen` requires a gradient.
   void check_frozen() const;
   // A forward that a synchronised backward must follow.
   void count_forward() { ++forwards_; }
@@ -31,7 +31,7 @@ class StepSummarizer {
   void forget_local_backwards() { local_backwards_ = 0; }
 
   shm::StepSummary summarise(bool joined);
-  // Those that belong to the last summary, until the next one.
+  // The flags that belong to the last summary; valid until the next one.
   shm::FrozenFlags frozen_flags() const { return flags_; }
 
   // Notes that all ranks now have the same parameters, however often each has changed them.

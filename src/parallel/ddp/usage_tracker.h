@@ -9,7 +9,7 @@
 
 namespace paceline::ddp {
 
-// Which parameters take part in steps: on this rank, and on any, as far as this rank needs to know.
+// Which parameters are used in steps: on this rank and, as far as this rank needs to know, on any.
 class UsageTracker {
  public:
   using Flags = std::vector<bool>;  // by parameter
@@ -23,22 +23,22 @@ class UsageTracker {
 
   // The parameter got a gradient.
   void note(std::size_t parameter) { here_[parameter] = true; }
-  // Those noted since the last synchronised step.
+  // The parameters noted since the last synchronised step.
   const Flags& here() const { return here_; }
   void forget() { here_.assign(here_.size(), false); }
   // With skip_all_reduce_unused_params: by bucket, whether none of its parameters was noted. Else
   // empty.
   std::vector<bool> unused_buckets(const BucketPlan& plan) const;
 
-  // Says which parameters were used in a step: `exchanged` between the ranks, where they have;
-  // `otherwise`, where a static graph has not taught it either.
+  // Settles which parameters were used in a step: `exchanged`, if the ranks have exchanged that;
+  // else as the static graph has it; else `otherwise`.
   void settle(const std::optional<Flags>& exchanged, const Flags& otherwise);
-  // As settled last.
+  // The result of the last settling.
   bool used(std::size_t parameter) const { return used_[parameter]; }
   const Flags& used() const { return used_; }
-  // With a static graph, after its first step: whether the parameter was used on any rank in that.
+  // With a static graph, after its first step: whether any rank used the parameter in that step.
   bool is_ever_used(std::size_t parameter) const { return learnt_[parameter]; }
-  // Of a step that was finished.
+  // Call when a step is finished.
   void end_step();
 
  private:

@@ -16,10 +16,10 @@ class WrappedModel {
  public:
   // It must outlive this.
   explicit WrappedModel(torch::nn::Module& module) : module_(&module) {}
-  // Throws UsageError for an undefined tensor, and for a name that two have.
+  // Throws UsageError for an undefined tensor, or if two tensors have one name.
   WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers);
 
-  // All there are now. A module's may be undefined.
+  // All tensors that exist now. A module's may be undefined.
   std::vector<NamedTensor> parameters() const;
   std::vector<NamedTensor> buffers() const;
   // The parameters that take gradients; each tensor once, under its first name.

@@ -27,7 +27,7 @@ struct CollectiveFingerprint {
   std::uint64_t sequence = 0;  // the number of the call in the group, from 1
   // The most bytes that this rank passes to another rank through its staging buffers.
   std::uint64_t staged = 0;
-  // Of this rank's tensor in the region, which other ranks read in place; or kNotShared.
+  // The offset of this rank's tensor in the region, which other ranks read in place; or kNotShared.
   std::uint64_t offset = kNotShared;
 
   static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
@@ -45,7 +45,8 @@ std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbe
 
 // Why calls cannot be one collective. Every rank gets the same text.
 struct Disagreement {
-  // The ranks of the group at fault: those that differ from the majority, all if there is none.
+  // The ranks at fault, by their numbers in the group: the ranks that differ from the majority, or
+  // all ranks without one.
   RankSet ranks{};
   std::string text;
 };

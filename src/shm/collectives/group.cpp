@@ -158,7 +158,7 @@ std::uint64_t Group::offset_of(const void* pointer, std::size_t bytes) const {
       .value_or(CollectiveFingerprint::kNotShared);
 }
 
-// Shared if they lie one after the other.
+// Shared if the parts follow each other in memory.
 std::uint64_t Group::offset_of(std::span<const Input> parts) const {
   std::size_t bytes = 0;
   for (const Input& part : parts) {

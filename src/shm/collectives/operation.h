@@ -4,8 +4,8 @@
 
 namespace paceline::shm {
 
-// The collective operations of a Group, and what they differ in. A new one needs an enumerator and
-// a row here: agreement, descriptions, checks of arguments and staging follow from the row.
+// The collective operations of a Group and their properties. A new one needs an enumerator and a
+// row here, which provides agreement, descriptions, checks of arguments and staging.
 
 enum class Operation : std::uint8_t {
   none,
@@ -30,7 +30,7 @@ struct OperationTraits {
   bool common_part = true;  // a sender has one part for all ranks, else one for each
 };
 
-// A switch without a default, so that the compiler misses the row of a new enumerator.
+// A switch without a default, so that the compiler warns if a new enumerator has no row.
 constexpr OperationTraits traits(Operation operation) {
   switch (operation) {
     case Operation::none:

@@ -57,7 +57,7 @@ void Group::reduce_small(const void* input, void* output) {
   shm::reduce(call_.type, call_.op, sources, {&output, 1}, call_.count);
 }
 
-// Each rank reduces its slice of all tensors into those of the ranks that get the result.
+// Each rank reduces its slice of all tensors into the tensors of the ranks that get the result.
 void Group::reduce_shared() {
   const Slice slice = slice_of(call_.count, element(), rank(), size());
   const std::size_t begin = slice.begin * element();

@@ -43,7 +43,7 @@ void reduce_weighted(DataType type, std::span<const void* const> sources,
 //
 // Writes the reduction of all sources to `sums`: `count` elements of accumulation_type(type), in
 // the order of the sources' elements and with no NaN but the canonical one. avg adds up. `weights`
-// are those of reduce_weighted, or none; with them `op` must be sum.
+// as in reduce_weighted, or empty; with weights, `op` must be sum.
 void accumulate(DataType type, ReduceOp op, std::span<const void* const> sources,
                 std::span<const double> weights, void* sums, std::size_t count);
 // Combines one to kMaxSources partial sums of accumulation_type(type) in the order of `sums`, for

@@ -15,8 +15,8 @@
 namespace paceline::shm {
 
 // One rank as seen from another: a descriptor that becomes readable or hangs up when its process
-// has ended. A pidfd where the process is visible from here; else the read end of a pipe whose
-// other end only that process (and, late, what it forked) holds open.
+// has ended. A pidfd if the process is visible from here. Otherwise the read end of a pipe whose
+// other end only that process and its forked children hold open.
 struct Peer {
   base::UniqueFd watch;  // none for the rank itself, and between threads of one process
   pid_t pid = 0;         // 0 if not visible
@@ -24,7 +24,7 @@ struct Peer {
   bool ended() const;
 };
 
-// What a rank has once it has joined a group.
+// What a rank holds once it has joined a group.
 struct Membership {
   base::UniqueFd memory;    // the group's shared memory
   std::vector<Peer> peers;  // by rank

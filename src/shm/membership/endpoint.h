@@ -20,7 +20,7 @@ struct Endpoint {
   // This process's; a random socket if it `listens`.
   static Endpoint own(bool listens);
   std::string encode() const;
-  // Throws Error for anything else than an encoded one.
+  // Throws Error unless the record is an encoded Endpoint.
   static Endpoint decode(const std::string& text);
 };
 

@@ -7,7 +7,7 @@
 
 namespace paceline::shm {
 
-// How ranks find each other before there is anything shared: an all-gather of small blobs. Over a
+// How ranks find each other before they share memory: an all-gather of small blobs. Over a
 // c10d::Store in `distributed`, between threads in tests.
 class Exchange {
  public:

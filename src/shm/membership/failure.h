@@ -31,7 +31,7 @@ class FailureRecord {
   bool record(const Failure& failure);
   // Whether something has been, or is just being, recorded. One relaxed load.
   bool present() const { return state_.load(std::memory_order_relaxed) != kEmpty; }
-  // The failure on record. A writer that died half-way yields a peer_lost that names nobody.
+  // The recorded failure. If its writer died half-way, a peer_lost that names no rank.
   Failure read() const;
 
  private:
@@ -43,7 +43,7 @@ class FailureRecord {
   std::atomic<std::uint32_t> length_;
   std::array<std::atomic<char>, kMaxText> text_;
 
-  // A lock of another process's would be none.
+  // An atomic that uses a lock would not work between processes.
   static_assert(decltype(state_)::is_always_lock_free &&
                 decltype(ranks_)::value_type::is_always_lock_free &&
                 decltype(text_)::value_type::is_always_lock_free);

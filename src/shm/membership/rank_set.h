@@ -58,7 +58,7 @@ class RankSet {
   // Ranks 0 to `size` - 1.
   static RankSet all(int size);
 
-  // Leaves out what is no rank of any world: a damaged peer may name anything.
+  // Leaves out numbers that are not ranks of any world: a damaged peer may name anything.
   void insert(int rank) {
     if (is_rank(rank)) word(rank) |= bit(rank);
   }
@@ -93,8 +93,7 @@ class RankSet {
 // "no rank", "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
 std::string describe_ranks(const RankSet& ranks);
 
-// A bit for each rank of one region, of which there are at most kMaxRanks: for words that ranks
-// share and for hot paths.
+// A bit for each rank of a region, which has at most kMaxRanks: for shared words and hot paths.
 using LocalRankMask = std::uint64_t;
 constexpr LocalRankMask local_rank_bit(int rank) {
   return LocalRankMask{1} << rank;

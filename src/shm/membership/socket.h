@@ -22,9 +22,9 @@ struct Packet {
   bool closed = false;  // the other end is gone; the rest is empty
 };
 
-// Does not block, since a seqpacket socket takes the few small messages sent here at once; but for
-// descriptors, of which a user may have no more on their way than a process may have open: then it
-// tries again until the deadline. Returns false if the other end is gone.
+// Does not block, since a seqpacket socket takes the few small messages sent here at once.
+// Descriptors are the exception: a user may have no more of them on their way than a process may
+// have open. Then this tries again until the deadline. Returns false if the other end is gone.
 bool send_packet(int socket, const std::string& bytes, std::span<const int> fds,
                  const base::Deadline& deadline);
 
@@ -37,7 +37,7 @@ void want_credentials(int socket);
 
 // A listening socket in the abstract namespace; the kernel always removes its name.
 base::UniqueFd listen_abstract(const std::string& name);
-// Empty if nobody listens there.
+// Empty if no process listens there.
 base::UniqueFd connect_abstract(const std::string& name);
 // Accepts one waiting connection; empty if it was from another user (it is dropped) or went away.
 base::UniqueFd accept_from_same_user(int listener);

@@ -30,14 +30,14 @@ struct BucketTimes {
   BucketInfo info;
   // Means over ranks, in microseconds a step.
   double under_way = 0;
-  double late = 0;  // waits for it, divided as those of ranks
+  double late = 0;  // waits for it, divided as RankTimes divides waits
   double communication = 0;
 };
 
 // A summary of the steps of a job. Shares are parts of 1 of the time of all ranks.
 struct Analysis {
   int size = 0;
-  int local_size = 0;  // of them those on this machine
+  int local_size = 0;  // the ranks on this machine
   int cores = 0;       // that they may use together; 0 if unknown
   std::uint64_t model = 0;
   std::size_t models = 0;
@@ -46,7 +46,7 @@ struct Analysis {
   std::size_t pauses = 0;   // steps after which a rank did something else for long
   double pause_share = 0;   // of the whole time
   std::vector<Step> steps;  // the others
-  std::size_t typical = 0;  // of them the one of median period
+  std::size_t typical = 0;  // the index of the step with the median period
 
   double period = 0;  // the median
   double computing = 0;

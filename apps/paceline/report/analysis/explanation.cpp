@@ -75,8 +75,7 @@ class Explanation {
     d_.remedies.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // The bucket that ranks wait for longest, in the way that `what` says; it becomes the
-  // diagnosis's.
+  // The bucket with the longest waits of the kind `what`; it becomes the diagnosis's bucket.
   const BucketTimes* worst_bucket(double BucketTimes::*what) {
     const auto found = std::ranges::max_element(a_.buckets, {}, what);
     if (found == a_.buckets.end() || (*found).*what == 0) return nullptr;
@@ -178,7 +177,7 @@ void Explanation::add_late_rank() {
   }
 }
 
-// Other causes cannot be told apart then.
+// With more ranks than cores, other causes cannot be told apart.
 void Explanation::too_many_ranks() {
   say("There are more ranks than cores: {} ranks take turns on {} core{}, and wait for each other "
       "for {} of their time.",

@@ -7,9 +7,9 @@
 
 namespace paceline::report {
 
-// Fewer say little about a run.
+// Fewer steps say little about a run.
 inline constexpr std::size_t kFewestSteps = 8;
-// A rank that waits for its core for this part of the time takes longer for all it does by as much.
+// A rank that waits for a core for this share of the time is slower by as much in all it does.
 inline constexpr double kNotableQueue = 0.10;
 
 // The rank that others waited for most, and how it differs from the median of the others, in

@@ -52,7 +52,7 @@ class Collection {
   using Key = std::tuple<std::uint64_t, std::uint64_t, int>;
   static constexpr int kLast = -1;
 
-  // Numbers those of one rank, whose spans come in the order of their ends.
+  // Numbers the steps of one rank, whose spans come in the order of their ends.
   class PreForwardSyncs {
    public:
     Key next(const Span& span) {

@@ -112,7 +112,7 @@ class EventHandler final : public nlohmann::json_sax<json> {
   const std::function<void(const Event&)>& take_;
   Event event_;
   Event::Value* field_ = nullptr;  // the field of the next value
-  std::size_t depth_ = 0;          // an event's members are at 2, those of its args at 3
+  std::size_t depth_ = 0;          // an event's members are at 2, its args' members at 3
   bool args_follow_ = false;
   bool in_args_ = false;
   bool is_array_ = false;

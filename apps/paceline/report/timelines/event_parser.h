@@ -9,7 +9,7 @@
 
 namespace paceline::report {
 
-// The members of an event that are read: its own, then, from `model` on, those of its args.
+// The members of an event that are read. From `model` on, they are members of its args.
 enum class Field {
   name,
   cat,

@@ -12,7 +12,7 @@ namespace paceline::report {
 struct Job {
   int size = 0;                  // its ranks
   int elsewhere = 0;             // how many of them are known to be on other machines
-  std::vector<RankTrace> ranks;  // those with a timeline, in ascending order; at least one
+  std::vector<RankTrace> ranks;  // ranks that have a timeline, in ascending order; at least one
   std::vector<std::string> notes;
 };
 
