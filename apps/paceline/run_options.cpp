@@ -58,11 +58,11 @@ void describe(CLI::App& app, Flags& flags) {
       "From SIGTERM, or from Ctrl-C, to SIGKILL (default 5)");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
   app.footer(
-      "Flags may also be spelled with underscores, as in --nproc_per_node; those after the\n"
+      "Flags may also be spelled with underscores, as in --nproc_per_node; flags after the\n"
       "program belong to the program. Each process gets RANK, LOCAL_RANK, WORLD_SIZE and\n"
       "torchrun's other variables, and OMP_NUM_THREADS unless it is set: the cores divided by\n"
-      "the processes. The exit code is that of the process that failed first, 128 + N if\n"
-      "signal N ended it.\n"
+      "the processes. paceline run exits with the code of the process that failed first, or\n"
+      "with 128 + N if signal N ended it.\n"
       "\n"
       "Example:\n"
       "  paceline run --nproc-per-node 2 ./train --epochs 5");

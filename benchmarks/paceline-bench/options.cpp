@@ -21,7 +21,7 @@ constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 constexpr const char* kFooter =
     R"(Implementations take turns, round by round: OpenMPI and Python in processes of their own, all
 others in the same ones. malloc is tuned as under `paceline run`. All ranks wait for each other
-before the clock starts. A time is that of the slowest rank, "cpu" the CPU time of all ranks
+before the clock starts. Times are the slowest rank's; "cpu" is the CPU time of all ranks
 together. "over X" is how many times faster than X: the median of the rounds and its 90 %
 confidence interval. Run it on a machine that does nothing else.)";
 

@@ -107,7 +107,7 @@ World::~World() {
   } else if (state.in_record()) {
     state.defer_abort();
   } else {
-    state.abort("its World was left by an exception (paceline::record would tell its text)");
+    state.abort("an exception left its World (paceline::record would pass on its text)");
   }
 }
 

@@ -21,10 +21,10 @@ void check_reach(const std::string& backend, const std::string& group, const Top
   if (!find_backend(backend).one_node) return;
   const std::size_t nodes = topology.nodes_of(ranks).size();
   if (nodes <= 1) return;
-  throw UsageError(fmt::format(
-      "the backend {} reaches the ranks of one node, and those of group {} run on {}, by "
-      "{}: {}. Use the backend gloo; groups of ranks of one node may use {}",
-      backend, group, nodes, topology.source(), topology.describe(ranks), backend));
+  throw UsageError(
+      fmt::format("the backend {} reaches the ranks of one node, but group {} spans {} nodes (by "
+                  "{}): {}. Use the backend gloo; groups within one node may use {}",
+                  backend, group, nodes, topology.source(), topology.describe(ranks), backend));
 }
 
 std::vector<int> every_rank(int size) {

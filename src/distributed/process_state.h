@@ -43,13 +43,13 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
-  // Whether the last of them numbers the ranks as the launcher does. Survivors that form a world of
-  // their own have other numbers there, which the launcher must not be told as its own.
+  // Whether the last world numbers the ranks as the launcher does. If survivors form a world of
+  // their own, its numbers differ, and the launcher must not take them for its own.
   bool numbered_by_launcher = true;
   // This process has written its error file.
   bool error_reported = false;
-  // The processes of the last world that ended, and its rank and size; null without one, or if its
-  // backend does not watch them. Guarded by `mutex`.
+  // The processes of the last world that ended, and this process's rank and size there; null if
+  // there was no world, or if its backend does not watch processes. Guarded by `mutex`.
   struct Processes {
     int rank = 0;
     int size = 0;
@@ -75,7 +75,7 @@ class ProcessState {
   void run_deferred_abort() noexcept { run_deferred_abort(kCaught); }
 
  private:
-  static constexpr const char* kCaught = "its World was left by an exception that it then caught";
+  static constexpr const char* kCaught = "an exception left its World and was then caught";
 
   void run_deferred_abort(const std::string& text) noexcept;
   std::unique_ptr<ActiveWorld> take_world() noexcept;

@@ -71,7 +71,7 @@ void check_node(int node, const std::vector<int>& ranks, std::span<const Placeme
     }
   }
   if (std::cmp_equal(ranks.size(), size)) return;
-  refuse(fmt::format("GROUP_RANK={} is that of {}, and there LOCAL_WORLD_SIZE={}", node,
+  refuse(fmt::format("GROUP_RANK={} belongs to {}, but LOCAL_WORLD_SIZE={} there", node,
                      describe_ranks(RankSet(ranks)), size));
 }
 

@@ -19,7 +19,7 @@ BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const c
   if (group.is_member()) {
     return translate(operation, [&] { return group.c10d()->getBackend(device); });
   }
-  base::log(LogLevel::warning, "{} on a rank that is no member of the group does nothing",
+  base::log(LogLevel::warning, "{} on a rank that is not a member of the group does nothing",
             operation);
   return nullptr;
 }

@@ -160,7 +160,7 @@ void Region::check_usable(const OpContext& op) const {
   if (in_forked_child()) {
     throw UsageError(
         fmt::format("{} in a forked child of rank {}: the group belongs to the parent process. "
-                    "Start processes afresh instead of forking.",
+                    "Start new processes instead of forking.",
                     op.operation, numbers().of(rank_)));
   }
   if (failed()) throw_recorded(op);

@@ -129,7 +129,7 @@ TEST(Topology, ContradictionsNameRanksAndVariables) {
               StartsWith("rank 0 has LOCAL_WORLD_SIZE=2 and rank 1 has LOCAL_WORLD_SIZE=3, and "
                          "both have GROUP_RANK=0. "));
   EXPECT_THAT(refusal({by_variables(0, 0, 3), by_variables(1, 0, 1), by_variables(0, 1, 3)}),
-              StartsWith("GROUP_RANK=0 is that of ranks 0 and 2, and there LOCAL_WORLD_SIZE=3. "));
+              StartsWith("GROUP_RANK=0 belongs to ranks 0 and 2, but LOCAL_WORLD_SIZE=3 there. "));
   EXPECT_THAT(refusal({by_variables(0, 0, 1), by_variables(2, 0, 1)}),
               StartsWith("rank 1 has GROUP_RANK=2, and no rank has GROUP_RANK=1. "));
   EXPECT_THAT(refusal({by_variables(1 << 30, 0, 2), by_variables(1 << 30, 1, 2)}),

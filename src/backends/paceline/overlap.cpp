@@ -23,8 +23,8 @@ struct Axis {
   std::int64_t stride;  // in bytes
 };
 
-// The bytes of a tensor, or of a part of it: a run at each position along the axes, of which the
-// first has the largest stride.
+// The bytes of a tensor, or of a part of it: a run at each position along the axes. The first axis
+// has the largest stride.
 struct Block {
   std::int64_t begin;  // an address
   std::span<const Axis> axes;
@@ -118,7 +118,7 @@ void check_apart(const Tensors& outputs, const Tensors& inputs, const char* oper
       const at::Tensor& written = (one->written() ? one : other)->tensor();
       throw UsageError(fmt::format(
           "{} writes a tensor of {} {} that shares memory with another of its tensors: outputs "
-          "must not overlap each other, nor inputs but this rank's own part",
+          "must not overlap each other, nor any input except this rank's own part",
           operation, written.numel(), c10::toString(written.scalar_type())));
     }
   }

@@ -23,9 +23,9 @@ struct Rendezvous {
   std::string host;                       // see BackendRequest
 };
 
-// Carries the plan out, within the options' timeout. Each process numbers its attempts alike, from
-// 0. Throws Timeout if the store cannot be used in time; PeerLost if rank 0 was to serve it and has
-// ended, of `processes`, the ranks' where they are known.
+// Carries out the plan within the options' timeout. All processes number their attempts alike, from
+// 0. `processes`: the ranks' processes, if they are known. Throws Timeout if the store cannot be
+// used in time; PeerLost if rank 0 should serve the store and has ended.
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
                       const base::Environment& environment, int attempt,
                       const shm::Membership* processes);

@@ -31,7 +31,7 @@ void check_caps(const DdpOptions& options) {
   if (options.bucket_cap_mb) check(*options.bucket_cap_mb, "bucket_cap_mb");
   for (const double mib : options.bucket_cap_mb_list) check(mib, "bucket_cap_mb_list");
   if (options.bucket_cap_mb && !options.bucket_cap_mb_list.empty()) {
-    throw UsageError("bucket_cap_mb and bucket_cap_mb_list exclude each other");
+    throw UsageError("set bucket_cap_mb or bucket_cap_mb_list, not both");
   }
 }
 
@@ -39,9 +39,9 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
   const at::Device device = parameters.front().tensor.device();
   for (const auto& one : parameters) {
     if (one.tensor.device() == device) continue;
-    throw UsageError(fmt::format("parameter {} is on {} and {} on {}: all have to be on one",
-                                 parameters.front().name, device.str(), one.name,
-                                 one.tensor.device().str()));
+    throw UsageError(
+        fmt::format("parameter {} is on {} and {} on {}: all parameters must be on one device",
+                    parameters.front().name, device.str(), one.name, one.tensor.device().str()));
   }
   auto asked = options.device_ids;
   if (options.output_device) asked.push_back(*options.output_device);
@@ -68,8 +68,8 @@ void check_delayed(const DdpOptions& options, const std::vector<ddp::NamedTensor
   }
   const auto check = [&](const std::string& name, const char* option) {
     if (std::ranges::count(parameters, name, &ddp::NamedTensor::name) > 0) return;
-    throw UsageError(
-        fmt::format("{} names {}, which is no parameter that requires a gradient", option, name));
+    throw UsageError(fmt::format("{} names {}, which is not a parameter that requires a gradient",
+                                 option, name));
   };
   if (trigger.empty()) return;
   check(trigger, "param_to_hook_all_reduce");
@@ -97,13 +97,13 @@ class DdpCore final : public Joinable {
     if (options.skip_all_reduce_unused_params &&
         (!options.find_unused_parameters || options.static_graph)) {
       throw UsageError(
-          "skip_all_reduce_unused_params needs find_unused_parameters, and no static_graph");
+          "skip_all_reduce_unused_params requires find_unused_parameters without static_graph");
     }
     if (options.average == Average::samples && model_.has_sync_batch_norm()) {
       throw UsageError(
-          "Average::samples weighs gradients that SyncBatchNorm has already mixed: let the loss of "
-          "each rank be a sum over samples that is divided by the same number on all, and average "
-          "over ranks");
+          "Average::samples would weigh gradients that SyncBatchNorm has already mixed: let each "
+          "rank's loss be a sum over samples, divided by the same number on all ranks, and use "
+          "Average::ranks");
     }
     const auto parameters = model_.trainable_parameters();
     if (parameters.empty()) {
@@ -159,7 +159,7 @@ class DdpCore final : public Joinable {
     if (!hook) throw UsageError("register_comm_hook needs a hook");
     if (options_.average == Average::samples) {
       throw UsageError(
-          "register_comm_hook and Average::samples exclude each other: a hook averages itself, and "
+          "register_comm_hook and Average::samples cannot be combined: a hook averages itself, and "
           "may weigh by samples");
     }
     reducer_->set_hook(std::move(hook));
@@ -222,8 +222,8 @@ class DdpCore final : public Joinable {
   // A rank's part in a step of `join`.
   enum class Part : std::int64_t { joined, local, synchronised };
 
-  // In `join`: what ranks that have joined cannot know of the step, whether it is synchronised and
-  // broadcasts buffers. Throws Mismatch, the same on every rank, if the others do not agree.
+  // In `join`: ranks that have joined learn whether the step is synchronised, and whether it
+  // broadcasts buffers. Throws Mismatch, the same on every rank, if the other ranks do not agree.
   std::pair<bool, bool> agree(Part part, bool broadcasts) {
     if (model_.has_sync_batch_norm()) {
       throw UsageError(
@@ -253,11 +253,10 @@ class DdpCore final : public Joinable {
     }
     if (!local.empty() && !synchronised.empty()) {
       const bool fewer = local.count() < synchronised.count();
-      throw Mismatch(
-          fmt::format("in a step of join, the forward of {} runs under no_sync and that of {} does "
-                      "not: in join all ranks accumulate over the same steps",
-                      shm::describe_ranks(local), shm::describe_ranks(synchronised)),
-          (fewer ? local : synchronised).list(), "forward", steps_);
+      throw Mismatch(fmt::format("in a step of join, {} ran the forward under no_sync and {} did "
+                                 "not: in join all ranks must accumulate over the same steps",
+                                 shm::describe_ranks(local), shm::describe_ranks(synchronised)),
+                     (fewer ? local : synchronised).list(), "forward", steps_);
     }
     return {!synchronised.empty(), any_broadcasts};
   }

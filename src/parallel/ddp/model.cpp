@@ -101,11 +101,10 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
       if (of[rank][i] != of[reference][i]) others.insert(rank);
     }
     throw Mismatch(
-        fmt::format(
-            "the models have come apart: in step {}, {} on {} differs from rank {}'s; it is "
-            "the first of {} compared tensors that differs",
-            step, tensors[static_cast<std::size_t>(i)].name, shm::describe_ranks(named.of(others)),
-            named.of(reference), count),
+        fmt::format("the models have diverged: in step {}, {} on {} differs from rank {}'s; it is "
+                    "the first of {} compared tensors that differs",
+                    step, tensors[static_cast<std::size_t>(i)].name,
+                    shm::describe_ranks(named.of(others)), named.of(reference), count),
         named.of(apart).list(), "check_sync", step);
   }
 }

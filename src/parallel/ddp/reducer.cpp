@@ -88,7 +88,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   incoming_.reset();
 }
 
-// Where backwards are nested, the number of an outer one comes before those of its inner ones.
+// If backwards are nested, an outer backward has a smaller number than its inner backwards.
 void Reducer::count_local_backward() {
   const int backward = torch::autograd::get_current_graph_task_id();
   if (backward <= last_local_backward_) return;
@@ -98,10 +98,11 @@ void Reducer::count_local_backward() {
 
 void Reducer::reduce_gradient(std::size_t index) {
   if (at::GradMode::is_enabled()) {
-    throw UsageError(fmt::format(
-        "the backward that reached parameter {} creates a graph of itself (create_graph), whose "
-        "gradients DistributedDataParallel cannot average: compute such a term on module()",
-        parameters_[index].name));
+    throw UsageError(
+        fmt::format("the backward that reached parameter {} has create_graph = true, and "
+                    "DistributedDataParallel cannot average gradients of a backward's graph: "
+                    "compute such a term on module()",
+                    parameters_[index].name));
   }
   if (bucket_reducer().in_step()) {
     check_backward();
@@ -125,8 +126,8 @@ void Reducer::check_backward() const {
 void Reducer::begin_step() {
   if (options_.average == Average::samples && !weight_) {
     throw UsageError(
-        "with average = Average::samples, call set_samples before every backward that is "
-        "synchronised: this one has no count");
+        "with average = Average::samples, call set_samples before every synchronised backward: "
+        "this one has no count");
   }
   buckets_.begin_step(summarizer_.summarise(false), weight_, summarizer_.frozen_flags());
   recorder_.begin_step(bucket_reducer().steps(), buckets_.plan().buckets.size() + 1);
@@ -237,8 +238,8 @@ void Reducer::reduce_rest(const Indices& missing) {
   if (!options_.gradient_as_bucket_view) buckets_.put_back(usage_.used());
 }
 
-// `own`: the parameters that this rank has used; `otherwise`: those used on any rank, if ranks do
-// not exchange that.
+// `own`: the parameters that this rank has used. `otherwise`: the parameters that any rank has
+// used, if the ranks do not exchange that.
 void Reducer::finish_buckets(const std::vector<bool>& own, const std::vector<bool>& otherwise) {
   usage_.settle(buckets_.finish(own), otherwise);
   if (bucket_reducer().modified_apart()) summarizer_.compare_parameters(bucket_reducer().steps());
@@ -282,8 +283,8 @@ void Reducer::warn_if_never_called() const noexcept {
   }
   if (arrived.empty()) return;
   base::log(LogLevel::warning,
-            "DistributedDataParallel averaged nothing: gradients arrived in {}, but no forward was "
-            "its own; call the wrapper in place of the module that it wraps",
+            "DistributedDataParallel averaged nothing: gradients arrived in {}, but no forward ran "
+            "through the wrapper: call the wrapper instead of its module",
             names_of(parameters_, arrived));
 }
 

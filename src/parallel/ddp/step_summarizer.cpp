@@ -30,11 +30,10 @@ StepSummarizer::StepSummarizer(const std::vector<NamedTensor>& parameters,
 void StepSummarizer::check_frozen() const {
   for (const NamedTensor& one : frozen_) {
     if (!one.tensor.requires_grad()) continue;
-    throw UsageError(
-        fmt::format("parameter {} takes a gradient, and took none when it was wrapped, so that it "
-                    "would not be averaged: wrap the module again, or wrap it first and freeze "
-                    "parameters then",
-                    one.name));
+    throw UsageError(fmt::format(
+        "parameter {} requires a gradient now, but did not when it was wrapped, so its gradient "
+        "would not be averaged: wrap the module again, or freeze parameters only after wrapping it",
+        one.name));
   }
 }
 

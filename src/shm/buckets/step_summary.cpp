@@ -50,18 +50,17 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
     text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ",
                         numbers.of(static_cast<int>(counts.size()) - 1), counts.back());
   }
-  return {
-      explain_disagreement(counts, numbers).ranks,
-      fmt::format(
-          "the ranks have run different numbers of training forwards, or of backwards under "
-          "no_sync ({}): on some rank a step ran under no_sync alone, or a forward was not "
-          "followed by a backward, or by one that threw before it reached the model, so gradients "
-          "of different batches would be averaged. Run forwards without a backward under "
-          "torch::NoGradGuard, under no_sync, in eval mode or on module(), or on every rank "
-          "alike. An optimizer that calls a closure as often as the loss decides (LBFGS) needs "
-          "the loss averaged over the ranks. With Average::samples, ranks may run different "
-          "numbers of backwards under no_sync.",
-          text)};
+  return {explain_disagreement(counts, numbers).ranks,
+          fmt::format(
+              "the ranks have run different numbers of training forwards, or of backwards under "
+              "no_sync ({}): some rank ran a step under no_sync, or ran a forward whose "
+              "backward is missing or threw before it reached the model, so gradients of different "
+              "batches would be averaged. Run forwards without a backward under "
+              "torch::NoGradGuard, under no_sync, in eval mode or on module(), or on every rank "
+              "alike. An optimizer that calls a closure as often as the loss decides (LBFGS) needs "
+              "the loss averaged over the ranks. With Average::samples, ranks may run different "
+              "numbers of backwards under no_sync.",
+              text)};
 }
 
 bool differ_in_frozen(std::span<const StepSummary> ranks) {
@@ -104,7 +103,7 @@ Disagreement compare_frozen(std::span<const FrozenFlags> flags,
   }
   result.text = fmt::format(
       "{} of {} parameters are frozen on some ranks and trained on others: {}. The models would "
-      "come apart; call requires_grad_ on every rank alike",
+      "diverge; call requires_grad_ on every rank alike",
       count, parameters.size(), names);
   return result;
 }

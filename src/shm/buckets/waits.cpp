@@ -94,11 +94,12 @@ void BucketWait::check_not_skipped(int peer) const {
                        blocks_.has_begun(rank) ? blocks_.parameters().size() : 0);
   }
   check_frozen(blocks_, flags);
-  blocks_.fail({peer}, fmt::format("in {} {} had nothing for bucket {} ({}), which {} did use: "
-                                   "skip_all_reduce_unused_params wants the same parameters to be "
-                                   "unused on every rank",
-                                   blocks_.position(), blocks_.name_of(peer), bucket_,
-                                   blocks_.describe(bucket_), blocks_.name_of(blocks_.rank())));
+  blocks_.fail(
+      {peer},
+      fmt::format("in {} {} skipped bucket {} ({}), but {} used it: with "
+                  "skip_all_reduce_unused_params the same parameters must be unused on every rank",
+                  blocks_.position(), blocks_.name_of(peer), bucket_, blocks_.describe(bucket_),
+                  blocks_.name_of(blocks_.rank())));
 }
 
 // Detects uneven inputs: some ranks go on training while others make the next call.
@@ -106,9 +107,10 @@ void BucketWait::check_not_elsewhere(int peer, bool left,
                                      const std::optional<CollectiveFingerprint>& call) const {
   constexpr const char* kAdvice =
       "if the ranks have different numbers of batches, give all the same number "
-      "(DistributedSampler), or train inside join; if one ran a forward under no_sync alone, or "
-      "its optimizer called a closure more often (LBFGS; return the loss averaged over the ranks), "
-      "have all do the same; if an exception ended a backward, run a forward next";
+      "(DistributedSampler), or train inside join; if some ran a forward under no_sync, give all "
+      "the same number of these; if an optimizer called a closure more often on some (LBFGS), "
+      "return the loss averaged over the ranks; if an exception ended a backward, run a forward "
+      "next";
   if (left) {
     blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), op);
   }

@@ -68,7 +68,7 @@ bool Mailbox::move() {
 
 void Mailbox::close() {
   end_all(std::make_exception_ptr(UsageError(fmt::format(
-      "the rank left group {} before its message was through", region_->options().name))));
+      "the rank left group {} before its message was complete", region_->options().name))));
 }
 
 void Mailbox::pump(const std::function<bool()>& enough) {

@@ -54,11 +54,11 @@ TEST_F(Rendezvous, SharedMemoryDoesNotReachOtherNodes) {
   const auto ends = run_on_nodes({{0, 0, 2}, {1, 0, 1}, {0, 1, 2}},
                                  [] { return failure_to_join({.timeout = 2 * kLate}); });
   for (const auto& end : ends) {
-    EXPECT_THAT(end.report,
-                AllOf(StartsWith("UsageError: the backend paceline reaches the ranks of "
-                                 "one node, and those of group world run on 2, by "
-                                 "GROUP_RANK: ranks 0 and 2 on node 0 ("),
-                      HasSubstr("), rank 1 on node 1 ("), HasSubstr("Use the backend gloo")));
+    EXPECT_THAT(
+        end.report,
+        AllOf(StartsWith("UsageError: the backend paceline reaches the ranks of one node, but "
+                         "group world spans 2 nodes (by GROUP_RANK): ranks 0 and 2 on node 0 ("),
+              HasSubstr("), rank 1 on node 1 ("), HasSubstr("Use the backend gloo")));
   }
 }
 
@@ -75,7 +75,7 @@ TEST_F(Rendezvous, GlooReachesNodesWhichHaveSharedMemoryWithin) {
     } catch (const UsageError& error) {
       text = error.what();
     }
-    EXPECT_THAT(text, HasSubstr("those of group 1 run on 2"));
+    EXPECT_THAT(text, HasSubstr("group 1 spans 2 nodes"));
     const ProcessGroup near = new_group({0, 2}, {.backend = "paceline"});
     const at::Tensor part = at::full({1}, get_rank() + 1.0);
     all_reduce(part, {.group = near});

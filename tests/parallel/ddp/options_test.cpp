@@ -76,7 +76,7 @@ TEST(DdpOptions, RejectsInvalidValues) {
     };
     refuses({.device_ids = {at::kCPU}}, "this one is on the CPU");
     refuses({.output_device = at::Device(at::kCPU)}, "this one is on the CPU");
-    refuses({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}, "exclude each other");
+    refuses({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}, "not both");
     refuses({.bucket_cap_mb_list = {1, -1}}, "bucket_cap_mb_list of -1");
     refuses({.delay_all_reduce_named_params = {"last.bias"}}, "need each other");
     refuses({.delay_all_reduce_named_params = {"nothing"}, .param_to_hook_all_reduce = "last.bias"},

@@ -76,7 +76,7 @@ TEST(StepSummarizer, RefusesAParameterThatIsNoLongerFrozen) {
   summarizer.check_frozen();
   frozen.set_requires_grad(true);
   EXPECT_THAT([&] { summarizer.check_frozen(); },
-              ThrowsMessage<UsageError>(HasSubstr("parameter c takes a gradient")));
+              ThrowsMessage<UsageError>(HasSubstr("parameter c requires a gradient now")));
 }
 
 }  // namespace

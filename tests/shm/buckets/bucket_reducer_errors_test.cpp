@@ -163,7 +163,7 @@ TEST(BucketReducer, SkippingDifferentBucketsIsAMismatch) {
           reducer.finish();
           group.barrier();
         },
-        ThrowsMessage<Mismatch>(HasSubstr("rank 1 had nothing for bucket 0 (layer0)")));
+        ThrowsMessage<Mismatch>(HasSubstr("rank 1 skipped bucket 0 (layer0)")));
   });
 }
 
