@@ -76,6 +76,12 @@ void Region::publish(Word& word, std::uint32_t value) {
   }
 }
 
+void Region::ring_peers() {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) ring(peer);
+  }
+}
+
 void Region::listen(std::uint32_t heard) {
   memory_->rank_block(rank_).doorbell.listen(heard, ladder_, [this] { return failed(); });
 }
@@ -87,7 +93,7 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
   if (!deadline) deadline = base::Deadline::after(context.deadline.timeout);
   while (!reached(word, target)) {
     check_progress(word, target, peer, context);
-    context.poll() ? poll_for_a_slice(word, target, context) : sleep(word, target, peer);
+    context.polls() ? poll_for_a_slice(word, target, context) : sleep(word, target, peer);
   }
 }
 
@@ -99,10 +105,17 @@ void Region::sleep(const Word& word, std::uint32_t target, int peer) {
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// For as long as a wait sleeps between two checks of its peers, if there is something to poll.
-void Region::poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context) const {
+// For as long as a wait sleeps between two checks of its peers.
+void Region::poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context) {
   const auto slice = base::Deadline::after(kSleepSlice);
-  while (!reached(word, target) && !failed() && !slice.expired() && context.poll()) ::sched_yield();
+  do {
+    const std::uint32_t heard = rings();
+    if (context.poll()) {
+      ::sched_yield();
+    } else if (!reached(word, target)) {
+      listen(heard);
+    }
+  } while (!reached(word, target) && !failed() && !slice.expired());
 }
 
 // Throws if the wait can no longer succeed.

@@ -78,6 +78,7 @@ class Region {
   // Rings a peer's doorbell, or listens at this rank's: see Doorbell. A failure of the group ends
   // listening too.
   void ring(int peer) { memory_->rank_block(peer).doorbell.ring(); }
+  void ring_peers();
   std::uint32_t rings() const { return memory_->rank_block(rank_).doorbell.rings(); }
   void listen(std::uint32_t heard);
 
@@ -103,7 +104,7 @@ class Region {
  private:
   void await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context);
   void sleep(const Word& word, std::uint32_t target, int peer);
-  void poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context) const;
+  void poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context);
   void check_progress(const Word& word, std::uint32_t target, int peer, WaitContext& context);
   [[noreturn]] void fail_late(int peer, const WaitContext& context);
   [[noreturn]] void throw_recorded(const OpContext& op) const;

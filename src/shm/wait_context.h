@@ -23,8 +23,8 @@ class WaitContext {
   WaitContext(OpContext what, CallDeadline& limit) : op(what), deadline(limit) {}
   // The ranks of the group that have not done what is waited for.
   virtual RankSet missing() const = 0;
-  // The global ranks outside of the group that the missing ranks wait for. If there are any, these
-  // are late, and not the missing ranks.
+  // The global ranks outside of the group that the missing ones wait for. If there are any, they
+  // are late, not the missing ones.
   virtual RankSet missing_beyond() const { return {}; }
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
@@ -32,8 +32,10 @@ class WaitContext {
   virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}
-  // Drives what this rank has under way elsewhere. While this returns true, the wait calls it again
-  // and does not sleep.
+  // Whether this rank has other work while it waits, which poll() drives. While poll() returns true,
+  // the wait calls it again and does not sleep. Otherwise the wait listens at this rank's doorbell:
+  // a peer rings it when poll() may have work, and when the wait may be over.
+  virtual bool polls() const { return false; }
   virtual bool poll() { return false; }
 
   OpContext op;

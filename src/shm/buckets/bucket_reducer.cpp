@@ -84,6 +84,7 @@ void BucketReducer::publish(std::size_t bucket) {
   two_level_ ? two_level_->publish(bucket) : pending_.push_back(bucket);
   blocks_.own_progress().last.store(static_cast<std::uint32_t>(bucket), std::memory_order_relaxed);
   region_->publish(blocks_.own_words(bucket).published, blocks_.step());
+  if (two_level_) two_level_->ring_if_last(bucket, &BucketWords::published);
 }
 
 void BucketReducer::skip(std::size_t bucket) {

@@ -104,6 +104,7 @@ void JobAgreement::advance_leader() {
   round_ = Round::none;
   std::ranges::copy(records_, blocks_.records(0));
   blocks_.region().publish(blocks_.own_progress().gathered, blocks_.step());
+  blocks_.region().ring_peers();
 }
 
 void JobAgreement::collect_records() {

@@ -75,6 +75,16 @@ void TwoLevelReduction::skip(std::size_t bucket) {
   own.combined.store(blocks_.step() - 1, std::memory_order_relaxed);
 }
 
+void TwoLevelReduction::ring_if_last(std::size_t bucket,
+                                     Word ControlBlocks::BucketWords::*word) const {
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    // Sequentially consistent, as publish is: of ranks that publish at the same time, one sees all.
+    const auto seen = (blocks_.words(rank, bucket).*word).load(std::memory_order_seq_cst);
+    if (static_cast<std::int32_t>(seen - blocks_.step()) < 0) return;
+  }
+  blocks_.region().ring_peers();
+}
+
 bool TwoLevelReduction::advance() {
   if (given_up_) return false;
   std::erase_if(open_, [&](std::size_t bucket) { return advance(bucket); });
@@ -143,6 +153,7 @@ void TwoLevelReduction::accumulate(std::size_t bucket) {
   });
   states_[bucket].accumulated = true;
   blocks_.region().publish(blocks_.own_words(bucket).accumulated, blocks_.step());
+  ring_if_last(bucket, &ControlBlocks::BucketWords::accumulated);
 }
 
 void TwoLevelReduction::combine(std::size_t bucket) {
@@ -166,6 +177,7 @@ void TwoLevelReduction::combine(std::size_t bucket) {
     if (!is_complete(blocks_, *state.stage, name_of(bucket))) return;
     state.stage.reset();
     blocks_.region().publish(blocks_.own_words(bucket).combined, blocks_.step());
+    blocks_.region().ring_peers();
   }
   state.combined = true;
 }
@@ -192,6 +204,7 @@ void TwoLevelReduction::complete(std::size_t bucket) {
   });
   states_[bucket].completed = true;
   blocks_.region().publish(blocks_.own_words(bucket).reduced, blocks_.step());
+  ring_if_last(bucket, &Words::reduced);
 }
 
 void TwoLevelReduction::cancel(RankSet at_fault) noexcept {

@@ -25,6 +25,9 @@ class TwoLevelReduction {
   void begin_step();
   void publish(std::size_t bucket) { open_.push_back(bucket); }
   void skip(std::size_t bucket);
+  // Wakes the ranks of this node that wait, once the last of them has published a word of a bucket.
+  // To be called after this rank has.
+  void ring_if_last(std::size_t bucket, Word ControlBlocks::BucketWords::*word) const;
   // Does what can be done at once. Whether an exchange of this rank's is under way, so that it is
   // to be called again soon.
   bool advance();

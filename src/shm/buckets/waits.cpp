@@ -34,7 +34,7 @@ RankSet BucketWait::missing_beyond() const {
 }
 
 bool BucketWait::poll() {
-  return two_level_ != nullptr && two_level_->advance();
+  return polls() && two_level_->advance();
 }
 
 std::string BucketWait::describe() const {

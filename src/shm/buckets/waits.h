@@ -35,6 +35,7 @@ class BucketWait : public WaitContext {
   // before it aborted counts, so that all ranks that wait for the same bucket come to the same
   // result.
   void check(int peer) const override;
+  bool polls() const override { return two_level_ != nullptr; }
   bool poll() override;
 
   std::size_t bucket() const { return bucket_; }

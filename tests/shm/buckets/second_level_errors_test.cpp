@@ -136,6 +136,7 @@ TEST(SecondLevel, ANodeThatDoesNotBeginAStepIsNamed) {
 TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
   FakeNetwork network({2, 1}, 1);
   network.hold(true);
+  std::latch under_way(1);
   std::latch lost(2);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
@@ -152,14 +153,14 @@ TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
       if (index == 1) {
         while (!reducer.is_reduced(0) && !region->failed()) {
           reducer.try_progress();
-          if (region->rings() != 0) region->abort("out of memory");
+          if (under_way.try_wait()) region->abort("out of memory");
         }
         lost.count_down();
         return;
       }
       // Under way once this rank has begun to start what both have accumulated.
       while (network.started() == 0) reducer.try_progress();
-      region->ring(1);
+      under_way.count_down();
       expect_error<PeerLost>([&] { reducer.finish(); },
                              [](const PeerLost& error) {
                                EXPECT_THAT(error.ranks(), ElementsAre(101));

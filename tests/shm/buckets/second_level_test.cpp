@@ -133,7 +133,7 @@ TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
       ready.arrive_and_wait();
       while (!gathers && network.started() == 0) reducer.try_progress();
       if (index == 0) {
-        while (region->memory().rank_block(0).sleepers == 0) std::this_thread::yield();
+        while (region->memory().rank_block(1).doorbell.listeners == 0) std::this_thread::yield();
         network.hold(false);
         return reducer.finish();
       }
@@ -142,6 +142,34 @@ TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
       EXPECT_EQ(reducer.waits().front().rank, -1);  // of the others, some are for rank 0
     });
   }
+}
+
+// Rank 0 of the first node has nothing under way, and waits for the bucket that comes last, while
+// the others become ready one after the other.
+TEST(SecondLevel, AWaitingRankStartsAnExchangeOnceItCan) {
+  constexpr std::size_t kBucketsInTurn = 50;
+  const std::vector<Bucket> buckets(kBucketsInTurn, Bucket{64, DataType::float32, ReduceOp::sum});
+  FakeNetwork network({2, 1}, 1);
+  std::vector<std::chrono::steady_clock::duration> until_started;
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, buckets, bucket_name, 0, {}, network.level(node));
+    reducer.begin_step({.forwards = 1});
+    for (std::size_t b = 0; b < kBucketsInTurn && index != 1; ++b) reducer.publish(b);
+    for (std::size_t b = 1; b < kBucketsInTurn && index == 1; ++b) {
+      reducer.publish(b);
+      const auto begin = std::chrono::steady_clock::now();
+      while (network.started() < b) reducer.try_progress();
+      until_started.push_back(std::chrono::steady_clock::now() - begin);
+      while (!reducer.is_reduced(b)) reducer.try_progress();
+    }
+    if (index == 1) reducer.publish(0);
+    reducer.finish();
+  });
+  // A rank that sleeps checks its peers after kSleepSlice, and would start most of them then.
+  const auto late = std::ranges::count_if(
+      until_started, [](const auto& duration) { return duration > kSleepSlice / 2; });
+  EXPECT_LT(static_cast<std::size_t>(late), until_started.size() / 2);
 }
 
 }  // namespace
