@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace paceline::shm {
 namespace {
@@ -19,6 +20,33 @@ bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*f
     if (rank.*field != first->*field) return true;
   }
   return false;
+}
+
+// "rank 0 4, rank 1 5"; for many ranks "4 on ranks 0-62, 5 on rank 63".
+std::string list_counts(std::span<const std::string> counts, const GlobalRanks& numbers) {
+  std::vector<std::pair<std::string, RankSet>> listed;
+  int others = 0;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    const int number = numbers.of(static_cast<int>(rank));
+    auto same = listed.end();
+    if (counts.size() > kMaxListed)
+      same = std::ranges::find(listed, counts[rank], &std::pair<std::string, RankSet>::first);
+    if (same != listed.end()) {
+      same->second.insert(number);
+    } else if (listed.size() < kMaxListed) {
+      listed.emplace_back(counts[rank], RankSet{number});
+    } else {
+      ++others;
+    }
+  }
+  std::string text;
+  for (const auto& [count, ranks] : listed) {
+    const std::string who = describe_ranks(ranks);
+    text += text.empty() ? "" : ", ";
+    text += counts.size() > kMaxListed ? fmt::format("{} on {}", count, who)
+                                       : fmt::format("{} {}", who, count);
+  }
+  return others == 0 ? text : fmt::format("{}, others on {} more", text, others);
 }
 
 }  // namespace
@@ -40,15 +68,12 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
                        return rank.forwards == ranks[0].forwards;
                      });
   if (agree) return {};
-  std::string text;
   std::vector<std::string> counts;
   for (const StepSummary& rank : ranks) {
     counts.push_back(fmt::to_string(rank.forwards));
     if (rank.local_backwards != 0) {
       counts.back() += fmt::format(" and {} under no_sync", rank.local_backwards);
     }
-    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ",
-                        numbers.of(static_cast<int>(counts.size()) - 1), counts.back());
   }
   return {explain_disagreement(counts, numbers).ranks,
           fmt::format(
@@ -60,7 +85,7 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
               "alike. An optimizer that calls a closure as often as the loss decides (LBFGS) needs "
               "the loss averaged over the ranks. With Average::samples, ranks may run different "
               "numbers of backwards under no_sync.",
-              text)};
+              list_counts(counts, numbers))};
 }
 
 bool differ_in_frozen(std::span<const StepSummary> ranks) {

@@ -75,11 +75,23 @@ RankSet GlobalRanks::of(const RankSet& group_ranks) const {
   return global;
 }
 
+RankSet GlobalRanks::group_ranks(const RankSet& global) const {
+  if (numbers_.empty()) return global;
+  RankSet group_ranks;
+  for (std::size_t rank = 0; rank < numbers_.size(); ++rank) {
+    if (global.contains(numbers_[rank])) group_ranks.insert(static_cast<int>(rank));
+  }
+  return group_ranks;
+}
+
 std::string GlobalRanks::describe(const RankSet& group_ranks) const {
   std::map<int, RankSet> by_node;
   for (const int rank : group_ranks) {
     const auto at = static_cast<std::size_t>(rank);
     by_node[at < nodes_.size() ? nodes_[at] : -1].insert(of(rank));
+  }
+  if (by_node.size() > kMaxListed) {
+    return fmt::format("{} on {} nodes", describe_ranks(of(group_ranks)), by_node.size());
   }
   std::string text;
   for (const auto& [node, ranks] : by_node) {

@@ -27,7 +27,8 @@ class FailureRecord {
  public:
   static constexpr std::size_t kMaxText = 3072;
 
-  // True if this call recorded it, false if another failure was there before.
+  // True if this call recorded it, false if another failure was there before. A text beyond
+  // kMaxText is cut.
   bool record(const Failure& failure);
   // Whether something has been, or is just being, recorded. One relaxed load.
   bool present() const { return state_.load(std::memory_order_relaxed) != kEmpty; }
@@ -65,7 +66,10 @@ class GlobalRanks {
   RankSet of(const RankSet& group_ranks) const;
   // By group rank.
   const std::vector<int>& nodes() const { return nodes_; }
-  // "rank 3"; "ranks 8 and 9 on node 1", "rank 3 on node 0 and rank 9 on node 1".
+  // Leaves out global ranks that are not in the group.
+  RankSet group_ranks(const RankSet& global) const;
+  // "rank 3"; "ranks 8 and 9 on node 1", "rank 3 on node 0 and rank 9 on node 1"; counts more than
+  // kMaxListed nodes: "ranks 8-63 on 9 nodes".
   std::string describe(const RankSet& group_ranks) const;
 
  private:

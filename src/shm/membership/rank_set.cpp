@@ -42,14 +42,20 @@ int RankSet::at_or_after(int rank) const {
 std::string describe_ranks(const RankSet& ranks) {
   const int count = ranks.count();
   if (count == 0) return "no rank";
-  std::string text = count == 1 ? "rank" : "ranks";
-  int nth = 0;
-  for (const int rank : ranks) {
-    const char* const before = nth == 0 ? " " : nth + 1 == count ? " and " : ", ";
-    text += fmt::format("{}{}", before, rank);
-    ++nth;
+  std::vector<std::string> parts;
+  int named = 0;
+  for (auto rank = ranks.begin(); rank != ranks.end() && parts.size() < kMaxListed;) {
+    const int first = *rank;
+    int last = first;
+    const bool in_ranges = count > static_cast<int>(kMaxListed);
+    while (++rank != ranks.end() && in_ranges && *rank == last + 1) ++last;
+    parts.push_back(first == last ? fmt::to_string(first) : fmt::format("{}-{}", first, last));
+    named += last - first + 1;
   }
-  return text;
+  if (named < count) parts.push_back(fmt::format("{} more", count - named));
+  if (parts.size() == 1) return (count == 1 ? "rank " : "ranks ") + parts[0];
+  return fmt::format("ranks {} and {}", fmt::join(parts.begin(), parts.end() - 1, ", "),
+                     parts.back());
 }
 
 }  // namespace paceline::shm

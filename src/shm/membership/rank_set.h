@@ -90,7 +90,11 @@ class RankSet {
   Words words_{};
 };
 
-// "no rank", "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5".
+// How many ranks, or ranges of ranks, a text lists; it counts the others.
+inline constexpr std::size_t kMaxListed = 8;
+
+// "no rank", "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5"; more than kMaxListed ranks in ranges:
+// "ranks 3-70, 80, 90-99 and 40 more".
 std::string describe_ranks(const RankSet& ranks);
 
 // A bit for each rank of a region, which has at most kMaxRanks: for shared words and hot paths.

@@ -4,6 +4,7 @@
 #include <latch>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <paceline/error.h>
@@ -104,6 +105,38 @@ TEST(BucketReducer, DetectsForwardsWithoutBackwardOnOneRank) {
       EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));  // whoever notices first
     }
   });
+}
+
+// The failure record holds 3 KiB of text.
+TEST(BucketReducer, TheAdviceOfALargeJobFitsIntoItsFailure) {
+  for (const std::uint32_t divisor : {1U, 2U, 1000U}) {
+    std::vector<StepSummary> all(kMaxWorldSize);
+    for (std::uint32_t rank = 0; rank < all.size(); ++rank) all[rank].forwards = rank / divisor;
+    const Disagreement apart = compare_forwards(all, {});
+    EXPECT_LT(apart.text.size(), std::size_t{2048});
+    EXPECT_THAT(apart.text, HasSubstr("Average::samples"));
+    if (divisor != 1000) continue;
+    EXPECT_THAT(apart.text, HasSubstr("(0 on ranks 0-999, 1 on ranks 1000-1023)"));
+    EXPECT_EQ(apart.ranks.count(), 24);
+  }
+}
+
+TEST(BucketReducer, ALongFailureHasTheSameTextOnAllRanks) {
+  std::vector<std::string> texts(3);
+  run_thread_ranks(3, [&](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    reducer.begin_step({.forwards = 1});
+    try {
+      if (region->rank() == 1) reducer.fail(std::string(10000, 'x'));
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
+      reducer.finish();
+    } catch (const Mismatch& error) {
+      texts[static_cast<std::size_t>(region->rank())] = error.what();
+    }
+  });
+  EXPECT_EQ(texts[0], std::string(3072, 'x'));
+  EXPECT_THAT(texts, ::testing::Each(texts[0]));
 }
 
 using BucketReducerRanksUpTo5 = test::SizeTest;

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -82,6 +83,22 @@ TEST(RankSet, IsDescribedInWords) {
   EXPECT_EQ(describe_ranks({1023}), "rank 1023");
   EXPECT_EQ(describe_ranks({70, 3}), "ranks 3 and 70");
   EXPECT_EQ(describe_ranks({3, 70, 1023}), "ranks 3, 70 and 1023");
+  EXPECT_EQ(describe_ranks(RankSet::all(8)), "ranks 0, 1, 2, 3, 4, 5, 6 and 7");
+}
+
+RankSet ranks_from(int first, int last) {
+  return RankSet::all(last + 1) - RankSet::all(first);
+}
+
+TEST(RankSet, ManyRanksAreDescribedInRangesAndCounted) {
+  EXPECT_EQ(describe_ranks(RankSet::all(kMaxWorldSize)), "ranks 0-1023");
+  EXPECT_EQ(describe_ranks(ranks_from(3, 70) | RankSet{80} | ranks_from(90, 99)),
+            "ranks 3-70, 80 and 90-99");
+  RankSet odd;
+  for (int rank = 1; rank < kMaxWorldSize; rank += 2) odd.insert(rank);
+  EXPECT_EQ(describe_ranks(odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 504 more");
+  EXPECT_EQ(describe_ranks(odd | ranks_from(0, 100)),
+            "ranks 0-101, 103, 105, 107, 109, 111, 113, 115 and 454 more");
 }
 
 // As it lies in shared memory: zero at first.
@@ -151,6 +168,15 @@ TEST(Failure, NodesAreNamedWhereThereAreSeveral) {
   EXPECT_EQ(numbers.describe({}), "no rank");
   EXPECT_EQ(GlobalRanks({3, 8}).describe({0, 1}), "ranks 3 and 8");
   EXPECT_EQ(GlobalRanks().describe({0, 1000}), "ranks 0 and 1000");
+  EXPECT_EQ(numbers.describe(numbers.group_ranks({9, 70, 71})),
+            "rank 9 on node 1 and rank 70 on node 5");
+  EXPECT_EQ(GlobalRanks().group_ranks({9, 70}), (RankSet{9, 70}));
+}
+
+TEST(Failure, ManyNodesAreCounted) {
+  std::vector<int> ranks(100);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  EXPECT_EQ(GlobalRanks(ranks, ranks).describe(RankSet::all(100)), "ranks 0-99 on 100 nodes");
 }
 
 TEST(Failure, RanksBeyondTheLargestWorldAreRefused) {
