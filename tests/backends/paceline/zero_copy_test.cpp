@@ -366,12 +366,14 @@ TEST(ZeroCopy, AbortedStepLeavesNoMemory) {
     DistributedDataParallel model(make_wide());
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
     bool fails = false;
+    std::int64_t held = 0;
     model.module()->first->weight.register_hook([&](const torch::Tensor& gradient) {
       if (fails && rank == 1) throw std::runtime_error("on purpose");
       return gradient;
     });
     for (int s = 0; s < 4; ++s) {
       if (s == 2) {
+        held = allocated_bytes();
         fails = true;
         sgd.zero_grad();
         EXPECT_ANY_THROW(loss_of(model(input_of(rank, 90))).backward());
@@ -379,6 +381,7 @@ TEST(ZeroCopy, AbortedStepLeavesNoMemory) {
       }
       step(model, sgd, input_of(rank, s));
     }
+    EXPECT_EQ(allocated_bytes(), held);
     expect_close(model.parameters(), train_wide_alone(size, 4), 1e-5);
   });
 }

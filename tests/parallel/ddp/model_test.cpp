@@ -190,7 +190,10 @@ TEST(Ddp, SupportsAnyForwardSignatureAndSharedParameters) {
     auto shared = std::make_shared<torch::nn::Linear>(3, 3);
     torch::nn::Sequential twice(*shared, torch::nn::Tanh(), *shared);
     DistributedDataParallel tied(twice);
-    tied(torch::ones({1, 3})).sum().backward();
+    const auto x = torch::ones({1, 3});
+    const auto expected = torch::autograd::grad({twice->forward(x).sum()}, {(*shared)->weight})[0];
+    tied(x).sum().backward();
+    EXPECT_TRUE((*shared)->weight.grad().allclose(expected));
   });
 }
 
