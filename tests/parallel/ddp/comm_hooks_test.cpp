@@ -162,7 +162,7 @@ TEST(DdpCommHook, EveryRankNamesAHookThatThrows) {
 TEST(DdpCommHook, EveryRankNamesAHookThatNeverCompletes) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
     InitOptions init = context.init;
-    init.timeout = std::chrono::seconds(10);
+    init.timeout = std::chrono::seconds(4);
     const World world = init_process_group(init);
     DistributedDataParallel model(make_net(at::kDouble));
     model.register_comm_hook([](GradBucket&) {

@@ -135,6 +135,8 @@ TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
           ::kill(board->receiver, SIGSTOP);
           requests.send(data, 0);
           mailbox.move();
+          // The input of this test: the receiver's deadline must pass while it is stopped. Were
+          // the sleep too short, nothing would fail.
           std::this_thread::sleep_for(deadline.remaining());
           ::kill(board->receiver, SIGCONT);
           requests.wait();
