@@ -21,7 +21,7 @@ std::int64_t parameter_count(const std::string& model) {
   return parameter_count(*find_model(model)->make());
 }
 
-void expect_to_learn(Classifier& classifier, const Batch& batch, std::int64_t classes) {
+void expect_gradients(Classifier& classifier, const Batch& batch, std::int64_t classes) {
   const auto scores = classifier.forward(batch.input);
   EXPECT_EQ(scores.sizes(), (std::vector<std::int64_t>{batch.input.size(0), classes}));
   at::cross_entropy_loss(scores, batch.target).backward();
@@ -50,15 +50,15 @@ TEST(Models, HaveTheNamesAndBatchesThatAreMeasured) {
   EXPECT_EQ(find_model("resnet"), nullptr);
 }
 
-TEST(Models, LossFallsOnOneBatch) {
+TEST(Models, EveryParameterGetsAGradient) {
   at::manual_seed(1);
   for (const Model& model : all_models()) {
     if (model.batch > 32 && model.name != "lenet")
       continue;  // slow, and the same network as resnet18
     SCOPED_TRACE(model.name);
-    expect_to_learn(*model.make(), make_batch(model), model.classes);
+    expect_gradients(*model.make(), make_batch(model), model.classes);
   }
-  expect_to_learn(*ResNet50(10), {at::randn({2, 3, 64, 64}), at::randint(10, {2}, at::kLong)}, 10);
+  expect_gradients(*ResNet50(10), {at::randn({2, 3, 64, 64}), at::randint(10, {2}, at::kLong)}, 10);
 }
 
 // As in torchvision; the paper's network has it in the 1x1 convolution before.
