@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -89,6 +90,8 @@ class FakeNetwork {
     failure_ = std::move(failure);
     fails_at_ = node;
   }
+  // How many stages and levels were destroyed.
+  int destroyed() const { return destroyed_; }
   // Writes to all buffers of cancelled parts, as an engine may that is slow to notice, and then
   // lets go of them. Returns how many there were.
   std::size_t let_go() {
@@ -121,6 +124,7 @@ class FakeNetwork {
     Stage(FakeNetwork& network, std::size_t node, std::shared_ptr<Exchange> exchange)
         : network_(network), node_(node), exchange_(std::move(exchange)) {}
 
+    ~Stage() override { ++network_.destroyed_; }
     State poll() override {
       std::unique_lock lock(network_.mutex_);
       network_.changed_.wait(lock, [&] { return !hangs_ || network_.hangs_at_ != node_; });
@@ -169,6 +173,7 @@ class FakeNetwork {
     Level(FakeNetwork& network, int node)
         : network_(network), node_(static_cast<std::size_t>(node)) {}
 
+    ~Level() override { ++network_.destroyed_; }
     const std::vector<int>& ranks() const override { return network_.numbers_; }
     const std::vector<int>& here() const override { return network_.nodes_[node_]; }
     int lanes() const override { return network_.lanes_; }
@@ -304,6 +309,7 @@ class FakeNetwork {
   std::optional<std::size_t> fails_at_;  // all nodes, if there is none
   std::mt19937 random_{1};
   std::optional<std::size_t> hangs_at_;
+  std::atomic<int> destroyed_ = 0;
   bool holds_ = false;
   bool stops_ = false;
   std::thread worker_;

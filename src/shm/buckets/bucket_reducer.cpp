@@ -32,6 +32,8 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
                              std::shared_ptr<SecondLevel> between_nodes)
     : region_(group.region()),
       data_(allocate(region_, buckets)),
+      lanes_(between_nodes ? TwoLevelReduction::allocate(region_, buckets, *between_nodes)
+                           : TwoLevelReduction::LaneBuffers()),
       blocks_(group, buckets, std::move(describe), steps, std::move(parameters),
               between_nodes ? between_nodes->ranks().size() : 0),
       agreement_(blocks_),
@@ -39,7 +41,8 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
       deadline_{group.timeout()} {
   for (std::size_t b = 0; b < buckets.size(); ++b) place(b, data_[b].get());
   if (between_nodes) {
-    two_level_ = std::make_unique<TwoLevelReduction>(blocks_, agreement_, std::move(between_nodes));
+    two_level_ = std::make_unique<TwoLevelReduction>(blocks_, agreement_, std::move(between_nodes),
+                                                     std::move(lanes_));
   }
 }
 

@@ -113,6 +113,7 @@ class BucketReducer {
 
   std::shared_ptr<Region> region_;
   std::vector<std::shared_ptr<std::byte>> data_;
+  TwoLevelReduction::LaneBuffers lanes_;  // until two_level_ has them
   ControlBlocks blocks_;
   StepAgreement agreement_;
   std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node

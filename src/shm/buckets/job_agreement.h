@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "shm/buckets/second_level.h"
@@ -32,6 +33,8 @@ class JobAgreement {
   // What the leader collects at present; null if nothing.
   SecondLevel::Stage* stage() const { return stage_.get(); }
   void cancel() noexcept;
+  // Never destroys it.
+  void leave_stage() { std::ignore = stage_.release(); }
 
  private:
   void collect_records();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <tuple>
 
 #include <paceline/error.h>
 
@@ -18,41 +19,67 @@ std::size_t sum_size(DataType type) {
   return element_size(accumulation_type(type));
 }
 
+// The same on all nodes: it depends on nothing else.
+Slice divide(const Bucket& bucket, int lane, int lanes) {
+  if (lane >= lanes) return {0, 0};
+  return slice_of(bucket.count, element_size(bucket.type), lane, lanes);
+}
+
+std::shared_ptr<std::byte> allocate_lane(const std::shared_ptr<Region>& region,
+                                         const Bucket& bucket, int lanes) {
+  const std::size_t count = divide(bucket, region->rank(), lanes).count();
+  if (count == 0) return nullptr;
+  void* const memory = region->allocate_or_throw(count * sum_size(bucket.type));
+  return {static_cast<std::byte*>(memory),
+          [region](std::byte* pointer) { region->memory().free(pointer); }};
+}
+
 }  // namespace
 
+TwoLevelReduction::LaneBuffers TwoLevelReduction::allocate(const std::shared_ptr<Region>& region,
+                                                           std::span<const Bucket> buckets,
+                                                           const SecondLevel& between) {
+  if (between.lanes() < 1 || between.lanes() > region->size() ||
+      between.here().size() != static_cast<std::size_t>(region->size())) {
+    throw Error(fmt::format("a second level of {} lanes for {} ranks of this node, which has {}",
+                            between.lanes(), between.here().size(), region->size()));
+  }
+  LaneBuffers buffers;
+  for (const Bucket& bucket : buckets) {
+    buffers.push_back(allocate_lane(region, bucket, between.lanes()));
+  }
+  return buffers;
+}
+
 TwoLevelReduction::TwoLevelReduction(const ControlBlocks& blocks, StepAgreement& agreement,
-                                     std::shared_ptr<SecondLevel> between)
+                                     std::shared_ptr<SecondLevel> between, LaneBuffers buffers)
     : blocks_(blocks),
       agreement_(agreement),
       between_(std::move(between)),
       job_(blocks, agreement, *between_),
       states_(blocks.buckets().size()) {
-  if (between_->lanes() < 1 || between_->lanes() > blocks.size() ||
-      between_->here().size() != static_cast<std::size_t>(blocks.size())) {
-    throw Error(fmt::format("a second level of {} lanes for {} ranks of this node, which has {}",
-                            between_->lanes(), between_->here().size(), blocks.size()));
-  }
   for (std::size_t b = 0; b < states_.size(); ++b) {
-    if (drives(blocks.rank(), b)) make_buffer(b);
+    if (buffers[b]) set_buffer(b, std::move(buffers[b]));
   }
 }
 
-// The same on all nodes: it depends on nothing else.
-Slice TwoLevelReduction::lane_of(std::size_t bucket, int lane) const {
-  if (lane >= between_->lanes()) return {0, 0};
-  const Bucket& divided = blocks_.buckets()[bucket];
-  return slice_of(divided.count, element_size(divided.type), lane, between_->lanes());
+// The threads and locks of what exchanges data are not in the child, so nothing of it is destroyed
+// there.
+TwoLevelReduction::~TwoLevelReduction() {
+  if (!blocks_.region().in_forked_child()) return;
+  for (State& state : states_) std::ignore = state.stage.release();
+  job_.leave_stage();
+  std::ignore = new std::shared_ptr<SecondLevel>(std::move(between_));
 }
 
-void TwoLevelReduction::make_buffer(std::size_t bucket) {
-  const std::size_t bytes =
-      lane_of(bucket, blocks_.rank()).count() * sum_size(blocks_.buckets()[bucket].type);
-  const auto& region = blocks_.shared_region();
-  auto* const memory = static_cast<std::byte*>(region->allocate_or_throw(bytes));
-  states_[bucket].buffer.reset(memory,
-                               [region](std::byte* pointer) { region->memory().free(pointer); });
-  blocks_.own_words(bucket).lane_offset.store(*region->memory().shared_offset(memory, 0),
-                                              std::memory_order_relaxed);
+Slice TwoLevelReduction::lane_of(std::size_t bucket, int lane) const {
+  return divide(blocks_.buckets()[bucket], lane, between_->lanes());
+}
+
+void TwoLevelReduction::set_buffer(std::size_t bucket, std::shared_ptr<std::byte> buffer) {
+  const auto offset = blocks_.region().memory().shared_offset(buffer.get(), 0);
+  blocks_.own_words(bucket).lane_offset.store(*offset, std::memory_order_relaxed);
+  states_[bucket].buffer = std::move(buffer);
 }
 
 void TwoLevelReduction::begin_step() {
@@ -63,7 +90,10 @@ void TwoLevelReduction::begin_step() {
     State& state = states_[b];
     state.accumulated = state.combined = state.completed = false;
     // No rank of the node is in the old step any more, so only the exchange still has the old one.
-    if (state.cancelled) make_buffer(b);
+    if (state.cancelled) {
+      set_buffer(b,
+                 allocate_lane(blocks_.shared_region(), blocks_.buckets()[b], between_->lanes()));
+    }
     state.cancelled = false;
   }
 }

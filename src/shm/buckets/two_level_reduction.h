@@ -18,8 +18,18 @@ namespace paceline::shm {
 // buckets.
 class TwoLevelReduction {
  public:
+  // By bucket: memory for the sums of this rank's lane; null if that is empty.
+  using LaneBuffers = std::vector<std::shared_ptr<std::byte>>;
+  // To be called before the ranks exchange control blocks, after which a rank may go on and fail.
+  static LaneBuffers allocate(const std::shared_ptr<Region>& region,
+                              std::span<const Bucket> buckets, const SecondLevel& between);
+
   TwoLevelReduction(const ControlBlocks& blocks, StepAgreement& agreement,
-                    std::shared_ptr<SecondLevel> between);
+                    std::shared_ptr<SecondLevel> between, LaneBuffers buffers);
+  TwoLevelReduction(const TwoLevelReduction&) = delete;
+  TwoLevelReduction& operator=(const TwoLevelReduction&) = delete;
+  // In a forked child it leaves the exchanges alone, which belong to the parent.
+  ~TwoLevelReduction();
 
   // Before the first of this rank's words of the step is written.
   void begin_step();
@@ -58,7 +68,7 @@ class TwoLevelReduction {
   };
 
   Slice lane_of(std::size_t bucket, int lane) const;
-  void make_buffer(std::size_t bucket);
+  void set_buffer(std::size_t bucket, std::shared_ptr<std::byte> buffer);
   bool advance(std::size_t bucket);
   void accumulate(std::size_t bucket);
   void combine(std::size_t bucket);

@@ -314,6 +314,26 @@ TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
   });
 }
 
+TEST(SecondLevel, ARankWithoutRoomForItsSumsHasNotLetTheOthersGoOn) {
+  FakeNetwork network({2}, 2);
+  constexpr Bucket kLarge[] = {{std::size_t{10} << 20, DataType::float16, ReduceOp::avg}};
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    const auto make = [&] {
+      const BucketReducer reducer(group, kLarge, bucket_name, 0, {}, network.level(node));
+    };
+    if (index == 1) {
+      region->allocate_or_throw(std::size_t{30} << 20);
+      EXPECT_THROW(make(), Error);
+      for (const std::uint32_t round : {0U, 1U}) {
+        EXPECT_EQ(region->memory().slot(1, round).round, 0U) << "it has exchanged control blocks";
+      }
+      return region->abort("no room");
+    }
+    EXPECT_THROW(make(), PeerLost);
+  });
+}
+
 TEST(SecondLevel, BucketsThatDifferBetweenNodesAreRefused) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {

