@@ -139,7 +139,7 @@ void Region::fail_late(int peer, const WaitContext& context) {
   const RankSet missing = beyond.empty() ? context.missing() | RankSet{peer} : RankSet();
   std::string text =
       fmt::format("{} did not arrive within the timeout of {} s at {}",
-                  beyond.empty() ? numbers().describe(missing) : describe_ranks(beyond),
+                  beyond.empty() ? numbers().describe(missing) : context.describe_beyond(beyond),
                   context.deadline.deadline->budget().count() / 1000.0, context.describe());
   for (int rank = 0; rank < size_; ++rank) {
     const std::string last = context.last_seen(rank, missing.contains(rank));

@@ -29,7 +29,10 @@ class FakeNetwork {
     int index = 0;
     for (const int size : node_sizes) {
       auto& here = nodes_.emplace_back();
-      for (int rank = 0; rank < size; ++rank) here.push_back(index++);
+      for (int rank = 0; rank < size; ++rank) {
+        here.push_back(index++);
+        nodes_of_ranks_.push_back(static_cast<int>(nodes_.size()) - 1);
+      }
     }
     for (int i = 0; i < index; ++i) numbers_.push_back(number_of(i));
     at_step_.resize(nodes_.size());
@@ -55,6 +58,7 @@ class FakeNetwork {
     }
     return numbers;
   }
+  int node_of(int index) const { return nodes_of_ranks_[static_cast<std::size_t>(index)]; }
   const std::vector<std::vector<int>>& nodes() const { return nodes_; }
 
   // For one rank of a node.
@@ -175,6 +179,7 @@ class FakeNetwork {
 
     ~Level() override { ++network_.destroyed_; }
     const std::vector<int>& ranks() const override { return network_.numbers_; }
+    const std::vector<int>& nodes() const override { return network_.nodes_of_ranks_; }
     const std::vector<int>& here() const override { return network_.nodes_[node_]; }
     int lanes() const override { return network_.lanes_; }
 
@@ -298,6 +303,7 @@ class FakeNetwork {
   int lanes_;
   std::vector<std::vector<int>> nodes_;  // the places of their ranks in the job
   std::vector<int> numbers_;
+  std::vector<int> nodes_of_ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Key, std::shared_ptr<Exchange>> exchanges_;

@@ -54,7 +54,8 @@ void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
   blocks.fail(failure);
 }
 
-bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what) {
+bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
+                 const GlobalRanks& numbers) {
   auto state = SecondLevel::Stage::State::under_way;
   try {
     state = stage.poll();
@@ -67,7 +68,7 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   const RankSet ranks = stage.missing();
   throw Mismatch(fmt::format("another node aborted {} because of {}, before {} was exchanged "
                              "between nodes",
-                             blocks.position(), describe_ranks(ranks), what),
+                             blocks.position(), numbers.describe(numbers.group_ranks(ranks)), what),
                  ranks.list(), "backward", blocks.step());
 }
 
@@ -76,7 +77,7 @@ JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement
     : blocks_(blocks),
       agreement_(agreement),
       between_(between),
-      numbers_(between.ranks()),
+      numbers_(between.ranks(), between.nodes()),
       plan_(fingerprint_of_plan(blocks)) {}
 
 bool JobAgreement::reach() {
@@ -89,7 +90,7 @@ bool JobAgreement::reach() {
 
 void JobAgreement::advance_leader() {
   if (round_ == Round::none) collect_records();
-  if (!is_complete(blocks_, *stage_, "what the ranks say of the step")) return;
+  if (!is_complete(blocks_, *stage_, "what the ranks say of the step", numbers_)) return;
   stage_.reset();
   if (round_ == Round::records) {
     records_.resize(between_.ranks().size());

@@ -11,8 +11,10 @@
 namespace paceline::shm {
 
 // True once a stage is complete. One that fails makes the group's failure; one that was abandoned
-// throws Mismatch, as if a peer on this node aborted the step. `what` it is, for messages.
-bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what);
+// throws Mismatch, as if a peer on this node aborted the step. `what` it is, and the job's
+// `numbers`, are for messages.
+bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
+                 const GlobalRanks& numbers);
 // Makes the exception that is being handled the group's failure, with the ranks that it names, or
 // else `ranks`.
 [[noreturn]] void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
@@ -29,6 +31,8 @@ class JobAgreement {
   // nodes have said what they had to, which then is in the StepAgreement.
   bool reach();
   bool is_leader() const { return blocks_.rank() == 0; }
+  // By their places in the job.
+  const GlobalRanks& numbers() const { return numbers_; }
 
   // What the leader collects at present; null if nothing.
   SecondLevel::Stage* stage() const { return stage_.get(); }

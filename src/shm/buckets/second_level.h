@@ -37,6 +37,8 @@ class SecondLevel {
 
   // The ranks of the job, by their numbers in the world.
   virtual const std::vector<int>& ranks() const = 0;
+  // The node of each of `ranks`.
+  virtual const std::vector<int>& nodes() const = 0;
   // Which of `ranks` this node's ranks are, by local rank.
   virtual const std::vector<int>& here() const = 0;
   // Into how many parts buckets are divided between nodes; the same on all, and no more than any

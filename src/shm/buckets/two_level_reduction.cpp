@@ -204,7 +204,7 @@ void TwoLevelReduction::combine(std::size_t bucket) {
         fail_between_nodes(blocks_, {}, name_of(bucket));
       }
     }
-    if (!is_complete(blocks_, *state.stage, name_of(bucket))) return;
+    if (!is_complete(blocks_, *state.stage, name_of(bucket), job_.numbers())) return;
     state.stage.reset();
     blocks_.region().publish(blocks_.own_words(bucket).combined, blocks_.step());
     blocks_.region().ring_peers();
@@ -292,6 +292,10 @@ bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::D
     if (rank != blocks_.rank()) futex_wait(checks, seen, kSleepSlice);
   }
   return true;
+}
+
+std::string TwoLevelReduction::describe(const RankSet& ranks) const {
+  return job_.numbers().describe(job_.numbers().group_ranks(ranks));
 }
 
 std::string TwoLevelReduction::name_of(std::size_t bucket) const {

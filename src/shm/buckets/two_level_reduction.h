@@ -56,6 +56,8 @@ class TwoLevelReduction {
   // The ranks of other nodes that ranks of this one wait for, by their numbers in the world. For a
   // deadline that was missed: takes up to a second to find out which ranks of this node hang.
   RankSet missing();
+  // Names ranks of any node with their nodes, by their numbers in the world.
+  std::string describe(const RankSet& ranks) const;
 
  private:
   struct State {

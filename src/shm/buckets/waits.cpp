@@ -33,6 +33,10 @@ RankSet BucketWait::missing_beyond() const {
   return two_level_ != nullptr ? two_level_->missing() : RankSet();
 }
 
+std::string BucketWait::describe_beyond(const RankSet& ranks) const {
+  return two_level_->describe(ranks);
+}
+
 bool BucketWait::poll() {
   return polls() && two_level_->advance();
 }
@@ -79,8 +83,8 @@ void BucketWait::check_at_fault(int peer) const {
   const RankSet at_fault = blocks_.at_fault_of(peer);
   if (at_fault.empty() || at_fault == RankSet{blocks_.region().numbers().of(peer)}) return;
   throw Mismatch(fmt::format("{} aborted {} because of {}, before bucket {} ({}) was ready",
-                             blocks_.name_of(peer), blocks_.position(), describe_ranks(at_fault),
-                             bucket_, blocks_.describe(bucket_)),
+                             blocks_.name_of(peer), blocks_.position(),
+                             two_level_->describe(at_fault), bucket_, blocks_.describe(bucket_)),
                  at_fault.list(), op.operation, op.sequence);
 }
 

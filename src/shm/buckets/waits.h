@@ -28,6 +28,7 @@ class BucketWait : public WaitContext {
 
   RankSet missing() const override;
   RankSet missing_beyond() const override;
+  std::string describe_beyond(const RankSet& ranks) const override;
   std::string describe() const override;
   // How far the rank has come in this step.
   std::string last_seen(int rank, bool missing) const override;

@@ -6,6 +6,7 @@
 #include <latch>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <paceline/error.h>
@@ -74,7 +75,8 @@ TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
     expect_error<Timeout>([&] { run_step(reducer, network, index, 2); },
                           [&](const Timeout& error) {
                             EXPECT_THAT(error.ranks(), ElementsAre(102, 103, 104));
-                            EXPECT_THAT(error.what(), HasSubstr("ranks 102, 103 and 104 did not "));
+                            EXPECT_THAT(error.what(),
+                                        HasSubstr("ranks 102, 103 and 104 on node 1 did not "));
                           });
     for (int rank = 0; rank < region->size(); ++rank) EXPECT_EQ(reducer.finished(rank), 1u);
   });
@@ -194,6 +196,8 @@ void for_all_culprits(Body body) {
 // It aborts before any exchange of the step, and after one.
 TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
   for_all_culprits([](FakeNetwork& network, int culprit) {
+    const std::string named = "because of rank " + std::to_string(network.number_of(culprit)) +
+                              " on node " + std::to_string(network.node_of(culprit));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
       BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
@@ -213,6 +217,9 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
           expect_error<Mismatch>(rest, [&](const Mismatch& error) {
             EXPECT_THAT(error.ranks(), ElementsAre(FakeNetwork::number_of(culprit)))
                 << "on rank " << FakeNetwork::number_of(index) << ": " << error.what();
+            if (node != network.node_of(culprit)) {
+              EXPECT_THAT(error.what(), HasSubstr(named));
+            }
           });
         }
         EXPECT_TRUE(reducer.abandon_step());
