@@ -4,9 +4,9 @@
     tools/tidy.py BUILD_DIR
 
 Headers take most of the time, above all torch's, so clang-tidy reads many files as one: the files of
-src/, and those of each other folder, in three groups: with torch, without torch, and for a special
-instruction set. It reads each test alone, without the path-sensitive analyzer, which doubles the
-time, and skips tests that include torch.
+src/, in three groups (with torch, without torch, and for a special instruction set), and outside of
+src/ the files of each target. The path-sensitive analyzer doubles the time, so it reads only src/
+and apps/. Tests that include torch are skipped.
 A clean job runs again only if one of its files, a header of ours that they include, a compile
 command, .clang-tidy or clang-tidy's version changes: build/lint has a stamp for each job.
 """
@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -54,12 +55,12 @@ class Job:
         self.together = STAMPS / f"{name}.cpp" if len(entries) > 1 else None
         source = self.together or entries[0]["file"]
         options = dict.fromkeys(flag for entry in entries for flag in flags(entry))
-        checks = "-bugprone-suspicious-include" if self.together else ""
-        if any(source_of(entry).parts[0] == "tests" for entry in entries):
-            checks = "-clang-analyzer-*"
+        checks = ["-bugprone-suspicious-include"] if self.together else []
+        if source_of(entries[0]).parts[0] not in ("src", "apps"):
+            checks.append("-clang-analyzer-*")
         # The compile commands are GCC's and name warnings that Clang does not have.
         self.command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
-                        f"--checks={checks}", str(source), "--", *itertools.chain(*options),
+                        f"--checks={','.join(checks)}", str(source), "--", *itertools.chain(*options),
                         "-Wno-unknown-warning-option"]
         files = set().union(*(check_layers.closure(ROOT, source_of(entry)) for entry in entries))
         key = hashlib.sha256(repr((version, self.text, self.command)).encode())
@@ -84,6 +85,10 @@ def source_of(entry):
     return pathlib.Path(entry["file"]).relative_to(ROOT)
 
 
+def target(entry):
+    return re.search(r"CMakeFiles/(\S+?)\.dir/", entry["command"]).group(1)
+
+
 def jobs(build):
     version = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True,
                              check=True).stdout
@@ -93,14 +98,15 @@ def jobs(build):
             and not pathlib.Path(entry["file"]).is_relative_to(build)}
     groups = {}
     for entry in ours.values():
-        source = source_of(entry)
-        torch = includes_torch(source)
-        if source.parts[0] != "tests":
-            folder = source.parts[:1] if source.parts[0] == "src" else source.parts[:-1]
-            name = "-".join([*folder, *["torch"] * torch, *instruction_set(entry)])
-            groups.setdefault(name, []).append(entry)
-        elif not torch:
-            groups["-".join(source.with_suffix("").parts)] = [entry]
+        top = source_of(entry).parts[0]
+        torch = includes_torch(source_of(entry))
+        if top == "src":
+            name = "-".join([top, *["torch"] * torch, *instruction_set(entry)])
+        elif top == "tests" and torch:
+            continue
+        else:
+            name = target(entry)
+        groups.setdefault(name, []).append(entry)
     return [Job(name, entries, version) for name, entries in groups.items()]
 
 
