@@ -33,9 +33,9 @@ class WaitContext {
   virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}
-  // Whether this rank has other work while it waits, which poll() drives. While poll() returns true,
-  // the wait calls it again and does not sleep. Otherwise the wait listens at this rank's doorbell:
-  // a peer rings it when poll() may have work, and when the wait may be over.
+  // Whether this rank has other work while it waits, which poll() drives. While poll() returns
+  // true, the wait calls it again and does not sleep. Otherwise the wait listens at this rank's
+  // doorbell: a peer rings it when poll() may have work, and when the wait may be over.
   virtual bool polls() const { return false; }
   virtual bool poll() { return false; }
 

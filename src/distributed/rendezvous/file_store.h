@@ -15,8 +15,8 @@ namespace paceline::distributed {
 c10::intrusive_ptr<c10d::Store> open_file_store(const Plan& plan, const std::string& what,
                                                 const base::Deadline& deadline);
 
-// A file outlives killed ranks, and then still contains their counters. Throws UsageError if a process claimed
-// the plan's rank in `store` before.
+// A file outlives killed ranks, and then still contains their counters. Throws UsageError if a
+// process claimed the plan's rank in `store` before.
 void claim_rank(c10d::Store& store, const Plan& plan);
 
 }  // namespace paceline::distributed

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace paceline::shm {
 namespace {
@@ -22,31 +25,21 @@ bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*f
   return false;
 }
 
-// "rank 0 4, rank 1 5"; for many ranks "4 on ranks 0-62, 5 on rank 63".
+// "ranks 0-62: 4; rank 63: 5"
 std::string list_counts(std::span<const std::string> counts, const GlobalRanks& numbers) {
-  std::vector<std::pair<std::string, RankSet>> listed;
-  int others = 0;
+  std::map<std::string, RankSet> ranks_by_count;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    const int number = numbers.of(static_cast<int>(rank));
-    auto same = listed.end();
-    if (counts.size() > kMaxListed)
-      same = std::ranges::find(listed, counts[rank], &std::pair<std::string, RankSet>::first);
-    if (same != listed.end()) {
-      same->second.insert(number);
-    } else if (listed.size() < kMaxListed) {
-      listed.emplace_back(counts[rank], RankSet{number});
-    } else {
-      ++others;
+    ranks_by_count[counts[rank]].insert(numbers.of(static_cast<int>(rank)));
+  }
+  std::vector<std::string> parts;
+  for (const auto& [count, ranks] : ranks_by_count) {
+    if (parts.size() == kMaxListed) {
+      parts.push_back(fmt::format("{} more", ranks_by_count.size() - kMaxListed));
+      break;
     }
+    parts.push_back(fmt::format("{}: {}", describe_ranks(ranks), count));
   }
-  std::string text;
-  for (const auto& [count, ranks] : listed) {
-    const std::string who = describe_ranks(ranks);
-    text += text.empty() ? "" : ", ";
-    text += counts.size() > kMaxListed ? fmt::format("{} on {}", count, who)
-                                       : fmt::format("{} {}", who, count);
-  }
-  return others == 0 ? text : fmt::format("{}, others on {} more", text, others);
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ TEST(BucketReducer, DetectsForwardsWithoutBackwardOnOneRank) {
       reducer.finish();
       ADD_FAILURE() << "gradients of different batches were averaged";
     } catch (const Mismatch& error) {
-      EXPECT_THAT(error.what(), HasSubstr("(rank 0 1, rank 1 2, rank 2 1)"));
+      EXPECT_THAT(error.what(), HasSubstr("(ranks 0 and 2: 1; rank 1: 2)"));
       EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));  // whoever notices first
     }
   });
@@ -116,7 +116,7 @@ TEST(BucketReducer, TheAdviceOfALargeJobFitsIntoItsFailure) {
     EXPECT_LT(apart.text.size(), std::size_t{2048});
     EXPECT_THAT(apart.text, HasSubstr("Average::samples"));
     if (divisor != 1000) continue;
-    EXPECT_THAT(apart.text, HasSubstr("(0 on ranks 0-999, 1 on ranks 1000-1023)"));
+    EXPECT_THAT(apart.text, HasSubstr("(ranks 0-999: 0; ranks 1000-1023: 1)"));
     EXPECT_EQ(apart.ranks.count(), 24);
   }
 }
