@@ -78,7 +78,7 @@ class Job:
         if done.returncode == 0:
             self.stamp.touch()
             return ""
-        return done.stdout or done.stderr
+        return done.stdout or done.stderr or f"{shlex.join(self.command)}: ended with {done.returncode}"
 
 
 def source_of(entry):
