@@ -65,11 +65,13 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   if (state != SecondLevel::Stage::State::abandoned) {
     return state == SecondLevel::Stage::State::complete;
   }
+  // A rank that leaves after a failure of the group abandons its exchanges too.
+  blocks.region().check_usable({"backward", blocks.step()});
   const RankSet ranks = stage.missing();
-  throw Mismatch(fmt::format("another node aborted {} because of {}, before {} was exchanged "
-                             "between nodes",
-                             blocks.position(), numbers.describe(numbers.group_ranks(ranks)), what),
-                 ranks.list(), "backward", blocks.step());
+  throw Mismatch(
+      fmt::format("a rank aborted {} because of {}, before the exchange of {} between nodes",
+                  blocks.position(), numbers.describe(numbers.group_ranks(ranks)), what),
+      ranks.list(), "backward", blocks.step());
 }
 
 JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement,
@@ -90,7 +92,7 @@ bool JobAgreement::reach() {
 
 void JobAgreement::advance_leader() {
   if (round_ == Round::none) collect_records();
-  if (!is_complete(blocks_, *stage_, "what the ranks say of the step", numbers_)) return;
+  if (!is_complete(blocks_, *stage_, "the step summaries", numbers_)) return;
   stage_.reset();
   if (round_ == Round::records) {
     records_.resize(between_.ranks().size());
@@ -136,7 +138,7 @@ void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine)
   try {
     stage_ = between_.gather({blocks_.step(), round}, mine, all_);
   } catch (...) {
-    fail_between_nodes(blocks_, {}, "what the ranks say of the step");
+    fail_between_nodes(blocks_, {}, "the step summaries");
   }
 }
 

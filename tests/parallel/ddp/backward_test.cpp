@@ -438,7 +438,7 @@ TEST_P(ThrownInAStepRanks, NextStepFailsIfCaughtBeforeTheBackward) {
     for (int rank = 0; rank < size; ++rank) {
       EXPECT_THAT(reports[static_cast<std::size_t>(rank)],
                   AllOf(HasSubstr(rank == 1 ? "the disk is full; next: " : "; next: "),
-                        HasSubstr("step 3"), HasSubstr("rank 1 ")));
+                        HasSubstr("step 3"), HasSubstr("rank 1: 4")));
     }
   }
 }

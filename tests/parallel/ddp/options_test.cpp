@@ -88,7 +88,7 @@ TEST(DdpOptions, RejectsInvalidValues) {
     refuses({.find_unused_parameters = true,
              .static_graph = true,
              .skip_all_reduce_unused_params = true},
-            "no static_graph");
+            "without static_graph");
     refuses({.check_sync_every = -1}, "check_sync_every of -1");
     DistributedDataParallel model(make_net(at::kFloat));
     EXPECT_THROW(model.set_samples(3), UsageError);

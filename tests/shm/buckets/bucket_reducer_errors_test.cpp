@@ -124,10 +124,10 @@ TEST(BucketReducer, TheAdviceOfALargeJobFitsIntoItsFailure) {
 TEST(BucketReducer, ALongFailureHasTheSameTextOnAllRanks) {
   std::vector<std::string> texts(3);
   run_thread_ranks(3, [&](auto region) {
-    Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name);
-    reducer.begin_step({.forwards = 1});
-    try {
+    try {  // all of it: a slow rank meets the failure while it constructs its reducer
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name);
+      reducer.begin_step({.forwards = 1});
       if (region->rank() == 1) reducer.fail(std::string(10000, 'x'));
       for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
       reducer.finish();

@@ -402,7 +402,7 @@ TEST(SecondLevel, ForwardsThatDifferBetweenNodesAreNamed) {
                            [](const Mismatch& error) {
                              EXPECT_THAT(error.ranks(), ElementsAre(102));
                              EXPECT_THAT(error.what(),
-                                         HasSubstr("(rank 100 1, rank 101 1, rank 102 2)"));
+                                         HasSubstr("(ranks 100 and 101: 1; rank 102: 2)"));
                            });
   });
 }
