@@ -1,6 +1,7 @@
 #include "shm/buckets/step_summary.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>

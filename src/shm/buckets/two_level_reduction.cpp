@@ -69,7 +69,11 @@ TwoLevelReduction::~TwoLevelReduction() {
   if (!blocks_.region().in_forked_child()) return;
   for (State& state : states_) std::ignore = state.stage.release();
   job_.leave_stage();
-  std::ignore = new std::shared_ptr<SecondLevel>(std::move(between_));
+  union Kept {
+    std::shared_ptr<SecondLevel> level;
+    ~Kept() {}  // leaves `level` alive
+  };
+  const Kept kept{std::move(between_)};
 }
 
 Slice TwoLevelReduction::lane_of(std::size_t bucket, int lane) const {
