@@ -157,7 +157,7 @@ void JobAgreement::check_plans() {
   fail(
       {ranks, fmt::format("gradients are in different buckets on {}: DistributedDataParallel needs "
                           "the same options on every rank",
-                          describe_ranks(numbers_.of(ranks)))});
+                          numbers_.describe(ranks))});
 }
 
 // On one node a step that a rank finished cannot be aborted; for other nodes this shows only now.
@@ -174,7 +174,7 @@ void JobAgreement::check_finished() {
       "{} aborted step {}, which other nodes finished: an exception ended "
       "a backward there after all gradients were reduced, so the models may "
       "differ from here on",
-      describe_ranks(numbers_.of(behind.ranks)), newest);
+      numbers_.describe(behind.ranks), newest);
   fail(behind);
 }
 

@@ -30,7 +30,7 @@ bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*f
 std::string list_counts(std::span<const std::string> counts, const GlobalRanks& numbers) {
   std::map<std::string, RankSet> ranks_by_count;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    ranks_by_count[counts[rank]].insert(numbers.of(static_cast<int>(rank)));
+    ranks_by_count[counts[rank]].insert(static_cast<int>(rank));
   }
   std::vector<std::string> parts;
   for (const auto& [count, ranks] : ranks_by_count) {
@@ -38,7 +38,7 @@ std::string list_counts(std::span<const std::string> counts, const GlobalRanks& 
       parts.push_back(fmt::format("{} more", ranks_by_count.size() - kMaxListed));
       break;
     }
-    parts.push_back(fmt::format("{}: {}", describe_ranks(ranks), count));
+    parts.push_back(fmt::format("{}: {}", numbers.describe(ranks), count));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
 }
@@ -112,7 +112,7 @@ Disagreement compare_frozen(std::span<const FrozenFlags> flags,
     if (times == 0 || times == counting.size()) continue;
     if (++count > kMaxNames) continue;
     names += fmt::format("{}{} {}on {}", count == 1 ? "" : ", ", parameters[i],
-                         count == 1 ? "is frozen " : "", describe_ranks(numbers.of(frozen)));
+                         count == 1 ? "is frozen " : "", numbers.describe(frozen));
   }
   if (count == 0) return {};
   if (count > kMaxNames) names += fmt::format(" and {} more", count - kMaxNames);

@@ -358,12 +358,13 @@ TEST(SecondLevel, BucketsThatDifferBetweenNodesAreRefused) {
     };
     expect_error<Mismatch>(step, [](const Mismatch& error) {
       EXPECT_THAT(error.ranks(), ElementsAre(102));
-      EXPECT_THAT(error.what(), HasSubstr("gradients are in different buckets on rank 102: "));
+      EXPECT_THAT(error.what(),
+                  HasSubstr("gradients are in different buckets on rank 102 on node 1: "));
     });
   });
 }
 
-TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeGivenUp) {
+TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeAborted) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
@@ -381,13 +382,13 @@ TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeGivenUp) {
       }
       reducer.abandon_step();
     }
-    expect_error<Mismatch>([&] { run_step(reducer, network, index, 2); },
-                           [](const Mismatch& error) {
-                             EXPECT_THAT(error.ranks(), ElementsAre(102));
-                             EXPECT_THAT(
-                                 error.what(),
-                                 HasSubstr("rank 102 aborted step 1, which other nodes finished"));
-                           });
+    expect_error<Mismatch>(
+        [&] { run_step(reducer, network, index, 2); },
+        [](const Mismatch& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(102));
+          EXPECT_THAT(error.what(),
+                      HasSubstr("rank 102 on node 1 aborted step 1, which other nodes finished"));
+        });
   });
 }
 
@@ -398,12 +399,13 @@ TEST(SecondLevel, ForwardsThatDifferBetweenNodesAreNamed) {
     BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
     reducer.begin_step({.forwards = node == 0 ? 1U : 2U});
     for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
-    expect_error<Mismatch>([&] { reducer.finish(); },
-                           [](const Mismatch& error) {
-                             EXPECT_THAT(error.ranks(), ElementsAre(102));
-                             EXPECT_THAT(error.what(),
-                                         HasSubstr("(ranks 100 and 101: 1; rank 102: 2)"));
-                           });
+    expect_error<Mismatch>(
+        [&] { reducer.finish(); },
+        [](const Mismatch& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(102));
+          EXPECT_THAT(error.what(),
+                      HasSubstr("(ranks 100 and 101 on node 0: 1; rank 102 on node 1: 2)"));
+        });
   });
 }
 
@@ -418,7 +420,8 @@ TEST(SecondLevel, ParametersFrozenOnOneNodeAreNamed) {
     expect_error<Mismatch>([&] { reducer.finish(); },
                            [](const Mismatch& error) {
                              EXPECT_THAT(error.ranks(), ElementsAre(100));
-                             EXPECT_THAT(error.what(), HasSubstr("b is frozen on rank 100"));
+                             EXPECT_THAT(error.what(),
+                                         HasSubstr("b is frozen on rank 100 on node 0"));
                            });
   });
 }
