@@ -41,15 +41,15 @@ struct InitOptions {
   std::string backend = "paceline";
   /// Where the ranks meet, unless `store` is given:
   /// - `env://`: as the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
-  ///   Under `paceline run` ranks inherit their connections, and no port is opened. If neither RANK
-  ///   nor WORLD_SIZE is set, this is a world of one; UsageError if mpirun, srun or the like
+  ///   Under `paceline run` ranks inherit their connections, and no port is opened. If nothing
+  ///   gives a rank or a world size, this is a world of one; UsageError if mpirun, srun or the like
   ///   started several processes.
   /// - `tcp://host:port`: rank 0 listens at that address only.
   /// - `file:///path`: a file on a file system with locks that all ranks see. It must not exist
   ///   before the job starts. Ranks that are killed leave it behind; a later job that finds it
   ///   throws UsageError.
   ///
-  /// tcp:// and file:// take `?rank=R&world_size=N` too.
+  /// Each takes `?rank=R&world_size=N`, which goes before the variables.
   std::string init_method = "env://";
   /// The time limit for reaching the store, then for meeting the other ranks there, and later for
   /// each collective. Past it, the call throws Timeout. Must be positive.

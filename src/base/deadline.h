@@ -10,10 +10,11 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // A century, which stands for no limit and cannot overflow the clock.
+  static constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 36525);
+
   static Deadline after(std::chrono::milliseconds budget) {
-    // A century stands for no limit, and cannot overflow the clock.
-    constexpr std::chrono::milliseconds century = std::chrono::hours(24 * 36525);
-    return {Clock::now() + std::clamp(budget, std::chrono::milliseconds(0), century), budget};
+    return {Clock::now() + std::clamp(budget, std::chrono::milliseconds(0), kLongest), budget};
   }
 
   bool expired() const { return Clock::now() >= at_; }

@@ -54,13 +54,14 @@ std::vector<int> sorted_members(std::vector<int> ranks, int size) {
 // What a member asks of the backend.
 distributed::BackendRequest request_in(const ActiveWorld& world, const std::string& name,
                                        const std::string& backend, const GroupOptions& options,
+                                       std::chrono::milliseconds timeout,
                                        const std::vector<int>& ranks) {
   const auto mine = std::find(ranks.begin(), ranks.end(), world.group->getRank());
   distributed::BackendRequest request{
       .store = c10::make_intrusive<c10d::PrefixStore>("group " + name, world.store),
       .rank = static_cast<int>(mine - ranks.begin()),
       .size = static_cast<int>(ranks.size()),
-      .timeout = options.timeout.value_or(world.timeout),
+      .timeout = timeout,
       .group_name = name,
       .options = options.backend_options,
       .world_ranks = ranks,
@@ -108,16 +109,17 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   std::unique_lock lock(ProcessState::instance().mutex);
   ActiveWorld& world = active_world(lock);
   ranks = sorted_members(std::move(ranks), world.group->getSize());
-  const std::string name = std::to_string(++world.groups_made);
+  const auto timeout = distributed::checked_timeout(options.timeout.value_or(world.timeout));
   const std::string backend = options.backend.value_or(world.backend);
-  distributed::check_timeout(options.timeout.value_or(world.timeout));
   distributed::find_backend(backend);
+  // Groups of the same number meet: a call that was refused on this rank alone does not count.
+  const std::string name = std::to_string(++world.groups_made);
 
   ProcessGroup group;
   group.member_ = std::ranges::binary_search(ranks, world.group->getRank());
   if (!group.member_) return group;
   distributed::check_reach(backend, name, *world.topology, ranks);
-  auto request = request_in(world, name, backend, options, ranks);
+  auto request = request_in(world, name, backend, options, timeout, ranks);
   const auto whole = world.group;
   lock.unlock();
   auto made = make_group_within(*whole, backend, std::move(request));

@@ -115,7 +115,7 @@ World init_process_group(InitOptions options) {
   auto& state = ProcessState::instance();
   state.run_deferred_abort();
   distributed::find_backend(options.backend);
-  distributed::check_timeout(options.timeout);
+  options.timeout = distributed::checked_timeout(options.timeout);
   auto world = form_world(options, begin_attempt(options));
   const int rank = world->group->getRank();
   const int size = world->group->getSize();

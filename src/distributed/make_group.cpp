@@ -2,17 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include <paceline/error.h>
 
+#include "base/deadline.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
 
-void check_timeout(std::chrono::milliseconds timeout) {
-  if (timeout > std::chrono::milliseconds(0)) return;
+std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
+  if (timeout > std::chrono::milliseconds(0)) return std::min(timeout, base::Deadline::kLongest);
   throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
 }
 

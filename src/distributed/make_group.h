@@ -14,8 +14,9 @@ namespace paceline::distributed {
 
 // What the world and new_group have in common.
 
-// Throws UsageError unless the timeout is positive.
-void check_timeout(std::chrono::milliseconds timeout);
+// The timeout, no longer than Deadline::kLongest: LibTorch computes with it unchecked. Throws
+// UsageError unless it is positive.
+std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout);
 // Throws UsageError if the ranks run on several nodes and the backend reaches one only.
 void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
                  std::span<const int> ranks);

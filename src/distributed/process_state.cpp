@@ -56,6 +56,7 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   ActiveWorld::Member ending;
   {
     std::lock_guard lock(mutex);
+    if (!world) return;  // another thread has just left it
     auto& groups = world->groups;
     const auto found =
         std::ranges::find(groups, group, [](const auto& member) { return member.group; });

@@ -215,11 +215,14 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   const shm::GlobalRanks numbers = request_.numbers();
   if (!verdict.lost.empty()) throw_lost(numbers, shm::RankSet(verdict.lost));
   const shm::RankSet missing(verdict.missing);
-  throw Timeout(fmt::format("{} did not come to the rendezvous within the timeout of {} s; this is "
-                            "rank {} of {}",
-                            numbers.describe(missing), deadline.budget().count() / 1000.0,
-                            numbers.of(rank()), size()),
-                numbers.of(missing).list(), "connect", 0);
+  const std::string group =
+      request_.group_name == "world" ? "" : fmt::format(" of group {}", request_.group_name);
+  throw Timeout(
+      fmt::format("{} did not come to the rendezvous{} within the timeout of {} s; this is "
+                  "rank {} of {}",
+                  numbers.describe(missing), group, deadline.budget().count() / 1000.0,
+                  numbers.of(rank()), size()),
+      numbers.of(missing).list(), "connect", 0);
 }
 
 void StoreExchange::let_others_read() noexcept {

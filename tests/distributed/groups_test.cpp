@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -50,6 +51,31 @@ TEST_P(GroupsWorldsUpTo5, CollectivesInvolveMembersOnly) {
     if (last_two.is_member()) {
       EXPECT_THROW(broadcast(t, {.src = n, .group = last_two}), UsageError);
     }
+  });
+}
+
+TEST(Groups, ARefusedCallOnOneRankLeavesLaterGroupsInStep) {
+  expect_torch_ranks(2, "paceline", [](int rank, int n) {
+    if (rank == 0) {
+      EXPECT_THROW(static_cast<void>(new_group({}, {.timeout = std::chrono::milliseconds(0)})),
+                   UsageError);
+      EXPECT_THROW(static_cast<void>(new_group({}, {.backend = "none"})), UsageError);
+    }
+    auto t = torch::ones({1});
+    all_reduce(t, {.group = new_group()});
+    EXPECT_EQ(t[0].item<float>(), n);
+  });
+}
+
+TEST(Groups, AMissingRankIsNamedWithItsGroup) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    if (rank == 0) {
+      EXPECT_THAT(
+          [] { static_cast<void>(new_group({}, {.timeout = std::chrono::milliseconds(100)})); },
+          ThrowsMessage<Timeout>(
+              HasSubstr("rank 1 did not come to the rendezvous of group 1 within the timeout")));
+    }
+    barrier();
   });
 }
 

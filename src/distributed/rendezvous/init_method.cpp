@@ -72,6 +72,13 @@ Address tcp_address(const InitMethod& method) {
                                         "init_method '" + method.text + "', port", 65535)};
 }
 
+void check_no_address(const InitMethod& method) {
+  if (method.rest.empty()) return;
+  throw UsageError("init_method '" + method.text +
+                   "': env:// takes its address from MASTER_ADDR and MASTER_PORT; give "
+                   "tcp://host:port for another");
+}
+
 std::string file_path(const InitMethod& method) {
   if (method.rest.starts_with('/')) return method.rest;
   throw UsageError("init_method '" + method.text + "' needs an absolute path: file:///path");

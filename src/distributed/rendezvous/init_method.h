@@ -19,11 +19,13 @@ struct Address {
   int port;
 };
 
-// Throws UsageError that quotes `text`, as the next three do. Any scheme passes.
+// Throws UsageError that quotes `text`, as the next four do. Any scheme passes.
 InitMethod parse_init_method(const std::string& text);
 
 // "rank" or "world_size", if the query has it.
 std::optional<int> number_in_query(const InitMethod& method, const char* key);
+// Of env://, which has none.
+void check_no_address(const InitMethod& method);
 // Of tcp://.
 Address tcp_address(const InitMethod& method);
 // Of file://.

@@ -10,7 +10,7 @@
 namespace paceline::distributed {
 namespace {
 
-// For env:// with neither RANK nor WORLD_SIZE, as an option or a variable.
+// For env:// with neither a rank nor a world size from anywhere.
 void check_alone(const base::Environment& environment) {
   if (!environment.other_launcher) return;
   throw UsageError(fmt::format(
@@ -46,7 +46,7 @@ void number_ranks(const InitOptions& options, const base::Environment& environme
   plan.rank = resolve(options.rank, method, "rank", environment.rank, "RANK");
   plan.size =
       resolve(options.world_size, method, "world_size", environment.world_size, "WORLD_SIZE");
-  if (plan.size > shm::kMaxWorldSize) {
+  if (plan.size < 1 || plan.size > shm::kMaxWorldSize) {
     throw UsageError(
         fmt::format("a world of {} ranks: 1 to {} are allowed", plan.size, shm::kMaxWorldSize));
   }
@@ -72,6 +72,15 @@ void plan_inherited(const base::Environment& environment, bool first, Plan& plan
                   plan.rank, plan.size, rank, size));
 }
 
+// Other ranks cannot learn a port that the system chooses.
+void check_port(const Plan& plan, const std::string& source) {
+  if (plan.port > 0 || plan.size == 1) return;
+  throw UsageError(
+      fmt::format("{}: port 0 stands for any free port, which the other ranks cannot learn; give a "
+                  "port from 1 to 65535",
+                  source));
+}
+
 void plan_environment(const base::Environment& environment, bool first, Plan& plan) {
   if (plan.size == 1) return;  // a world of one needs no rendezvous
   if (environment.store_fd) return plan_inherited(environment, first, plan);
@@ -84,6 +93,7 @@ void plan_environment(const base::Environment& environment, bool first, Plan& pl
   }
   plan.host = *environment.master_addr;
   plan.port = *environment.master_port;
+  check_port(plan, "MASTER_PORT=0");
   plan.agent = environment.use_agent_store;
   plan.serve = plan.rank == 0 && !plan.agent;
 }
@@ -94,6 +104,7 @@ void plan_tcp(const InitMethod& method, Plan& plan) {
   Address address = tcp_address(method);
   plan.host = std::move(address.host);
   plan.port = address.port;
+  check_port(plan, "init_method '" + method.text + "'");
 }
 
 void plan_file(const InitMethod& method, Plan& plan) {
@@ -116,8 +127,9 @@ Plan plan_given_store(const InitOptions& options, const base::Environment& envir
 Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
   if (options.store) return plan_given_store(options, environment);
   const InitMethod method = parse_init_method(options.init_method);
-  const bool unlaunched =
-      !environment.rank && !environment.world_size && !options.rank && !options.world_size;
+  if (method.scheme == "env") check_no_address(method);
+  const bool unlaunched = !environment.rank && !environment.world_size && !options.rank &&
+                          !options.world_size && method.query.empty();
   Plan plan;
   if (method.scheme == "env" && unlaunched) {
     check_alone(environment);

@@ -10,8 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
@@ -25,58 +26,67 @@ struct AddressListDeleter {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
 };
 
-// Binds the given address only; a TCPStore by itself listens on all addresses.
-base::UniqueFd listen_at(const std::string& host, int port) {
+using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
+
+AddressList resolve(const Plan& plan) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  const std::string service = std::to_string(port);
-  if (const int error = ::getaddrinfo(host.c_str(), service.c_str(), &hints, &found); error != 0) {
-    throw UsageError(
-        fmt::format("cannot resolve the rendezvous address {}: {}", host, ::gai_strerror(error)));
-  }
-  const std::unique_ptr<addrinfo, AddressListDeleter> list(found);
-  base::UniqueFd socket(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, list->ai_protocol));
+  const std::string service = std::to_string(plan.port);
+  const int error = ::getaddrinfo(plan.host.c_str(), service.c_str(), &hints, &found);
+  if (error == 0) return AddressList(found);
+  throw UsageError(fmt::format("cannot resolve the rendezvous address {}: {}", plan.host,
+                               ::gai_strerror(error)));
+}
+
+// Binds the given address only; a TCPStore by itself listens on all addresses.
+base::UniqueFd listen_at(const addrinfo& address, const Plan& plan) {
+  base::UniqueFd socket(
+      ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, address.ai_protocol));
   const int on = 1;
   if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      ::bind(socket.get(), list->ai_addr, list->ai_addrlen) != 0 ||
+      ::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0 ||
       ::listen(socket.get(), 4096) != 0) {
     throw base::errno_error(fmt::format(
-        "rank 0 cannot listen at {}:{} for the rendezvous (is another job using the port?)", host,
-        port));
+        "rank 0 cannot listen at {}:{} for the rendezvous (is another job using the port?)",
+        plan.host, plan.port));
   }
   return socket;
 }
 
 // Rank 0's stores, for as long as the process lives: a rank that is faster to the next world would
 // connect to the server of the last one just before it ends. A forked child has none of them.
-StorePtr& served_store(const Plan& plan) {
-  using Key = std::tuple<pid_t, std::string, int>;
+StorePtr& served_store(const addrinfo& address) {
+  using Key = std::pair<pid_t, std::string>;
   static auto* const stores = new std::map<Key, StorePtr>;
-  return (*stores)[Key(::getpid(), plan.host, plan.port)];
+  const auto* const bytes = reinterpret_cast<const char*>(address.ai_addr);
+  return (*stores)[Key(::getpid(), std::string(bytes, address.ai_addrlen))];
 }
 
-StorePtr connect_tcp(const Plan& plan, std::chrono::milliseconds timeout) {
+// `listener`: if this rank serves the store.
+StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
+                        std::optional<int> listener) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(plan.port);
-  options.isServer = plan.serve;
+  options.isServer = listener.has_value();
   options.waitWorkers = false;
   options.timeout = timeout;
-  // The store owns the listener, probably even if its constructor throws: leaking a descriptor is
-  // better than closing it twice.
-  if (plan.serve) options.masterListenFd = listen_at(plan.host, plan.port).release();
+  options.masterListenFd = listener;
   return c10::make_intrusive<c10d::TCPStore>(plan.host, options);
 }
 
 }  // namespace
 
 StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
-  if (!plan.serve) return connect_tcp(plan, timeout);
+  if (!plan.serve) return make_tcp_store(plan, timeout, std::nullopt);
+  const AddressList address = resolve(plan);
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  StorePtr& store = served_store(plan);
-  if (!store) store = connect_tcp(plan, timeout);
+  StorePtr& store = served_store(*address);
+  // The store owns the listener, probably even if its constructor throws: leaking a descriptor is
+  // better than closing it twice.
+  if (!store) store = make_tcp_store(plan, timeout, listen_at(*address, plan).release());
   return store;
 }
 

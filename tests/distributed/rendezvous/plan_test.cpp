@@ -99,6 +99,41 @@ TEST(Plan, WorldsOfMoreRanksThanErrorsCanNameAreRefused) {
             "a world of 1025 ranks: 1 to 1024 are allowed");
 }
 
+TEST(Plan, RejectsRanksThatCannotBe) {
+  EXPECT_EQ(plan_of({}, {.init_method = "file:///x?rank=0&world_size=0"}),
+            "a world of 0 ranks: 1 to 1024 are allowed");
+  EXPECT_EQ(plan_of({}, {.init_method = "file:///x", .world_size = 2, .rank = 2}),
+            "rank 2 of a world of 2: ranks run from 0 to 1");
+}
+
+TEST(Plan, ReadsTheQueryOfEveryInitMethod) {
+  const Variables address{{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+  for (const std::string start : {"env://", "tcp://127.0.0.1:29500", "file:///x"}) {
+    EXPECT_EQ(plan_of(address, {.init_method = start + "?rank=1&world_size=2"}),
+              "1 of 2 elsewhere");
+    EXPECT_THAT(plan_of(address, {.init_method = start + "?rank=1"}),
+                HasSubstr("does not know the world_size"));
+  }
+  EXPECT_THAT(plan_of({}, {.init_method = "env://?rank=0&world_size=2"}),
+              HasSubstr("needs MASTER_ADDR"));
+}
+
+TEST(Plan, RejectsAnAddressInEnv) {
+  EXPECT_THAT(plan_of({}, {.init_method = "env://127.0.0.1:29500"}),
+              HasSubstr("'env://127.0.0.1:29500': env:// takes its address from MASTER_ADDR"));
+}
+
+TEST(Plan, RejectsAPortThatOtherRanksCannotLearn) {
+  EXPECT_THAT(plan_of({}, {.init_method = "tcp://127.0.0.1:0", .world_size = 2, .rank = 0}),
+              HasSubstr("'tcp://127.0.0.1:0': port 0 stands for any free port"));
+  EXPECT_THAT(
+      plan_of(
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "0"}}),
+      HasSubstr("MASTER_PORT=0: port 0 stands for any free port"));
+  EXPECT_EQ(plan_of({}, {.init_method = "tcp://127.0.0.1:0", .world_size = 1, .rank = 0}),
+            "0 of 1 elsewhere");
+}
+
 TEST(Plan, RejectsRanksThatPacelineRunDidNotStart) {
   const Variables launched{{"RANK", "1"},
                            {"WORLD_SIZE", "2"},
