@@ -34,7 +34,7 @@ class InPlaceGradients {
 //
 // A step runs: begin_step; write to tensor(b) and publish(b), for every b in any order, with
 // try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Only finish
-// and abandon_step wait, and over a c10d::Backend also begin_step with a weight or with buckets
+// and abort_step wait, and over a c10d::Backend also begin_step with a weight or with buckets
 // that ranks may skip. One thread at a time.
 class BucketReducer {
  public:
@@ -97,7 +97,7 @@ class BucketReducer {
   // Aborts a step after an exception, so that the next one can begin; waits until all ranks have.
   // The content of the buckets is then undefined. Returns false outside a step, where it does
   // nothing. Throws Mismatch if another rank has finished the step.
-  virtual bool abandon_step() = 0;
+  virtual bool abort_step() = 0;
   // Whether ranks that come late may still write into buckets, now and at any time from here on.
   virtual bool failed() const = 0;
   // Throws an Error with this text on this rank and, if the reducer can reach them, on the others.

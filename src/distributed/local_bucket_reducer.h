@@ -30,7 +30,7 @@ class LocalBucketReducer final : public BucketReducer {
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return 1; }
   bool modified_apart() const override { return false; }
-  bool abandon_step() override { return std::exchange(in_step_, false); }
+  bool abort_step() override { return std::exchange(in_step_, false); }
   bool failed() const override { return false; }
   [[noreturn]] void fail(const std::string& text) override;
   [[noreturn]] void time_out(const std::string& text) override;

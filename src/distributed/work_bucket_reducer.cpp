@@ -17,8 +17,8 @@ namespace {
 
 // What a row has: an element for each byte of the summary, since 0 to 255 are exact in all types of
 // gradients; and one that a rank sets to abort the step.
-constexpr std::int64_t kGaveUp = sizeof(shm::StepSummary);
-constexpr std::int64_t kRow = kGaveUp + 1;
+constexpr std::int64_t kAborted = sizeof(shm::StepSummary);
+constexpr std::int64_t kRow = kAborted + 1;
 
 at::Tensor row_of(const shm::StepSummary& summary) {
   at::Tensor row = at::zeros({kRow}, at::kByte);
@@ -56,7 +56,7 @@ void WorkBucketReducer::begin_step(const shm::StepSummary& summary, std::optiona
   share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
   weighted_ = weight.has_value();
   in_step_ = true;
-  given_up_ = false;
+  aborted_ = false;
   ++step_;
   state_.assign(buckets_.size(), State::open);
   works_.clear();
@@ -68,15 +68,15 @@ void WorkBucketReducer::finish() {
   wait_for_works();
   const at::Tensor rows =
       (rows_.is_complex() ? at::real(rows_) : rows_).to(at::kCPU, at::kByte).contiguous();
-  check_nobody_gave_up(rows);
+  check_nobody_aborted(rows);
   compare_summaries(rows, step_);
   in_step_ = false;
 }
 
-bool WorkBucketReducer::abandon_step() {
+bool WorkBucketReducer::abort_step() {
   if (!in_step_) return false;
   in_step_ = false;
-  if (given_up_) return true;
+  if (aborted_) return true;
   if (works_.size() == buckets_.size()) {
     throw Error(
         fmt::format("an exception ended the backward of step {} after all its gradients had been "
@@ -84,7 +84,7 @@ bool WorkBucketReducer::abandon_step() {
                     "step, so the models may differ from here on",
                     step_));
   }
-  own_row(rows_)[kGaveUp] = 1;
+  own_row(rows_)[kAborted] = 1;
   while (works_.size() < buckets_.size()) start();
   wait_for_works();
   return true;
@@ -135,7 +135,7 @@ void WorkBucketReducer::compare_summaries(const at::Tensor& rows, std::uint32_t 
   shm::Disagreement found = shm::compare_forwards(all, named);
   if (found.ranks.empty() && shm::differ_in_frozen(all)) found = compare_frozen(all, named);
   if (found.ranks.empty()) return;
-  given_up_ = true;
+  aborted_ = true;
   throw Mismatch(fmt::format("in step {} {}", step, found.text), named.of(found.ranks).list(),
                  "backward", step);
 }
@@ -202,10 +202,10 @@ void WorkBucketReducer::wait_for_works() {
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = Clock::now()}};
 }
 
-void WorkBucketReducer::check_nobody_gave_up(const at::Tensor& rows) {
-  const at::Tensor ranks = rows.select(1, kGaveUp).nonzero();
+void WorkBucketReducer::check_nobody_aborted(const at::Tensor& rows) {
+  const at::Tensor ranks = rows.select(1, kAborted).nonzero();
   if (ranks.numel() == 0) return;
-  given_up_ = true;
+  aborted_ = true;
   const int rank = world_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
   throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its backward before its "
                              "gradients were ready",

@@ -34,7 +34,7 @@ class WorkBucketReducer final : public BucketReducer {
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return share_; }
   bool modified_apart() const override { return modified_apart_; }
-  bool abandon_step() override;
+  bool abort_step() override;
   bool failed() const override { return false; }  // each rank's memory is its own
   [[noreturn]] void fail(const std::string& text) override;
   [[noreturn]] void time_out(const std::string& text) override;
@@ -52,7 +52,7 @@ class WorkBucketReducer final : public BucketReducer {
   void start();
   void scale(const at::Tensor& tensor) const;
   void wait_for_works();
-  void check_nobody_gave_up(const at::Tensor& rows);
+  void check_nobody_aborted(const at::Tensor& rows);
 
   ProcessGroup group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -69,7 +69,7 @@ class WorkBucketReducer final : public BucketReducer {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::uint32_t step_;
   bool in_step_ = false;
-  bool given_up_ = false;  // by another rank, or by all because they differ
+  bool aborted_ = false;  // by another rank, or by all because they differ
   bool modified_apart_ = false;
   std::vector<Wait> waits_;
 };

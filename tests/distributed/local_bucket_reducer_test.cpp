@@ -42,13 +42,13 @@ TEST(LocalBucketReducer, LeavesBucketsAsTheyAre) {
   });
 }
 
-TEST(LocalBucketReducer, AbandonsAStepOnce) {
+TEST(LocalBucketReducer, AbortsAStepOnce) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     LocalBucketReducer reducer = make();
-    EXPECT_FALSE(reducer.abandon_step());
+    EXPECT_FALSE(reducer.abort_step());
     reducer.begin_step({}, {}, {});
-    EXPECT_TRUE(reducer.abandon_step());
-    EXPECT_FALSE(reducer.abandon_step());
+    EXPECT_TRUE(reducer.abort_step());
+    EXPECT_FALSE(reducer.abort_step());
   });
 }
 

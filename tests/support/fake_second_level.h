@@ -118,7 +118,7 @@ class FakeNetwork {
     std::vector<std::vector<std::byte>> given;  // by node, where it is a gathering
     std::optional<shm::SecondLevel::Part> reduction;
     std::uint32_t step = 0;
-    std::map<std::size_t, shm::RankSet> abandoned_by;  // nodes, and the ranks at fault
+    std::map<std::size_t, shm::RankSet> aborted_by;  // nodes, and the ranks at fault
     int polls_to_come = 0;
     bool complete = false;
   };
@@ -137,7 +137,7 @@ class FakeNetwork {
           network_.fails_at_.value_or(node_) == node_) {
         std::rethrow_exception(network_.failure_);
       }
-      if (!exchange_->abandoned_by.empty()) return State::abandoned;
+      if (!exchange_->aborted_by.empty()) return State::aborted;
       if (exchange_->polls_to_come > 0) --exchange_->polls_to_come;
       network_.changed_.notify_all();
       return State::under_way;
@@ -145,7 +145,7 @@ class FakeNetwork {
     void cancel() noexcept override {
       const std::lock_guard lock(network_.mutex_);
       if (exchange_->complete) return;
-      network_.mark_abandoned(*exchange_, node_);
+      network_.mark_aborted(*exchange_, node_);
       auto& part = exchange_->parts[node_];
       if (part) network_.late_.push_back(*part);
       part.reset();
@@ -154,7 +154,7 @@ class FakeNetwork {
       const std::lock_guard lock(network_.mutex_);
       hangs_ = network_.hangs_at_ == node_;
       shm::RankSet ranks;
-      for (const auto& [_, at_fault] : exchange_->abandoned_by) ranks |= at_fault;
+      for (const auto& [_, at_fault] : exchange_->aborted_by) ranks |= at_fault;
       if (!ranks.empty()) return ranks;
       shm::RankSet others;
       for (std::size_t node = 0; node < network_.nodes_.size(); ++node) {
@@ -196,8 +196,8 @@ class FakeNetwork {
                             {std::move(buffer), part.count * shm::element_size(part.type)}, {},
                             part);
     }
-    void abandon(std::uint32_t step, const shm::RankSet& at_fault) noexcept override {
-      network_.abandon(node_, step, at_fault);
+    void abort(std::uint32_t step, const shm::RankSet& at_fault) noexcept override {
+      network_.abort(node_, step, at_fault);
     }
 
    private:
@@ -205,36 +205,36 @@ class FakeNetwork {
     std::size_t node_;
   };
 
-  void abandon(std::size_t node, std::uint32_t step, const shm::RankSet& at_fault) {
+  void abort(std::size_t node, std::uint32_t step, const shm::RankSet& at_fault) {
     const std::lock_guard lock(mutex_);
     aborted_[node].try_emplace(step, at_fault);
-    mark_abandoned();
+    mark_aborted();
   }
 
   // A node takes no part in exchanges that it has not started, of steps that it has aborted or
   // left.
-  void mark_abandoned() {
+  void mark_aborted() {
     for (const auto& [_, open] : exchanges_) {
       for (std::size_t node = 0; node < nodes_.size(); ++node) {
         if (open->parts[node] || open->complete) continue;
         if (at_step_[node] > open->step || aborted_[node].contains(open->step)) {
-          mark_abandoned(*open, node);
+          mark_aborted(*open, node);
         }
       }
     }
   }
-  void mark_abandoned(Exchange& exchange, std::size_t node) {
+  void mark_aborted(Exchange& exchange, std::size_t node) {
     const auto aborted = aborted_[node].find(exchange.step);
-    exchange.abandoned_by[node] = aborted != aborted_[node].end()
-                                      ? aborted->second
-                                      : shm::RankSet(numbers_of(static_cast<int>(node)));
+    exchange.aborted_by[node] = aborted != aborted_[node].end()
+                                    ? aborted->second
+                                    : shm::RankSet(numbers_of(static_cast<int>(node)));
   }
 
   std::unique_ptr<shm::SecondLevel::Stage> enter(
       std::size_t node, const Key& key, Buffer buffer, std::span<const std::byte> given,
       const std::optional<shm::SecondLevel::Part>& reduction) {
     const std::lock_guard lock(mutex_);
-    // Node by node, steps only grow; what is left of an earlier one was given up.
+    // Node by node, steps only grow; what is left of an earlier one was aborted.
     at_step_[node] = std::get<0>(key);
     auto& exchange = exchanges_[key];
     if (!exchange) {
@@ -249,7 +249,7 @@ class FakeNetwork {
     exchange->parts[node] = std::move(buffer);
     exchange->given[node].assign(given.begin(), given.end());
     exchange->reduction = reduction;
-    mark_abandoned();
+    mark_aborted();
     changed_.notify_all();
     return std::make_unique<Stage>(*this, node, exchange);
   }

@@ -30,7 +30,7 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   bool modified_apart() const override { return reducer_.modified_apart(); }
   void try_progress() override { reducer_.try_progress(); }
   void finish() override { reducer_.finish(); }
-  bool abandon_step() override { return reducer_.abandon_step(); }
+  bool abort_step() override { return reducer_.abort_step(); }
   bool failed() const override { return reducer_.failed(); }
   [[noreturn]] void fail(const std::string& text) override { reducer_.fail(text); }
   [[noreturn]] void time_out(const std::string& text) override {

@@ -184,7 +184,7 @@ bool HookBucketReducer::is_reduced(std::size_t bucket) const {
   return !open_[bucket].result || open_[bucket].result->completed();
 }
 
-bool HookBucketReducer::abandon_step() {
+bool HookBucketReducer::abort_step() {
   if (!in_step()) return false;
   fail(
       fmt::format("an exception ended a backward of rank {} whose gradients a communication hook "

@@ -37,7 +37,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   bool modified_apart() const override { return control_->modified_apart(); }
   // The other ranks may be in a collective of their hooks without a counterpart here, so the step
   // cannot be aborted and all ranks throw.
-  bool abandon_step() override;
+  bool abort_step() override;
   bool failed() const override { return control_->failed(); }
   [[noreturn]] void fail(const std::string& text) override {
     control_->fail(text);

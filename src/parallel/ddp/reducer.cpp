@@ -38,11 +38,11 @@ Reducer::~Reducer() {
 
 void Reducer::before_forward(bool synchronise, bool counts) {
   called_ = true;
-  if (bucket_reducer().abandon_step()) {
+  if (bucket_reducer().abort_step()) {
     buckets_.forget_gradients();
     usage_.forget();
     summarizer_.forget_local_backwards();
-    recorder_.abandon_step();
+    recorder_.abort_step();
   }
   buckets_.return_in_place();
   backward_ = -1;

@@ -21,7 +21,7 @@ class StepRecorder {
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
   // Drops an aborted step from the statistics.
-  void abandon_step() { step_begin_ = backward_begin_ = kNever; }
+  void abort_step() { step_begin_ = backward_begin_ = kNever; }
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Records which buckets are reduced by now.

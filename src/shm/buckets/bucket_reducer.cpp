@@ -53,7 +53,7 @@ BucketReducer::~BucketReducer() {
     two_level_->retire();
   }
   blocks_.own_progress().gone.store(1, std::memory_order_relaxed);
-  region_->publish(blocks_.own_progress().abandoned, blocks_.step());
+  region_->publish(blocks_.own_progress().aborted, blocks_.step());
   for (const auto& memory : data_) region_->memory().retire(memory.get());
   for (void* const memory : places_) region_->memory().retire(memory);
 }
@@ -225,15 +225,15 @@ void BucketReducer::await(BucketWait& context, int rank) {
   waits_.push_back({static_cast<int>(context.bucket()), charged, begin, Clock::now()});
 }
 
-bool BucketReducer::abandon_step() {
+bool BucketReducer::abort_step() {
   if (!in_step_) return false;
   if (two_level_) two_level_->cancel();
   region_->check_usable({"forward", blocks_.step()});
-  region_->publish(blocks_.own_progress().abandoned, blocks_.step());
+  region_->publish(blocks_.own_progress().aborted, blocks_.step());
   deadline_.deadline.reset();
-  AbandonWait context(blocks_, deadline_);
+  AbortWait context(blocks_, deadline_);
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    region_->await(blocks_.progress(rank).abandoned, blocks_.step(), rank, context);
+    region_->await(blocks_.progress(rank).aborted, blocks_.step(), rank, context);
     context.check(rank);
   }
   in_step_ = false;

@@ -92,7 +92,7 @@ class BucketReducer {
   // Aborts a step, and waits until every rank has aborted it, so that no peer touches this rank's
   // buckets any more. If a rank finished it, the ranks differ from here on, and Mismatch fails the
   // group. Returns false outside a step, where it does nothing.
-  bool abandon_step();
+  bool abort_step();
 
   bool failed() const { return region_->failed(); }
   // Makes `text` the failure that this and every other rank throws; this one is at fault.

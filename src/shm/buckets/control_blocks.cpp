@@ -20,7 +20,7 @@ ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, Desc
   std::memset(own_, 0, bytes());
   // Peers read them after the exchange. Zero would seem to be ahead of late steps.
   auto* const own = reinterpret_cast<Progress*>(own_);
-  own->abandoned = own->finished = own->gathered = step_;
+  own->aborted = own->finished = own->gathered = step_;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     auto& bucket = reinterpret_cast<BucketWords*>(own + 1)[b];
     bucket.published = bucket.reduced = bucket.skipped = step_;
@@ -149,7 +149,7 @@ void ControlBlocks::begin_step(const StepSummary& summary, double weight, Frozen
   own.joined.store(summary.joined, std::memory_order_relaxed);
   own.weight.store(weight, std::memory_order_relaxed);
   // Kept near the step; otherwise it would one day seem to be ahead of it.
-  own.abandoned.store(step_ - 1, std::memory_order_release);
+  own.aborted.store(step_ - 1, std::memory_order_release);
 }
 
 StepSummary ControlBlocks::summary_of(int rank) const {

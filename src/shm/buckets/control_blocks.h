@@ -31,10 +31,10 @@ using DescribeBucket = std::function<std::string(std::size_t bucket)>;
 class ControlBlocks {
  public:
   struct alignas(kCacheLine) Progress {
-    Word abandoned;  // the last step aborted, or the one before the current
-    Word finished;   // the last step finished
-    Word last;       // the bucket published last
-    Word gone;       // 1 if the reducer was destroyed in the aborted step
+    Word aborted;   // the last step aborted, or the one before the current
+    Word finished;  // the last step finished
+    Word last;      // the bucket published last
+    Word gone;      // 1 if the reducer was destroyed in the aborted step
     std::atomic<double> weight;
     // StepSummary's.
     Word forwards;
@@ -96,7 +96,7 @@ class ControlBlocks {
   // How often a rank has published the ranks that it waits for.
   const Word& checks(int rank) const { return job_block(rank).checks; }
   // The ranks, of any node, because of which a rank aborts this step. To be published before
-  // `abandoned`.
+  // `aborted`.
   void publish_at_fault(const RankSet& ranks) const;
   RankSet at_fault_of(int rank) const;
   // Whether a rank, or every rank, has a word of a bucket at the current step.

@@ -62,10 +62,10 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   } catch (...) {
     fail_between_nodes(blocks, stage.missing(), what);
   }
-  if (state != SecondLevel::Stage::State::abandoned) {
+  if (state != SecondLevel::Stage::State::aborted) {
     return state == SecondLevel::Stage::State::complete;
   }
-  // A rank that leaves after a failure of the group abandons its exchanges too.
+  // A rank that leaves after a failure of the group aborts its exchanges too.
   blocks.region().check_usable({"backward", blocks.step()});
   const RankSet ranks = stage.missing();
   throw Mismatch(

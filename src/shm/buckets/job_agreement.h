@@ -10,7 +10,7 @@
 
 namespace paceline::shm {
 
-// True once a stage is complete. One that fails makes the group's failure; one that was abandoned
+// True once a stage is complete. One that fails makes the group's failure; one that was aborted
 // throws Mismatch, as if a peer on this node aborted the step. `what` it is, and the job's
 // `numbers`, are for messages.
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,

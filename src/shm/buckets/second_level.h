@@ -19,17 +19,17 @@ class SecondLevel {
   // An exchange between nodes that is under way.
   class Stage {
    public:
-    enum class State { under_way, complete, abandoned };
+    enum class State { under_way, complete, aborted };
 
     // After cancel, or when it is complete, a stage may be destroyed at any time.
     virtual ~Stage() = default;
     // Throws if the exchange has failed: a PeerError that names ranks, where they are known.
-    // `abandoned` if another node cancelled its part, or has gone on to a later step without one.
+    // `aborted` if another node cancelled its part, or has gone on to a later step without one.
     virtual State poll() = 0;
     // Gives the exchange up. It is not polled again.
     virtual void cancel() noexcept = 0;
-    // The ranks that it waits for; once it is abandoned, those that are `at_fault` according to the
-    // nodes that abandoned it. By their numbers in the world.
+    // The ranks that it waits for; once it is aborted, those that are `at_fault` according to the
+    // nodes that aborted it. By their numbers in the world.
     virtual RankSet missing() const = 0;
   };
 
@@ -70,11 +70,11 @@ class SecondLevel {
   virtual std::unique_ptr<Stage> start(const Part& part, std::shared_ptr<std::byte> buffer) = 0;
 
   // A rank of this node aborts `step`, perhaps before it started anything: exchanges of the step
-  // that this node has not started, now or later on, are abandoned for the other nodes. So are
+  // that this node has not started, now or later on, are aborted for the other nodes. So are
   // those that are cancelled after it. `at_fault`, by their numbers in the world, are this rank or
   // those that made it abort, of any node; at least one. If several ranks of a node abort, the
   // first says which are at fault.
-  virtual void abandon(std::uint32_t step, const RankSet& at_fault) noexcept = 0;
+  virtual void abort(std::uint32_t step, const RankSet& at_fault) noexcept = 0;
 };
 
 }  // namespace paceline::shm

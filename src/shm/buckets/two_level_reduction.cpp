@@ -89,7 +89,7 @@ void TwoLevelReduction::set_buffer(std::size_t bucket, std::shared_ptr<std::byte
 void TwoLevelReduction::begin_step() {
   job_.begin_step();
   open_.clear();
-  given_up_ = false;
+  aborted_ = false;
   for (std::size_t b = 0; b < states_.size(); ++b) {
     State& state = states_[b];
     state.accumulated = state.combined = state.completed = false;
@@ -120,7 +120,7 @@ void TwoLevelReduction::ring_if_last(std::size_t bucket,
 }
 
 bool TwoLevelReduction::advance() {
-  if (given_up_) return false;
+  if (aborted_) return false;
   std::erase_if(open_, [&](std::size_t bucket) { return advance(bucket); });
   return job_.stage() != nullptr ||
          std::ranges::any_of(open_, [&](std::size_t b) { return states_[b].stage != nullptr; });
@@ -242,11 +242,11 @@ void TwoLevelReduction::complete(std::size_t bucket) {
 }
 
 void TwoLevelReduction::cancel(RankSet at_fault) noexcept {
-  if (given_up_) return;
-  given_up_ = true;
+  if (aborted_) return;
+  aborted_ = true;
   if (at_fault.empty()) at_fault.insert(blocks_.region().numbers().of(blocks_.rank()));
   blocks_.publish_at_fault(at_fault);
-  between_->abandon(blocks_.step(), at_fault);
+  between_->abort(blocks_.step(), at_fault);
   job_.cancel();
   for (State& state : states_) {
     if (!state.stage) continue;

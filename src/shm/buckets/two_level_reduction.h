@@ -85,7 +85,7 @@ class TwoLevelReduction {
   std::shared_ptr<SecondLevel> between_;
   JobAgreement job_;
   std::vector<State> states_;      // by bucket
-  bool given_up_ = false;          // in this step
+  bool aborted_ = false;           // in this step
   std::vector<std::size_t> open_;  // published here, with something left to do
 };
 

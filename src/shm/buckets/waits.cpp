@@ -62,7 +62,7 @@ void BucketWait::check(int peer) const {
   if (two_level_ != nullptr) two_level_->publish_missing();
   if (peer == blocks_.rank()) return;
   check_not_skipped(peer);
-  const bool aborted = Region::reached(blocks_.progress(peer).abandoned, blocks_.step());
+  const bool aborted = Region::reached(blocks_.progress(peer).aborted, blocks_.step());
   const bool left = blocks_.region().peers().has_left(peer);
   const auto call = cross_call(blocks_.region(), peer);
   // Words that the peer published before count.
@@ -142,19 +142,19 @@ bool BucketWait::stands_for_a_second() const {
   return first_seen_->expired();
 }
 
-RankSet AbandonWait::missing() const {
+RankSet AbortWait::missing() const {
   RankSet ranks;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    if (!Region::reached(blocks_.progress(rank).abandoned, blocks_.step())) ranks.insert(rank);
+    if (!Region::reached(blocks_.progress(rank).aborted, blocks_.step())) ranks.insert(rank);
   }
   return ranks;
 }
 
-std::string AbandonWait::describe() const {
+std::string AbortWait::describe() const {
   return "aborting " + blocks_.position() + ", whose backward did not complete";
 }
 
-void AbandonWait::check(int peer) const {
+void AbortWait::check(int peer) const {
   if (!Region::reached(blocks_.progress(peer).finished, blocks_.step())) return;
   const int mine = blocks_.rank();
   blocks_.region().fail(

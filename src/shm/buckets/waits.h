@@ -61,10 +61,10 @@ class BucketWait : public WaitContext {
   mutable std::optional<base::Deadline> first_seen_;
 };
 
-// A wait until every rank has given the step up.
-class AbandonWait : public WaitContext {
+// A wait until every rank has aborted the step.
+class AbortWait : public WaitContext {
  public:
-  AbandonWait(const ControlBlocks& blocks, CallDeadline& limit)
+  AbortWait(const ControlBlocks& blocks, CallDeadline& limit)
       : WaitContext({"forward", blocks.step()}, limit), blocks_(blocks) {}
 
   RankSet missing() const override;

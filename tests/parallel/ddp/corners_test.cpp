@@ -202,7 +202,7 @@ void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, 
 using AbortedStepBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, AbortedStepBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
-// Nothing of the step that was given up is left, on any rank, wherever gradients lie.
+// Nothing of the aborted step is left, on any rank, wherever gradients lie.
 TEST_P(AbortedStepBackends, NextForwardSetsGradientsToZero) {
   const std::vector<DdpOptions> all{
       {.bucket_cap_mb = 0.00001},
@@ -220,7 +220,7 @@ TEST_P(AbortedStepBackends, NextForwardSetsGradientsToZero) {
       pair->zero_grad();
       fail_on_the_way(model, x, rank);
       loss_of(model(x)).backward();  // with no zero_grad
-      expect_gradients(pair, averages, "after a step given up");
+      expect_gradients(pair, averages, "after an aborted step");
     });
   }
 }

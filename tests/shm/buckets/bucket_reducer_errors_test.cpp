@@ -46,7 +46,7 @@ TEST(BucketReducer, NamesARankThatAbortsAndGoesOn) {
         EXPECT_THAT(error.what(), HasSubstr("(layer"));
       }
     }
-    reducer.abandon_step();
+    reducer.abort_step();
     run_step(reducer, *region, 2, random);
   });
 }
@@ -64,7 +64,7 @@ TEST(BucketReducer, AbortingAStepThatOthersFinishedFailsTheGroup) {
         AllOf(HasSubstr("an exception ended the backward of rank 1 in step 1 of group test"),
               HasSubstr("finished the step")));
     if (region->rank() == 1) {
-      EXPECT_THAT([&] { reducer.abandon_step(); }, is_named);
+      EXPECT_THAT([&] { reducer.abort_step(); }, is_named);
     } else {
       reducer.finish();
       while (!region->failed()) std::this_thread::yield();

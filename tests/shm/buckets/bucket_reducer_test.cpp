@@ -85,7 +85,7 @@ TEST_P(BucketReducerRanks, GoesOnAfterAStepThatAllAborted) {
           reducer.publish(bucket);
           reducer.try_progress();
         }
-        reducer.abandon_step();
+        reducer.abort_step();
       } else {
         run_step(reducer, *region, step, random);
       }
@@ -126,7 +126,7 @@ TEST(BucketReducer, ContinuesAfterAnyNumberOfSteps) {
         if (step % 5 == 0) {
           reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
           reducer.publish(1);
-          reducer.abandon_step();
+          reducer.abort_step();
         } else if (step % 5 == 1) {
           reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
           fill_bucket(reducer, 0, region->rank());
@@ -242,7 +242,7 @@ TEST(BucketReducer, UsesOnlyWholeBlocksOfItsRegionInPlace) {
     EXPECT_FALSE(reducer.use_in_place(1, block)) << "too small";
     region->memory().free(block);
     EXPECT_FALSE(reducer.use_in_place(0, block)) << "free";
-    reducer.abandon_step();
+    reducer.abort_step();
   });
 }
 

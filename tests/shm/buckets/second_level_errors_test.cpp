@@ -69,7 +69,7 @@ TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
     network.hold(true);
     if (node == 1) {
       EXPECT_THROW(run_step(reducer, network, index, 2), Mismatch);  // the others aborted
-      EXPECT_TRUE(reducer.abandon_step());
+      EXPECT_TRUE(reducer.abort_step());
       return;
     }
     expect_error<Timeout>([&] { run_step(reducer, network, index, 2); },
@@ -222,7 +222,7 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
             }
           });
         }
-        EXPECT_TRUE(reducer.abandon_step());
+        EXPECT_TRUE(reducer.abort_step());
       }
     });
   });
@@ -283,7 +283,7 @@ TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
           EXPECT_THAT(error.what(), HasSubstr("aborted step 2 of group test because of rank"));
         });
       }
-      EXPECT_TRUE(reducer.abandon_step());
+      EXPECT_TRUE(reducer.abort_step());
       for (std::size_t step = 3; step <= 5; ++step) run_step(reducer, network, index, step);
       if (region->rank() == 0) network.let_go();
       run_step(reducer, network, index, 6);
@@ -291,7 +291,7 @@ TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
   });
 }
 
-// Its last node gives a step up that has been reduced everywhere, and that others finish.
+// Its last node aborts a step that is reduced everywhere and that others finish.
 // No other rank has started anything that could tell it.
 TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
   for_all_jobs([](FakeNetwork& network) {
@@ -314,7 +314,7 @@ TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
         });
         known.count_down();
       }
-      EXPECT_TRUE(reducer.abandon_step());
+      EXPECT_TRUE(reducer.abort_step());
       known.wait();
       for (std::size_t step = 3; step <= 5; ++step) run_step(reducer, network, index, step);
     });
@@ -380,7 +380,7 @@ TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeAborted) {
                is_reduced(5))) {
         reducer.try_progress();
       }
-      reducer.abandon_step();
+      reducer.abort_step();
     }
     expect_error<Mismatch>(
         [&] { run_step(reducer, network, index, 2); },
