@@ -25,8 +25,8 @@ namespace paceline::distributed {
 // that the store has. `meanwhile` is called on the caller's thread every few milliseconds, and may
 // throw.
 //
-// Once `cancelled`, an atomic bool, is set the body should return. If the store blocks it, it is
-// abandoned: its thread goes on until the store returns, so `body` must own all it uses.
+// Once `cancelled`, an atomic bool, is set, the body should return. If the store blocks it, its
+// thread is detached and runs until the store returns, so `body` must own all it uses.
 template <typename Body>
 auto call_store(
     const base::Deadline& deadline, Body body, const std::function<void()>& meanwhile = [] {})

@@ -100,7 +100,7 @@ class Gathering {
   }
 
  private:
-  // Once a rank has given up.
+  // Set once a rank has stopped waiting for the others.
   static constexpr const char* kVerdictKey = "verdict";
   static std::string key(const char* what, int rank) { return fmt::format("{}{}", what, rank); }
   static std::vector<std::string> keys_of(const char* what, const std::vector<int>& ranks) {
@@ -141,12 +141,12 @@ class Gathering {
     });
   }
 
-  // Returns false at the deadline if keys are missing.
-  template <typename GiveUp>
-  bool wait_for(const std::vector<std::string>& keys, GiveUp give_up) const {
+  // Returns false if keys are still missing when `should_stop` returns true.
+  template <typename Stop>
+  bool wait_for(const std::vector<std::string>& keys, Stop should_stop) const {
     for (auto pause = kFirstPause; !store_->check(keys);
          pause = std::min(2 * pause, kLongestPause)) {
-      if (give_up()) return false;
+      if (should_stop()) return false;
       std::this_thread::sleep_for(pause);
     }
     return true;

@@ -41,8 +41,8 @@ struct Board {
 
 using Floats = std::vector<float>;
 
-// Short where deadlines are to pass. Messages give up first: whoever has his already waits for
-// those that miss theirs.
+// Short where deadlines are to pass. Messages time out first: a rank that has its message already
+// waits for the ranks whose messages are missing.
 constexpr std::chrono::milliseconds kShort{500};
 std::chrono::milliseconds timeout = kShort;
 std::chrono::milliseconds message_timeout() {

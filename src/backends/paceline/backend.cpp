@@ -58,9 +58,9 @@ PacelineBackend::PacelineBackend(std::shared_ptr<shm::Region> region)
 PacelineBackend::~PacelineBackend() {
   shutdown();
   const bool forked = region_->in_forked_child();
-  if (forked || progress_->abandoned()) static_cast<void>(progress_.release());
-  if (forked || p2p_progress_->abandoned()) static_cast<void>(p2p_progress_.release());
-  if (forked || callbacks_->abandoned()) {
+  if (forked || progress_->detached()) static_cast<void>(progress_.release());
+  if (forked || p2p_progress_->detached()) static_cast<void>(p2p_progress_.release());
+  if (forked || callbacks_->detached()) {
     static_cast<void>(new (std::nothrow) std::shared_ptr<ProgressThreads>(callbacks_));
   }
 }

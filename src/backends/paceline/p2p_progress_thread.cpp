@@ -41,7 +41,7 @@ void P2PProgressThread::stop() {
     thread = std::move(thread_);
   }
   if (thread.get_id() == std::this_thread::get_id()) {
-    abandoned_ = true;
+    detached_ = true;
     thread.detach();
   } else if (thread.joinable()) {
     thread.join();

@@ -24,8 +24,8 @@ class P2PProgressThread {
   // There is a new request.
   void call();
   void stop();
-  // Whether stop() was called by the thread itself, which is still to return.
-  bool abandoned() const { return abandoned_; }
+  // Whether the thread itself called stop(), and so was detached: it still runs, and uses this.
+  bool detached() const { return detached_; }
 
  private:
   void loop();
@@ -34,7 +34,7 @@ class P2PProgressThread {
   std::mutex mutex_;
   std::condition_variable called_;
   std::atomic<bool> stopping_ = false;  // set under the mutex
-  std::atomic<bool> abandoned_ = false;
+  std::atomic<bool> detached_ = false;
   std::thread thread_;
 };
 

@@ -98,7 +98,7 @@ void ProgressThreads::stop() {
     std::thread last = std::move(threads_.back());
     threads_.pop_back();
     if (last.get_id() == std::this_thread::get_id()) {
-      abandoned_ = true;
+      detached_ = true;
       last.detach();
       continue;
     }

@@ -40,8 +40,9 @@ class ProgressThreads {
   bool is_busy_with(std::uint64_t count);
   // Also waits for the work after tasks, unless that work calls it.
   void stop();
-  // Whether the work after a task has called stop(), so that its thread is still running.
-  bool abandoned() const { return abandoned_; }
+  // Whether the work after a task called stop(), so that its thread was detached: it still runs,
+  // and uses this.
+  bool detached() const { return detached_; }
   // No more tasks may be enqueued.
   bool stopped() const { return stopping_; }
 
@@ -75,7 +76,7 @@ class ProgressThreads {
   std::uint64_t running_number_ = 0;    // its number
   std::atomic<bool> stopping_ = false;  // set under the mutex
   std::size_t free_ = 0;                // threads that wait for a task, or run one
-  std::atomic<bool> abandoned_ = false;
+  std::atomic<bool> detached_ = false;
   std::vector<std::thread> threads_;
 };
 

@@ -45,21 +45,21 @@ void start_together(std::atomic<int>& ready, int count) {
   EXPECT_TRUE(test::eventually([&] { return ready >= count; }));
 }
 
-// A rank that comes when the others have given up, for whose words it finds all it needs.
+// A rank that comes after the others have timed out. It finds the keys of all ranks.
 TEST_F(Rendezvous, LateRankLearnsThatItWasMissing) {
   const test::Shared<std::atomic<int>> ready;
-  const test::Shared<std::atomic<int>> gave_up;
+  const test::Shared<std::atomic<int>> timed_out;
   const auto store = [&] { return c10::make_intrusive<c10d::FileStore>(path(), -1); };
   const auto kept = store();  // the last one to go removes the file
   const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
     if (rank == 1) {
-      EXPECT_TRUE(test::eventually([&] { return *gave_up == 2; }));
+      EXPECT_TRUE(test::eventually([&] { return *timed_out == 2; }));
     } else {
       start_together(*ready, 2);
     }
     const auto text =
         failure_to_join({.timeout = kMeeting, .world_size = 3, .rank = rank, .store = store()});
-    if (rank != 1) ++*gave_up;
+    if (rank != 1) ++*timed_out;
     return text;
   });
   for (const auto& end : ends) {

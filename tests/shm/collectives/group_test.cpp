@@ -109,7 +109,7 @@ TEST(Group, TimeoutNamesTheLateRank) {
     Group group(region);
     group.barrier();
     if (region->rank() == 1) {
-      // Comes only once the others have given up.
+      // Comes only once the others have timed out.
       while (!region->failed()) std::this_thread::yield();
       EXPECT_THROW(group.barrier(), Timeout);
       return;
@@ -390,7 +390,7 @@ TEST(MonitoredBarrier, RankThatTimedOutMayContinue) {
       group.barrier();
       barrier.pass(std::chrono::minutes(1), false);
     };
-    if (region->rank() == 2) {  // gives up before rank 0 does, which waits for rank 1
+    if (region->rank() == 2) {  // times out before rank 0, which waits for rank 1
       EXPECT_THROW(barrier.pass(std::chrono::milliseconds(0), false), Timeout);
       return go_on();
     }
