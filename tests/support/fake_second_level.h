@@ -150,12 +150,16 @@ class FakeNetwork {
       if (part) network_.late_.push_back(*part);
       part.reset();
     }
-    shm::RankSet missing() const override {
+    shm::RankSet at_fault() const override {
+      const std::lock_guard lock(network_.mutex_);
+      shm::RankSet ranks;
+      for (const auto& [_, at_fault] : exchange_->aborted_by) ranks |= at_fault;
+      return ranks;
+    }
+    shm::RankSet awaited() const override {
       const std::lock_guard lock(network_.mutex_);
       hangs_ = network_.hangs_at_ == node_;
       shm::RankSet ranks;
-      for (const auto& [_, at_fault] : exchange_->aborted_by) ranks |= at_fault;
-      if (!ranks.empty()) return ranks;
       shm::RankSet others;
       for (std::size_t node = 0; node < network_.nodes_.size(); ++node) {
         const shm::RankSet its(network_.numbers_of(static_cast<int>(node)));

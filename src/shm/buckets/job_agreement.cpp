@@ -60,14 +60,14 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   try {
     state = stage.poll();
   } catch (...) {
-    fail_between_nodes(blocks, stage.missing(), what);
+    fail_between_nodes(blocks, stage.awaited(), what);
   }
   if (state != SecondLevel::Stage::State::aborted) {
     return state == SecondLevel::Stage::State::complete;
   }
   // A rank that leaves after a failure of the group aborts its exchanges too.
   blocks.region().check_usable({"backward", blocks.step()});
-  const RankSet ranks = stage.missing();
+  const RankSet ranks = stage.at_fault();
   throw Mismatch(
       fmt::format("a rank aborted {} because of {}, before the exchange of {} between nodes",
                   blocks.position(), numbers.describe(numbers.group_ranks(ranks)), what),

@@ -28,9 +28,10 @@ class SecondLevel {
     virtual State poll() = 0;
     // Gives the exchange up. It is not polled again.
     virtual void cancel() noexcept = 0;
-    // The ranks that it waits for; once it is aborted, those that are `at_fault` according to the
-    // nodes that aborted it. By their numbers in the world.
-    virtual RankSet missing() const = 0;
+    // The global ranks that it waits for.
+    virtual RankSet awaited() const = 0;
+    // Once it is aborted: the global ranks at fault, as the nodes that aborted it named them.
+    virtual RankSet at_fault() const = 0;
   };
 
   virtual ~SecondLevel() = default;

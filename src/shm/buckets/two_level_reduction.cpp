@@ -264,9 +264,9 @@ void TwoLevelReduction::retire() {
 
 void TwoLevelReduction::publish_missing() {
   RankSet ranks;
-  if (job_.stage() != nullptr) ranks |= job_.stage()->missing();
+  if (job_.stage() != nullptr) ranks |= job_.stage()->awaited();
   for (const State& state : states_) {
-    if (state.stage) ranks |= state.stage->missing();
+    if (state.stage) ranks |= state.stage->awaited();
   }
   blocks_.publish_missing(ranks);
 }
