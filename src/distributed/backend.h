@@ -49,7 +49,7 @@ struct BackendRequest {
   // A backend throws UsageError for another backend's options.
   BackendOptions options{};
   // The global ranks of the group, by group rank; empty: the same.
-  std::vector<int> world_ranks{};
+  std::vector<int> members{};
   // The ranks' nodes, by group rank; empty if all are on one.
   std::vector<int> nodes{};
   // Inherited bootstrap sockets to rank 0 (on rank 0: to each other rank, in order), if a launcher
@@ -64,7 +64,7 @@ struct BackendRequest {
   // The ranks' processes, if they are known; else null.
   std::shared_ptr<const shm::Membership> processes{};
 
-  shm::GlobalRanks numbers() const { return shm::GlobalRanks(world_ranks, nodes); }
+  shm::GlobalRanks global_ranks() const { return shm::GlobalRanks(members, nodes); }
 };
 
 struct BackendKind {

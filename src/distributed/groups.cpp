@@ -64,7 +64,7 @@ distributed::BackendRequest request_in(const ActiveWorld& world, const std::stri
       .timeout = timeout,
       .group_name = name,
       .options = options.backend_options,
-      .world_ranks = ranks,
+      .members = ranks,
       .nodes = distributed::nodes_of(*world.topology, ranks),
       .host = world.host,
       .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); }};
@@ -78,7 +78,7 @@ distributed::BackendRequest request_in(const ActiveWorld& world, const std::stri
 c10::intrusive_ptr<c10d::ProcessGroup> make_group_within(c10d::ProcessGroup& whole,
                                                          const std::string& backend,
                                                          distributed::BackendRequest request) {
-  const std::vector<int> ranks = request.world_ranks;
+  const std::vector<int> ranks = request.members;
   try {
     return distributed::make_group(backend, std::move(request));
   } catch (const PeerLost&) {

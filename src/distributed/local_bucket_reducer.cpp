@@ -27,7 +27,7 @@ void LocalBucketReducer::begin_step(const shm::StepSummary& /*summary*/,
   static_cast<void>(group_.c10d());  // throws if the group was destroyed
   if (weight && *weight == 0) {
     throw Mismatch("the ranks' weights add up to 0: there is nothing to average",
-                   {world_rank_of(group_, 0)}, "backward", step_ + 1);
+                   {global_rank_of(group_, 0)}, "backward", step_ + 1);
   }
   ++step_;
   in_step_ = true;
@@ -35,11 +35,11 @@ void LocalBucketReducer::begin_step(const shm::StepSummary& /*summary*/,
 }
 
 void LocalBucketReducer::fail(const std::string& text) {
-  throw Mismatch(text, {world_rank_of(group_, 0)}, "backward", step_);
+  throw Mismatch(text, {global_rank_of(group_, 0)}, "backward", step_);
 }
 
 void LocalBucketReducer::time_out(const std::string& text) {
-  throw Timeout(text, {world_rank_of(group_, 0)}, "backward", step_);
+  throw Timeout(text, {global_rank_of(group_, 0)}, "backward", step_);
 }
 
 }  // namespace paceline::distributed

@@ -133,15 +133,15 @@ std::vector<int> members_of(const ProcessGroup& group) {
 
 }  // namespace
 
-int group_rank_of(const ProcessGroup& group, int world_rank) {
+int group_rank_of(const ProcessGroup& group, int global_rank) {
   const auto members = members_of(group);
-  if (members.empty()) return world_rank;
-  const auto found = std::find(members.begin(), members.end(), world_rank);
+  if (members.empty()) return global_rank;
+  const auto found = std::find(members.begin(), members.end(), global_rank);
   if (found != members.end()) return static_cast<int>(found - members.begin());
-  throw UsageError(fmt::format("global rank {} is not a member of the group", world_rank));
+  throw UsageError(fmt::format("global rank {} is not a member of the group", global_rank));
 }
 
-int world_rank_of(const ProcessGroup& group, int group_rank) {
+int global_rank_of(const ProcessGroup& group, int group_rank) {
   const auto members = members_of(group);
   return members.empty() ? group_rank : members.at(static_cast<std::size_t>(group_rank));
 }

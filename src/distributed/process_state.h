@@ -85,8 +85,8 @@ class ProcessState {
 };
 
 // The rank in `group` of a global rank. Throws UsageError if it is not a member.
-int group_rank_of(const ProcessGroup& group, int world_rank);
+int group_rank_of(const ProcessGroup& group, int global_rank);
 // The reverse.
-int world_rank_of(const ProcessGroup& group, int group_rank);
+int global_rank_of(const ProcessGroup& group, int group_rank);
 
 }  // namespace paceline::distributed

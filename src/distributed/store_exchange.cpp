@@ -207,22 +207,22 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   if (!answer) {
     throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
                               describe_store(*request_.store), deadline.budget().count() / 1000.0,
-                              request_.numbers().of(rank()), size()),
+                              request_.global_ranks().of(rank()), size()),
                   {}, "connect", 0);
   }
   const Verdict& verdict = answer->verdict;
   if (verdict.empty()) return std::move(answer->blobs);
-  const shm::GlobalRanks numbers = request_.numbers();
-  if (!verdict.lost.empty()) throw_lost(numbers, shm::RankSet(verdict.lost));
+  const shm::GlobalRanks global_ranks = request_.global_ranks();
+  if (!verdict.lost.empty()) throw_lost(global_ranks, shm::RankSet(verdict.lost));
   const shm::RankSet missing(verdict.missing);
   const std::string group =
       request_.group_name == "world" ? "" : fmt::format(" of group {}", request_.group_name);
   throw Timeout(
       fmt::format("{} did not come to the rendezvous{} within the timeout of {} s; this is "
                   "rank {} of {}",
-                  numbers.describe(missing), group, deadline.budget().count() / 1000.0,
-                  numbers.of(rank()), size()),
-      numbers.of(missing).list(), "connect", 0);
+                  global_ranks.describe(missing), group, deadline.budget().count() / 1000.0,
+                  global_ranks.of(rank()), size()),
+      global_ranks.of(missing).list(), "connect", 0);
 }
 
 void StoreExchange::let_others_read() noexcept {
@@ -237,12 +237,12 @@ void StoreExchange::let_others_read() noexcept {
   }
 }
 
-void throw_lost(const shm::GlobalRanks& numbers, const shm::RankSet& ranks) {
+void throw_lost(const shm::GlobalRanks& global_ranks, const shm::RankSet& ranks) {
   const bool one = ranks.count() == 1;
   throw PeerLost(fmt::format("{} {} lost ({} ended) and did not come to the rendezvous again",
-                             numbers.describe(ranks), one ? "was" : "were",
+                             global_ranks.describe(ranks), one ? "was" : "were",
                              one ? "its process" : "their processes"),
-                 numbers.of(ranks).list(), "connect", 0);
+                 global_ranks.of(ranks).list(), "connect", 0);
 }
 
 }  // namespace paceline::distributed

@@ -29,6 +29,6 @@ class StoreExchange final : public shm::Exchange {
 };
 
 // Throws PeerLost: `ranks` of the group, whose processes ended, did not come.
-[[noreturn]] void throw_lost(const shm::GlobalRanks& numbers, const shm::RankSet& ranks);
+[[noreturn]] void throw_lost(const shm::GlobalRanks& global_ranks, const shm::RankSet& ranks);
 
 }  // namespace paceline::distributed

@@ -101,7 +101,7 @@ void Work::wait(std::chrono::milliseconds timeout) {
 int Work::source_rank() const {
   if (!work_) return -1;
   const int rank = translate("source_rank", [&] { return c10d_work(work_).sourceRank(); });
-  return rank < 0 ? -1 : distributed::world_rank_of(group_, rank);
+  return rank < 0 ? -1 : distributed::global_rank_of(group_, rank);
 }
 
 bool Work::is_completed() const {

@@ -127,21 +127,21 @@ void WorkBucketReducer::compare_summaries(const at::Tensor& rows, std::uint32_t 
   }
   modified_apart_ = shm::differ_in_modifications(all);
   if (std::ranges::all_of(all, [&](const auto& one) { return one == all[0]; })) return;
-  std::vector<int> numbers;
+  std::vector<int> members;
   for (int rank = 0; rank < backend_->getSize(); ++rank) {
-    numbers.push_back(world_rank_of(group_, rank));
+    members.push_back(global_rank_of(group_, rank));
   }
-  const shm::GlobalRanks named(numbers);
-  shm::Disagreement found = shm::compare_forwards(all, named);
-  if (found.ranks.empty() && shm::differ_in_frozen(all)) found = compare_frozen(all, named);
+  const shm::GlobalRanks global_ranks(members);
+  shm::Disagreement found = shm::compare_forwards(all, global_ranks);
+  if (found.ranks.empty() && shm::differ_in_frozen(all)) found = compare_frozen(all, global_ranks);
   if (found.ranks.empty()) return;
   aborted_ = true;
-  throw Mismatch(fmt::format("in step {} {}", step, found.text), named.of(found.ranks).list(),
-                 "backward", step);
+  throw Mismatch(fmt::format("in step {} {}", step, found.text),
+                 global_ranks.of(found.ranks).list(), "backward", step);
 }
 
 shm::Disagreement WorkBucketReducer::compare_frozen(std::span<const shm::StepSummary> ranks,
-                                                    const shm::GlobalRanks& numbers) {
+                                                    const shm::GlobalRanks& global_ranks) {
   const auto count = static_cast<std::int64_t>(parameters_.size());
   const auto options = at::device(buckets_.back().device).dtype(at::kByte);
   std::vector<at::Tensor> own{at::empty({count}, at::kByte)};
@@ -158,7 +158,7 @@ shm::Disagreement WorkBucketReducer::compare_frozen(std::span<const shm::StepSum
     flags.emplace_back(all[0][rank].data_ptr<std::uint8_t>(),
                        ranks[rank].joined != 0 ? 0 : parameters_.size());
   }
-  return shm::compare_frozen(flags, parameters_, numbers);
+  return shm::compare_frozen(flags, parameters_, global_ranks);
 }
 
 void WorkBucketReducer::settle(std::size_t bucket, State state) {
@@ -206,7 +206,7 @@ void WorkBucketReducer::check_nobody_aborted(const at::Tensor& rows) {
   const at::Tensor ranks = rows.select(1, kAborted).nonzero();
   if (ranks.numel() == 0) return;
   aborted_ = true;
-  const int rank = world_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
+  const int rank = global_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
   throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its backward before its "
                              "gradients were ready",
                              rank, step_),

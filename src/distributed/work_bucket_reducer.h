@@ -47,7 +47,7 @@ class WorkBucketReducer final : public BucketReducer {
   void compare_early(const shm::StepSummary& summary);
   void compare_summaries(const at::Tensor& rows, std::uint32_t step);
   shm::Disagreement compare_frozen(std::span<const shm::StepSummary> ranks,
-                                   const shm::GlobalRanks& numbers);
+                                   const shm::GlobalRanks& global_ranks);
   void settle(std::size_t bucket, State state);
   void start();
   void scale(const at::Tensor& tensor) const;

@@ -27,14 +27,14 @@ Layout Region::layout(int size, const RegionOptions& options) {
 
 std::shared_ptr<Region> Region::create(Exchange& exchange, const RegionOptions& options) {
   return enter(join(exchange, layout(exchange.size(), options).total(),
-                    base::Deadline::after(options.timeout), options.numbers),
+                    base::Deadline::after(options.timeout), options.global_ranks),
                exchange.rank(), exchange.size(), options);
 }
 
 std::shared_ptr<Region> Region::create(BootstrapSockets sockets, int rank, int size,
                                        const RegionOptions& options) {
   return enter(join(std::move(sockets), rank, size, layout(size, options).total(),
-                    base::Deadline::after(options.timeout), options.numbers),
+                    base::Deadline::after(options.timeout), options.global_ranks),
                rank, size, options);
 }
 
@@ -137,15 +137,15 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
 void Region::fail_late(int peer, const WaitContext& context) {
   const RankSet beyond = context.missing_beyond();
   const RankSet missing = beyond.empty() ? context.missing() | RankSet{peer} : RankSet();
-  std::string text =
-      fmt::format("{} did not arrive within the timeout of {} s at {}",
-                  beyond.empty() ? numbers().describe(missing) : context.describe_beyond(beyond),
-                  context.deadline.deadline->budget().count() / 1000.0, context.describe());
+  std::string text = fmt::format(
+      "{} did not arrive within the timeout of {} s at {}",
+      beyond.empty() ? global_ranks().describe(missing) : context.describe_beyond(beyond),
+      context.deadline.deadline->budget().count() / 1000.0, context.describe());
   for (int rank = 0; rank < size_; ++rank) {
     const std::string last = context.last_seen(rank, missing.contains(rank));
-    if (!last.empty()) text += fmt::format("; rank {}: {}", numbers().of(rank), last);
+    if (!last.empty()) text += fmt::format("; rank {}: {}", global_ranks().of(rank), last);
   }
-  fail({FailureKind::timeout, beyond | numbers().of(missing), text}, context.op);
+  fail({FailureKind::timeout, beyond | global_ranks().of(missing), text}, context.op);
 }
 
 Failure Region::failure() const {
@@ -163,8 +163,8 @@ void Region::throw_recorded(const OpContext& op) const {
 
 void Region::fail_lost(int peer, const std::string& where, const OpContext& op) {
   fail({FailureKind::peer_lost,
-        {numbers().of(peer)},
-        fmt::format("{} {} and is missing in {}", numbers().describe({peer}),
+        {global_ranks().of(peer)},
+        fmt::format("{} {} and is missing in {}", global_ranks().describe({peer}),
                     peers_.describe_loss(peer), where)},
        op);
 }
@@ -174,7 +174,7 @@ void Region::check_usable(const OpContext& op) const {
     throw UsageError(
         fmt::format("{} in a forked child of rank {}: the group belongs to the parent process. "
                     "Start new processes instead of forking.",
-                    op.operation, numbers().of(rank_)));
+                    op.operation, global_ranks().of(rank_)));
   }
   if (failed()) throw_recorded(op);
   if (departed_) {
@@ -196,15 +196,15 @@ void Region::check_peers(const std::vector<int>& needed, const OpContext& op) {
 void Region::abort(const std::string& text) noexcept {
   if (in_forked_child()) return;
   try {
-    Failure failure{
-        FailureKind::peer_lost,
-        {numbers().of(rank_)},
-        fmt::format("{} left the group with an exception: {}", numbers().describe({rank_}), text)};
+    Failure failure{FailureKind::peer_lost,
+                    {global_ranks().of(rank_)},
+                    fmt::format("{} left the group with an exception: {}",
+                                global_ranks().describe({rank_}), text)};
     // The exception may follow from a death, in another group or during the bootstrap.
     for (int peer = 0; peer < size_; ++peer) {
       if (!peers_.has_died(peer)) continue;
-      failure.ranks = {numbers().of(peer)};
-      failure.text = fmt::format("{} {}; {}", numbers().describe({peer}),
+      failure.ranks = {global_ranks().of(peer)};
+      failure.text = fmt::format("{} {}; {}", global_ranks().describe({peer}),
                                  peers_.describe_loss(peer), failure.text);
       break;
     }

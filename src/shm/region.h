@@ -21,7 +21,7 @@ namespace paceline::shm {
 
 struct RegionOptions {
   std::string name = "world";                                    // for messages
-  GlobalRanks numbers{};                                         // for messages and errors
+  GlobalRanks global_ranks{};                                    // for messages and errors
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of each call
   // The limit for the staging buffers of all ranks together.
   std::size_t staging_bytes = std::size_t{64} << 20;
@@ -55,7 +55,7 @@ class Region {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const RegionOptions& options() const { return options_; }
-  const GlobalRanks& numbers() const { return options_.numbers; }
+  const GlobalRanks& global_ranks() const { return options_.global_ranks; }
 
   RegionMemory& memory() const { return *memory_; }
   const Liveness& peers() const { return peers_; }

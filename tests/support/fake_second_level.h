@@ -34,7 +34,7 @@ class FakeNetwork {
         nodes_of_ranks_.push_back(static_cast<int>(nodes_.size()) - 1);
       }
     }
-    for (int i = 0; i < index; ++i) numbers_.push_back(number_of(i));
+    for (int i = 0; i < index; ++i) global_ranks_.push_back(global_rank_of(i));
     at_step_.resize(nodes_.size());
     aborted_.resize(nodes_.size());
     worker_ = std::thread([this] { work(); });
@@ -50,13 +50,13 @@ class FakeNetwork {
   }
 
   // Not the rank's place in the job, so that one is not taken for the other.
-  static int number_of(int index) { return 100 + index; }
-  std::vector<int> numbers_of(int node) const {
-    std::vector<int> numbers;
+  static int global_rank_of(int index) { return 100 + index; }
+  std::vector<int> global_ranks_of(int node) const {
+    std::vector<int> ranks;
     for (const int index : nodes_[static_cast<std::size_t>(node)]) {
-      numbers.push_back(number_of(index));
+      ranks.push_back(global_rank_of(index));
     }
-    return numbers;
+    return ranks;
   }
   int node_of(int index) const { return nodes_of_ranks_[static_cast<std::size_t>(index)]; }
   const std::vector<std::vector<int>>& nodes() const { return nodes_; }
@@ -162,7 +162,7 @@ class FakeNetwork {
       shm::RankSet ranks;
       shm::RankSet others;
       for (std::size_t node = 0; node < network_.nodes_.size(); ++node) {
-        const shm::RankSet its(network_.numbers_of(static_cast<int>(node)));
+        const shm::RankSet its(network_.global_ranks_of(static_cast<int>(node)));
         if (node != node_) others |= its;
         if (!exchange_->parts[node]) ranks |= its;
       }
@@ -182,7 +182,7 @@ class FakeNetwork {
         : network_(network), node_(static_cast<std::size_t>(node)) {}
 
     ~Level() override { ++network_.destroyed_; }
-    const std::vector<int>& ranks() const override { return network_.numbers_; }
+    const std::vector<int>& ranks() const override { return network_.global_ranks_; }
     const std::vector<int>& nodes() const override { return network_.nodes_of_ranks_; }
     const std::vector<int>& here() const override { return network_.nodes_[node_]; }
     int lanes() const override { return network_.lanes_; }
@@ -231,7 +231,7 @@ class FakeNetwork {
     const auto aborted = aborted_[node].find(exchange.step);
     exchange.aborted_by[node] = aborted != aborted_[node].end()
                                     ? aborted->second
-                                    : shm::RankSet(numbers_of(static_cast<int>(node)));
+                                    : shm::RankSet(global_ranks_of(static_cast<int>(node)));
   }
 
   std::unique_ptr<shm::SecondLevel::Stage> enter(
@@ -306,7 +306,7 @@ class FakeNetwork {
 
   int lanes_;
   std::vector<std::vector<int>> nodes_;  // the places of their ranks in the job
-  std::vector<int> numbers_;
+  std::vector<int> global_ranks_;
   std::vector<int> nodes_of_ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -335,7 +335,7 @@ inline void run_nodes(FakeNetwork& network,
   for (std::size_t node = 0; node < network.nodes().size(); ++node) {
     const auto& here = network.nodes()[node];
     shm::RegionOptions options = small_region(timeout);
-    options.numbers = shm::GlobalRanks(network.numbers_of(static_cast<int>(node)));
+    options.global_ranks = shm::GlobalRanks(network.global_ranks_of(static_cast<int>(node)));
     auto regions = make_thread_regions(static_cast<int>(here.size()), options);
     for (std::size_t rank = 0; rank < here.size(); ++rank) {
       threads.emplace_back([&, node, index = here[rank], region = std::move(regions[rank])] {

@@ -25,8 +25,9 @@ const bool paceline_registered = distributed::register_backend(
 }  // namespace
 
 std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
-  shm::RegionOptions options{
-      .name = request.group_name, .numbers = request.numbers(), .timeout = request.timeout};
+  shm::RegionOptions options{.name = request.group_name,
+                             .global_ranks = request.global_ranks(),
+                             .timeout = request.timeout};
   if (const auto* const ours = std::get_if<paceline::PacelineOptions>(&request.options)) {
     options.staging_bytes = ours->staging_bytes.value_or(options.staging_bytes);
   }
@@ -51,7 +52,7 @@ PacelineBackend::PacelineBackend(std::shared_ptr<shm::Region> region)
   options_->staging_bytes = region_->options().staging_bytes;
   for (int rank = 0; rank < region_->size(); ++rank) {
     options_->global_ranks_in_group.push_back(
-        static_cast<std::uint64_t>(region_->numbers().of(rank)));
+        static_cast<std::uint64_t>(region_->global_ranks().of(rank)));
   }
 }
 
@@ -148,8 +149,8 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
       .group_name = fmt::format("split of {}", region_->options().name),
       .options = paceline::PacelineOptions{options_->staging_bytes}};
   for (const int rank : ranks) {
-    request.world_ranks.push_back(region_->numbers().of(rank));
-    const auto& nodes = region_->numbers().nodes();
+    request.members.push_back(region_->global_ranks().of(rank));
+    const auto& nodes = region_->global_ranks().nodes();
     if (!nodes.empty()) request.nodes.push_back(nodes[static_cast<std::size_t>(rank)]);
   }
   if (options) {

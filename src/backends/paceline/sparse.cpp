@@ -41,10 +41,10 @@ void check_shapes(shm::Group& group, const at::Tensor& shapes) {
   std::vector<std::string> words;
   for (std::int64_t rank = 0; rank < group.size(); ++rank) words.push_back(in_words(shapes[rank]));
   const auto& region = *group.region();
-  const auto found = shm::explain_disagreement(words, region.numbers());
+  const auto found = shm::explain_disagreement(words, region.global_ranks());
   if (std::equal(words.begin() + 1, words.end(), words.begin())) return;
   group.region()->fail(
-      {shm::FailureKind::mismatch, region.numbers().of(found.ranks),
+      {shm::FailureKind::mismatch, region.global_ranks().of(found.ranks),
        fmt::format("{}; call {} of group {}", found.text, group.sequence(), region.options().name)},
       {"all_reduce", group.sequence()});
 }

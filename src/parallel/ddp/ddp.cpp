@@ -246,7 +246,7 @@ class DdpCore final : public Joinable {
     shm::RankSet synchronised;
     bool any_broadcasts = false;
     for (int rank = 0; rank < size; ++rank) {
-      const int number = distributed::world_rank_of(options_.process_group, rank);
+      const int number = distributed::global_rank_of(options_.process_group, rank);
       if (static_cast<Part>(said[rank][0]) == Part::local) local.insert(number);
       if (static_cast<Part>(said[rank][0]) == Part::synchronised) synchronised.insert(number);
       any_broadcasts = any_broadcasts || said[rank][1] != 0;

@@ -84,13 +84,13 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
   const auto of = all.accessor<std::int64_t, 2>();
   for (std::int64_t i = 0; i < count; ++i) {
     std::vector<std::string> values;
-    std::vector<int> numbers;
+    std::vector<int> members;
     for (int rank = 0; rank < size; ++rank) {
       values.push_back(std::to_string(of[rank][i]));
-      numbers.push_back(distributed::world_rank_of(group, rank));
+      members.push_back(distributed::global_rank_of(group, rank));
     }
-    const shm::GlobalRanks named(numbers);
-    const shm::RankSet apart = shm::explain_disagreement(values, named).ranks;
+    const shm::GlobalRanks global_ranks(members);
+    const shm::RankSet apart = shm::explain_disagreement(values, global_ranks).ranks;
     if (apart.empty()) continue;
     // Without a majority, compares the others with rank 0.
     int reference = 0;
@@ -104,8 +104,9 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
         fmt::format("the models have diverged: in step {}, {} on {} differs from rank {}'s; it is "
                     "the first of {} compared tensors that differs",
                     step, tensors[static_cast<std::size_t>(i)].name,
-                    shm::describe_ranks(named.of(others)), named.of(reference), count),
-        named.of(apart).list(), "check_sync", step);
+                    shm::describe_ranks(global_ranks.of(others)), global_ranks.of(reference),
+                    count),
+        global_ranks.of(apart).list(), "check_sync", step);
   }
 }
 

@@ -155,7 +155,7 @@ void check_same_model(const WrappedModel& model, const ProcessGroup& group) {
   const auto texts =
       all_gather_bytes(fmt::format("{}", fmt::join(describe(model), "\n")), {.group = group});
   const auto number = [&](std::size_t rank) {
-    return distributed::world_rank_of(group, static_cast<int>(rank));
+    return distributed::global_rank_of(group, static_cast<int>(rank));
   };
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;

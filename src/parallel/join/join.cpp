@@ -63,7 +63,7 @@ class JoinContext {
     std::vector<int> ended;
     for (int rank = 0; rank < active_.numel(); ++rank) {
       if (active_[rank].item<std::int64_t>() == 0) {
-        ended.push_back(distributed::world_rank_of(group_, rank));
+        ended.push_back(distributed::global_rank_of(group_, rank));
       }
     }
     if (ended.empty()) return;

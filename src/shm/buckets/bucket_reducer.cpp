@@ -221,7 +221,7 @@ void BucketReducer::await(BucketWait& context, int rank) {
   if (context.reached(rank)) return;
   const auto begin = Clock::now();
   region_->await(context.word(rank), blocks_.step(), rank, context);
-  const int charged = context.is_for_other_nodes() ? -1 : region_->numbers().of(rank);
+  const int charged = context.is_for_other_nodes() ? -1 : region_->global_ranks().of(rank);
   waits_.push_back({static_cast<int>(context.bucket()), charged, begin, Clock::now()});
 }
 
@@ -241,7 +241,7 @@ bool BucketReducer::abort_step() {
 }
 
 void BucketReducer::fail(const std::string& text, FailureKind kind) {
-  blocks_.fail({kind, {region_->numbers().of(region_->rank())}, text});
+  blocks_.fail({kind, {region_->global_ranks().of(region_->rank())}, text});
 }
 
 }  // namespace paceline::shm

@@ -193,7 +193,7 @@ void* ControlBlocks::find(int rank, std::size_t bucket) const {
 }
 
 std::string ControlBlocks::name_of(int rank) const {
-  return fmt::format("rank {}", region_->numbers().of(rank));
+  return fmt::format("rank {}", region_->global_ranks().of(rank));
 }
 
 std::string ControlBlocks::position() const {
@@ -201,7 +201,7 @@ std::string ControlBlocks::position() const {
 }
 
 void ControlBlocks::fail(const RankSet& ranks, const std::string& text) const {
-  fail({FailureKind::mismatch, region_->numbers().of(ranks), text});
+  fail({FailureKind::mismatch, region_->global_ranks().of(ranks), text});
 }
 
 void ControlBlocks::fail(const Failure& failure) const {
@@ -209,7 +209,7 @@ void ControlBlocks::fail(const Failure& failure) const {
 }
 
 RankSet ControlBlocks::ranks_in_minority(std::span<const std::string> said) const {
-  return explain_disagreement(said, region_->numbers()).ranks;
+  return explain_disagreement(said, region_->global_ranks()).ranks;
 }
 
 }  // namespace paceline::shm

@@ -55,7 +55,7 @@ void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
 }
 
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
-                 const GlobalRanks& numbers) {
+                 const GlobalRanks& global_ranks) {
   auto state = SecondLevel::Stage::State::under_way;
   try {
     state = stage.poll();
@@ -70,7 +70,7 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   const RankSet ranks = stage.at_fault();
   throw Mismatch(
       fmt::format("a rank aborted {} because of {}, before the exchange of {} between nodes",
-                  blocks.position(), numbers.describe(numbers.group_ranks(ranks)), what),
+                  blocks.position(), global_ranks.describe(global_ranks.group_ranks(ranks)), what),
       ranks.list(), "backward", blocks.step());
 }
 
@@ -79,20 +79,20 @@ JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement
     : blocks_(blocks),
       agreement_(agreement),
       between_(between),
-      numbers_(between.ranks(), between.nodes()),
+      global_ranks_(between.ranks(), between.nodes()),
       plan_(fingerprint_of_plan(blocks)) {}
 
 bool JobAgreement::reach() {
   if (reached_) return true;
   if (is_leader()) advance_leader();
   if (!Region::reached(blocks_.progress(0).gathered, blocks_.step())) return false;
-  agreement_.take({blocks_.records(0), between_.ranks().size()}, between_.here(), numbers_);
+  agreement_.take({blocks_.records(0), between_.ranks().size()}, between_.here(), global_ranks_);
   return reached_ = true;
 }
 
 void JobAgreement::advance_leader() {
   if (round_ == Round::none) collect_records();
-  if (!is_complete(blocks_, *stage_, "the step summaries", numbers_)) return;
+  if (!is_complete(blocks_, *stage_, "the step summaries", global_ranks_)) return;
   stage_.reset();
   if (round_ == Round::records) {
     records_.resize(between_.ranks().size());
@@ -145,7 +145,7 @@ void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine)
 void JobAgreement::check(std::span<const StepSummary> summaries) {
   check_plans();
   check_finished();
-  fail(compare_forwards(summaries, numbers_));
+  fail(compare_forwards(summaries, global_ranks_));
 }
 
 // The ranks of one node have compared theirs when the reducer was made.
@@ -153,11 +153,11 @@ void JobAgreement::check_plans() {
   std::vector<std::string> plans;
   for (const RankRecord& record : records_) plans.push_back(std::to_string(record.plan));
   if (std::ranges::all_of(plans, [&](const auto& plan) { return plan == plans[0]; })) return;
-  const RankSet ranks = explain_disagreement(plans, numbers_).ranks;
+  const RankSet ranks = explain_disagreement(plans, global_ranks_).ranks;
   fail(
       {ranks, fmt::format("gradients are in different buckets on {}: DistributedDataParallel needs "
                           "the same options on every rank",
-                          numbers_.describe(ranks))});
+                          global_ranks_.describe(ranks))});
 }
 
 // On one node a step that a rank finished cannot be aborted; for other nodes this shows only now.
@@ -174,7 +174,7 @@ void JobAgreement::check_finished() {
       "{} aborted step {}, which other nodes finished: an exception ended "
       "a backward there after all gradients were reduced, so the models may "
       "differ from here on",
-      numbers_.describe(behind.ranks), newest);
+      global_ranks_.describe(behind.ranks), newest);
   fail(behind);
 }
 
@@ -185,12 +185,12 @@ void JobAgreement::check_flags() {
     const auto* const first = reinterpret_cast<const std::uint8_t*>(all_.get()) + rank * each;
     flags.emplace_back(first, records_[rank].summary.joined != 0 ? 0 : each);
   }
-  fail(compare_frozen(flags, blocks_.parameters(), numbers_));
+  fail(compare_frozen(flags, blocks_.parameters(), global_ranks_));
 }
 
 void JobAgreement::fail(const Disagreement& apart) const {
   if (apart.ranks.empty()) return;
-  blocks_.fail({FailureKind::mismatch, numbers_.of(apart.ranks),
+  blocks_.fail({FailureKind::mismatch, global_ranks_.of(apart.ranks),
                 fmt::format("in {} {}", blocks_.position(), apart.text)});
 }
 

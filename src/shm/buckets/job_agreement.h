@@ -12,9 +12,9 @@ namespace paceline::shm {
 
 // True once a stage is complete. One that fails makes the group's failure; one that was aborted
 // throws Mismatch, as if a peer on this node aborted the step. `what` it is, and the job's
-// `numbers`, are for messages.
+// `global_ranks`, are for messages.
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
-                 const GlobalRanks& numbers);
+                 const GlobalRanks& global_ranks);
 // Makes the exception that is being handled the group's failure, with the ranks that it names, or
 // else `ranks`.
 [[noreturn]] void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
@@ -32,7 +32,7 @@ class JobAgreement {
   bool reach();
   bool is_leader() const { return blocks_.rank() == 0; }
   // By their places in the job.
-  const GlobalRanks& numbers() const { return numbers_; }
+  const GlobalRanks& global_ranks() const { return global_ranks_; }
 
   // What the leader collects at present; null if nothing.
   SecondLevel::Stage* stage() const { return stage_.get(); }
@@ -54,7 +54,7 @@ class JobAgreement {
   const ControlBlocks& blocks_;
   StepAgreement& agreement_;
   SecondLevel& between_;
-  GlobalRanks numbers_;
+  GlobalRanks global_ranks_;
   std::uint64_t plan_;
   bool reached_ = false;
   // Of the leader.

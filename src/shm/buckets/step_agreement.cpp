@@ -23,7 +23,7 @@ void StepAgreement::compare() {
     flags.emplace_back(blocks_.frozen_flags(rank),
                        all.back().joined != 0 ? 0 : blocks_.parameters().size());
   }
-  const Disagreement forwards = compare_forwards(all, blocks_.region().numbers());
+  const Disagreement forwards = compare_forwards(all, blocks_.region().global_ranks());
   if (!forwards.ranks.empty()) {
     blocks_.fail(forwards.ranks, fmt::format("in {} {}", blocks_.position(), forwards.text));
   }
@@ -36,11 +36,11 @@ void StepAgreement::read_weights() {
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     weights_.push_back(blocks_.progress(rank).weight.load(std::memory_order_relaxed));
   }
-  normalise(blocks_.region().numbers());
+  normalise(blocks_.region().global_ranks());
 }
 
 void StepAgreement::take(std::span<const RankRecord> job, std::span<const int> here,
-                         const GlobalRanks& numbers) {
+                         const GlobalRanks& global_ranks) {
   std::vector<StepSummary> summaries;
   weights_.clear();
   for (const RankRecord& record : job) {
@@ -48,7 +48,7 @@ void StepAgreement::take(std::span<const RankRecord> job, std::span<const int> h
     weights_.push_back(record.weight);
   }
   modified_apart_ = differ_in_modifications(summaries);
-  normalise(numbers);
+  normalise(global_ranks);
   if (weights_.empty()) return;
   std::vector<double> of_node;
   for (const int rank : here) of_node.push_back(weights_[static_cast<std::size_t>(rank)]);
@@ -56,7 +56,7 @@ void StepAgreement::take(std::span<const RankRecord> job, std::span<const int> h
 }
 
 // `weights_` of all ranks.
-void StepAgreement::normalise(const GlobalRanks& numbers) {
+void StepAgreement::normalise(const GlobalRanks& global_ranks) {
   ranks_ = weights_.size();
   double total = 0;
   bool same = true;
@@ -65,7 +65,7 @@ void StepAgreement::normalise(const GlobalRanks& numbers) {
     total += weight;
   }
   if (!(total > 0) || !std::isfinite(total)) {
-    blocks_.fail({FailureKind::mismatch, numbers.of(RankSet::all(static_cast<int>(ranks_))),
+    blocks_.fail({FailureKind::mismatch, global_ranks.of(RankSet::all(static_cast<int>(ranks_))),
                   fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
                               blocks_.position(), total)});
   }
@@ -79,7 +79,8 @@ double StepAgreement::share() const {
 }
 
 void check_frozen(const ControlBlocks& blocks, std::span<const FrozenFlags> flags) {
-  const Disagreement frozen = compare_frozen(flags, blocks.parameters(), blocks.region().numbers());
+  const Disagreement frozen =
+      compare_frozen(flags, blocks.parameters(), blocks.region().global_ranks());
   if (frozen.ranks.empty()) return;
   blocks.fail(frozen.ranks, fmt::format("in {} {}", blocks.position(), frozen.text));
 }

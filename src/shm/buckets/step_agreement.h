@@ -21,8 +21,9 @@ class StepAgreement {
   }
 
   // In place of reach, where a job has several nodes: `job` has what the ranks of all nodes said,
-  // `here` tells which of them are this node's. `numbers` is for messages.
-  void take(std::span<const RankRecord> job, std::span<const int> here, const GlobalRanks& numbers);
+  // `here` tells which of them are this node's. `global_ranks` is for messages.
+  void take(std::span<const RankRecord> job, std::span<const int> here,
+            const GlobalRanks& global_ranks);
 
   // By rank of this node, 1 over all ranks; empty if all ranks weigh the same.
   const std::vector<double>& weights() const { return weights_; }
@@ -34,7 +35,7 @@ class StepAgreement {
  private:
   void compare();
   void read_weights();
-  void normalise(const GlobalRanks& numbers);
+  void normalise(const GlobalRanks& global_ranks);
 
   const ControlBlocks& blocks_;
   bool reached_ = false;

@@ -27,7 +27,7 @@ bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*f
 }
 
 // "ranks 0-62: 4; rank 63: 5"
-std::string list_counts(std::span<const std::string> counts, const GlobalRanks& numbers) {
+std::string list_counts(std::span<const std::string> counts, const GlobalRanks& global_ranks) {
   std::map<std::string, RankSet> ranks_by_count;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
     ranks_by_count[counts[rank]].insert(static_cast<int>(rank));
@@ -38,7 +38,7 @@ std::string list_counts(std::span<const std::string> counts, const GlobalRanks& 
       parts.push_back(fmt::format("{} more", ranks_by_count.size() - kMaxListed));
       break;
     }
-    parts.push_back(fmt::format("{}: {}", numbers.describe(ranks), count));
+    parts.push_back(fmt::format("{}: {}", global_ranks.describe(ranks), count));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
 }
@@ -56,7 +56,7 @@ std::uint32_t fingerprint(FrozenFlags flags) {
   return static_cast<std::uint32_t>(sum >> 32);
 }
 
-Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRanks& numbers) {
+Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRanks& global_ranks) {
   const bool agree = !differ_in(ranks, &StepSummary::local_backwards) &&
                      std::ranges::all_of(ranks, [&](const StepSummary& rank) {
                        return rank.forwards == ranks[0].forwards;
@@ -69,7 +69,7 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
       counts.back() += fmt::format(" and {} under no_sync", rank.local_backwards);
     }
   }
-  return {explain_disagreement(counts, numbers).ranks,
+  return {explain_disagreement(counts, global_ranks).ranks,
           fmt::format(
               "the ranks have run different numbers of training forwards, or of backwards under "
               "no_sync ({}): some rank ran a step under no_sync, or ran a forward whose "
@@ -79,7 +79,7 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
               "alike. An optimizer that calls a closure as often as the loss decides (LBFGS) needs "
               "the loss averaged over the ranks. With Average::samples, ranks may run different "
               "numbers of backwards under no_sync.",
-              list_counts(counts, numbers))};
+              list_counts(counts, global_ranks))};
 }
 
 bool differ_in_frozen(std::span<const StepSummary> ranks) {
@@ -93,7 +93,8 @@ bool differ_in_modifications(std::span<const StepSummary> ranks) {
 }
 
 Disagreement compare_frozen(std::span<const FrozenFlags> flags,
-                            std::span<const std::string> parameters, const GlobalRanks& numbers) {
+                            std::span<const std::string> parameters,
+                            const GlobalRanks& global_ranks) {
   std::vector<std::string> sets;  // of the ranks that count
   std::vector<int> counting;
   for (std::size_t rank = 0; rank < flags.size(); ++rank) {
@@ -112,7 +113,7 @@ Disagreement compare_frozen(std::span<const FrozenFlags> flags,
     if (times == 0 || times == counting.size()) continue;
     if (++count > kMaxNames) continue;
     names += fmt::format("{}{} {}on {}", count == 1 ? "" : ", ", parameters[i],
-                         count == 1 ? "is frozen " : "", numbers.describe(frozen));
+                         count == 1 ? "is frozen " : "", global_ranks.describe(frozen));
   }
   if (count == 0) return {};
   if (count > kMaxNames) names += fmt::format(" and {} more", count - kMaxNames);

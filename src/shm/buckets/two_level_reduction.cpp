@@ -208,7 +208,7 @@ void TwoLevelReduction::combine(std::size_t bucket) {
         fail_between_nodes(blocks_, {}, name_of(bucket));
       }
     }
-    if (!is_complete(blocks_, *state.stage, name_of(bucket), job_.numbers())) return;
+    if (!is_complete(blocks_, *state.stage, name_of(bucket), job_.global_ranks())) return;
     state.stage.reset();
     blocks_.region().publish(blocks_.own_words(bucket).combined, blocks_.step());
     blocks_.region().ring_peers();
@@ -244,7 +244,7 @@ void TwoLevelReduction::complete(std::size_t bucket) {
 void TwoLevelReduction::cancel(RankSet at_fault) noexcept {
   if (aborted_) return;
   aborted_ = true;
-  if (at_fault.empty()) at_fault.insert(blocks_.region().numbers().of(blocks_.rank()));
+  if (at_fault.empty()) at_fault.insert(blocks_.region().global_ranks().of(blocks_.rank()));
   blocks_.publish_at_fault(at_fault);
   between_->abort(blocks_.step(), at_fault);
   job_.cancel();
@@ -284,7 +284,7 @@ RankSet TwoLevelReduction::missing() {
       ranks |= blocks_.missing_of(rank);
     }
   }
-  return ranks - RankSet(blocks_.region().numbers().of(RankSet::all(blocks_.size())));
+  return ranks - RankSet(blocks_.region().global_ranks().of(RankSet::all(blocks_.size())));
 }
 
 // A rank that hangs goes on naming those for which it waited before.
@@ -299,7 +299,7 @@ bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::D
 }
 
 std::string TwoLevelReduction::describe(const RankSet& ranks) const {
-  return job_.numbers().describe(job_.numbers().group_ranks(ranks));
+  return job_.global_ranks().describe(job_.global_ranks().group_ranks(ranks));
 }
 
 std::string TwoLevelReduction::name_of(std::size_t bucket) const {

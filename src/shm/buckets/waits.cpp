@@ -75,13 +75,13 @@ void BucketWait::check(int peer) const {
   throw Mismatch(
       fmt::format("{} aborted {}: an exception ended its backward before bucket {} ({}) was ready",
                   blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
-      {blocks_.region().numbers().of(peer)}, op.operation, op.sequence);
+      {blocks_.region().global_ranks().of(peer)}, op.operation, op.sequence);
 }
 
 // A rank that aborted a step because of others, perhaps of another node, is not at fault.
 void BucketWait::check_at_fault(int peer) const {
   const RankSet at_fault = blocks_.at_fault_of(peer);
-  if (at_fault.empty() || at_fault == RankSet{blocks_.region().numbers().of(peer)}) return;
+  if (at_fault.empty() || at_fault == RankSet{blocks_.region().global_ranks().of(peer)}) return;
   throw Mismatch(fmt::format("{} aborted {} because of {}, before bucket {} ({}) was ready",
                              blocks_.name_of(peer), blocks_.position(),
                              two_level_->describe(at_fault), bucket_, blocks_.describe(bucket_)),
@@ -124,7 +124,7 @@ void BucketWait::check_not_elsewhere(int peer, bool left,
   blocks_.fail(elsewhere(), fmt::format("{} waits for {} in {}, call {}, while {} waits for it in "
                                         "{}: {}",
                                         blocks_.name_of(peer), me,
-                                        shm::describe(*call, blocks_.region().numbers()),
+                                        shm::describe(*call, blocks_.region().global_ranks()),
                                         call->sequence, me, describe(), kAdvice));
 }
 
@@ -159,7 +159,7 @@ void AbortWait::check(int peer) const {
   const int mine = blocks_.rank();
   blocks_.region().fail(
       {FailureKind::mismatch,
-       {blocks_.region().numbers().of(mine)},
+       {blocks_.region().global_ranks().of(mine)},
        fmt::format("an exception ended the backward of {} in {} after all gradients were "
                    "reduced: {} finished the step, so the models may differ from here on",
                    blocks_.name_of(mine), blocks_.position(), blocks_.name_of(peer))},

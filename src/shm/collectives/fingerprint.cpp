@@ -15,7 +15,7 @@ bool same(const CollectiveFingerprint& a, const CollectiveFingerprint& b) {
 
 }  // namespace
 
-std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbers) {
+std::string describe(const CollectiveFingerprint& call, const GlobalRanks& global_ranks) {
   const OperationTraits operation = traits(call.operation);
   std::string text = operation.name;
   if (!operation.has_data) return text;
@@ -23,7 +23,7 @@ std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbe
                       : fmt::format(" of {} {}", call.count, name(call.type));
   if (operation.root != RootRole::none) {
     text += fmt::format(" {} rank {}", operation.root == RootRole::source ? "from" : "to",
-                        numbers.of(call.root));
+                        global_ranks.of(call.root));
   }
   if (operation.reduces && call.op != ReduceOp::sum) {
     text += fmt::format(" with {}", name(call.op));
@@ -37,19 +37,20 @@ bool agree(std::span<const CollectiveFingerprint> calls) {
 }
 
 Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
-                                  const GlobalRanks& numbers) {
+                                  const GlobalRanks& global_ranks) {
   const bool in_step = std::all_of(
       calls.begin(), calls.end(),
       [&](const CollectiveFingerprint& call) { return call.sequence == calls[0].sequence; });
   std::vector<std::string> made;
   for (const CollectiveFingerprint& call : calls) {
-    made.push_back(describe(call, numbers));
+    made.push_back(describe(call, global_ranks));
     if (!in_step) made.back() += fmt::format(" as its call {}", call.sequence);
   }
-  return explain_disagreement(made, numbers);
+  return explain_disagreement(made, global_ranks);
 }
 
-Disagreement explain_disagreement(std::span<const std::string> calls, const GlobalRanks& numbers) {
+Disagreement explain_disagreement(std::span<const std::string> calls,
+                                  const GlobalRanks& global_ranks) {
   // In the order of the first rank that made each call.
   std::vector<std::pair<std::string, RankSet>> parties;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
@@ -62,9 +63,9 @@ Disagreement explain_disagreement(std::span<const std::string> calls, const Glob
   RankSet all;
   RankSet largest;
   for (const auto& [made, ranks] : parties) {
-    result.text +=
-        fmt::format("{}{}{} {}", result.text.empty() ? "" : ", ", describe_ranks(numbers.of(ranks)),
-                    result.text.empty() ? " called" : "", made);
+    result.text += fmt::format("{}{}{} {}", result.text.empty() ? "" : ", ",
+                               describe_ranks(global_ranks.of(ranks)),
+                               result.text.empty() ? " called" : "", made);
     all |= ranks;
     if (ranks.count() > largest.count()) largest = ranks;
   }
@@ -73,7 +74,8 @@ Disagreement explain_disagreement(std::span<const std::string> calls, const Glob
   return result;
 }
 
-Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& numbers) {
+Disagreement compare_splits(std::span<const Splits* const> splits,
+                            const GlobalRanks& global_ranks) {
   Disagreement result;
   for (std::size_t from = 0; from < splits.size(); ++from) {
     for (std::size_t to = 0; to < splits.size(); ++to) {
@@ -83,8 +85,8 @@ Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalR
       // The text describes the first pair; all ranks at fault are named.
       if (result.ranks.empty()) {
         result.text = fmt::format("rank {} gives {} elements to rank {}, which expects {}",
-                                  numbers.of(static_cast<int>(from)), given,
-                                  numbers.of(static_cast<int>(to)), expected);
+                                  global_ranks.of(static_cast<int>(from)), given,
+                                  global_ranks.of(static_cast<int>(to)), expected);
       }
       result.ranks |= RankSet{static_cast<int>(from), static_cast<int>(to)};
     }

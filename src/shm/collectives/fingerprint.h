@@ -41,7 +41,7 @@ struct Splits {
 };
 
 // "all_reduce of 10 float32 with MAX".
-std::string describe(const CollectiveFingerprint& call, const GlobalRanks& numbers);
+std::string describe(const CollectiveFingerprint& call, const GlobalRanks& global_ranks);
 
 // Why calls cannot be one collective. Every rank gets the same text.
 struct Disagreement {
@@ -53,10 +53,11 @@ struct Disagreement {
 // Both take the calls of all ranks, by rank.
 bool agree(std::span<const CollectiveFingerprint> calls);
 Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
-                                  const GlobalRanks& numbers);
+                                  const GlobalRanks& global_ranks);
 // The same for descriptions.
-Disagreement explain_disagreement(std::span<const std::string> calls, const GlobalRanks& numbers);
+Disagreement explain_disagreement(std::span<const std::string> calls,
+                                  const GlobalRanks& global_ranks);
 // The same for the splits of an uneven call; names no rank if they agree.
-Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& numbers);
+Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& global_ranks);
 
 }  // namespace paceline::shm

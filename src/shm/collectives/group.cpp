@@ -26,8 +26,8 @@ class Group::RoundWait : public WaitContext {
   }
   std::string describe() const override {
     return fmt::format("{}, call {} of group {}",
-                       shm::describe(group_.call_, group_.region_->numbers()), group_.sequence_,
-                       group_.region_->options().name);
+                       shm::describe(group_.call_, group_.region_->global_ranks()),
+                       group_.sequence_, group_.region_->options().name);
   }
   std::string last_seen(int rank, bool missing) const override {
     return missing ? group_.last_call_of(rank) : "";
@@ -107,27 +107,27 @@ void Group::next_round() {
 
 void Group::check_agreement() {
   if (!agree(calls_)) {
-    const auto found = explain_disagreement(calls_, region_->numbers());
+    const auto found = explain_disagreement(calls_, region_->global_ranks());
     fail(found.ranks, found.text);
   }
   if (call_.uneven) {
     std::vector<const Splits*> splits;
     for (int peer = 0; peer < size(); ++peer)
       splits.push_back(&region_->memory().splits(peer, round_));
-    const auto found = compare_splits(splits, region_->numbers());
+    const auto found = compare_splits(splits, region_->global_ranks());
     if (!found.ranks.empty()) {
-      fail(found.ranks, describe(call_, region_->numbers()) + ": " + found.text);
+      fail(found.ranks, describe(call_, region_->global_ranks()) + ": " + found.text);
     }
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (calls_[static_cast<std::size_t>(peer)].staged <= largest_part_of(peer)) continue;
-    fail({peer},
-         fmt::format("rank {} published an invalid call descriptor", region_->numbers().of(peer)));
+    fail({peer}, fmt::format("rank {} published an invalid call descriptor",
+                             region_->global_ranks().of(peer)));
   }
 }
 
 void Group::fail(const RankSet& ranks, const std::string& text) {
-  region_->fail({FailureKind::mismatch, region_->numbers().of(ranks),
+  region_->fail({FailureKind::mismatch, region_->global_ranks().of(ranks),
                  fmt::format("{}; call {} of group {}", text, sequence_, region_->options().name)},
                 {name(call_.operation), sequence_});
 }
@@ -141,7 +141,8 @@ std::string Group::last_call_of(int rank) const {
   if (came.fetch_add(0, std::memory_order_acq_rel) == round_) return "it arrived just now";
   if (call.sequence == sequence_) return "it stopped in the middle of this call";
   if (call.operation == Operation::none) return "it has made no call yet";
-  return fmt::format("its last was call {}, {}", call.sequence, describe(call, region_->numbers()));
+  return fmt::format("its last was call {}, {}", call.sequence,
+                     describe(call, region_->global_ranks()));
 }
 
 bool Group::any_shared() const {
@@ -184,9 +185,9 @@ std::size_t Group::largest_part_of(int rank) const {
 std::byte* Group::shared_part(int rank, std::size_t begin, std::size_t bytes) {
   const std::uint64_t offset = calls_[static_cast<std::size_t>(rank)].offset + begin;
   if (std::byte* const address = region_->memory().resolve(rank, offset, bytes)) return address;
-  fail({rank},
-       fmt::format("rank {} published memory that is not its own (offset {}) in {}",
-                   region_->numbers().of(rank), offset, describe(call_, region_->numbers())));
+  fail({rank}, fmt::format("rank {} published memory that is not its own (offset {}) in {}",
+                           region_->global_ranks().of(rank), offset,
+                           describe(call_, region_->global_ranks())));
 }
 
 std::byte* Group::shared_part_for_me(int from, std::size_t bytes) {

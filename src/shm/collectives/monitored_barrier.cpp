@@ -28,12 +28,12 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   const auto deadline = base::Deadline::after(timeout).remaining() + kVerdict;
   const bool told = wait_for(host.over, 0, base::Deadline::after(deadline));
   if (told && Region::reached(host.complete, round_)) return;
-  const int host_number = region_->numbers().of(0);
-  const RankSet missing = region_->numbers().of(
+  const int host_number = region_->global_ranks().of(0);
+  const RankSet missing = region_->global_ranks().of(
       told ? RankSet(RankSet::Words{host.missing.load(std::memory_order_relaxed)}) : RankSet{0});
   throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
                             "while waiting for send/recv from rank {}: {} did not pass it",
-                            region_->numbers().of(me), host_number, describe_ranks(missing)),
+                            region_->global_ranks().of(me), host_number, describe_ranks(missing)),
                 missing.list(), kName, round_);
 }
 
@@ -54,10 +54,10 @@ void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_
   region_->publish(own.over, round_);
   for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
   if (bits == 0) return;
-  const std::vector<int> missing = region_->numbers().of(RankSet(RankSet::Words{bits})).list();
+  const std::vector<int> missing = region_->global_ranks().of(RankSet(RankSet::Words{bits})).list();
   if (timeout.count() <= 0) {
     throw Timeout(fmt::format("Rank {} timed out in monitoredBarrier after {} ms",
-                              region_->numbers().of(0), timeout.count()),
+                              region_->global_ranks().of(0), timeout.count()),
                   missing, kName, round_);
   }
   throw Timeout(fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms",
@@ -94,7 +94,7 @@ void MonitoredBarrier::check_calls(bool late) {
       made.emplace_back(kName);
     } else if (call) {
       other = call;
-      made.push_back(describe(*call, region_->numbers()));
+      made.push_back(describe(*call, region_->global_ranks()));
     } else {
       unknown.insert(rank);
       made.emplace_back("nothing yet");
@@ -103,8 +103,8 @@ void MonitoredBarrier::check_calls(bool late) {
   if (!other) return;
   if (!settling_) settling_ = base::Deadline::after(kVerdict);
   if (!unknown.empty() && !late && !settling_->expired()) return;
-  const auto found = explain_disagreement(made, region_->numbers());
-  region_->fail({FailureKind::mismatch, region_->numbers().of(found.ranks - unknown),
+  const auto found = explain_disagreement(made, region_->global_ranks());
+  region_->fail({FailureKind::mismatch, region_->global_ranks().of(found.ranks - unknown),
                  fmt::format("{}; call {} of group {}", found.text, other->sequence,
                              region_->options().name)},
                 {kName, round_});

@@ -15,17 +15,17 @@
 namespace paceline::shm {
 namespace {
 
-void check_one_machine(const std::vector<Endpoint>& endpoints, const GlobalRanks& numbers) {
+void check_one_machine(const std::vector<Endpoint>& endpoints, const GlobalRanks& global_ranks) {
   RankSet elsewhere;
   for (std::size_t rank = 1; rank < endpoints.size(); ++rank) {
     if (endpoints[rank].machine != endpoints[0].machine)
-      elsewhere.insert(numbers.of(static_cast<int>(rank)));
+      elsewhere.insert(global_ranks.of(static_cast<int>(rank)));
   }
   if (elsewhere.empty()) return;
   throw UsageError(fmt::format(
       "{} run{} on another machine (or in another network namespace) than rank {}; shared "
       "memory reaches the ranks of one machine only. Use the backend gloo.",
-      describe_ranks(elsewhere), elsewhere.count() == 1 ? "s" : "", numbers.of(0)));
+      describe_ranks(elsewhere), elsewhere.count() == 1 ? "s" : "", global_ranks.of(0)));
 }
 
 }  // namespace
@@ -35,15 +35,16 @@ bool Peer::ended() const {
 }
 
 Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
-                const base::Deadline& deadline, const GlobalRanks& numbers) {
+                const base::Deadline& deadline, const GlobalRanks& global_ranks) {
   if (sockets.size() != static_cast<std::size_t>(rank == 0 ? size - 1 : 1)) {
     throw UsageError(fmt::format("rank {} of {} has {} bootstrap sockets to the other ranks", rank,
                                  size, sockets.size()));
   }
   if (rank > 0) {
-    return join_as_member(std::move(sockets.front()), rank, size, memory_bytes, deadline, numbers);
+    return join_as_member(std::move(sockets.front()), rank, size, memory_bytes, deadline,
+                          global_ranks);
   }
-  Coordinator coordinator(size, memory_bytes, deadline, numbers);
+  Coordinator coordinator(size, memory_bytes, deadline, global_ranks);
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     coordinator.add_connection(std::move(sockets[i]), static_cast<int>(i) + 1);
   }
@@ -51,7 +52,7 @@ Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory
 }
 
 Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
-                const GlobalRanks& numbers) {
+                const GlobalRanks& global_ranks) {
   const int rank = exchange.rank();
   const Endpoint mine = Endpoint::own(rank == 0);
   base::UniqueFd listener;
@@ -60,14 +61,14 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   for (const auto& blob : exchange.all_gather(mine.encode(), deadline)) {
     endpoints.push_back(Endpoint::decode(blob));
   }
-  check_one_machine(endpoints, numbers);
+  check_one_machine(endpoints, global_ranks);
   if (rank > 0) {
     base::UniqueFd socket = connect_abstract(endpoints[0].socket);
-    if (!socket) throw_failure(lost_on_the_way(0, numbers), kConnecting);
+    if (!socket) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
     return join_as_member(std::move(socket), rank, exchange.size(), memory_bytes, deadline,
-                          numbers);
+                          global_ranks);
   }
-  Coordinator coordinator(exchange.size(), memory_bytes, deadline, numbers);
+  Coordinator coordinator(exchange.size(), memory_bytes, deadline, global_ranks);
   coordinator.accept_at(std::move(listener));
   for (int other = 1; other < exchange.size(); ++other) {
     coordinator.expect(other, endpoints[other].pids == mine.pids ? endpoints[other].pid : 0);

@@ -41,15 +41,15 @@ inline constexpr std::chrono::milliseconds kVerdict{500};
 using BootstrapSockets = std::vector<base::UniqueFd>;
 
 // Forms a group of the ranks at the ends of `sockets`: rank 0 makes `memory_bytes` of shared memory
-// and hands it out together with the means to watch every rank. `numbers` is for messages. Throws
-// PeerLost, Timeout or Mismatch naming the ranks that were lost, did not come, or expect another
-// group size or memory.
+// and hands it out together with the means to watch every rank. `global_ranks` is for messages.
+// Throws PeerLost, Timeout or Mismatch naming the ranks that were lost, did not come, or expect
+// another group size or memory.
 Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
-                const base::Deadline& deadline, const GlobalRanks& numbers);
+                const base::Deadline& deadline, const GlobalRanks& global_ranks);
 
 // The same for ranks that only have an Exchange: they connect to an abstract socket of rank 0.
 // Throws UsageError if they do not all run on one machine.
 Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
-                const GlobalRanks& numbers);
+                const GlobalRanks& global_ranks);
 
 }  // namespace paceline::shm

@@ -64,11 +64,11 @@ std::optional<Failure> decode_failure(const std::string& bytes) {
                  bytes.substr(kText)};
 }
 
-Failure lost_on_the_way(int rank, const GlobalRanks& numbers, const std::string& why) {
-  return {
-      FailureKind::peer_lost,
-      {numbers.of(rank)},
-      fmt::format("rank {} was lost while the group was being formed{}", numbers.of(rank), why)};
+Failure lost_on_the_way(int rank, const GlobalRanks& global_ranks, const std::string& why) {
+  return {FailureKind::peer_lost,
+          {global_ranks.of(rank)},
+          fmt::format("rank {} was lost while the group was being formed{}", global_ranks.of(rank),
+                      why)};
 }
 
 }  // namespace paceline::shm

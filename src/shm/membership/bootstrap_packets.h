@@ -37,6 +37,6 @@ std::string encode(const Failure& failure);
 std::optional<Failure> decode_failure(const std::string& bytes);
 
 // The failure if a rank is lost meanwhile.
-Failure lost_on_the_way(int rank, const GlobalRanks& numbers, const std::string& why = "");
+Failure lost_on_the_way(int rank, const GlobalRanks& global_ranks, const std::string& why = "");
 
 }  // namespace paceline::shm

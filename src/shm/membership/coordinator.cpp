@@ -24,11 +24,11 @@ base::UniqueFd open_pidfd(pid_t pid) {
 }  // namespace
 
 Coordinator::Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
-                         const GlobalRanks& numbers)
+                         const GlobalRanks& global_ranks)
     : size_(size),
       memory_bytes_(memory_bytes),
       deadline_(deadline),
-      numbers_(numbers),
+      global_ranks_(global_ranks),
       peers_(size),
       greeted_(size) {
   greeted_[0] = true;
@@ -47,7 +47,7 @@ void Coordinator::expect(int rank, pid_t pid) {
 
 Membership Coordinator::run() {
   std::optional<Failure> failure;
-  if (ended_) failure = lost_on_the_way(*ended_, numbers_);
+  if (ended_) failure = lost_on_the_way(*ended_, global_ranks_);
   try {
     while (!failure && std::count(greeted_.begin(), greeted_.end(), false) > 0) {
       failure = gather_some();
@@ -55,7 +55,7 @@ Membership Coordinator::run() {
     if (!failure) return welcome();
     if (failure->kind != FailureKind::timeout) admit_latecomers();
   } catch (const std::exception& error) {
-    tell_all(encode(lost_on_the_way(0, numbers_, fmt::format(": {}", error.what()))), {});
+    tell_all(encode(lost_on_the_way(0, global_ranks_, fmt::format(": {}", error.what()))), {});
     throw;
   }
   tell_all(encode(*failure), {});
@@ -82,7 +82,7 @@ std::optional<Failure> Coordinator::gather_some() {
   }
   for (std::size_t i = 0; i < expected_.size(); ++i) {
     if (ready[1 + connections + i] && !greeted_[expected_[i].rank] && !ready[0]) {
-      return lost_on_the_way(expected_[i].rank, numbers_);
+      return lost_on_the_way(expected_[i].rank, global_ranks_);
     }
   }
   return std::nullopt;
@@ -108,17 +108,17 @@ std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello,
                                           std::size_t descriptors, std::optional<int> from) const {
   if (!hello || descriptors != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
       hello->rank >= size_ || greeted_[hello->rank] || from.value_or(hello->rank) != hello->rank) {
-    return Failure{FailureKind::mismatch, from ? RankSet{numbers_.of(*from)} : RankSet(),
+    return Failure{FailureKind::mismatch, from ? RankSet{global_ranks_.of(*from)} : RankSet(),
                    "a process that wants to join the group speaks another version of Paceline, or "
                    "two ranks have the same number"};
   }
   if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
     return Failure{FailureKind::mismatch,
-                   {numbers_.of(hello->rank)},
+                   {global_ranks_.of(hello->rank)},
                    fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
                                "rank {} one of {} ranks with {} bytes",
-                               numbers_.of(0), size_, memory_bytes_, numbers_.of(hello->rank),
-                               hello->size, hello->memory_bytes)};
+                               global_ranks_.of(0), size_, memory_bytes_,
+                               global_ranks_.of(hello->rank), hello->size, hello->memory_bytes)};
   }
   return std::nullopt;
 }
@@ -139,11 +139,12 @@ void Coordinator::admit_latecomers() {
 
 // What it means that a rank closed its connection.
 Failure Coordinator::gone(int rank) const {
-  if (!greeted_[rank]) return lost_on_the_way(rank, numbers_);
+  if (!greeted_[rank]) return lost_on_the_way(rank, global_ranks_);
   // A process closes its files before it counts as ended.
   const int watch = peers_[rank].watch.get();
-  if (wait_readable(watch, base::Deadline::after(kVerdict))) return lost_on_the_way(rank, numbers_);
-  return missing(fmt::format("before rank {} gave up waiting", numbers_.of(rank)));
+  if (wait_readable(watch, base::Deadline::after(kVerdict)))
+    return lost_on_the_way(rank, global_ranks_);
+  return missing(fmt::format("before rank {} gave up waiting", global_ranks_.of(rank)));
 }
 
 Failure Coordinator::too_late() const {
@@ -153,7 +154,7 @@ Failure Coordinator::too_late() const {
 Failure Coordinator::missing(const std::string& when) const {
   RankSet ranks;
   for (int rank = 0; rank < size_; ++rank) {
-    if (!greeted_[rank]) ranks.insert(numbers_.of(rank));
+    if (!greeted_[rank]) ranks.insert(global_ranks_.of(rank));
   }
   return {FailureKind::timeout, ranks,
           fmt::format("{} did not join the group {}", describe_ranks(ranks), when)};

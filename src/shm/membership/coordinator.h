@@ -21,7 +21,7 @@ namespace paceline::shm {
 class Coordinator {
  public:
   Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
-              const GlobalRanks& numbers);
+              const GlobalRanks& global_ranks);
 
   void add_connection(base::UniqueFd socket, std::optional<int> rank);
   void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
@@ -54,7 +54,7 @@ class Coordinator {
   int size_;
   std::size_t memory_bytes_;
   base::Deadline deadline_;
-  const GlobalRanks& numbers_;
+  const GlobalRanks& global_ranks_;
   base::UniqueFd listener_;
   std::vector<Connection> connections_;
   std::vector<Expected> expected_;

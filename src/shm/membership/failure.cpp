@@ -59,12 +59,12 @@ Failure FailureRecord::read() const {
   return failure;
 }
 
-GlobalRanks::GlobalRanks(std::vector<int> numbers, std::vector<int> nodes)
-    : numbers_(std::move(numbers)), nodes_(std::move(nodes)) {
-  for (const int number : numbers_) {
-    if (number >= 0 && number < kMaxWorldSize) continue;
+GlobalRanks::GlobalRanks(std::vector<int> ranks, std::vector<int> nodes)
+    : ranks_(std::move(ranks)), nodes_(std::move(nodes)) {
+  for (const int rank : ranks_) {
+    if (rank >= 0 && rank < kMaxWorldSize) continue;
     throw UsageError(
-        fmt::format("a group with rank {} of the world: ranks from 0 to {} are allowed", number,
+        fmt::format("a group with rank {} of the world: ranks from 0 to {} are allowed", rank,
                     kMaxWorldSize - 1));
   }
 }
@@ -76,10 +76,10 @@ RankSet GlobalRanks::of(const RankSet& group_ranks) const {
 }
 
 RankSet GlobalRanks::group_ranks(const RankSet& global) const {
-  if (numbers_.empty()) return global;
+  if (ranks_.empty()) return global;
   RankSet group_ranks;
-  for (std::size_t rank = 0; rank < numbers_.size(); ++rank) {
-    if (global.contains(numbers_[rank])) group_ranks.insert(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (global.contains(ranks_[rank])) group_ranks.insert(static_cast<int>(rank));
   }
   return group_ranks;
 }

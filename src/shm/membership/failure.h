@@ -55,13 +55,13 @@ class FailureRecord {
 class GlobalRanks {
  public:
   GlobalRanks() = default;  // the group is the world
-  // Both by group rank; without nodes if there is one. Throws UsageError for a number that no
+  // Both by group rank; without nodes if there is one. Throws UsageError for a rank that no
   // RankSet holds.
-  explicit GlobalRanks(std::vector<int> numbers, std::vector<int> nodes = {});
+  explicit GlobalRanks(std::vector<int> ranks, std::vector<int> nodes = {});
 
   int of(int rank) const {
     const auto at = static_cast<std::size_t>(rank);  // a damaged peer may say anything
-    return at < numbers_.size() ? numbers_[at] : rank;
+    return at < ranks_.size() ? ranks_[at] : rank;
   }
   RankSet of(const RankSet& group_ranks) const;
   // By group rank.
@@ -73,7 +73,7 @@ class GlobalRanks {
   std::string describe(const RankSet& group_ranks) const;
 
  private:
-  std::vector<int> numbers_;
+  std::vector<int> ranks_;
   std::vector<int> nodes_;
 };
 

@@ -14,16 +14,16 @@ namespace paceline::shm {
 namespace {
 
 // Waits for rank 0's answer; throws if there is none, or a failure.
-Packet receive_answer(int socket, const base::Deadline& deadline, const GlobalRanks& numbers) {
+Packet receive_answer(int socket, const base::Deadline& deadline, const GlobalRanks& global_ranks) {
   if (!wait_readable(socket, base::Deadline::after(deadline.remaining() + kVerdict))) {
     throw_failure({FailureKind::timeout,
-                   {numbers.of(0)},
+                   {global_ranks.of(0)},
                    fmt::format("rank {} did not form the group within the timeout of {} s",
-                               numbers.of(0), deadline.budget().count() / 1000.0)},
+                               global_ranks.of(0), deadline.budget().count() / 1000.0)},
                   kConnecting);
   }
   Packet packet = receive_packet(socket, 2 * FailureRecord::kMaxText);
-  if (packet.closed) throw_failure(lost_on_the_way(0, numbers), kConnecting);
+  if (packet.closed) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
   if (const auto failure = decode_failure(packet.bytes)) throw_failure(*failure, kConnecting);
   return packet;
 }
@@ -31,7 +31,7 @@ Packet receive_answer(int socket, const base::Deadline& deadline, const GlobalRa
 }  // namespace
 
 Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t memory_bytes,
-                          const base::Deadline& deadline, const GlobalRanks& numbers) {
+                          const base::Deadline& deadline, const GlobalRanks& global_ranks) {
   base::Pipe own = base::make_pipe();
   const std::array<int, 1> mine{own.read_end.get()};
   fault_point();
@@ -39,12 +39,12 @@ Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t
   send_packet(socket.get(), encode(Hello{kProtocol, rank, size, memory_bytes}), mine, deadline);
   own.read_end.reset();
 
-  Packet packet = receive_answer(socket.get(), deadline, numbers);
+  Packet packet = receive_answer(socket.get(), deadline, global_ranks);
   const auto pids = decode_welcome(packet.bytes, size);
   if (!pids || packet.fds.size() != 1 + pids->size()) {
     throw_failure({FailureKind::mismatch,
-                   {numbers.of(0)},
-                   fmt::format("rank {} speaks another version of Paceline", numbers.of(0))},
+                   {global_ranks.of(0)},
+                   fmt::format("rank {} speaks another version of Paceline", global_ranks.of(0))},
                   kConnecting);
   }
   Membership result;

@@ -11,6 +11,6 @@ namespace paceline::shm {
 
 // Forms a group as another rank than 0, over the socket that leads there; see join.
 Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t memory_bytes,
-                          const base::Deadline& deadline, const GlobalRanks& numbers);
+                          const base::Deadline& deadline, const GlobalRanks& global_ranks);
 
 }  // namespace paceline::shm

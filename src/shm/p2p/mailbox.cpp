@@ -196,14 +196,16 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
   if (!request.deadline.expired()) return;
   const bool any = request.message.peer == kAnyRank;
   region_->fail(
-      {FailureKind::timeout, any ? RankSet() : RankSet{region_->numbers().of(request.message.peer)},
-       fmt::format("{} {} within the timeout of {} s: {}",
-                   any ? "no rank" : describe_ranks({region_->numbers().of(request.message.peer)}),
-                   any               ? "sent"
-                   : request.sending ? "did not receive"
-                                     : "did not send",
-                   static_cast<double>(request.deadline.budget().count()) / 1000.0,
-                   describe(request, *region_))},
+      {FailureKind::timeout,
+       any ? RankSet() : RankSet{region_->global_ranks().of(request.message.peer)},
+       fmt::format(
+           "{} {} within the timeout of {} s: {}",
+           any ? "no rank" : describe_ranks({region_->global_ranks().of(request.message.peer)}),
+           any               ? "sent"
+           : request.sending ? "did not receive"
+                             : "did not send",
+           static_cast<double>(request.deadline.budget().count()) / 1000.0,
+           describe(request, *region_))},
       op);
 }
 

@@ -38,9 +38,9 @@ void MessageReceiver::take_header(int from, MessageHeader header) {
                                                      : nullptr;
   if (payload == nullptr || data == nullptr || header.payload % alignof(Payload) != 0) {
     region_.fail({FailureKind::mismatch,
-                  {region_.numbers().of(from)},
+                  {region_.global_ranks().of(from)},
                   fmt::format("rank {} sent a malformed message header in group {}",
-                              region_.numbers().of(from), region_.options().name)},
+                              region_.global_ranks().of(from), region_.options().name)},
                  {"recv", 0});
   }
   arrivals_.push_back({from, header, reinterpret_cast<Payload*>(payload), data});
@@ -57,8 +57,8 @@ bool MessageReceiver::match(P2PRequest& request) {
   if (header.count != wanted.count || header.type != wanted.type) {
     fail(request, FailureKind::mismatch, {arrival->from, region_.rank()},
          fmt::format("rank {} sent {} {} to rank {} with tag {}, which received {} {}",
-                     region_.numbers().of(arrival->from), header.count, name(header.type),
-                     region_.numbers().of(region_.rank()), header.tag, wanted.count,
+                     region_.global_ranks().of(arrival->from), header.count, name(header.type),
+                     region_.global_ranks().of(region_.rank()), header.tag, wanted.count,
                      name(wanted.type)));
   }
   request.message.peer = arrival->from;
@@ -87,7 +87,7 @@ bool MessageReceiver::drain(P2PRequest& request) {
   if (payload.withdrawn.fetch_add(0, std::memory_order_acq_rel) != 0) {
     fail(request, FailureKind::peer_lost, {request.message.peer},
          fmt::format("rank {} aborted its send and is missing in {}",
-                     region_.numbers().of(request.message.peer), describe(request, region_)));
+                     region_.global_ranks().of(request.message.peer), describe(request, region_)));
   }
   ++request.moved;
   fault_point();
@@ -98,7 +98,7 @@ bool MessageReceiver::drain(P2PRequest& request) {
 
 void MessageReceiver::fail(const P2PRequest& request, FailureKind kind, const RankSet& ranks,
                            const std::string& text) {
-  region_.fail({kind, region_.numbers().of(ranks), text}, context_of(request));
+  region_.fail({kind, region_.global_ranks().of(ranks), text}, context_of(request));
 }
 
 }  // namespace paceline::shm

@@ -196,7 +196,7 @@ void for_all_culprits(Body body) {
 // It aborts before any exchange of the step, and after one.
 TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
   for_all_culprits([](FakeNetwork& network, int culprit) {
-    const std::string named = "because of rank " + std::to_string(network.number_of(culprit)) +
+    const std::string named = "because of rank " + std::to_string(network.global_rank_of(culprit)) +
                               " on node " + std::to_string(network.node_of(culprit));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
@@ -215,8 +215,8 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
             reducer.finish();
           };
           expect_error<Mismatch>(rest, [&](const Mismatch& error) {
-            EXPECT_THAT(error.ranks(), ElementsAre(FakeNetwork::number_of(culprit)))
-                << "on rank " << FakeNetwork::number_of(index) << ": " << error.what();
+            EXPECT_THAT(error.ranks(), ElementsAre(FakeNetwork::global_rank_of(culprit)))
+                << "on rank " << FakeNetwork::global_rank_of(index) << ": " << error.what();
             if (node != network.node_of(culprit)) {
               EXPECT_THAT(error.what(), HasSubstr(named));
             }
@@ -233,7 +233,7 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatDied) {
   for_all_culprits([](FakeNetwork& network, int culprit) {
     const auto& first = network.nodes()[0];
     if (culprit < static_cast<int>(first.size())) return;
-    const int number = FakeNetwork::number_of(culprit);
+    const int number = FakeNetwork::global_rank_of(culprit);
     network.fail(std::make_exception_ptr(PeerLost("its process ended", {number}, "send", 1)), 0);
     std::latch noticed(static_cast<std::ptrdiff_t>(first.size()));
     run_nodes(network, [&](auto region, int node, int index) {
@@ -251,7 +251,7 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatDied) {
       expect_error<PeerError>([&] { run_step(reducer, network, index, 1); },
                               [&](const PeerError& error) {
                                 EXPECT_THAT(error.ranks(), ElementsAre(number))
-                                    << "on rank " << FakeNetwork::number_of(index) << ": "
+                                    << "on rank " << FakeNetwork::global_rank_of(index) << ": "
                                     << error.what();
                               });
       if (node != 0) return;

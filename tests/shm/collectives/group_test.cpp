@@ -46,9 +46,9 @@ std::string mismatch(int size, const std::function<void(Group&)>& call,
   return texts[0];
 }
 
-TEST(Group, ErrorsNameRanksByTheirNumbersInTheWorld) {
+TEST(Group, ErrorsNameGlobalRanks) {
   auto options = small_region();
-  options.numbers = GlobalRanks({4, 70, 1023});
+  options.global_ranks = GlobalRanks({4, 70, 1023});
   run_thread_ranks(
       3,
       [](auto region) {

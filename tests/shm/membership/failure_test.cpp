@@ -140,9 +140,9 @@ TEST(FailureRecord, CanBeReadWhateverItHolds) {
   }
 }
 
-TEST(Failure, ErrorsNameRanksByTheirNumbersInTheWorld) {
-  const GlobalRanks numbers({2, 3, 70, 1023});
-  const RankSet global = numbers.of(RankSet{1, 2, 3});
+TEST(Failure, ErrorsNameGlobalRanks) {
+  const GlobalRanks global_ranks({2, 3, 70, 1023});
+  const RankSet global = global_ranks.of(RankSet{1, 2, 3});
   EXPECT_THAT(global.list(), ElementsAre(3, 70, 1023));
   try {
     throw_failure({FailureKind::mismatch, global, describe_ranks(global)}, {"all_reduce", 4});
@@ -153,22 +153,22 @@ TEST(Failure, ErrorsNameRanksByTheirNumbersInTheWorld) {
 }
 
 TEST(Failure, ADamagedPeersRankIsNone) {
-  const GlobalRanks numbers({7, 9});
-  EXPECT_EQ(numbers.of(5000), 5000);
-  EXPECT_THAT(numbers.of(RankSet{0}).list(), ElementsAre(7));
-  EXPECT_THAT(RankSet{numbers.of(-3)}.list(), IsEmpty());
+  const GlobalRanks global_ranks({7, 9});
+  EXPECT_EQ(global_ranks.of(5000), 5000);
+  EXPECT_THAT(global_ranks.of(RankSet{0}).list(), ElementsAre(7));
+  EXPECT_THAT(RankSet{global_ranks.of(-3)}.list(), IsEmpty());
 }
 
 TEST(Failure, NodesAreNamedWhereThereAreSeveral) {
-  const GlobalRanks numbers({3, 8, 9, 70}, {0, 1, 1, 5});
-  EXPECT_EQ(numbers.describe({1}), "rank 8 on node 1");
-  EXPECT_EQ(numbers.describe({2, 1}), "ranks 8 and 9 on node 1");
-  EXPECT_EQ(numbers.describe({0, 1, 2, 3}),
+  const GlobalRanks global_ranks({3, 8, 9, 70}, {0, 1, 1, 5});
+  EXPECT_EQ(global_ranks.describe({1}), "rank 8 on node 1");
+  EXPECT_EQ(global_ranks.describe({2, 1}), "ranks 8 and 9 on node 1");
+  EXPECT_EQ(global_ranks.describe({0, 1, 2, 3}),
             "rank 3 on node 0 and ranks 8 and 9 on node 1 and rank 70 on node 5");
-  EXPECT_EQ(numbers.describe({}), "no rank");
+  EXPECT_EQ(global_ranks.describe({}), "no rank");
   EXPECT_EQ(GlobalRanks({3, 8}).describe({0, 1}), "ranks 3 and 8");
   EXPECT_EQ(GlobalRanks().describe({0, 1000}), "ranks 0 and 1000");
-  EXPECT_EQ(numbers.describe(numbers.group_ranks({9, 70, 71})),
+  EXPECT_EQ(global_ranks.describe(global_ranks.group_ranks({9, 70, 71})),
             "rank 9 on node 1 and rank 70 on node 5");
   EXPECT_EQ(GlobalRanks().group_ranks({9, 70}), (RankSet{9, 70}));
 }
@@ -181,7 +181,7 @@ TEST(Failure, ManyNodesAreCounted) {
 
 TEST(Failure, RanksBeyondTheLargestWorldAreRefused) {
   try {
-    const GlobalRanks numbers({0, kMaxWorldSize});
+    const GlobalRanks global_ranks({0, kMaxWorldSize});
     FAIL() << "no error";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 1024 of the world: ranks from 0 to 1023"));
