@@ -76,12 +76,12 @@ void ControlBlocks::exchange(Group& group) {
   }
 }
 
-// Progress, words of each bucket, frozen flags; where there are other nodes, JobBlock and records.
+// Progress, words of each bucket, frozen flags; where there are other nodes, JobBlock and reports.
 std::size_t ControlBlocks::bytes() const {
   const std::size_t flags_end =
       sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + parameters_.size();
   if (job_ranks_ == 0) return flags_end;
-  return job_block_offset() + sizeof(JobBlock) + job_ranks_ * sizeof(RankRecord);
+  return job_block_offset() + sizeof(JobBlock) + job_ranks_ * sizeof(RankReport);
 }
 
 std::size_t ControlBlocks::job_block_offset() const {
@@ -94,8 +94,8 @@ ControlBlocks::JobBlock& ControlBlocks::job_block(int rank) const {
                                       job_block_offset());
 }
 
-RankRecord* ControlBlocks::records(int rank) const {
-  return reinterpret_cast<RankRecord*>(&job_block(rank) + 1);
+RankReport* ControlBlocks::reports(int rank) const {
+  return reinterpret_cast<RankReport*>(&job_block(rank) + 1);
 }
 
 void ControlBlocks::RanksOfStep::store(const RankSet& ranks, std::uint32_t of_step) {

@@ -43,7 +43,7 @@ class ControlBlocks {
     Word modifications;
     Word joined;
     // Where a job has several nodes.
-    Word gathered;  // by rank 0: the last step of which its `records` are there
+    Word gathered;  // by rank 0: the last step of which its `reports` are there
   };
   static_assert(sizeof(Progress) == kCacheLine);
   struct alignas(kCacheLine) BucketWords {
@@ -87,7 +87,7 @@ class ControlBlocks {
   std::uint8_t* frozen_flags(int rank) const;
   StepSummary summary_of(int rank) const;
   // Of a job of several nodes, once rank 0 has `gathered` them.
-  RankRecord* records(int rank) const;
+  RankReport* reports(int rank) const;
   // The ranks of other nodes that a rank waits for, by their numbers in the world; none before it
   // publishes them in this step. It does so whenever it checks its peers; a rank that hangs does
   // not any more.
@@ -131,7 +131,7 @@ class ControlBlocks {
     void store(const RankSet& ranks, std::uint32_t of_step);
     RankSet load(std::uint32_t of_step) const;
   };
-  // What a job of several nodes adds to a control block, before the records.
+  // What a job of several nodes adds to a control block, before the reports.
   struct alignas(kCacheLine) JobBlock {
     RanksOfStep missing;
     RanksOfStep at_fault;

@@ -18,7 +18,7 @@ FailureKind kind_of(const PeerError& error) {
 }
 
 // FNV-1a, 64 bits.
-std::uint64_t fingerprint_of_plan(const ControlBlocks& blocks) {
+std::uint64_t fingerprint_of_buckets(const ControlBlocks& blocks) {
   std::uint64_t hash = 0xcbf29ce484222325;
   const auto add = [&hash](std::uint64_t value) {
     for (int byte = 0; byte < 8; ++byte, value >>= 8) {
@@ -80,44 +80,44 @@ JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement
       agreement_(agreement),
       between_(between),
       global_ranks_(between.ranks(), between.nodes()),
-      plan_(fingerprint_of_plan(blocks)) {}
+      buckets_fingerprint_(fingerprint_of_buckets(blocks)) {}
 
 bool JobAgreement::reach() {
   if (reached_) return true;
   if (is_leader()) advance_leader();
   if (!Region::reached(blocks_.progress(0).gathered, blocks_.step())) return false;
-  agreement_.take({blocks_.records(0), between_.ranks().size()}, between_.here(), global_ranks_);
+  agreement_.take({blocks_.reports(0), between_.ranks().size()}, between_.here(), global_ranks_);
   return reached_ = true;
 }
 
 void JobAgreement::advance_leader() {
-  if (round_ == Round::none) collect_records();
+  if (round_ == Round::none) collect_reports();
   if (!is_complete(blocks_, *stage_, "the step summaries", global_ranks_)) return;
   stage_.reset();
-  if (round_ == Round::records) {
-    records_.resize(between_.ranks().size());
-    std::memcpy(records_.data(), all_.get(), records_.size() * sizeof(RankRecord));
+  if (round_ == Round::reports) {
+    reports_.resize(between_.ranks().size());
+    std::memcpy(reports_.data(), all_.get(), reports_.size() * sizeof(RankReport));
     std::vector<StepSummary> summaries;
-    for (const RankRecord& record : records_) summaries.push_back(record.summary);
+    for (const RankReport& report : reports_) summaries.push_back(report.summary);
     check(summaries);
     if (differ_in_frozen(summaries)) return collect_flags();
   } else {
     check_flags();
   }
   round_ = Round::none;
-  std::ranges::copy(records_, blocks_.records(0));
+  std::ranges::copy(reports_, blocks_.reports(0));
   blocks_.region().publish(blocks_.own_progress().gathered, blocks_.step());
   blocks_.region().ring_peers();
 }
 
-void JobAgreement::collect_records() {
-  std::vector<RankRecord> mine;
+void JobAgreement::collect_reports() {
+  std::vector<RankReport> mine;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     const auto& progress = blocks_.progress(rank);
     mine.push_back({blocks_.summary_of(rank), progress.finished.load(std::memory_order_relaxed),
-                    progress.weight.load(std::memory_order_relaxed), plan_});
+                    progress.weight.load(std::memory_order_relaxed), buckets_fingerprint_});
   }
-  round_ = Round::records;
+  round_ = Round::reports;
   collect(0, std::as_bytes(std::span(mine)));
 }
 
@@ -143,15 +143,16 @@ void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine)
 }
 
 void JobAgreement::check(std::span<const StepSummary> summaries) {
-  check_plans();
+  check_buckets();
   check_finished();
   fail(compare_forwards(summaries, global_ranks_));
 }
 
 // The ranks of one node have compared theirs when the reducer was made.
-void JobAgreement::check_plans() {
+void JobAgreement::check_buckets() {
   std::vector<std::string> plans;
-  for (const RankRecord& record : records_) plans.push_back(std::to_string(record.plan));
+  for (const RankReport& report : reports_)
+    plans.push_back(std::to_string(report.buckets_fingerprint));
   if (std::ranges::all_of(plans, [&](const auto& plan) { return plan == plans[0]; })) return;
   const RankSet ranks = explain_disagreement(plans, global_ranks_).ranks;
   fail(
@@ -162,13 +163,13 @@ void JobAgreement::check_plans() {
 
 // On one node a step that a rank finished cannot be aborted; for other nodes this shows only now.
 void JobAgreement::check_finished() {
-  std::uint32_t newest = records_[0].finished;
-  for (const RankRecord& record : records_) {
-    if (static_cast<std::int32_t>(record.finished - newest) > 0) newest = record.finished;
+  std::uint32_t newest = reports_[0].finished;
+  for (const RankReport& report : reports_) {
+    if (static_cast<std::int32_t>(report.finished - newest) > 0) newest = report.finished;
   }
   Disagreement behind;
-  for (std::size_t rank = 0; rank < records_.size(); ++rank) {
-    if (records_[rank].finished != newest) behind.ranks.insert(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+    if (reports_[rank].finished != newest) behind.ranks.insert(static_cast<int>(rank));
   }
   behind.text = fmt::format(
       "{} aborted step {}, which other nodes finished: an exception ended "
@@ -181,9 +182,9 @@ void JobAgreement::check_finished() {
 void JobAgreement::check_flags() {
   const std::size_t each = blocks_.parameters().size();
   std::vector<FrozenFlags> flags;
-  for (std::size_t rank = 0; rank < records_.size(); ++rank) {
+  for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
     const auto* const first = reinterpret_cast<const std::uint8_t*>(all_.get()) + rank * each;
-    flags.emplace_back(first, records_[rank].summary.joined != 0 ? 0 : each);
+    flags.emplace_back(first, reports_[rank].summary.joined != 0 ? 0 : each);
   }
   fail(compare_frozen(flags, blocks_.parameters(), global_ranks_));
 }

@@ -41,11 +41,11 @@ class JobAgreement {
   void leave_stage() { std::ignore = stage_.release(); }
 
  private:
-  void collect_records();
+  void collect_reports();
   void collect_flags();
   void advance_leader();
   void check(std::span<const StepSummary> summaries);
-  void check_plans();
+  void check_buckets();
   void check_finished();
   void check_flags();
   void collect(std::uint32_t round, std::span<const std::byte> mine);
@@ -55,13 +55,13 @@ class JobAgreement {
   StepAgreement& agreement_;
   SecondLevel& between_;
   GlobalRanks global_ranks_;
-  std::uint64_t plan_;
+  std::uint64_t buckets_fingerprint_;
   bool reached_ = false;
   // Of the leader.
-  enum class Round { none, records, flags } round_ = Round::none;
+  enum class Round { none, reports, flags } round_ = Round::none;
   std::unique_ptr<SecondLevel::Stage> stage_;
   std::shared_ptr<std::byte> all_;
-  std::vector<RankRecord> records_;
+  std::vector<RankReport> reports_;
 };
 
 }  // namespace paceline::shm

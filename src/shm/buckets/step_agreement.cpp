@@ -39,13 +39,13 @@ void StepAgreement::read_weights() {
   normalise(blocks_.region().global_ranks());
 }
 
-void StepAgreement::take(std::span<const RankRecord> job, std::span<const int> here,
+void StepAgreement::take(std::span<const RankReport> job, std::span<const int> here,
                          const GlobalRanks& global_ranks) {
   std::vector<StepSummary> summaries;
   weights_.clear();
-  for (const RankRecord& record : job) {
-    summaries.push_back(record.summary);
-    weights_.push_back(record.weight);
+  for (const RankReport& report : job) {
+    summaries.push_back(report.summary);
+    weights_.push_back(report.weight);
   }
   modified_apart_ = differ_in_modifications(summaries);
   normalise(global_ranks);

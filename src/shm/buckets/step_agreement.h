@@ -22,7 +22,7 @@ class StepAgreement {
 
   // In place of reach, where a job has several nodes: `job` has what the ranks of all nodes said,
   // `here` tells which of them are this node's. `global_ranks` is for messages.
-  void take(std::span<const RankRecord> job, std::span<const int> here,
+  void take(std::span<const RankReport> job, std::span<const int> here,
             const GlobalRanks& global_ranks);
 
   // By rank of this node, 1 over all ranks; empty if all ranks weigh the same.

@@ -27,13 +27,14 @@ struct StepSummary {
 static_assert(sizeof(StepSummary) == 5 * sizeof(std::uint32_t), "it travels as bytes");
 
 // What a rank says of a step to the ranks of other nodes.
-struct RankRecord {
+struct RankReport {
   StepSummary summary;
   std::uint32_t finished = 0;  // the last step it finished
   double weight = 1;
-  std::uint64_t plan = 0;  // a fingerprint of its buckets and the number of its parameters
+  std::uint64_t buckets_fingerprint =
+      0;  // a fingerprint of its buckets and the number of its parameters
 };
-static_assert(sizeof(RankRecord) == 40, "it travels as bytes");
+static_assert(sizeof(RankReport) == 40, "it travels as bytes");
 
 // By parameter: 1 if it is frozen.
 using FrozenFlags = std::span<const std::uint8_t>;
