@@ -111,7 +111,7 @@ class FakeNetwork {
     std::shared_ptr<std::byte> data;
     std::size_t bytes;
   };
-  // Step, bucket, lane; or step, -1, round.
+  // Step, bucket, lane; or step, -1, phase.
   using Key = std::tuple<std::uint32_t, std::ptrdiff_t, int>;
   struct Exchange {
     std::vector<std::optional<Buffer>> parts;   // by node
@@ -191,7 +191,7 @@ class FakeNetwork {
                                                     std::span<const std::byte> mine,
                                                     std::shared_ptr<std::byte> all) override {
       const std::size_t each = mine.size() / here().size();
-      return network_.enter(node_, {what.step, -1, static_cast<int>(what.round)},
+      return network_.enter(node_, {what.step, -1, static_cast<int>(what.phase)},
                             {std::move(all), each * ranks().size()}, mine, std::nullopt);
     }
     std::unique_ptr<shm::SecondLevel::Stage> start(const Part& part,

@@ -91,10 +91,10 @@ bool JobAgreement::reach() {
 }
 
 void JobAgreement::advance_leader() {
-  if (round_ == Round::none) collect_reports();
+  if (phase_ == Phase::none) collect_reports();
   if (!is_complete(blocks_, *stage_, "the step summaries", global_ranks_)) return;
   stage_.reset();
-  if (round_ == Round::reports) {
+  if (phase_ == Phase::reports) {
     reports_.resize(between_.ranks().size());
     std::memcpy(reports_.data(), all_.get(), reports_.size() * sizeof(RankReport));
     std::vector<StepSummary> summaries;
@@ -104,7 +104,7 @@ void JobAgreement::advance_leader() {
   } else {
     check_flags();
   }
-  round_ = Round::none;
+  phase_ = Phase::none;
   std::ranges::copy(reports_, blocks_.reports(0));
   blocks_.region().publish(blocks_.own_progress().gathered, blocks_.step());
   blocks_.region().ring_peers();
@@ -117,7 +117,7 @@ void JobAgreement::collect_reports() {
     mine.push_back({blocks_.summary_of(rank), progress.finished.load(std::memory_order_relaxed),
                     progress.weight.load(std::memory_order_relaxed), buckets_fingerprint_});
   }
-  round_ = Round::reports;
+  phase_ = Phase::reports;
   collect(0, std::as_bytes(std::span(mine)));
 }
 
@@ -128,15 +128,15 @@ void JobAgreement::collect_flags() {
     const std::uint8_t* const flags = blocks_.frozen_flags(rank);
     mine.insert(mine.end(), flags, flags + blocks_.parameters().size());
   }
-  round_ = Round::flags;
+  phase_ = Phase::flags;
   collect(1, std::as_bytes(std::span(mine)));
 }
 
-void JobAgreement::collect(std::uint32_t round, std::span<const std::byte> mine) {
+void JobAgreement::collect(std::uint32_t phase, std::span<const std::byte> mine) {
   const std::size_t each = mine.size() / between_.here().size();
   all_.reset(new std::byte[each * between_.ranks().size()], std::default_delete<std::byte[]>());
   try {
-    stage_ = between_.gather({blocks_.step(), round}, mine, all_);
+    stage_ = between_.gather({blocks_.step(), phase}, mine, all_);
   } catch (...) {
     fail_between_nodes(blocks_, {}, "the step summaries");
   }
@@ -198,7 +198,7 @@ void JobAgreement::fail(const Disagreement& apart) const {
 void JobAgreement::cancel() noexcept {
   if (stage_) stage_->cancel();
   stage_.reset();
-  round_ = Round::none;
+  phase_ = Phase::none;
 }
 
 }  // namespace paceline::shm

@@ -48,7 +48,7 @@ class JobAgreement {
   void check_buckets();
   void check_finished();
   void check_flags();
-  void collect(std::uint32_t round, std::span<const std::byte> mine);
+  void collect(std::uint32_t phase, std::span<const std::byte> mine);
   void fail(const Disagreement& apart) const;
 
   const ControlBlocks& blocks_;
@@ -58,7 +58,7 @@ class JobAgreement {
   std::uint64_t buckets_fingerprint_;
   bool reached_ = false;
   // Of the leader.
-  enum class Round { none, reports, flags } round_ = Round::none;
+  enum class Phase { none, reports, flags } phase_ = Phase::none;
   std::unique_ptr<SecondLevel::Stage> stage_;
   std::shared_ptr<std::byte> all_;
   std::vector<RankReport> reports_;

@@ -48,10 +48,10 @@ class SecondLevel {
 
   // Of local rank 0: collects as many bytes of each rank. `mine` has those of this node's ranks, in
   // order, and is read before this returns; `all` receives those of all `ranks`, in order, and is
-  // kept as long as anything may write to it. Matches the other nodes' by step and round.
+  // kept as long as anything may write to it. Matches the other nodes' by step and phase.
   struct Collection {
     std::uint32_t step;
-    std::uint32_t round;  // from 0, in each step
+    std::uint32_t phase;  // from 0, in each step
   };
   virtual std::unique_ptr<Stage> gather(const Collection& what, std::span<const std::byte> mine,
                                         std::shared_ptr<std::byte> all) = 0;
