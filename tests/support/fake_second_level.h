@@ -116,7 +116,7 @@ class FakeNetwork {
   struct Exchange {
     std::vector<std::optional<Buffer>> parts;   // by node
     std::vector<std::vector<std::byte>> given;  // by node, where it is a gathering
-    std::optional<shm::SecondLevel::Part> reduction;
+    std::optional<shm::SecondLevel::LaneReduction> reduction;
     std::uint32_t step = 0;
     std::map<std::size_t, shm::RankSet> aborted_by;  // nodes, and the ranks at fault
     int polls_to_come = 0;
@@ -194,11 +194,11 @@ class FakeNetwork {
       return network_.enter(node_, {what.step, -1, static_cast<int>(what.phase)},
                             {std::move(all), each * ranks().size()}, mine, std::nullopt);
     }
-    std::unique_ptr<shm::SecondLevel::Stage> start(const Part& part,
+    std::unique_ptr<shm::SecondLevel::Stage> start(const LaneReduction& what,
                                                    std::shared_ptr<std::byte> buffer) override {
-      return network_.enter(node_, {part.step, static_cast<std::ptrdiff_t>(part.bucket), part.lane},
-                            {std::move(buffer), part.count * shm::element_size(part.type)}, {},
-                            part);
+      return network_.enter(node_, {what.step, static_cast<std::ptrdiff_t>(what.bucket), what.lane},
+                            {std::move(buffer), what.count * shm::element_size(what.type)}, {},
+                            what);
     }
     void abort(std::uint32_t step, const shm::RankSet& at_fault) noexcept override {
       network_.abort(node_, step, at_fault);
@@ -236,7 +236,7 @@ class FakeNetwork {
 
   std::unique_ptr<shm::SecondLevel::Stage> enter(
       std::size_t node, const Key& key, Buffer buffer, std::span<const std::byte> given,
-      const std::optional<shm::SecondLevel::Part>& reduction) {
+      const std::optional<shm::SecondLevel::LaneReduction>& reduction) {
     const std::lock_guard lock(mutex_);
     // Node by node, steps only grow; what is left of an earlier one was aborted.
     at_step_[node] = std::get<0>(key);

@@ -196,7 +196,7 @@ void BucketReducer::finish_two_levels() {
     if (skipped_[bucket]) continue;
     BucketWait combined(blocks_, deadline_, bucket, &BucketWords::combined, two_level_.get());
     for (int rank = 0; rank < blocks_.size(); ++rank) {
-      if (two_level_->drives(rank, bucket)) await(combined, rank);
+      if (two_level_->has_lane(rank, bucket)) await(combined, rank);
     }
     two_level_->advance();
   }

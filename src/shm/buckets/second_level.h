@@ -60,7 +60,7 @@ class SecondLevel {
   // the same result, bit for bit, on all nodes. The stage, or whatever does its work, keeps the
   // buffer as long as anything may write to it, even when it was cancelled. Matches the other
   // nodes' by step, bucket and lane; these come in another order on each node.
-  struct Part {
+  struct LaneReduction {
     std::uint32_t step;
     std::size_t bucket;
     int lane;
@@ -68,7 +68,8 @@ class SecondLevel {
     ReduceOp op;
     std::size_t count;
   };
-  virtual std::unique_ptr<Stage> start(const Part& part, std::shared_ptr<std::byte> buffer) = 0;
+  virtual std::unique_ptr<Stage> start(const LaneReduction& what,
+                                       std::shared_ptr<std::byte> buffer) = 0;
 
   // A rank of this node aborts `step`, perhaps before it started anything: exchanges of the step
   // that this node has not started, now or later on, are aborted for the other nodes. So are

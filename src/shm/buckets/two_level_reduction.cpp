@@ -145,18 +145,18 @@ template <typename Visitor>
 void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const Slice slice = slice_of(count, element_size(type), blocks_.rank(), blocks_.size());
-  for (int driver = 0; driver < between_->lanes(); ++driver) {
-    const Slice lane = lane_of(bucket, driver);
+  for (int owner = 0; owner < between_->lanes(); ++owner) {
+    const Slice lane = lane_of(bucket, owner);
     const Slice part{std::max(slice.begin, lane.begin), std::min(slice.end, lane.end)};
     if (part.begin >= part.end) continue;
-    const auto offset = blocks_.words(driver, bucket).lane_offset.load(std::memory_order_relaxed);
+    const auto offset = blocks_.words(owner, bucket).lane_offset.load(std::memory_order_relaxed);
     std::byte* const buffer =
-        blocks_.region().memory().resolve(driver, offset, lane.count() * sum_size(type));
+        blocks_.region().memory().resolve(owner, offset, lane.count() * sum_size(type));
     if (buffer == nullptr || offset % kCacheLine != 0) {
-      blocks_.fail({driver}, fmt::format("{} published memory that is not its own for sums of {}",
-                                         blocks_.name_of(driver), name_of(bucket)));
+      blocks_.fail({owner}, fmt::format("{} published memory that is not its own for sums of {}",
+                                        blocks_.name_of(owner), name_of(bucket)));
     }
-    visitor(driver, part, buffer + (part.begin - lane.begin) * sum_size(type));
+    visitor(owner, part, buffer + (part.begin - lane.begin) * sum_size(type));
   }
 }
 
@@ -193,7 +193,7 @@ void TwoLevelReduction::accumulate(std::size_t bucket) {
 void TwoLevelReduction::combine(std::size_t bucket) {
   State& state = states_[bucket];
   const int lane = blocks_.rank();
-  if (drives(lane, bucket)) {
+  if (has_lane(lane, bucket)) {
     if (!state.stage) {
       using Words = ControlBlocks::BucketWords;
       if (!blocks_.reached_by_all(bucket, &Words::accumulated)) return;
@@ -219,8 +219,8 @@ void TwoLevelReduction::combine(std::size_t bucket) {
 void TwoLevelReduction::complete(std::size_t bucket) {
   using Words = ControlBlocks::BucketWords;
   bool combined = true;
-  visit_lanes(bucket, [&](int driver, const Slice&, const std::byte*) {
-    combined = combined && blocks_.reached(driver, bucket, &Words::combined);
+  visit_lanes(bucket, [&](int owner, const Slice&, const std::byte*) {
+    combined = combined && blocks_.reached(owner, bucket, &Words::combined);
   });
   if (!combined) return;
   const auto& [count, type, op] = blocks_.buckets()[bucket];

@@ -42,7 +42,7 @@ class TwoLevelReduction {
   // to be called again soon.
   bool advance();
   // Whether a rank of this node exchanges something of a bucket.
-  bool drives(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
+  bool has_lane(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
 
   // Cancels what is under way; the step must be aborted then. What other nodes may still write
   // to is not used again. `at_fault` are the ranks of any node that caused it, by their numbers in

@@ -16,10 +16,11 @@ const Word& BucketWait::word(int rank) const {
 
 RankSet BucketWait::missing() const {
   if (word_ == kGathered) return {0};
-  const bool drives_only = word_ == &ControlBlocks::BucketWords::combined;
+  const bool only_with_lane = word_ == &ControlBlocks::BucketWords::combined;
   RankSet ranks;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    if (!reached(rank) && (!drives_only || two_level_->drives(rank, bucket_))) ranks.insert(rank);
+    if (!reached(rank) && (!only_with_lane || two_level_->has_lane(rank, bucket_)))
+      ranks.insert(rank);
   }
   return ranks;
 }
