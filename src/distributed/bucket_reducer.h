@@ -93,7 +93,7 @@ class BucketReducer {
   virtual double share() const = 0;
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.
-  virtual bool modified_apart() const = 0;
+  virtual bool modifications_differ() const = 0;
   // Aborts a step after an exception, so that the next one can begin; waits until all ranks have.
   // The content of the buckets is then undefined. Returns false outside a step, where it does
   // nothing. Throws Mismatch if another rank has finished the step.

@@ -29,7 +29,7 @@ class LocalBucketReducer final : public BucketReducer {
   bool is_reduced(std::size_t bucket) const override { return ready_[bucket]; }
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return 1; }
-  bool modified_apart() const override { return false; }
+  bool modifications_differ() const override { return false; }
   bool abort_step() override { return std::exchange(in_step_, false); }
   bool failed() const override { return false; }
   [[noreturn]] void fail(const std::string& text) override;

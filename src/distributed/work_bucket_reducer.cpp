@@ -125,7 +125,7 @@ void WorkBucketReducer::compare_summaries(const at::Tensor& rows, std::uint32_t 
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     std::memcpy(&all[rank], rows.data_ptr<std::uint8_t>() + rank * kRow, sizeof(all[rank]));
   }
-  modified_apart_ = shm::differ_in_modifications(all);
+  modifications_differ_ = shm::differ_in_modifications(all);
   if (std::ranges::all_of(all, [&](const auto& one) { return one == all[0]; })) return;
   std::vector<int> members;
   for (int rank = 0; rank < backend_->getSize(); ++rank) {

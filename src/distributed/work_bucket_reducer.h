@@ -33,7 +33,7 @@ class WorkBucketReducer final : public BucketReducer {
   }
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return share_; }
-  bool modified_apart() const override { return modified_apart_; }
+  bool modifications_differ() const override { return modifications_differ_; }
   bool abort_step() override;
   bool failed() const override { return false; }  // each rank's memory is its own
   [[noreturn]] void fail(const std::string& text) override;
@@ -70,7 +70,7 @@ class WorkBucketReducer final : public BucketReducer {
   std::uint32_t step_;
   bool in_step_ = false;
   bool aborted_ = false;  // by another rank, or by all because they differ
-  bool modified_apart_ = false;
+  bool modifications_differ_ = false;
   std::vector<Wait> waits_;
 };
 

@@ -19,8 +19,8 @@ struct CallDeadline {
 // others are queried only after a problem.
 class WaitContext {
  public:
-  // `limit` is the call's, which may wait several times.
-  WaitContext(OpContext what, CallDeadline& limit) : op(what), deadline(limit) {}
+  // `call_deadline` is the call's, which may wait several times.
+  WaitContext(OpContext what, CallDeadline& call_deadline) : op(what), deadline(call_deadline) {}
   // The ranks of the group that have not done what is waited for.
   virtual RankSet missing() const = 0;
   // The global ranks outside of the group that the missing ones wait for. If there are any, they

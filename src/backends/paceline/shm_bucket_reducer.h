@@ -27,7 +27,7 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   bool is_reduced(std::size_t bucket) const override { return reducer_.is_reduced(bucket); }
   const std::vector<Wait>& waits() const override { return reducer_.waits(); }
   double share() const override { return reducer_.share(); }
-  bool modified_apart() const override { return reducer_.modified_apart(); }
+  bool modifications_differ() const override { return reducer_.modifications_differ(); }
   void try_progress() override { reducer_.try_progress(); }
   void finish() override { reducer_.finish(); }
   bool abort_step() override { return reducer_.abort_step(); }

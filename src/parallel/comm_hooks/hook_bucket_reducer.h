@@ -34,7 +34,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   bool is_reduced(std::size_t bucket) const override;
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return control_->share(); }
-  bool modified_apart() const override { return control_->modified_apart(); }
+  bool modifications_differ() const override { return control_->modifications_differ(); }
   // The other ranks may be in a collective of their hooks without a counterpart here, so the step
   // cannot be aborted and all ranks throw.
   bool abort_step() override;

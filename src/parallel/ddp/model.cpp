@@ -90,11 +90,11 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
       members.push_back(distributed::global_rank_of(group, rank));
     }
     const shm::GlobalRanks global_ranks(members);
-    const shm::RankSet apart = shm::explain_disagreement(values, global_ranks).ranks;
-    if (apart.empty()) continue;
+    const shm::RankSet differing = shm::explain_disagreement(values, global_ranks).ranks;
+    if (differing.empty()) continue;
     // Without a majority, compares the others with rank 0.
     int reference = 0;
-    while (reference < size && apart.contains(reference)) ++reference;
+    while (reference < size && differing.contains(reference)) ++reference;
     if (reference == size) reference = 0;
     shm::RankSet others;
     for (int rank = 0; rank < size; ++rank) {
@@ -106,7 +106,7 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
                     step, tensors[static_cast<std::size_t>(i)].name,
                     shm::describe_ranks(global_ranks.of(others)), global_ranks.of(reference),
                     count),
-        global_ranks.of(apart).list(), "check_sync", step);
+        global_ranks.of(differing).list(), "check_sync", step);
   }
 }
 

@@ -242,7 +242,8 @@ void Reducer::reduce_rest(const Indices& missing) {
 // used, if the ranks do not exchange that.
 void Reducer::finish_buckets(const std::vector<bool>& own, const std::vector<bool>& otherwise) {
   usage_.settle(buckets_.finish(own), otherwise);
-  if (bucket_reducer().modified_apart()) summarizer_.compare_parameters(bucket_reducer().steps());
+  if (bucket_reducer().modifications_differ())
+    summarizer_.compare_parameters(bucket_reducer().steps());
 }
 
 void Reducer::end_step() {

@@ -87,7 +87,7 @@ class BucketReducer {
   double share() const { return agreement_.share(); }
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.
-  bool modified_apart() const { return agreement_.modified_apart(); }
+  bool modifications_differ() const { return agreement_.modifications_differ(); }
 
   // Aborts a step, and waits until every rank has aborted it, so that no peer touches this rank's
   // buckets any more. If a rank finished it, the ranks differ from here on, and Mismatch fails the

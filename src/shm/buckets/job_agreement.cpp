@@ -189,10 +189,10 @@ void JobAgreement::check_flags() {
   fail(compare_frozen(flags, blocks_.parameters(), global_ranks_));
 }
 
-void JobAgreement::fail(const Disagreement& apart) const {
-  if (apart.ranks.empty()) return;
-  blocks_.fail({FailureKind::mismatch, global_ranks_.of(apart.ranks),
-                fmt::format("in {} {}", blocks_.position(), apart.text)});
+void JobAgreement::fail(const Disagreement& disagreement) const {
+  if (disagreement.ranks.empty()) return;
+  blocks_.fail({FailureKind::mismatch, global_ranks_.of(disagreement.ranks),
+                fmt::format("in {} {}", blocks_.position(), disagreement.text)});
 }
 
 void JobAgreement::cancel() noexcept {

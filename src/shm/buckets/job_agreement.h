@@ -49,7 +49,7 @@ class JobAgreement {
   void check_finished();
   void check_flags();
   void collect(std::uint32_t phase, std::span<const std::byte> mine);
-  void fail(const Disagreement& apart) const;
+  void fail(const Disagreement& disagreement) const;
 
   const ControlBlocks& blocks_;
   StepAgreement& agreement_;

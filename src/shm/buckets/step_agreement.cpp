@@ -9,7 +9,7 @@ namespace paceline::shm {
 void StepAgreement::compare() {
   reached_ = true;
   read_weights();
-  modified_apart_ = false;
+  modifications_differ_ = false;
   const StepSummary first = blocks_.summary_of(0);
   bool same = true;
   for (int rank = 1; rank < blocks_.size(); ++rank) {
@@ -28,7 +28,7 @@ void StepAgreement::compare() {
     blocks_.fail(forwards.ranks, fmt::format("in {} {}", blocks_.position(), forwards.text));
   }
   if (differ_in_frozen(all)) check_frozen(blocks_, flags);
-  modified_apart_ = differ_in_modifications(all);
+  modifications_differ_ = differ_in_modifications(all);
 }
 
 void StepAgreement::read_weights() {
@@ -47,7 +47,7 @@ void StepAgreement::take(std::span<const RankReport> job, std::span<const int> h
     summaries.push_back(report.summary);
     weights_.push_back(report.weight);
   }
-  modified_apart_ = differ_in_modifications(summaries);
+  modifications_differ_ = differ_in_modifications(summaries);
   normalise(global_ranks);
   if (weights_.empty()) return;
   std::vector<double> of_node;

@@ -30,7 +30,7 @@ class StepAgreement {
   // What this rank counts, of 1 in all.
   double share() const;
   // Whether the ranks began the step with different numbers of modifications; the same on all.
-  bool modified_apart() const { return modified_apart_; }
+  bool modifications_differ() const { return modifications_differ_; }
 
  private:
   void compare();
@@ -39,7 +39,7 @@ class StepAgreement {
 
   const ControlBlocks& blocks_;
   bool reached_ = false;
-  bool modified_apart_ = false;
+  bool modifications_differ_ = false;
   std::vector<double> weights_;
   std::size_t ranks_ = 1;  // among which weights are divided
 };

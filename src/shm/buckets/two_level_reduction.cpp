@@ -272,7 +272,7 @@ void TwoLevelReduction::publish_missing() {
 }
 
 RankSet TwoLevelReduction::missing() {
-  const auto limit = base::Deadline::after(std::chrono::seconds(1));
+  const auto deadline = base::Deadline::after(std::chrono::seconds(1));
   std::array<std::uint32_t, kMaxRanks> seen;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     seen[static_cast<std::size_t>(rank)] = blocks_.checks(rank).load(std::memory_order_acquire);
@@ -280,7 +280,7 @@ RankSet TwoLevelReduction::missing() {
   RankSet ranks;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     if (blocks_.missing_of(rank).empty()) continue;
-    if (checks_again(rank, seen[static_cast<std::size_t>(rank)], limit)) {
+    if (checks_again(rank, seen[static_cast<std::size_t>(rank)], deadline)) {
       ranks |= blocks_.missing_of(rank);
     }
   }
@@ -288,10 +288,10 @@ RankSet TwoLevelReduction::missing() {
 }
 
 // A rank that hangs goes on naming those for which it waited before.
-bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::Deadline& limit) {
+bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::Deadline& deadline) {
   const Word& checks = blocks_.checks(rank);
   while (checks.load(std::memory_order_acquire) == seen) {
-    if (limit.expired() || blocks_.region().failed()) return false;
+    if (deadline.expired() || blocks_.region().failed()) return false;
     publish_missing();  // a peer may ask the same of this rank
     if (rank != blocks_.rank()) futex_wait(checks, seen, kSleepSlice);
   }

@@ -75,7 +75,7 @@ class TwoLevelReduction {
   void accumulate(std::size_t bucket);
   void combine(std::size_t bucket);
   void complete(std::size_t bucket);
-  bool checks_again(int rank, std::uint32_t seen, const base::Deadline& limit);
+  bool checks_again(int rank, std::uint32_t seen, const base::Deadline& deadline);
   template <typename Visitor>
   void visit_lanes(std::size_t bucket, Visitor visitor);
   std::string name_of(std::size_t bucket) const;

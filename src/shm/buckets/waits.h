@@ -18,9 +18,9 @@ class BucketWait : public WaitContext {
   using BucketWord = Word ControlBlocks::BucketWords::*;
   static constexpr BucketWord kGathered = nullptr;
 
-  BucketWait(const ControlBlocks& blocks, CallDeadline& limit, std::size_t bucket, BucketWord word,
-             TwoLevelReduction* two_level)
-      : WaitContext({"backward", blocks.step()}, limit),
+  BucketWait(const ControlBlocks& blocks, CallDeadline& call_deadline, std::size_t bucket,
+             BucketWord word, TwoLevelReduction* two_level)
+      : WaitContext({"backward", blocks.step()}, call_deadline),
         blocks_(blocks),
         bucket_(bucket),
         word_(word),
@@ -64,8 +64,8 @@ class BucketWait : public WaitContext {
 // A wait until every rank has aborted the step.
 class AbortWait : public WaitContext {
  public:
-  AbortWait(const ControlBlocks& blocks, CallDeadline& limit)
-      : WaitContext({"forward", blocks.step()}, limit), blocks_(blocks) {}
+  AbortWait(const ControlBlocks& blocks, CallDeadline& call_deadline)
+      : WaitContext({"forward", blocks.step()}, call_deadline), blocks_(blocks) {}
 
   RankSet missing() const override;
   std::string describe() const override;

@@ -112,12 +112,12 @@ TEST(BucketReducer, TheAdviceOfALargeJobFitsIntoItsFailure) {
   for (const std::uint32_t divisor : {1U, 2U, 1000U}) {
     std::vector<StepSummary> all(kMaxWorldSize);
     for (std::uint32_t rank = 0; rank < all.size(); ++rank) all[rank].forwards = rank / divisor;
-    const Disagreement apart = compare_forwards(all, {});
-    EXPECT_LT(apart.text.size(), std::size_t{2048});
-    EXPECT_THAT(apart.text, HasSubstr("Average::samples"));
+    const Disagreement disagreement = compare_forwards(all, {});
+    EXPECT_LT(disagreement.text.size(), std::size_t{2048});
+    EXPECT_THAT(disagreement.text, HasSubstr("Average::samples"));
     if (divisor != 1000) continue;
-    EXPECT_THAT(apart.text, HasSubstr("(ranks 0-999: 0; ranks 1000-1023: 1)"));
-    EXPECT_EQ(apart.ranks.count(), 24);
+    EXPECT_THAT(disagreement.text, HasSubstr("(ranks 0-999: 0; ranks 1000-1023: 1)"));
+    EXPECT_EQ(disagreement.ranks.count(), 24);
   }
 }
 

@@ -110,7 +110,7 @@ TEST_P(BucketReducerRanks, ReportsDifferentNumbersOfModificationsWithoutAnError)
                          1, frozen);
       for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
       reducer.finish();
-      EXPECT_EQ(reducer.modified_apart(), region->size() > 1 && step % 2 == 0 && step <= 4);
+      EXPECT_EQ(reducer.modifications_differ(), region->size() > 1 && step % 2 == 0 && step <= 4);
     }
   });
 }

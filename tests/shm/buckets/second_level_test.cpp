@@ -113,7 +113,7 @@ TEST(SecondLevel, ModificationsThatDifferBetweenNodesShow) {
       reducer.begin_step({.forwards = step, .modifications = differs && node == 1 ? 1U : 0U});
       for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
       reducer.finish();
-      EXPECT_EQ(reducer.modified_apart(), differs);
+      EXPECT_EQ(reducer.modifications_differ(), differs);
     }
   });
 }
