@@ -102,7 +102,7 @@ void BucketReducer::skip(std::size_t bucket) {
 
 // The step must be aborted then, or the group has failed.
 template <typename Action>
-void BucketReducer::or_cancel(Action action) {
+void BucketReducer::run_or_cancel(Action action) {
   try {
     action();
   } catch (const PeerError& error) {
@@ -115,7 +115,7 @@ void BucketReducer::or_cancel(Action action) {
 }
 
 void BucketReducer::try_progress() {
-  if (two_level_) return or_cancel([&] { two_level_->advance(); });
+  if (two_level_) return run_or_cancel([&] { two_level_->advance(); });
   std::erase_if(pending_, [&](std::size_t bucket) {
     if (!blocks_.reached_by_all(bucket, &BucketWords::published)) return false;
     reduce_slice(bucket);
@@ -124,7 +124,7 @@ void BucketReducer::try_progress() {
 }
 
 void BucketReducer::reduce_slice(std::size_t bucket) {
-  agreement_.reach();
+  agreement_.compare_once();
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const int size = blocks_.size();
   const Slice slice = slice_of(count, element_size(type), blocks_.rank(), size);
@@ -164,7 +164,7 @@ void BucketReducer::reduce_parts(const Bucket& bucket, std::span<void* const> pa
 void BucketReducer::finish() {
   deadline_.deadline.reset();
   waits_.clear();
-  if (two_level_) return or_cancel([&] { finish_two_levels(); });
+  if (two_level_) return run_or_cancel([&] { finish_two_levels(); });
   for (const std::size_t bucket : pending_) {
     await_all(bucket, &BucketWords::published);
     reduce_slice(bucket);

@@ -104,7 +104,7 @@ class BucketReducer {
   void finish_step();
   void finish_two_levels();
   template <typename Action>
-  void or_cancel(Action action);
+  void run_or_cancel(Action action);
   void place(std::size_t bucket, void* memory);
   void await(BucketWait& context, int rank);
   void await_all(std::size_t bucket, Word BucketWords::*word);

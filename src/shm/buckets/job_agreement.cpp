@@ -82,12 +82,13 @@ JobAgreement::JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement
       global_ranks_(between.ranks(), between.nodes()),
       buckets_fingerprint_(fingerprint_of_buckets(blocks)) {}
 
-bool JobAgreement::reach() {
-  if (reached_) return true;
+bool JobAgreement::advance() {
+  if (agreed_) return true;
   if (is_leader()) advance_leader();
   if (!Region::reached(blocks_.progress(0).gathered, blocks_.step())) return false;
-  agreement_.take({blocks_.reports(0), between_.ranks().size()}, between_.here(), global_ranks_);
-  return reached_ = true;
+  agreement_.set_from_job({blocks_.reports(0), between_.ranks().size()}, between_.here(),
+                          global_ranks_);
+  return agreed_ = true;
 }
 
 void JobAgreement::advance_leader() {

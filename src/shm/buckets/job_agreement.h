@@ -26,10 +26,10 @@ class JobAgreement {
  public:
   JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement, SecondLevel& between);
 
-  void begin_step() { reached_ = false; }
+  void begin_step() { agreed_ = false; }
   // To be called once every rank of the node has published a bucket of the step. True once all
   // nodes have said what they had to, which then is in the StepAgreement.
-  bool reach();
+  bool advance();
   bool is_leader() const { return blocks_.rank() == 0; }
   // By their places in the job.
   const GlobalRanks& global_ranks() const { return global_ranks_; }
@@ -38,7 +38,7 @@ class JobAgreement {
   SecondLevel::Stage* stage() const { return stage_.get(); }
   void cancel() noexcept;
   // Never destroys it.
-  void leave_stage() { std::ignore = stage_.release(); }
+  void release_stage() { std::ignore = stage_.release(); }
 
  private:
   void collect_reports();
@@ -56,7 +56,7 @@ class JobAgreement {
   SecondLevel& between_;
   GlobalRanks global_ranks_;
   std::uint64_t buckets_fingerprint_;
-  bool reached_ = false;
+  bool agreed_ = false;
   // Of the leader.
   enum class Phase { none, reports, flags } phase_ = Phase::none;
   std::unique_ptr<SecondLevel::Stage> stage_;

@@ -7,7 +7,7 @@
 namespace paceline::shm {
 
 void StepAgreement::compare() {
-  reached_ = true;
+  compared_ = true;
   read_weights();
   modifications_differ_ = false;
   const StepSummary first = blocks_.summary_of(0);
@@ -36,11 +36,11 @@ void StepAgreement::read_weights() {
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     weights_.push_back(blocks_.progress(rank).weight.load(std::memory_order_relaxed));
   }
-  normalise(blocks_.region().global_ranks());
+  normalize(blocks_.region().global_ranks());
 }
 
-void StepAgreement::take(std::span<const RankReport> job, std::span<const int> here,
-                         const GlobalRanks& global_ranks) {
+void StepAgreement::set_from_job(std::span<const RankReport> job, std::span<const int> here,
+                                 const GlobalRanks& global_ranks) {
   std::vector<StepSummary> summaries;
   weights_.clear();
   for (const RankReport& report : job) {
@@ -48,7 +48,7 @@ void StepAgreement::take(std::span<const RankReport> job, std::span<const int> h
     weights_.push_back(report.weight);
   }
   modifications_differ_ = differ_in_modifications(summaries);
-  normalise(global_ranks);
+  normalize(global_ranks);
   if (weights_.empty()) return;
   std::vector<double> of_node;
   for (const int rank : here) of_node.push_back(weights_[static_cast<std::size_t>(rank)]);
@@ -56,7 +56,7 @@ void StepAgreement::take(std::span<const RankReport> job, std::span<const int> h
 }
 
 // `weights_` of all ranks.
-void StepAgreement::normalise(const GlobalRanks& global_ranks) {
+void StepAgreement::normalize(const GlobalRanks& global_ranks) {
   ranks_ = weights_.size();
   double total = 0;
   bool same = true;

@@ -13,17 +13,17 @@ class StepAgreement {
  public:
   explicit StepAgreement(const ControlBlocks& blocks) : blocks_(blocks) {}
 
-  void begin_step() { reached_ = false; }
+  void begin_step() { compared_ = false; }
   // To be called once every rank has published a bucket of the step. Throws Mismatch, which then is
   // the group's failure, if the ranks do not belong together.
-  void reach() {
-    if (!reached_) compare();
+  void compare_once() {
+    if (!compared_) compare();
   }
 
-  // In place of reach, where a job has several nodes: `job` has what the ranks of all nodes said,
-  // `here` tells which of them are this node's. `global_ranks` is for messages.
-  void take(std::span<const RankReport> job, std::span<const int> here,
-            const GlobalRanks& global_ranks);
+  // In place of compare_once, where a job has several nodes: `job` has what the ranks of all nodes
+  // said, `here` tells which of them are this node's. `global_ranks` is for messages.
+  void set_from_job(std::span<const RankReport> job, std::span<const int> here,
+                    const GlobalRanks& global_ranks);
 
   // By rank of this node, 1 over all ranks; empty if all ranks weigh the same.
   const std::vector<double>& weights() const { return weights_; }
@@ -35,10 +35,10 @@ class StepAgreement {
  private:
   void compare();
   void read_weights();
-  void normalise(const GlobalRanks& global_ranks);
+  void normalize(const GlobalRanks& global_ranks);
 
   const ControlBlocks& blocks_;
-  bool reached_ = false;
+  bool compared_ = false;
   bool modifications_differ_ = false;
   std::vector<double> weights_;
   std::size_t ranks_ = 1;  // among which weights are divided

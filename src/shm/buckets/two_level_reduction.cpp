@@ -68,7 +68,7 @@ TwoLevelReduction::TwoLevelReduction(const ControlBlocks& blocks, StepAgreement&
 TwoLevelReduction::~TwoLevelReduction() {
   if (!blocks_.region().in_forked_child()) return;
   for (State& state : states_) std::ignore = state.stage.release();
-  job_.leave_stage();
+  job_.release_stage();
   union Kept {
     std::shared_ptr<SecondLevel> level;
     ~Kept() {}  // leaves `level` alive
@@ -131,7 +131,7 @@ bool TwoLevelReduction::advance(std::size_t bucket) {
   State& state = states_[bucket];
   if (!state.accumulated) {
     using Words = ControlBlocks::BucketWords;
-    if (!blocks_.reached_by_all(bucket, &Words::published) || !job_.reach()) return false;
+    if (!blocks_.reached_by_all(bucket, &Words::published) || !job_.advance()) return false;
     accumulate(bucket);
   }
   if (!state.combined) combine(bucket);
