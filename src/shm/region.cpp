@@ -135,17 +135,18 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
 }
 
 void Region::fail_late(int peer, const WaitContext& context) {
-  const RankSet beyond = context.missing_beyond();
-  const RankSet missing = beyond.empty() ? context.missing() | RankSet{peer} : RankSet();
-  std::string text = fmt::format(
-      "{} did not arrive within the timeout of {} s at {}",
-      beyond.empty() ? global_ranks().describe(missing) : context.describe_beyond(beyond),
-      context.deadline.deadline->budget().count() / 1000.0, context.describe());
+  const RankSet on_other_nodes = context.missing_on_other_nodes();
+  const RankSet missing = on_other_nodes.empty() ? context.missing() | RankSet{peer} : RankSet();
+  std::string text =
+      fmt::format("{} did not arrive within the timeout of {} s at {}",
+                  on_other_nodes.empty() ? global_ranks().describe(missing)
+                                         : context.describe_on_other_nodes(on_other_nodes),
+                  context.deadline.deadline->budget().count() / 1000.0, context.describe());
   for (int rank = 0; rank < size_; ++rank) {
     const std::string last = context.last_seen(rank, missing.contains(rank));
     if (!last.empty()) text += fmt::format("; rank {}: {}", global_ranks().of(rank), last);
   }
-  fail({FailureKind::timeout, beyond | global_ranks().of(missing), text}, context.op);
+  fail({FailureKind::timeout, on_other_nodes | global_ranks().of(missing), text}, context.op);
 }
 
 Failure Region::failure() const {

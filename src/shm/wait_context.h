@@ -25,8 +25,10 @@ class WaitContext {
   virtual RankSet missing() const = 0;
   // The global ranks outside of the group that the missing ones wait for. If there are any, they
   // are late, not the missing ones.
-  virtual RankSet missing_beyond() const { return {}; }
-  virtual std::string describe_beyond(const RankSet& ranks) const { return describe_ranks(ranks); }
+  virtual RankSet missing_on_other_nodes() const { return {}; }
+  virtual std::string describe_on_other_nodes(const RankSet& ranks) const {
+    return describe_ranks(ranks);
+  }
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
   // The last call of `rank`; empty if unknown or not useful.

@@ -271,7 +271,7 @@ void TwoLevelReduction::publish_missing() {
   blocks_.publish_missing(ranks);
 }
 
-RankSet TwoLevelReduction::missing() {
+RankSet TwoLevelReduction::missing_on_other_nodes() {
   const auto deadline = base::Deadline::after(std::chrono::seconds(1));
   std::array<std::uint32_t, kMaxRanks> seen;
   for (int rank = 0; rank < blocks_.size(); ++rank) {

@@ -55,7 +55,7 @@ class TwoLevelReduction {
   void publish_missing();
   // The ranks of other nodes that ranks of this one wait for, by their numbers in the world. For a
   // deadline that was missed: takes up to a second to find out which ranks of this node hang.
-  RankSet missing();
+  RankSet missing_on_other_nodes();
   // Names ranks of any node with their nodes, by their numbers in the world.
   std::string describe(const RankSet& ranks) const;
 

@@ -30,11 +30,11 @@ bool BucketWait::is_for_other_nodes() const {
 }
 
 // While a rank of this node waits for other nodes, its peers can do nothing but wait for it.
-RankSet BucketWait::missing_beyond() const {
-  return two_level_ != nullptr ? two_level_->missing() : RankSet();
+RankSet BucketWait::missing_on_other_nodes() const {
+  return two_level_ != nullptr ? two_level_->missing_on_other_nodes() : RankSet();
 }
 
-std::string BucketWait::describe_beyond(const RankSet& ranks) const {
+std::string BucketWait::describe_on_other_nodes(const RankSet& ranks) const {
   return two_level_->describe(ranks);
 }
 
@@ -68,11 +68,11 @@ void BucketWait::check(int peer) const {
   const auto call = cross_call(blocks_.region(), peer);
   // Words that the peer published before count.
   if (reached(peer)) return;
-  if (!aborted) return check_not_elsewhere(peer, left, call);
+  if (!aborted) return check_not_in_other_call(peer, left, call);
   if (two_level_ != nullptr) check_at_fault(peer);
   // An exception that destroys the reducer usually ends the rank, and its text then says more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
-  if (gone && !left && !stands_for_a_second()) return;
+  if (gone && !left && !has_lasted_a_second()) return;
   throw Mismatch(
       fmt::format("{} aborted {}: an exception ended its backward before bucket {} ({}) was ready",
                   blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
@@ -108,8 +108,8 @@ void BucketWait::check_not_skipped(int peer) const {
 }
 
 // Detects uneven inputs: some ranks go on training while others make the next call.
-void BucketWait::check_not_elsewhere(int peer, bool left,
-                                     const std::optional<CollectiveFingerprint>& call) const {
+void BucketWait::check_not_in_other_call(int peer, bool left,
+                                         const std::optional<CollectiveFingerprint>& call) const {
   constexpr const char* kAdvice =
       "if the ranks have different numbers of batches, give all the same number "
       "(DistributedSampler), or train inside join; if some ran a forward under no_sync, give all "
@@ -120,17 +120,18 @@ void BucketWait::check_not_elsewhere(int peer, bool left,
     blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), op);
   }
   if (!call) first_seen_.reset();
-  if (!call || !stands_for_a_second()) return;  // another thread's first call may come
+  if (!call || !has_lasted_a_second()) return;  // another thread's first call may come
   const std::string me = blocks_.name_of(blocks_.rank());
-  blocks_.fail(elsewhere(), fmt::format("{} waits for {} in {}, call {}, while {} waits for it in "
-                                        "{}: {}",
-                                        blocks_.name_of(peer), me,
-                                        shm::describe(*call, blocks_.region().global_ranks()),
-                                        call->sequence, me, describe(), kAdvice));
+  blocks_.fail(
+      out_of_step(),
+      fmt::format("{} waits for {} in {}, call {}, while {} waits for it in "
+                  "{}: {}",
+                  blocks_.name_of(peer), me, shm::describe(*call, blocks_.region().global_ranks()),
+                  call->sequence, me, describe(), kAdvice));
 }
 
 // The ranks that have not begun the step, if most have; or the reverse.
-RankSet BucketWait::elsewhere() const {
+RankSet BucketWait::out_of_step() const {
   std::vector<std::string> where;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     where.emplace_back(blocks_.has_begun(rank) ? "here" : "elsewhere");
@@ -138,7 +139,7 @@ RankSet BucketWait::elsewhere() const {
   return blocks_.ranks_in_minority(where);
 }
 
-bool BucketWait::stands_for_a_second() const {
+bool BucketWait::has_lasted_a_second() const {
   if (!first_seen_) first_seen_ = base::Deadline::after(std::chrono::seconds(1));
   return first_seen_->expired();
 }

@@ -27,8 +27,8 @@ class BucketWait : public WaitContext {
         two_level_(two_level) {}
 
   RankSet missing() const override;
-  RankSet missing_beyond() const override;
-  std::string describe_beyond(const RankSet& ranks) const override;
+  RankSet missing_on_other_nodes() const override;
+  std::string describe_on_other_nodes(const RankSet& ranks) const override;
   std::string describe() const override;
   // How far the rank has come in this step.
   std::string last_seen(int rank, bool missing) const override;
@@ -49,10 +49,10 @@ class BucketWait : public WaitContext {
  private:
   void check_not_skipped(int peer) const;
   void check_at_fault(int peer) const;
-  void check_not_elsewhere(int peer, bool left,
-                           const std::optional<CollectiveFingerprint>& call) const;
-  RankSet elsewhere() const;
-  bool stands_for_a_second() const;
+  void check_not_in_other_call(int peer, bool left,
+                               const std::optional<CollectiveFingerprint>& call) const;
+  RankSet out_of_step() const;
+  bool has_lasted_a_second() const;
 
   const ControlBlocks& blocks_;
   std::size_t bucket_;
