@@ -129,7 +129,7 @@ void Reducer::begin_step() {
         "with average = Average::samples, call set_samples before every synchronised backward: "
         "this one has no count");
   }
-  buckets_.begin_step(summarizer_.summarise(false), weight_, summarizer_.frozen_flags());
+  buckets_.begin_step(summarizer_.summarize(false), weight_, summarizer_.frozen_flags());
   recorder_.begin_step(bucket_reducer().steps(), buckets_.plan().buckets.size() + 1);
   graph_.begin_step();
   ready_.assign(ready_.size(), false);
@@ -140,7 +140,7 @@ void Reducer::begin_step() {
       if (backward_ == own) finish_backward();
     });
   }
-  if (options_.static_graph && !graph_.learns()) settle_never_used();
+  if (options_.static_graph && !graph_.counting()) settle_never_used();
 }
 
 // The first step of a static graph shows that these never get a gradient.
@@ -181,8 +181,8 @@ void Reducer::finish_backward() {
   try {
     if (!bucket_reducer().in_step()) begin_step();  // no parameter got a gradient
     recorder_.end_backward();
-    if (graph_.learns()) {
-      for (const std::size_t i : graph_.learn()) mark_ready(i);
+    if (graph_.counting()) {
+      for (const std::size_t i : graph_.record_counts()) mark_ready(i);
     }
     const Indices left = missing();
     if (!usage_.may_miss()) {
@@ -229,7 +229,7 @@ void Reducer::reduce_rest(const Indices& missing) {
         !skipped.empty() && !parameters_[i].sparse && skipped[buckets_.plan().places[i].bucket];
     if (!ready_[i] && !is_skipped) mark_ready(i);
   }
-  finish_buckets(usage_.here(), usage_.here());
+  finish_buckets(usage_.used_locally(), usage_.used_locally());
   for (std::size_t k = 0; k < missing.size(); ++k) {
     if (!usage_.used(missing[k])) parameters_[missing[k]].tensor.mutable_grad() = before[k];
   }
@@ -238,10 +238,10 @@ void Reducer::reduce_rest(const Indices& missing) {
   if (!options_.gradient_as_bucket_view) buckets_.put_back(usage_.used());
 }
 
-// `own`: the parameters that this rank has used. `otherwise`: the parameters that any rank has
+// `own`: the parameters that this rank has used. `fallback`: the parameters that any rank has
 // used, if the ranks do not exchange that.
-void Reducer::finish_buckets(const std::vector<bool>& own, const std::vector<bool>& otherwise) {
-  usage_.settle(buckets_.finish(own), otherwise);
+void Reducer::finish_buckets(const std::vector<bool>& own, const std::vector<bool>& fallback) {
+  usage_.set_used(buckets_.finish(own), fallback);
   if (bucket_reducer().modifications_differ())
     summarizer_.compare_parameters(bucket_reducer().steps());
 }
@@ -261,12 +261,12 @@ void Reducer::end_step() {
 void Reducer::main_hook() {
   const at::NoGradGuard no_grad;
   buckets_.detach();
-  buckets_.begin_step(summarizer_.summarise(true), weight_, summarizer_.frozen_flags());
+  buckets_.begin_step(summarizer_.summarize(true), weight_, summarizer_.frozen_flags());
   buckets_.add_zeros();
   const std::size_t count = parameters_.size();
   finish_buckets(std::vector<bool>(count, false), std::vector<bool>(count, true));
   reduce_sparse_zeros(parameters_, usage_.used(), options_.process_group);
-  if (graph_.learns()) graph_.learn_from(usage_.used());
+  if (graph_.counting()) graph_.record_used(usage_.used());
   end_step();
 }
 
@@ -280,7 +280,7 @@ void Reducer::warn_if_never_called() const noexcept {
   if (called_ || std::uncaught_exceptions() > exceptions_) return;
   Indices arrived;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (usage_.here()[i]) arrived.push_back(i);
+    if (usage_.used_locally()[i]) arrived.push_back(i);
   }
   if (arrived.empty()) return;
   base::log(LogLevel::warning,

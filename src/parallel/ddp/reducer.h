@@ -85,7 +85,7 @@ class Reducer {
   Indices missing() const;
   void fail_missing(const Indices& missing);
   void reduce_rest(const Indices& missing);
-  void finish_buckets(const std::vector<bool>& own, const std::vector<bool>& otherwise);
+  void finish_buckets(const std::vector<bool>& own, const std::vector<bool>& fallback);
   void end_step();
   void warn_if_never_called() const noexcept;
 

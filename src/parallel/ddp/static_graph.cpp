@@ -5,7 +5,7 @@
 namespace paceline::ddp {
 
 StaticGraph::StaticGraph(std::size_t parameters, bool enabled)
-    : learns_(enabled), expected_(parameters, 1), arrived_(parameters, 0) {}
+    : counting_(enabled), expected_(parameters, 1), arrived_(parameters, 0) {}
 
 void StaticGraph::begin_step() {
   arrived_.assign(arrived_.size(), 0);
@@ -14,7 +14,7 @@ void StaticGraph::begin_step() {
 
 StaticGraph::Gradient StaticGraph::add(std::size_t parameter) {
   const int arrived = ++arrived_[parameter];
-  if (learns_) {
+  if (counting_) {
     gradients_.push_back(parameter);
     return Gradient::early;
   }
@@ -22,7 +22,7 @@ StaticGraph::Gradient StaticGraph::add(std::size_t parameter) {
   return arrived == expected_[parameter] ? Gradient::last : Gradient::early;
 }
 
-Indices StaticGraph::learn() {
+Indices StaticGraph::record_counts() {
   expected_ = arrived_;
   std::vector<int> seen(expected_.size());
   Indices order;
@@ -32,7 +32,7 @@ Indices StaticGraph::learn() {
   return order;
 }
 
-void StaticGraph::learn_from(const std::vector<bool>& used) {
+void StaticGraph::record_used(const std::vector<bool>& used) {
   for (std::size_t i = 0; i < expected_.size(); ++i) expected_[i] = used[i] ? 1 : 0;
 }
 

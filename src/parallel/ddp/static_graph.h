@@ -14,7 +14,7 @@ class StaticGraph {
   StaticGraph(std::size_t parameters, bool enabled);
 
   // Whether this is the first step, in which gradients are only counted.
-  bool learns() const { return learns_; }
+  bool counting() const { return counting_; }
   void begin_step();
 
   // What a gradient that has just arrived means for its parameter.
@@ -25,14 +25,14 @@ class StaticGraph {
 
   // At the end of the counting step: the parameters that got gradients, in the order of their last
   // gradients.
-  Indices learn();
+  Indices record_counts();
   // On a rank that has joined, which gets no gradients: expects one for each parameter in `used`.
-  void learn_from(const std::vector<bool>& used);
+  void record_used(const std::vector<bool>& used);
   // Call when a step is finished: its counts hold from here on.
-  void end_step() { learns_ = false; }
+  void end_step() { counting_ = false; }
 
  private:
-  bool learns_;
+  bool counting_;
   std::vector<int> expected_;  // by parameter, as is the next
   std::vector<int> arrived_;   // in this step
   Indices gradients_;          // while counting: the parameter of each gradient

@@ -37,7 +37,7 @@ void StepSummarizer::check_frozen() const {
   }
 }
 
-shm::StepSummary StepSummarizer::summarise(bool joined) {
+shm::StepSummary StepSummarizer::summarize(bool joined) {
   bool any_frozen = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     flags_[i] = parameters_[i].tensor.requires_grad() ? 0 : 1;
@@ -58,11 +58,11 @@ std::uint32_t StepSummarizer::count_modifications() {
     const auto& data = one.tensor.unsafeGetTensorImpl()->unsafe_storage();
     if (data.unsafeGetStorageImpl() != one.storage._unsafe_get_target()) {
       one.storage = data.getWeakStorageImpl();
-      ++exchanges_;
+      ++replacements_;
     }
     if (!one.tensor.is_inference()) writes += static_cast<std::uint32_t>(one.tensor._version());
   }
-  return writes + exchanges_;
+  return writes + replacements_;
 }
 
 // One rank may have exchanged its parameters for an evaluation, and put them back.

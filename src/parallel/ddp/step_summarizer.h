@@ -30,7 +30,7 @@ class StepSummarizer {
   // ranks from here on.
   void forget_local_backwards() { local_backwards_ = 0; }
 
-  shm::StepSummary summarise(bool joined);
+  shm::StepSummary summarize(bool joined);
   // The flags that belong to the last summary; valid until the next one.
   shm::FrozenFlags frozen_flags() const { return flags_; }
 
@@ -57,7 +57,7 @@ class StepSummarizer {
   std::vector<std::uint8_t> flags_;  // by parameter
   std::uint32_t forwards_ = 0;
   std::uint32_t local_backwards_ = 0;
-  std::uint32_t exchanges_ = 0;        // how often a watched tensor's data was replaced
+  std::uint32_t replacements_ = 0;     // how often a watched tensor's data was replaced
   std::uint32_t modifications_ = 0;    // at the last summary
   std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters
 };

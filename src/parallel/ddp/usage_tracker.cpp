@@ -8,9 +8,9 @@ UsageTracker::UsageTracker(std::size_t parameters, const DdpOptions& options)
     : static_graph_(options.static_graph),
       find_unused_(options.find_unused_parameters),
       skip_unused_(options.skip_all_reduce_unused_params),
-      here_(parameters),
+      used_locally_(parameters),
       used_(parameters),
-      learnt_(parameters) {}
+      ever_used_(parameters) {}
 
 bool UsageTracker::may_miss() const {
   return static_graph_ ? is_first_ : find_unused_;
@@ -25,22 +25,22 @@ std::vector<bool> UsageTracker::unused_buckets(const BucketPlan& plan) const {
   if (!skip_unused_) return unused;
   for (const auto& bucket : plan.buckets) {
     unused.push_back(
-        std::ranges::none_of(bucket.parameters, [&](std::size_t i) { return here_[i]; }));
+        std::ranges::none_of(bucket.parameters, [&](std::size_t i) { return used_locally_[i]; }));
   }
   return unused;
 }
 
-void UsageTracker::settle(const std::optional<Flags>& exchanged, const Flags& otherwise) {
+void UsageTracker::set_used(const std::optional<Flags>& exchanged, const Flags& fallback) {
   if (exchanged) {
     used_ = *exchanged;
   } else {
-    used_ = static_graph_ ? learnt_ : otherwise;
+    used_ = static_graph_ ? ever_used_ : fallback;
   }
 }
 
 void UsageTracker::end_step() {
   forget();
-  if (is_first_) learnt_ = used_;
+  if (is_first_) ever_used_ = used_;
   is_first_ = false;
 }
 

@@ -22,22 +22,22 @@ class UsageTracker {
   bool needs_exchange() const;
 
   // The parameter got a gradient.
-  void note(std::size_t parameter) { here_[parameter] = true; }
+  void note(std::size_t parameter) { used_locally_[parameter] = true; }
   // The parameters noted since the last synchronised step.
-  const Flags& here() const { return here_; }
-  void forget() { here_.assign(here_.size(), false); }
+  const Flags& used_locally() const { return used_locally_; }
+  void forget() { used_locally_.assign(used_locally_.size(), false); }
   // With skip_all_reduce_unused_params: by bucket, whether none of its parameters was noted. Else
   // empty.
   std::vector<bool> unused_buckets(const BucketPlan& plan) const;
 
   // Settles which parameters were used in a step: `exchanged`, if the ranks have exchanged that;
-  // else as the static graph has it; else `otherwise`.
-  void settle(const std::optional<Flags>& exchanged, const Flags& otherwise);
+  // else as the static graph has it; else `fallback`.
+  void set_used(const std::optional<Flags>& exchanged, const Flags& fallback);
   // The result of the last settling.
   bool used(std::size_t parameter) const { return used_[parameter]; }
   const Flags& used() const { return used_; }
   // With a static graph, after its first step: whether any rank used the parameter in that step.
-  bool is_ever_used(std::size_t parameter) const { return learnt_[parameter]; }
+  bool is_ever_used(std::size_t parameter) const { return ever_used_[parameter]; }
   // Call when a step is finished.
   void end_step();
 
@@ -46,9 +46,9 @@ class UsageTracker {
   bool find_unused_;
   bool skip_unused_;
   bool is_first_ = true;  // the first step has yet to be finished
-  Flags here_;
+  Flags used_locally_;
   Flags used_;
-  Flags learnt_;
+  Flags ever_used_;
 };
 
 }  // namespace paceline::ddp

@@ -21,33 +21,33 @@ TEST(StepSummarizer, CountsForwardsAndLocalBackwards) {
   summarizer.count_forward();
   summarizer.count_forward();
   summarizer.count_local_backward();
-  const auto summary = summarizer.summarise(false);
+  const auto summary = summarizer.summarize(false);
   EXPECT_EQ(summary.forwards, 2U);
   EXPECT_EQ(summary.local_backwards, 1U);
   EXPECT_EQ(summary.joined, 0U);
-  EXPECT_EQ(summarizer.summarise(true).joined, 1U);
+  EXPECT_EQ(summarizer.summarize(true).joined, 1U);
   summarizer.forget_local_backwards();
-  EXPECT_EQ(summarizer.summarise(false).local_backwards, 0U);
-  EXPECT_EQ(summarizer.summarise(false).forwards, 2U);
+  EXPECT_EQ(summarizer.summarize(false).local_backwards, 0U);
+  EXPECT_EQ(summarizer.summarize(false).forwards, 2U);
 }
 
 TEST(StepSummarizer, LeavesLocalBackwardsOutWhereRanksMayDifferInThem) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {.average = Average::samples});
   summarizer.count_local_backward();
-  EXPECT_EQ(summarizer.summarise(false).local_backwards, 0U);
+  EXPECT_EQ(summarizer.summarize(false).local_backwards, 0U);
 }
 
 TEST(StepSummarizer, TellsWhichParametersAreFrozen) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {});
-  EXPECT_EQ(summarizer.summarise(false).frozen, 0U);
+  EXPECT_EQ(summarizer.summarize(false).frozen, 0U);
   parameters[1].tensor.set_requires_grad(false);
-  const auto second = summarizer.summarise(false).frozen;
+  const auto second = summarizer.summarize(false).frozen;
   EXPECT_THAT(summarizer.frozen_flags(), ::testing::ElementsAre(0, 1));
   parameters[0].tensor.set_requires_grad(false);
   parameters[1].tensor.set_requires_grad(true);
-  const auto first = summarizer.summarise(false).frozen;
+  const auto first = summarizer.summarize(false).frozen;
   EXPECT_NE(first, 0U);
   EXPECT_NE(second, 0U);
   EXPECT_NE(first, second);
@@ -57,16 +57,16 @@ TEST(StepSummarizer, CountsChangesOfAllParametersSinceTheRanksHadTheSame) {
   const auto parameters = two_parameters();
   const at::Tensor frozen = torch::zeros({2});
   StepSummarizer summarizer(parameters, {{"c", frozen}}, {});
-  EXPECT_EQ(summarizer.summarise(false).modifications, 0U);
+  EXPECT_EQ(summarizer.summarize(false).modifications, 0U);
   const torch::NoGradGuard no_grad;
   parameters[0].tensor.add_(1);
   frozen.add_(1);
-  EXPECT_EQ(summarizer.summarise(false).modifications, 2U);
-  const auto before = summarizer.summarise(false).modifications;
+  EXPECT_EQ(summarizer.summarize(false).modifications, 2U);
+  const auto before = summarizer.summarize(false).modifications;
   at::Tensor(parameters[1].tensor).set_data(torch::ones({2}));
-  EXPECT_GT(summarizer.summarise(false).modifications, before);
+  EXPECT_GT(summarizer.summarize(false).modifications, before);
   summarizer.note_same_parameters();
-  EXPECT_EQ(summarizer.summarise(false).modifications, 0U);
+  EXPECT_EQ(summarizer.summarize(false).modifications, 0U);
 }
 
 TEST(StepSummarizer, RefusesAParameterThatIsNoLongerFrozen) {

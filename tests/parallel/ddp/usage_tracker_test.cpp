@@ -27,36 +27,36 @@ TEST(UsageTracker, OptionsSayWhatMayMissAndWhatIsExchanged) {
 TEST(UsageTracker, StaticGraphExchangesUsageInItsFirstStepOnly) {
   UsageTracker usage(2, kStatic);
   usage.note(0);
-  usage.settle(Flags{true, false}, usage.here());
+  usage.set_used(Flags{true, false}, usage.used_locally());
   usage.end_step();
   EXPECT_FALSE(usage.may_miss());
   EXPECT_FALSE(usage.needs_exchange());
   EXPECT_TRUE(usage.is_ever_used(0));
   EXPECT_FALSE(usage.is_ever_used(1));
-  usage.settle({}, {true, true});
+  usage.set_used({}, {true, true});
   EXPECT_EQ(usage.used(), (Flags{true, false}));
 }
 
 TEST(UsageTracker, WhatRanksExchangeDecides) {
   UsageTracker usage(2, kFindsUnused);
   usage.note(0);
-  usage.settle(Flags{true, true}, usage.here());
+  usage.set_used(Flags{true, true}, usage.used_locally());
   EXPECT_TRUE(usage.used(1));
-  usage.settle({}, usage.here());
+  usage.set_used({}, usage.used_locally());
   EXPECT_FALSE(usage.used(1));
 }
 
 TEST(UsageTracker, NotesLastUntilAStepIsFinishedOrForgotten) {
   UsageTracker usage(2, kFindsUnused);
   usage.note(1);
-  usage.settle({}, usage.here());
-  EXPECT_EQ(usage.here(), (Flags{false, true}));
+  usage.set_used({}, usage.used_locally());
+  EXPECT_EQ(usage.used_locally(), (Flags{false, true}));
   usage.end_step();
-  EXPECT_EQ(usage.here(), (Flags{false, false}));
+  EXPECT_EQ(usage.used_locally(), (Flags{false, false}));
   EXPECT_TRUE(usage.used(1));
   usage.note(0);
   usage.forget();
-  EXPECT_EQ(usage.here(), (Flags{false, false}));
+  EXPECT_EQ(usage.used_locally(), (Flags{false, false}));
 }
 
 TEST(UsageTracker, FindsBucketsWithoutAUsedParameter) {
