@@ -107,14 +107,14 @@ std::optional<std::vector<bool>> GradientBuckets::finish(const std::vector<bool>
 }
 
 void GradientBuckets::end_step() {
-  return_in_place();
+  reset_in_place();
   is_first_ = false;
 }
 
 void GradientBuckets::count_down(std::size_t bucket) {
   if (--outstanding_[bucket] == 0) publish(bucket);
   bucket_reducer_->try_progress();
-  recorder_.look_at(*bucket_reducer_);
+  recorder_.record_reduced_buckets(*bucket_reducer_);
 }
 
 void GradientBuckets::publish(std::size_t bucket) {
@@ -132,7 +132,7 @@ bool GradientBuckets::is_view(std::size_t parameter) const {
 // Copies .grad into the view, and makes the view .grad if that is wanted.
 void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
                                     const at::Tensor& incoming) {
-  if (is_alone() || is_view(parameter)) return;
+  if (keeps_gradients_in_place() || is_view(parameter)) return;
   // A gradient without an update in this step may have to keep its value.
   if (arrived && use_in_place(parameter, incoming)) return;
   const at::NoGradGuard no_grad;
@@ -163,7 +163,7 @@ bool GradientBuckets::use_in_place(std::size_t parameter, const at::Tensor& inco
   return true;
 }
 
-void GradientBuckets::return_in_place() {
+void GradientBuckets::reset_in_place() {
   for (const std::size_t i : in_place_) views_[i].current = views_[i].in_bucket;
   in_place_.clear();
 }

@@ -42,7 +42,7 @@ class GradientBuckets {
   distributed::BucketReducer& reducer() { return *bucket_reducer_; }
   // Whether gradients stay where autograd allocated them: a single rank checks as several do, but
   // averages with no other rank. Hooks still get buckets.
-  bool is_alone() const { return ranks_ == 1 && !hook_; }
+  bool keeps_gradients_in_place() const { return ranks_ == 1 && !hook_; }
   // Call on a thread before it runs a backward.
   void prepare_thread();
 
@@ -67,7 +67,7 @@ class GradientBuckets {
   // Call at the end of a finished step.
   void end_step();
   // Call at the end of any step, aborted ones too: later gradients are copied into buckets again.
-  void return_in_place();
+  void reset_in_place();
 
   // After an aborted step, in which only some gradients were averaged: zeroes dense gradients and
   // removes sparse ones.

@@ -77,7 +77,7 @@ void GradientBuckets::make_plan(const Indices& order) {
 
 // The same on every rank, as the plan depends on it.
 bool GradientBuckets::uses_in_place() const {
-  return options_.zero_copy && !hook_ && !is_alone() &&
+  return options_.zero_copy && !hook_ && !keeps_gradients_in_place() &&
          distributed::supports_in_place(options_.process_group.c10d(),
                                         parameters_.front().tensor.device().type());
 }
@@ -120,7 +120,7 @@ void GradientBuckets::make_bucket_reducer() {
 }
 
 void GradientBuckets::make_views() {
-  if (is_alone()) return;
+  if (keeps_gradients_in_place()) return;
   const at::NoGradGuard no_grad;
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     const at::Tensor& bucket = bucket_reducer_->tensor(b);

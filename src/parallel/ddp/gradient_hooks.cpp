@@ -15,7 +15,7 @@ GradientHooks::GradientHooks(const std::vector<NamedTensor>& parameters,
                              const std::vector<bool>& left_out, Call call)
     : parameters_(parameters), call_(std::move(call)), hooks_(parameters.size()) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    forms_.push_back(form_of(parameters_[i].tensor));
+    metadata_.push_back(metadata_of(parameters_[i].tensor));
     if (!left_out[i]) attach(i);
   }
 }
@@ -26,7 +26,7 @@ GradientHooks::~GradientHooks() {
   }
 }
 
-GradientHooks::Form GradientHooks::form_of(const at::Tensor& tensor) {
+GradientHooks::TensorMetadata GradientHooks::metadata_of(const at::Tensor& tensor) {
   return {tensor.scalar_type(), tensor.device(), tensor.sizes().vec()};
 }
 
@@ -48,7 +48,7 @@ void GradientHooks::renew() {
     Hook& hook = hooks_[i];
     if (!hook.accumulator) continue;
     if (torch::autograd::impl::try_get_grad_accumulator(tensor) == hook.accumulator) continue;
-    if (!sparse && form_of(tensor) != forms_[i]) {
+    if (!sparse && metadata_of(tensor) != metadata_[i]) {
       throw UsageError(fmt::format(
           "parameter {} has changed its type, device or shape since it was wrapped: change the "
           "module first, then wrap it",

@@ -34,20 +34,20 @@ class GradientHooks {
     std::uintptr_t key = 0;
   };
   // The properties that a parameter must keep, since its bucket is made for them.
-  struct Form {
+  struct TensorMetadata {
     at::ScalarType type;
     at::Device device;
     std::vector<std::int64_t> sizes;
-    bool operator==(const Form&) const = default;
+    bool operator==(const TensorMetadata&) const = default;
   };
 
-  static Form form_of(const at::Tensor& tensor);
+  static TensorMetadata metadata_of(const at::Tensor& tensor);
   void attach(std::size_t parameter);
 
   const std::vector<NamedTensor>& parameters_;
   Call call_;
-  std::vector<Hook> hooks_;  // by parameter, as is the next
-  std::vector<Form> forms_;  // when the model was wrapped
+  std::vector<Hook> hooks_;               // by parameter, as is the next
+  std::vector<TensorMetadata> metadata_;  // when the model was wrapped
 };
 
 }  // namespace paceline::ddp

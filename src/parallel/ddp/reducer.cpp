@@ -36,7 +36,7 @@ Reducer::~Reducer() {
   warn_if_never_called();
 }
 
-void Reducer::before_forward(bool synchronise, bool counts) {
+void Reducer::before_forward(bool synchronise, bool requires_backward) {
   called_ = true;
   if (bucket_reducer().abort_step()) {
     buckets_.forget_gradients();
@@ -44,10 +44,10 @@ void Reducer::before_forward(bool synchronise, bool counts) {
     summarizer_.forget_local_backwards();
     recorder_.abort_step();
   }
-  buckets_.return_in_place();
+  buckets_.reset_in_place();
   backward_ = -1;
   synchronise_ = synchronise;
-  if (counts) {
+  if (requires_backward) {
     summarizer_.check_frozen();
     if (synchronise) summarizer_.count_forward();
     if (synchronise && std::exchange(reorder_due_, false)) {
@@ -58,8 +58,8 @@ void Reducer::before_forward(bool synchronise, bool counts) {
   }
   hooks_.renew();
   buckets_.prepare_thread();
-  records_ = counts;
-  if (counts) recorder_.begin_forward(bucket_reducer().steps() + 1);
+  records_ = requires_backward;
+  if (requires_backward) recorder_.begin_forward(bucket_reducer().steps() + 1);
 }
 
 void Reducer::watch_output(const at::Tensor& output) {
@@ -233,7 +233,7 @@ void Reducer::reduce_rest(const Indices& missing) {
   for (std::size_t k = 0; k < missing.size(); ++k) {
     if (!usage_.used(missing[k])) parameters_[missing[k]].tensor.mutable_grad() = before[k];
   }
-  if (buckets_.is_alone()) return;
+  if (buckets_.keeps_gradients_in_place()) return;
   reduce_sparse(parameters_, usage_.used(), bucket_reducer().share(), options_.process_group);
   if (!options_.gradient_as_bucket_view) buckets_.put_back(usage_.used());
 }

@@ -40,10 +40,10 @@ class Reducer {
   ~Reducer();
 
   // Decides whether the next backwards are synchronised, and clears an aborted step: all gradients
-  // become zero then, since only some have been averaged. `counts`: whether a backward must follow
-  // this forward if the step is synchronised. After the very first step it rebuilds the buckets,
-  // and is then collective.
-  void before_forward(bool synchronise, bool counts);
+  // become zero then, since only some have been averaged. `requires_backward`: whether a backward
+  // must follow this forward if the step is synchronised. After the very first step it rebuilds the
+  // buckets, and is then collective.
+  void before_forward(bool synchronise, bool requires_backward);
   // Call after collective calls between before_forward and the forward itself.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
   // In place of before_forward, without gradients.

@@ -29,8 +29,8 @@ void add(StepStats& total, const StepStats& step) {
 
 StepRecorder::StepRecorder() : model_(next_model()) {}
 
-void StepRecorder::draw(Kind kind, Clock::time_point begin, Clock::time_point end, int bucket,
-                        int peer) const {
+void StepRecorder::record_span(Kind kind, Clock::time_point begin, Clock::time_point end,
+                               int bucket, int peer) const {
   if (Timeline* const timeline = Timeline::current()) {
     timeline->record({kind, model_, step_, bucket, peer, begin, end});
   }
@@ -52,14 +52,14 @@ void StepRecorder::begin_forward(std::uint64_t step) {
 void StepRecorder::end_pre_forward_sync() {
   const auto now = Clock::now();
   pre_forward_sync_ += now - forward_begin_;
-  draw(Kind::pre_forward_sync, forward_begin_, now);
+  record_span(Kind::pre_forward_sync, forward_begin_, now);
   forward_begin_ = now;
 }
 
 void StepRecorder::end_forward() {
   backward_begin_ = Clock::now();
   forward_ += backward_begin_ - forward_begin_;
-  draw(Kind::forward, forward_begin_, backward_begin_);
+  record_span(Kind::forward, forward_begin_, backward_begin_);
 }
 
 void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
@@ -78,10 +78,10 @@ void StepRecorder::add_bucket(std::size_t bucket, std::size_t bytes) {
   if (bucket < published_.size()) published_[bucket] = Clock::now();
 }
 
-void StepRecorder::look_at(const distributed::BucketReducer& bucket_reducer) {
+void StepRecorder::record_reduced_buckets(const distributed::BucketReducer& bucket_reducer) {
   for (std::size_t bucket = 0; bucket < published_.size(); ++bucket) {
     if (published_[bucket] == kNever || !bucket_reducer.is_reduced(bucket)) continue;
-    draw(Kind::bucket, published_[bucket], Clock::now(), static_cast<int>(bucket));
+    record_span(Kind::bucket, published_[bucket], Clock::now(), static_cast<int>(bucket));
     published_[bucket] = kNever;
   }
 }
@@ -96,11 +96,11 @@ void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   }
   for (const auto& wait : bucket_reducer.waits()) {
     step.waiting += wait.end - wait.begin;
-    draw(Kind::wait, wait.begin, wait.end, wait.bucket, wait.rank);
+    record_span(Kind::wait, wait.begin, wait.end, wait.bucket, wait.rank);
   }
-  look_at(bucket_reducer);
-  draw(Kind::backward, backward_begin_, now);
-  draw(Kind::step, step_begin_, now);
+  record_reduced_buckets(bucket_reducer);
+  record_span(Kind::backward, backward_begin_, now);
+  record_span(Kind::step, step_begin_, now);
   step_begin_ = backward_begin_ = kNever;
   ++stats_.steps;
   add(stats_.total, step);

@@ -25,7 +25,7 @@ class StepRecorder {
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Records which buckets are reduced by now.
-  void look_at(const distributed::BucketReducer& bucket_reducer);
+  void record_reduced_buckets(const distributed::BucketReducer& bucket_reducer);
   void end_backward() { backward_end_ = Clock::now(); }
   void end_step(const distributed::BucketReducer& bucket_reducer);
 
@@ -37,8 +37,8 @@ class StepRecorder {
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever{};
 
-  void draw(trace::Kind kind, Clock::time_point begin, Clock::time_point end, int bucket = -1,
-            int peer = -1) const;
+  void record_span(trace::Kind kind, Clock::time_point begin, Clock::time_point end,
+                   int bucket = -1, int peer = -1) const;
 
   std::uint64_t model_;  // its number in this process
   DdpStats stats_;

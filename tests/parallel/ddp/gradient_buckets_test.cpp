@@ -177,7 +177,7 @@ TEST(GradientBuckets, DetachedGradientsLeaveTheBuckets) {
 TEST_P(GradientBucketsBackends, LeaveGradientsOfASingleRankAlone) {
   expect_torch_ranks(1, GetParam(), [](int, int) {
     Fixture of;
-    EXPECT_TRUE(of.buckets->is_alone());
+    EXPECT_TRUE(of.buckets->keeps_gradients_in_place());
     of.begin();
     of.set_gradient(1, 7);
     const void* const own = of.parameters[1].tensor.grad().data_ptr();
@@ -194,7 +194,7 @@ TEST(GradientBuckets, TakeOneHookBeforeTheFirstStep) {
     const auto hook = [] { return paceline::detail::make_comm_hook(comm_hooks::all_reduce()); };
     Fixture of;
     of.buckets->set_hook(hook());
-    EXPECT_FALSE(of.buckets->is_alone());
+    EXPECT_FALSE(of.buckets->keeps_gradients_in_place());
     EXPECT_THAT([&] { of.buckets->set_hook(hook()); },
                 ThrowsMessage<UsageError>(HasSubstr("has a hook already")));
     Fixture late;
