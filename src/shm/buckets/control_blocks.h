@@ -22,12 +22,11 @@ struct Bucket {
 
   std::size_t bytes() const { return count * element_size(type); }
 };
-// Names what is in a bucket, for messages: "fc.weight and fc.bias".
+// The content of a bucket, for messages: "fc.weight, fc.bias".
 using DescribeBucket = std::function<std::string(std::size_t bucket)>;
 
-// What the ranks of a bucket reducer tell each other in shared memory, each in a control block of
-// its own in its arena, and which step this rank is in. docs/shm-protocol.md tells who writes a
-// word when.
+// What the ranks of a bucket reducer publish in shared memory: each has a control block in its
+// arena. Also the step that this rank is in. docs/shm-protocol.md lists who writes a word and when.
 class ControlBlocks {
  public:
   struct alignas(kCacheLine) Progress {
@@ -36,30 +35,30 @@ class ControlBlocks {
     Word last;      // the bucket published last
     Word gone;      // 1 if the reducer was destroyed in the aborted step
     std::atomic<double> weight;
-    // StepSummary's.
+    // The fields of StepSummary.
     Word forwards;
     Word local_backwards;
     Word frozen;
     Word modifications;
     Word joined;
-    // Where a job has several nodes.
-    Word gathered;  // by rank 0: the last step of which its `reports` are there
+    // Several nodes only. Written by rank 0: the last step whose `reports` are complete.
+    Word gathered;
   };
   static_assert(sizeof(Progress) == kCacheLine);
   struct alignas(kCacheLine) BucketWords {
     Word published;
     Word reduced;
-    Word skipped;                            // the last step in which it was
-    Word accumulated;                        // several nodes: this rank's slice
+    Word skipped;      // the last step in which this bucket was skipped
+    Word accumulated;  // several nodes: the last step in which this rank accumulated its slice
     std::atomic<std::uint64_t> offset;       // the bucket's offset in the published step
-    std::atomic<std::uint64_t> lane_offset;  // the offset of this rank's lane sums
-    Word combined;                           // this rank's lane
+    std::atomic<std::uint64_t> lane_offset;  // the offset of the sums of this rank's lane
+    Word combined;  // several nodes: the last step in which this rank's lane was reduced
   };
   static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&
                 std::atomic<std::uint64_t>::is_always_lock_free);
 
-  // Collective. Mismatch if the ranks have different buckets. `job_ranks`: how many ranks the nodes
-  // of the job have; 0 if this is the only node.
+  // Collective. Mismatch if the ranks have different buckets. `job_ranks`: the number of ranks in
+  // the job; 0 on a single node.
   ControlBlocks(Group& group, std::span<const Bucket> buckets, DescribeBucket describe,
                 std::uint32_t steps, std::vector<std::string> parameters,
                 std::size_t job_ranks = 0);
@@ -75,7 +74,7 @@ class ControlBlocks {
   const std::vector<std::string>& parameters() const { return parameters_; }
 
   std::uint32_t step() const { return step_; }
-  // Begins the next step with what this rank says of it.
+  // Begins the next step and publishes this rank's values for it.
   void begin_step(const StepSummary& summary, double weight, FrozenFlags frozen);
 
   Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
@@ -86,37 +85,36 @@ class ControlBlocks {
   BucketWords& own_words(std::size_t bucket) const { return words(rank(), bucket); }
   std::uint8_t* frozen_flags(int rank) const;
   StepSummary summary_of(int rank) const;
-  // Of a job of several nodes, once rank 0 has `gathered` them.
+  // Several nodes only: the reports of all ranks of the job. Valid once rank 0 has `gathered` them.
   RankReport* reports(int rank) const;
-  // The ranks of other nodes that a rank waits for, by their numbers in the world; none before it
-  // publishes them in this step. It does so whenever it checks its peers; a rank that hangs does
-  // not any more.
+  // The global ranks on other nodes that a rank waits for; none before it publishes them in this
+  // step. A waiting rank publishes them whenever it checks its peers. A hung rank stops publishing
+  // them.
   void publish_missing(const RankSet& ranks) const;
   RankSet missing_of(int rank) const;
-  // How often a rank has published the ranks that it waits for.
+  // How often a rank has called publish_missing.
   const Word& checks(int rank) const { return job_block(rank).checks; }
-  // The ranks, of any node, because of which a rank aborts this step. To be published before
-  // `aborted`.
+  // The global ranks that made a rank abort this step. Publish them before `aborted`.
   void publish_at_fault(const RankSet& ranks) const;
   RankSet at_fault_of(int rank) const;
-  // Whether a rank, or every rank, has a word of a bucket at the current step.
+  // Whether a word of a bucket has reached the current step, on a rank or on every rank.
   bool reached(int rank, std::size_t bucket, Word BucketWords::*word) const {
     return Region::reached(words(rank, bucket).*word, step_);
   }
   bool reached_by_all(std::size_t bucket, Word BucketWords::*word) const;
-  // Whether a rank has published or skipped a bucket in this step: then its summary is there.
+  // Whether a rank has published or skipped a bucket in this step: then its summary can be read.
   bool has_begun(int rank) const;
 
-  // Says where this rank's bucket lies in this step.
+  // Sets where this rank's bucket is stored in this step.
   void place(std::size_t bucket, const void* memory);
-  // A rank's bucket, once it is published.
+  // A rank's bucket. Call once it is published.
   void* find(int rank, std::size_t bucket) const;
 
   // For messages: "rank 3", "step 7 of group world", "fc.weight".
   std::string name_of(int rank) const;
   std::string position() const;
   std::string describe(std::size_t bucket) const { return describe_(bucket); }
-  // Makes `text` the group's failure, with ranks of the group, or of the world, at fault.
+  // Makes `text` the group's failure. `ranks`: the ranks of the group at fault.
   [[noreturn]] void fail(const RankSet& ranks, const std::string& text) const;
   [[noreturn]] void fail(const Failure& failure) const;
   // The ranks that differ from the majority; all ranks if there is none.

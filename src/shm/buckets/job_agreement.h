@@ -10,34 +10,33 @@
 
 namespace paceline::shm {
 
-// True once a stage is complete. One that fails makes the group's failure; one that was aborted
-// throws Mismatch, as if a peer on this node aborted the step. `what` it is, and the job's
-// `global_ranks`, are for messages.
+// Whether a stage is complete. If it failed, so does the group. If it was aborted, throws Mismatch,
+// as if a peer on this node aborted the step. `what` and `global_ranks` appear in messages.
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
                  const GlobalRanks& global_ranks);
-// Makes the exception that is being handled the group's failure, with the ranks that it names, or
-// else `ranks`.
+// Makes the exception that is being handled the group's failure. At fault are the ranks that it
+// names, or else `ranks`.
 [[noreturn]] void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
                                      const std::string& what);
 
-// What the ranks of all nodes say of a step. Rank 0 of a node, its leader, collects it and checks
-// that it goes together; the others of the node read it in the leader's control block.
+// What the ranks of all nodes report of a step. Rank 0 of a node, its leader, gathers the reports
+// and checks them for agreement. The node's other ranks read them in the leader's control block.
 class JobAgreement {
  public:
   JobAgreement(const ControlBlocks& blocks, StepAgreement& agreement, SecondLevel& between);
 
   void begin_step() { agreed_ = false; }
-  // To be called once every rank of the node has published a bucket of the step. True once all
-  // nodes have said what they had to, which then is in the StepAgreement.
+  // Call once every rank of the node has published a bucket of the step. Returns true once the
+  // reports of all nodes have arrived and agree; the StepAgreement is then set.
   bool advance();
   bool is_leader() const { return blocks_.rank() == 0; }
-  // By their places in the job.
+  // Global ranks by job index.
   const GlobalRanks& global_ranks() const { return global_ranks_; }
 
-  // What the leader collects at present; null if nothing.
+  // The leader's exchange under way, or null.
   SecondLevel::Stage* stage() const { return stage_.get(); }
   void cancel() noexcept;
-  // Never destroys it.
+  // In a forked child: leaks the stage, since its threads and locks exist only in the parent.
   void release_stage() { std::ignore = stage_.release(); }
 
  private:
@@ -57,7 +56,7 @@ class JobAgreement {
   GlobalRanks global_ranks_;
   std::uint64_t buckets_fingerprint_;
   bool agreed_ = false;
-  // Of the leader.
+  // Used by the leader only, as are the next three.
   enum class Phase { none, reports, flags } phase_ = Phase::none;
   std::unique_ptr<SecondLevel::Stage> stage_;
   std::shared_ptr<std::byte> all_;

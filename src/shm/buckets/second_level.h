@@ -11,9 +11,8 @@
 namespace paceline::shm {
 
 // How the nodes of a job exchange what the ranks of each have reduced: the second level of a
-// BucketReducer. Every rank of every node has one, made for its bucket reducer; all of them
-// together serve that one reducer. Its methods are called by the thread that uses the reducer, and
-// never wait.
+// BucketReducer. Each rank has its own, for its own BucketReducer. Together they connect the
+// reducers of all nodes. Call it on the thread that uses the reducer. It never waits.
 class SecondLevel {
  public:
   // An exchange between nodes that is under way.
@@ -21,34 +20,35 @@ class SecondLevel {
    public:
     enum class State { under_way, complete, aborted };
 
-    // After cancel, or when it is complete, a stage may be destroyed at any time.
+    // Destroy only after cancel() or when complete.
     virtual ~Stage() = default;
-    // Throws if the exchange has failed: a PeerError that names ranks, where they are known.
-    // `aborted` if another node cancelled its part, or has gone on to a later step without one.
+    // Throws if the exchange has failed: a PeerError that names ranks, if they are known. Returns
+    // `aborted` if another node cancelled this exchange, or has begun a later step without starting
+    // it.
     virtual State poll() = 0;
-    // Gives the exchange up. It is not polled again.
+    // Cancels the exchange. Do not poll it afterwards.
     virtual void cancel() noexcept = 0;
     // The global ranks that it waits for.
     virtual RankSet awaited() const = 0;
-    // Once it is aborted: the global ranks at fault, as the nodes that aborted it named them.
+    // Once it is aborted: the global ranks at fault, as named by the nodes that aborted it.
     virtual RankSet at_fault() const = 0;
   };
 
   virtual ~SecondLevel() = default;
 
-  // The ranks of the job, by their numbers in the world.
+  // The global ranks of the job.
   virtual const std::vector<int>& ranks() const = 0;
   // The node of each of `ranks`.
   virtual const std::vector<int>& nodes() const = 0;
-  // Which of `ranks` this node's ranks are, by local rank.
+  // The indices of this node's ranks in `ranks`, by local rank.
   virtual const std::vector<int>& here() const = 0;
-  // Into how many parts buckets are divided between nodes; the same on all, and no more than any
-  // node has ranks. Local rank l starts the stages of lane l.
+  // The number of lanes; equal on all nodes, at most the size of the smallest node. Local rank l
+  // starts the reductions of lane l.
   virtual int lanes() const = 0;
 
-  // Of local rank 0: collects as many bytes of each rank. `mine` has those of this node's ranks, in
-  // order, and is read before this returns; `all` receives those of all `ranks`, in order, and is
-  // kept as long as anything may write to it. Matches the other nodes' by step and phase.
+  // Call on local rank 0. Gathers equally many bytes from every rank of the job. `mine`: this
+  // node's, in rank order, read before return. `all`: all ranks', in the order of ranks(); kept as
+  // long as anything may write to it. Matches the other nodes' calls by step and phase.
   struct Collection {
     std::uint32_t step;
     std::uint32_t phase;  // from 0, in each step
@@ -56,10 +56,10 @@ class SecondLevel {
   virtual std::unique_ptr<Stage> gather(const Collection& what, std::span<const std::byte> mine,
                                         std::shared_ptr<std::byte> all) = 0;
 
-  // Reduces `count` elements over all nodes, with any but ReduceOp::avg, in place in `buffer`; with
-  // the same result, bit for bit, on all nodes. The stage, or whatever does its work, keeps the
-  // buffer as long as anything may write to it, even when it was cancelled. Matches the other
-  // nodes' by step, bucket and lane; these come in another order on each node.
+  // Reduces `count` elements over all nodes, in place in `buffer`; `op` is not ReduceOp::avg. All
+  // nodes get the same result, bit for bit. The buffer is kept as long as anything may write to it,
+  // even after a cancel. Matches the other nodes' calls by step, bucket and lane. Nodes may start
+  // them in any order.
   struct LaneReduction {
     std::uint32_t step;
     std::size_t bucket;
@@ -71,11 +71,9 @@ class SecondLevel {
   virtual std::unique_ptr<Stage> start(const LaneReduction& what,
                                        std::shared_ptr<std::byte> buffer) = 0;
 
-  // A rank of this node aborts `step`, perhaps before it started anything: exchanges of the step
-  // that this node has not started, now or later on, are aborted for the other nodes. So are
-  // those that are cancelled after it. `at_fault`, by their numbers in the world, are this rank or
-  // those that made it abort, of any node; at least one. If several ranks of a node abort, the
-  // first says which are at fault.
+  // Aborts `step` on this node. Exchanges of the step that this node has not started, or cancels
+  // from now on, become `aborted` on the other nodes. `at_fault`: at least one global rank. The
+  // first call on a node wins.
   virtual void abort(std::uint32_t step, const RankSet& at_fault) noexcept = 0;
 };
 

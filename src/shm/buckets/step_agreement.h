@@ -7,27 +7,28 @@
 
 namespace paceline::shm {
 
-// What the ranks said when they began a step, compared before anything is reduced: how much each
-// counts in averages, and that their gradients belong together.
+// Compares the values that the ranks published when they began a step, before anything is reduced:
+// their gradients must belong together. Also has the ranks' weights in averages.
 class StepAgreement {
  public:
   explicit StepAgreement(const ControlBlocks& blocks) : blocks_(blocks) {}
 
   void begin_step() { compared_ = false; }
-  // To be called once every rank has published a bucket of the step. Throws Mismatch, which then is
-  // the group's failure, if the ranks do not belong together.
+  // Call once every rank has published a bucket of the step. If the ranks' gradients do not belong
+  // together, fails the group with Mismatch.
   void compare_once() {
     if (!compared_) compare();
   }
 
-  // In place of compare_once, where a job has several nodes: `job` has what the ranks of all nodes
-  // said, `here` tells which of them are this node's. `global_ranks` is for messages.
+  // Instead of compare_once, if the job has several nodes. Sets the agreement from `job`, the
+  // reports of all nodes' ranks, which agree. `here`: the indices of this node's ranks in it.
+  // `global_ranks` appears in messages.
   void set_from_job(std::span<const RankReport> job, std::span<const int> here,
                     const GlobalRanks& global_ranks);
 
-  // By rank of this node, 1 over all ranks; empty if all ranks weigh the same.
+  // The weights of this node's ranks; all ranks' weights sum to 1. Empty if they are equal.
   const std::vector<double>& weights() const { return weights_; }
-  // What this rank counts, of 1 in all.
+  // This rank's weight.
   double share() const;
   // Whether the ranks began the step with different numbers of modifications; the same on all.
   bool modifications_differ() const { return modifications_differ_; }
@@ -41,11 +42,11 @@ class StepAgreement {
   bool compared_ = false;
   bool modifications_differ_ = false;
   std::vector<double> weights_;
-  std::size_t ranks_ = 1;  // among which weights are divided
+  std::size_t ranks_ = 1;  // the number of ranks whose weights sum to 1
 };
 
-// Fails the group if different parameters are frozen. `flags` is by rank, empty for one that does
-// not count.
+// Fails the group if different parameters are frozen. `flags` is by rank, empty for a rank that is
+// not compared.
 void check_frozen(const ControlBlocks& blocks, std::span<const FrozenFlags> flags);
 
 }  // namespace paceline::shm

@@ -15,7 +15,7 @@ bool differ_in_frozen(std::span<const StepSummary> ranks);
 bool differ_in_modifications(std::span<const StepSummary> ranks);
 
 // Names the parameters that are frozen on some ranks only. `flags` is by rank; empty for a rank
-// that does not count.
+// that is not compared.
 Disagreement compare_frozen(std::span<const FrozenFlags> flags,
                             std::span<const std::string> parameters,
                             const GlobalRanks& global_ranks);

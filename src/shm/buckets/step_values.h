@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
-// The values that a step of training is begun with and leaves behind, for interfaces that need
-// nothing else of bucket reducers.
+// The values that a training step begins with and leaves behind, for interfaces that need nothing
+// else of bucket reducers.
 namespace paceline::shm {
 
 // What a rank has done for a training step; ranks exchange it with the step.
@@ -13,26 +13,25 @@ struct StepSummary {
   std::uint32_t forwards = 0;  // training forwards whose backward is synchronised
   // Under no_sync, since the last synchronised step; 0 where ranks may run different numbers.
   std::uint32_t local_backwards = 0;
-  // Of the set of frozen parameters; 0 if there is none.
+  // Fingerprint of the set of frozen parameters; 0 if the set is empty.
   std::uint32_t frozen = 0;
   // How often parameters were changed since the ranks last had the same. Different numbers are no
   // error; ranks then compare the parameters.
   std::uint32_t modifications = 0;
-  // 1 if the rank has joined: it runs the step for the others' sake, and what it has accumulated,
-  // frozen or changed is of no interest.
+  // 1 if the rank has joined: it only matches the others' collectives. Its local_backwards, frozen
+  // and modifications are ignored.
   std::uint32_t joined = 0;
 
   bool operator==(const StepSummary&) const = default;
 };
 static_assert(sizeof(StepSummary) == 5 * sizeof(std::uint32_t), "it travels as bytes");
 
-// What a rank says of a step to the ranks of other nodes.
+// What a rank reports of a step to the ranks of other nodes.
 struct RankReport {
   StepSummary summary;
   std::uint32_t finished = 0;  // the last step it finished
   double weight = 1;
-  std::uint64_t buckets_fingerprint =
-      0;  // a fingerprint of its buckets and the number of its parameters
+  std::uint64_t buckets_fingerprint = 0;  // and of the number of its parameters
 };
 static_assert(sizeof(RankReport) == 40, "it travels as bytes");
 
@@ -42,10 +41,10 @@ using FrozenFlags = std::span<const std::uint8_t>;
 // The value of StepSummary::frozen. Two different sets collide with a probability of 2^-32.
 std::uint32_t fingerprint(FrozenFlags flags);
 
-// A time in which the end of a step was blocked.
+// An interval in which the end of a step was blocked.
 struct StepWait {
   int bucket;  // -1: of several
-  int rank;    // for which it waited, by its number in the world; -1: several, or other nodes
+  int rank;    // the global rank that it waited for; -1: several, or other nodes
   std::chrono::steady_clock::time_point begin;
   std::chrono::steady_clock::time_point end;
 };

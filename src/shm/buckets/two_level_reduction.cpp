@@ -63,8 +63,8 @@ TwoLevelReduction::TwoLevelReduction(const ControlBlocks& blocks, StepAgreement&
   }
 }
 
-// The threads and locks of what exchanges data are not in the child, so nothing of it is destroyed
-// there.
+// In a forked child, destroys nothing that exchanges data: its threads and locks exist only in the
+// parent.
 TwoLevelReduction::~TwoLevelReduction() {
   if (!blocks_.region().in_forked_child()) return;
   for (State& state : states_) std::ignore = state.stage.release();
@@ -126,7 +126,7 @@ bool TwoLevelReduction::advance() {
          std::ranges::any_of(open_, [&](std::size_t b) { return states_[b].stage != nullptr; });
 }
 
-// True once nothing of it is left to this rank.
+// Returns true once this rank has nothing left to do for the bucket.
 bool TwoLevelReduction::advance(std::size_t bucket) {
   State& state = states_[bucket];
   if (!state.accumulated) {
@@ -139,8 +139,8 @@ bool TwoLevelReduction::advance(std::size_t bucket) {
   return state.combined && state.completed;
 }
 
-// Calls visitor(lane, part, buffer) for what each lane has of this rank's slice: a part of the
-// bucket, and where its sums lie.
+// Calls visitor(owner, part, sums) for each lane that overlaps this rank's slice. `owner` is the
+// lane's rank, `part` the overlap, and `sums` where its sums are stored.
 template <typename Visitor>
 void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
   const auto& [count, type, op] = blocks_.buckets()[bucket];
@@ -173,7 +173,7 @@ void TwoLevelReduction::accumulate(std::size_t bucket) {
     counted[used++] = static_cast<const std::byte*>(blocks_.find(static_cast<int>(rank), bucket));
   }
   visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, std::byte* sums) {
-    // Nobody on this node counts.
+    // All ranks of this node have weight 0.
     if (used == 0) {
       std::memset(sums, 0, part.count() * sum_size(type));
       return;
@@ -287,7 +287,7 @@ RankSet TwoLevelReduction::missing_on_other_nodes() {
   return ranks - RankSet(blocks_.region().global_ranks().of(RankSet::all(blocks_.size())));
 }
 
-// A rank that hangs goes on naming those for which it waited before.
+// A hung rank's `missing` is stale.
 bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::Deadline& deadline) {
   const Word& checks = blocks_.checks(rank);
   while (checks.load(std::memory_order_acquire) == seen) {

@@ -7,20 +7,20 @@
 
 namespace paceline::shm {
 
-// The reduction of a BucketReducer's buckets where a job has several nodes. A bucket has two
-// partitions: in slices, of which each rank of the node accumulates and later completes one, and in
-// lanes, of which local rank l exchanges lane l with the other nodes. Nodes may have different
-// numbers of ranks, so different slices, while lanes are the same on all.
+// The reduction of a BucketReducer's buckets if a job has several nodes. A bucket is partitioned
+// twice. Slices: one per local rank, which accumulates it and later completes it. Lanes: local rank
+// l exchanges lane l with the other nodes. Slices depend on the number of ranks on a node; lanes
+// are the same on all nodes.
 //
-// Of each bucket a rank does three things, each as soon as it can: accumulate its slice of all
-// local ranks' buckets into the lanes' buffers; start the exchange of its lane, once all local
-// ranks have accumulated; complete its slice, once the lanes are combined, into all local ranks'
-// buckets.
+// A rank does three things with each bucket, each as soon as it can:
+// 1. It accumulates its slice of all local ranks' buckets into the lanes' buffers.
+// 2. Once all local ranks have accumulated, it starts the exchange of its lane.
+// 3. Once the lanes are combined, it completes its slice in all local ranks' buckets.
 class TwoLevelReduction {
  public:
   // By bucket: memory for the sums of this rank's lane; null if that is empty.
   using LaneBuffers = std::vector<std::shared_ptr<std::byte>>;
-  // To be called before the ranks exchange control blocks, after which a rank may go on and fail.
+  // Call before the ranks exchange control blocks, since a rank may fail afterwards.
   static LaneBuffers allocate(const std::shared_ptr<Region>& region,
                               std::span<const Bucket> buckets, const SecondLevel& between);
 
@@ -28,35 +28,35 @@ class TwoLevelReduction {
                     std::shared_ptr<SecondLevel> between, LaneBuffers buffers);
   TwoLevelReduction(const TwoLevelReduction&) = delete;
   TwoLevelReduction& operator=(const TwoLevelReduction&) = delete;
-  // In a forked child it leaves the exchanges alone, which belong to the parent.
+  // In a forked child, leaks the exchanges, since they belong to the parent.
   ~TwoLevelReduction();
 
-  // Before the first of this rank's words of the step is written.
+  // Call before this rank writes its first word of the step.
   void begin_step();
   void publish(std::size_t bucket) { open_.push_back(bucket); }
   void skip(std::size_t bucket);
-  // Wakes the ranks of this node that wait, once the last of them has published a word of a bucket.
-  // To be called after this rank has.
+  // Call after this rank has published a word of a bucket. If it was the node's last, wakes the
+  // node's waiting ranks.
   void ring_if_last(std::size_t bucket, Word ControlBlocks::BucketWords::*word) const;
-  // Does what can be done at once. Whether an exchange of this rank's is under way, so that it is
-  // to be called again soon.
+  // Makes progress without waiting. Returns whether to call again soon, since an exchange of this
+  // rank is under way.
   bool advance();
-  // Whether a rank of this node exchanges something of a bucket.
+  // Whether `rank`, of this node, has a non-empty lane of the bucket.
   bool has_lane(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
 
-  // Cancels what is under way; the step must be aborted then. What other nodes may still write
-  // to is not used again. `at_fault` are the ranks of any node that caused it, by their numbers in
-  // the world; none means this rank.
+  // Cancels the exchanges under way; the step must be aborted then. Replaces buffers that the
+  // transport may still write to. `at_fault`: the global ranks that caused it; none means this
+  // rank.
   void cancel(RankSet at_fault = {}) noexcept;
-  // For a bucket reducer that is destroyed in a step: peers may still write to the buffers.
+  // Call if the bucket reducer is destroyed in a step: peers may still write to the buffers.
   void retire();
 
-  // Tells this node's ranks for which ranks of other nodes this one waits.
+  // Publishes, for this node's ranks, the ranks on other nodes that this rank waits for.
   void publish_missing();
-  // The ranks of other nodes that ranks of this one wait for, by their numbers in the world. For a
-  // deadline that was missed: takes up to a second to find out which ranks of this node hang.
+  // Global ranks on other nodes that this node's ranks wait for. Call at a missed deadline; takes
+  // up to 1 s, to find local ranks that hang.
   RankSet missing_on_other_nodes();
-  // Names ranks of any node with their nodes, by their numbers in the world.
+  // Names global ranks of any node, with their nodes.
   std::string describe(const RankSet& ranks) const;
 
  private:
@@ -66,7 +66,7 @@ class TwoLevelReduction {
     bool completed = false;
     std::unique_ptr<SecondLevel::Stage> stage;
     std::shared_ptr<std::byte> buffer;  // of this rank's lane; null if that is empty
-    bool cancelled = false;             // so the buffer is to be replaced
+    bool cancelled = false;             // the next step needs a new buffer
   };
 
   Slice lane_of(std::size_t bucket, int lane) const;
