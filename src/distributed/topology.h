@@ -28,7 +28,7 @@ struct Placement {
   // processes that it `launched`.
   static Placement own(const base::Environment& environment, bool launched);
   std::string encode() const;
-  // Nothing for anything else than an encoded one.
+  // Empty if `text` is not an encoded Placement.
   static std::optional<Placement> decode(const std::string& text);
 };
 

@@ -23,8 +23,8 @@ class WaitContext {
   WaitContext(OpContext what, CallDeadline& call_deadline) : op(what), deadline(call_deadline) {}
   // The ranks of the group that have not done what is waited for.
   virtual RankSet missing() const = 0;
-  // The global ranks outside of the group that the missing ones wait for. If there are any, they
-  // are late, not the missing ones.
+  // The global ranks on other nodes that the missing ranks wait for. If there are any, they are
+  // late, not the missing ranks.
   virtual RankSet missing_on_other_nodes() const { return {}; }
   virtual std::string describe_on_other_nodes(const RankSet& ranks) const {
     return describe_ranks(ranks);

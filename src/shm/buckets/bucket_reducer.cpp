@@ -12,7 +12,7 @@ namespace paceline::shm {
 
 namespace {
 
-// Before the exchange of control blocks, after which a rank may go on, fail and end allocation
+// Call before the exchange of control blocks: a rank may fail afterwards, which ends allocation
 // here.
 std::vector<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Region>& region,
                                                  std::span<const Bucket> buckets) {
@@ -100,7 +100,6 @@ void BucketReducer::skip(std::size_t bucket) {
   region_->publish(own.skipped, blocks_.step());
 }
 
-// The step must be aborted then, or the group has failed.
 template <typename Action>
 void BucketReducer::run_or_cancel(Action action) {
   try {
@@ -175,8 +174,8 @@ void BucketReducer::finish() {
   finish_step();
 }
 
-// Waits for one thing after the other that advance() needs, so that it has done all of it in the
-// end: whatever else is ready is done while this polls.
+// Waits in turn for each word that advance() needs, so that advance() has nothing left to do in the
+// end. While this polls, advance() does what is ready.
 void BucketReducer::finish_two_levels() {
   for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
     if (skipped_[bucket]) continue;

@@ -29,9 +29,13 @@ class BucketReducer {
   using Bucket = shm::Bucket;
   using Describe = DescribeBucket;
 
-  // Collective. All ranks must give the same buckets; Mismatch if their number differs. Waits as
-  // long as the group does at this time. Numbering continues after `steps`. `parameters`: the names
-  // of the parameters in FrozenFlags. `between_nodes`: null if this node has all ranks of the job.
+  // Collective. Waits as long as the group does at this time. Mismatch if the number or the
+  // total size of the buckets differs.
+  // `buckets`: the same on all ranks.
+  // `describe`: the content of a bucket, for messages.
+  // `steps`: the first step has number steps + 1.
+  // `parameters`: the names of the parameters in FrozenFlags.
+  // `between_nodes`: null if this node has all ranks of the job.
   BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
                 std::uint32_t steps = 0, std::vector<std::string> parameters = {},
                 std::shared_ptr<SecondLevel> between_nodes = nullptr);
@@ -41,13 +45,14 @@ class BucketReducer {
   // retired.
   ~BucketReducer();
 
-  // Memory of this rank for a bucket. It may be kept beyond the reducer.
+  // This rank's memory for a bucket. It may outlive the reducer.
   const std::shared_ptr<std::byte>& data(std::size_t bucket) const { return data_[bucket]; }
 
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
   // Mismatch, since they would reduce gradients that do not belong together. `weight`, not
   // negative, is the weight of this rank's buckets in averages, relative to the others'. The
-  // buckets of a rank of weight 0 are not read. `frozen` belongs to `summary`.
+  // buckets of a rank of weight 0 are not read. `frozen`: the flags that summary.frozen is the
+  // fingerprint of.
   void begin_step(const StepSummary& summary, double weight = 1, FrozenFlags frozen = {});
   bool in_step() const { return in_step_; }
   std::uint32_t steps() const { return blocks_.step(); }
@@ -57,19 +62,19 @@ class BucketReducer {
   // if it is not a block allocated from the region.
   bool use_in_place(std::size_t bucket, void* memory);
   void publish(std::size_t bucket);
-  // In place of publish, on every rank: the bucket is left as it is. Ranks that do not agree about
-  // it throw Mismatch. Not for all buckets of a step.
+  // Instead of publish: leaves the bucket unreduced. All ranks must skip the same buckets, else
+  // Mismatch. At least one bucket must be published.
   void skip(std::size_t bucket);
   // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
   void try_progress();
-  // Lets finish wait this much longer than the group's calls: other ranks may be in calls whose
-  // timeouts report more.
+  // Lets finish wait this much longer than the group's calls: other ranks may be in calls whose own
+  // timeout names the cause more precisely.
   void extend_timeout(std::chrono::milliseconds more) {
     deadline_.timeout = base::Deadline::after(deadline_.timeout).remaining() + more;
   }
-  // Finishes the step: the timeout applies until all ranks have published, and again until all have
-  // reduced. Throws like Group's calls, and Mismatch if a peer aborted the step before it did its
-  // part.
+  // Finishes the step. The timeout applies until all ranks have published, and again until all have
+  // reduced. Throws like Group's calls, and Mismatch if a peer aborted the step before its part was
+  // done.
   void finish();
   // Whether all ranks have reduced their slices in this step, or the one finished last.
   bool is_reduced(std::size_t bucket) const {
@@ -82,8 +87,7 @@ class BucketReducer {
   // When finish was blocked, in the step that was finished last.
   using Wait = StepWait;
   const std::vector<Wait>& waits() const { return waits_; }
-  // This rank's weight in the averages of the step finished last; the weights of all ranks add up
-  // to 1.
+  // This rank's weight in the averages of the step finished last. All ranks' weights sum to 1.
   double share() const { return agreement_.share(); }
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.
@@ -103,6 +107,8 @@ class BucketReducer {
 
   void finish_step();
   void finish_two_levels();
+  // Runs `action`. If it throws, cancels the exchanges between nodes first: the step must be
+  // aborted then, unless the group has failed.
   template <typename Action>
   void run_or_cancel(Action action);
   void place(std::size_t bucket, void* memory);

@@ -130,7 +130,6 @@ void BucketWait::check_not_in_other_call(int peer, bool left,
                   call->sequence, me, describe(), kAdvice));
 }
 
-// The ranks that have not begun the step, if most have; or the reverse.
 RankSet BucketWait::out_of_step() const {
   std::vector<std::string> where;
   for (int rank = 0; rank < blocks_.size(); ++rank) {

@@ -11,8 +11,8 @@ namespace paceline::shm {
 
 class TwoLevelReduction;
 
-// A wait for a word of a bucket, on every rank; or for what rank 0 gathers from other nodes before
-// a bucket is reduced.
+// A wait until every rank has set one word of a bucket, or (kGathered) until rank 0 has the other
+// nodes' reports.
 class BucketWait : public WaitContext {
  public:
   using BucketWord = Word ControlBlocks::BucketWords::*;
@@ -30,19 +30,19 @@ class BucketWait : public WaitContext {
   RankSet missing_on_other_nodes() const override;
   std::string describe_on_other_nodes(const RankSet& ranks) const override;
   std::string describe() const override;
-  // How far the rank has come in this step.
+  // The rank's progress in this step.
   std::string last_seen(int rank, bool missing) const override;
-  // Not a failure of the group: all ranks may abort the step together and go on. What the peer did
-  // before it aborted counts, so that all ranks that wait for the same bucket come to the same
-  // result.
+  // Throws Mismatch if the peer aborted the step, which is no failure of the group: all ranks may
+  // abort the step and go on. Words that the peer set before it aborted count, so that all ranks
+  // that wait for the same bucket come to the same result.
   void check(int peer) const override;
   bool polls() const override { return two_level_ != nullptr; }
   bool poll() override;
 
   std::size_t bucket() const { return bucket_; }
-  // Whether the word says that something has come from other nodes.
+  // Whether the wait ends with data from other nodes.
   bool is_for_other_nodes() const;
-  // Of a rank.
+  // The rank's word that this waits for.
   const Word& word(int rank) const;
   bool reached(int rank) const { return Region::reached(word(rank), blocks_.step()); }
 
@@ -51,7 +51,10 @@ class BucketWait : public WaitContext {
   void check_at_fault(int peer) const;
   void check_not_in_other_call(int peer, bool left,
                                const std::optional<CollectiveFingerprint>& call) const;
+  // The minority: the ranks that have not begun the step, or the ranks that have. All ranks if
+  // there is no majority.
   RankSet out_of_step() const;
+  // Whether a second has passed since the first call.
   bool has_lasted_a_second() const;
 
   const ControlBlocks& blocks_;

@@ -45,8 +45,7 @@ std::string describe(const CollectiveFingerprint& call, const GlobalRanks& globa
 
 // Why calls cannot be one collective. Every rank gets the same text.
 struct Disagreement {
-  // The ranks at fault, by their numbers in the group: the ranks that differ from the majority, or
-  // all ranks without one.
+  // The group ranks at fault: the ranks that differ from the majority, or all ranks without one.
   RankSet ranks{};
   std::string text;
 };

@@ -16,7 +16,7 @@ enum class FailureKind : std::uint32_t { none, peer_lost, timeout, mismatch };
 // Why a group can no longer be used, in words that make sense on every rank.
 struct Failure {
   FailureKind kind = FailureKind::none;
-  RankSet ranks{};  // at fault, by their numbers in the world
+  RankSet ranks{};  // the global ranks at fault
   std::string text;
 };
 

@@ -15,7 +15,7 @@ namespace paceline::shm {
 // How many ranks a job may have.
 inline constexpr int kMaxWorldSize = 1024;
 
-// A set of ranks, by their numbers in a group or in the world; iterates in order.
+// A set of group ranks or of global ranks; iterates in order.
 class RankSet {
   static constexpr int kBits = 64;
 
