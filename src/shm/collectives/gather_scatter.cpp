@@ -72,17 +72,8 @@ void Group::all_to_all(std::span<const Input> inputs, std::span<const Output> ou
 std::size_t Group::bytes_of_all(std::span<const Output> results) const {
   std::size_t count = 0;
   for (const Output& result : results) count += result.count;
-  const std::size_t bytes = count * element();
-  switch (call_.operation) {
-    case Operation::broadcast:  // the root's, and a copy for each other
-      return bytes * calls_.size();
-    case Operation::gather:
-      return bytes * 2;
-    case Operation::all_gather:
-      return bytes * (calls_.size() + 1);
-    default:
-      return bytes * calls_.size() * 2;
-  }
+  const TotalSize total = traits(call_.operation).total_size;
+  return count * element() * (total.per_rank * calls_.size() + total.once);
 }
 
 void Group::exchange(std::span<const Input> sends, std::span<const Output> receives) {
