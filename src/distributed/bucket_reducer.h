@@ -20,10 +20,10 @@ class InPlaceGradients {
  public:
   // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
   // place of tensor(bucket): nothing is copied. Keep it until the step is finished or aborted.
-  // False, and nothing changes, if its memory does not allow that.
+  // Returns false and changes nothing if its memory does not allow that.
   virtual bool use(std::size_t bucket, const at::Tensor& gradient) = 0;
   // Call on a thread before it runs a backward: gradients as large as an in_place bucket are then
-  // allocated where `use` takes them.
+  // allocated where `use` accepts them.
   virtual void prepare_thread() = 0;
 
  protected:
@@ -55,7 +55,7 @@ class BucketReducer {
   struct Options {
     std::vector<Bucket> buckets{};
     Describe describe{};
-    std::uint32_t steps = 0;                // numbering continues after these
+    std::uint32_t steps = 0;                // the first step has number steps + 1
     std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
     // How much longer finish waits than the group's calls do, if the reducer sets the time.
     std::chrono::milliseconds extra_time{};
@@ -69,8 +69,8 @@ class BucketReducer {
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
   // Mismatch, all of them the same, in finish at the latest. `weight`, not negative, is this rank's
   // weight in averages, relative to the other ranks'. Either all ranks give one, or no rank does
-  // and all weigh the same. `frozen` belongs to `summary`, and must live until the step is finished
-  // or aborted.
+  // and all weigh the same. `frozen`: the flags that summary.frozen is the fingerprint of. They
+  // must live until the step is finished or aborted.
   virtual void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
                           shm::FrozenFlags frozen) = 0;
   virtual bool in_step() const = 0;
@@ -79,7 +79,8 @@ class BucketReducer {
   // Null where gradients are always copied into tensor(b).
   virtual InPlaceGradients* in_place() { return nullptr; }
   virtual void publish(std::size_t bucket) = 0;
-  // In place of publish, on every rank: the bucket is left as it is. Not for the last one.
+  // Instead of publish: leaves the bucket unreduced. All ranks must skip the same buckets, else
+  // Mismatch. The last bucket must be published.
   virtual void skip(std::size_t bucket) = 0;
   virtual void try_progress() = 0;
   virtual void finish() = 0;
@@ -88,8 +89,7 @@ class BucketReducer {
   // When finish was blocked, in the step that was finished last.
   using Wait = shm::StepWait;
   virtual const std::vector<Wait>& waits() const = 0;
-  // This rank's weight in the averages of the step finished last; the weights of all ranks add up
-  // to 1.
+  // This rank's weight in the averages of the step finished last. All ranks' weights sum to 1.
   virtual double share() const = 0;
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.

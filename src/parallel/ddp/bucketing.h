@@ -8,7 +8,7 @@
 
 namespace paceline::ddp {
 
-// Where a parameter's gradient lies: `offset` elements into bucket `bucket`.
+// Where a parameter's gradient is stored: `offset` elements into bucket `bucket`.
 struct Place {
   std::size_t bucket;
   std::int64_t offset;
@@ -16,21 +16,21 @@ struct Place {
 
 struct BucketPlan {
   struct Bucket {
-    std::int64_t count = 0;  // elements, those between gradients included
+    std::int64_t count = 0;  // elements, including padding
     at::ScalarType type;
     at::Device device;
     std::vector<std::size_t> parameters;
-    bool dedicated = false;  // made for one gradient, which takes all of it
+    bool dedicated = false;  // holds one gradient, without padding
   };
   std::vector<Bucket> buckets;  // in the order in which they are likely to be ready
   std::vector<Place> places;    // by parameter, if it is in a bucket
 };
 
 struct BucketLimits {
-  // In bytes, of the first bucket of a type and device, of the second and so on; the last holds for
-  // all that follow. One gradient may be larger.
+  // By bucket of a type and device, in bytes; the last holds for all further buckets. A single
+  // gradient may be larger.
   std::vector<std::size_t> caps;
-  // From this many bytes on, a gradient gets a bucket for itself.
+  // A gradient of at least this many bytes gets a dedicated bucket.
   std::size_t dedicated;
 };
 

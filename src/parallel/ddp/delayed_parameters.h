@@ -9,12 +9,12 @@
 
 namespace paceline::ddp {
 
-// The parameters of delay_all_reduce_named_params, whose gradients are taken with the trigger's.
+// The parameters of delay_all_reduce_named_params, whose gradients are reduced with the trigger's.
 class DelayedParameters {
  public:
   DelayedParameters(const std::vector<NamedTensor>& parameters, const DdpOptions& options);
 
-  // What comes with the gradient of `parameter`: nothing unless that is the trigger.
+  // The parameters to reduce once `parameter`'s gradient is ready; empty unless it is the trigger.
   const Indices& triggered_by(std::size_t parameter) const;
   std::optional<std::size_t> trigger() const { return trigger_; }
   bool contains(std::size_t parameter) const { return is_delayed_[parameter]; }

@@ -24,9 +24,9 @@ namespace paceline::ddp {
 // finish; end_step.
 class GradientBuckets {
  public:
-  // Buckets hold all dense parameters, those in `delayed` last. With `exchanges_usage`, ranks tell
-  // each other in one more bucket which parameters they used. `parameters` and `recorder` must
-  // outlive this. Collective.
+  // Buckets hold all dense parameters, `delayed` ones last. With `exchanges_usage`, ranks exchange
+  // in one more bucket which parameters they used. `parameters` and `recorder` must outlive this.
+  // Collective.
   GradientBuckets(const std::vector<NamedTensor>& parameters, const DdpOptions& options,
                   const std::vector<bool>& delayed, bool exchanges_usage, StepRecorder& recorder);
   GradientBuckets(const GradientBuckets&) = delete;
@@ -34,39 +34,39 @@ class GradientBuckets {
 
   // Replaces the reduction. Collective.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
-  // Makes the buckets anew, in the order in which gradients were ready on rank 0 in the first step.
+  // Rebuilds the buckets in the order in which gradients were ready on rank 0 in the first step.
   // Collective.
   void reorder(bool exchanges_usage);
 
   const BucketPlan& plan() const { return plan_; }
   distributed::BucketReducer& reducer() { return *bucket_reducer_; }
-  // Whether gradients stay where autograd allocated them: a single rank checks as several do, but
-  // averages with no other rank. Hooks still get buckets.
+  // Whether gradients stay where autograd allocated them, since a single rank averages with no
+  // other. Its checks are those of several ranks. Hooks still get buckets.
   bool keeps_gradients_in_place() const { return ranks_ == 1 && !hook_; }
   // Call on a thread before it runs a backward.
   void prepare_thread();
 
   void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
                   shm::FrozenFlags frozen);
-  // The parameter's gradient is ready, and is reduced from here on; zeros if it has none.
-  // `arrived`: it came in this step, from `incoming` if that is known.
+  // The parameter's gradient is ready. Adds zeros if it has none. `arrived`: it came in this step,
+  // from `incoming` if that is known.
   void add(std::size_t parameter, bool arrived, const at::Tensor& incoming);
   // The parameter gets no gradient on any rank.
   void leave_out(std::size_t parameter);
-  // Skips the buckets that may be: all but the reducer's last, which carries more than gradients.
-  // Returns which ones it has skipped.
+  // Skips the flagged buckets, except the reducer's last, which may also carry the summary. Returns
+  // the flags of the skipped ones.
   std::vector<bool> skip(std::vector<bool> buckets);
   // For a rank that has no gradients in a step of the others.
   void add_zeros();
-  // Waits for the other ranks. `used`: the parameters that this rank used. If the ranks exchange
-  // that, returns the parameters that any rank used.
+  // Waits for the other ranks. `used`: the parameters that this rank used. With an exchange of
+  // usage, returns the parameters that any rank used.
   std::optional<std::vector<bool>> finish(const std::vector<bool>& used);
-  // Makes the averages of dense parameters with `used` their .grad, where that is a tensor of its
-  // own.
+  // Copies the averages of the `used` dense parameters into .grad, for gradients that are not views
+  // into buckets.
   void put_back(const std::vector<bool>& used);
   // Call at the end of a finished step.
   void end_step();
-  // Call at the end of any step, aborted ones too: later gradients are copied into buckets again.
+  // Undoes use_in_place for all gradients. Call at the end of every step, finished or aborted.
   void reset_in_place();
 
   // After an aborted step, in which only some gradients were averaged: zeroes dense gradients and

@@ -10,26 +10,26 @@
 
 namespace paceline::ddp {
 
-// Autograd's hooks that tell when a parameter's gradient has been added to its .grad.
+// Autograd hooks that run when a parameter's gradient has been added to its .grad.
 class GradientHooks {
  public:
   // `incoming`: what autograd added.
   using Call = std::function<void(std::size_t parameter, const at::Tensor& incoming)>;
 
-  // For all but the parameters in `left_out`. `parameters` must outlive this.
+  // Attaches a hook to each parameter that is not in `left_out`. `parameters` must outlive this.
   GradientHooks(const std::vector<NamedTensor>& parameters, const std::vector<bool>& left_out,
                 Call call);
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
   ~GradientHooks();
 
-  // A parameter whose data was replaced, as by torch::load, needs a new hook. Throws UsageError if
-  // a dense parameter is not what it was when the model was wrapped.
+  // Attaches new hooks to parameters whose data was replaced, as by torch::load. Throws UsageError
+  // if a dense parameter has changed its type, device or shape since the model was wrapped.
   void renew();
 
  private:
-  // On a parameter's accumulator, which the parameter itself holds weakly.
   struct Hook {
+    // Keeps the accumulator alive: the parameter holds it only weakly.
     c10::intrusive_ptr<torch::autograd::Node> accumulator;
     std::uintptr_t key = 0;
   };

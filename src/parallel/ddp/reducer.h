@@ -27,9 +27,9 @@ namespace paceline::ddp {
 // bucket, which is published when it is full; the final callback of the backward handles parameters
 // without a gradient, finishes the reduction and leaves the averages in .grad.
 //
-// A step lasts from the first hook of a backward to its final callback. Autograd runs both on the
-// thread that called backward, for gradients on the CPU; with a static graph, where backwards may
-// be nested, on one thread at a time.
+// The reduction of a step lasts from the first hook of a backward to its final callback. Autograd
+// runs both on the thread that called backward, for gradients on the CPU; with a static graph,
+// where backwards may be nested, on one thread at a time.
 class Reducer {
  public:
   // `frozen`: all other parameters. They must stay frozen, on all ranks alike.
@@ -46,12 +46,12 @@ class Reducer {
   void before_forward(bool synchronise, bool requires_backward);
   // Call after collective calls between before_forward and the forward itself.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
-  // In place of before_forward, without gradients.
+  // Call instead of before_forward when grad mode is off.
   void note_evaluation() { called_ = true; }
   void after_forward() {
     if (records_) recorder_.end_forward();
   }
-  // With a static graph, for each output of a forward: the backward that begins there is the
+  // With a static graph, call for each output of a forward. The backward that begins there is the
   // outermost, and the step ends with it.
   void watch_output(const at::Tensor& output);
 
@@ -102,15 +102,16 @@ class Reducer {
   bool is_first_ = true;     // the first step has yet to be finished
   bool reorder_due_ = false;
   bool synchronise_ = false;
-  bool records_ = false;  // the forward under way, or the last, is part of a step
-  bool called_ = false;   // before_forward was, or note_evaluation
+  bool records_ = false;  // whether the current or last forward belongs to a step
+  bool called_ = false;   // whether before_forward or note_evaluation was called
   int exceptions_ = std::uncaught_exceptions();  // when this was made
   std::optional<double> weight_;
   at::Tensor incoming_;           // what autograd gave for the gradient that has just come
   int backward_ = -1;             // autograd's number of the backward with which the step ends
   int last_local_backward_ = -1;  // the last one counted that was not synchronised
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  GradientHooks hooks_;  // last, as they call this
+  // Declared last: its destructor must run first, since the hooks call this.
+  GradientHooks hooks_;
 };
 
 }  // namespace paceline::ddp

@@ -10,23 +10,23 @@ namespace paceline::ddp {
 // counted in the first step.
 class StaticGraph {
  public:
-  // Not `enabled`: one for each parameter.
+  // If not `enabled`: one for each parameter.
   StaticGraph(std::size_t parameters, bool enabled);
 
   // Whether this is the first step, in which gradients are only counted.
   bool counting() const { return counting_; }
   void begin_step();
 
-  // What a gradient that has just arrived means for its parameter.
+  // A gradient is `early` if its parameter expects more, and `surplus` if it expected fewer.
   enum class Gradient { early, last, surplus };
   Gradient add(std::size_t parameter);
   int expected(std::size_t parameter) const { return expected_[parameter]; }
   int arrived(std::size_t parameter) const { return arrived_[parameter]; }
 
-  // At the end of the counting step: the parameters that got gradients, in the order of their last
-  // gradients.
+  // Call at the end of the counting step. Returns the parameters that got gradients, in the order
+  // of their last gradients.
   Indices record_counts();
-  // On a rank that has joined, which gets no gradients: expects one for each parameter in `used`.
+  // Call instead on a rank that has joined: expects one gradient for each parameter in `used`.
   void record_used(const std::vector<bool>& used);
   // Call when a step is finished: its counts hold from here on.
   void end_step() { counting_ = false; }

@@ -9,14 +9,14 @@
 
 namespace paceline::ddp {
 
-// Records synchronised steps, for stats() and for the timeline, if there is one.
+// Records synchronised steps for stats(), and for the timeline if there is one.
 class StepRecorder {
  public:
   StepRecorder();
 
   // `step`: the bucket reducer's number, which is the same on all ranks.
   void begin_forward(std::uint64_t step);
-  // The time since begin_forward was a collective call before the forward.
+  // Attributes the time since begin_forward to pre-forward communication.
   void end_pre_forward_sync();
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
@@ -24,7 +24,7 @@ class StepRecorder {
   void abort_step() { step_begin_ = backward_begin_ = kNever; }
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
-  // Records which buckets are reduced by now.
+  // Ends the spans of the buckets that are reduced by now.
   void record_reduced_buckets(const distributed::BucketReducer& bucket_reducer);
   void end_backward() { backward_end_ = Clock::now(); }
   void end_step(const distributed::BucketReducer& bucket_reducer);
@@ -37,6 +37,7 @@ class StepRecorder {
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever{};
 
+  // Adds a span to the timeline, if there is one.
   void record_span(trace::Kind kind, Clock::time_point begin, Clock::time_point end,
                    int bucket = -1, int peer = -1) const;
 

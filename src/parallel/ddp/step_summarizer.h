@@ -12,7 +12,7 @@
 
 namespace paceline::ddp {
 
-// Sums up what this rank has done to its model towards a step, for the ranks to compare.
+// Summarizes what this rank has done to its model for a step. The ranks compare the summaries.
 class StepSummarizer {
  public:
   // `parameters` must outlive this. `frozen`: the parameters that required no gradient when the
@@ -26,8 +26,8 @@ class StepSummarizer {
   void count_forward() { ++forwards_; }
   // A backward that leaves its gradients on this rank.
   void count_local_backward() { ++local_backwards_; }
-  // Call when the gradients of local backwards have been reduced or zeroed, or may differ between
-  // ranks from here on.
+  // Call once local backwards no longer need to match: their gradients are reduced, zeroed, or
+  // allowed to differ.
   void forget_local_backwards() { local_backwards_ = 0; }
 
   shm::StepSummary summarize(bool joined);
@@ -53,7 +53,7 @@ class StepSummarizer {
   std::vector<NamedTensor> frozen_;
   ProcessGroup group_;
   bool compares_local_backwards_;
-  std::vector<Watched> watched_;     // all of both
+  std::vector<Watched> watched_;     // parameters and frozen ones
   std::vector<std::uint8_t> flags_;  // by parameter
   std::uint32_t forwards_ = 0;
   std::uint32_t local_backwards_ = 0;

@@ -9,7 +9,8 @@
 
 namespace paceline::ddp {
 
-// Which parameters are used in steps: on this rank and, as far as this rank needs to know, on any.
+// Tracks which parameters are used in steps: on this rank and, as far as this rank needs to know,
+// on any.
 class UsageTracker {
  public:
   using Flags = std::vector<bool>;  // by parameter
@@ -18,7 +19,7 @@ class UsageTracker {
 
   // Whether a step may leave a parameter without a gradient.
   bool may_miss() const;
-  // Whether the ranks have to tell each other which parameters they used.
+  // Whether the ranks must exchange which parameters they used.
   bool needs_exchange() const;
 
   // The parameter got a gradient.
@@ -30,10 +31,9 @@ class UsageTracker {
   // empty.
   std::vector<bool> unused_buckets(const BucketPlan& plan) const;
 
-  // Settles which parameters were used in a step: `exchanged`, if the ranks have exchanged that;
-  // else as the static graph has it; else `fallback`.
+  // Sets used(): `exchanged` if given, else the static graph's, else `fallback`.
   void set_used(const std::optional<Flags>& exchanged, const Flags& fallback);
-  // The result of the last settling.
+  // Set by the last set_used.
   bool used(std::size_t parameter) const { return used_[parameter]; }
   const Flags& used() const { return used_; }
   // With a static graph, after its first step: whether any rank used the parameter in that step.
