@@ -12,7 +12,7 @@ namespace paceline::ddp {
 namespace {
 
 // Whether the elements of both have the same bytes at the same places.
-bool lies_like(const at::Tensor& grad, const at::Tensor& view) {
+bool has_layout_of(const at::Tensor& grad, const at::Tensor& view) {
   return grad.layout() == at::kStrided && !grad.is_conj() && !grad.is_neg() &&
          grad.scalar_type() == view.scalar_type() && grad.strides() == view.strides() &&
          grad.is_non_overlapping_and_dense();
@@ -140,7 +140,7 @@ void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
   at::Tensor& grad = parameters_[parameter].tensor.mutable_grad();
   if (!grad.defined()) {
     view.zero_();
-  } else if (lies_like(grad, view)) {
+  } else if (has_layout_of(grad, view)) {
     std::memcpy(view.data_ptr(), grad.data_ptr(), grad.nbytes());
     recorder_.add_copy(grad.nbytes());
   } else {
@@ -156,7 +156,8 @@ bool GradientBuckets::use_in_place(std::size_t parameter, const at::Tensor& inco
   auto* const in_place = bucket_reducer_->in_place();
   const at::Tensor& grad = parameters_[parameter].tensor.grad();
   if (in_place == nullptr || !plan_.buckets[bucket].dedicated || !grad.defined()) return false;
-  if (!lies_like(grad, views_[parameter].in_bucket) || !is_sole_view(grad, incoming)) return false;
+  if (!has_layout_of(grad, views_[parameter].in_bucket) || !is_sole_view(grad, incoming))
+    return false;
   if (!in_place->use(bucket, grad)) return false;
   views_[parameter].current = grad;
   in_place_.push_back(parameter);

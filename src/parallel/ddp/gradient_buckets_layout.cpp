@@ -20,7 +20,7 @@ constexpr double kDefaultCap = 25;
 // Small, so that communication starts early.
 constexpr double kDefaultFirstCap = 1;
 // Copying this much costs no more than a separate bucket.
-constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
+constexpr std::size_t kDedicatedBytes = std::size_t{64} << 10;
 
 std::vector<double> caps_in_mib(const DdpOptions& options) {
   if (!options.bucket_cap_mb_list.empty()) return options.bucket_cap_mb_list;
@@ -67,7 +67,7 @@ void GradientBuckets::make_plan(const Indices& order) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
-  BucketLimits limits{caps_of(options_), uses_in_place() ? kAloneBytes : kNever};
+  BucketLimits limits{caps_of(options_), uses_in_place() ? kDedicatedBytes : kNever};
   order_ = order;
   plan_ = {};
   add_buckets(plan_, tensors, order_, limits);
