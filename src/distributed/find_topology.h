@@ -11,7 +11,7 @@ namespace paceline::distributed {
 
 struct FoundTopology {
   Topology topology;
-  bool exchanged;  // whether all ranks have just told each other, in the store
+  bool exchanged;  // whether all ranks have just exchanged it in the store
 };
 
 // Finds the nodes of the ranks that meet in the request's store: they exchange what they know, on

@@ -11,7 +11,7 @@
 namespace paceline::ddp {
 namespace {
 
-// Whether the elements of both have the same bytes at the same places.
+// Whether a copy of the bytes copies each element to its place.
 bool has_layout_of(const at::Tensor& grad, const at::Tensor& view) {
   return grad.layout() == at::kStrided && !grad.is_conj() && !grad.is_neg() &&
          grad.scalar_type() == view.scalar_type() && grad.strides() == view.strides() &&

@@ -55,7 +55,7 @@ void StepAgreement::set_from_job(std::span<const RankReport> job, std::span<cons
   weights_ = std::move(of_node);
 }
 
-// `weights_` of all ranks.
+// Call with the weights of all ranks in `weights_`.
 void StepAgreement::normalize(const GlobalRanks& global_ranks) {
   ranks_ = weights_.size();
   double total = 0;

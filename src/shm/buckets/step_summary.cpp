@@ -15,7 +15,7 @@ namespace {
 // The number of parameters that an error lists; it only counts the others.
 constexpr std::size_t kMaxNames = 5;
 
-// Whether all ranks that have not joined have the same value of a field.
+// Whether the ranks that have not joined differ in a field.
 bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*field) {
   const StepSummary* first = nullptr;
   for (const StepSummary& rank : ranks) {

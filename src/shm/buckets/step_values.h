@@ -24,7 +24,7 @@ struct StepSummary {
 
   bool operator==(const StepSummary&) const = default;
 };
-static_assert(sizeof(StepSummary) == 5 * sizeof(std::uint32_t), "it travels as bytes");
+static_assert(sizeof(StepSummary) == 5 * sizeof(std::uint32_t), "it is exchanged as bytes");
 
 // What a rank reports of a step to the ranks of other nodes.
 struct RankReport {
@@ -33,7 +33,7 @@ struct RankReport {
   double weight = 1;
   std::uint64_t buckets_fingerprint = 0;  // and of the number of its parameters
 };
-static_assert(sizeof(RankReport) == 40, "it travels as bytes");
+static_assert(sizeof(RankReport) == 40, "it is exchanged as bytes");
 
 // By parameter: 1 if it is frozen.
 using FrozenFlags = std::span<const std::uint8_t>;

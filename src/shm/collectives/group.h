@@ -28,7 +28,7 @@ struct Output {
 //
 // Memory allocated from the region is read and written in place; other memory goes through staging
 // buffers, with results identical bit for bit. Not thread-safe: one call at a time.
-// docs/collectives.md tells how each call works and what it costs.
+// docs/collectives.md describes how each call works and what it costs.
 class Group {
  public:
   explicit Group(std::shared_ptr<Region> region);

@@ -144,7 +144,7 @@ Failure Coordinator::gone(int rank) const {
   const int watch = peers_[rank].watch.get();
   if (wait_readable(watch, base::Deadline::after(kVerdict)))
     return lost_on_the_way(rank, global_ranks_);
-  return missing(fmt::format("before rank {} gave up waiting", global_ranks_.of(rank)));
+  return missing(fmt::format("before rank {} timed out", global_ranks_.of(rank)));
 }
 
 Failure Coordinator::too_late() const {

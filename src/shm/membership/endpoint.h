@@ -10,7 +10,7 @@ namespace paceline::shm {
 // namespace.
 std::string machine_identity();
 
-// What a rank tells the others through the Exchange.
+// What a rank sends to the others through the Exchange.
 struct Endpoint {
   pid_t pid;
   std::string pids;  // the namespace in which it has that number

@@ -146,7 +146,7 @@ TEST(Bootstrap, DoesNotReportARankThatStoppedWaitingAsLost) {
       blame_of([&] { join(std::move(to_others), 0, 3, kMemory, base::Deadline::after(1min), {}); });
   impatient.join();
   EXPECT_THAT(blame.ranks, ElementsAre(2));
-  EXPECT_EQ(blame.text, "rank 2 did not join the group before rank 1 gave up waiting");
+  EXPECT_EQ(blame.text, "rank 2 did not join the group before rank 1 timed out");
 }
 
 }  // namespace
