@@ -31,7 +31,7 @@ struct RankReport {
   StepSummary summary;
   std::uint32_t finished = 0;  // the last step it finished
   double weight = 1;
-  std::uint64_t buckets_fingerprint = 0;  // and of the number of its parameters
+  std::uint64_t buckets_fingerprint = 0;  // also covers the number of its parameters
 };
 static_assert(sizeof(RankReport) == 40, "it is exchanged as bytes");
 

@@ -32,9 +32,10 @@ class BucketWait : public WaitContext {
   std::string describe() const override;
   // The rank's progress in this step.
   std::string last_seen(int rank, bool missing) const override;
-  // Throws Mismatch if the peer aborted the step, which is no failure of the group: all ranks may
-  // abort the step and go on. Words that the peer set before it aborted count, so that all ranks
-  // that wait for the same bucket come to the same result.
+  // Fails the group if the peer skipped the bucket, has left, or is in another call. Throws
+  // Mismatch if it aborted the step, which is no failure of the group: all ranks may abort the step
+  // and go on. Words that it set before count, so that all ranks that wait for the same bucket come
+  // to the same result.
   void check(int peer) const override;
   bool polls() const override { return two_level_ != nullptr; }
   bool poll() override;
@@ -54,7 +55,7 @@ class BucketWait : public WaitContext {
   // The minority: the ranks that have not begun the step, or the ranks that have. All ranks if
   // there is no majority.
   RankSet out_of_step() const;
-  // Whether a second has passed since the first call.
+  // Starts a clock if none runs. Returns whether it has run for a second.
   bool has_lasted_a_second() const;
 
   const ControlBlocks& blocks_;
