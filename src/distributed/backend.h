@@ -75,8 +75,8 @@ struct BackendKind {
 
 // Asks the group's backend, if it has this ability.
 void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
-// The same if a peer is known to be lost. A process closes its files before it counts as ended, so
-// this retries for a while, and returns if the backend still finds nothing.
+// Call instead if a peer is known to be lost. A process closes its files before it counts as ended,
+// so this retries for a while, and returns if the backend still finds nothing.
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
 // Each folder of src/backends registers itself when the library is loaded.

@@ -86,7 +86,7 @@ class ProcessState {
 
 // The rank in `group` of a global rank. Throws UsageError if it is not a member.
 int group_rank_of(const ProcessGroup& group, int global_rank);
-// The reverse.
+// The global rank of a rank in `group`.
 int global_rank_of(const ProcessGroup& group, int group_rank);
 
 }  // namespace paceline::distributed

@@ -45,7 +45,7 @@ class Region {
   // How much memory a group of `size` ranks shares.
   static Layout layout(int size, const RegionOptions& options);
 
-  // Of `mapping`, which has layout(size, options).total() bytes, zero when the first rank comes.
+  // `mapping` has layout(size, options).total() bytes, which are zero when the first rank comes.
   Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
          const RegionOptions& options);
   Region(const Region&) = delete;

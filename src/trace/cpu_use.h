@@ -12,8 +12,8 @@ namespace paceline::trace {
 struct CpuUse {
   std::int64_t wall = 0;
   std::int64_t used = 0;  // CPU time of all its threads
-  // Of the thread that started the timeline, mostly the one that trains: on a core, and ready to
-  // run without one.
+  // The time that the thread which started the timeline spent on a core, and ready to run without
+  // one. It is mostly the thread that trains.
   std::int64_t running = 0;
   std::int64_t queued = 0;
 };

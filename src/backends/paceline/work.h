@@ -36,7 +36,7 @@ class PacelineWork : public c10d::Work {
 
  protected:
   [[noreturn]] void throw_late(std::chrono::milliseconds timeout) const;
-  // Nobody would complete it.
+  // Throws in a forked child, where no thread would complete the work.
   void check_not_forked() const;
 
  private:

@@ -24,11 +24,11 @@ InitMethod parse_init_method(const std::string& text);
 
 // "rank" or "world_size", if the query has it.
 std::optional<int> number_in_query(const InitMethod& method, const char* key);
-// Of env://, which has none.
+// Rejects an address in env://, which has none.
 void check_no_address(const InitMethod& method);
-// Of tcp://.
+// The address in tcp://.
 Address tcp_address(const InitMethod& method);
-// Of file://.
+// The path in file://.
 std::string file_path(const InitMethod& method);
 
 }  // namespace paceline::distributed

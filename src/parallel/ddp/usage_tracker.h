@@ -9,8 +9,7 @@
 
 namespace paceline::ddp {
 
-// Tracks which parameters are used in steps: on this rank and, as far as this rank needs to know,
-// on any.
+// Tracks which parameters steps use: on this rank, and on any rank if the options require it.
 class UsageTracker {
  public:
   using Flags = std::vector<bool>;  // by parameter

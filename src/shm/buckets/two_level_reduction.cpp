@@ -19,7 +19,7 @@ std::size_t sum_size(DataType type) {
   return element_size(accumulation_type(type));
 }
 
-// The same on all nodes: it depends on nothing else.
+// Has the same result on all nodes, since it depends on nothing else.
 Slice divide(const Bucket& bucket, int lane, int lanes) {
   if (lane >= lanes) return {0, 0};
   return slice_of(bucket.count, element_size(bucket.type), lane, lanes);

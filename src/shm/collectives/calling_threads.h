@@ -22,7 +22,7 @@ class CallingThreads {
     note_other_thread();
   }
   void note_other_thread() { several(rank_).store(1, std::memory_order_release); }
-  // Of any rank.
+  // Whether one thread of `rank`, which may be a peer, has made all calls so far.
   bool is_one(int rank) const { return several(rank).load(std::memory_order_acquire) == 0; }
 
  private:

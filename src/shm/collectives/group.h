@@ -112,7 +112,7 @@ class Group {
   std::uint32_t round_ = 0;
   CollectiveFingerprint call_;  // the current one
   Splits own_splits_;           // of the current one, if it is uneven
-  // Of all ranks, copied once: a broken peer may change its own any time.
+  // All ranks' calls, copied once: a broken peer may change its own at any time.
   std::vector<CollectiveFingerprint> calls_;
 };
 

@@ -15,7 +15,7 @@ std::string to_bytes(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof(T)};
 }
 
-// Of `bytes` from `at` on, which are there.
+// The T at offset `at`; `bytes` must be long enough.
 template <typename T>
 T read(const std::string& bytes, std::size_t at) {
   T value;

@@ -26,7 +26,7 @@ bool RegionMemory::holds(const void* pointer, std::size_t bytes) const {
   return arena_.holds(offset_of(pointer), bytes);
 }
 
-// Of any pointer; one below the region wraps to an offset that no arena contains.
+// Accepts any pointer: one below the region wraps to an offset that no arena contains.
 std::size_t RegionMemory::offset_of(const void* pointer) const {
   return reinterpret_cast<std::uintptr_t>(pointer) -
          reinterpret_cast<std::uintptr_t>(mapping_->data());

@@ -71,7 +71,7 @@ class Mailbox {
   // Returns the result of `action`. An exception fails the group and ends all requests.
   template <typename F>
   bool with_lock(F&& action);
-  // With the lock held: whether anything moved.
+  // Call with the lock held. Returns whether anything moved.
   bool move_all(Ended& ended);
   void end(Requests& requests, Requests::iterator request, Ended& ended,
            std::exception_ptr error = nullptr);

@@ -14,7 +14,7 @@ namespace paceline::shm {
 // Announces a message.
 struct MessageHeader {
   std::uint64_t payload = 0;  // offset of its Payload in the sender's arena
-  // Of the data, if the sender's arena holds all of it; see CollectiveFingerprint.
+  // Offset of the data, if the sender's arena holds all of it; see CollectiveFingerprint.
   std::uint64_t data = 0;
   std::uint64_t count = 0;
   std::int32_t tag = 0;

@@ -53,7 +53,7 @@ inline std::size_t chunks_of(std::size_t bytes) {
 inline std::size_t size_of_chunk(std::size_t chunk, std::size_t bytes) {
   return std::min(bytes - chunk * kChunk, kChunk);
 }
-// Of the buffer behind a Payload, for data outside of the sender's arena.
+// The size of the buffer behind a Payload, for `bytes` outside of the sender's arena.
 inline std::size_t buffer_bytes(std::size_t bytes) {
   return std::min(bytes, kBuffers * kChunk);
 }
