@@ -7,19 +7,19 @@
 
 namespace paceline::report {
 
-// The bottleneck of a run.
+// The bottleneck of a run. The comments are the rows of docs/timeline.md, in another order.
 enum class Finding {
-  too_few_steps,
-  all_well,
-  straggler,       // one rank computes longer, and others wait for it
-  late_starter,    // one rank starts its steps later
-  too_many_ranks,  // they wait for each other because they share cores
-  shared_cores,    // with other work, or with more threads of their own than there are cores
-  uneven_load,     // which rank is late changes from step to step
-  communication,   // ranks wait though all have published
-  short_steps,     // the cost of synchronising at all
-  between_steps,   // time outside of steps
-  pauses,          // long breaks, not in every step
+  too_few_steps,   // the report needs at least eight steps
+  all_well,        // all is well
+  straggler,       // one rank is slow
+  late_starter,    // one rank begins its steps late
+  too_many_ranks,  // there are more ranks than cores
+  shared_cores,    // the cores are shared, with other work or the job's own threads
+  uneven_load,     // the load is uneven: which rank is late changes from step to step
+  communication,   // communication is exposed: ranks wait though all have published
+  short_steps,     // steps are too short
+  between_steps,   // time passes between steps
+  pauses,          // long pauses, after single steps
 };
 
 struct Diagnosis {
