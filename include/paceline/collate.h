@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Samples to batches.
+/// Makes batches of samples.
 
 #include <ATen/core/Tensor.h>
 

@@ -3,13 +3,13 @@
 /// @file
 /// Collectives and messages.
 ///
-/// **Calls.** Every rank of the group makes the same collectives in the same order. A call returns
+/// **Calls.** Every rank of the group calls the same collectives in the same order. A call returns
 /// when this rank's tensors are final. On ranks that are not members of the group it does nothing.
 ///
 /// **Tensors** are on the CPU. Results are written in place. A tensor that is not contiguous goes
-/// through a copy; an asynchronous call writes that back in wait(). Memory that a call writes must
-/// not overlap other memory that it writes or reads, except the part that a rank gives to itself,
-/// which may be stored where the call puts it.
+/// through a copy; an asynchronous call writes that back in wait(). Output memory must not overlap
+/// other inputs or outputs. Exception: a rank's own contribution may already be at its final
+/// position.
 ///
 /// **Types** on the backend paceline. The calls that only move data take every type. Reductions
 /// take:
@@ -25,7 +25,8 @@
 /// arguments that this rank finds invalid by itself. docs/errors.md lists the cases.
 ///
 /// In shapes, W is the number of ranks in the group and r a rank in it. Ranks in arguments (`src`,
-/// `dst`) are numbers in the world, as in PyTorch, also where the group is smaller.
+/// `dst`) and results are global ranks: a rank's number in the world, as in PyTorch, also if the
+/// group is smaller.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -112,7 +113,7 @@ struct SendOptions {
 };
 /// Options of recv.
 struct RecvOptions {
-  std::optional<int> src{};  ///< The sender. Unset: any rank, whichever message comes first.
+  std::optional<int> src{};  ///< The sender. Unset: any rank; the first message counts.
   ProcessGroup group{};      ///< A group of both ranks.
   int tag = 0;               ///< Must equal the send's tag.
 };
@@ -124,9 +125,9 @@ class [[nodiscard]] PACELINE_API Work {
  public:
   /// A complete operation, as on ranks that are not members of the group.
   Work() = default;
-  /// `dense[i]` is what the operation writes for `tensors[i]`: the same, or a contiguous copy.
+  /// `contiguous[i]` is what the operation writes for `tensors[i]`: the same, or a contiguous copy.
   Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
-       std::vector<at::Tensor> dense, ProcessGroup group);
+       std::vector<at::Tensor> contiguous, ProcessGroup group);
   /// Leaves `other` complete.
   Work(Work&& other) noexcept = default;
   /// Leaves `other` complete. The operation that this object held still finishes.
@@ -138,8 +139,8 @@ class [[nodiscard]] PACELINE_API Work {
   void wait(std::chrono::milliseconds timeout);
   /// Whether wait() would return at once.
   [[nodiscard]] bool is_completed() const;
-  /// The sender of a completed recv_async, its rank in the world; -1 on a rank that is not a member
-  /// of the group. Throws for other operations.
+  /// The global rank of the sender of a completed recv_async; -1 on a rank that is not a member of
+  /// the group. Throws for other operations.
   [[nodiscard]] int source_rank() const;
 
  private:
@@ -151,40 +152,40 @@ class [[nodiscard]] PACELINE_API Work {
   ProcessGroup group_;
 };
 
-/// A contiguous, uninitialised tensor in memory that the group's ranks share, if its backend has
-/// such memory: calls then read and write it in place instead of through staging buffers. Over
-/// another backend, and on ranks that are not members, an ordinary tensor. It may outlive the
-/// group.
+/// A contiguous, uninitialised tensor in registered memory of the group, if its backend has such
+/// memory: all ranks map it, and calls read and write it in place instead of through staging
+/// buffers. Over another backend, and on ranks that are not members, it is in this process's own
+/// memory. It may outlive the group.
 ///
-/// Throws Error with the size asked for if there is no room, and the group's error after it failed.
+/// Throws Error with the requested size if there is no room. After a failure of the group, throws
+/// that failure.
 [[nodiscard]] PACELINE_API at::Tensor allocate_tensor(at::IntArrayRef sizes,
                                                       const at::TensorOptions& options = {},
                                                       const ProcessGroup& group = {});
 
-/// Combines the ranks' tensors element by element; every rank gets the result in `tensor`. Types
-/// and numbers of elements are the same on all ranks.
+/// Combines the ranks' tensors element by element; every rank gets the result in `tensor`. The
+/// ranks' tensors have the same type and number of elements.
 PACELINE_API void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
 /// As all_reduce, but only rank `dst` gets the result. The other ranks' tensors keep their values
 /// on the backend paceline; other backends may change them.
 PACELINE_API void reduce(const at::Tensor& tensor, const ReduceOptions& options = {});
-/// Copies rank `src`'s `tensor` into the `tensor` of every other rank. Types and numbers of
-/// elements are the same on all ranks.
+/// Copies rank `src`'s `tensor` into the `tensor` of every other rank. The ranks' tensors have the
+/// same type and number of elements.
 PACELINE_API void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {});
-/// `tensors`: W tensors; tensors[r] gets rank r's `tensor`, and has as many elements. All have one
-/// type. On the backend paceline their sizes may differ between ranks.
+/// `tensors`: W tensors. tensors[r] gets rank r's `tensor`, and has as many elements. All have one
+/// type. On the backend paceline, ranks may give tensors of different sizes.
 PACELINE_API void all_gather(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor,
                              const AllGatherOptions& options = {});
 /// `output` gets the ranks' `input` one after the other. For an `input` of shape (N, ...), `output`
 /// is (W * N, ...) or (W, N, ...). `input` has one size and type on all ranks.
 PACELINE_API void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                          const AllGatherOptions& options = {});
-/// `gather_list`: on rank `dst` W tensors, and gather_list[r] gets rank r's `tensor`; empty on the
-/// other ranks. All have one type. The two tensors of each copy have the same number of elements.
+/// `gather_list`: W tensors on rank `dst`, empty on the other ranks. gather_list[r] gets rank r's
+/// `tensor`, and has as many elements. All have one type.
 PACELINE_API void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
                          const GatherOptions& options = {});
-/// `scatter_list`: on rank `src` W tensors, and rank r's `tensor` gets scatter_list[r]; empty on
-/// the other ranks. All have one type. The two tensors of each copy have the same number of
-/// elements.
+/// `scatter_list`: W tensors on rank `src`, empty on the other ranks. Rank r's `tensor` gets
+/// scatter_list[r], and has as many elements. All have one type.
 PACELINE_API void scatter(const at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
@@ -196,9 +197,8 @@ PACELINE_API void reduce_scatter(const at::Tensor& output, const std::vector<at:
 /// elements of `output`, as (W * N, ...) or (W, N, ...) for (N, ...).
 PACELINE_API void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options = {});
-/// `outputs` and `inputs`: W tensors each, of one type; outputs[r] gets rank r's inputs[q], where q
-/// is this rank. These two have the same number of elements. Other sizes may differ on the backend
-/// paceline; on gloo all are equal.
+/// `outputs` and `inputs`: W tensors each, of one type. outputs[r] on rank q receives inputs[q] of
+/// rank r; these two have equal size (MPI_Alltoallv). On gloo all sizes are equal.
 PACELINE_API void all_to_all(const std::vector<at::Tensor>& outputs,
                              const std::vector<at::Tensor>& inputs,
                              const AllToAllOptions& options = {});
@@ -208,16 +208,16 @@ PACELINE_API void all_to_all_single(const at::Tensor& output, const at::Tensor& 
                                     const AllToAllSingleOptions& options = {});
 /// Returns once every rank has called it.
 PACELINE_API void barrier(const BarrierOptions& options = {});
-/// A barrier that throws Timeout on rank 0, which names the first rank that did not come, or all
-/// such ranks with `wait_all_ranks`. The group remains usable. If a rank has made another call
-/// instead, every rank throws Mismatch on the backend paceline.
+/// A barrier with a timeout of its own. On rank 0, Timeout names the first rank that did not come,
+/// or with `wait_all_ranks` all of them. The group remains usable. On the backend paceline, if a
+/// rank has made another call instead, every rank throws Mismatch.
 PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// Sends `tensor` to rank `dst`, whose recv has the same tag, type and number of elements. Returns
 /// once `tensor` may be changed. Messages between two ranks with one tag keep their order.
 PACELINE_API void send(const at::Tensor& tensor, int dst, const SendOptions& options = {});
-/// Receives a message into `tensor`. Returns the sender's rank in the world; -1 on a rank that is
-/// not a member of the group.
+/// Receives a message into `tensor`. Returns the sender's global rank; -1 on a rank that is not a
+/// member of the group.
 PACELINE_API int recv(const at::Tensor& tensor, const RecvOptions& options = {});
 
 /// @name Asynchronous calls
@@ -276,7 +276,7 @@ struct P2POp {
   };
   Kind op;               ///< Whether this rank sends or receives.
   at::Tensor tensor;     ///< What is sent, or where the message is stored.
-  int peer;              ///< The receiver, or the sender; its rank in the world.
+  int peer;              ///< The global rank of the receiver or sender.
   ProcessGroup group{};  ///< A group of both ranks.
   int tag = 0;           ///< Must be the same on both ranks.
 };
@@ -285,12 +285,12 @@ struct P2POp {
     const std::vector<P2POp>& operations);
 /// @}
 
-/// Rank `src`'s `bytes`, any content of any length, on every rank; `bytes` of other ranks is not
-/// used. Collective. Empty on ranks that are not members.
+/// Returns rank `src`'s `bytes` on every rank; they may have any content and length. `bytes` of
+/// other ranks is not used. Collective. Empty on ranks that are not members.
 [[nodiscard]] PACELINE_API std::string broadcast_bytes(std::string_view bytes,
                                                        const BroadcastOptions& options = {});
-/// W strings, the r-th from rank r: any content, and lengths may differ between ranks. Collective.
-/// Empty on ranks that are not members.
+/// Returns W strings, the r-th from rank r. They may have any content, and different lengths.
+/// Collective. Empty on ranks that are not members.
 [[nodiscard]] PACELINE_API std::vector<std::string> all_gather_bytes(
     std::string_view bytes, const AllGatherOptions& options = {});
 

@@ -21,20 +21,19 @@ class CommHookInterface;
 
 namespace paceline {
 
-/// A bucket of gradients: getIndex, getBuffer (flat; in memory that the ranks share, if the backend
-/// has such), getGradients, getParameters, isLast, setBuffer.
+/// A bucket of gradients: getIndex, getBuffer (flat; in registered memory, if the backend has
+/// such), getGradients, getParameters, isLast, setBuffer.
 using GradBucket = c10d::GradBucket;
 
 /// Communicates a bucket in place of DistributedDataParallel; see register_comm_hook. It starts the
 /// communication and returns a future of the bucket's new contents: a tensor of the bucket's size,
-/// either the bucket itself or another. The hook must average. It is called on every rank for the
-/// same buckets in the same order, on the thread of the backward. State belongs to the function
-/// object.
+/// either the bucket itself or another. The hook must average. Every rank calls it for the same
+/// buckets in the same order, on the thread of the backward. Keep state in the function object.
 ///
 /// Complete every future, also if the hook fails. If a future is not complete within the group's
-/// timeout, counted from the end of the last call that it may depend on, the step throws Timeout
-/// that names this rank. Calls made later than one timeout after the end of the backward do not
-/// count.
+/// timeout, the step throws Timeout that names this rank. The time counts from the end of the last
+/// call that the future may depend on. Calls that start more than one timeout after the end of the
+/// backward do not count.
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
 namespace detail {
@@ -43,12 +42,12 @@ PACELINE_API std::shared_ptr<c10d::CommHookInterface> make_comm_hook(CommHook ho
 
 namespace comm_hooks {
 
-/// What DistributedDataParallel does without a hook, by one collective for each bucket. A building
-/// block for custom hooks.
+/// Averages as DistributedDataParallel does without a hook, by one collective for each bucket. A
+/// building block for custom hooks.
 ///
 /// `group`, here and in the next two: the ranks to average over. Unset: the process_group of the
-/// model that runs the hook; a custom hook then calls this one on its own thread before it returns.
-/// On another thread it throws UsageError.
+/// model that runs the hook. A custom hook then must call this one before it returns, on the thread
+/// that it was called on; on another thread this throws UsageError.
 PACELINE_API CommHook all_reduce(std::optional<ProcessGroup> group = {});
 
 /// Sends gradients as float16, half the bytes, with less range. The backend paceline adds them in

@@ -40,7 +40,8 @@ namespace detail {
 class PACELINE_API BatchStream {
  public:
   using Batch = std::shared_ptr<void>;
-  // Called by several threads at once. Should return soon, with anything, once stop is requested.
+  // Called by several threads at once. Once stop is requested, it should return soon; the result is
+  // not used then.
   using Fetch = std::function<Batch(std::span<const std::int64_t>, const std::stop_token&)>;
 
   BatchStream(std::vector<std::int64_t> indices, const DataLoaderOptions& options, Fetch fetch);

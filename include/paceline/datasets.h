@@ -33,7 +33,7 @@ enum class Split {
 /// 10,000 for tests. Debian's package dataset-fashion-mnist provides it.
 ///
 /// A sample is an image, float32 of shape (1, 28, 28), and its class from 0 to 9. As torchvision's
-/// ToTensor does, pixels are scaled from bytes to [0, 1] and not normalised further.
+/// ToTensor does, pixels are scaled from bytes to [0, 1] and not normalized further.
 ///
 /// The images are held as bytes (47 MB for the training set), which copies share. Safe to use from
 /// several threads at once.

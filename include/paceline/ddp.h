@@ -61,8 +61,8 @@ struct DdpOptions {
   /// each rank. Then backwards may be nested (activation checkpointing), and a parameter may get
   /// several gradients or none. Forwards must return tensors that for_each_tensor finds.
   bool static_graph = false;
-  /// Names of parameters whose gradients are reduced only once param_to_hook_all_reduce has its
-  /// gradient. Until then the backward may still change them.
+  /// Names of parameters whose gradients the backward may still change after they arrive. They are
+  /// reduced once param_to_hook_all_reduce has its gradient.
   std::vector<std::string> delay_all_reduce_named_params{};
   /// The name of the parameter that delay_all_reduce_named_params wait for.
   std::string param_to_hook_all_reduce{};
@@ -116,7 +116,7 @@ class PACELINE_API DdpHandle {
   std::unique_ptr<DdpCore> core_;
 };
 
-/// Takes the module's place for a model of named tensors.
+/// Stands in for the module of a model of named tensors.
 template <typename Function>
 class TensorFunction {
  public:
@@ -142,10 +142,10 @@ class TensorFunction {
 struct NoFunction {};
 }  // namespace detail
 
-/// While it lives, forwards of its DistributedDataParallel start steps that are not synchronised:
-/// gradients accumulate on each rank alone. Between synchronised steps all ranks run the same
-/// number of such backwards, unless they use Average::samples; forwards without a backward do not
-/// count. Move-only.
+/// While it lives, forwards of its DistributedDataParallel are not synchronised: in their
+/// backwards, gradients accumulate on each rank alone. Between synchronised steps, all ranks must
+/// run the same number of such backwards, unless they use Average::samples. Forwards without a
+/// backward do not count. Move-only.
 class [[nodiscard]] NoSyncGuard {
  public:
   /// Used by DistributedDataParallel::no_sync().
@@ -166,43 +166,45 @@ class [[nodiscard]] NoSyncGuard {
 };
 
 /// Wraps a module so that every backward leaves the average of all ranks' gradients in its
-/// parameters, reduced bucket by bucket while the backward still runs (Li et al., "PyTorch
-/// Distributed", VLDB 2020). Construction is collective: parameters and buffers become rank 0's,
-/// and ranks whose parameters or buffers differ in number, name, shape, strides or type throw
-/// Mismatch that names the first.
+/// parameters. Gradients are reduced bucket by bucket while the backward still runs (Li et al.,
+/// "PyTorch Distributed", VLDB 2020). In a world of one, it makes the same checks as on several
+/// ranks, and gradients stay where autograd puts them. docs/from-pytorch.md has examples, and shows
+/// how to save, load, freeze and evaluate a model, and to use LBFGS.
 ///
-/// The last forward before a backward decides whether the backward is synchronised. After a
-/// synchronised backward, .grad of each parameter is a view into its bucket (see
-/// gradient_as_bucket_view), which the next backward changes in place (it adds, as always): clone a
-/// gradient to keep it. A backward throws PeerLost, Timeout or Mismatch when another rank fails,
-/// Mismatch when the ranks have not done the same (docs/errors.md, Divergence), and Error for
-/// parameters that got no gradient (see find_unused_parameters). After a backward that threw,
-/// docs/errors.md says when the next forward can go on; all gradients are zero then.
+/// **Construction** is collective. Parameters and buffers become rank 0's. If the ranks' parameters
+/// or buffers differ in number, name, shape, strides or type, all ranks throw Mismatch that names
+/// the first difference.
 ///
-/// In a world of one it makes the same checks as on several ranks, and gradients stay where
-/// autograd puts them. To save a model, save module() on rank 0. Load it before wrapping, at least
-/// on rank 0, or after wrapping on every rank. Load the optimizer's state on every rank. Parameters
-/// may be frozen after construction, on all ranks alike; parameters frozen at construction must
-/// stay frozen. If a closure's result decides how often the optimizer calls it (LBFGS), it must
-/// return the loss averaged over the ranks. Buffers are copied from rank 0 only before training
-/// forwards: broadcast them before an evaluation on all ranks.
+/// **Steps.** The last forward before a backward decides whether the backward is synchronised: it
+/// is unless that forward ran under no_sync. After a synchronised backward, .grad of each parameter
+/// is a view into its bucket (see gradient_as_bucket_view). The next backward adds to it in place,
+/// as always: clone a gradient to keep it.
 ///
-/// Move-only; it is not a Module itself. Use it on one thread at a time. While it exists, the
-/// module must not gain or lose parameters, nor move to another type or device. A parameter has at
-/// most one wrapper at a time. If one backward runs through several models, run their forwards in
-/// the same order on all ranks. A forward may make collective calls of the group
-/// (docs/threading.md).
+/// **Errors.** A backward throws PeerLost, Timeout or Mismatch when another rank fails; Mismatch
+/// when the ranks have not done the same (docs/errors.md, Divergence); and Mismatch for parameters
+/// that got no gradient (see find_unused_parameters), over gloo Error. docs/errors.md says after
+/// which errors the next forward can go on; all gradients are zero then.
 ///
-/// To wrap a model that is not a Module, such as one of TorchScript, pass its parameters and its
-/// forward:
+/// **Rules.**
+/// - Use it on one thread at a time. It is move-only, and not a Module itself.
+/// - While it exists, the module must not gain or lose parameters, nor move to another type or
+///   device. A parameter has at most one wrapper at a time.
+/// - Freeze parameters after construction on all ranks alike. Parameters that are frozen at
+///   construction must stay frozen.
+/// - If one backward runs through several models, run their forwards in the same order on all
+/// ranks.
+/// - A forward may make collective calls of the group (docs/threading.md).
+///
+/// **Other models.** To wrap a model that is not a Module, such as one of TorchScript, pass its
+/// parameters and its forward:
 ///
 ///     DistributedDataParallel model({{"w", w}, {"b", b}},
 ///                                   [&](at::Tensor x) { return x.mm(w) + b; });
 ///
-/// M is then the function's type. Declare a member of a class with it, for example as
+/// M is then the function's type. A member of a class needs a type with a name, such as
 /// DistributedDataParallel<std::function<at::Tensor(at::Tensor)>>. Every forward with grad mode on
-/// counts as a forward in training mode, and sparse gradients become dense. A tensor with two names
-/// goes by the first.
+/// counts as a forward in training mode. Sparse gradients become dense. If a tensor has two names,
+/// errors use the first.
 template <typename M>
 class DistributedDataParallel {
   static constexpr bool kIsModule = std::derived_from<M, torch::nn::Module>;
@@ -272,17 +274,17 @@ class DistributedDataParallel {
     return (*this)(std::forward<Args>(args)...);
   }
 
-  /// Makes forwards local as long as the guard lives, unless `enabled` is false:
+  /// While the guard lives, forwards are not synchronised, unless `enabled` is false:
   /// `auto guard = model.no_sync(micro + 1 < accumulation);`
   NoSyncGuard no_sync(bool enabled = true) { return NoSyncGuard(handle_.sync_switch(), enabled); }
 
   /// With Average::samples, call it before every synchronised backward. `count` is the number of
-  /// samples, or tokens, whose mean is this rank's loss. Samples of preceding backwards under
-  /// no_sync count too. Not negative; with 0 this rank's gradients have no effect.
+  /// samples, or tokens, whose mean is this rank's loss, with those of preceding backwards under
+  /// no_sync. Not negative; with 0 this rank's gradients have no effect.
   void set_samples(double count) { handle_.set_samples(count); }
 
   /// Makes `hook` communicate every bucket from now on. Collective; at most once, before the first
-  /// backward. Throws UsageError with Average::samples, which a hook cannot follow.
+  /// backward. Throws UsageError with Average::samples, since a hook averages by itself.
   void register_comm_hook(CommHook hook) {
     handle_.register_comm_hook(detail::make_comm_hook(std::move(hook)));
   }

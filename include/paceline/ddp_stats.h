@@ -17,7 +17,7 @@ struct StepStats {
   Duration forward{};        ///< In the module's forward, all forwards of the step together.
   Duration backward{};       ///< From the end of the forward until the last gradient was ready.
   Duration communication{};  ///< From the first ready bucket until all buckets were reduced.
-  Duration overlap{};        ///< The part of `communication` that lies within `backward`.
+  Duration overlap{};        ///< The part of `communication` during `backward`.
   Duration waiting{};        ///< Blocked on other ranks, before the forward and after the backward.
   std::size_t buckets = 0;   ///< Reduced buckets.
   std::size_t bytes = 0;     ///< Bytes in these buckets.

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// The world, groups of ranks, and how a process joins them.
+/// The world and groups of ranks.
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -26,8 +26,8 @@ namespace paceline {
 /// Options of the backend "paceline".
 struct PacelineOptions {
   /// The limit for the staging buffers of all ranks together, in bytes. Unset: 64 MiB. Each rank
-  /// has four buffers, each of at least 4 KiB and at most 1 MiB. Tensors outside shared memory pass
-  /// through these buffers.
+  /// has four buffers, each of at least 4 KiB and at most 1 MiB. Tensors in unregistered memory
+  /// pass through these buffers.
   std::optional<std::size_t> staging_bytes{};
 };
 
@@ -35,7 +35,7 @@ struct PacelineOptions {
 /// throws UsageError.
 using BackendOptions = std::variant<std::monostate, PacelineOptions>;
 
-/// How this process joins the others. The fields have the order of PyTorch's arguments.
+/// How this process enters the world. The fields have the order of PyTorch's arguments.
 struct InitOptions {
   /// "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
   std::string backend = "paceline";
@@ -61,11 +61,12 @@ struct InitOptions {
   /// Any c10d store that all ranks share, in place of the init method. Then world_size and rank are
   /// required.
   c10::intrusive_ptr<c10d::Store> store{};
-  /// Options of `backend`; groups over the same backend inherit them.
+  /// Options of `backend`. Groups that new_group makes over the same backend inherit them.
   BackendOptions backend_options{};
 };
 
-/// Membership in the job for as long as this object lives. Move-only; a process has one at a time.
+/// Membership in the world for as long as this object lives. Move-only; a process has one at a
+/// time.
 ///
 /// The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
 /// aborts all groups instead: the peers then throw PeerLost that names this rank. If an enclosing
@@ -74,7 +75,7 @@ class [[nodiscard]] PACELINE_API World {
  public:
   /// Takes over the membership; `other` then does nothing.
   World(World&& other) noexcept;
-  /// Exchanges memberships, so that `other` leaves the group that this object held.
+  /// Swaps the memberships: the destructor of `other` then ends this object's previous one.
   World& operator=(World&& other) noexcept;
   ~World();
 
@@ -86,7 +87,7 @@ class [[nodiscard]] PACELINE_API World {
   int exceptions_at_start_;
 };
 
-/// Joins the job. Collective over all ranks; returns when all have come.
+/// Forms the world. Collective over all ranks; returns when all have come.
 ///
 /// Throws UsageError for invalid options or variables, or if there is a world already; Timeout that
 /// names the ranks that did not come; PeerLost that names the ranks that ended meanwhile.
@@ -105,7 +106,8 @@ struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout{};
   /// "paceline" or "gloo". Unset: the world's.
   std::optional<std::string> backend{};
-  /// Options of the backend. std::monostate: the world's, if the backend is the world's.
+  /// Options of the backend. std::monostate: the world's options if the group has the world's
+  /// backend, otherwise the backend's defaults.
   BackendOptions backend_options{};
 };
 
@@ -132,9 +134,9 @@ class PACELINE_API ProcessGroup {
   bool member_ = true;
 };
 
-/// Makes a group of `ranks`, numbers in the world; empty: all ranks. Collective over the world:
+/// Makes a group of `ranks`, which are global ranks; empty: all ranks. Collective over the world:
 /// every rank calls it with the same arguments and in the same order. Group ranks follow the order
-/// of world ranks, as in PyTorch.
+/// of global ranks, as in PyTorch.
 ///
 /// Throws UsageError for invalid arguments, Timeout or PeerLost if a rank of the group does not
 /// come.
@@ -169,7 +171,7 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 [[nodiscard]] PACELINE_API int get_local_rank();
 /// The number of ranks on this node; 1 without a launcher.
 [[nodiscard]] PACELINE_API int get_local_world_size();
-/// The number of this node in the job; 0 without a launcher.
+/// The number of this node in the world; 0 without a launcher.
 [[nodiscard]] PACELINE_API int get_node_rank();
 /// The name of the group's backend: "paceline" or "gloo". Throws UsageError if this rank is not a
 /// member.

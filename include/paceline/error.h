@@ -43,8 +43,7 @@ class PACELINE_API PeerError : public Error {
         operation_(std::move(operation)),
         sequence_(sequence) {}
 
-  /// The ranks at fault, their numbers in the world, in ascending order. Empty if they are not
-  /// known.
+  /// The ranks at fault, as global ranks in ascending order. Empty if they are not known.
   const std::vector<int>& ranks() const { return ranks_; }
   /// What this rank was doing: "all_reduce", "connect", "backward" and so on.
   const std::string& operation() const { return operation_; }
@@ -58,19 +57,22 @@ class PACELINE_API PeerError : public Error {
   std::uint64_t sequence_;
 };
 
-/// A rank has ended, or has left the group because of an exception. The message has its text.
+/// A rank has ended or has left the group. If it left because of an exception, the message has the
+/// exception's text.
 class PACELINE_API PeerLost : public PeerError {
  public:
   using PeerError::PeerError;
 };
 
-/// A rank did not come before the deadline and, as far as can be seen, is alive.
+/// A rank did not arrive before the deadline. As far as can be seen, it is alive.
 class PACELINE_API Timeout : public PeerError {
  public:
   using PeerError::PeerError;
 };
 
-/// The ranks disagree: on the operation, a shape, a type, the root or the model.
+/// The ranks made different calls (operation, type, size, root, reduction), have different models,
+/// or did different things in a step (forwards, backwards under no_sync, frozen parameters, an
+/// aborted backward, a communication hook that threw); or parameters got no gradient.
 class PACELINE_API Mismatch : public PeerError {
  public:
   using PeerError::PeerError;

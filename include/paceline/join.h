@@ -13,8 +13,8 @@ namespace paceline {
 
 /// Options of join.
 struct JoinOptions {
-  /// Whether DistributedDataParallel divides sums of gradients by the number of all ranks, as if
-  /// ranks that have joined had gradients of zero; otherwise by the number of ranks that have not
+  /// What DistributedDataParallel divides sums of gradients by. True: the number of all ranks, as
+  /// if ranks that have joined had gradients of zero. False: the number of ranks that have not
   /// joined. Ignored with Average::samples.
   bool divide_by_initial_world_size = true;
   /// False if inputs are known to be even: join() only calls the body.
@@ -28,18 +28,18 @@ namespace detail {
 class JoinContext;
 }
 
-/// An object whose steps contain collectives that a rank without inputs can match.
+/// An object whose steps contain collectives. A rank without inputs matches them by main_hook.
 /// DistributedDataParallel converts to one.
 class PACELINE_API Joinable {
  public:
   virtual ~Joinable();
   /// The group of the collectives.
   virtual ProcessGroup join_process_group() const = 0;
-  /// Makes the collectives of one step. Called on a rank whose body has ended, once for each step
+  /// Calls the collectives of one step. Called on a rank whose body has ended, once for each step
   /// of the other ranks.
   virtual void main_hook() = 0;
-  /// Called on every rank when all bodies have ended. `last`: a rank of the group that took part in
-  /// the last step, and so has the final state.
+  /// Called on every rank when all bodies have ended. `last`: the group rank of a rank that took
+  /// part in the last step, and so has the final state.
   virtual void post_hook(int last) = 0;
 
  protected:
@@ -47,8 +47,8 @@ class PACELINE_API Joinable {
   Joinable(const Joinable&) = delete;
   Joinable& operator=(const Joinable&) = delete;
 
-  /// Call it at the start of a step, before its collectives: it notifies the ranks that have
-  /// joined. Collective. Does nothing outside join(), and for all but the first of its joinables.
+  /// Notifies the ranks that have joined. Call it at the start of a step, before its collectives.
+  /// Collective. Does nothing outside join(), and for all joinables of it but the first.
   void notify_join();
   /// The options of join(); null outside it.
   const JoinOptions* join_options() const;
@@ -65,13 +65,14 @@ class PACELINE_API Joinable {
 /// Runs `body`, a training loop, on ranks that may have different numbers of batches. Every rank of
 /// the joinables' group, which is the same for all of them, must call it.
 ///
-/// A rank whose body has ended makes the joinables' collectives (main_hook) in the steps of the
-/// other ranks, until all bodies have ended. Then the ranks that ended early get the model of a
-/// rank that ended last. No other collective is matched: neither the body's own calls nor
-/// SyncBatchNorm's. Each step must begin with a forward of every joinable, in the same order on all
-/// ranks.
+/// A rank whose body has ended *has joined*: it calls the joinables' collectives (main_hook) in the
+/// steps of the other ranks, until all bodies have ended. Then the ranks that ended early get the
+/// model of a rank that ended last. A rank that has joined matches no other collective: neither the
+/// body's own calls nor SyncBatchNorm's. Each step must begin with a forward of every joinable, in
+/// the same order on all ranks.
 ///
-/// If the body throws, the exception leaves join(), and the other ranks find this one missing.
+/// If the body throws, the exception leaves join(), and the other ranks throw an error that names
+/// this one.
 PACELINE_API void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
                        const std::function<void()>& body, const JoinOptions& options = {});
 

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Reports the progress of a training.
+/// Reports the progress of a training run.
 
 #include <chrono>
 #include <cstdint>
@@ -35,9 +35,10 @@ struct ProgressOptions {
   std::function<std::chrono::steady_clock::time_point()> clock = std::chrono::steady_clock::now;
 };
 
-/// Reports the progress of a training: epoch, step, samples per second, loss and time left. On a
-/// terminal it redraws a bar in place; elsewhere, as in a log, it writes a line every few seconds.
-/// In both, the line of an epoch's last step remains. Rank 0 writes; the other ranks are silent.
+/// Reports the progress of a training run: epoch, step, samples per second, loss and time left. On
+/// a terminal it redraws a bar in place; elsewhere, as in a log, it writes a line every few
+/// seconds. In both, the line of an epoch's last step remains. Rank 0 writes; the other ranks are
+/// silent.
 ///
 ///     paceline::Progress progress({.epochs = epochs, .steps = loader.size(), .output = stdout});
 ///     for (int epoch = 0; epoch < epochs; ++epoch) {
@@ -57,8 +58,8 @@ class PACELINE_API Progress {
 
   /// Begins epoch `epoch`, counted from 0. Time between epochs does not count.
   void start_epoch(int epoch);
-  /// Counts a step of `samples` samples on this rank. Reports the epoch's mean loss on this rank,
-  /// and the samples of all ranks, on the assumption that each is as fast as this one.
+  /// Counts a step of `samples` samples on this rank. The report has the epoch's mean loss on this
+  /// rank, and the samples a second of all ranks, estimated as this rank's times world_size.
   void step(std::int64_t samples, double loss);
 
  private:

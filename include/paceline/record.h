@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// The main of a rank.
+/// Runs a rank's main function and reports its exceptions.
 
 #include <paceline/api.h>
 
@@ -14,13 +14,14 @@ namespace detail {
 PACELINE_API int record(const std::function<int()>& body);
 }
 
-/// Runs `body` as the main of a rank and returns the process's exit code: what `body` returns if it
-/// returns an int, 0 if it returns nothing, 1 if it throws.
+/// Runs `body` as a rank's main function and returns the process's exit code: what `body` returns
+/// if it returns an int, 0 if it returns nothing, 1 if it throws.
 ///
-/// An exception is reported on stderr, to the other ranks of the job, and to the launcher: in the
-/// file that TORCHELASTIC_ERROR_FILE names, in torchrun's format. A later call of `record` in the
-/// same process removes that file. While `body` runs, the library's messages of level info and
-/// above go to stderr. stdout becomes line-buffered, and both streams are flushed at the end.
+/// An exception is reported on stderr, to the other ranks, and to the launcher. The launcher gets
+/// it in the file that TORCHELASTIC_ERROR_FILE names, in torchrun's format. A later call of
+/// `record` in the same process removes that file. While `body` runs, the library's messages of
+/// level info and above go to stderr. stdout becomes line-buffered, and both streams are flushed at
+/// the end.
 template <typename Body>
 [[nodiscard]] int record(Body&& body) {
   if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {

@@ -71,17 +71,18 @@ struct DistributedSamplerOptions {
   bool shuffle = true;
   /// Must be the same on all ranks.
   std::uint64_t seed = 0;
-  /// If the data set's size is not a multiple of num_replicas: whether the tail of the order is
-  /// dropped. By default, samples from its front are repeated. In both cases all ranks have equally
-  /// many samples, as training needs.
+  /// What happens if the data set's size is not a multiple of num_replicas. True: the tail of the
+  /// order is dropped. False: samples from its front are repeated. In both cases all ranks have
+  /// equally many samples, as training needs.
   bool drop_last = false;
-  /// False: nothing is repeated or dropped. Each sample goes to exactly one rank, and the first
-  /// ranks may have one more, as for evaluation. Not with drop_last.
+  /// False, for evaluation: nothing is repeated or dropped. Each sample goes to exactly one rank,
+  /// and the first ranks may have one more. Not with drop_last.
   bool pad = true;
 };
 
-/// Gives each rank its share of a data set: every num_replicas-th index of the epoch's order, from
-/// the rank-th on. These are the indices of Python's torch.utils.data.DistributedSampler.
+/// Gives each rank its share of a data set: of the epoch's order, the positions rank,
+/// rank + num_replicas, rank + 2 * num_replicas, ... These are the indices of Python's
+/// torch.utils.data.DistributedSampler.
 class PACELINE_API DistributedSampler : public Sampler {
  public:
   /// Throws UsageError if the size is negative, if the rank is not from 0 to num_replicas - 1, or

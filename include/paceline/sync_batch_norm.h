@@ -45,9 +45,9 @@ struct SyncBatchNormOptions {
 /// with the whole batch. The gradients of weight and bias are this rank's share;
 /// DistributedDataParallel averages them as usual. If batches differ in size, let each rank's loss
 /// be a sum over its samples, divided by the same number on all ranks. With a mean over the rank's
-/// own samples, samples of small batches would count more in the sums that the ranks exchange here.
+/// own samples, samples of small batches would have more weight.
 ///
-/// SyncBatchNorm is its holder, made by TORCH_MODULE.
+/// Use it through its holder SyncBatchNorm, which TORCH_MODULE makes.
 class PACELINE_API SyncBatchNormImpl : public torch::nn::Module {
  public:
   /// With defaults for everything else.
@@ -74,16 +74,17 @@ TORCH_MODULE(SyncBatchNorm);
 
 /// Makes every torch::nn::BatchNorm1d, 2d and 3d in the module, itself included, normalize over the
 /// batches of all ranks of `group` in training, as SyncBatchNorm does. Modules keep their types, so
-/// that members of any type work: until a module is destroyed, its calls of batch_norm run another
-/// kernel. A second conversion changes the group. The result of clone() is not converted; convert
+/// members of any type work: until a module is destroyed, its calls of batch_norm run a kernel of
+/// Paceline. A second conversion changes the group. The result of clone() is not converted; convert
 /// it too.
 ///
 /// LibTorch's BatchNorm refuses a batch with at most one value for each channel on this rank,
 /// before it calls batch_norm. Use a SyncBatchNorm if there are such batches.
 ///
-/// Throws UsageError, and changes nothing, if a BatchNorm has no running statistics, since these
-/// identify its calls, or if another kind of module has a buffer "running_mean" of its own, as a
-/// wrapper of a TorchScript module may.
+/// Throws UsageError, and changes nothing, in two cases:
+/// - a BatchNorm has no running statistics, which identify its calls;
+/// - another kind of module has a buffer "running_mean" of its own, as a wrapper of a TorchScript
+///   module may.
 PACELINE_API void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
 /// The same; returns the module.
