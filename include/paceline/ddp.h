@@ -191,8 +191,7 @@ class [[nodiscard]] NoSyncGuard {
 ///   device. A parameter has at most one wrapper at a time.
 /// - Freeze parameters after construction on all ranks alike. Parameters that are frozen at
 ///   construction must stay frozen.
-/// - If one backward runs through several models, run their forwards in the same order on all
-/// ranks.
+/// - If one backward runs through several models, run their forwards in one order on all ranks.
 /// - A forward may make collective calls of the group (docs/threading.md).
 ///
 /// **Other models.** To wrap a model that is not a Module, such as one of TorchScript, pass its
