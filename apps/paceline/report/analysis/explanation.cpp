@@ -227,11 +227,11 @@ void Explanation::exposed_communication() {
   const BucketTimes* const bucket = worst_bucket(&BucketTimes::communication);
   if (bucket == nullptr) {
     say("Communication is exposed: {} of the time is spent waiting for gradients that all ranks "
-        "have published.",
+        "have computed.",
         share_text(a_.communication));
   } else {
     say("Communication is exposed: {} of the time is spent waiting for gradients that all ranks "
-        "have published, most of it for bucket {}.",
+        "have computed, most of it for bucket {}.",
         share_text(a_.communication), bucket->number);
     because("Ranks wait longest for {}.", described(*bucket));
   }

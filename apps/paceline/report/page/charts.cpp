@@ -106,7 +106,7 @@ std::string step_times(const Job& job, const Analysis& analysis, const Diagnosis
     for (const Step& step : analysis.steps) computing.push_back(step.ranks[i].computing());
     const int rank = job.ranks[i].rank;
     const bool is_named = rank == diagnosis.rank;
-    (is_named ? named : lines) += line(thinned(computing), top, is_named ? "late" : "backward",
+    (is_named ? named : lines) += line(thinned(computing), top, is_named ? "fault" : "backward",
                                        fmt::format("rank {}: computing", rank));
   }
   std::string html = fmt::format(R"(<div class="row chart"><div>{}</div><svg height="{}" )"

@@ -40,7 +40,7 @@ std::string drawings(const Job& job, const Analysis& analysis, const Diagnosis& 
   const std::string named_rank_key =
       diagnosis.rank < 0
           ? ""
-          : fmt::format("<span class=\"late line\">computing, rank {}</span>\n", diagnosis.rank);
+          : fmt::format("<span class=\"fault line\">computing, rank {}</span>\n", diagnosis.rank);
   return filled(kDrawingsHtml,
                 {{"typical_number", std::to_string(analysis.steps[analysis.typical].number)},
                  {"typical_step", typical_step(job, analysis, diagnosis)},

@@ -79,7 +79,7 @@ class StepDrawing {
 
   std::string draw_work(const RankStep& rank) const {
     std::string svg =
-        bar_of({begin_, rank.step.begin}, 0, kBarHeight, "between", "not in the step yet");
+        bar_of({begin_, rank.step.begin}, 0, kBarHeight, "between", "before its step");
     for (const auto& when : rank.forward) svg += bar_of(when, 0, kBarHeight, "forward", "forward");
     for (const auto& when : rank.backward) {
       svg += bar_of(when, 0, kBarHeight, "backward", "backward");
@@ -117,9 +117,9 @@ class StepDrawing {
   std::string draw_bucket(const OpenBucket& bucket, double y) const {
     const std::string name = fmt::format("bucket {}", bucket.number);
     std::string svg = bar_of({bucket.when.begin, bucket.published_by_all}, y, lane_height_, "open",
-                             name + ", not published by all ranks") +
+                             name + ": other ranks' gradients are not there yet") +
                       bar_of({bucket.published_by_all, bucket.when.end}, y, lane_height_, "comm",
-                             name + ", published by all ranks");
+                             name + ": all ranks' gradients are there");
     const bool pale = part(bucket.published_by_all) - part(bucket.when.begin) >= kLegible;
     if ((pale || part(bucket.when.end) - part(bucket.published_by_all) >= kLegible) &&
         lane_height_ >= 13) {
@@ -133,14 +133,15 @@ class StepDrawing {
 
   std::string axis() const {
     std::string html = R"(<div class="row"><div></div><svg class="loose" height="16">)";
+    const auto label = [&](double at, const char* anchor, const std::string& text) {
+      html += fmt::format(R"(<text x="{}" y="11" text-anchor="{}">{}</text>)", percent(at), anchor,
+                          text);
+    };
     for (const double tick : axis_ticks(end_ - begin_)) {
       const double at = tick / (end_ - begin_);
-      html += fmt::format(R"(<text x="{}" y="11" text-anchor="{}">{}</text>)", percent(at),
-                          at == 0    ? "start"
-                          : at > .95 ? "end"
-                                     : "middle",
-                          tick_text(tick));
+      if (at < .85) label(at, at == 0 ? "start" : "middle", tick_text(tick));
     }
+    label(1, "end", time_text(end_ - begin_));
     return html + "</svg></div>\n";
   }
 
