@@ -148,7 +148,7 @@ class [[nodiscard]] PACELINE_API Work {
 
   c10::intrusive_ptr<c10::intrusive_ptr_target> work_;  // a c10d::Work
   std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> dense_;
+  std::vector<at::Tensor> contiguous_;
   ProcessGroup group_;
 };
 

@@ -40,11 +40,11 @@ void check_no_overlap(const at::Tensor& output, const char* operation) {
 }
 
 Tensors contiguous(const Tensors& tensors) {
-  Tensors dense;
+  Tensors contiguous;
   for (const at::Tensor& tensor : tensors) {
-    dense.push_back(tensor.layout() == at::kStrided ? tensor.contiguous() : tensor);
+    contiguous.push_back(tensor.layout() == at::kStrided ? tensor.contiguous() : tensor);
   }
-  return dense;
+  return contiguous;
 }
 
 }  // namespace distributed
@@ -58,10 +58,10 @@ c10d::Work& c10d_work(const c10::intrusive_ptr<c10::intrusive_ptr_target>& work)
 }  // namespace
 
 Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
-           std::vector<at::Tensor> dense, ProcessGroup group)
+           std::vector<at::Tensor> contiguous, ProcessGroup group)
     : work_(std::move(work)),
       tensors_(std::move(tensors)),
-      dense_(std::move(dense)),
+      contiguous_(std::move(contiguous)),
       group_(std::move(group)) {}
 
 void Work::wait() {
@@ -75,10 +75,10 @@ void Work::wait() {
 void Work::write_back() {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (!dense_[i].is_same(tensors_[i])) tensors_[i].copy_(dense_[i]);
+    if (!contiguous_[i].is_same(tensors_[i])) tensors_[i].copy_(contiguous_[i]);
   }
   tensors_.clear();
-  dense_.clear();
+  contiguous_.clear();
 }
 
 void Work::wait(std::chrono::milliseconds timeout) {
