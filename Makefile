@@ -43,6 +43,7 @@ python:  ## build the Python package, install it into .venv beside torch, and ru
 	@tools/setup python
 	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python ./python
 	@python/tests/run
+	@echo "installed into .venv: start programs with .venv/bin/python"
 
 conformance: python  ## run PyTorch's own tests on paceline and on Gloo; ARGS go to tests/conformance/run
 	@.venv/bin/python -B tests/conformance/run $(ARGS)
@@ -54,7 +55,8 @@ install:  ## install to PREFIX=/usr/local
 	@tools/setup run
 	@test -f build/release/build.ninja || cmake --preset release -DPACELINE_TESTS=OFF
 	@cmake --build --preset release --target installed
-	@cmake --install build/release --prefix $(PREFIX)
+	@cmake --install build/release --prefix $(PREFIX) >/dev/null
+	@echo "installed to $(PREFIX): the command in $(PREFIX)/bin; for CMake, CMAKE_PREFIX_PATH=$(PREFIX)"
 
 clean:  ## remove all builds, but not .deps
 	@rm -rf build

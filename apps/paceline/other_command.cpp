@@ -20,8 +20,10 @@ void become_other_command(const std::string& name, char** arguments) {
     ::execv(path.c_str(), arguments);
     throw base::errno_error(fmt::format("cannot execute {}", path.string()));
   }
-  throw UsageError(fmt::format("paceline {} is not installed: neither {} nor {} exists", name,
-                               beside.string(), libexec.string()));
+  throw UsageError(fmt::format(
+      "paceline {} is not installed: neither {} nor {} exists; `make build` in a clone of Paceline "
+      "builds it as build/release/bin/paceline-{}",
+      name, beside.string(), libexec.string(), name));
 }
 
 }  // namespace paceline::app
