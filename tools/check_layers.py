@@ -39,15 +39,16 @@ TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/repo
 
 TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
 INCLUDE_DIRECTORIES = ["include", "src", "apps/paceline", "benchmarks/paceline-bench", "", "tests"]
-INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
+OTHER_SUFFIXES = {".c", ".cc", ".cxx", ".c++", ".hh", ".hpp", ".hxx", ".inl", ".ipp"}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 
 
-def sources(root):
+def sources(root, suffixes=frozenset({".h", ".cpp"})):
     """The C++ files of the project, relative to root."""
     for top in TOP:
         for path in sorted((root / top).rglob("*")):
-            if path.suffix in (".h", ".cpp"):
+            if path.suffix in suffixes:
                 yield path.relative_to(root)
 
 
@@ -106,6 +107,8 @@ def complaint(root, source, target):
 
 
 def violations(root):
+    for other in sources(root, OTHER_SUFFIXES):
+        yield f"{other}:1: ends in {other.suffix}; C++ files here end in .h or .cpp"
     for source in sources(root):
         layer = layer_of(source)
         if layer != "tests" and layer not in MAY_INCLUDE:
@@ -124,6 +127,8 @@ def violations(root):
 
 def main():
     root = pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
+    if not any(sources(root)):
+        sys.exit(f"{root} has no C++ files in {', '.join(TOP)}")
     found = list(violations(root))
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(1 if found else 0)

@@ -3,6 +3,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -72,6 +74,19 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(found, [
             "src/base/bad.h:1: includes ATen/core/Tensor.h, but base is free of torch",
             "apps/paceline/bad.cpp:1: includes base/bad.h, but apps/paceline is free of torch"])
+
+    def test_include_without_a_space(self):
+        self.expect("src/shm/bad.cpp", "#include<torch/torch.h>",
+                    "1: includes torch/torch.h, but shm is free of torch")
+
+    def test_other_suffix(self):
+        self.expect("src/shm/bad.hpp", "", "1: ends in .hpp; C++ files here end in .h or .cpp")
+
+    def test_no_sources(self):
+        with tempfile.TemporaryDirectory() as directory:
+            done = subprocess.run([sys.executable, check_layers.__file__, directory], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"{directory} has no C++ files", done.stderr)
 
     def test_public_header_includes_internal(self):
         self.expect("include/paceline/log.h", '#include "base/log.h"',
