@@ -1,4 +1,4 @@
-"""Checks that each link of a site's pages to a file beside them leads to one.
+"""Checks that each link of a site's pages to a file beside them leads to one, and to an anchor in it.
 
     check_links.py DIRECTORY
 """
@@ -13,21 +13,37 @@ class Links(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
         self.found = set()
+        # Doxygen links to nested classes even if all are private, and then has no list of them.
+        self.anchors = {"", "nested-classes"}
 
     def handle_starttag(self, tag, attrs):
         self.found |= {value for name, value in attrs if name in ("href", "src") and value}
+        self.anchors |= {value for name, value in attrs if name in ("id", "name")}
+
+
+def read(page):
+    links = Links()
+    links.feed(page.read_text(encoding="utf-8"))
+    return links
 
 
 def main():
-    site = pathlib.Path(sys.argv[1])
+    site = pathlib.Path(sys.argv[1]).resolve()
+    pages = {page: read(page) for page in sorted(site.rglob("*.html"))}
+    if not any(links.found for links in pages.values()):
+        sys.exit(f"{site} has no pages with links")
     broken = 0
-    for page in sorted(site.rglob("*.html")):
-        links = Links()
-        links.feed(page.read_text(encoding="utf-8"))
+    for page, links in pages.items():
         for link in sorted(links.found):
             url = urllib.parse.urlsplit(link)
-            if not url.scheme and url.path and not (page.parent / url.path).exists():
+            target = (page.parent / url.path).resolve() if url.path else page
+            if url.scheme or url.netloc:
+                continue
+            if not target.exists():
                 print(f"{page}: leads to {link}, which does not exist")
+                broken += 1
+            elif target in pages and urllib.parse.unquote(url.fragment) not in pages[target].anchors:
+                print(f"{page}: leads to {link}, but {target.name} has no such anchor")
                 broken += 1
     return 1 if broken else 0
 

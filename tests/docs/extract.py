@@ -35,7 +35,10 @@ def call(block, line, page):
 
 
 def main(page, output):
-    (head, line), *rest = blocks(pathlib.Path(page).read_text())
+    found = list(blocks(pathlib.Path(page).read_text()))
+    if len(found) < 2:
+        sys.exit(f"{page}: {len(found)} blocks of C++; the first is only the top of the program, so nothing would run")
+    (head, line), *rest = found
     program = [f'#line {line} "{page}"\n{head}']
     program += [function(block, line, page) for block, line in rest]
     program += ["int main() {\n", *[call(block, line, page) for block, line in rest], "}\n"]
