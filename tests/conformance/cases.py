@@ -68,7 +68,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "paceline as gloo": {"test_ddp_logging_data_cpu": _BACKEND_NAME},
 }
 
-# The tests of --quick. As gloo, only the tests that need that name.
+# The tests of --quick, each of which needs 2 or 3 ranks at most. As gloo, only the tests that need that name.
 QUICK = {
     "paceline": _tests("""
         DistributedDataParallelCPU DistributedDataParallelCPU_grad_is_view all_gather all_gather_coalesced_simple
@@ -86,10 +86,8 @@ QUICK = {
         ddp_hook_parity_powerSGD
         ddp_join_model_equivalence ddp_profiling_torch_profiler ddp_sync_module_states ddp_uneven_input_exception
         ddp_uneven_input_join_disable ddp_zero_output_features destroy_full_group gather gather_checks
-        gather_full_group get_backend irecv isend new_subgroups_by_enumeration
-        new_subgroups_by_enumeration_input_rank_exceeds_world_size new_subgroups_by_enumeration_negative_input_rank
-        new_subgroups_group_size_exceeds_world_size new_subgroups_overlap_not_allowed new_subgroups_with_group_param
-        new_subgroups_world_size_not_divisible_by_group_size periodic_model_averager post_localSGD_optimizer_parity
+        gather_full_group get_backend irecv isend new_subgroups_by_enumeration_negative_input_rank
+        new_subgroups_group_size_exceeds_world_size periodic_model_averager post_localSGD_optimizer_parity
         reduce_full_group_max reduce_group_sum reduce_max reduce_min reduce_product reduce_scatter_v_cuda reduce_sum
         reduce_sum_twice scatter scatter_checks scatter_complex scatter_full_group send_recv send_recv_any_source
         send_recv_any_source_autograd_profiler send_recv_autograd_profiler send_recv_with_tag
