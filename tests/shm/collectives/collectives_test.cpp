@@ -88,7 +88,7 @@ class Parts {
     counts_.push_back(count);
     total_ += count;
   }
-  // Until then nothing is where it will be: parts lie one after the other.
+  // Until then no part has its address: parts follow one another.
   void allocate() {
     const std::size_t bytes = total_ * element();
     if (case_.shared) {
@@ -182,7 +182,7 @@ void run_broadcast(Group& group, const Case& one) {
 }
 
 // Those in which each rank gives a part to each: who takes part in giving and getting differs.
-void run_movement(Group& group, const Case& one) {
+void run_gather_scatter(Group& group, const Case& one) {
   const int me = group.rank();
   const bool personal =
       one.operation != Operation::all_gather && one.operation != Operation::gather;
@@ -250,7 +250,7 @@ void run(Group& group, const Case& one) {
     case Operation::broadcast:
       return run_broadcast(group, one);
     default:
-      return run_movement(group, one);
+      return run_gather_scatter(group, one);
   }
 }
 
@@ -261,8 +261,9 @@ bool may_be_uneven(Operation operation) {
 
 constexpr Operation kReductions[] = {Operation::all_reduce, Operation::reduce,
                                      Operation::reduce_scatter};
-constexpr Operation kMovements[] = {Operation::broadcast, Operation::gather, Operation::scatter,
-                                    Operation::all_gather, Operation::all_to_all};
+constexpr Operation kGatherScatters[] = {Operation::broadcast, Operation::gather,
+                                         Operation::scatter, Operation::all_gather,
+                                         Operation::all_to_all};
 
 using Collectives = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(All, Collectives, ::testing::ValuesIn(kWorldSizes), test::CaseName());
@@ -293,11 +294,11 @@ TEST_P(Collectives, ReduceEveryTypeWithEveryOperation) {
   });
 }
 
-TEST_P(Collectives, MoveEverySizeFromEveryRoot) {
+TEST_P(Collectives, MoveEverySize) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
-    for (const Operation operation : kMovements) {
+    for (const Operation operation : kGatherScatters) {
       for (const DataType type : {DataType::byte, DataType::complex128}) {
         for (const std::size_t count : {0u, 65u, 9'000u, 50'001u}) {
           if (test::kSanitized && count > 10'000) continue;  // more of the same
@@ -333,7 +334,7 @@ TEST(Collectives, MoveTensorsLargerThanTheCache) {
   if (cache == 0 || cache > std::size_t{64} << 20) GTEST_SKIP() << "a cache of " << cache;
   run_thread_ranks(2, [&](auto region) {
     Group group(region);
-    for (const Operation operation : kMovements) {
+    for (const Operation operation : kGatherScatters) {
       // A broadcast has two tensors of that size, the others four at least.
       const std::size_t tensors = operation == Operation::broadcast ? 2 : 4;
       for (const bool shared : {false, true}) {
@@ -410,18 +411,18 @@ Holdings holdings() {
 }
 
 TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
-  test::expect_process_ranks(2, [](int rank, BootstrapSockets sockets) {
+  const int calls = test::kSanitized ? 4000 : 200'000 * thoroughness();
+  const auto ends = test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) {
     const auto region = Region::create(std::move(sockets), rank, 2, small_region());
     Group group(region);
     Mailbox mailbox(region);
     std::vector<float> data(5000, 1.0f);
     Holdings early;
-    // What any ten calls leave behind adds up to more than the pages allowed below.
-    const int calls = test::kSanitized ? 4000 : 200'000 * thoroughness();
     // A busy machine takes a hundred times as long for one; rank 0's first element says that it is
     // enough.
     const auto enough = base::Deadline::after(std::chrono::seconds(15));
-    for (int call = 0; call < calls && data[0] == 1; ++call) {
+    int call = 0;
+    for (; call < calls && data[0] == 1; ++call) {
       const std::size_t count = call % 10 == 0 ? data.size() : 10;
       if (rank == 0 && call > 400 && enough.expired()) data[0] = 2;
       group.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::max);
@@ -446,7 +447,13 @@ TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
       EXPECT_LE(late.kibibytes, early.kibibytes + 256);
     }
     group.barrier();
+    return std::to_string(call);
   });
+  for (const auto& end : ends) ASSERT_TRUE(end.exited_cleanly()) << end.report;
+  // From then on, 100 bytes lost in every tenth call exceed the allowance above.
+  if (!test::kSanitized && std::stoi(ends[0].report) < 30'000) {
+    GTEST_SKIP() << "only " << ends[0].report << " calls in 15 s: too few to see a leak";
+  }
 }
 
 using CollectivesUpTo5 = test::SizeTest;
