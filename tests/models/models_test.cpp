@@ -24,11 +24,21 @@ std::int64_t parameter_count(const std::string& model) {
 void expect_gradients(Classifier& classifier, const Batch& batch, std::int64_t classes) {
   const auto scores = classifier.forward(batch.input);
   EXPECT_EQ(scores.sizes(), (std::vector<std::int64_t>{batch.input.size(0), classes}));
-  at::cross_entropy_loss(scores, batch.target).backward();
+  const auto loss = at::cross_entropy_loss(scores, batch.target);
+  loss.backward();
+  double square = 0;
   for (const auto& parameter : classifier.named_parameters()) {
-    EXPECT_TRUE(parameter->grad().defined() && parameter->grad().abs().sum().item<double>() > 0)
-        << parameter.key();
+    ASSERT_TRUE(parameter->grad().defined()) << parameter.key();
+    const auto part = parameter->grad().square().sum().item<double>();
+    EXPECT_GT(part, 0) << parameter.key();
+    square += part;
   }
+  // A small step along the gradients that should take 1 % off the loss.
+  const at::NoGradGuard no_grad;
+  const double step = 0.01 * loss.item<double>() / square;
+  for (auto& parameter : classifier.parameters()) parameter -= step * parameter.grad();
+  const auto after = at::cross_entropy_loss(classifier.forward(batch.input), batch.target);
+  EXPECT_NEAR(after.item<double>() / loss.item<double>(), 0.99, 0.005);
 }
 
 TEST(Models, HaveAsManyParametersAsTheirPapersSay) {
@@ -50,7 +60,7 @@ TEST(Models, HaveTheNamesAndBatchesThatAreMeasured) {
   EXPECT_EQ(find_model("resnet"), nullptr);
 }
 
-TEST(Models, EveryParameterGetsAGradient) {
+TEST(Models, EveryParameterGetsAGradientThatLowersTheLoss) {
   at::manual_seed(1);
   for (const Model& model : all_models()) {
     if (model.batch > 32 && model.name != "lenet")
