@@ -29,14 +29,14 @@ namespace {
 using test::thoroughness;
 
 int points_passed = 0;
-int fatal_point = -1;
-std::function<void()> fate;
+int planted_point = -1;
+std::function<void()> planted_fault;
 
 // What the processes of one run share.
-struct Board {
+struct SharedState {
   test::Stopped victim;
-  std::atomic<bool> struck{false};
-  std::atomic<int> survivors{0};  // that know
+  std::atomic<bool> point_reached{false};
+  std::atomic<int> survivors_done{0};
 };
 
 using Floats = std::vector<float>;
@@ -96,7 +96,7 @@ void train(Group& group) {
   }
 }
 
-// Something of everything, in an order in which no rank waits for one that waits for another.
+// Calls every operation, in an order in which no rank waits for one that waits for another.
 void run_program(int rank, int size, BootstrapSockets sockets,
                  const std::function<void(Region&)>& prepare) {
   const auto region = Region::create(std::move(sockets), rank, size,
@@ -129,9 +129,9 @@ void run_program(int rank, int size, BootstrapSockets sockets,
   group.barrier();
 }
 
-struct Story {
-  std::vector<std::string> reports;  // by rank: "done", or who was blamed
-  bool struck = false;               // the point was reached
+struct RunResult {
+  std::vector<std::string> reports;  // by rank: "done", or the ranks blamed
+  bool point_reached = false;
 };
 
 std::string blame(const char* what, const PeerError& error) {
@@ -140,17 +140,17 @@ std::string blame(const char* what, const PeerError& error) {
   return text;
 }
 
-// Runs the program; `victim` meets its fate at its point number `point`.
-Story tell(
-    int size, int victim, int point, const std::function<void(Board&)>& strike,
-    const std::function<void(Board&)>& after = [](Board&) {}) {
-  const test::Shared<Board> board;
+// Runs the program; `victim` calls `fault` at its point number `point`, the last survivor `after`.
+RunResult run_with_fault(
+    int size, int victim, int point, const std::function<void(SharedState&)>& fault,
+    const std::function<void(SharedState&)>& after = [](SharedState&) {}) {
+  const test::Shared<SharedState> state;
   const auto ends = test::run_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
     if (rank == victim) {
-      fatal_point = point;
-      fate = [&] {
-        board->struck = true;
-        strike(*board);
+      planted_point = point;
+      planted_fault = [&] {
+        state->point_reached = true;
+        fault(*state);
       };
     }
     std::string report = "done";
@@ -163,13 +163,13 @@ Story tell(
     } catch (const Mismatch& error) {
       report = blame("mismatch", error);
     }
-    if (rank != victim && ++board->survivors == size - 1) after(*board);
+    if (rank != victim && ++state->survivors_done == size - 1) after(*state);
     return report;
   });
-  Story story;
-  for (const auto& end : ends) story.reports.push_back(end.report);
-  story.struck = board->struck;
-  return story;
+  RunResult result;
+  for (const auto& end : ends) result.reports.push_back(end.report);
+  result.point_reached = state->point_reached;
+  return result;
 }
 
 using ProtocolRanksUpTo3 = test::SizeTest;
@@ -180,42 +180,43 @@ TEST_P(ProtocolRanksUpTo3, SurvivesARankKilledAtEveryFaultPoint) {
   timeout = std::chrono::seconds(30);  // a busy machine is no cause
   for (const int victim : {0, size - 1}) {
     int point = 0;
-    for (bool struck = true; struck; ++point) {
-      const Story story = tell(size, victim, point, [](Board&) { ::raise(SIGKILL); });
-      struck = story.struck;
+    for (bool reached = true; reached; ++point) {
+      const RunResult result =
+          run_with_fault(size, victim, point, [](SharedState&) { ::raise(SIGKILL); });
+      reached = result.point_reached;
       for (int rank = 0; rank < size; ++rank) {
-        const std::string& report = story.reports[static_cast<std::size_t>(rank)];
-        if (rank == victim && struck) continue;
-        // Its last stores concern nobody any more.
+        const std::string& report = result.reports[static_cast<std::size_t>(rank)];
+        if (rank == victim && reached) continue;
+        // No rank waits for the victim's last stores.
         EXPECT_TRUE(report == "done" || report == "lost " + std::to_string(victim))
             << "rank " << rank << " of " << size << " at point " << point << ": " << report;
-        EXPECT_TRUE(struck || report == "done");
+        EXPECT_TRUE(reached || report == "done");
       }
     }
     EXPECT_GT(point, 60) << "the program has fewer points than it should";
   }
 }
 
-// Of all stories of ranks that are stopped.
-struct Tally {
+// Over all runs with a stopped rank.
+struct Totals {
   std::atomic<int> late{0};
-  std::atomic<bool> through{false};  // some victim had no such point any more
+  std::atomic<bool> past_last_point{false};
 };
 
-void check_stopped(int size, int point, Tally& tally) {
+void check_stopped(int size, int point, Totals& totals) {
   const int victim = size - 1;
-  const Story story = tell(
-      size, victim, point, [](Board& board) { board.victim.stop(); },
-      [](Board& board) { board.victim.wake(); });
-  if (!story.struck) tally.through = true;
+  const RunResult result = run_with_fault(
+      size, victim, point, [](SharedState& state) { state.victim.stop(); },
+      [](SharedState& state) { state.victim.wake(); });
+  if (!result.point_reached) totals.past_last_point = true;
   const std::string blamed = "late " + std::to_string(victim);
   for (int rank = 0; rank < size; ++rank) {
-    const std::string& report = story.reports[static_cast<std::size_t>(rank)];
+    const std::string& report = result.reports[static_cast<std::size_t>(rank)];
     const bool known = report == "done" || report == blamed;
-    // Itself it is told the group's failure, or that the others have gone.
+    // The victim gets the group's failure, or an error that the others have left.
     EXPECT_TRUE(known || rank == victim)
         << "rank " << rank << " of " << size << " at point " << point << ": " << report;
-    tally.late += report == blamed ? 1 : 0;
+    totals.late += report == blamed ? 1 : 0;
   }
 }
 
@@ -226,16 +227,16 @@ TEST_P(ProtocolRanksUpTo3, SurvivesARankStoppedUntilAfterTheTimeout) {
   timeout = std::chrono::seconds(10);
   const int stride = std::max(1, 12 / thoroughness());
   constexpr int kAtOnce = 12;
-  const test::Shared<Tally> tally;
-  for (int first = 0; !tally->through; first += kAtOnce * stride) {
+  const test::Shared<Totals> totals;
+  for (int first = 0; !totals->past_last_point; first += kAtOnce * stride) {
     test::run_side_by_side(kAtOnce, [&](std::size_t i) {
-      check_stopped(size, first + static_cast<int>(i) * stride, *tally);
+      check_stopped(size, first + static_cast<int>(i) * stride, *totals);
     });
   }
-  EXPECT_GT(tally->late, 5);
+  EXPECT_GT(totals->late, 5);
 }
 
-// All that ranks tell each other, staging buffers included, is overwritten by a rank gone mad.
+// Overwrites, at random, all shared memory by which ranks communicate, staging buffers included.
 void write_garbage(Region& region, std::mt19937& random) {
   auto* const begin = reinterpret_cast<std::byte*>(&region.memory().slot(0, 0));
   auto* const end = reinterpret_cast<std::byte*>(&region.memory().send_ring(region.size() - 1, 0) +
@@ -258,8 +259,8 @@ TEST(Protocol, DamagedMemoryIsAnErrorNotACrash) {
           try {
             run_program(rank, kSize, std::move(sockets), [&](Region& region) {
               if (rank != 1) return;
-              fatal_point = points_passed + static_cast<int>(random() % 60);
-              fate = [&] { write_garbage(region, random); };
+              planted_point = points_passed + static_cast<int>(random() % 60);
+              planted_fault = [&] { write_garbage(region, random); };
             });
           } catch (const Error& error) {
             return "an error";
@@ -276,7 +277,7 @@ TEST(Protocol, DamagedMemoryIsAnErrorNotACrash) {
 }  // namespace
 
 void fault_point() {
-  if (points_passed++ == fatal_point && fate) fate();
+  if (points_passed++ == planted_point && planted_fault) planted_fault();
 }
 
 }  // namespace paceline::shm

@@ -80,7 +80,7 @@ void ChildProcess::signal(int number) const {
 
 bool ChildProcess::read_some() {
   std::array<pollfd, 2> fds{{{out_fd_.get(), POLLIN, 0}, {err_fd_.get(), POLLIN, 0}}};
-  const auto deadline = std::chrono::milliseconds(kPatience).count();
+  const auto deadline = std::chrono::milliseconds(kTestTimeout).count();
   if (::poll(fds.data(), fds.size(), static_cast<int>(deadline)) == 0) {
     throw std::runtime_error("timed out waiting for output; so far:\n" + out_ + err_);
   }

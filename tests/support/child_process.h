@@ -46,10 +46,10 @@ class ChildProcess {
 
   void signal(int number) const;
   // Reads until standard output or error contains `text`. Throws std::runtime_error, with all
-  // output, if the program ends first or after kPatience.
+  // output, if the program ends first or after kTestTimeout.
   void wait_for(const std::string& text);
   // Reads to the end and returns the exit code, 128 + N if signal N ended the program. Throws as
-  // above after kPatience.
+  // above after kTestTimeout.
   int wait();
 
  private:

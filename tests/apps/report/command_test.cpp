@@ -27,7 +27,7 @@ class Report : public ::testing::Test {
     arguments.insert(arguments.begin(), {PACELINE_COMMAND, "report"});
     return ChildProcess(std::move(arguments));
   }
-  // The page for what lies in the directory.
+  // The page for what is stored in the directory.
   std::string page() {
     auto command = report({directory().string()});
     EXPECT_EQ(command.wait(), 0) << command.err();

@@ -90,7 +90,7 @@ TEST_F(Launcher, EndsAfterAFailureIfItsOutputIsNotRead) {
               HasSubstr("paceline: standard output was not read for 10 s; the rest is dropped\n"));
 }
 
-// The pipes of rank 0 that lead to the terminal are told by their inodes.
+// The inodes identify the pipes of rank 0 that lead to the terminal.
 TEST_F(Launcher, PassesTheTerminalToRankZero) {
   auto terminal = test::open_terminal(72);
   if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);

@@ -298,7 +298,7 @@ TEST(ZeroCopy, AllocatesAtMostItsCap) {
   });
 }
 
-// Counts, and may lie under ours or above it.
+// Counts; stacked under our allocator or above it.
 struct CountingAllocator final : c10::Allocator {
   explicit CountingAllocator(c10::Allocator* below) : below_(below) {}
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -348,7 +348,7 @@ TEST(ZeroCopy, ForkedChildAllocatesGradientsElsewhere) {
     if (child == 0) {
       auto net = make_wide();
       loss_of(net(input_of(rank, 0))).backward();
-      sgd.zero_grad();  // frees what lies in shared memory
+      sgd.zero_grad();  // frees what is stored in shared memory
       _exit(net->first->weight.grad().defined() ? 0 : 1);
     }
     int status = 1;

@@ -100,10 +100,10 @@ TEST(Bootstrap, RanksThatHaveNotConnectedReceiveTheVerdict) {
   }
 }
 
-// Nothing is left then of which the end could be watched.
-class CardOfTheDead : public Exchange {
+// No process is left then whose end could be watched.
+class EndpointOfADeadProcess : public Exchange {
  public:
-  explicit CardOfTheDead(pid_t pid) : pid_(pid) {}
+  explicit EndpointOfADeadProcess(pid_t pid) : pid_(pid) {}
   int rank() const override { return 0; }
   int size() const override { return 2; }
   std::vector<std::string> all_gather(const std::string& blob,
@@ -119,7 +119,7 @@ TEST(Bootstrap, ReportsARankThatEndedAndWasReapedAsLost) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-  CardOfTheDead exchange(child);
+  EndpointOfADeadProcess exchange(child);
   const auto begin = std::chrono::steady_clock::now();
   const Blame blame = blame_of([&] { join(exchange, kMemory, base::Deadline::after(1min), {}); });
   EXPECT_THAT(blame.ranks, ElementsAre(1));

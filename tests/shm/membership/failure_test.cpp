@@ -101,7 +101,7 @@ TEST(RankSet, ManyRanksAreDescribedInRangesAndCounted) {
             "ranks 0-101, 103, 105, 107, 109, 111, 113, 115 and 454 more");
 }
 
-// As it lies in shared memory: zero at first.
+// As it is stored in shared memory: zero at first.
 std::unique_ptr<FailureRecord> empty_record() {
   return std::make_unique<FailureRecord>();
 }

@@ -1,4 +1,4 @@
-// What a rank says that lacks descriptors or address space, and what the others are told.
+// The error of a rank without descriptors or address space, and the errors of the others.
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -109,14 +109,14 @@ TEST(Mailbox, DeathOfARankFailsWaitsForOtherRanks) {
   }
 }
 
-// Of a receiver that had no time until its deadline was over.
+// A receiver that does not run before its deadline has passed.
 TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
   constexpr std::chrono::seconds kTimeout{5};
-  struct Board {
+  struct SharedState {
     std::atomic<pid_t> receiver{0};
     std::atomic<bool> over{false};
   };
-  const test::Shared<Board> board;
+  const test::Shared<SharedState> state;
   const auto ends =
       test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) -> std::string {
         const auto region = Region::create(std::move(sockets), rank, 2, small_region());
@@ -125,22 +125,22 @@ TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
         std::vector<int> data(3, rank);
         if (rank == 0) {
           requests.receive(data, 1, 0, kTimeout);
-          board->receiver = ::getpid();
+          state->receiver = ::getpid();
           requests.wait();
           EXPECT_EQ(data, std::vector<int>(3, 1));
-          board->over = true;
+          state->over = true;
         } else {
-          EXPECT_TRUE(test::eventually([&] { return board->receiver != 0; }));
+          EXPECT_TRUE(test::eventually([&] { return state->receiver != 0; }));
           const auto deadline = base::Deadline::after(kTimeout + std::chrono::milliseconds(100));
-          ::kill(board->receiver, SIGSTOP);
+          ::kill(state->receiver, SIGSTOP);
           requests.send(data, 0);
           mailbox.move();
           // The input of this test: the receiver's deadline must pass while it is stopped. Were
           // the sleep too short, nothing would fail.
           std::this_thread::sleep_for(deadline.remaining());
-          ::kill(board->receiver, SIGCONT);
+          ::kill(state->receiver, SIGCONT);
           requests.wait();
-          EXPECT_TRUE(test::eventually([&] { return board->over.load(); }));
+          EXPECT_TRUE(test::eventually([&] { return state->over.load(); }));
         }
         return "";
       });
@@ -177,7 +177,7 @@ TEST(Mailbox, RejectsInvalidArguments) {
   });
 }
 
-// A message that comes in the same round as another's failure is told of its own luck.
+// A message that completes in the round in which another fails is reported as completed.
 TEST(Mailbox, FailureOfOneMessageKeepsAnother) {
   run_thread_ranks(2, [](auto region) {
     Mailbox mailbox(region);
@@ -249,7 +249,7 @@ TEST(Mailbox, DeadlinesHoldWhileOtherMessagesProgress) {
       Requests silent(mailbox);
       if (region->rank() == 0) silent.receive(data, 1, 9, std::chrono::milliseconds(100));
       std::vector<int> others(1);
-      const auto deadline = base::Deadline::after(test::kPatience);
+      const auto deadline = base::Deadline::after(test::kTestTimeout);
       while (!deadline.expired()) {
         Requests requests(mailbox);
         region->rank() == 0 ? requests.receive(others, 2) : requests.send(others, 0);

@@ -28,7 +28,7 @@ class Requests {
     ++open_;
     mailbox_.receive({data.data(), data.size(), shm::DataType::int32, from, tag, timeout}, done());
   }
-  // Throws the first error; else gives whom the last request that ended was with.
+  // Throws the first error; else returns the peer of the request that completed last.
   int wait() {
     mailbox_.pump([&] { return open_ == 0; });
     if (error_) std::rethrow_exception(error_);
