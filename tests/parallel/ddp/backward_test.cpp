@@ -1,4 +1,4 @@
-// A rank that fails in the middle of a training step; and those that are left, who start again.
+// A rank fails in the middle of a training step, and the others start again.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -19,6 +19,7 @@
 #include <paceline/record.h>
 
 #include "support/cases.h"
+#include "support/eventually.h"
 #include "support/shared.h"
 #include "support/small_net.h"
 #include "support/stopped.h"
@@ -65,7 +66,7 @@ FaultyNet make_faulty_net() {
   return net;
 }
 
-// A model of which one rank's step kBadStep does `fault` at the place.
+// A model that calls `fault` at a place of step kBadStep.
 class Training {
  public:
   Training(Place place, std::function<void()> fault, const ProcessGroup& group = {})
@@ -109,12 +110,12 @@ class Training {
   DistributedDataParallel<FaultyNetImpl> model_;
 };
 
-// What the first steps give, and the one that goes wrong: the text of its error.
+// Runs the first steps and the one that fails; returns its error's text.
 std::string text_of_bad_step(Training& training, int rank) {
   for (int number = 0; number < kBadStep; ++number) training.step(number, rank);
   try {
     training.step(kBadStep, rank);
-    // Whoever finished it nevertheless learns of the failure in the next.
+    // A rank that finished it nevertheless learns of the failure in the next.
     training.step(kBadStep + 1, rank);
   } catch (const Error& error) {
     return error.what();
@@ -181,7 +182,7 @@ TEST_P(KilledInBackwardRanks, SurvivorsNameTheRankAndInitialiseAgain) {
         continue;
       }
       EXPECT_TRUE(end.exited_cleanly()) << end.report;
-      // In whatever bucket the first to notice was just waiting for anybody.
+      // The bucket is the one in which the first rank to notice was waiting.
       EXPECT_THAT(end.report,
                   AllOf(HasSubstr(fmt::format("rank {} was lost", victim)),
                         HasSubstr("missing in backward, step 3 of group world, bucket")));
@@ -295,12 +296,18 @@ TEST(StoppedInACommHook, OtherRanksNameTheRankAndTheBucket) {
 // `collective`: whether rank 1 has taken part in the collective that the others wait for. `later`:
 // whether it comes later than the others, or they come later than it.
 void check_never_completed(bool collective, bool later) {
+  const test::Shared<std::atomic<int>> under_way;
   const auto ends = test::run_torch_ranks(3, "paceline", [&](const RankContext& context) {
     return text_of_hooked_step(context, kHookTimeout, [&](GradBucket& bucket, CommHook& average) {
       const bool bad = collective ? bucket.getIndex() == 1 : bucket.isLast();
-      // The input of this test: one side's time begins when half of the other's has passed. The
-      // other half is for a busy machine.
-      if (bad && (context.rank == 1) == later) std::this_thread::sleep_for(kHookTimeout / 2);
+      if (bad && (context.rank == 1) == later) {
+        EXPECT_TRUE(test::eventually([&] { return *under_way == (later ? 2 : 1); }));
+        // The input of this test: one side's time begins when half of the other's has passed. The
+        // other half is for a busy machine.
+        std::this_thread::sleep_for(kHookTimeout / 2);
+      } else if (bad) {
+        ++*under_way;
+      }
       if (!bad || context.rank != 1) return average(bucket);
       if (collective) average(bucket)->wait();
       return never_completed();
