@@ -31,12 +31,16 @@ using test::Model;
 using test::train;
 using test::WorldCase;
 
+void expect_same_on_all_ranks(const std::vector<torch::Tensor>& tensors) {
+  const auto all = all_gather_bytes(bytes_of(tensors));
+  for (const auto& one : all) EXPECT_EQ(one, all[0]);
+}
+
 void expect_legal(const WorldCase& world, const DdpOptions& options, const Before& before) {
   expect_torch_ranks(world, [&](int rank, int) {
     Model model(make_net(at::kDouble), options);
     train(model, rank, before);
-    const auto all = all_gather_bytes(bytes_of(model.parameters()));
-    for (const auto& one : all) EXPECT_EQ(one, all[0]);
+    expect_same_on_all_ranks(model.parameters());
   });
 }
 
@@ -107,6 +111,7 @@ TEST_P(NoDivergenceBackends, IfOptionsAllowDifferentUnusedParameters) {
       model(torch::ones({1, 9}), step % 3 == rank).sum().backward();
       sgd.step();
     }
+    expect_same_on_all_ranks(model.parameters());
   });
 }
 
@@ -145,8 +150,7 @@ TEST_P(NoDivergenceBackends, IfLaterStepsOfJoinFreezeParameters) {
         }
       });
       model.module()->second->bias.requires_grad_(true);
-      const auto all = all_gather_bytes(bytes_of(model.parameters()));
-      for (const auto& one : all) EXPECT_EQ(one, all[0]);
+      expect_same_on_all_ranks(model.parameters());
     }
     train(model, rank, nothing);
   });
