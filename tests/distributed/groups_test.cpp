@@ -82,7 +82,7 @@ TEST(Groups, AMissingRankIsNamedWithItsGroup) {
 using GroupsBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, GroupsBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
-// Whoever is first must not take the others' connections away while they form the group.
+// The first rank to leave must not close the others' connections while they form the group.
 TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
   for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
 }
@@ -192,7 +192,7 @@ TEST(Groups, HundredsDestroyedLeakNothing) {
     }
     EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
     EXPECT_EQ(entries_of("/proc/self/task"), threads);
-    EXPECT_LT(status_of("VmSize") - space, 64 << 10);  // of which one group has 2x RAM
+    EXPECT_LT(status_of("VmSize") - space, 64 << 10);  // one group alone has 2x RAM
     // Each of the 600 has 16 pages of staging buffers at least, 37 MiB in all.
     EXPECT_LT(status_of("VmRSS") - memory, 16 << 10);
   });

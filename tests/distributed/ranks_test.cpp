@@ -327,8 +327,8 @@ TEST_P(ThrownRanks, InBackwardReachesOtherRanks) {
   check_exception_in_step(GetParam(), false);
 }
 
-// After a failure, gradients no longer lie in memory that a late rank might write to, and the
-// survivors can start again.
+// After a failure, gradients are no longer stored in memory that a late rank might write to, and
+// the survivors can start again.
 TEST(Lost, SurvivorsInitialiseAgainAndTrain) {
   const auto ends = test::run_torch_ranks(4, "paceline", [](const RankContext& context) {
     {

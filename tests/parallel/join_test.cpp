@@ -228,8 +228,8 @@ TEST(Join, RethrowsAnExceptionOfTheBody) {
   EXPECT_THAT(ends[1].report, HasSubstr("bad batch"));
 }
 
-// What a program sees that should have trained inside join.
-void expect_uneven_inputs_are_told(int size, const std::function<void(int rank)>& afterwards) {
+// A program with uneven inputs that trains outside join.
+void expect_uneven_inputs_error(int size, const std::function<void(int rank)>& afterwards) {
   expect_torch_ranks(size, "paceline", [&](int rank, int /*size*/) {
     DistributedDataParallel model(make_net(at::kDouble));
     const auto train = [&] {
@@ -239,11 +239,11 @@ void expect_uneven_inputs_are_told(int size, const std::function<void(int rank)>
       }
       afterwards(rank);
     };
-    const auto tells = ::testing::ThrowsMessage<PeerError>(
+    const auto error = ::testing::ThrowsMessage<PeerError>(
         AllOf(HasSubstr("rank 1 "), HasSubstr("step 3"), HasSubstr("last.weight"),
               HasSubstr("train inside join")));
     if (rank == 1) return train();
-    EXPECT_THAT(train, tells);
+    EXPECT_THAT(train, error);
   });
 }
 
@@ -251,7 +251,7 @@ using JoinRanksUpTo3 = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(, JoinRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
 
 TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedAtTheNextCall) {
-  expect_uneven_inputs_are_told(GetParam(), [](int rank) {
+  expect_uneven_inputs_error(GetParam(), [](int rank) {
     if (rank == 1) {
       EXPECT_THROW(barrier(), Mismatch);
     }
@@ -259,7 +259,7 @@ TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedAtTheNextCall) {
 }
 
 TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedWhenARankLeaves) {
-  expect_uneven_inputs_are_told(GetParam(), [](int rank) {
+  expect_uneven_inputs_error(GetParam(), [](int rank) {
     if (rank == 1) destroy_process_group();
   });
 }

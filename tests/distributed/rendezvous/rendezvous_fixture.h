@@ -24,7 +24,7 @@ std::string failure_to_join(InitOptions options);
 std::string failure_alone(const InitOptions& options,
                           const std::map<std::string, std::string>& environment = {});
 
-// Bound to a port of the loopback that nobody else uses; listens if it is told to.
+// Bound to a free port of the loopback; listens only once listen() is called.
 class Port {
  public:
   Port();

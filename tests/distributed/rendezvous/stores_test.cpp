@@ -115,7 +115,7 @@ TEST_F(Rendezvous, MissingServerTimesOutAndBlamesRankZero) {
                     HasSubstr("which rank 0 serves, did not answer within the timeout of 1 s")));
 }
 
-// As one whose server is stopped.
+// Behaves as if its server were stopped.
 class SilentStore : public c10d::HashStore {
  public:
   void set(const std::string&, const std::vector<std::uint8_t>&) override {

@@ -96,8 +96,6 @@ TEST(DdpCommHook, BuiltInHooksWithoutAModelNeedAGroup) {
 
 // In float16 2048 + 1 is 2048, so sums in it would come to 512. The average is 512.75, and 513 is
 // the float16 next to it.
-// In float16 2048 + 1 is 2048, so sums in it would come to 512. The average is 512.75, and 513 is
-// the float16 next to it.
 TEST(DdpCommHook, CompressedGradientsAddUpInFloat32) {
   expect_torch_ranks(4, "paceline", [](int rank, int) {
     torch::nn::Linear layer(torch::nn::LinearOptions(1, 1).bias(false));

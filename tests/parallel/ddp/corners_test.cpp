@@ -202,7 +202,7 @@ void fail_on_the_way(DistributedDataParallel<PairImpl>& model, const Tensor& x, 
 using AbortedStepBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, AbortedStepBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
-// Nothing of the aborted step is left, on any rank, wherever gradients lie.
+// Nothing of the aborted step is left, on any rank, wherever gradients are stored.
 TEST_P(AbortedStepBackends, NextForwardSetsGradientsToZero) {
   const std::vector<DdpOptions> all{
       {.bucket_cap_mb = 0.00001},

@@ -1,5 +1,4 @@
-// Ranks that do not do the same in a step are told so in the next one that is synchronised, all of
-// them the same.
+// If ranks differ in a step, the next synchronised step fails, with the same error on all ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,8 +40,8 @@ using ::testing::HasSubstr;
 using ::testing::Matcher;
 
 // All ranks end with the same text.
-void expect_told(const WorldCase& world, const std::function<void(int rank, int size)>& body,
-                 const Matcher<std::string>& matcher) {
+void expect_error(const WorldCase& world, const std::function<void(int rank, int size)>& body,
+                  const Matcher<std::string>& matcher) {
   const auto ends =
       test::run_torch_ranks(world.size, world.backend, [&](const RankContext& context) {
         const World formed = init_process_group(context.init);
@@ -55,9 +54,9 @@ void expect_told(const WorldCase& world, const std::function<void(int rank, int 
   }
 }
 
-void expect_told(const WorldCase& world, const DdpOptions& options, const Before& before,
-                 const Matcher<std::string>& matcher) {
-  expect_told(
+void expect_error(const WorldCase& world, const DdpOptions& options, const Before& before,
+                  const Matcher<std::string>& matcher) {
+  expect_error(
       world,
       [&](int rank, int) {
         Model model(make_net(at::kDouble), options);
@@ -88,15 +87,15 @@ TEST_P(DivergenceWorldsUpTo5, NamesParametersFrozenOnOneRank) {
                                      .find_unused_parameters = true,
                                      .skip_all_reduce_unused_params = true}};
   for (const auto& options : all) {
-    expect_told(GetParam(), options, freeze_on_rank_1,
-                AllOf(HasSubstr("step 4"),
-                      HasSubstr("second.bias is frozen on rank 1, last.weight on rank 1"),
-                      HasSubstr("2 of 6 parameters")));
+    expect_error(GetParam(), options, freeze_on_rank_1,
+                 AllOf(HasSubstr("step 4"),
+                       HasSubstr("second.bias is frozen on rank 1, last.weight on rank 1"),
+                       HasSubstr("2 of 6 parameters")));
   }
 }
 
 TEST_P(DivergenceWorldsUpTo5, NamesParametersFrozenOnOneRankWithAHook) {
-  expect_told(
+  expect_error(
       GetParam(),
       [&](int rank, int) {
         Model model(make_net(at::kDouble));
@@ -108,7 +107,7 @@ TEST_P(DivergenceWorldsUpTo5, NamesParametersFrozenOnOneRankWithAHook) {
 
 TEST_P(DivergenceWorldsUpTo5, NamesARankAloneUnderNoSync) {
   for (const bool view : {true, false}) {
-    expect_told(
+    expect_error(
         GetParam(), {.gradient_as_bucket_view = view},
         [](Model&, int rank, int step) { return rank != 1 || step != 3; },
         AllOf(HasSubstr("step 4"), HasSubstr(": 4; rank 1: 4 and 1 under no_sync"),
@@ -117,7 +116,7 @@ TEST_P(DivergenceWorldsUpTo5, NamesARankAloneUnderNoSync) {
 }
 
 TEST_P(DivergenceWorldsUpTo5, NamesARankWithAForwardWithoutBackward) {
-  expect_told(
+  expect_error(
       GetParam(), {},
       [](Model& model, int rank, int step) {
         if (rank == 1 && step == 2) model(batch_of(rank, step, at::kDouble));
@@ -128,7 +127,7 @@ TEST_P(DivergenceWorldsUpTo5, NamesARankWithAForwardWithoutBackward) {
 
 // Both ways in which a program may have it.
 TEST_P(DivergenceWorldsUpTo5, NamesAModelLoadedOnOneRank) {
-  expect_told(
+  expect_error(
       GetParam(), {},
       [](Model& model, int rank, int step) {
         if (rank != 0 || step != 4) return true;
@@ -139,7 +138,7 @@ TEST_P(DivergenceWorldsUpTo5, NamesAModelLoadedOnOneRank) {
         return true;
       },
       AllOf(HasSubstr("step 5"), HasSubstr("first.weight on rank"), HasSubstr("load")));
-  expect_told(
+  expect_error(
       GetParam(), {},
       [](Model& model, int rank, int step) {
         if (rank != 1 || step != 4) return true;
@@ -170,7 +169,7 @@ void train_by_line_search(int rank, int size, bool averaged) {
 
 // Each rank's line search calls the closure as often as its own loss wants.
 TEST_P(DivergenceWorldsUpTo5, DetectsAClosureThatReturnsTheLocalLoss) {
-  expect_told(
+  expect_error(
       GetParam(), [](int rank, int size) { train_by_line_search(rank, size, false); },
       AllOf(HasSubstr("differs from rank"), HasSubstr("closure")));
 }
@@ -197,9 +196,9 @@ TEST_P(DivergenceRanksUpTo2, NamesAParameterThatIsNoLongerFrozen) {
   });
 }
 
-// Those that have joined are told too.
+// Ranks that have joined fail too.
 TEST_P(DivergenceWorldsUpTo5, NamesRanksUnderNoSyncInAStepOfJoin) {
-  expect_told(
+  expect_error(
       GetParam(),
       [](int rank, int) {
         Model model(make_net(at::kDouble));

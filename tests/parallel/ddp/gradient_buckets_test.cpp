@@ -40,7 +40,7 @@ struct Fixture {
     const at::Tensor& tensor = parameters[i].tensor;
     tensor.mutable_grad() = torch::full_like(tensor, value);
   }
-  // The bucket that each parameter lies in.
+  // The bucket of each parameter.
   std::vector<std::size_t> places() const {
     std::vector<std::size_t> result;
     for (const auto& place : buckets->plan().places) result.push_back(place.bucket);
