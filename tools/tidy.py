@@ -9,7 +9,7 @@ src/ the files of each target. The path-sensitive analyzer doubles the time, so 
 and apps/. Tests that include torch are skipped.
 Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers, planted_race.cpp,
 the programs of tests/consumer and tests/misuse, Open MPI's part of the benchmarks without its headers, and the code
-behind PACELINE_FAULT_POINTS. But it must compile every source of src/ and apps/, each by itself.
+behind PACELINE_FAULT_POINTS. But BUILD_DIR must compile every source of src/ and apps/, and none in a unity build.
 A clean job runs again only if one of its files, a header of ours that they include, a compile
 command, .clang-tidy or clang-tidy's version changes: build/lint has a stamp for each job.
 """
