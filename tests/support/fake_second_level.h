@@ -96,6 +96,8 @@ class FakeNetwork {
   }
   // How many stages and levels were destroyed.
   int destroyed() const { return destroyed_; }
+  // How often ranks have aborted a step.
+  int aborts() const { return aborts_; }
   // Writes to all buffers of cancelled parts, as an engine may that is slow to notice, and then
   // lets go of them. Returns how many there were.
   std::size_t let_go() {
@@ -210,6 +212,7 @@ class FakeNetwork {
   };
 
   void abort(std::size_t node, std::uint32_t step, const shm::RankSet& at_fault) {
+    ++aborts_;
     const std::lock_guard lock(mutex_);
     aborted_[node].try_emplace(step, at_fault);
     mark_aborted();
@@ -320,6 +323,7 @@ class FakeNetwork {
   std::mt19937 random_{1};
   std::optional<std::size_t> hangs_at_;
   std::atomic<int> destroyed_ = 0;
+  std::atomic<int> aborts_ = 0;
   bool holds_ = false;
   bool stops_ = false;
   std::thread worker_;

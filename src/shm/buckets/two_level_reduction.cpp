@@ -242,7 +242,7 @@ void TwoLevelReduction::complete(std::size_t bucket) {
 }
 
 void TwoLevelReduction::cancel(RankSet at_fault) noexcept {
-  if (aborted_) return;
+  if (aborted_ || blocks_.region().in_forked_child()) return;
   aborted_ = true;
   if (at_fault.empty()) at_fault.insert(blocks_.region().global_ranks().of(blocks_.rank()));
   blocks_.publish_at_fault(at_fault);

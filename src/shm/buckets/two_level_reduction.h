@@ -46,7 +46,7 @@ class TwoLevelReduction {
 
   // Cancels the exchanges under way; the step must be aborted then. Replaces buffers that the
   // transport may still write to. `at_fault`: the global ranks that caused it; none means this
-  // rank.
+  // rank. Does nothing in a forked child, as the exchanges belong to the parent.
   void cancel(RankSet at_fault = {}) noexcept;
   // Call if the bucket reducer is destroyed in a step: peers may still write to the buffers.
   void retire();

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include <paceline/error.h>
+
 #include "support/second_level_steps.h"
 
 namespace paceline::shm {
@@ -146,7 +148,10 @@ TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
   }
 }
 
-TEST(SecondLevel, AForkedChildLeavesExchangesAlone) {
+// Runs `body(network, reducer)` in a child that node 0 forks while all exchanges are under way, and
+// expects true of it.
+template <typename Body>
+void expect_of_forked_child(Body body) {
   FakeNetwork network({1, 1}, 1);
   network.hold(true);
   std::latch started(2);
@@ -161,15 +166,30 @@ TEST(SecondLevel, AForkedChildLeavesExchangesAlone) {
     started.arrive_and_wait();
     if (node == 1) return forked.wait();
     const pid_t child = ::fork();
-    if (child == 0) {
-      const int before = network.destroyed();
-      reducer.reset();
-      ::_exit(network.destroyed() == before ? 0 : 1);
-    }
+    if (child == 0) ::_exit(body(network, reducer) ? 0 : 1);
     forked.count_down();
     int status = -1;
     EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0) << "the child destroyed an exchange";
+    EXPECT_EQ(status, 0);
+  });
+}
+
+TEST(SecondLevel, AForkedChildDestroysNoExchange) {
+  expect_of_forked_child([](FakeNetwork& network, std::unique_ptr<BucketReducer>& reducer) {
+    const int before = network.destroyed();
+    reducer.reset();
+    return network.destroyed() == before;
+  });
+}
+
+TEST(SecondLevel, AForkedChildAbortsNoExchange) {
+  expect_of_forked_child([](FakeNetwork& network, std::unique_ptr<BucketReducer>& reducer) {
+    try {
+      reducer->abort_step();
+    } catch (const UsageError&) {
+      return network.aborts() == 0;
+    }
+    return false;
   });
 }
 
