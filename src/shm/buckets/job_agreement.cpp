@@ -70,7 +70,7 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   const RankSet ranks = stage.at_fault();
   throw Mismatch(
       fmt::format("a rank aborted {} because of {}, before the exchange of {} between nodes",
-                  blocks.position(), global_ranks.describe(global_ranks.group_ranks(ranks)), what),
+                  blocks.position(), global_ranks.describe_global(ranks), what),
       ranks.list(), "backward", blocks.step());
 }
 

@@ -299,7 +299,7 @@ bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::D
 }
 
 std::string TwoLevelReduction::describe(const RankSet& ranks) const {
-  return job_.global_ranks().describe(job_.global_ranks().group_ranks(ranks));
+  return job_.global_ranks().describe_global(ranks);
 }
 
 std::string TwoLevelReduction::name_of(std::size_t bucket) const {

@@ -75,23 +75,21 @@ RankSet GlobalRanks::of(const RankSet& group_ranks) const {
   return global;
 }
 
-RankSet GlobalRanks::group_ranks(const RankSet& global) const {
-  if (ranks_.empty()) return global;
-  RankSet group_ranks;
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (global.contains(ranks_[rank])) group_ranks.insert(static_cast<int>(rank));
-  }
-  return group_ranks;
+std::string GlobalRanks::describe(const RankSet& group_ranks) const {
+  return describe_global(of(group_ranks));
 }
 
-std::string GlobalRanks::describe(const RankSet& group_ranks) const {
+std::string GlobalRanks::describe_global(const RankSet& global) const {
   std::map<int, RankSet> by_node;
-  for (const int rank : group_ranks) {
-    const auto at = static_cast<std::size_t>(rank);
-    by_node[at < nodes_.size() ? nodes_[at] : -1].insert(of(rank));
+  RankSet without_node = global;
+  for (std::size_t rank = 0; rank < nodes_.size(); ++rank) {
+    if (!global.contains(ranks_[rank])) continue;
+    by_node[nodes_[rank]].insert(ranks_[rank]);
+    without_node -= {ranks_[rank]};
   }
+  if (!without_node.empty()) by_node[-1] = without_node;
   if (by_node.size() > kMaxListed) {
-    return fmt::format("{} on {} nodes", describe_ranks(of(group_ranks)), by_node.size());
+    return fmt::format("{} on {} nodes", describe_ranks(global), by_node.size());
   }
   std::string text;
   for (const auto& [node, ranks] : by_node) {

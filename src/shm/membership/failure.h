@@ -66,11 +66,11 @@ class GlobalRanks {
   RankSet of(const RankSet& group_ranks) const;
   // By group rank.
   const std::vector<int>& nodes() const { return nodes_; }
-  // Leaves out global ranks that are not in the group.
-  RankSet group_ranks(const RankSet& global) const;
   // "rank 3"; "ranks 8 and 9 on node 1", "rank 3 on node 0 and rank 9 on node 1"; counts more than
   // kMaxListed nodes: "ranks 8-63 on 9 nodes".
   std::string describe(const RankSet& group_ranks) const;
+  // Names ranks that are not in the group without a node.
+  std::string describe_global(const RankSet& global) const;
 
  private:
   std::vector<int> ranks_;

@@ -261,6 +261,21 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatDied) {
   });
 }
 
+TEST(SecondLevel, ARankOutsideTheJobIsNamedWithoutANode) {
+  FakeNetwork network({1, 1}, 1);
+  network.fail(std::make_exception_ptr(PeerLost("its process ended", {7}, "send", 1)), 0);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    expect_error<PeerError>([&] { run_step(reducer, network, index, 1); },
+                            [&](const PeerError& error) {
+                              EXPECT_THAT(error.ranks(), ElementsAre(7));
+                              if (node == 0) return;
+                              EXPECT_THAT(error.what(), HasSubstr("because of rank 7, before"));
+                            });
+  });
+}
+
 TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
   for_all_jobs([](FakeNetwork& network) {
     if (network.nodes().size() == 1) return;

@@ -168,9 +168,10 @@ TEST(Failure, NodesAreNamedWhereThereAreSeveral) {
   EXPECT_EQ(global_ranks.describe({}), "no rank");
   EXPECT_EQ(GlobalRanks({3, 8}).describe({0, 1}), "ranks 3 and 8");
   EXPECT_EQ(GlobalRanks().describe({0, 1000}), "ranks 0 and 1000");
-  EXPECT_EQ(global_ranks.describe(global_ranks.group_ranks({9, 70, 71})),
-            "rank 9 on node 1 and rank 70 on node 5");
-  EXPECT_EQ(GlobalRanks().group_ranks({9, 70}), (RankSet{9, 70}));
+  EXPECT_EQ(global_ranks.describe_global({9, 70}), "rank 9 on node 1 and rank 70 on node 5");
+  EXPECT_EQ(global_ranks.describe_global({1, 71}), "ranks 1 and 71");
+  EXPECT_EQ(global_ranks.describe_global({9, 71}), "rank 71 and rank 9 on node 1");
+  EXPECT_EQ(GlobalRanks().describe_global({9, 70}), "ranks 9 and 70");
 }
 
 TEST(Failure, ManyNodesAreCounted) {
