@@ -105,8 +105,8 @@ void ControlBlocks::RanksOfStep::store(const RankSet& ranks, std::uint32_t of_st
   step.store(of_step, std::memory_order_release);
 }
 
-RankSet ControlBlocks::RanksOfStep::load(std::uint32_t of_step) const {
-  if (step.load(std::memory_order_acquire) != of_step) return {};
+std::optional<RankSet> ControlBlocks::RanksOfStep::load(std::uint32_t of_step) const {
+  if (step.load(std::memory_order_acquire) != of_step) return std::nullopt;
   RankSet::Words ranks{};
   for (std::size_t i = 0; i < words.size(); ++i)
     ranks[i] = words[i].load(std::memory_order_relaxed);
@@ -120,14 +120,14 @@ void ControlBlocks::publish_missing(const RankSet& ranks) const {
 }
 
 RankSet ControlBlocks::missing_of(int rank) const {
-  return job_block(rank).missing.load(step_);
+  return job_block(rank).missing.load(step_).value_or(RankSet());
 }
 
 void ControlBlocks::publish_at_fault(const RankSet& ranks) const {
   job_block(rank()).at_fault.store(ranks, step_);
 }
 
-RankSet ControlBlocks::at_fault_of(int rank) const {
+std::optional<RankSet> ControlBlocks::at_fault_of(int rank) const {
   return job_block(rank).at_fault.load(step_);
 }
 

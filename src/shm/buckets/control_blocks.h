@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -94,9 +95,10 @@ class ControlBlocks {
   RankSet missing_of(int rank) const;
   // How often a rank has called publish_missing.
   const Word& checks(int rank) const { return job_block(rank).checks; }
-  // The global ranks that made a rank abort this step. Publish them before `aborted`.
+  // The global ranks that made a rank abort this step, none if unknown. Publish them before
+  // `aborted`.
   void publish_at_fault(const RankSet& ranks) const;
-  RankSet at_fault_of(int rank) const;
+  std::optional<RankSet> at_fault_of(int rank) const;
   // Whether a word of a bucket has reached the current step, on a rank or on every rank.
   bool reached(int rank, std::size_t bucket, Word BucketWords::*word) const {
     return Region::reached(words(rank, bucket).*word, step_);
@@ -127,7 +129,7 @@ class ControlBlocks {
     Word step;  // the last in which they were written
 
     void store(const RankSet& ranks, std::uint32_t of_step);
-    RankSet load(std::uint32_t of_step) const;
+    std::optional<RankSet> load(std::uint32_t of_step) const;
   };
   // What a job of several nodes adds to a control block, before the reports.
   struct alignas(kCacheLine) JobBlock {

@@ -54,6 +54,10 @@ void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
   blocks.fail(failure);
 }
 
+std::string describe_at_fault(const RankSet& at_fault, const GlobalRanks& global_ranks) {
+  return at_fault.empty() ? "an unknown rank" : global_ranks.describe_global(at_fault);
+}
+
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
                  const GlobalRanks& global_ranks) {
   auto state = SecondLevel::Stage::State::under_way;
@@ -70,7 +74,7 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   const RankSet ranks = stage.at_fault();
   throw Mismatch(
       fmt::format("a rank aborted {} because of {}, before the exchange of {} between nodes",
-                  blocks.position(), global_ranks.describe_global(ranks), what),
+                  blocks.position(), describe_at_fault(ranks, global_ranks), what),
       ranks.list(), "backward", blocks.step());
 }
 

@@ -14,6 +14,8 @@ namespace paceline::shm {
 // as if a peer on this node aborted the step. `what` and `global_ranks` appear in messages.
 bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
                  const GlobalRanks& global_ranks);
+// Names the global ranks at fault, with their nodes.
+std::string describe_at_fault(const RankSet& at_fault, const GlobalRanks& global_ranks);
 // Makes the exception that is being handled the group's failure. At fault are the ranks that it
 // names, or else `ranks`.
 [[noreturn]] void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,

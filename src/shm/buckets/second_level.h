@@ -30,7 +30,8 @@ class SecondLevel {
     virtual void cancel() noexcept = 0;
     // The global ranks that it waits for.
     virtual RankSet awaited() const = 0;
-    // Once it is aborted: the global ranks at fault, as named by the nodes that aborted it.
+    // Once it is aborted: the global ranks at fault, as named by the nodes that aborted it;
+    // none if unknown.
     virtual RankSet at_fault() const = 0;
   };
 
@@ -72,8 +73,8 @@ class SecondLevel {
                                        std::shared_ptr<std::byte> buffer) = 0;
 
   // Aborts `step` on this node. Exchanges of the step that this node has not started, or cancels
-  // from now on, become `aborted` on the other nodes. `at_fault`: at least one global rank. The
-  // first call on a node wins.
+  // from now on, become `aborted` on the other nodes. `at_fault`: global ranks, none if unknown.
+  // The first call on a node wins.
   virtual void abort(std::uint32_t step, const RankSet& at_fault) noexcept = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <tuple>
 
 #include <paceline/error.h>
@@ -241,10 +242,19 @@ void TwoLevelReduction::complete(std::size_t bucket) {
   ring_if_last(bucket, &Words::reduced);
 }
 
-void TwoLevelReduction::cancel(RankSet at_fault) noexcept {
+void TwoLevelReduction::cancel() noexcept {
+  const Region& region = blocks_.region();
+  try {
+    cancel(region.failed() ? region.failure().ranks
+                           : RankSet{region.global_ranks().of(region.rank())});
+  } catch (const std::exception&) {
+    cancel({});  // no memory for the failure's text
+  }
+}
+
+void TwoLevelReduction::cancel(const RankSet& at_fault) noexcept {
   if (aborted_ || blocks_.region().in_forked_child()) return;
   aborted_ = true;
-  if (at_fault.empty()) at_fault.insert(blocks_.region().global_ranks().of(blocks_.rank()));
   blocks_.publish_at_fault(at_fault);
   between_->abort(blocks_.step(), at_fault);
   job_.cancel();
@@ -299,7 +309,7 @@ bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::D
 }
 
 std::string TwoLevelReduction::describe(const RankSet& ranks) const {
-  return job_.global_ranks().describe_global(ranks);
+  return describe_at_fault(ranks, job_.global_ranks());
 }
 
 std::string TwoLevelReduction::name_of(std::size_t bucket) const {

@@ -45,9 +45,11 @@ class TwoLevelReduction {
   bool has_lane(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
 
   // Cancels the exchanges under way; the step must be aborted then. Replaces buffers that the
-  // transport may still write to. `at_fault`: the global ranks that caused it; none means this
-  // rank. Does nothing in a forked child, as the exchanges belong to the parent.
-  void cancel(RankSet at_fault = {}) noexcept;
+  // transport may still write to. `at_fault`: the global ranks that caused it, none if unknown.
+  // By default those of the group's failure, or else this rank. Does nothing in a forked child,
+  // as the exchanges belong to the parent.
+  void cancel() noexcept;
+  void cancel(const RankSet& at_fault) noexcept;
   // Call if the bucket reducer is destroyed in a step: peers may still write to the buffers.
   void retire();
 
@@ -56,7 +58,7 @@ class TwoLevelReduction {
   // Global ranks on other nodes that this node's ranks wait for. Call at a missed deadline; takes
   // up to 1 s, to find local ranks that hang.
   RankSet missing_on_other_nodes();
-  // Names global ranks of any node, with their nodes.
+  // Names global ranks of any node, with their nodes; "an unknown rank" if there is none.
   std::string describe(const RankSet& ranks) const;
 
  private:

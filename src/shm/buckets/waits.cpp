@@ -81,12 +81,12 @@ void BucketWait::check(int peer) const {
 
 // A rank that aborted a step because of others, perhaps of another node, is not at fault.
 void BucketWait::check_at_fault(int peer) const {
-  const RankSet at_fault = blocks_.at_fault_of(peer);
-  if (at_fault.empty() || at_fault == RankSet{blocks_.region().global_ranks().of(peer)}) return;
+  const auto at_fault = blocks_.at_fault_of(peer);
+  if (!at_fault || *at_fault == RankSet{blocks_.region().global_ranks().of(peer)}) return;
   throw Mismatch(fmt::format("{} aborted {} because of {}, before bucket {} ({}) was ready",
                              blocks_.name_of(peer), blocks_.position(),
-                             two_level_->describe(at_fault), bucket_, blocks_.describe(bucket_)),
-                 at_fault.list(), op.operation, op.sequence);
+                             two_level_->describe(*at_fault), bucket_, blocks_.describe(bucket_)),
+                 at_fault->list(), op.operation, op.sequence);
 }
 
 void BucketWait::check_not_skipped(int peer) const {

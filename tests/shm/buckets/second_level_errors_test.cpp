@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -28,6 +29,7 @@ using test::nodes::ranks_of;
 using test::nodes::run_step;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // Runs steps until an error, which is expected of every rank.
 template <typename ErrorType, typename Check>
@@ -258,6 +260,72 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatDied) {
       EXPECT_TRUE(region->failed());
       noticed.count_down();
     });
+  });
+}
+
+// Rank 101 is lost, and rank 100 learns it from a call of the group before its step ends.
+void expect_lost_rank_named(const std::function<void(std::unique_ptr<BucketReducer>)>& end_step) {
+  FakeNetwork network({2, 1}, 1);
+  std::latch begun(2);
+  std::latch lost(1);
+  std::latch done(1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    auto reducer = std::make_unique<BucketReducer>(group, kBuckets, bucket_name, 0,
+                                                   std::vector<std::string>(), network.level(node));
+    reducer->begin_step({.forwards = 1});
+    if (node == 1) {
+      for (std::size_t b = 0; b < kCount; ++b) reducer->publish(b);
+      expect_error<Mismatch>([&] { reducer->finish(); },
+                             [](const Mismatch& error) {
+                               EXPECT_THAT(error.ranks(), ElementsAre(101)) << error.what();
+                             });
+      return done.count_down();
+    }
+    begun.arrive_and_wait();
+    if (index == 1) {
+      region->abort("its process ended");
+      lost.count_down();
+    } else {
+      lost.wait();
+      EXPECT_THROW(group.barrier(), PeerLost);
+      end_step(std::move(reducer));
+    }
+    done.wait();
+  });
+}
+
+TEST(SecondLevel, ADestroyedReducerOfAFailedGroupNamesTheRankAtFault) {
+  expect_lost_rank_named([](std::unique_ptr<BucketReducer> reducer) { reducer.reset(); });
+}
+
+TEST(SecondLevel, AStepAbortedAfterAFailureNamesTheRankAtFault) {
+  expect_lost_rank_named([](std::unique_ptr<BucketReducer> reducer) {
+    EXPECT_THROW(reducer->abort_step(), PeerLost);
+  });
+}
+
+// As where a rank was lost while it reported the failure.
+TEST(SecondLevel, NoRankIsBlamedForAFailureThatNamesNone) {
+  FakeNetwork network({2, 2}, 1);
+  network.hold(true);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    reducer.begin_step({.forwards = 1});
+    for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+    if (index == 0) {
+      while (network.started() == 0) reducer.try_progress();
+      region->memory().group_block().failure.record({FailureKind::peer_lost, {}, "lost"});
+    }
+    expect_error<PeerError>([&] { reducer.finish(); },
+                            [&](const PeerError& error) {
+                              EXPECT_THAT(error.ranks(), IsEmpty()) << error.what();
+                              if (node == 0) return;
+                              EXPECT_THAT(error.what(), HasSubstr("because of an unknown rank"));
+                            });
+    if (node == 0) return;
+    EXPECT_TRUE(reducer.abort_step());
   });
 }
 
