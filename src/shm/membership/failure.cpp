@@ -13,9 +13,9 @@
 
 namespace paceline::shm {
 
-bool FailureRecord::record(const Failure& failure) {
+void FailureRecord::record(const Failure& failure) {
   std::uint32_t expected = kEmpty;
-  if (!state_.compare_exchange_strong(expected, kWriting, std::memory_order_acq_rel)) return false;
+  if (!state_.compare_exchange_strong(expected, kWriting, std::memory_order_acq_rel)) return;
   fault_point();
   const std::size_t length = std::min(failure.text.size(), kMaxText);
   for (std::size_t i = 0; i < length; ++i) {
@@ -27,7 +27,6 @@ bool FailureRecord::record(const Failure& failure) {
   }
   kind_.store(static_cast<std::uint32_t>(failure.kind), std::memory_order_relaxed);
   state_.store(kComplete, std::memory_order_release);
-  return true;
 }
 
 Failure FailureRecord::read() const {

@@ -27,9 +27,8 @@ class FailureRecord {
  public:
   static constexpr std::size_t kMaxText = 3072;
 
-  // True if this call recorded it, false if another failure was there before. A text beyond
-  // kMaxText is cut.
-  bool record(const Failure& failure);
+  // Does nothing if another failure was there before. A text beyond kMaxText is cut.
+  void record(const Failure& failure);
   // Whether something has been, or is just being, recorded. One relaxed load.
   bool present() const { return state_.load(std::memory_order_relaxed) != kEmpty; }
   // The recorded failure. If its writer died half-way, a peer_lost that names no rank.

@@ -110,8 +110,8 @@ TEST(FailureRecord, KeepsTheFirstFailureAndItsRanks) {
   const auto record = empty_record();
   EXPECT_FALSE(record->present());
   const RankSet ranks{3, 63, 64, 70, 1023};
-  EXPECT_TRUE(record->record({FailureKind::timeout, ranks, "too late"}));
-  EXPECT_FALSE(record->record({FailureKind::mismatch, {1}, "another"}));
+  record->record({FailureKind::timeout, ranks, "too late"});
+  record->record({FailureKind::mismatch, {1}, "another"});
   EXPECT_TRUE(record->present());
   const Failure failure = record->read();
   EXPECT_EQ(failure.kind, FailureKind::timeout);
