@@ -64,12 +64,13 @@ void BucketWait::check(int peer) const {
   if (peer == blocks_.rank()) return;
   check_not_skipped(peer);
   const bool aborted = Region::reached(blocks_.progress(peer).aborted, blocks_.step());
+  const auto at_fault = two_level_ != nullptr ? blocks_.at_fault_of(peer) : std::nullopt;
   const bool left = blocks_.region().peers().has_left(peer);
   const auto call = cross_call(blocks_.region(), peer);
   // Words that the peer published before count.
   if (reached(peer)) return;
+  if (at_fault) check_at_fault(peer, *at_fault);
   if (!aborted) return check_not_in_other_call(peer, left, call);
-  if (two_level_ != nullptr) check_at_fault(peer);
   // An exception that destroys the reducer usually ends the rank, and its text then says more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
   if (gone && !left && !has_lasted_a_second()) return;
@@ -80,13 +81,13 @@ void BucketWait::check(int peer) const {
 }
 
 // A rank that aborted a step because of others, perhaps of another node, is not at fault.
-void BucketWait::check_at_fault(int peer) const {
-  const auto at_fault = blocks_.at_fault_of(peer);
-  if (!at_fault || *at_fault == RankSet{blocks_.region().global_ranks().of(peer)}) return;
+void BucketWait::check_at_fault(int peer, const RankSet& at_fault) const {
+  if (at_fault == RankSet{blocks_.region().global_ranks().of(peer)}) return;
+  blocks_.region().check_usable(op);
   throw Mismatch(fmt::format("{} aborted {} because of {}, before bucket {} ({}) was ready",
                              blocks_.name_of(peer), blocks_.position(),
-                             two_level_->describe(*at_fault), bucket_, blocks_.describe(bucket_)),
-                 at_fault->list(), op.operation, op.sequence);
+                             two_level_->describe(at_fault), bucket_, blocks_.describe(bucket_)),
+                 at_fault.list(), op.operation, op.sequence);
 }
 
 void BucketWait::check_not_skipped(int peer) const {

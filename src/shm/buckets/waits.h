@@ -49,7 +49,7 @@ class BucketWait : public WaitContext {
 
  private:
   void check_not_skipped(int peer) const;
-  void check_at_fault(int peer) const;
+  void check_at_fault(int peer, const RankSet& at_fault) const;
   void check_not_in_other_call(int peer, bool left,
                                const std::optional<CollectiveFingerprint>& call) const;
   // The minority: the ranks that have not begun the step, or the ranks that have. All ranks if

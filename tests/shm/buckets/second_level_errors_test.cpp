@@ -119,6 +119,32 @@ TEST(SecondLevel, ARankThatHangsIsBlamedAndNotTheNodeItWaitedFor) {
   });
 }
 
+// Rank 102 has no exchange of its own, and rank 101 aborts the step only later.
+TEST(SecondLevel, ARankThatLearnedOfAnAbortEndsItsPeersWaits) {
+  FakeNetwork network({1, 2}, 1);
+  network.hold(true);
+  std::latch learned(1);
+  run_nodes(
+      network,
+      [&](auto region, int node, int index) {
+        Group group(region);
+        BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+        reducer.begin_step({.forwards = 1});
+        for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+        if (index == 0) {
+          while (network.started() == 0) reducer.try_progress();
+        } else {
+          expect_error<PeerError>([&] { reducer.finish(); },
+                                  [](const PeerError& error) {
+                                    EXPECT_THAT(error.ranks(), ElementsAre(100)) << error.what();
+                                  });
+          index == 1 ? learned.wait() : learned.count_down();
+        }
+        EXPECT_TRUE(reducer.abort_step());
+      },
+      std::chrono::seconds(4));
+}
+
 TEST(SecondLevel, ANodeThatDoesNotBeginAStepIsNamed) {
   FakeNetwork network({2, 1}, 1);
   std::latch done(2);
