@@ -131,7 +131,8 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
     if (other == peer) context.check(peer);  // which may know more about a rank that has left
     fail_lost(other, context.describe(), context.op);
   }
-  if (context.deadline.deadline->expired() && !reached(word, target)) fail_late(peer, context);
+  if (!context.deadline.deadline->expired() || reached(word, target)) return;
+  if (!context.may_learn_more()) fail_late(peer, context);
 }
 
 void Region::fail_late(int peer, const WaitContext& context) {

@@ -26,6 +26,9 @@ class WaitContext {
   // The global ranks on other nodes that the missing ranks wait for. If there are any, they are
   // late, not the missing ranks.
   virtual RankSet missing_on_other_nodes() const { return {}; }
+  // Whether the wait goes on past its deadline for a moment, in which other ranks may report more
+  // than this rank knows. Called at each check after the deadline.
+  virtual bool may_learn_more() { return false; }
   virtual std::string describe_on_other_nodes(const RankSet& ranks) const {
     return describe_ranks(ranks);
   }

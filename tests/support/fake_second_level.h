@@ -72,15 +72,22 @@ class FakeNetwork {
     }
     changed_.notify_all();
   }
-  // The rank of a node that asks next what its exchange waits for hangs in its next poll, until
-  // this is called with nothing.
-  void hang(std::optional<std::size_t> node) {
+  // Once the rank at this place in the job has asked what an exchange waits for, it hangs in the
+  // exchange's next poll, until this is called with nothing.
+  void hang(std::optional<int> index) {
     {
       const std::lock_guard lock(mutex_);
-      hangs_at_ = node;
+      hangs_at_ = index;
+      hung_ = false;
     }
     changed_.notify_all();
   }
+  bool hung() {
+    const std::lock_guard lock(mutex_);
+    return hung_;
+  }
+  // Is called whenever a rank asks what an exchange waits for, with its place in the job.
+  void on_awaited(std::function<void(int)> callback) { on_awaited_ = std::move(callback); }
   // How many parts of buckets all nodes have started.
   std::size_t started() {
     const std::lock_guard lock(mutex_);
@@ -127,13 +134,14 @@ class FakeNetwork {
 
   class Stage final : public shm::SecondLevel::Stage {
    public:
-    Stage(FakeNetwork& network, std::size_t node, std::shared_ptr<Exchange> exchange)
-        : network_(network), node_(node), exchange_(std::move(exchange)) {}
+    Stage(FakeNetwork& network, std::size_t node, int index, std::shared_ptr<Exchange> exchange)
+        : network_(network), node_(node), index_(index), exchange_(std::move(exchange)) {}
 
     ~Stage() override { ++network_.destroyed_; }
     State poll() override {
       std::unique_lock lock(network_.mutex_);
-      network_.changed_.wait(lock, [&] { return !hangs_ || network_.hangs_at_ != node_; });
+      if (hangs_ && network_.hangs_at_ == index_) network_.hung_ = true;
+      network_.changed_.wait(lock, [&] { return !hangs_ || network_.hangs_at_ != index_; });
       if (exchange_->complete) return State::complete;
       if (network_.failure_ && exchange_->reduction &&
           network_.fails_at_.value_or(node_) == node_) {
@@ -159,8 +167,9 @@ class FakeNetwork {
       return ranks;
     }
     shm::RankSet awaited() const override {
+      if (network_.on_awaited_) network_.on_awaited_(index_);
       const std::lock_guard lock(network_.mutex_);
-      hangs_ = network_.hangs_at_ == node_;
+      hangs_ = network_.hangs_at_ == index_;
       shm::RankSet ranks;
       shm::RankSet others;
       for (std::size_t node = 0; node < network_.nodes_.size(); ++node) {
@@ -174,6 +183,7 @@ class FakeNetwork {
    private:
     FakeNetwork& network_;
     std::size_t node_;
+    int index_;
     std::shared_ptr<Exchange> exchange_;
     mutable bool hangs_ = false;
   };
@@ -258,7 +268,8 @@ class FakeNetwork {
     exchange->reduction = reduction;
     mark_aborted();
     changed_.notify_all();
-    return std::make_unique<Stage>(*this, node, exchange);
+    const auto local_rank = static_cast<std::size_t>(reduction ? reduction->lane : 0);
+    return std::make_unique<Stage>(*this, node, nodes_[node][local_rank], exchange);
   }
 
   void write_late() {
@@ -321,7 +332,9 @@ class FakeNetwork {
   std::exception_ptr failure_;
   std::optional<std::size_t> fails_at_;  // all nodes, if there is none
   std::mt19937 random_{1};
-  std::optional<std::size_t> hangs_at_;
+  std::optional<int> hangs_at_;
+  bool hung_ = false;
+  std::function<void(int)> on_awaited_;
   std::atomic<int> destroyed_ = 0;
   std::atomic<int> aborts_ = 0;
   bool holds_ = false;

@@ -161,7 +161,7 @@ void BucketReducer::reduce_parts(const Bucket& bucket, std::span<void* const> pa
 }
 
 void BucketReducer::finish() {
-  deadline_.deadline.reset();
+  restart_deadline();
   waits_.clear();
   if (two_level_) return run_or_cancel([&] { finish_two_levels(); });
   for (const std::size_t bucket : pending_) {
@@ -170,44 +170,51 @@ void BucketReducer::finish() {
   }
   pending_.clear();
   // Only now will every rank reach finish, where it may wait first.
-  deadline_.deadline.reset();
+  restart_deadline();
   finish_step();
 }
 
 // Waits in turn for each word that advance() needs, so that advance() has nothing left to do in the
 // end. While this polls, advance() does what is ready.
 void BucketReducer::finish_two_levels() {
+  await_all(&BucketWords::published);
+  two_level_->advance();
   for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
     if (skipped_[bucket]) continue;
-    await_all(bucket, &BucketWords::published);
-    two_level_->advance();
     BucketWait gathered(blocks_, deadline_, bucket, BucketWait::kGathered, two_level_.get());
     await(gathered, 0);
-    two_level_->advance();
   }
-  deadline_.deadline.reset();
-  for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
-    if (skipped_[bucket]) continue;
-    await_all(bucket, &BucketWords::accumulated);
-    two_level_->advance();
-  }
+  two_level_->advance();
+  restart_deadline();
+  await_all(&BucketWords::accumulated);
+  two_level_->advance();
   for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
     if (skipped_[bucket]) continue;
     BucketWait combined(blocks_, deadline_, bucket, &BucketWords::combined, two_level_.get());
     for (int rank = 0; rank < blocks_.size(); ++rank) {
       if (two_level_->has_lane(rank, bucket)) await(combined, rank);
     }
-    two_level_->advance();
   }
+  two_level_->advance();
+  restart_deadline();  // the last of the lanes may have come after it
   finish_step();
 }
 
 void BucketReducer::finish_step() {
-  for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
-    if (!skipped_[bucket]) await_all(bucket, &BucketWords::reduced);
-  }
+  await_all(&BucketWords::reduced);
   blocks_.own_progress().finished.store(blocks_.step(), std::memory_order_release);
   in_step_ = false;
+}
+
+void BucketReducer::restart_deadline() {
+  deadline_.deadline.reset();
+  if (two_level_) two_level_->restart_deadline();
+}
+
+void BucketReducer::await_all(Word BucketWords::*word) {
+  for (std::size_t bucket = 0; bucket < data_.size(); ++bucket) {
+    if (!skipped_[bucket]) await_all(bucket, word);
+  }
 }
 
 void BucketReducer::await_all(std::size_t bucket, Word BucketWords::*word) {

@@ -73,8 +73,8 @@ class BucketReducer {
     deadline_.timeout = base::Deadline::after(deadline_.timeout).remaining() + more;
   }
   // Finishes the step. The timeout applies until all ranks have published, and again until all have
-  // reduced. Throws like Group's calls, and Mismatch if a peer aborted the step before its part was
-  // done.
+  // reduced; between nodes it applies once more, and waits for other nodes last a second longer.
+  // Throws like Group's calls, and Mismatch if a peer aborted the step before its part was done.
   void finish();
   // Whether all ranks have reduced their slices in this step, or the one finished last.
   bool is_reduced(std::size_t bucket) const {
@@ -114,6 +114,8 @@ class BucketReducer {
   void place(std::size_t bucket, void* memory);
   void await(BucketWait& context, int rank);
   void await_all(std::size_t bucket, Word BucketWords::*word);
+  void await_all(Word BucketWords::*word);
+  void restart_deadline();
   void reduce_slice(std::size_t bucket);
   void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
 

@@ -16,6 +16,9 @@
 namespace paceline::shm {
 namespace {
 
+// How much longer waits for other nodes last than waits for ranks of this node.
+constexpr std::chrono::seconds kReportTime{1};
+
 std::size_t sum_size(DataType type) {
   return element_size(accumulation_type(type));
 }
@@ -281,31 +284,27 @@ void TwoLevelReduction::publish_missing() {
   blocks_.publish_missing(ranks);
 }
 
-RankSet TwoLevelReduction::missing_on_other_nodes() {
-  const auto deadline = base::Deadline::after(std::chrono::seconds(1));
-  std::array<std::uint32_t, kMaxRanks> seen;
-  for (int rank = 0; rank < blocks_.size(); ++rank) {
-    seen[static_cast<std::size_t>(rank)] = blocks_.checks(rank).load(std::memory_order_acquire);
+bool TwoLevelReduction::may_learn_more() {
+  if (!overdue_) {
+    overdue_ = Overdue{base::Deadline::after(kReportTime), {}};
+    for (int rank = 0; rank < blocks_.size(); ++rank) {
+      overdue_->checks[static_cast<std::size_t>(rank)] =
+          blocks_.checks(rank).load(std::memory_order_acquire);
+    }
   }
+  return !overdue_->deadline.expired();
+}
+
+RankSet TwoLevelReduction::missing_on_other_nodes() const {
   RankSet ranks;
-  for (int rank = 0; rank < blocks_.size(); ++rank) {
-    if (blocks_.missing_of(rank).empty()) continue;
-    if (checks_again(rank, seen[static_cast<std::size_t>(rank)], deadline)) {
+  for (int rank = 0; overdue_ && rank < blocks_.size(); ++rank) {
+    const auto checks = blocks_.checks(rank).load(std::memory_order_acquire);
+    // A rank that hangs does not check, and its `missing` stays as it was.
+    if (checks != overdue_->checks[static_cast<std::size_t>(rank)]) {
       ranks |= blocks_.missing_of(rank);
     }
   }
   return ranks - RankSet(blocks_.region().global_ranks().of(RankSet::all(blocks_.size())));
-}
-
-// A hung rank's `missing` is stale.
-bool TwoLevelReduction::checks_again(int rank, std::uint32_t seen, const base::Deadline& deadline) {
-  const Word& checks = blocks_.checks(rank);
-  while (checks.load(std::memory_order_acquire) == seen) {
-    if (deadline.expired() || blocks_.region().failed()) return false;
-    publish_missing();  // a peer may ask the same of this rank
-    if (rank != blocks_.rank()) futex_wait(checks, seen, kSleepSlice);
-  }
-  return true;
 }
 
 std::string TwoLevelReduction::describe(const RankSet& ranks) const {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "shm/buckets/job_agreement.h"
@@ -55,9 +58,14 @@ class TwoLevelReduction {
 
   // Publishes, for this node's ranks, the ranks on other nodes that this rank waits for.
   void publish_missing();
-  // Global ranks on other nodes that this node's ranks wait for. Call at a missed deadline; takes
-  // up to 1 s, to find local ranks that hang.
-  RankSet missing_on_other_nodes();
+  // Call when the next wait gets a new deadline.
+  void restart_deadline() { overdue_.reset(); }
+  // Past the deadline of a wait for other nodes: true for one second. In that time a node that
+  // knows which rank is late reports it, and ranks of this node that do not hang check again.
+  bool may_learn_more();
+  // Global ranks on other nodes for which ranks of this node wait that do not hang. Call after
+  // may_learn_more.
+  RankSet missing_on_other_nodes() const;
   // Names global ranks of any node, with their nodes; "an unknown rank" if there is none.
   std::string describe(const RankSet& ranks) const;
 
@@ -71,13 +79,17 @@ class TwoLevelReduction {
     bool cancelled = false;             // the next step needs a new buffer
   };
 
+  struct Overdue {
+    base::Deadline deadline;
+    std::array<std::uint32_t, kMaxRanks> checks;  // by local rank, when the wait became overdue
+  };
+
   Slice lane_of(std::size_t bucket, int lane) const;
   void set_buffer(std::size_t bucket, std::shared_ptr<std::byte> buffer);
   bool advance(std::size_t bucket);
   void accumulate(std::size_t bucket);
   void combine(std::size_t bucket);
   void complete(std::size_t bucket);
-  bool checks_again(int rank, std::uint32_t seen, const base::Deadline& deadline);
   template <typename Visitor>
   void visit_lanes(std::size_t bucket, Visitor visitor);
   std::string name_of(std::size_t bucket) const;
@@ -89,6 +101,7 @@ class TwoLevelReduction {
   std::vector<State> states_;      // by bucket
   bool aborted_ = false;           // in this step
   std::vector<std::size_t> open_;  // published here, with something left to do
+  std::optional<Overdue> overdue_;
 };
 
 }  // namespace paceline::shm

@@ -29,9 +29,13 @@ bool BucketWait::is_for_other_nodes() const {
   return word_ == kGathered || word_ == &ControlBlocks::BucketWords::combined;
 }
 
-// While a rank of this node waits for other nodes, its peers can do nothing but wait for it.
+// Of the other words, none depends on another node once its wait has begun.
 RankSet BucketWait::missing_on_other_nodes() const {
-  return two_level_ != nullptr ? two_level_->missing_on_other_nodes() : RankSet();
+  return is_for_other_nodes() ? two_level_->missing_on_other_nodes() : RankSet();
+}
+
+bool BucketWait::may_learn_more() {
+  return is_for_other_nodes() && two_level_->may_learn_more();
 }
 
 std::string BucketWait::describe_on_other_nodes(const RankSet& ranks) const {

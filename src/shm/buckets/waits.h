@@ -28,6 +28,7 @@ class BucketWait : public WaitContext {
 
   RankSet missing() const override;
   RankSet missing_on_other_nodes() const override;
+  bool may_learn_more() override;
   std::string describe_on_other_nodes(const RankSet& ranks) const override;
   std::string describe() const override;
   // The rank's progress in this step.

@@ -6,6 +6,7 @@
 #include <latch>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -116,6 +117,74 @@ TEST(SecondLevel, ARankThatHangsIsBlamedAndNotTheNodeItWaitedFor) {
     named.count_down();
     named.wait();
     network.hang(std::nullopt);
+  });
+}
+
+// Its node's deadline is later than the other's, by less than waits for other nodes are extended.
+TEST(SecondLevel, ARankThatHangsInItsBackwardIsNamedByEveryNode) {
+  FakeNetwork network({2, 2}, 2);
+  std::latch named(3);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    group.set_timeout(std::chrono::milliseconds(node == 0 ? 1300 : 1000));
+    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    reducer.begin_step({.forwards = 1});
+    if (index == 1) return named.wait();
+    for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
+    expect_error<PeerError>([&] { reducer.finish(); },
+                            [](const PeerError& error) {
+                              EXPECT_THAT(error.ranks(), ElementsAre(101)) << error.what();
+                            });
+    EXPECT_EQ(region->failed(), node == 0);
+    named.count_down();
+    if (node == 0) return;
+    EXPECT_TRUE(reducer.abort_step());
+  });
+}
+
+// Rank 102 hangs for a moment in which rank 103 reaches its deadline and rank 100 aborts the step.
+TEST(SecondLevel, AnAbortAfterTheDeadlineIsNotTakenForALateRank) {
+  FakeNetwork network({2, 2}, 2);
+  network.hold(true);
+  constexpr std::chrono::milliseconds kTimeout{500};
+  std::latch overdue(1);
+  std::latch aborted(1);
+  std::optional<base::Deadline> deadline;
+  int checks = 0;
+  network.on_awaited([&](int index) {
+    if (index != 3 || !network.hung()) return;
+    if (!deadline) deadline = base::Deadline::after(kTimeout);
+    if (!deadline->expired() || ++checks != 2) return;
+    overdue.count_down();
+    aborted.wait();
+  });
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    if (index == 3) group.set_timeout(kTimeout);
+    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
+                          network.level(node));
+    reducer.begin_step({.forwards = 1});
+    reducer.publish(0);
+    if (index == 0 || index == 3) {
+      while (network.started() < 2) reducer.try_progress();
+    }
+    if (index == 0) {
+      overdue.wait();
+      EXPECT_TRUE(reducer.abort_step());
+      return;
+    }
+    if (index == 3) {
+      network.hang(2);
+      while (!network.hung()) reducer.try_progress();
+    }
+    expect_error<PeerError>([&] { reducer.finish(); },
+                            [](const PeerError& error) {
+                              EXPECT_THAT(error.ranks(), ElementsAre(100)) << error.what();
+                            });
+    if (index == 1) network.hang(std::nullopt);
+    if (index == 2) aborted.count_down();
+    EXPECT_TRUE(reducer.abort_step());
+    EXPECT_FALSE(region->failed());
   });
 }
 
