@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::size_t kCount = 100'000;
+constexpr std::size_t kElements = 100'000;
 
 // Forms a group and uses it; what went wrong, or nothing.
 std::string use(int rank, int size, BootstrapSockets sockets) {
@@ -33,10 +33,10 @@ std::string use(int rank, int size, BootstrapSockets sockets) {
     const auto region = Region::create(std::move(sockets), rank, size,
                                        test::small_region(std::chrono::seconds(20)));
     Group group(region);
-    auto* const data = static_cast<float*>(region->allocate_or_throw(kCount * sizeof(float)));
-    std::fill_n(data, kCount, 1.0f);
-    group.all_reduce(data, data, kCount, DataType::float32, ReduceOp::sum);
-    EXPECT_EQ(data[kCount - 1], static_cast<float>(size));
+    auto* const data = static_cast<float*>(region->allocate_or_throw(kElements * sizeof(float)));
+    std::fill_n(data, kElements, 1.0f);
+    group.all_reduce(data, data, kElements, DataType::float32, ReduceOp::sum);
+    EXPECT_EQ(data[kElements - 1], static_cast<float>(size));
     region->memory().free(data);
     return "";
   } catch (const Error& error) {
