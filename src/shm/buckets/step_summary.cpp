@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -26,16 +27,19 @@ bool differ_in(std::span<const StepSummary> ranks, std::uint32_t StepSummary::*f
   return false;
 }
 
-// "ranks 0-62: 4; rank 63: 5"
+// "ranks 0-62: 4; rank 63: 5"; the counts of most ranks first.
 std::string list_counts(std::span<const std::string> counts, const GlobalRanks& global_ranks) {
   std::map<std::string, RankSet> ranks_by_count;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
     ranks_by_count[counts[rank]].insert(static_cast<int>(rank));
   }
+  std::vector<std::pair<std::string, RankSet>> sorted(ranks_by_count.begin(), ranks_by_count.end());
+  std::ranges::stable_sort(sorted, std::greater{},
+                           [](const auto& one) { return one.second.count(); });
   std::vector<std::string> parts;
-  for (const auto& [count, ranks] : ranks_by_count) {
+  for (const auto& [count, ranks] : sorted) {
     if (parts.size() == kMaxListed) {
-      parts.push_back(fmt::format("{} more", ranks_by_count.size() - kMaxListed));
+      parts.push_back("the others: other counts");
       break;
     }
     parts.push_back(fmt::format("{}: {}", global_ranks.describe(ranks), count));

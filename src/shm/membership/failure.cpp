@@ -7,17 +7,28 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include "base/deadline.h"
 #include "shm/sync/fault_point.h"
 
 namespace paceline::shm {
+namespace {
+
+// At most kMaxText; a longer text is cut before a character of UTF-8, since Python decodes it.
+std::size_t length_of_text(std::string_view text) {
+  std::size_t length = std::min(text.size(), FailureRecord::kMaxText);
+  while (length > 0 && length < text.size() && (text[length] & 0xC0) == 0x80) --length;
+  return length;
+}
+
+}  // namespace
 
 void FailureRecord::record(const Failure& failure) {
   std::uint32_t expected = kEmpty;
   if (!state_.compare_exchange_strong(expected, kWriting, std::memory_order_acq_rel)) return;
   fault_point();
-  const std::size_t length = std::min(failure.text.size(), kMaxText);
+  const std::size_t length = length_of_text(failure.text);
   for (std::size_t i = 0; i < length; ++i) {
     text_[i].store(failure.text[i], std::memory_order_relaxed);
   }

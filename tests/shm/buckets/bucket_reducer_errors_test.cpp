@@ -121,6 +121,14 @@ TEST(BucketReducer, TheAdviceOfALargeJobFitsIntoItsFailure) {
   }
 }
 
+TEST(BucketReducer, CountsOfMostRanksAreListedFirst) {
+  std::vector<StepSummary> all(12);
+  for (std::uint32_t rank = 0; rank < all.size(); ++rank) all[rank].forwards = 10 + rank;
+  all[3].forwards = all[11].forwards = 9;
+  EXPECT_THAT(compare_forwards(all, {}).text,
+              AllOf(HasSubstr("(ranks 3 and 11: 9; "), HasSubstr("; the others: other counts)")));
+}
+
 TEST(BucketReducer, ALongFailureHasTheSameTextOnAllRanks) {
   std::vector<std::string> texts(3);
   run_thread_ranks(3, [&](auto region) {

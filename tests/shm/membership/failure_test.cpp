@@ -120,6 +120,17 @@ TEST(FailureRecord, KeepsTheFirstFailureAndItsRanks) {
 }
 
 // A peer may have written anything there.
+TEST(FailureRecord, CutsATextBetweenCharacters) {
+  for (const std::string start : {"", "x", "xy"}) {
+    FailureRecord record;
+    std::string text = start;
+    while (text.size() <= FailureRecord::kMaxText) text += "\u20ac";  // three bytes
+    record.record({FailureKind::mismatch, {}, text});
+    const std::size_t kept = (FailureRecord::kMaxText - start.size()) / 3 * 3 + start.size();
+    EXPECT_EQ(record.read().text, text.substr(0, kept));
+  }
+}
+
 TEST(FailureRecord, CanBeReadWhateverItHolds) {
   std::mt19937 random(2);
   const auto record = empty_record();
