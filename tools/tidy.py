@@ -4,12 +4,13 @@
     tools/tidy.py BUILD_DIR
 
 Headers take most of the time, above all torch's, so clang-tidy reads many files as one: the files of
-src/, in three groups (with torch, without torch, and for a special instruction set), and outside of
-src/ the files of each target. The path-sensitive analyzer doubles the time, so it reads only src/
-and apps/. Tests that include torch are skipped.
-Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers, planted_race.cpp,
-the programs of tests/consumer and tests/misuse, Open MPI's part of the benchmarks without its headers, and the code
-behind PACELINE_FAULT_POINTS. But BUILD_DIR must compile every source of src/ and apps/, and none in a unity build.
+src/, in three groups (with torch, without torch, and for a special instruction set), all of
+benchmarks/ and models/, and elsewhere the files of each target. The path-sensitive analyzer doubles
+the time, so it reads only src/ and apps/. Tests that include torch are skipped.
+Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers,
+planted_race.cpp, the programs of tests/consumer and tests/misuse, Open MPI's part of the benchmarks
+without its headers, and the code behind PACELINE_FAULT_POINTS. But BUILD_DIR must compile every
+source of src/ and apps/, and none in a unity build.
 A clean job runs again only if one of its files, a header of ours that they include, a compile
 command, .clang-tidy or clang-tidy's version changes: build/lint has a stamp for each job.
 """
@@ -54,7 +55,9 @@ class Job:
     """Source files that clang-tidy reads as one, and its command."""
 
     def __init__(self, name, entries, version):
-        self.text = "".join(f'#include "{entry["file"]}"\n' for entry in entries)
+        # Several programs each have a main.
+        self.text = "".join(f'#define main main_{i}\n#include "{entry["file"]}"\n#undef main\n'
+                            for i, entry in enumerate(entries))
         self.together = STAMPS / f"{name}.cpp" if len(entries) > 1 else None
         source = self.together or entries[0]["file"]
         options = dict.fromkeys(flag for entry in entries for flag in flags(entry))
@@ -107,9 +110,11 @@ def jobs(build):
             # CMake lists the library's entry of a file before the tests'.
             ours.setdefault(source_of(entry), entry)
     missing = [str(source) for source in check_layers.sources(ROOT)
-               if source.suffix == ".cpp" and source.parts[0] in ("src", "apps") and source not in ours]
+               if source.suffix == ".cpp" and source.parts[0] in ("src", "apps")
+               and source not in ours]
     if missing:
-        sys.exit(f"{build} does not compile {missing[0]} (and {len(missing) - 1} more): configure it with the preset dev")
+        sys.exit(f"{build} does not compile {missing[0]} (and {len(missing) - 1} more): "
+                 "configure it with the preset dev")
     groups = {}
     for entry in ours.values():
         top = source_of(entry).parts[0]
@@ -118,6 +123,8 @@ def jobs(build):
             name = "-".join([top, *["torch"] * torch, *instruction_set(entry)])
         elif top == "tests" and torch:
             continue
+        elif top in ("benchmarks", "models"):
+            name = "benchmarks"
         else:
             name = target(entry)
         groups.setdefault(name, []).append(entry)

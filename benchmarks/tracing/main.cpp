@@ -41,9 +41,9 @@ constexpr std::size_t kHigh = 25;
 constexpr int kWarmUp = 10;
 constexpr Microseconds kTurn{2e6};
 
-class Trainer {
+class TracedTrainer {
  public:
-  explicit Trainer(const models::Model& model)
+  explicit TracedTrainer(const models::Model& model)
       : batch_(models::make_batch(model)), ddp_(model.make()), sgd_(ddp_.parameters(), 1e-3) {
     steps_ = kWarmUp;
     for (int guess = 0; guess < 3; ++guess) {
@@ -98,7 +98,7 @@ double time_of_a_span() {
 void measure(const std::string& name) {
   const models::Model* const model = models::find_model(name);
   if (model == nullptr) throw UsageError("there is no model " + name);
-  Trainer trainer(*model);
+  TracedTrainer trainer(*model);
   const auto turn = [&](bool traced) {
     if (traced) trace::Timeline::start(directory(), get_rank(), get_world_size());
     const double step = trainer.turn();
