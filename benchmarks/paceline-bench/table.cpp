@@ -43,7 +43,7 @@ std::string speedup(const Result& result, const Series& ours, std::string_view o
                      digits(ratio.low), ratio.high, digits(ratio.high));
 }
 
-constexpr const char* kCells = "{:<14} {:<8} {:<19} {:>8} {:>8}";
+constexpr const char* kCells = "{:<14} {:<8} {:<21} {:>8} {:>8}";
 
 std::string line(std::string text, const std::vector<std::string>& ratios) {
   for (const std::string& ratio : ratios) text += fmt::format("  {:<17}", ratio);

@@ -74,8 +74,8 @@ Result sample_result() {
   return {"all_reduce",
           2,
           std::int64_t{1024},
-          {{"paceline", "shared", {1, 2, 3}, {2, 2, 2}},
-           {"paceline", "ordinary", {2, 4, 6}, {4, 4, 4}},
+          {{"paceline", "registered", {1, 2, 3}, {2, 2, 2}},
+           {"paceline", "unregistered", {2, 4, 6}, {4, 4, 4}},
            {"gloo", "", {100, 200, 300}, {150, 150, 150}},
            {"openmpi", "", {100, 200, 300}, {150, 150, 150}},
            {"streaming", "", {100, 200, 300}, {150, 150, 150}}}};
@@ -101,7 +101,7 @@ TEST(Result, RowsHaveTheDocumentedFields) {
   const auto rows = to_rows(sample_result());
   ASSERT_EQ(rows.size(), 5u);
   EXPECT_EQ(nlohmann::json(rows[0]), nlohmann::json::parse(R"({
-    "benchmark": "all_reduce", "implementation": "paceline", "variant": "shared", "ranks": 2,
+    "benchmark": "all_reduce", "implementation": "paceline", "variant": "registered", "ranks": 2,
     "bytes": 1024, "median_us": 2.0, "p10_us": 1.2, "p90_us": 2.8, "cpu_us": 2.0, "rounds": 3,
     "speedup_over": {"gloo": {"median": 100.0, "low": 100.0, "high": 100.0},
                      "openmpi": {"median": 100.0, "low": 100.0, "high": 100.0},
@@ -124,7 +124,7 @@ TEST(Table, FitsInto120Columns) {
     begin = end + 1;
   }
   EXPECT_THAT(text, HasSubstr("100x (100-100)"));
-  EXPECT_THAT(text, HasSubstr("paceline ordinary"));
+  EXPECT_THAT(text, HasSubstr("paceline unregistered"));
 }
 
 TEST(Table, FormatsQuantities) {

@@ -101,7 +101,7 @@ Contender contender(std::string implementation, std::string variant, const std::
                     const BackendPointer& backend, std::int64_t bytes) {
   auto buffers = std::make_shared<std::vector<Buffers>>();
   for (int i = 0; i < calls_of(bytes); ++i) {
-    buffers->emplace_back(backend, variant == "shared", bytes);
+    buffers->emplace_back(backend, variant == "registered", bytes);
   }
   return {.implementation = std::move(implementation),
           .variant = std::move(variant),
@@ -135,8 +135,8 @@ Contender with_openmpi(const std::string& mpirun, const std::string& name, std::
 Result measure_collective(const std::string& name, const std::optional<ProcessGroup>& gloo,
                           const std::string& mpirun, std::int64_t bytes, const RoundPlan& plan) {
   const BackendPointer ours = backend_of({});
-  std::vector<Contender> contenders{contender("paceline", "shared", name, ours, bytes),
-                                    contender("paceline", "ordinary", name, ours, bytes)};
+  std::vector<Contender> contenders{contender("paceline", "registered", name, ours, bytes),
+                                    contender("paceline", "unregistered", name, ours, bytes)};
   if (gloo) contenders.push_back(contender("gloo", "", name, backend_of(*gloo), bytes));
   if (!mpirun.empty()) contenders.push_back(with_openmpi(mpirun, name, bytes));
   if (name == "all_reduce") contenders.push_back(streaming(get_world_size(), bytes));
