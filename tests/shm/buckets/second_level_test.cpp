@@ -5,12 +5,14 @@
 #include <cstring>
 #include <latch>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <paceline/error.h>
 
+#include "shm/sync/doorbell.h"
 #include "support/second_level_steps.h"
 
 namespace paceline::shm {
@@ -210,6 +212,66 @@ TEST(SecondLevel, AWaitingRankIsWokenByEachBucketThatBecomesReady) {
       while (!reducer.is_reduced(b)) reducer.try_progress();
     }
     if (index == 1) reducer.publish(0);
+    reducer.finish();
+  });
+}
+
+// Calls `progress` whenever the rank that owns the doorbell sleeps, until `done`. Returns whether
+// the doorbell rang.
+template <typename Progress, typename Done>
+bool rings_during(const Doorbell& doorbell, Progress progress, Done done) {
+  const auto heard = doorbell.rings();
+  while (!done()) {
+    while (doorbell.listeners == 0 && !done()) std::this_thread::yield();
+    progress();
+  }
+  return doorbell.rings() != heard;
+}
+
+// Rank 0 talks to the other node, and rank 1 sleeps.
+TEST(SecondLevel, ARankIsWokenWhenAnotherNodesPartArrives) {
+  FakeNetwork network({2, 1}, 1);
+  network.hold(true);
+  std::latch published(1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
+                          network.level(node));
+    reducer.begin_step({.forwards = 1});
+    if (index == 0) published.wait();
+    reducer.publish(0);
+    if (index == 1) published.count_down();
+    if (index == 0) {
+      const auto& doorbell = region->memory().rank_block(1).doorbell;
+      const auto progress = [&] { reducer.try_progress(); };
+      EXPECT_TRUE(rings_during(doorbell, progress, [&] { return network.started() == 1; }));
+      network.hold(false);
+      EXPECT_TRUE(rings_during(doorbell, progress, [&] { return reducer.is_reduced(0); }));
+    }
+    reducer.finish();
+  });
+}
+
+// Rank 1 makes rank 0, which sleeps in finish, wait for its part of the sum and for its slice.
+TEST(SecondLevel, ARankIsWokenByTheLastRankOfItsNode) {
+  FakeNetwork network({2, 1}, 1);
+  network.hold(true);
+  std::latch published(1);
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
+                          network.level(node));
+    reducer.begin_step({.forwards = 1});
+    if (index == 0) published.wait();
+    reducer.publish(0);
+    if (index == 1) {
+      published.count_down();
+      const auto& doorbell = region->memory().rank_block(0).doorbell;
+      const auto progress = [&] { reducer.try_progress(); };
+      EXPECT_TRUE(rings_during(doorbell, progress, [&] { return network.started() == 1; }));
+      network.hold(false);
+      EXPECT_TRUE(rings_during(doorbell, progress, [&] { return reducer.is_reduced(0); }));
+    }
     reducer.finish();
   });
 }
