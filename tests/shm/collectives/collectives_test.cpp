@@ -399,13 +399,16 @@ struct Holdings {
   long kibibytes = 0;
   long descriptors = 0;
 };
-// From the page tables: the kernel's counters, as in statm, are off by up to 64 pages a thread.
+// From the page tables: the kernel's counters, as in statm, are off by up to 64 pages a thread. The
+// pages of programs are left out, since they come in as code runs for the first time.
 Holdings holdings() {
   Holdings now;
   std::ifstream rollup("/proc/self/smaps_rollup");
-  for (std::string word; rollup >> word && word != "Rss:";) {
+  for (std::string word; rollup >> word;) {
+    long kibibytes = 0;
+    if (word == "Anonymous:" || word == "Pss_Shmem:") rollup >> kibibytes;
+    now.kibibytes += kibibytes;
   }
-  rollup >> now.kibibytes;
   now.descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   return now;
 }
