@@ -46,7 +46,7 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
                                       .timeout = timeout,
                                       .group_name = std::move(group_name),
                                       .options = paceline::PacelineOptions{staging_bytes},
-                                      .world_ranks = std::move(world_ranks)};
+                                      .members = std::move(world_ranks)};
   return c10::make_intrusive<PythonBackend>(backends::form_region(std::move(request)));
 }
 
