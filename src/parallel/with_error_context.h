@@ -8,11 +8,12 @@
 
 namespace paceline::parallel {
 
-// Runs collective calls that DDP makes by itself, and adds their purpose to their errors.
+// Runs collective calls that the library makes by itself, and adds their purpose to their errors.
 template <typename Body>
-void with_error_context(std::string_view purpose, Body&& body) {
+void with_error_context(std::string_view purpose, Body&& body,
+                        std::string_view caller = "DistributedDataParallel") {
   const auto explained = [&](const PeerError& error) {
-    return fmt::format("{} (DistributedDataParallel was {})", error.what(), purpose);
+    return fmt::format("{} ({} was {})", error.what(), caller, purpose);
   };
   try {
     body();

@@ -320,6 +320,26 @@ TEST(Join, IsSuggestedForUnevenInputsWithBuffers) {
                                     HasSubstr("train inside join")));
 }
 
+// A rank without inputs does not make the calls of the others' bodies.
+TEST(Join, NamesItselfWhereAnotherRankAveragesItsLoss) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    model.join([&] {
+      for (int step = 0; step < 2 + context.rank; ++step) {
+        const auto x = batch_of(context.rank, step, at::kDouble);
+        const auto loss = loss_of(model(x), x);
+        loss.backward();
+        auto average = loss.detach();
+        all_reduce(average);
+      }
+    });
+    return std::string("no error");
+  });
+  EXPECT_THAT(ends[0].report, HasSubstr("(join was asking whether other ranks have inputs left; "
+                                        "make no other collective calls in join)"));
+}
+
 // Steps of one number are the same step on all ranks, those that a rank shadowed included.
 TEST(Join, LeavesStepNumbersEqual) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {

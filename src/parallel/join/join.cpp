@@ -9,6 +9,7 @@
 #include <paceline/join.h>
 
 #include "distributed/process_state.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline {
 namespace detail {
@@ -40,13 +41,21 @@ class JoinContext {
   }
 
   void run_main_hooks() {
-    while (exchange(false)) {
+    while (any_goes_on()) {
       for (Joinable& one : joinables_) one.main_hook();
     }
     for (Joinable& one : joinables_) one.post_hook(last_);
   }
 
  private:
+  bool any_goes_on() {
+    bool any = false;
+    parallel::with_error_context(
+        "asking whether other ranks have inputs left; make no other collective calls in join",
+        [&] { any = exchange(false); }, "join");
+    return any;
+  }
+
   // Exchanges whether this rank goes on, and whether any does.
   bool exchange(bool active) {
     all_gather_into_tensor(active_, at::full({1}, active ? 1 : 0, at::kLong), {.group = group_});
