@@ -71,6 +71,7 @@ struct BackendKind {
   std::function<c10::intrusive_ptr<c10d::Backend>(BackendRequest)> make;
   c10d::ProcessGroup::BackendType type;
   bool one_node = false;  // reaches the ranks of one node only
+  int max_ranks = shm::kMaxWorldSize;
 };
 
 // Asks the group's backend, if it has this ability.

@@ -111,7 +111,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   ranks = sorted_members(std::move(ranks), world.group->getSize());
   const auto timeout = distributed::checked_timeout(options.timeout.value_or(world.timeout));
   const std::string backend = options.backend.value_or(world.backend);
-  distributed::find_backend(backend);
+  distributed::check_size(backend, static_cast<int>(ranks.size()));
   // Groups of the same number meet: a call that was refused on this rank alone does not count.
   const std::string name = std::to_string(++world.groups_made);
 

@@ -38,6 +38,7 @@ Attempt begin_attempt(const InitOptions& options) {
   // Throws before it counts the attempt, so that all ranks count the same number of attempts.
   Attempt attempt{distributed::plan_rendezvous(options, base::environment(), state.inits == 0), 0,
                   nullptr};
+  distributed::check_size(options.backend, attempt.plan.size);
   attempt.number = state.inits++;
   state.numbered_by_launcher = attempt.plan.launched;
   // Without a launcher, another process may have replaced one that ended.
@@ -114,7 +115,6 @@ World::~World() {
 World init_process_group(InitOptions options) {
   auto& state = ProcessState::instance();
   state.run_deferred_abort();
-  distributed::find_backend(options.backend);
   options.timeout = distributed::checked_timeout(options.timeout);
   auto world = form_world(options, begin_attempt(options));
   const int rank = world->group->getRank();

@@ -18,6 +18,14 @@ std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
   throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
 }
 
+void check_size(const std::string& backend, int ranks) {
+  const int most = find_backend(backend).max_ranks;
+  if (ranks <= most) return;
+  throw UsageError(fmt::format(
+      "a group of {} ranks: the backend {} has groups of up to {}; use the backend gloo", ranks,
+      backend, most));
+}
+
 void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
                  std::span<const int> ranks) {
   if (!find_backend(backend).one_node) return;

@@ -20,7 +20,8 @@ const bool paceline_registered = distributed::register_backend(
        return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
      },
      .type = c10d::ProcessGroup::BackendType::CUSTOM,
-     .one_node = true});
+     .one_node = true,
+     .max_ranks = shm::kMaxRanks});
 
 }  // namespace
 
