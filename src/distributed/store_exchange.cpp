@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <iterator>
 #include <memory>
@@ -36,23 +37,27 @@ constexpr std::chrono::milliseconds kLongestPause{20};
 // the store, which tries again after a second or so.
 constexpr std::chrono::seconds kFarewell{5};
 
-// Why ranks do not meet, by group rank.
+// Why ranks do not meet, by group rank. One of the lists has elements.
 struct Verdict {
-  std::vector<int> lost;     // their processes ended before they came
-  std::vector<int> missing;  // at the deadline
+  std::vector<int> lost{};     // their processes ended before they came
+  std::vector<int> missing{};  // at the deadline
+  std::vector<int> sizes{};    // that the ranks were given, if they differ: two of them
 
-  bool empty() const { return lost.empty() && missing.empty(); }
+  bool empty() const { return lost.empty() && missing.empty() && sizes.empty(); }
   std::string encode() const {
-    return fmt::format("{} {}", lost.empty() ? "missing" : "lost",
-                       fmt::join(lost.empty() ? missing : lost, " "));
+    if (!lost.empty()) return fmt::format("lost {}", fmt::join(lost, " "));
+    if (!missing.empty()) return fmt::format("missing {}", fmt::join(missing, " "));
+    return fmt::format("sizes {}", fmt::join(sizes, " "));
   }
   static Verdict decode(const std::string& text) {
     Verdict verdict;
     std::istringstream stream(text);
     std::string kind;
     stream >> kind;
-    auto& ranks = kind == "lost" ? verdict.lost : verdict.missing;
-    for (int rank = 0; stream >> rank;) ranks.push_back(rank);
+    auto& numbers = kind == "lost"      ? verdict.lost
+                    : kind == "missing" ? verdict.missing
+                                        : verdict.sizes;
+    for (int number = 0; stream >> number;) numbers.push_back(number);
     return verdict;
   }
 };
@@ -95,7 +100,7 @@ class Gathering {
       // The store may have ended with the rank that serves it.
       auto lost = await_ended();
       if (lost.empty()) throw;
-      return {{}, {std::move(lost), {}}};
+      return {{}, {.lost = std::move(lost)}};
     }
   }
 
@@ -114,31 +119,51 @@ class Gathering {
     return ranks;
   }
 
+  // What a rank announces.
+  std::string record() const { return fmt::format("{} {}", size_, blob_); }
+  // The blob of a rank that has come. `sizes` becomes its size and this rank's, if they differ.
+  std::string read(int rank, std::vector<int>& sizes) const {
+    const std::string text = store_->get_to_str(key("rank", rank));
+    const std::size_t space = std::min(text.find(' '), text.size());
+    int size = size_;
+    std::from_chars(text.data(), text.data() + space, size);
+    if (size != size_) sizes = {std::min(size, size_), std::max(size, size_)};
+    return text.substr(std::min(space + 1, text.size()));
+  }
+
   Answer gather(const std::atomic<bool>& cancelled) const {
     const auto keys = keys_of("rank", every_rank());
-    translate("announcing this rank in the store", [&] { store_->set(key("rank", rank_), blob_); });
-    Verdict verdict;
+    translate("announcing this rank in the store",
+              [&] { store_->set(key("rank", rank_), record()); });
+    Answer answer;
+    Verdict& verdict = answer.verdict;
     const bool all_came = translate("waiting for the other ranks", [&] {
+      bool met_rank_0 = false;
       const bool all_announced = wait_for(keys, [&] {
         if (cancelled || deadline_.expired() || store_->check({kVerdictKey})) return true;
         verdict.lost = find_lost();
-        return !verdict.lost.empty();
+        if (!met_rank_0 && has_come(0)) {
+          met_rank_0 = true;
+          read(0, verdict.sizes);
+        }
+        return !verdict.empty();
       });
       // The last rank may come after the others have timed out.
       return all_announced && !store_->check({kVerdictKey});
     });
-    if (!all_came) {
-      // check_peers knows more, and has thrown.
-      if (cancelled && !deadline_.expired()) return {};
+    // check_peers knows more, and has thrown.
+    if (!all_came && cancelled && !deadline_.expired()) return {};
+    const auto settle_all = [&] {
       verdict =
           translate("asking the store who has come", [&] { return settle(std::move(verdict)); });
-    }
-    if (!verdict.empty()) return {{}, std::move(verdict)};
-    return translate("reading the other ranks' addresses from the store", [&] {
-      Answer answer;
-      for (const auto& one : keys) answer.blobs.push_back(store_->get_to_str(one));
-      return answer;
+    };
+    if (!all_came) settle_all();
+    if (!verdict.empty()) return answer;
+    translate("reading the other ranks' addresses from the store", [&] {
+      for (const int rank : every_rank()) answer.blobs.push_back(read(rank, verdict.sizes));
     });
+    if (!verdict.empty()) settle_all();
+    return answer;
   }
 
   // Returns false if keys are still missing when `should_stop` returns true.
@@ -152,13 +177,14 @@ class Gathering {
     return true;
   }
 
+  bool has_come(int rank) const { return store_->check({key("rank", rank)}); }
   bool has_ended(int rank) const {
     return processes_ && processes_->peers[static_cast<std::size_t>(rank)].ended();
   }
   std::vector<int> find_lost() const {
     std::vector<int> lost;
     for (const int rank : every_rank()) {
-      if (has_ended(rank) && !store_->check({key("rank", rank)})) lost.push_back(rank);
+      if (has_ended(rank) && !has_come(rank)) lost.push_back(rank);
     }
     return lost;
   }
@@ -175,14 +201,15 @@ class Gathering {
     return ended;
   }
 
-  // The first rank that times out decides for all ranks, since others may have started to wait
-  // later. Empty if all came at the last moment.
+  // The first rank that stops waiting decides for all, since others may have started to wait later.
+  // Empty if all came at the last moment.
   Verdict settle(Verdict own) const {
     if (store_->check({kVerdictKey})) {
       own = Verdict::decode(store_->get_to_str(kVerdictKey));
     } else {
-      for (const int rank : every_rank()) {
-        if (own.lost.empty() && !store_->check({key("rank", rank)})) own.missing.push_back(rank);
+      if (own.empty()) {
+        std::ranges::copy_if(every_rank(), std::back_inserter(own.missing),
+                             [&](int rank) { return !has_come(rank); });
       }
       if (own.empty()) return own;
       store_->set(kVerdictKey, own.encode());
@@ -214,14 +241,20 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   if (verdict.empty()) return std::move(answer->blobs);
   const shm::GlobalRanks global_ranks = request_.global_ranks();
   if (!verdict.lost.empty()) throw_lost(global_ranks, shm::RankSet(verdict.lost));
+  const bool world = request_.group_name == "world";
+  if (!verdict.sizes.empty()) {
+    throw UsageError(fmt::format(
+        "the ranks disagree on the size of {}: some were given {} ranks, others {}. Give all ranks "
+        "the same {}",
+        world ? "the world" : "group " + request_.group_name, verdict.sizes.front(),
+        verdict.sizes.back(), world ? "world size (WORLD_SIZE, or .world_size)" : "list of ranks"));
+  }
   const shm::RankSet missing(verdict.missing);
-  const std::string group =
-      request_.group_name == "world" ? "" : fmt::format(" of group {}", request_.group_name);
   throw Timeout(
       fmt::format("{} did not come to the rendezvous{} within the timeout of {} s; this is "
                   "rank {} of {}",
-                  global_ranks.describe(missing), group, deadline.budget().count() / 1000.0,
-                  global_ranks.of(rank()), size()),
+                  global_ranks.describe(missing), world ? "" : " of group " + request_.group_name,
+                  deadline.budget().count() / 1000.0, global_ranks.of(rank()), size()),
       global_ranks.of(missing).list(), "connect", 0);
 }
 

@@ -79,6 +79,17 @@ TEST(Groups, AMissingRankIsNamedWithItsGroup) {
   });
 }
 
+TEST(Groups, DifferentListsOfRanksAreNamedAtOnce) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    const std::vector<int> ranks = rank == 0 ? std::vector{0, 1} : std::vector{0, 1, 2};
+    EXPECT_THAT([&] { static_cast<void>(new_group(ranks)); },
+                ThrowsMessage<UsageError>(HasSubstr(
+                    "the ranks disagree on the size of group 1: some were given 2 ranks, others "
+                    "3. Give all ranks the same list of ranks")));
+    barrier();
+  });
+}
+
 using GroupsBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, GroupsBackends, ::testing::ValuesIn(backends()), test::CaseName());
 

@@ -28,6 +28,7 @@ namespace paceline {
 namespace {
 
 using namespace std::chrono_literals;
+using test::failure_alone;
 using test::failure_to_join;
 using test::kLate;
 using test::kTimeout;
@@ -130,6 +131,39 @@ TEST_F(Rendezvous, NamesMissingRanks) {
           << backend << " over " << where;
     }
   });
+}
+
+// Whichever of the ranks comes first, and whichever has the larger world.
+TEST_F(Rendezvous, DifferentWorldSizesAreNamedAtOnce) {
+  test::run_side_by_side(4, [](std::size_t i) {
+    const int first = static_cast<int>(i) % 2;
+    const int size_of_rank_0 = 2 + static_cast<int>(i) / 2;
+    const test::Shared<std::atomic<bool>> came;
+    const auto where = Port().method();
+    const auto ends = test::run_process_ranks(2, [&](int rank, shm::BootstrapSockets) {
+      if (rank != first) {
+        EXPECT_TRUE(test::eventually([&] { return came->load(); }));
+      }
+      *came = true;
+      return failure_to_join({.init_method = where,
+                              .timeout = 10 * kLate,
+                              .world_size = rank == 0 ? size_of_rank_0 : 5 - size_of_rank_0,
+                              .rank = rank});
+    });
+    for (const auto& end : ends) {
+      EXPECT_THAT(end.report,
+                  StartsWith("UsageError: the ranks disagree on the size of the world: some were "
+                             "given 2 ranks, others 3. Give all ranks the same world size"));
+    }
+  });
+}
+
+TEST_F(Rendezvous, ABackendsLargestWorldIsCheckedBeforeTheRanksMeet) {
+  EXPECT_EQ(
+      failure_alone(
+          {.init_method = Port().method(), .timeout = 10 * kLate, .world_size = 65, .rank = 1}),
+      "UsageError: a group of 65 ranks: the backend paceline has groups of up to 64; use the "
+      "backend gloo");
 }
 
 TEST_F(Rendezvous, InvalidOptionsDoNotCountAsAnAttempt) {
