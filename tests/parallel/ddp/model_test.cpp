@@ -171,17 +171,17 @@ TEST(Ddp, NothingIsReducedUnderNoSync) {
   });
 }
 
-struct PairImpl : torch::nn::Module {
+struct PairOutputImpl : torch::nn::Module {
   torch::Tensor w{register_parameter("w", torch::ones({2}))};
   std::pair<torch::Tensor, int> forward(const torch::Tensor& a, const std::string& b, int c) {
     return {(w * a).sum() * static_cast<double>(b.size()), c};
   }
 };
-TORCH_MODULE(Pair);
+TORCH_MODULE(PairOutput);
 
 TEST(Ddp, SupportsAnyForwardSignatureAndSharedParameters) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
-    DistributedDataParallel model(Pair{});
+    DistributedDataParallel model(PairOutput{});
     const auto [loss, number] = model(torch::full({2}, rank + 1.0f), "abc", 5);
     loss.backward();
     EXPECT_EQ(number, 5);

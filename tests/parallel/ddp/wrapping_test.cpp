@@ -4,12 +4,15 @@
 
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
+#include <paceline/sync_batch_norm.h>
 
+#include "parallel/ddp/pair.h"
 #include "support/cases.h"
 #include "support/small_net.h"
 #include "support/torch_ranks.h"
@@ -20,14 +23,21 @@ namespace {
 using test::backends;
 using test::batch_of;
 using test::expect_torch_ranks;
+using test::input_of;
 using test::loss_of;
 using test::make_net;
+using test::make_pair;
 using test::Net;
 using test::NetImpl;
+using test::Pair;
+using test::PairImpl;
 using test::RankContext;
+using test::squared_norm;
+using test::Triple;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+using torch::Tensor;
 
 using WrappingBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, WrappingBackends, ::testing::ValuesIn(backends()), test::CaseName());
@@ -111,6 +121,58 @@ TEST(Wrapping, RejectsUnsupportedModels) {
           for (int i = 0; i < 8; ++i) model(x);
         },
         ThrowsMessage<UsageError>(HasSubstr("8 parameters and had 6")));
+  });
+}
+
+TEST(Ddp, RejectsUnsupportedUse) {
+  expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
+    const auto product = [](PairImpl& self, const Tensor& x) { return x * self.v * self.w; };
+    const auto computed = torch::randn({3}).requires_grad_() * 0.1;
+    EXPECT_THAT([&] { DistributedDataParallel(Pair(computed, torch::randn({3}), product)); },
+                ThrowsMessage<UsageError>(HasSubstr("parameter w was computed from")));
+
+    DistributedDataParallel model(make_pair({10}, {10}, product));
+    squared_norm(model(input_of(rank, 0, {10}))).backward();
+    EXPECT_THAT([&] { model.register_comm_hook(comm_hooks::all_reduce()); },
+                ThrowsMessage<UsageError>(HasSubstr("before the first backward")));
+
+    torch::nn::BatchNorm1d untracked(torch::nn::BatchNorm1dOptions(3).track_running_stats(false));
+    EXPECT_THAT([&] { convert_sync_batchnorm(*untracked); },
+                ThrowsMessage<UsageError>(HasSubstr("has no running statistics")));
+
+    Pair moved = make_pair({10}, {10}, product);
+    DistributedDataParallel before(moved);
+    moved->to(at::kFloat);
+    EXPECT_THAT([&] { before(input_of(rank, 0, {10}, at::kFloat)); },
+                ThrowsMessage<UsageError>(HasSubstr("parameter w has changed its type")));
+
+    SyncBatchNorm norm(3);
+    const auto x = torch::randn({4, 3}).requires_grad_();
+    EXPECT_THAT([&] { torch::autograd::grad({squared_norm(norm(x))}, {x}, {}, true, true); },
+                ThrowsMessage<UsageError>(HasSubstr("no second derivatives")));
+  });
+}
+
+using LoadedAfterWrappingBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, LoadedAfterWrappingBackends, ::testing::ValuesIn(backends()),
+                         test::CaseName());
+
+// Which exchanges what parameters are made of.
+TEST_P(LoadedAfterWrappingBackends, RanksTrainTheSameModel) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    Triple net;
+    DistributedDataParallel model(net);
+    const Tensor x = torch::full({2}, rank + 1.0);
+    model(x, true).sum().backward();
+    std::stringstream file;
+    torch::save(net, file);
+    torch::load(net, file);
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      model(x, true).sum().backward();
+      EXPECT_TRUE(net->w.grad().equal(torch::full({2}, 3.0)));
+    }
+    EXPECT_EQ(model.stats().steps, 3U);
   });
 }
 
