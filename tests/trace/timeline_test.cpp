@@ -9,6 +9,7 @@
 #include <paceline/log.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
@@ -265,7 +266,8 @@ TEST_F(TimelineTest, KilledRankLeavesAReadableFile) {
     Timeline::start(directory(), 0, 1);
     for (std::uint64_t i = 0;; ++i) {
       Timeline::current()->record(span_of(i));
-      std::this_thread::yield();
+      // Steps have pauses too. Without any, the writer may never get the lock on a busy machine.
+      std::this_thread::sleep_for(std::chrono::microseconds(10));
     }
   }
   const bool enough = eventually([&] {
