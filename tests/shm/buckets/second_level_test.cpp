@@ -228,8 +228,9 @@ bool rings_during(const Doorbell& doorbell, Progress progress, Done done) {
   return doorbell.rings() != heard;
 }
 
-// Rank 0 talks to the other node, and rank 1 sleeps.
-TEST(SecondLevel, ARankIsWokenWhenAnotherNodesPartArrives) {
+// On the first node, `driver` drives the exchange with the other node, and wakes the other rank,
+// which sleeps in finish: for its part of the sum, and for its slice. Rank 1 publishes first.
+void expect_driver_wakes_its_neighbour(int driver) {
   FakeNetwork network({2, 1}, 1);
   network.hold(true);
   std::latch published(1);
@@ -241,8 +242,8 @@ TEST(SecondLevel, ARankIsWokenWhenAnotherNodesPartArrives) {
     if (index == 0) published.wait();
     reducer.publish(0);
     if (index == 1) published.count_down();
-    if (index == 0) {
-      const auto& doorbell = region->memory().rank_block(1).doorbell;
+    if (index == driver) {
+      const auto& doorbell = region->memory().rank_block(1 - driver).doorbell;
       const auto progress = [&] { reducer.try_progress(); };
       EXPECT_TRUE(rings_during(doorbell, progress, [&] { return network.started() == 1; }));
       network.hold(false);
@@ -252,28 +253,12 @@ TEST(SecondLevel, ARankIsWokenWhenAnotherNodesPartArrives) {
   });
 }
 
-// Rank 1 makes rank 0, which sleeps in finish, wait for its part of the sum and for its slice.
+TEST(SecondLevel, ARankIsWokenWhenAnotherNodesPartArrives) {
+  expect_driver_wakes_its_neighbour(0);
+}
+
 TEST(SecondLevel, ARankIsWokenByTheLastRankOfItsNode) {
-  FakeNetwork network({2, 1}, 1);
-  network.hold(true);
-  std::latch published(1);
-  run_nodes(network, [&](auto region, int node, int index) {
-    Group group(region);
-    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
-                          network.level(node));
-    reducer.begin_step({.forwards = 1});
-    if (index == 0) published.wait();
-    reducer.publish(0);
-    if (index == 1) {
-      published.count_down();
-      const auto& doorbell = region->memory().rank_block(0).doorbell;
-      const auto progress = [&] { reducer.try_progress(); };
-      EXPECT_TRUE(rings_during(doorbell, progress, [&] { return network.started() == 1; }));
-      network.hold(false);
-      EXPECT_TRUE(rings_during(doorbell, progress, [&] { return reducer.is_reduced(0); }));
-    }
-    reducer.finish();
-  });
+  expect_driver_wakes_its_neighbour(1);
 }
 
 }  // namespace
