@@ -37,7 +37,7 @@ constexpr std::chrono::milliseconds kLongestPause{20};
 // the store, which tries again after a second or so.
 constexpr std::chrono::seconds kFarewell{5};
 
-// Why ranks do not meet, by group rank. One of the lists has elements.
+// Why ranks do not meet, by group rank. At most one of the lists has elements.
 struct Verdict {
   std::vector<int> lost{};     // their processes ended before they came
   std::vector<int> missing{};  // at the deadline
@@ -119,9 +119,8 @@ class Gathering {
     return ranks;
   }
 
-  // What a rank announces.
-  std::string record() const { return fmt::format("{} {}", size_, blob_); }
-  // The blob of a rank that has come. `sizes` becomes its size and this rank's, if they differ.
+  // The blob of a rank that has come, whose record is its size, a space and the blob. `sizes`
+  // becomes its size and this rank's, if they differ.
   std::string read(int rank, std::vector<int>& sizes) const {
     const std::string text = store_->get_to_str(key("rank", rank));
     const std::size_t space = std::min(text.find(' '), text.size());
@@ -134,7 +133,7 @@ class Gathering {
   Answer gather(const std::atomic<bool>& cancelled) const {
     const auto keys = keys_of("rank", every_rank());
     translate("announcing this rank in the store",
-              [&] { store_->set(key("rank", rank_), record()); });
+              [&] { store_->set(key("rank", rank_), fmt::format("{} {}", size_, blob_)); });
     Answer answer;
     Verdict& verdict = answer.verdict;
     const bool all_came = translate("waiting for the other ranks", [&] {
