@@ -10,8 +10,8 @@
 #include "support/cases.h"
 #include "support/torch_ranks.h"
 
-// Unlike those of a plain stack of layers, these gradients alias other tensors, are conjugate views
-// or sparse, are missing on one rank, or arrive after the model is gone.
+// Gradients that alias other tensors, are conjugate views or sparse, are missing on one rank, or
+// arrive after the model is gone.
 namespace paceline {
 namespace {
 
