@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include <paceline/error.h>
@@ -35,12 +34,6 @@ void check_reach(const std::string& backend, const std::string& group, const Top
       fmt::format("the backend {} reaches the ranks of one node, but group {} spans {} nodes (by "
                   "{}): {}. Use the backend gloo; groups within one node may use {}",
                   backend, group, nodes, topology.source(), topology.describe(ranks), backend));
-}
-
-std::vector<int> every_rank(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
 }
 
 std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks) {

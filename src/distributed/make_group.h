@@ -23,7 +23,6 @@ void check_size(const std::string& backend, int ranks);
 void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
                  std::span<const int> ranks);
 
-std::vector<int> every_rank(int size);
 // By group rank; empty if there is one node.
 std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks);
 

@@ -11,13 +11,13 @@
 #include <chrono>
 #include <iterator>
 #include <memory>
-#include <numeric>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include "base/log.h"
 #include "distributed/store_calls.h"
+#include "distributed/topology.h"
 #include "distributed/translate.h"
 #include "shm/membership/bootstrap.h"
 #include "shm/membership/failure.h"
@@ -84,7 +84,7 @@ class Gathering {
     store_->set(key("heard", rank_), "");
     if (rank_ != 0) return;
     std::vector<int> waiting;
-    std::ranges::set_difference(every_rank(), missing, std::back_inserter(waiting));
+    std::ranges::set_difference(every_rank(size_), missing, std::back_inserter(waiting));
     const auto soon = base::Deadline::after(
         std::min<std::chrono::milliseconds>(kFarewell, deadline_.remaining() + shm::kVerdict));
     for (const int rank : waiting) {
@@ -113,11 +113,6 @@ class Gathering {
     for (const int rank : ranks) keys.push_back(key(what, rank));
     return keys;
   }
-  std::vector<int> every_rank() const {
-    std::vector<int> ranks(static_cast<std::size_t>(size_));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-  }
 
   // The blob of a rank that has come, whose record is its size, a space and the blob. `sizes`
   // becomes its size and this rank's, if they differ.
@@ -131,7 +126,7 @@ class Gathering {
   }
 
   Answer gather(const std::atomic<bool>& cancelled) const {
-    const auto keys = keys_of("rank", every_rank());
+    const auto keys = keys_of("rank", every_rank(size_));
     translate("announcing this rank in the store",
               [&] { store_->set(key("rank", rank_), fmt::format("{} {}", size_, blob_)); });
     Answer answer;
@@ -159,7 +154,7 @@ class Gathering {
     if (!all_came) settle_all();
     if (!verdict.empty()) return answer;
     translate("reading the other ranks' addresses from the store", [&] {
-      for (const int rank : every_rank()) answer.blobs.push_back(read(rank, verdict.sizes));
+      for (const int rank : every_rank(size_)) answer.blobs.push_back(read(rank, verdict.sizes));
     });
     if (!verdict.empty()) settle_all();
     return answer;
@@ -182,7 +177,7 @@ class Gathering {
   }
   std::vector<int> find_lost() const {
     std::vector<int> lost;
-    for (const int rank : every_rank()) {
+    for (const int rank : every_rank(size_)) {
       if (has_ended(rank) && !has_come(rank)) lost.push_back(rank);
     }
     return lost;
@@ -192,7 +187,7 @@ class Gathering {
     std::vector<int> ended;
     const auto soon = base::Deadline::after(shm::kVerdict);
     while (processes_ && ended.empty() && !soon.expired()) {
-      for (const int rank : every_rank()) {
+      for (const int rank : every_rank(size_)) {
         if (has_ended(rank)) ended.push_back(rank);
       }
       if (ended.empty()) std::this_thread::sleep_for(kFirstPause);
@@ -207,7 +202,7 @@ class Gathering {
       own = Verdict::decode(store_->get_to_str(kVerdictKey));
     } else {
       if (own.empty()) {
-        std::ranges::copy_if(every_rank(), std::back_inserter(own.missing),
+        std::ranges::copy_if(every_rank(size_), std::back_inserter(own.missing),
                              [&](int rank) { return !has_come(rank); });
       }
       if (own.empty()) return own;

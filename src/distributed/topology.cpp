@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -141,6 +142,12 @@ Topology::Topology(std::span<const Placement> placements)
     its.ranks.push_back(size());
     places_.push_back({node, by_variables_ ? placement.variables->local_rank : before});
   }
+}
+
+std::vector<int> every_rank(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 Topology Topology::one_node(int size) {

@@ -32,6 +32,9 @@ struct Placement {
   static std::optional<Placement> decode(const std::string& text);
 };
 
+// 0 to size - 1.
+std::vector<int> every_rank(int size);
+
 // On which nodes the ranks of a world run. Nodes and local ranks come from the launcher's variables
 // if all ranks have them. Else each machine is a node, in the order of their first ranks, and local
 // ranks follow the ranks.

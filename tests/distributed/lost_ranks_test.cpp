@@ -107,7 +107,7 @@ void check_kill(int size, const std::function<void(const RankContext&)>& body) {
   for (int rank = 0; rank < size; ++rank) {
     const auto& end = ends[static_cast<std::size_t>(rank)];
     if (rank == victim) {
-      EXPECT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL);
+      EXPECT_TRUE(end.killed());
       continue;
     }
     EXPECT_TRUE(end.exited_cleanly()) << end.report;

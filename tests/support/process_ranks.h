@@ -1,7 +1,8 @@
 #pragma once
 
-#include <sys/types.h>
+#include <sys/wait.h>
 
+#include <csignal>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ struct RankEnd {
   int status = 0;      // as waitpid returns it
   std::string report;  // the body's result, or "threw: " and the exception's text
   bool exited_cleanly() const { return status == 0; }
+  bool killed() const { return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL; }
 };
 
 // Forks `size` processes with bootstrap sockets, as `paceline run` does, runs `body` in each and

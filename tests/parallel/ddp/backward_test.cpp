@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -178,7 +177,7 @@ TEST_P(KilledInBackwardRanks, SurvivorsNameTheRankAndInitialiseAgain) {
     for (int rank = 0; rank < size; ++rank) {
       const auto& end = ends[static_cast<std::size_t>(rank)];
       if (rank == victim) {
-        EXPECT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL);
+        EXPECT_TRUE(end.killed());
         continue;
       }
       EXPECT_TRUE(end.exited_cleanly()) << end.report;
