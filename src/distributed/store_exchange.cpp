@@ -37,29 +37,37 @@ constexpr std::chrono::milliseconds kLongestPause{20};
 // the store, which tries again after a second or so.
 constexpr std::chrono::seconds kFarewell{5};
 
-// Why ranks do not meet, by group rank. At most one of the lists has elements.
+// How a meeting of ranks ends.
 struct Verdict {
-  std::vector<int> lost{};     // their processes ended before they came
-  std::vector<int> missing{};  // at the deadline
-  std::vector<int> sizes{};    // that the ranks were given, if they differ: two of them
+  enum class Kind { complete, lost, missing, sizes };
 
-  bool empty() const { return lost.empty() && missing.empty() && sizes.empty(); }
+  Kind kind;
+  // complete: the size. lost: the group ranks whose processes ended before they came. missing:
+  // those that had not come at the deadline. sizes: two that ranks were given.
+  std::vector<int> numbers;
+
   std::string encode() const {
-    if (!lost.empty()) return fmt::format("lost {}", fmt::join(lost, " "));
-    if (!missing.empty()) return fmt::format("missing {}", fmt::join(missing, " "));
-    return fmt::format("sizes {}", fmt::join(sizes, " "));
+    return fmt::format("{} {}", kNames[static_cast<std::size_t>(kind)], fmt::join(numbers, " "));
   }
   static Verdict decode(const std::string& text) {
-    Verdict verdict;
     std::istringstream stream(text);
-    std::string kind;
-    stream >> kind;
-    auto& numbers = kind == "lost"      ? verdict.lost
-                    : kind == "missing" ? verdict.missing
-                                        : verdict.sizes;
-    for (int number = 0; stream >> number;) numbers.push_back(number);
+    std::string name;
+    stream >> name;
+    const auto found = std::ranges::find(kNames, name);
+    Verdict verdict{static_cast<Kind>(found - std::begin(kNames)), {}};
+    for (int number = 0; stream >> number;) verdict.numbers.push_back(number);
+    if (found == std::end(kNames) || verdict.numbers.empty()) throw_malformed(text);
     return verdict;
   }
+  [[noreturn]] static void throw_malformed(const std::string& text) {
+    throw Error(
+        fmt::format("the store has \"{:.40}\", which means nothing here: do all ranks run the "
+                    "same version of Paceline, and no other program uses the store?",
+                    text));
+  }
+
+ private:
+  static constexpr std::string_view kNames[] = {"complete", "lost", "missing", "sizes"};
 };
 
 // This rank's part in an exchange. It runs on a thread of its own, so it owns all it needs.
@@ -80,16 +88,18 @@ class Gathering {
 
   // Rank 0 may serve the store, so it stays until all ranks have read their results, except ranks
   // that are missing or have ended.
-  void part(const std::vector<int>& missing) const {
+  void part(const Verdict& verdict) const {
     store_->set(key("heard", rank_), "");
     if (rank_ != 0) return;
-    std::vector<int> waiting;
-    std::ranges::set_difference(every_rank(size_), missing, std::back_inserter(waiting));
+    const bool sizes = verdict.kind == Verdict::Kind::sizes;
+    std::vector<int> waiting = every_rank(sizes ? std::ranges::max(verdict.numbers) : size_);
+    if (verdict.kind == Verdict::Kind::missing) {
+      std::erase_if(waiting, [&](int rank) { return std::ranges::count(verdict.numbers, rank); });
+    }
     const auto soon = base::Deadline::after(
         std::min<std::chrono::milliseconds>(kFarewell, deadline_.remaining() + shm::kVerdict));
     for (const int rank : waiting) {
-      static_cast<void>(
-          wait_for({key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); }));
+      wait_for({key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); });
     }
   }
 
@@ -100,12 +110,12 @@ class Gathering {
       // The store may have ended with the rank that serves it.
       auto lost = await_ended();
       if (lost.empty()) throw;
-      return {{}, {.lost = std::move(lost)}};
+      return {{}, {Verdict::Kind::lost, std::move(lost)}};
     }
   }
 
  private:
-  // Set once a rank has stopped waiting for the others.
+  // The first rank that has a verdict sets it, and decides for all.
   static constexpr const char* kVerdictKey = "verdict";
   static std::string key(const char* what, int rank) { return fmt::format("{}{}", what, rank); }
   static std::vector<std::string> keys_of(const char* what, const std::vector<int>& ranks) {
@@ -114,66 +124,105 @@ class Gathering {
     return keys;
   }
 
-  // The blob of a rank that has come, whose record is its size, a space and the blob. `sizes`
-  // becomes its size and this rank's, if they differ.
-  std::string read(int rank, std::vector<int>& sizes) const {
+  struct Record {
+    int size;
+    std::string blob;
+  };
+  // Of a rank that has come: its size, a space and its blob.
+  Record read(int rank) const {
     const std::string text = store_->get_to_str(key("rank", rank));
-    const std::size_t space = std::min(text.find(' '), text.size());
-    int size = size_;
-    std::from_chars(text.data(), text.data() + space, size);
-    if (size != size_) sizes = {std::min(size, size_), std::max(size, size_)};
-    return text.substr(std::min(space + 1, text.size()));
+    const char* const end = text.data() + text.size();
+    int size = 0;
+    const auto [behind, error] = std::from_chars(text.data(), end, size);
+    if (error != std::errc() || behind == end || *behind != ' ' || size < 1) {
+      Verdict::throw_malformed(text);
+    }
+    return {size, text.substr(static_cast<std::size_t>(behind - text.data()) + 1)};
+  }
+
+  std::vector<Record> read_all() const {
+    std::vector<Record> records;
+    for (const int rank : every_rank(size_)) records.push_back(read(rank));
+    return records;
   }
 
   Answer gather(const std::atomic<bool>& cancelled) const {
-    const auto keys = keys_of("rank", every_rank(size_));
     translate("announcing this rank in the store",
               [&] { store_->set(key("rank", rank_), fmt::format("{} {}", size_, blob_)); });
-    Answer answer;
-    Verdict& verdict = answer.verdict;
-    const bool all_came = translate("waiting for the other ranks", [&] {
-      bool met_rank_0 = false;
-      const bool all_announced = wait_for(keys, [&] {
+    std::optional<Verdict> own;
+    bool met_rank_0 = false;
+    const auto keys = keys_of("rank", every_rank(size_));
+    translate("waiting for the other ranks", [&] {
+      wait_for(keys, [&] {
         if (cancelled || deadline_.expired() || store_->check({kVerdictKey})) return true;
-        verdict.lost = find_lost();
-        if (!met_rank_0 && has_come(0)) {
-          met_rank_0 = true;
-          read(0, verdict.sizes);
-        }
-        return !verdict.empty();
+        own = find_obstacle(met_rank_0);
+        return own.has_value();
       });
-      // The last rank may come after the others have timed out.
-      return all_announced && !store_->check({kVerdictKey});
     });
     // check_peers knows more, and has thrown.
-    if (!all_came && cancelled && !deadline_.expired()) return {};
-    const auto settle_all = [&] {
-      verdict =
-          translate("asking the store who has come", [&] { return settle(std::move(verdict)); });
-    };
-    if (!all_came) settle_all();
-    if (!verdict.empty()) return answer;
-    translate("reading the other ranks' addresses from the store", [&] {
-      for (const int rank : every_rank(size_)) answer.blobs.push_back(read(rank, verdict.sizes));
+    if (cancelled && !deadline_.expired()) return {};
+    Answer answer;
+    std::vector<Record> records;
+    translate("agreeing with the other ranks on who has come", [&] {
+      if (!own) own = judge(records);
+      answer.verdict = Verdict::decode(store_->compareSet(kVerdictKey, "", own->encode()));
     });
-    if (!verdict.empty()) settle_all();
+    Verdict& verdict = answer.verdict;
+    if (verdict.kind == Verdict::Kind::complete) {
+      const int other = verdict.numbers.front();
+      if (other == size_) {
+        translate("reading the other ranks' addresses from the store", [&] {
+          if (records.empty()) records = read_all();
+        });
+        for (Record& record : records) answer.blobs.push_back(std::move(record.blob));
+        return answer;
+      }
+      verdict = different_sizes(other);
+    }
+    part(verdict);
     return answer;
   }
 
-  // Returns false if keys are still missing when `should_stop` returns true.
+  // Why ranks cannot meet, if that is known before all have come.
+  std::optional<Verdict> find_obstacle(bool& met_rank_0) const {
+    if (auto lost = find_lost(); !lost.empty()) {
+      return Verdict{Verdict::Kind::lost, std::move(lost)};
+    }
+    if (met_rank_0 || !has_come(0)) return std::nullopt;
+    met_rank_0 = true;
+    const int size = read(0).size;
+    return size == size_ ? std::nullopt : std::optional(different_sizes(size));
+  }
+  // Reads the records of all ranks, if all have come.
+  Verdict judge(std::vector<Record>& records) const {
+    Verdict missing{Verdict::Kind::missing, {}};
+    for (const int rank : every_rank(size_)) {
+      if (!has_come(rank)) missing.numbers.push_back(rank);
+    }
+    if (!missing.numbers.empty()) return missing;
+    records = read_all();
+    for (const Record& record : records) {
+      if (record.size != size_) return different_sizes(record.size);
+    }
+    return {Verdict::Kind::complete, {size_}};
+  }
+  Verdict different_sizes(int other) const {
+    return {Verdict::Kind::sizes, {std::min(other, size_), std::max(other, size_)}};
+  }
+
+  // Waits until the keys exist or `should_stop` returns true.
   template <typename Stop>
-  bool wait_for(const std::vector<std::string>& keys, Stop should_stop) const {
-    for (auto pause = kFirstPause; !store_->check(keys);
+  void wait_for(const std::vector<std::string>& keys, Stop should_stop) const {
+    for (auto pause = kFirstPause; !store_->check(keys) && !should_stop();
          pause = std::min(2 * pause, kLongestPause)) {
-      if (should_stop()) return false;
       std::this_thread::sleep_for(pause);
     }
-    return true;
   }
 
   bool has_come(int rank) const { return store_->check({key("rank", rank)}); }
   bool has_ended(int rank) const {
-    return processes_ && processes_->peers[static_cast<std::size_t>(rank)].ended();
+    const auto peer = static_cast<std::size_t>(rank);
+    return processes_ && peer < processes_->peers.size() && processes_->peers[peer].ended();
   }
   std::vector<int> find_lost() const {
     std::vector<int> lost;
@@ -195,23 +244,6 @@ class Gathering {
     return ended;
   }
 
-  // The first rank that stops waiting decides for all, since others may have started to wait later.
-  // Empty if all came at the last moment.
-  Verdict settle(Verdict own) const {
-    if (store_->check({kVerdictKey})) {
-      own = Verdict::decode(store_->get_to_str(kVerdictKey));
-    } else {
-      if (own.empty()) {
-        std::ranges::copy_if(every_rank(size_), std::back_inserter(own.missing),
-                             [&](int rank) { return !has_come(rank); });
-      }
-      if (own.empty()) return own;
-      store_->set(kVerdictKey, own.encode());
-    }
-    part(own.missing);
-    return own;
-  }
-
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   int size_;
@@ -231,19 +263,24 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                               request_.global_ranks().of(rank()), size()),
                   {}, "connect", 0);
   }
-  const Verdict& verdict = answer->verdict;
-  if (verdict.empty()) return std::move(answer->blobs);
+  const auto& [kind, numbers] = answer->verdict;
   const shm::GlobalRanks global_ranks = request_.global_ranks();
-  if (!verdict.lost.empty()) throw_lost(global_ranks, shm::RankSet(verdict.lost));
   const bool world = request_.group_name == "world";
-  if (!verdict.sizes.empty()) {
-    throw UsageError(fmt::format(
-        "the ranks disagree on the size of {}: some were given {} ranks, others {}. Give all ranks "
-        "the same {}",
-        world ? "the world" : "group " + request_.group_name, verdict.sizes.front(),
-        verdict.sizes.back(), world ? "world size (WORLD_SIZE, or .world_size)" : "list of ranks"));
+  switch (kind) {
+    case Verdict::Kind::complete:
+      return std::move(answer->blobs);
+    case Verdict::Kind::lost:
+      throw_lost(global_ranks, shm::RankSet(numbers));
+    case Verdict::Kind::sizes:
+      throw UsageError(fmt::format(
+          "the ranks disagree on the size of {}: some were given {} ranks, others {}. Give all "
+          "ranks the same {}",
+          world ? "the world" : "group " + request_.group_name, numbers.front(), numbers.back(),
+          world ? "world size (WORLD_SIZE, or .world_size)" : "list of ranks, or world size"));
+    case Verdict::Kind::missing:
+      break;
   }
-  const shm::RankSet missing(verdict.missing);
+  const shm::RankSet missing(numbers);
   throw Timeout(
       fmt::format("{} did not come to the rendezvous{} within the timeout of {} s; this is "
                   "rank {} of {}",
@@ -255,10 +292,11 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
 void StoreExchange::let_others_read() noexcept {
   try {
     const auto deadline = base::Deadline::after(kFarewell);
-    call_store(deadline, [gathering = Gathering(request_, "", deadline)](const auto&) {
-      gathering.part({});
-      return true;
-    });
+    call_store(deadline,
+               [gathering = Gathering(request_, "", deadline), size = size()](const auto&) {
+                 gathering.part({Verdict::Kind::complete, {size}});
+                 return true;
+               });
   } catch (const std::exception& error) {
     base::log(LogLevel::debug, "leaving the rendezvous: {}", error.what());
   }

@@ -157,6 +157,68 @@ TEST_F(Rendezvous, DifferentWorldSizesAreNamedAtOnce) {
   });
 }
 
+// A rank of a larger world decides last, or first; who decides first decides for all.
+class StoreInOrder : public c10d::FileStore {
+ public:
+  StoreInOrder(const std::string& path, bool first, std::atomic<bool>& decided)
+      : FileStore(path, -1), first_(first), decided_(decided) {}
+
+  std::vector<std::uint8_t> compareSet(const std::string& key,
+                                       const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& desired) override {
+    if (!first_) {
+      EXPECT_TRUE(test::eventually([&] { return decided_.load(); }));
+    }
+    auto value = FileStore::compareSet(key, expected, desired);
+    decided_ = true;
+    return value;
+  }
+
+ private:
+  bool first_;
+  std::atomic<bool>& decided_;
+};
+
+TEST_F(Rendezvous, RanksThatAreCompleteAreNotDisturbedByARankOfALargerWorld) {
+  for (const bool disturbed : {false, true}) {
+    const auto file = path() + (disturbed ? "1" : "0");
+    const test::Shared<std::atomic<bool>> decided;
+    const auto kept = c10::make_intrusive<c10d::FileStore>(file, -1);
+    const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+      return failure_to_join(
+          {.timeout = 10 * kLate,
+           .world_size = rank == 2 ? 3 : 2,
+           .rank = rank,
+           .store = c10::make_intrusive<StoreInOrder>(file, (rank == 2) == disturbed, *decided)});
+    });
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      const bool fails = disturbed || rank == 2;
+      EXPECT_THAT(ends[rank].report, StartsWith(fails ? "UsageError: the ranks disagree" : "joined"))
+          << "rank " << rank;
+    }
+  }
+}
+
+// Rank 0 serves the store, and has the smaller world.
+TEST_F(Rendezvous, ARankOfTheLargerWorldThatComesLaterLearnsTheSizesToo) {
+  const test::Shared<std::atomic<bool>> known;
+  const auto where = Port().method();
+  const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+    if (rank == 2) {
+      EXPECT_TRUE(test::eventually([&] { return known->load(); }));
+    }
+    auto text = failure_to_join({.init_method = where,
+                                 .timeout = 10 * kLate,
+                                 .world_size = rank == 0 ? 2 : 3,
+                                 .rank = rank});
+    if (rank == 1) *known = true;
+    return text;
+  });
+  for (const auto& end : ends) {
+    EXPECT_THAT(end.report, StartsWith("UsageError: the ranks disagree on the size of the world"));
+  }
+}
+
 TEST_F(Rendezvous, ABackendsLargestWorldIsCheckedBeforeTheRanksMeet) {
   EXPECT_EQ(
       failure_alone(

@@ -26,6 +26,7 @@ namespace {
 
 using test::failure_alone;
 using test::failure_to_join;
+using test::kLate;
 using test::kTimeout;
 using test::Port;
 using test::Rendezvous;
@@ -132,6 +133,36 @@ TEST_F(Rendezvous, SilentUserStoreTimesOut) {
                                .store = c10::make_intrusive<SilentStore>()}),
                 StartsWith("PeerError(): the store did not answer within the timeout of 1 s; this "
                            "is rank 1 of 2"));
+  }
+}
+
+// Another program has set what rank 1 should set.
+class StrangeStore : public c10d::HashStore {
+ public:
+  explicit StrangeStore(const std::string& record) : record_(record.begin(), record.end()) {}
+
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    return key.ends_with("rank1") ? record_ : HashStore::get(key);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    std::vector<std::string> others = keys;
+    std::erase_if(others, [](const auto& key) { return key.ends_with("rank1"); });
+    return HashStore::check(others);
+  }
+
+ private:
+  std::vector<std::uint8_t> record_;
+};
+
+TEST_F(Rendezvous, StrangeRecordsInTheStoreAreErrors) {
+  for (const char* const record : {"", "2", "2x y", "0 y", "-7 y", "99999999999 y"}) {
+    EXPECT_EQ(failure_alone({.timeout = 10 * kLate,
+                             .world_size = 2,
+                             .rank = 0,
+                             .store = c10::make_intrusive<StrangeStore>(record)}),
+              fmt::format("Error: the store has \"{}\", which means nothing here: do all ranks run "
+                          "the same version of Paceline, and no other program uses the store?",
+                          record));
   }
 }
 
