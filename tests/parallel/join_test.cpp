@@ -337,7 +337,7 @@ TEST(Join, NamesItselfWhereAnotherRankAveragesItsLoss) {
     return std::string("no error");
   });
   EXPECT_THAT(ends[0].report, HasSubstr("(join was asking whether other ranks have inputs left; "
-                                        "make no other collective calls in join)"));
+                                        "in join, make no other collective calls)"));
 }
 
 // Steps of one number are the same step on all ranks, those that a rank shadowed included.

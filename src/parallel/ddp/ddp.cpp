@@ -22,7 +22,7 @@ namespace {
 
 // What the collective calls of a forward in `join` are for.
 constexpr const char* kAgreeing =
-    "agreeing with the ranks that have joined; make no other collective calls in join";
+    "agreeing with the ranks that have joined; in join, make no other collective calls";
 
 void check_caps(const DdpOptions& options) {
   const auto check = [](double mib, const char* option) {

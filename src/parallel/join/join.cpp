@@ -51,7 +51,7 @@ class JoinContext {
   bool any_goes_on() {
     bool any = false;
     parallel::with_error_context(
-        "asking whether other ranks have inputs left; make no other collective calls in join",
+        "asking whether other ranks have inputs left; in join, make no other collective calls",
         [&] { any = exchange(false); }, "join");
     return any;
   }
