@@ -193,7 +193,8 @@ TEST_F(Rendezvous, RanksThatAreCompleteAreNotDisturbedByARankOfALargerWorld) {
     });
     for (std::size_t rank = 0; rank < 3; ++rank) {
       const bool fails = disturbed || rank == 2;
-      EXPECT_THAT(ends[rank].report, StartsWith(fails ? "UsageError: the ranks disagree" : "joined"))
+      EXPECT_THAT(ends[rank].report,
+                  StartsWith(fails ? "UsageError: the ranks disagree" : "joined"))
           << "rank " << rank;
     }
   }
