@@ -277,9 +277,11 @@ TEST_P(Collectives, ReduceEveryTypeWithEveryOperation) {
       for (const DataType type : kAllTypes) {
         for (const ReduceOp op : kAllOps) {
           if (!is_reducible(type, op)) continue;
+          // The path depends on the size alone, and the kernels have tests of their own.
+          const bool more_of_the_same = op != ReduceOp::sum && op != ReduceOp::avg;
+          if (more_of_the_same && test::kSanitized) continue;
           for (const std::size_t count : {0u, 67u, 9'011u}) {
-            // The path depends on the size alone.
-            if (count > 1000 && op != ReduceOp::sum && op != ReduceOp::avg) continue;
+            if (more_of_the_same && count > 1000) continue;
             one = {.operation = operation, .type = type, .op = op, .count = count};
             one.root = group.size() - 1;
             one.in_place = count % 2 == 1;
