@@ -12,6 +12,7 @@
 
 #include "base/cores.h"
 #include "launch/console.h"
+#include "launch/core_binding.h"
 #include "launch/job.h"
 #include "launch/non_blocking_writer.h"
 #include "launch/program.h"
@@ -41,18 +42,42 @@ std::string plural(int count, std::string_view one, std::string_view many) {
   return fmt::format("{} {}", count, count == 1 ? one : many);
 }
 
-// Sets the threads of each process unless the user has, and returns the line that reports them.
+// Sets the threads of each process unless the user or a flag has, and returns what it has.
 std::string choose_threads(launch::JobSpec& spec, int cores) {
-  const std::string processes = plural(spec.processes, "process", "processes");
   const char* const chosen = std::getenv("OMP_NUM_THREADS");
-  if (chosen != nullptr && *chosen != '\0') {
-    return fmt::format("paceline: {}, OMP_NUM_THREADS={} each ({})\n", processes, chosen,
-                       plural(cores, "core", "cores"));
+  if (chosen != nullptr && *chosen != '\0') return fmt::format("OMP_NUM_THREADS={} each", chosen);
+  int share = std::max(1, cores / spec.processes);
+  if (!spec.cpus.empty()) share = std::min(share, static_cast<int>(spec.cpus[0].size()));
+  const auto variable = spec.environment.emplace("OMP_NUM_THREADS", std::to_string(share)).first;
+  const int threads = std::stoi(variable->second);
+  return plural(threads, "thread", "threads") + " each";
+}
+
+// Throws UsageError if the processes outnumber the cores. nullopt if too few of them are free.
+std::optional<launch::CoreBinding> choose_cores(launch::JobSpec& spec, int cores) {
+  if (spec.processes > cores) {
+    throw UsageError(
+        fmt::format("--bind-to-cores: {} processes cannot have cores of their own on {}; "
+                    "start fewer, or leave the flag out",
+                    spec.processes, plural(cores, "core", "cores")));
   }
-  const int threads = std::max(1, cores / spec.processes);
-  spec.environment["OMP_NUM_THREADS"] = std::to_string(threads);
-  return fmt::format("paceline: {}, {} each ({})\n", processes,
-                     plural(threads, "thread", "threads"), plural(cores, "core", "cores"));
+  auto binding = launch::bind_to_cores(base::affinity(), spec.processes);
+  if (binding) spec.cpus = binding->cpus;
+  return binding;
+}
+
+// The line that says how the job starts.
+std::string heading(const RunOptions& options, const std::string& threads, int cores) {
+  std::string binding;
+  if (!options.job.cpus.empty()) {
+    binding = fmt::format(", each on {} of its own",
+                          plural(static_cast<int>(options.job.cpus[0].size()), "core", "cores"));
+  } else if (options.bind_to_cores) {
+    binding = ", not bound to cores: too few are free";
+  }
+  return fmt::format(
+      "paceline: {}, {} ({}){}{}\n", plural(options.job.processes, "process", "processes"), threads,
+      plural(cores, "core", "cores"), binding, options.deterministic ? ", deterministic" : "");
 }
 
 }  // namespace
@@ -60,29 +85,32 @@ std::string choose_threads(launch::JobSpec& spec, int cores) {
 int run_command(const std::vector<std::string>& arguments) {
   const int cores = base::available_cores();
   std::string help;
-  auto spec = parse_run_options(arguments, cores, help);
+  auto options = parse_run_options(arguments, cores, help);
   launch::NonBlockingWriter out(STDOUT_FILENO, "standard output");
   launch::NonBlockingWriter err(STDERR_FILENO, "standard error");
-  if (!spec) {
+  if (!options) {
     out.write(help);
     out.finish({});
     return 0;
   }
-  launch::find_program(spec->command.front());  // throws before anything is printed
+  launch::JobSpec& spec = options->job;
+  launch::find_program(spec.command.front());  // throws before anything is printed
   const int least = std::min(terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO));
   // Passed to the worker only if both are terminals, so that a bar is seen on either.
-  if (least > 0) spec->terminal_columns = launch::Console::columns_beside_prefix(least);
-  const std::string heading = choose_threads(*spec, cores);
+  if (least > 0) spec.terminal_columns = launch::Console::columns_beside_prefix(least);
+  std::optional<launch::CoreBinding> binding;  // holds the cores until the job has ended
+  if (options->bind_to_cores) binding = choose_cores(spec, cores);
+  const std::string threads = choose_threads(spec, cores);
   const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
-  launch::Console console(target(out), target(err), spec->processes,
+  launch::Console console(target(out), target(err), spec.processes,
                           [=] { return terminal_columns(screen); });
-  spec->output = [&](int rank, launch::Stream stream, std::string_view bytes) {
+  spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
     console.write(rank, stream, bytes);
   };
-  spec->writers = {&out, &err};
-  spec->forward_signals = true;
-  err.write(heading);
-  const launch::JobResult result = launch::run_job(*spec);
+  spec.writers = {&out, &err};
+  spec.forward_signals = true;
+  err.write(heading(*options, threads, cores));
+  const launch::JobResult result = launch::run_job(spec);
   console.finish();
   err.write(launch::failure_report(result));
   std::optional<std::chrono::seconds> timeout;

@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <map>
 #include <memory>
 
 #include <paceline/error.h>
@@ -21,7 +23,9 @@ struct Flags {
   std::string master_addr = "127.0.0.1";
   std::optional<std::string> master_port;
   bool pass_local_rank = false;
+  bool bind_to_cores = false;
   bool no_tune_malloc = false;
+  bool deterministic = false;
   std::string failure_grace = "0.5";
   std::string stop_grace = "5";
 };
@@ -43,9 +47,18 @@ void describe(CLI::App& app, Flags& flags) {
   app.add_flag("--pass-local-rank", flags.pass_local_rank,
                "Append --local_rank=R to the arguments of local rank R's process")
       ->group(processes);
+  app.add_flag("--bind-to-cores", flags.bind_to_cores,
+               "Give each process cores of its own, which other jobs with this flag do not\n"
+               "get; for machines that nothing else uses")
+      ->group(processes);
   app.add_flag("--no-tune-malloc", flags.no_tune_malloc,
                "Do not set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_, which make\n"
                "malloc keep freed memory for the next training step")
+      ->group(processes);
+  app.add_flag("--deterministic", flags.deterministic,
+               "Fix what LibTorch's results depend on besides the program: one thread each\n"
+               "and the instruction set AVX2, unless their variables are set\n"
+               "(docs/determinism.md)")
       ->group(processes);
   add("--master-addr", flags.master_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes (default 127.0.0.1)");
@@ -136,6 +149,20 @@ std::chrono::milliseconds parse_seconds(const char* flag, const std::string& tex
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
+// The variables of LibTorch, MKL, oneDNN and OpenMP. MKL's also makes results independent of the
+// alignment of memory.
+std::map<std::string, std::string> deterministic_variables() {
+  std::map<std::string, std::string> variables{{"ATEN_CPU_CAPABILITY", "avx2"},
+                                               {"MKL_CBWR", "AVX2,STRICT"},
+                                               {"ONEDNN_MAX_CPU_ISA", "AVX2"},
+                                               {"OMP_NUM_THREADS", "1"}};
+  std::erase_if(variables, [](const auto& one) {
+    const char* const chosen = std::getenv(one.first.c_str());
+    return chosen != nullptr && *chosen != '\0';
+  });
+  return variables;
+}
+
 launch::JobSpec make_spec(const Flags& flags, int cores) {
   if (flags.nnodes != "1") {
     throw UsageError(fmt::format(
@@ -146,6 +173,7 @@ launch::JobSpec make_spec(const Flags& flags, int cores) {
   spec.processes = parse_processes(flags.nproc_per_node, cores);
   spec.pass_local_rank = flags.pass_local_rank;
   if (!flags.no_tune_malloc) spec.environment = base::malloc_variables();
+  if (flags.deterministic) spec.environment.merge(deterministic_variables());
   spec.master_addr = flags.master_addr;
   if (flags.master_port) spec.master_port = parse_port(*flags.master_port);
   spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);
@@ -155,8 +183,8 @@ launch::JobSpec make_spec(const Flags& flags, int cores) {
 
 }  // namespace
 
-std::optional<launch::JobSpec> parse_run_options(const std::vector<std::string>& arguments,
-                                                 int cores, std::string& help) {
+std::optional<RunOptions> parse_run_options(const std::vector<std::string>& arguments, int cores,
+                                            std::string& help) {
   CLI::App app("Starts a program as several processes on this machine.");
   Flags flags;
   describe(app, flags);
@@ -170,11 +198,11 @@ std::optional<launch::JobSpec> parse_run_options(const std::vector<std::string>&
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
-  launch::JobSpec spec = make_spec(flags, cores);
-  spec.command = std::move(parts.command);
-  if (spec.command.empty())
+  RunOptions options{make_spec(flags, cores), flags.bind_to_cores, flags.deterministic};
+  options.job.command = std::move(parts.command);
+  if (options.job.command.empty())
     throw UsageError("no program given: paceline run [flags] PROGRAM [arguments]");
-  return spec;
+  return options;
 }
 
 }  // namespace paceline::app

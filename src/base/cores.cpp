@@ -80,9 +80,13 @@ int cgroup_cores(const fs::path& root, const fs::path& cgroup) {
   return tightest ? std::max(1, static_cast<int>(std::ceil(*tightest))) : 0;
 }
 
-int available_cores() {
+int core_quota() {
   const Membership membership = find_membership();
-  const int quota = cgroup_cores(membership.root, membership.group);
+  return cgroup_cores(membership.root, membership.group);
+}
+
+int available_cores() {
+  const int quota = core_quota();
   const int cores = std::max(1, affinity_cores());
   return quota > 0 ? std::min(cores, quota) : cores;
 }

@@ -10,6 +10,9 @@ namespace paceline::base {
 // cgroup's CPU quota (rounded up) if that is smaller, as in a container.
 int available_cores();
 
+// The CPU quota of this process's cgroup in cores, rounded up; 0 if there is none.
+int core_quota();
+
 // The cores in the calling thread's affinity mask, in ascending order; empty if the kernel does not
 // report them.
 std::vector<int> affinity();

@@ -61,6 +61,10 @@ void check(const JobSpec& spec) {
         fmt::format("cannot start {} processes; expected 1 to {}", spec.processes, kMaxProcesses));
   }
   if (spec.command.empty()) throw UsageError("no program given");
+  if (!spec.cpus.empty() && spec.cpus.size() != static_cast<std::size_t>(spec.processes)) {
+    throw UsageError(
+        fmt::format("CPUs for {} ranks; expected them for {}", spec.cpus.size(), spec.processes));
+  }
   if (spec.master_port < 0 || spec.master_port > 65535) {
     throw UsageError(
         fmt::format("invalid port {}; expected 1 to 65535, or 0 for a free one", spec.master_port));
@@ -160,6 +164,7 @@ Worker Job::make_worker(int rank, const InheritedFds& inherited_fds) const {
   worker.environment = worker_environment(spec_, identity_, rank, worker.inherited,
                                           inherited_fds.store.get(), ::environ);
   worker.inherited.push_back(inherited_fds.store.get());
+  if (!spec_.cpus.empty()) worker.cpus = spec_.cpus[static_cast<std::size_t>(rank)];
   worker.error_file = error_file_path(identity_, rank);
   return worker;
 }

@@ -18,6 +18,8 @@ struct JobSpec {
   int processes = 1;                 // 1 to kMaxProcesses
   std::vector<std::string> command;  // the program, found as a shell would, and its arguments
   bool pass_local_rank = false;      // append --local_rank=R to the arguments
+  // The CPUs of each rank, its affinity mask; empty: all have this process's.
+  std::vector<std::vector<int>> cpus;
 
   std::string master_addr = "127.0.0.1";
   int master_port = 0;  // 0: one that is free now

@@ -18,6 +18,7 @@ struct Worker {
   std::vector<std::string> environment;
   std::array<int, 3> standard{};  // become descriptors 0, 1 and 2
   std::vector<int> inherited;     // stay open under their numbers; all others do not
+  std::vector<int> cpus;          // its affinity mask; empty: this process's
   std::filesystem::path error_file;
 };
 

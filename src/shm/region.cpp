@@ -46,8 +46,9 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       memory_(std::make_unique<RegionMemory>(std::move(mapping), layout(size, options), rank)),
       peers_(*memory_, std::move(membership), rank),
       threads_(*memory_, rank),
-      ladder_(size > base::available_cores()),
-      depart_at_exit_([this] { depart(); }) {}
+      depart_at_exit_([this] { depart(); }) {
+  memory_->group_block().cores.add(base::affinity(), base::core_quota());
+}
 
 Region::~Region() {
   depart();
@@ -83,12 +84,12 @@ void Region::ring_peers() {
 }
 
 void Region::listen(std::uint32_t heard) {
-  memory_->rank_block(rank_).doorbell.listen(heard, ladder_, [this] { return failed(); });
+  memory_->rank_block(rank_).doorbell.listen(heard, ladder(), [this] { return failed(); });
 }
 
 void Region::await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context) {
   const auto ends = [&] { return reached(word, target) || failed(); };
-  if (!context.poll() && ladder_.spin_or_yield(ends) && reached(word, target)) return;
+  if (!context.poll() && ladder().spin_or_yield(ends) && reached(word, target)) return;
   auto& deadline = context.deadline.deadline;
   if (!deadline) deadline = base::Deadline::after(context.deadline.timeout);
   while (!reached(word, target)) {

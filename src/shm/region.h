@@ -57,6 +57,10 @@ class Region {
   const RegionOptions& options() const { return options_; }
   const GlobalRanks& global_ranks() const { return options_.global_ranks; }
 
+  // Whether the ranks outnumber the cores that they have together. Ranks that have not come yet may
+  // bring more cores.
+  bool oversubscribed() const { return size_ > memory_->group_block().cores.count(); }
+
   RegionMemory& memory() const { return *memory_; }
   const Liveness& peers() const { return peers_; }
   CallingThreads& threads() { return threads_; }
@@ -103,6 +107,7 @@ class Region {
 
  private:
   void await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context);
+  WaitLadder ladder() const { return WaitLadder(oversubscribed()); }
   void sleep(const Word& word, std::uint32_t target, int peer);
   void poll_for_a_slice(const Word& word, std::uint32_t target, WaitContext& context);
   void check_progress(const Word& word, std::uint32_t target, int peer, WaitContext& context);
@@ -115,7 +120,6 @@ class Region {
   std::unique_ptr<RegionMemory> memory_;
   Liveness peers_;
   CallingThreads threads_;
-  WaitLadder ladder_;
   OwningProcess process_;
   std::atomic<bool> departed_ = false;
   AtExit depart_at_exit_;

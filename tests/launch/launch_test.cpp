@@ -225,6 +225,9 @@ TEST(RunJob, RejectsInvalidSpecs) {
     EXPECT_THROW(run_job(spec), UsageError) << processes;
   }
   spec.processes = 1;
+  spec.cpus = {{0}, {0}};
+  EXPECT_THROW(run_job(spec), UsageError);
+  spec.cpus.clear();
   spec.master_port = 65536;
   EXPECT_THROW(run_job(spec), UsageError);
 }

@@ -6,12 +6,14 @@
 #include "shm/membership/failure.h"
 #include "shm/p2p/message_header.h"
 #include "shm/sync/doorbell.h"
+#include "shm/sync/joint_cores.h"
 
 namespace paceline::shm {
 
 // At the head of the region.
 struct GroupBlock {
   FailureRecord failure;
+  alignas(kCacheLine) JointCores cores;
 };
 
 // At the head of each rank's part, before its staging buffers and send rings.

@@ -16,6 +16,7 @@ using test::Launcher;
 using test::pids_after;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(Launcher, SetsAndLogsOmpNumThreadsUnlessTheUserDid) {
   auto chosen = run(2, "echo threads=$OMP_NUM_THREADS", {}, {{"OMP_NUM_THREADS", ""}});
@@ -28,6 +29,30 @@ TEST_F(Launcher, SetsAndLogsOmpNumThreadsUnlessTheUserDid) {
   EXPECT_EQ(given.wait(), 0);
   EXPECT_EQ(given.out(), "[rank0]: threads=7\n");
   EXPECT_THAT(given.err(), HasSubstr("OMP_NUM_THREADS=7"));
+}
+
+TEST_F(Launcher, FixesWhatResultsDependOnUnlessTheUserDid) {
+  const std::string show =
+      "echo $OMP_NUM_THREADS $MKL_CBWR $ATEN_CPU_CAPABILITY $ONEDNN_MAX_CPU_ISA";
+  const Environment unset{{"OMP_NUM_THREADS", ""},
+                          {"MKL_CBWR", ""},
+                          {"ATEN_CPU_CAPABILITY", ""},
+                          {"ONEDNN_MAX_CPU_ISA", ""}};
+  auto free = run(1, show, {}, unset);
+  EXPECT_EQ(free.wait(), 0);
+  EXPECT_THAT(free.err(), Not(HasSubstr("deterministic")));
+  auto fixed = run(1, show, {"--deterministic"}, unset);
+  EXPECT_EQ(fixed.wait(), 0);
+  EXPECT_EQ(fixed.out(), "[rank0]: 1 AVX2,STRICT avx2 AVX2\n");
+  EXPECT_THAT(fixed.err(), HasSubstr("1 thread each"));
+  EXPECT_THAT(fixed.err(), HasSubstr("), deterministic\n"));
+  auto chosen = run(1, show, {"--deterministic"},
+                    {{"OMP_NUM_THREADS", "2"},
+                     {"MKL_CBWR", "COMPATIBLE"},
+                     {"ATEN_CPU_CAPABILITY", "default"},
+                     {"ONEDNN_MAX_CPU_ISA", "SSE41"}});
+  EXPECT_EQ(chosen.wait(), 0);
+  EXPECT_EQ(chosen.out(), "[rank0]: 2 COMPATIBLE default SSE41\n");
 }
 
 TEST_F(Launcher, TunesMallocUnlessTheUserConfiguresIt) {
