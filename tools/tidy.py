@@ -8,8 +8,8 @@ src/, in three groups (with torch, without torch, and for a special instruction 
 benchmarks/ and models/, and elsewhere the files of each target. The path-sensitive analyzer doubles
 the time, so it reads only src/ and apps/. Tests that include torch are skipped.
 Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers,
-planted_race.cpp, the programs of tests/consumer and tests/misuse, Open MPI's part of the benchmarks
-without its headers, and the code behind PACELINE_FAULT_POINTS. But BUILD_DIR must compile every
+planted_race.cpp, the programs of tests/consumer and tests/misuse, MPI's part of the benchmarks
+without `make peers`, and the code behind PACELINE_FAULT_POINTS. But BUILD_DIR must compile every
 source of src/ and apps/, and none in a unity build.
 A clean job runs again only if one of its files, a header of ours that they include, a compile
 command, .clang-tidy or clang-tidy's version changes: build/lint has a stamp for each job.

@@ -35,16 +35,20 @@ struct DataLoaderOptions {
 
 namespace detail {
 
-// Fetches the batches of one epoch on threads of its own and hands them out in order. Does not
-// depend on the type of a batch.
+using Indices = std::span<const std::int64_t>;
+// The indices of the samples of each batch.
+using Batches = std::vector<std::vector<std::int64_t>>;
+
+// Fetches batches on threads of its own and hands them out in order. Does not depend on the type of
+// a batch.
 class PACELINE_API BatchStream {
  public:
   using Batch = std::shared_ptr<void>;
   // Called by several threads at once. Once stop is requested, it should return soon; the result is
   // not used then.
-  using Fetch = std::function<Batch(std::span<const std::int64_t>, const std::stop_token&)>;
+  using Fetch = std::function<Batch(Indices, const std::stop_token&)>;
 
-  BatchStream(std::vector<std::int64_t> indices, const DataLoaderOptions& options, Fetch fetch);
+  BatchStream(Batches batches, const DataLoaderOptions& options, Fetch fetch);
   BatchStream(BatchStream&&) noexcept;
   BatchStream& operator=(BatchStream&&) noexcept;
   // Waits for the samples being fetched at this moment.
@@ -60,10 +64,12 @@ class PACELINE_API BatchStream {
 
 PACELINE_API void check_options(const DataLoaderOptions& options);
 PACELINE_API std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options);
+PACELINE_API Batches make_batches(const std::vector<std::int64_t>& indices,
+                                  const DataLoaderOptions& options);
 
 // Call it in a handler: throws an Error that says which samples failed and why, with the exception
 // being handled nested in it.
-[[noreturn]] PACELINE_API void throw_sample_error(std::span<const std::int64_t> indices);
+[[noreturn]] PACELINE_API void throw_sample_error(Indices indices);
 
 // A data set that makes a whole batch at once, which for small samples is many times faster.
 template <typename Dataset>
@@ -82,6 +88,49 @@ struct BatchOf {
 template <MakesBatches Dataset>
 struct BatchOf<Dataset, DefaultCollate> {
   using Type = std::remove_cvref_t<decltype(std::declval<Dataset&>().get_batch({}))>;
+};
+
+// Makes a batch of a data set.
+template <typename Dataset, typename Collate>
+class BatchFetcher {
+ public:
+  using Batch = typename BatchOf<Dataset, Collate>::Type;
+
+  BatchFetcher(Dataset& dataset, Collate collate)
+      : dataset_(&dataset), collate_(std::move(collate)) {}
+
+  // Null if stop is requested.
+  std::shared_ptr<Batch> operator()(Indices indices, const std::stop_token& stop) const {
+    if constexpr (kMakesBatches) {
+      return attempt(indices,
+                     [&] { return std::make_shared<Batch>(dataset_->get_batch(indices)); });
+    } else {
+      std::vector<typename BatchOf<Dataset, Collate>::Sample> samples;
+      samples.reserve(indices.size());
+      for (std::size_t i = 0; i < indices.size() && !stop.stop_requested(); ++i) {
+        attempt(indices.subspan(i, 1), [&] { samples.push_back(dataset_->get(indices[i])); });
+      }
+      if (stop.stop_requested()) return nullptr;
+      return attempt(indices,
+                     [&] { return std::make_shared<Batch>(collate_(std::move(samples))); });
+    }
+  }
+
+ private:
+  static constexpr bool kMakesBatches =
+      MakesBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
+
+  template <typename Function>
+  static auto attempt(Indices indices, Function function) {
+    try {
+      return function();
+    } catch (...) {
+      throw_sample_error(indices);
+    }
+  }
+
+  Dataset* dataset_;
+  Collate collate_;
 };
 
 }  // namespace detail
@@ -142,10 +191,9 @@ class DataLoader {
   template <std::derived_from<Sampler> SamplerType>
   DataLoader(Dataset& dataset, SamplerType sampler, DataLoaderOptions options = {},
              Collate collate = {})
-      : dataset_(&dataset),
+      : fetch_(dataset, std::move(collate)),
         sampler_(std::make_unique<SamplerType>(std::move(sampler))),
-        options_(options),
-        collate_(std::move(collate)) {
+        options_(options) {
     detail::check_options(options_);
   }
 
@@ -160,48 +208,16 @@ class DataLoader {
 
   /// Starts an iteration over the sampler's present epoch; a later epoch() does not change it.
   Iterator begin() {
-    const auto fetch = [this](std::span<const std::int64_t> indices, const std::stop_token& stop) {
-      return this->fetch(indices, stop);
-    };
-    return Iterator(detail::BatchStream(sampler_->indices(), options_, fetch));
+    return Iterator(detail::BatchStream(detail::make_batches(sampler_->indices(), options_),
+                                        options_, std::cref(fetch_)));
   }
   /// The end of an iteration.
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  using Indices = std::span<const std::int64_t>;
-  static constexpr bool kMakesBatches =
-      detail::MakesBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
-
-  std::shared_ptr<Batch> fetch(Indices indices, const std::stop_token& stop) {
-    if constexpr (kMakesBatches) {
-      return attempt(indices,
-                     [&] { return std::make_shared<Batch>(dataset_->get_batch(indices)); });
-    } else {
-      std::vector<typename detail::BatchOf<Dataset, Collate>::Sample> samples;
-      samples.reserve(indices.size());
-      for (std::size_t i = 0; i < indices.size() && !stop.stop_requested(); ++i) {
-        attempt(indices.subspan(i, 1), [&] { samples.push_back(dataset_->get(indices[i])); });
-      }
-      if (stop.stop_requested()) return nullptr;
-      return attempt(indices,
-                     [&] { return std::make_shared<Batch>(collate_(std::move(samples))); });
-    }
-  }
-
-  template <typename Function>
-  static auto attempt(Indices indices, Function function) {
-    try {
-      return function();
-    } catch (...) {
-      detail::throw_sample_error(indices);
-    }
-  }
-
-  Dataset* dataset_;
+  detail::BatchFetcher<Dataset, Collate> fetch_;
   std::unique_ptr<Sampler> sampler_;
   DataLoaderOptions options_;
-  Collate collate_;
 };
 
 }  // namespace paceline::data

@@ -21,6 +21,7 @@
 #include <paceline/distributed.h>
 #include <paceline/for_each_tensor.h>
 #include <paceline/join.h>
+#include <paceline/logical_ranks.h>
 
 namespace paceline {
 
@@ -80,6 +81,14 @@ struct DdpOptions {
   bool zero_copy = true;
   /// What gradients are averaged over.
   Average average = Average::ranks;
+  /// The number of logical ranks of the job, at least as many as ranks and at most 64; 0: each rank
+  /// is one. Each rank runs as many of them as the others, or one more. The job's parameters then
+  /// depend on logical_ranks, but not on the number of ranks that run them: not in one bit
+  /// (docs/determinism.md). Training forwards belong into a loop over
+  /// DistributedDataParallel::logical_ranks(). Only for models on the CPU and with
+  /// broadcast_buffers; not with communication hooks, join or skip_all_reduce_unused_params. The
+  /// same on all ranks.
+  int logical_ranks = 0;
   /// The number of synchronised steps between two comparisons of the ranks' models; 0: never. They
   /// compare fingerprints of all parameters, and of buffers if broadcast_buffers keeps them equal,
   /// and throw Mismatch that names the first tensor that differs. Each comparison reads the model
@@ -110,6 +119,7 @@ class PACELINE_API DdpHandle {
   void set_samples(double count);
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   Joinable& joinable() const;
+  const std::shared_ptr<LogicalRanksCore>& logical_ranks() const;
   const DdpStats& stats() const;
 
  private:
@@ -276,6 +286,9 @@ class DistributedDataParallel {
   /// While the guard lives, forwards are not synchronised, unless `enabled` is false:
   /// `auto guard = model.no_sync(micro + 1 < accumulation);`
   NoSyncGuard no_sync(bool enabled = true) { return NoSyncGuard(handle_.sync_switch(), enabled); }
+
+  /// The logical ranks that this rank runs; iterate over them in every step.
+  LogicalRanks logical_ranks() { return LogicalRanks(handle_.logical_ranks()); }
 
   /// With Average::samples, call it before every synchronised backward. `count` is the number of
   /// samples, or tokens, whose mean is this rank's loss, with those of preceding backwards under

@@ -20,6 +20,8 @@
 #include <paceline/for_each_tensor.h>
 #include <paceline/join.h>
 #include <paceline/log.h>
+#include <paceline/logical_data_loader.h>
+#include <paceline/logical_ranks.h>
 #include <paceline/progress.h>
 #include <paceline/record.h>
 #include <paceline/sampler.h>

@@ -30,7 +30,7 @@ void use_one_thread() {
 
 class BatchStream::Impl {
  public:
-  Impl(std::vector<std::int64_t> indices, const DataLoaderOptions& options, Fetch fetch);
+  Impl(Batches batches, const DataLoaderOptions& options, Fetch fetch);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -49,8 +49,7 @@ class BatchStream::Impl {
   Slot run(std::int64_t number, const std::stop_token& stop) const;
   Slot take();
 
-  const std::vector<std::int64_t> indices_;
-  const std::int64_t batch_size_;
+  const Batches batches_;
   const std::int64_t count_;
   const Fetch fetch_;
   const pid_t owner_ = ::getpid();
@@ -66,11 +65,9 @@ class BatchStream::Impl {
   std::vector<std::jthread> workers_;  // last: they use everything above
 };
 
-BatchStream::Impl::Impl(std::vector<std::int64_t> indices, const DataLoaderOptions& options,
-                        Fetch fetch)
-    : indices_(std::move(indices)),
-      batch_size_(options.batch_size),
-      count_(count_batches(static_cast<std::int64_t>(indices_.size()), options)),
+BatchStream::Impl::Impl(Batches batches, const DataLoaderOptions& options, Fetch fetch)
+    : batches_(std::move(batches)),
+      count_(static_cast<std::int64_t>(batches_.size())),
       fetch_(std::move(fetch)) {
   const std::int64_t workers = std::min<std::int64_t>(options.num_workers, count_);
   slots_.resize(static_cast<std::size_t>(
@@ -123,18 +120,15 @@ void BatchStream::Impl::work(const std::stop_token& stop) {
 
 BatchStream::Impl::Slot BatchStream::Impl::run(std::int64_t number,
                                                const std::stop_token& stop) const {
-  const auto begin = static_cast<std::size_t>(number * batch_size_);
-  const auto size = std::min(static_cast<std::size_t>(batch_size_), indices_.size() - begin);
   try {
-    return {true, fetch_(std::span(indices_).subspan(begin, size), stop), nullptr};
+    return {true, fetch_(batches_[static_cast<std::size_t>(number)], stop), nullptr};
   } catch (...) {
     return {true, nullptr, std::current_exception()};
   }
 }
 
-BatchStream::BatchStream(std::vector<std::int64_t> indices, const DataLoaderOptions& options,
-                         Fetch fetch)
-    : impl_(std::make_unique<Impl>(std::move(indices), options, std::move(fetch))) {}
+BatchStream::BatchStream(Batches batches, const DataLoaderOptions& options, Fetch fetch)
+    : impl_(std::make_unique<Impl>(std::move(batches), options, std::move(fetch))) {}
 
 BatchStream::BatchStream(BatchStream&&) noexcept = default;
 BatchStream& BatchStream::operator=(BatchStream&&) noexcept = default;

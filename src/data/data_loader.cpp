@@ -39,7 +39,19 @@ std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& option
   return options.drop_last || samples % options.batch_size == 0 ? full : full + 1;
 }
 
-void throw_sample_error(std::span<const std::int64_t> indices) {
+Batches make_batches(const std::vector<std::int64_t>& indices, const DataLoaderOptions& options) {
+  Batches batches(
+      static_cast<std::size_t>(count_batches(static_cast<std::int64_t>(indices.size()), options)));
+  const auto size = static_cast<std::size_t>(options.batch_size);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const auto batch = std::span(indices).subspan(i * size);
+    const auto end = batch.begin() + static_cast<std::ptrdiff_t>(std::min(size, batch.size()));
+    batches[i].assign(batch.begin(), end);
+  }
+  return batches;
+}
+
+void throw_sample_error(Indices indices) {
   std::throw_with_nested(Error(
       fmt::format("DataLoader: {}: {}", describe(indices), distributed::current_exception_text())));
 }

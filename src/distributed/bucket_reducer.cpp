@@ -2,6 +2,7 @@
 
 #include "distributed/backend.h"
 #include "distributed/local_bucket_reducer.h"
+#include "distributed/slice_bucket_reducer.h"
 #include "distributed/translate.h"
 #include "distributed/work_bucket_reducer.h"
 
@@ -16,12 +17,18 @@ bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
 std::unique_ptr<BucketReducer> make_bucket_reducer(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
     const BucketReducer::Options& options) {
+  const bool has_leaves = options.leaves && options.leaves->leaves() > group->getSize();
   if (group->getSize() == 1) {
+    if (has_leaves)
+      return std::make_unique<SliceBucketReducer>(ProcessGroup(group), nullptr, options);
     return std::make_unique<LocalBucketReducer>(ProcessGroup(group), options);
   }
   auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
     return ours->make_bucket_reducer(options);
+  }
+  if (options.leaves) {
+    return std::make_unique<SliceBucketReducer>(ProcessGroup(group), std::move(backend), options);
   }
   return std::make_unique<WorkBucketReducer>(ProcessGroup(group), std::move(backend), options);
 }

@@ -8,9 +8,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "shm/buckets/leaf_plan.h"
 #include "shm/buckets/step_values.h"
 
 namespace paceline::distributed {
@@ -18,10 +20,10 @@ namespace paceline::distributed {
 // A bucket reducer's ability to reduce gradients where autograd has put them.
 class InPlaceGradients {
  public:
-  // Makes `gradient`, a dense tensor of the bucket's type and count, the bucket in this step, in
-  // place of tensor(bucket): nothing is copied. Keep it until the step is finished or aborted.
-  // Returns false and changes nothing if its memory does not allow that.
-  virtual bool use(std::size_t bucket, const at::Tensor& gradient) = 0;
+  // Makes `gradient`, a dense tensor of the type and count of part(bucket, part), that part in this
+  // step: nothing is copied. Keep it until the step is finished or aborted. Returns false and
+  // changes nothing if its memory does not allow that.
+  virtual bool use(std::size_t bucket, std::size_t part, const at::Tensor& gradient) = 0;
   // Call on a thread before it runs a backward: gradients as large as an in_place bucket are then
   // allocated where `use` accepts them.
   virtual void prepare_thread() = 0;
@@ -36,6 +38,9 @@ class InPlaceGradients {
 // try_progress in between; finish. Then tensor(b) holds the reduction on every rank. Only finish
 // and abort_step wait, and over a c10d::Backend also begin_step with a weight or with buckets
 // that ranks may skip. One thread at a time.
+//
+// Where ranks have several leaves (shm::LeafPlan), a rank writes sums to the parts of an averaged
+// bucket instead; no bucket may be skipped then.
 class BucketReducer {
  public:
   enum class Op { average, max };
@@ -57,6 +62,7 @@ class BucketReducer {
     Describe describe{};
     std::uint32_t steps = 0;                // the first step has number steps + 1
     std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
+    std::optional<shm::LeafPlan> leaves{};  // unset: one for each rank
     // How much longer finish waits than the group's calls do, if the reducer sets the time.
     std::chrono::milliseconds extra_time{};
   };
@@ -65,13 +71,19 @@ class BucketReducer {
 
   // The bucket's flat tensor, the same one for the life of the reducer. Its memory may outlive it.
   virtual const at::Tensor& tensor(std::size_t bucket) const = 0;
+  // Where this rank writes a part of the bucket, in the type of sums. The last part may be the
+  // bucket itself; the others may be written before the step begins.
+  virtual const at::Tensor& part(std::size_t bucket, std::size_t /*part*/) const {
+    return tensor(bucket);
+  }
 
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
-  // Mismatch, all of them the same, in finish at the latest. `weight`, not negative, is this rank's
-  // weight in averages, relative to the other ranks'. Either all ranks give one, or no rank does
-  // and all weigh the same. `frozen`: the flags that summary.frozen is the fingerprint of. They
-  // must live until the step is finished or aborted.
-  virtual void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+  // Mismatch, all of them the same, in finish at the latest. `weights`, not negative, are the
+  // weights of this rank's leaves in averages, relative to the other ranks'. Either all ranks give
+  // them, or no rank does and all leaves weigh the same. `frozen`: the flags that summary.frozen is
+  // the fingerprint of. They must live until the step is finished or aborted.
+  using Weights = std::span<const double>;
+  virtual void begin_step(const shm::StepSummary& summary, Weights weights,
                           shm::FrozenFlags frozen) = 0;
   virtual bool in_step() const = 0;
   // How many steps have begun, including steps before the reducer was made.

@@ -22,10 +22,10 @@ const at::Tensor& LocalBucketReducer::tensor(std::size_t bucket) const {
   return tensor;
 }
 
-void LocalBucketReducer::begin_step(const shm::StepSummary& /*summary*/,
-                                    std::optional<double> weight, shm::FrozenFlags /*frozen*/) {
+void LocalBucketReducer::begin_step(const shm::StepSummary& /*summary*/, Weights weights,
+                                    shm::FrozenFlags /*frozen*/) {
   static_cast<void>(group_.c10d());  // throws if the group was destroyed
-  if (weight && *weight == 0) {
+  if (!weights.empty() && weights[0] == 0) {
     throw Mismatch("the ranks' weights add up to 0: there is nothing to average",
                    {global_rank_of(group_, 0)}, "backward", step_ + 1);
   }

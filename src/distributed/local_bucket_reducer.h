@@ -18,7 +18,7 @@ class LocalBucketReducer final : public BucketReducer {
 
   // Made at the first request: gradients of a single rank need not be in buckets.
   const at::Tensor& tensor(std::size_t bucket) const override;
-  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+  void begin_step(const shm::StepSummary& summary, Weights weights,
                   shm::FrozenFlags frozen) override;
   bool in_step() const override { return in_step_; }
   std::uint32_t steps() const override { return step_; }

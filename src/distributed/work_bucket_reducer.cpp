@@ -33,7 +33,7 @@ WorkBucketReducer::WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d
     : group_(std::move(group)),
       backend_(std::move(backend)),
       buckets_(options.buckets),
-      parameters_(options.parameters),
+      comparison_(group_, backend_, options.buckets.back().device, options.parameters),
       compares_early_(std::ranges::any_of(buckets_, &Bucket::skips)),
       state_(buckets_.size()),
       share_(1.0 / backend_->getSize()),
@@ -48,13 +48,13 @@ WorkBucketReducer::WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d
   rows_ = reduced_.back().narrow(0, buckets_.back().count, rows).view({-1, kRow});
 }
 
-void WorkBucketReducer::begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+void WorkBucketReducer::begin_step(const shm::StepSummary& summary, Weights weights,
                                    shm::FrozenFlags frozen) {
   static_cast<void>(group_.c10d());  // throws if the group was destroyed, as not all backends do
   frozen_ = frozen;
   if (compares_early_) compare_early(summary);
-  share_ = weight ? *weight / total_of(*weight) : 1.0 / backend_->getSize();
-  weighted_ = weight.has_value();
+  weighted_ = !weights.empty();
+  share_ = weighted_ ? weights[0] / total_of(weights[0]) : 1.0 / backend_->getSize();
   in_step_ = true;
   aborted_ = false;
   ++step_;
@@ -119,46 +119,15 @@ void WorkBucketReducer::compare_early(const shm::StepSummary& summary) {
   compare_summaries(rows.cpu(), step_ + 1);
 }
 
-// `rows` are the same on every rank, so every rank throws the same.
+// `rows` are the same on every rank.
 void WorkBucketReducer::compare_summaries(const at::Tensor& rows, std::uint32_t step) {
   std::vector<shm::StepSummary> all(static_cast<std::size_t>(backend_->getSize()));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     std::memcpy(&all[rank], rows.data_ptr<std::uint8_t>() + rank * kRow, sizeof(all[rank]));
   }
-  modifications_differ_ = shm::differ_in_modifications(all);
-  if (std::ranges::all_of(all, [&](const auto& one) { return one == all[0]; })) return;
-  std::vector<int> members;
-  for (int rank = 0; rank < backend_->getSize(); ++rank) {
-    members.push_back(global_rank_of(group_, rank));
-  }
-  const shm::GlobalRanks global_ranks(members);
-  shm::Disagreement found = shm::compare_forwards(all, global_ranks);
-  if (found.ranks.empty() && shm::differ_in_frozen(all)) found = compare_frozen(all, global_ranks);
-  if (found.ranks.empty()) return;
-  aborted_ = true;
-  throw Mismatch(fmt::format("in step {} {}", step, found.text),
-                 global_ranks.of(found.ranks).list(), "backward", step);
-}
-
-shm::Disagreement WorkBucketReducer::compare_frozen(std::span<const shm::StepSummary> ranks,
-                                                    const shm::GlobalRanks& global_ranks) {
-  const auto count = static_cast<std::int64_t>(parameters_.size());
-  const auto options = at::device(buckets_.back().device).dtype(at::kByte);
-  std::vector<at::Tensor> own{at::empty({count}, at::kByte)};
-  std::ranges::copy(frozen_, own[0].data_ptr<std::uint8_t>());
-  own[0] = own[0].to(options);
-  std::vector<std::vector<at::Tensor>> all(1);
-  for (int rank = 0; rank < backend_->getSize(); ++rank) {
-    all[0].push_back(at::empty({count}, options));
-  }
-  translate("backward", [&] { backend_->allgather(all, own)->wait(); });
-  std::vector<shm::FrozenFlags> flags;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    all[0][rank] = all[0][rank].cpu();
-    flags.emplace_back(all[0][rank].data_ptr<std::uint8_t>(),
-                       ranks[rank].joined != 0 ? 0 : parameters_.size());
-  }
-  return shm::compare_frozen(flags, parameters_, global_ranks);
+  aborted_ = true;  // by all, if this throws
+  comparison_.compare(all, frozen_, step);
+  aborted_ = false;
 }
 
 void WorkBucketReducer::settle(std::size_t bucket, State state) {

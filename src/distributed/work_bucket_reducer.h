@@ -6,7 +6,7 @@
 #include <paceline/distributed.h>
 
 #include "distributed/bucket_reducer.h"
-#include "shm/buckets/step_summary.h"
+#include "distributed/summary_comparison.h"
 
 namespace paceline::distributed {
 
@@ -20,7 +20,7 @@ class WorkBucketReducer final : public BucketReducer {
                     const Options& options);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
-  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+  void begin_step(const shm::StepSummary& summary, Weights weights,
                   shm::FrozenFlags frozen) override;
   bool in_step() const override { return in_step_; }
   std::uint32_t steps() const override { return step_; }
@@ -33,7 +33,7 @@ class WorkBucketReducer final : public BucketReducer {
   }
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return share_; }
-  bool modifications_differ() const override { return modifications_differ_; }
+  bool modifications_differ() const override { return comparison_.modifications_differ(); }
   bool abort_step() override;
   bool failed() const override { return false; }  // each rank's memory is its own
   [[noreturn]] void fail(const std::string& text) override;
@@ -46,8 +46,6 @@ class WorkBucketReducer final : public BucketReducer {
   at::Tensor own_row(const at::Tensor& rows) const { return rows[backend_->getRank()]; }
   void compare_early(const shm::StepSummary& summary);
   void compare_summaries(const at::Tensor& rows, std::uint32_t step);
-  shm::Disagreement compare_frozen(std::span<const shm::StepSummary> ranks,
-                                   const shm::GlobalRanks& global_ranks);
   void settle(std::size_t bucket, State state);
   void start();
   void scale(const at::Tensor& tensor) const;
@@ -60,7 +58,7 @@ class WorkBucketReducer final : public BucketReducer {
   std::vector<at::Tensor> reduced_;
   std::vector<at::Tensor> tensors_;  // without the rows
   at::Tensor rows_;
-  std::vector<std::string> parameters_;
+  SummaryComparison comparison_;
   bool compares_early_;
   shm::FrozenFlags frozen_;
   std::vector<State> state_;
@@ -70,7 +68,6 @@ class WorkBucketReducer final : public BucketReducer {
   std::uint32_t step_;
   bool in_step_ = false;
   bool aborted_ = false;  // by another rank, or by all because they differ
-  bool modifications_differ_ = false;
   std::vector<Wait> waits_;
 };
 

@@ -263,7 +263,7 @@ TEST(BatchStream, StopsARunningFetchWhenTheIterationEnds) {
   std::latch started(1);
   bool stopped = false;
   {
-    detail::BatchStream stream({0}, {.num_workers = 1},
+    detail::BatchStream stream({{0}}, {.num_workers = 1},
                                [&](auto, const std::stop_token& stop) -> std::shared_ptr<void> {
                                  started.count_down();
                                  while (!stop.stop_requested()) std::this_thread::yield();

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
+
 #include <paceline/error.h>
 
 #include "support/torch_ranks.h"
@@ -25,7 +27,7 @@ LocalBucketReducer make(std::uint32_t steps = 0) {
 TEST(LocalBucketReducer, LeavesBucketsAsTheyAre) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     LocalBucketReducer reducer = make(7);
-    reducer.begin_step({}, 3.0, {});
+    reducer.begin_step({}, std::array{3.0}, {});
     EXPECT_EQ(reducer.steps(), 8U);
     const at::Tensor tensor = reducer.tensor(1);
     EXPECT_EQ(tensor.scalar_type(), at::kHalf);
@@ -55,7 +57,7 @@ TEST(LocalBucketReducer, AbortsAStepOnce) {
 TEST(LocalBucketReducer, ThrowsWhatTheOthersThrow) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     LocalBucketReducer reducer = make();
-    EXPECT_THAT([&] { reducer.begin_step({}, 0.0, {}); },
+    EXPECT_THAT([&] { reducer.begin_step({}, std::array{0.0}, {}); },
                 ThrowsMessage<Mismatch>(HasSubstr("weights add up to 0")));
     EXPECT_THAT([&] { reducer.fail("no such parameter"); },
                 ThrowsMessage<Mismatch>("no such parameter"));

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -79,12 +80,29 @@ inline ReduceOp accumulation(ReduceOp op) {
   return op == ReduceOp::avg ? ReduceOp::sum : op;
 }
 
+// The root of a binary tree over `nodes`, level by level. An empty node leaves the other as it is.
+template <typename T, typename Combine>
+T root_of(std::vector<std::optional<T>> nodes, Combine combine) {
+  while (nodes.size() > 1) {
+    std::vector<std::optional<T>> above;
+    for (std::size_t i = 0; i < nodes.size(); i += 2) {
+      const auto& left = nodes[i];
+      const auto right = i + 1 < nodes.size() ? nodes[i + 1] : std::nullopt;
+      above.push_back(left && right ? combine(*left, *right) : left ? left : right);
+    }
+    nodes = above;
+  }
+  return *nodes[0];
+}
+template <typename T, typename Combine>
+T root_of(const std::vector<T>& leaves, Combine combine) {
+  return root_of(std::vector<std::optional<T>>(leaves.begin(), leaves.end()), combine);
+}
+
 template <typename T>
 T reduced_floating(ReduceOp op, const std::vector<T>& values) {
-  T result = values[0];
-  for (std::size_t i = 1; i < values.size(); ++i) {
-    result = step(accumulation(op), result, values[i]);
-  }
+  const T result =
+      root_of(values, [&](T left, T right) { return step(accumulation(op), left, right); });
   return op == ReduceOp::avg ? step(op, result, static_cast<T>(values.size())) : result;
 }
 
@@ -106,17 +124,13 @@ std::complex<T> reduced(ReduceOp op, const std::vector<std::complex<T>>& values)
     return {part([](const std::complex<T>& z) { return z.real(); }),
             part([](const std::complex<T>& z) { return z.imag(); })};
   }
-  T real = values[0].real();
-  T imaginary = values[0].imag();
   const auto times = [](T a, T b) { return step(ReduceOp::product, a, b); };
-  for (std::size_t i = 1; i < values.size(); ++i) {
-    const T c = values[i].real();
-    const T d = values[i].imag();
-    const T next = step(ReduceOp::sum, times(real, c), -times(imaginary, d));
-    imaginary = step(ReduceOp::sum, times(real, d), times(imaginary, c));
-    real = next;
-  }
-  return {canonical(real), canonical(imaginary)};
+  const auto product = root_of(values, [&](const auto& x, const auto& y) {
+    return std::complex<T>(
+        step(ReduceOp::sum, times(x.real(), y.real()), -times(x.imag(), y.imag())),
+        step(ReduceOp::sum, times(x.real(), y.imag()), times(x.imag(), y.real())));
+  });
+  return {canonical(product.real()), canonical(product.imag())};
 }
 
 // A 16-bit floating type, by its definition.
@@ -162,7 +176,7 @@ Short<fraction_bits> reduced(ReduceOp op, const std::vector<Short<fraction_bits>
   return Short<fraction_bits>::nearest(reduced(op, wide));
 }
 
-// What one element counts with a weight. The oracle's sums of such are reduce_weighted's.
+// What one element counts with a weight.
 inline float weighted(float value, double weight) {
   return step(ReduceOp::product, value, static_cast<float>(weight));
 }
@@ -176,6 +190,15 @@ std::complex<T> weighted(std::complex<T> value, double weight) {
 template <int fraction_bits>
 float weighted(Short<fraction_bits> value, double weight) {
   return weighted(value.value(), weight);
+}
+
+template <std::floating_point T>
+T divided(T sum, double divisor) {
+  return canonical(step(ReduceOp::avg, sum, static_cast<T>(divisor)));
+}
+template <typename T>
+std::complex<T> divided(std::complex<T> sum, double divisor) {
+  return {divided(sum.real(), divisor), divided(sum.imag(), divisor)};
 }
 
 template <typename T, typename Sum>

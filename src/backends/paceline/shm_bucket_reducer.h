@@ -15,9 +15,12 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   ShmBucketReducer(shm::Group& group, const Options& options);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
-  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+  const at::Tensor& part(std::size_t bucket, std::size_t part) const override {
+    return part < parts_[bucket].size() ? parts_[bucket][part] : tensors_[bucket];
+  }
+  void begin_step(const shm::StepSummary& summary, Weights weights,
                   shm::FrozenFlags frozen) override {
-    reducer_.begin_step(summary, weight.value_or(1), frozen);
+    reducer_.begin_step(summary, weights, frozen);
   }
   bool in_step() const override { return reducer_.in_step(); }
   std::uint32_t steps() const override { return reducer_.steps(); }
@@ -38,14 +41,15 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   }
 
  private:
-  bool use(std::size_t bucket, const at::Tensor& gradient) override {
-    return reducer_.use_in_place(bucket, gradient.data_ptr());
+  bool use(std::size_t bucket, std::size_t part, const at::Tensor& gradient) override {
+    return reducer_.use_in_place(bucket, gradient.data_ptr(), part);
   }
   void prepare_thread() override { gradients_.prefer(); }
 
   shm::BucketReducer reducer_;
   GradientMemory gradients_;
   std::vector<at::Tensor> tensors_;
+  std::vector<std::vector<at::Tensor>> parts_;  // by bucket, those with memory of their own
 };
 
 }  // namespace paceline::backends

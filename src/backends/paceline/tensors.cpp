@@ -10,40 +10,10 @@
 #include <numeric>
 #include <optional>
 
+#include "distributed/data_type.h"
+
 namespace paceline::backends {
 namespace {
-
-std::optional<shm::DataType> known_type(at::ScalarType type) {
-  using shm::DataType;
-  switch (type) {
-    case at::kFloat:
-      return DataType::float32;
-    case at::kDouble:
-      return DataType::float64;
-    case at::kHalf:
-      return DataType::float16;
-    case at::kBFloat16:
-      return DataType::bfloat16;
-    case at::kChar:
-      return DataType::int8;
-    case at::kByte:
-      return DataType::uint8;
-    case at::kShort:
-      return DataType::int16;
-    case at::kInt:
-      return DataType::int32;
-    case at::kLong:
-      return DataType::int64;
-    case at::kBool:
-      return DataType::boolean;
-    case at::kComplexFloat:
-      return DataType::complex64;
-    case at::kComplexDouble:
-      return DataType::complex128;
-    default:
-      return std::nullopt;
-  }
-}
 
 std::optional<shm::ReduceOp> known_op(const c10d::ReduceOp& op) {
   using shm::ReduceOp;
@@ -145,7 +115,7 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
 }
 
 Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char* operation) {
-  const auto type = known_type(scalar);
+  const auto type = distributed::data_type_of(scalar);
   const auto known = known_op(op);
   if (type && known && shm::is_reducible(*type, *known)) return {*type, *known};
   if (scalar == at::kBool && known == shm::ReduceOp::avg) {
@@ -163,7 +133,7 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
 
 ByteLayout byte_layout(const at::Tensor& tensor) {
   const auto count = static_cast<std::size_t>(tensor.numel());
-  if (const auto known = known_type(tensor.scalar_type())) return {count, *known};
+  if (const auto known = distributed::data_type_of(tensor.scalar_type())) return {count, *known};
   return {count * tensor.element_size(), shm::DataType::byte};
 }
 

@@ -93,9 +93,9 @@ const at::Tensor& HookBucketReducer::tensor(std::size_t bucket) const {
   return bucket < tensors_.size() ? tensors_[bucket] : control_->tensor(0);
 }
 
-void HookBucketReducer::begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+void HookBucketReducer::begin_step(const shm::StepSummary& summary, Weights weights,
                                    shm::FrozenFlags frozen) {
-  control_->begin_step(summary, weight, frozen);
+  control_->begin_step(summary, weights, frozen);
   open_.assign(tensors_.size(), {});
   next_ = 0;
 }

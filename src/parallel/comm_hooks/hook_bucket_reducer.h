@@ -23,7 +23,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
                     const Options& options, MakeGradBucket make_grad_bucket);
 
   const at::Tensor& tensor(std::size_t bucket) const override;
-  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+  void begin_step(const shm::StepSummary& summary, Weights weights,
                   shm::FrozenFlags frozen) override;
   bool in_step() const override { return control_->in_step(); }
   std::uint32_t steps() const override { return control_->steps(); }

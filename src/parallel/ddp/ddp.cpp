@@ -11,9 +11,11 @@
 #include <paceline/error.h>
 
 #include "distributed/process_state.h"
+#include "parallel/ddp/logical_ranks_core.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer.h"
 #include "parallel/ddp/wrapped_model.h"
+#include "parallel/gather.h"
 #include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 
@@ -57,6 +59,38 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
     if (one == device) continue;
     throw UsageError(fmt::format("device_ids or output_device say {}, but the model is on {}",
                                  one.str(), device.str()));
+  }
+}
+
+constexpr int kMaxLogicalRanks = static_cast<int>(shm::kMaxSources);
+
+// `wanted` is the program's.
+void check_logical_ranks(const DdpOptions& wanted, const ddp::WrappedModel& model, int ranks) {
+  const int logical = wanted.logical_ranks;
+  if (logical == 0) return;
+  if (logical < ranks || logical > kMaxLogicalRanks) {
+    throw UsageError(fmt::format(
+        "logical_ranks of {}: it must be at least {}, the number of ranks, and at most {}", logical,
+        ranks, kMaxLogicalRanks));
+  }
+  if (!wanted.broadcast_buffers) {
+    throw UsageError(
+        "logical_ranks needs broadcast_buffers: each logical rank starts from logical rank 0's "
+        "buffers");
+  }
+  if (wanted.skip_all_reduce_unused_params) {
+    throw UsageError("logical_ranks and skip_all_reduce_unused_params cannot be combined");
+  }
+  if (logical > ranks && model.has_sync_batch_norm()) {
+    throw UsageError(fmt::format(
+        "SyncBatchNorm cannot be used where a rank runs several logical ranks: it needs the "
+        "batches of all of them at once. Run {} ranks, or use BatchNorm",
+        logical));
+  }
+  for (const auto& one : model.trainable_parameters()) {
+    if (one.tensor.device().is_cpu()) continue;
+    throw UsageError(fmt::format("logical_ranks is for models on the CPU; parameter {} is on {}",
+                                 one.name, one.tensor.device().str()));
   }
 }
 
@@ -114,22 +148,34 @@ class DdpCore final : public Joinable {
     check_delayed(options, parameters);
     // The world of now, also when there is another one later.
     options_.process_group = ProcessGroup(options.process_group.c10d());
+    const int ranks = get_world_size(options_.process_group);
+    check_logical_ranks(options, model_, ranks);
+    for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
     // One rank alone trains like several, so that it fails where they would.
-    if (get_world_size(options_.process_group) > 1) {
-      for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
-      if (options.init_sync) {
-        ddp::check_same_model(model_, options_.process_group);
-        broadcast_all(0);
-      }
+    if (ranks > 1 && options.init_sync) {
+      ddp::check_same_model(model_, options_.logical_ranks, options_.process_group);
+      broadcast_all(0);
     }
     parameter_count_ = model_.parameters().size();
     reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
+    logical_ranks_ = std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks,
+                                                        options_.process_group, buffers_);
+    logical_ranks_->before_loop([this] {
+      if (is_check_due()) check_models(true);
+    });
+  }
+
+  DdpCore(const DdpCore&) = delete;
+  DdpCore& operator=(const DdpCore&) = delete;
+  ~DdpCore() override {
+    if (logical_ranks_) logical_ranks_->forget_model();
   }
 
   void before_forward() {
     if (!at::GradMode::is_enabled()) return reducer_->note_evaluation();
     const bool training = model_.is_training();
     if (training) check_parameters();
+    if (training && logical_ranks_->enabled()) check_loop();
     const bool broadcasts = training && broadcasts_buffers();
     if (training && join_options() != nullptr) {
       parallel::with_error_context(kAgreeing, [&] { notify_join(); });
@@ -162,12 +208,18 @@ class DdpCore final : public Joinable {
           "register_comm_hook and Average::samples cannot be combined: a hook averages itself, and "
           "may weigh by samples");
     }
+    if (options_.logical_ranks > 0) {
+      throw UsageError(
+          "register_comm_hook and logical_ranks cannot be combined: a hook gets a rank's sum, and "
+          "the same bits on any number of ranks need the gradients of each logical rank");
+    }
     reducer_->set_hook(std::move(hook));
   }
 
   bool watches_outputs() const { return options_.static_graph && at::GradMode::is_enabled(); }
   void watch_output(const at::Tensor& output) { reducer_->watch_output(output); }
   const std::shared_ptr<bool>& sync_switch() const { return sync_; }
+  const std::shared_ptr<LogicalRanksCore>& logical_ranks() const { return logical_ranks_; }
 
   ProcessGroup join_process_group() const override { return options_.process_group; }
 
@@ -190,7 +242,8 @@ class DdpCore final : public Joinable {
 
  private:
   bool broadcasts_buffers() const {
-    return options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty();
+    return options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty() &&
+           !logical_ranks_->enabled() && get_world_size(options_.process_group) > 1;
   }
   bool weighs_active() const {
     return options_.average == Average::ranks && !join_options()->divide_by_initial_world_size;
@@ -204,18 +257,14 @@ class DdpCore final : public Joinable {
 
   // The collective calls of a training forward.
   void meet(bool broadcasts) {
-    const bool checks = *sync_ && is_check_due();
+    const bool checks = *sync_ && !logical_ranks_->enabled() && is_check_due();
     if (broadcasts) {
       parallel::with_error_context(
           "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
           "ranks as many batches (DistributedSampler), or train inside join",
           [&] { ddp::broadcast_from(first_active(), buffers_, options_.process_group); });
     }
-    if (checks) {
-      parallel::with_error_context(
-          "comparing the ranks' models before a forward (check_sync_every)",
-          [&] { check_sync(broadcasts); });
-    }
+    if (checks) check_models(broadcasts);
     if (broadcasts || checks) reducer_->end_pre_forward_sync();
   }
 
@@ -238,9 +287,9 @@ class DdpCore final : public Joinable {
     const int size = get_world_size(options_.process_group);
     const at::Tensor mine =
         at::tensor({static_cast<std::int64_t>(part), std::int64_t{broadcasts ? 1 : 0}}, at::kLong);
-    const at::Tensor all = at::empty({size, 2}, at::kLong);
-    parallel::with_error_context(
-        kAgreeing, [&] { all_gather_into_tensor(all, mine, {.group = options_.process_group}); });
+    at::Tensor all;
+    parallel::with_error_context(kAgreeing,
+                                 [&] { all = parallel::gather(mine, options_.process_group); });
     const auto said = all.accessor<std::int64_t, 2>();
     shm::RankSet local;
     shm::RankSet synchronised;
@@ -261,6 +310,19 @@ class DdpCore final : public Joinable {
     return {!synchronised.empty(), any_broadcasts};
   }
 
+  void check_loop() const {
+    if (!logical_ranks_->in_loop()) {
+      throw UsageError(
+          "with logical_ranks, run a training forward inside a loop over logical_ranks(); run one "
+          "without a backward under torch::NoGradGuard");
+    }
+    if (join_options() != nullptr) {
+      throw UsageError(
+          "logical_ranks cannot be used in join: give every logical rank as many batches "
+          "(DistributedSampler), or one without samples set_samples(0)");
+    }
+  }
+
   // Rarely, as it walks through the module.
   void check_parameters() {
     if (!std::has_single_bit(++forwards_)) return;
@@ -279,19 +341,22 @@ class DdpCore final : public Joinable {
     return every != 0 && steps_ % every == 0 && all_active();
   }
 
-  void check_sync(bool with_buffers) {
+  void check_models(bool with_buffers) {
     auto tensors = model_.parameters();
     if (with_buffers) {
       const auto buffers = model_.buffers();
       tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     }
-    ddp::check_same_values(tensors, options_.process_group, steps_);
+    parallel::with_error_context(
+        "comparing the ranks' models before a forward (check_sync_every)",
+        [&] { ddp::check_same_values(tensors, options_.process_group, steps_); });
   }
 
   ddp::WrappedModel model_;
   DdpOptions options_;
   std::shared_ptr<bool> sync_;
   std::unique_ptr<ddp::Reducer> reducer_;
+  std::shared_ptr<LogicalRanksCore> logical_ranks_;
   std::vector<at::Tensor> buffers_;
   std::size_t parameter_count_ = 0;
   std::uint64_t forwards_ = 0;
@@ -333,6 +398,9 @@ void DdpHandle::set_samples(double count) {
 }
 void DdpHandle::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
   core_->register_comm_hook(std::move(hook));
+}
+const std::shared_ptr<LogicalRanksCore>& DdpHandle::logical_ranks() const {
+  return core_->logical_ranks();
 }
 Joinable& DdpHandle::joinable() const {
   return *core_;

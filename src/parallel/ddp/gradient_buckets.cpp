@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <paceline/error.h>
 
@@ -42,7 +43,11 @@ GradientBuckets::GradientBuckets(const std::vector<NamedTensor>& parameters,
     : parameters_(parameters),
       options_(options),
       ranks_(get_world_size(options.process_group)),
+      rank_(get_rank(options.process_group)),
       recorder_(recorder),
+      leaves_(options.logical_ranks == 0
+                  ? shm::LeafPlan(ranks_)
+                  : shm::LeafPlan::even(options.logical_ranks, ranks_, parts_of_leaves())),
       views_(parameters.size()) {
   Indices order;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -57,23 +62,25 @@ void GradientBuckets::prepare_thread() {
   if (auto* const in_place = bucket_reducer_->in_place()) in_place->prepare_thread();
 }
 
-void GradientBuckets::begin_step(const shm::StepSummary& summary, std::optional<double> weight,
+void GradientBuckets::begin_step(const shm::StepSummary& summary, Weights weights,
                                  shm::FrozenFlags frozen) {
-  bucket_reducer_->begin_step(summary, weight, frozen);
+  bucket_reducer_->begin_step(summary, weights, frozen);
   outstanding_.clear();
   for (const auto& bucket : plan_.buckets) outstanding_.push_back(bucket.parameters.size());
   if (is_first_) arrivals_.clear();
 }
 
 void GradientBuckets::add(std::size_t parameter, bool arrived, const at::Tensor& incoming) {
+  if (sums_) add_to_sum(parameter, incoming);
+  if (!is_last_leaf()) return;
   const bool is_delayed = std::ranges::find(delayed_, parameter) != delayed_.end();
   if (is_first_ && !is_delayed) arrivals_.push_back(parameter);
-  take_gradient(parameter, arrived, incoming);
+  sums_ ? take_sums(parameter) : take_gradient(parameter, arrived, incoming);
   count_down(plan_.places[parameter].bucket);
 }
 
 void GradientBuckets::leave_out(std::size_t parameter) {
-  count_down(plan_.places[parameter].bucket);
+  if (is_last_leaf()) count_down(plan_.places[parameter].bucket);
 }
 
 std::vector<bool> GradientBuckets::skip(std::vector<bool> buckets) {
@@ -109,6 +116,7 @@ std::optional<std::vector<bool>> GradientBuckets::finish(const std::vector<bool>
 void GradientBuckets::end_step() {
   reset_in_place();
   is_first_ = false;
+  initial_.clear();
 }
 
 void GradientBuckets::count_down(std::size_t bucket) {
@@ -158,7 +166,7 @@ bool GradientBuckets::use_in_place(std::size_t parameter, const at::Tensor& inco
   if (in_place == nullptr || !plan_.buckets[bucket].dedicated || !grad.defined()) return false;
   if (!has_layout_of(grad, views_[parameter].in_bucket) || !is_sole_view(grad, incoming))
     return false;
-  if (!in_place->use(bucket, grad)) return false;
+  if (!in_place->use(bucket, 0, grad)) return false;
   views_[parameter].current = grad;
   in_place_.push_back(parameter);
   return true;
@@ -167,13 +175,96 @@ bool GradientBuckets::use_in_place(std::size_t parameter, const at::Tensor& inco
 void GradientBuckets::reset_in_place() {
   for (const std::size_t i : in_place_) views_[i].current = views_[i].in_bucket;
   in_place_.clear();
+  held_.clear();
+}
+
+void GradientBuckets::begin_leaves() {
+  leaf_ = 0;
+  initial_.clear();
+  if (sums_) sums_->clear();
+  for (const NamedTensor& parameter : parameters_) initial_.push_back(parameter.tensor.grad());
+}
+
+void GradientBuckets::leave_leaves() {
+  for (std::size_t i = 0; i < initial_.size(); ++i) {
+    parameters_[i].tensor.mutable_grad() = initial_[i];
+  }
+}
+
+void GradientBuckets::begin_leaf(int leaf) {
+  const at::NoGradGuard no_grad;
+  leaf_ = leaf;
+  leaf_weight_ = 1;
+  if (count_leaves() == 1) return;
+  for (std::size_t i = 0; i < initial_.size(); ++i) {
+    parameters_[i].tensor.mutable_grad() =
+        initial_[i].defined() ? initial_[i].clone() : at::Tensor();
+  }
+}
+
+// Takes .grad away; a parameter without one counts as zero.
+void GradientBuckets::add_to_sum(std::size_t parameter, const at::Tensor& incoming) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& view = views_[parameter].in_bucket;
+  at::Tensor grad = std::exchange(parameters_[parameter].tensor.mutable_grad(), {});
+  const bool is_ours = grad.defined() && grad.use_count() == 1 && has_layout_of(grad, view) &&
+                       is_sole_view(grad, incoming);
+  if (!is_ours) {
+    const at::Tensor own = at::empty_strided(view.sizes(), view.strides(), view.options());
+    if (!grad.defined()) {
+      own.zero_();
+    } else {
+      own.copy_(grad.is_sparse() ? grad.to_dense() : grad);
+    }
+    grad = own;
+  }
+  sums_->add(parameter, leaf_, std::move(grad), leaf_weight_);
+}
+
+// Puts the sums into the parts of the bucket, and makes the bucket .grad if that is wanted.
+void GradientBuckets::take_sums(std::size_t parameter) {
+  const at::NoGradGuard no_grad;
+  const std::size_t bucket = plan_.places[parameter].bucket;
+  auto* const in_place = bucket_reducer_->in_place();
+  Views& views = views_[parameter];
+  const std::vector<at::Tensor> sums = sums_->take(parameter);
+  for (std::size_t p = 0; p < sums.size(); ++p) {
+    const at::Tensor& part = views.parts[p];
+    if (!sums[p].defined()) continue;
+    if (plan_.buckets[bucket].dedicated && sums[p].scalar_type() == part.scalar_type() &&
+        in_place->use(bucket, p, sums[p])) {
+      held_.push_back(sums[p]);
+      if (!part.is_alias_of(views.in_bucket)) continue;
+      views.current = sums[p];
+      in_place_.push_back(parameter);
+    } else if (sums[p].scalar_type() == part.scalar_type()) {
+      std::memcpy(part.data_ptr(), sums[p].data_ptr(), part.nbytes());
+      recorder_.add_copy(part.nbytes());
+    } else {
+      part.copy_(sums[p]);
+      recorder_.add_copy(part.nbytes());
+    }
+  }
+  const bool is_in_place = !views.current.is_alias_of(views.in_bucket);
+  if (is_in_place || options_.gradient_as_bucket_view) {
+    parameters_[parameter].tensor.mutable_grad() = views.current;
+  }
+}
+
+void GradientBuckets::set_leaves(std::vector<shm::LeafRange> ranges) {
+  leaves_ = shm::LeafPlan(std::move(ranges), parts_of_leaves());
+  leaf_ = 0;
+  detach();
+  make(Indices(order_), exchanges_usage_);
 }
 
 void GradientBuckets::put_back(const std::vector<bool>& used) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& view = views_[i].current;
-    if (!view.defined() || !used[i] || is_view(i)) continue;
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    // The program's tensor, which leaves do not change.
+    if (view.defined() && used[i] && !initial_.empty() && initial_[i].defined()) grad = initial_[i];
+    if (!view.defined() || !used[i] || is_view(i)) continue;
     if (grad.defined() && !grad.is_sparse()) {
       grad.copy_(view);
     } else {
@@ -184,6 +275,7 @@ void GradientBuckets::put_back(const std::vector<bool>& used) {
 
 void GradientBuckets::forget_gradients() {
   const at::NoGradGuard no_grad;
+  if (sums_) sums_->clear();
   for (const NamedTensor& parameter : parameters_) {
     at::Tensor& grad = parameter.tensor.mutable_grad();
     if (!grad.defined()) continue;
@@ -197,7 +289,9 @@ void GradientBuckets::forget_gradients() {
 
 at::Tensor GradientBuckets::kept_gradient(std::size_t parameter) const {
   const at::Tensor& grad = parameters_[parameter].tensor.grad();
-  return is_view(parameter) ? grad.clone() : grad;
+  if (is_view(parameter)) return grad.clone();
+  const bool has_copy = count_leaves() > 1 && !options_.gradient_as_bucket_view;
+  return has_copy ? initial_[parameter] : grad;
 }
 
 void GradientBuckets::detach() {

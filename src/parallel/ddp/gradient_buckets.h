@@ -12,6 +12,7 @@
 
 #include "distributed/bucket_reducer.h"
 #include "parallel/ddp/bucketing.h"
+#include "parallel/ddp/gradient_sums.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/step_recorder.h"
 
@@ -22,6 +23,10 @@ namespace paceline::ddp {
 //
 // A step runs: begin_step; add or leave_out for each dense parameter, or skip for a bucket of them;
 // finish; end_step.
+//
+// With logical ranks, each of them is a leaf of the sum. A step begins with begin_leaf, add or
+// leave_out for each dense parameter, for each leaf of this rank but the last. Then it runs as
+// above, after another begin_leaf.
 class GradientBuckets {
  public:
   // Buckets hold all dense parameters, `delayed` ones last. With `exchanges_usage`, ranks exchange
@@ -42,12 +47,25 @@ class GradientBuckets {
   distributed::BucketReducer& reducer() { return *bucket_reducer_; }
   // Whether gradients stay where autograd allocated them, since a single rank averages with no
   // other. Its checks are those of several ranks. Hooks still get buckets.
-  bool keeps_gradients_in_place() const { return ranks_ == 1 && !hook_; }
+  bool keeps_gradients_in_place() const { return ranks_ == 1 && !hook_ && !sums_; }
   // Call on a thread before it runs a backward.
   void prepare_thread();
 
-  void begin_step(const shm::StepSummary& summary, std::optional<double> weight,
-                  shm::FrozenFlags frozen);
+  const shm::LeafPlan& leaves() const { return leaves_; }
+  // Sets the leaves of each rank, between steps. Collective.
+  void set_leaves(std::vector<shm::LeafRange> ranges);
+  // Forgets the leaves of a step that is not finished. `.grad` is what the next leaves start from.
+  void begin_leaves();
+  // If a step is not finished: makes .grad what it was in begin_leaves.
+  void leave_leaves();
+  // `leaf`: of this rank, from 0.
+  void begin_leaf(int leaf);
+  // The weight of the current leaf in the average; 1 if it is not set.
+  void set_leaf_weight(double weight) { leaf_weight_ = weight; }
+  bool is_last_leaf() const { return leaf_ + 1 == count_leaves(); }
+  using Weights = distributed::BucketReducer::Weights;
+  // `weights`: of this rank's leaves.
+  void begin_step(const shm::StepSummary& summary, Weights weights, shm::FrozenFlags frozen);
   // The parameter's gradient is ready. Adds zeros if it has none. `arrived`: it came in this step,
   // from `incoming` if that is known.
   void add(std::size_t parameter, bool arrived, const at::Tensor& incoming);
@@ -83,6 +101,7 @@ class GradientBuckets {
   struct Views {
     at::Tensor in_bucket;  // the gradient's place there, in the parameter's shape
     at::Tensor current;    // where this step reduces it: there, or where autograd allocated it
+    std::vector<at::Tensor> parts{};  // its place in each part, where leaves are added up
   };
 
   void make(const Indices& order, bool exchanges_usage);
@@ -90,10 +109,15 @@ class GradientBuckets {
   bool needs_exchange(bool wanted) const;
   void make_bucket_reducer();
   void make_views();
+  bool can_use_in_place() const;
   bool uses_in_place() const;
+  shm::LeafPlan::Parts parts_of_leaves() const;
   bool is_view(std::size_t parameter) const;
   void take_gradient(std::size_t parameter, bool arrived, const at::Tensor& incoming);
   bool use_in_place(std::size_t parameter, const at::Tensor& incoming);
+  int count_leaves() const { return leaves_.range(rank_).count; }
+  void add_to_sum(std::size_t parameter, const at::Tensor& incoming);
+  void take_sums(std::size_t parameter);
   void count_down(std::size_t bucket);
   void publish(std::size_t bucket);
   std::size_t bytes_of(std::size_t bucket) const;
@@ -103,9 +127,16 @@ class GradientBuckets {
   const std::vector<NamedTensor>& parameters_;
   DdpOptions options_;
   int ranks_;
+  int rank_;
   StepRecorder& recorder_;
-  Indices order_;    // of the parameters in the plan, without delayed_
-  Indices delayed_;  // of dense parameters
+  shm::LeafPlan leaves_;
+  int leaf_ = 0;  // the current one
+  double leaf_weight_ = 1;
+  std::optional<GradientSums> sums_;  // where a rank has several leaves
+  std::vector<at::Tensor> initial_;   // by parameter: .grad before the first leaf
+  std::vector<at::Tensor> held_;      // sums that are reduced in place, until the step ends
+  Indices order_;                     // of the parameters in the plan, without delayed_
+  Indices delayed_;                   // of dense parameters
   BucketPlan plan_;
   bool exchanges_usage_ = false;  // the reducer's last bucket is for that
   std::shared_ptr<c10d::CommHookInterface> hook_;

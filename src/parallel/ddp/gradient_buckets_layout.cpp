@@ -49,6 +49,11 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
 }  // namespace
 
 void GradientBuckets::make(const Indices& order, bool exchanges_usage) {
+  sums_.reset();
+  if (!leaves_.one_each()) {
+    const auto parts = leaves_.parts(rank_);
+    sums_.emplace(parameters_.size(), std::vector(parts.begin(), parts.end()));
+  }
   make_plan(order);
   exchanges_usage_ = needs_exchange(exchanges_usage);
   make_bucket_reducer();
@@ -75,11 +80,20 @@ void GradientBuckets::make_plan(const Indices& order) {
   add_buckets(plan_, tensors, delayed_, limits);
 }
 
-// The same on every rank, as the plan depends on it.
+// The same on every rank, as the plan depends on it; so are the next two.
+bool GradientBuckets::can_use_in_place() const {
+  return options_.zero_copy && (ranks_ == 1 || distributed::supports_in_place(
+                                                   options_.process_group.c10d(),
+                                                   parameters_.front().tensor.device().type()));
+}
+
 bool GradientBuckets::uses_in_place() const {
-  return options_.zero_copy && !hook_ && !keeps_gradients_in_place() &&
-         distributed::supports_in_place(options_.process_group.c10d(),
-                                        parameters_.front().tensor.device().type());
+  return can_use_in_place() && !hook_ && !keeps_gradients_in_place();
+}
+
+shm::LeafPlan::Parts GradientBuckets::parts_of_leaves() const {
+  using Parts = shm::LeafPlan::Parts;
+  return can_use_in_place() ? Parts::last_leaf_apart : Parts::fewest;
 }
 
 void GradientBuckets::make_bucket_reducer() {
@@ -97,6 +111,7 @@ void GradientBuckets::make_bucket_reducer() {
   }
   wanted.describe = [this](std::size_t bucket) { return describe(bucket); };
   wanted.steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
+  if (options_.logical_ranks > 0) wanted.leaves = leaves_;
   for (const auto& parameter : parameters_) wanted.parameters.push_back(parameter.name);
   const auto group = options_.process_group.c10d();
   try {
@@ -125,10 +140,20 @@ void GradientBuckets::make_views() {
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     const at::Tensor& bucket = bucket_reducer_->tensor(b);
     // The padding between gradients is reduced too.
-    if (!plan_.buckets[b].dedicated) bucket.zero_();
+    if (!plan_.buckets[b].dedicated) {
+      bucket.zero_();
+      for (std::size_t p = 0; sums_ && p < leaves_.parts(rank_).size(); ++p) {
+        bucket_reducer_->part(b, p).zero_();
+      }
+    }
     for (const std::size_t i : plan_.buckets[b].parameters) {
       const at::Tensor view = alias(bucket, plan_.places[i].offset, parameters_[i].tensor);
       views_[i] = {.in_bucket = view, .current = view};
+      if (!sums_) continue;
+      for (std::size_t p = 0; p < leaves_.parts(rank_).size(); ++p) {
+        views_[i].parts.push_back(
+            alias(bucket_reducer_->part(b, p), plan_.places[i].offset, parameters_[i].tensor));
+      }
     }
   }
 }

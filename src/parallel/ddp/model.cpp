@@ -14,6 +14,7 @@
 
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
+#include "parallel/gather.h"
 #include "shm/collectives/fingerprint.h"
 
 namespace paceline::ddp {
@@ -79,8 +80,7 @@ void check_same_values(const std::vector<NamedTensor>& tensors, const ProcessGro
   const at::Tensor mine = at::empty({count}, at::kLong);
   std::transform(tensors.begin(), tensors.end(), mine.data_ptr<std::int64_t>(),
                  [](const NamedTensor& one) { return fingerprint(one.tensor); });
-  const at::Tensor all = at::empty({size, count}, at::kLong);
-  all_gather_into_tensor(all, mine, {.group = group});
+  const at::Tensor all = parallel::gather(mine, group);
   const auto of = all.accessor<std::int64_t, 2>();
   for (std::int64_t i = 0; i < count; ++i) {
     std::vector<std::string> values;

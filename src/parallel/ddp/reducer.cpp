@@ -12,7 +12,6 @@
 #include <paceline/error.h>
 
 #include "base/log.h"
-#include "parallel/ddp/sparse_gradients.h"
 #include "parallel/with_error_context.h"
 
 namespace paceline::ddp {
@@ -25,12 +24,14 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
       delayed_(parameters_, options),
       summarizer_(parameters_, frozen, options),
       usage_(parameters_.size(), options),
-      graph_(parameters_.size(), options.static_graph),
+      graphs_(1, StaticGraph(parameters_.size(), options.static_graph)),
       buckets_(parameters_, options, delayed_.flags(), usage_.needs_exchange(), recorder_),
       ready_(parameters_.size()),
       hooks_(parameters_, delayed_.flags(), [this](std::size_t index, const at::Tensor& incoming) {
         on_gradient(index, incoming);
-      }) {}
+      }) {
+  count_leaves();
+}
 
 Reducer::~Reducer() {
   warn_if_never_called();
@@ -38,28 +39,132 @@ Reducer::~Reducer() {
 
 void Reducer::before_forward(bool synchronise, bool requires_backward) {
   called_ = true;
-  if (bucket_reducer().abort_step()) {
-    buckets_.forget_gradients();
-    usage_.forget();
-    summarizer_.forget_local_backwards();
-    recorder_.abort_step();
-  }
+  if (in_backward_ || bucket_reducer().in_step()) abort_step();
   buckets_.reset_in_place();
   backward_ = -1;
   synchronise_ = synchronise;
   if (requires_backward) {
     summarizer_.check_frozen();
-    if (synchronise) summarizer_.count_forward();
-    if (synchronise && std::exchange(reorder_due_, false)) {
-      parallel::with_error_context(
-          "putting its buckets in order, once, before the second step's forward",
-          [&] { buckets_.reorder(usage_.needs_exchange()); });
-    }
+    if (synchronise) summarizer_.count_forward(leaf_);
+    if (synchronise && options_.logical_ranks == 0) reorder_if_due();
   }
   hooks_.renew();
   buckets_.prepare_thread();
   records_ = requires_backward;
   if (requires_backward) recorder_.begin_forward(bucket_reducer().steps() + 1);
+}
+
+void Reducer::abort_step() {
+  // Other ranks may be in the step that this one did not come to.
+  if (!bucket_reducer().in_step()) {
+    buckets_.begin_step(summarizer_.summarize(false), {}, summarizer_.frozen_flags());
+  }
+  bucket_reducer().abort_step();
+  if (in_leaves_) buckets_.leave_leaves();
+  buckets_.forget_gradients();
+  usage_.forget();
+  summarizer_.forget_local_backwards();
+  if (options_.logical_ranks > 0) summarizer_.abort_leaves(bucket_reducer().steps());
+  recorder_.abort_step();
+  weights_.clear();
+  sparse_leaves_.clear();
+  in_backward_ = left_ = false;
+  leaves_ended_ = 0;
+}
+
+void Reducer::reorder_if_due() {
+  if (!std::exchange(reorder_due_, false)) return;
+  parallel::with_error_context("putting its buckets in order, once, before the second step",
+                               [&] { buckets_.reorder(usage_.needs_exchange()); });
+}
+
+void Reducer::count_leaves() {
+  const int count = leaves().range(get_rank(options_.process_group)).count;
+  graphs_.resize(static_cast<std::size_t>(count), graphs_[0]);
+  summarizer_.set_leaves(count);
+}
+
+void Reducer::set_leaves(std::vector<shm::LeafRange> ranges) {
+  if (options_.static_graph) {
+    throw UsageError(
+        "logical ranks cannot be assigned anew with static_graph: each may have a graph of its "
+        "own");
+  }
+  buckets_.set_leaves(std::move(ranges));
+  leaf_ = 0;
+  count_leaves();
+}
+
+void Reducer::prepare_leaves() {
+  if (left_) abort_step();
+  reorder_if_due();
+}
+
+void Reducer::begin_leaves() {
+  leaves_ended_ = 0;
+  in_leaves_ = true;
+  buckets_.begin_leaves();
+}
+
+void Reducer::begin_leaf(int leaf) {
+  if (leaf > 0) check_leaf();
+  leaf_ = leaf;
+  buckets_.begin_leaf(leaf);
+}
+
+void Reducer::end_leaves() {
+  check_leaf();
+  in_leaves_ = false;
+}
+
+void Reducer::leave_leaves() {
+  in_leaves_ = false;
+  left_ = !is_step_complete();
+  if (left_) buckets_.leave_leaves();
+}
+
+std::string Reducer::name_of_leaf(int leaf) const {
+  const int first = leaves().range(get_rank(options_.process_group)).first;
+  return fmt::format("logical rank {}", first + leaf);
+}
+
+// Either every leaf has a synchronised backward in the step, or none.
+void Reducer::check_leaf() {
+  if (leaves_ended_ <= leaf_ && summarizer_.ran_local_backward(leaf_)) {
+    fail_leaf(leaf_,
+              "ran backwards under no_sync and then none that is synchronised: accumulate inside "
+              "the loop over logical ranks, all but the last backward under no_sync");
+  }
+  if (leaves_ended_ == 0 || leaves_ended_ == leaf_ + 1) return;
+  fail_leaf(leaf_, fmt::format("ran no synchronised backward in this step, and {} did: give it a "
+                               "loss of zero, or with Average::samples no samples",
+                               name_of_leaf(0)));
+}
+
+void Reducer::check_leaf_is_new() {
+  if (options_.logical_ranks > 0 && !in_leaves_) {
+    throw UsageError(
+        "with logical_ranks, run a synchronised backward inside the loop over logical_ranks()");
+  }
+  if (leaves_ended_ == leaf_) return;
+  fail_leaf(leaf_, leaves_ended_ > leaf_
+                       ? "ran a second synchronised backward in this step: run all but its last "
+                         "under no_sync"
+                       : fmt::format("ran a synchronised backward in this step, and {} did not",
+                                     name_of_leaf(0)));
+}
+
+void Reducer::fail_leaf(int leaf, const std::string& text) {
+  bucket_reducer().fail(fmt::format("{} {}", name_of_leaf(leaf), text));
+  __builtin_unreachable();  // GCC 12 ignores noreturn on a virtual function
+}
+
+void Reducer::take_sparse() {
+  std::vector<at::Tensor> gradients;
+  for (const NamedTensor& parameter : parameters_) {
+    gradients.push_back(parameter.sparse ? parameter.tensor.grad() : at::Tensor());
+  }
+  sparse_leaves_.push_back(std::move(gradients));
 }
 
 void Reducer::watch_output(const at::Tensor& output) {
@@ -93,7 +198,7 @@ void Reducer::count_local_backward() {
   const int backward = torch::autograd::get_current_graph_task_id();
   if (backward <= last_local_backward_) return;
   last_local_backward_ = backward;
-  summarizer_.count_local_backward();
+  summarizer_.count_local_backward(leaf_);
 }
 
 void Reducer::reduce_gradient(std::size_t index) {
@@ -104,12 +209,12 @@ void Reducer::reduce_gradient(std::size_t index) {
                     "compute such a term on module()",
                     parameters_[index].name));
   }
-  if (bucket_reducer().in_step()) {
+  if (in_backward_) {
     check_backward();
   } else {
-    begin_step();
+    begin_backward();
   }
-  const auto gradient = graph_.add(index);
+  const auto gradient = graph().add(index);
   if (gradient == StaticGraph::Gradient::surplus) fail_surplus(index);
   if (gradient == StaticGraph::Gradient::last) mark_ready(index);
 }
@@ -123,15 +228,21 @@ void Reducer::check_backward() const {
       "checkpointing, set static_graph");
 }
 
-void Reducer::begin_step() {
+void Reducer::begin_backward() {
   if (options_.average == Average::samples && !weight_) {
     throw UsageError(
         "with average = Average::samples, call set_samples before every synchronised backward: "
         "this one has no count");
   }
-  buckets_.begin_step(summarizer_.summarize(false), weight_, summarizer_.frozen_flags());
-  recorder_.begin_step(bucket_reducer().steps(), buckets_.plan().buckets.size() + 1);
-  graph_.begin_step();
+  check_leaf_is_new();
+  weights_.resize(weight_ ? static_cast<std::size_t>(leaf_) : 0);
+  if (weight_) {
+    weights_.push_back(*weight_);
+    buckets_.set_leaf_weight(*weight_);
+  }
+  if (buckets_.is_last_leaf()) begin_step();
+  in_backward_ = true;
+  graph().begin_step();
   ready_.assign(ready_.size(), false);
   // Unless watch_output has found where the outermost backward begins.
   if (!options_.static_graph || backward_ < 0) {
@@ -140,15 +251,27 @@ void Reducer::begin_step() {
       if (backward_ == own) finish_backward();
     });
   }
-  if (options_.static_graph && !graph_.counting()) settle_never_used();
+  if (options_.static_graph && !graph().counting()) settle_never_used();
+}
+
+void Reducer::begin_step() {
+  const int differing = summarizer_.differing_leaf();
+  if (differing > 0) {
+    fail_leaf(differing,
+              fmt::format("and {} have run different numbers of training forwards, or of backwards "
+                          "under no_sync: each logical rank must run as many",
+                          name_of_leaf(0)));
+  }
+  buckets_.begin_step(summarizer_.summarize(false), weights_, summarizer_.frozen_flags());
+  recorder_.begin_step(bucket_reducer().steps(), buckets_.plan().buckets.size() + 1);
 }
 
 // The first step of a static graph shows that these never get a gradient.
 void Reducer::settle_never_used() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (graph_.expected(i) > 0 || ready_[i]) continue;
+    if (graph().expected(i) > 0 || ready_[i]) continue;
     // These follow the trigger, if it gets a gradient.
-    if (delayed_.contains(i) && graph_.expected(*delayed_.trigger()) > 0) continue;
+    if (delayed_.contains(i) && graph().expected(*delayed_.trigger()) > 0) continue;
     if (usage_.is_ever_used(i)) {
       mark_ready(i);
     } else {
@@ -160,7 +283,7 @@ void Reducer::settle_never_used() {
 
 void Reducer::mark_ready(std::size_t index) {
   ready_[index] = true;
-  if (!parameters_[index].sparse) buckets_.add(index, graph_.arrived(index) > 0, incoming_);
+  if (!parameters_[index].sparse) buckets_.add(index, graph().arrived(index) > 0, incoming_);
   for (const std::size_t i : delayed_.triggered_by(index)) {
     if (!ready_[i]) mark_ready(i);
   }
@@ -169,9 +292,9 @@ void Reducer::mark_ready(std::size_t index) {
 void Reducer::fail_surplus(std::size_t index) {
   bucket_reducer().fail(fmt::format(
       "parameter {} got gradient number {} in one backward, {}", parameters_[index].name,
-      graph_.arrived(index),
+      graph().arrived(index),
       options_.static_graph
-          ? fmt::format("and {} in the first: its graph is not static", graph_.expected(index))
+          ? fmt::format("and {} in the first: its graph is not static", graph().expected(index))
           : "as it is part of several graphs (activation checkpointing, a backward inside a "
             "backward): set static_graph if that is the same in every step"));
 }
@@ -179,10 +302,10 @@ void Reducer::fail_surplus(std::size_t index) {
 // The final callback of a backward that began a step; with a static graph, of the outermost.
 void Reducer::finish_backward() {
   try {
-    if (!bucket_reducer().in_step()) begin_step();  // no parameter got a gradient
+    if (!in_backward_) begin_backward();  // no parameter got a gradient
     recorder_.end_backward();
-    if (graph_.counting()) {
-      for (const std::size_t i : graph_.record_counts()) mark_ready(i);
+    if (graph().counting()) {
+      for (const std::size_t i : graph().record_counts()) mark_ready(i);
     }
     const Indices left = missing();
     if (!usage_.may_miss()) {
@@ -190,6 +313,7 @@ void Reducer::finish_backward() {
       std::erase_if(wanted, [&](std::size_t i) { return !parameters_[i].tensor.requires_grad(); });
       if (!wanted.empty()) fail_missing(wanted);
     }
+    if (!buckets_.is_last_leaf()) return end_leaf(left);
     reduce_rest(left);
   } catch (...) {
     backward_ = -1;
@@ -198,6 +322,24 @@ void Reducer::finish_backward() {
   }
   recorder_.end_step(bucket_reducer());
   end_step();
+}
+
+// A missing gradient counts as zero.
+void Reducer::end_leaf(const Indices& missing) {
+  const at::NoGradGuard no_grad;
+  for (const std::size_t i : missing) {
+    if (!ready_[i]) mark_ready(i);
+  }
+  take_sparse();
+  recorder_.end_leaf();
+  end_backward();
+}
+
+void Reducer::end_backward() {
+  in_backward_ = false;
+  ++leaves_ended_;
+  backward_ = -1;
+  weight_.reset();
 }
 
 Indices Reducer::missing() const {
@@ -234,7 +376,13 @@ void Reducer::reduce_rest(const Indices& missing) {
     if (!usage_.used(missing[k])) parameters_[missing[k]].tensor.mutable_grad() = before[k];
   }
   if (buckets_.keeps_gradients_in_place()) return;
-  reduce_sparse(parameters_, usage_.used(), bucket_reducer().share(), options_.process_group);
+  if (options_.logical_ranks > 0) {
+    take_sparse();
+    reduce_sparse_leaves(parameters_, std::exchange(sparse_leaves_, {}), weights_, usage_.used(),
+                         buckets_.leaves(), options_.process_group);
+  } else {
+    reduce_sparse(parameters_, usage_.used(), bucket_reducer().share(), options_.process_group);
+  }
   if (!options_.gradient_as_bucket_view) buckets_.put_back(usage_.used());
 }
 
@@ -248,25 +396,34 @@ void Reducer::finish_buckets(const std::vector<bool>& own, const std::vector<boo
 
 void Reducer::end_step() {
   buckets_.end_step();
-  graph_.end_step();
+  for (StaticGraph& graph : graphs_) graph.end_step();
   usage_.end_step();
   summarizer_.forget_local_backwards();
-  backward_ = -1;
-  weight_.reset();
-  if (!std::exchange(is_first_, false)) return;
+  end_backward();
+  weights_.clear();
+  if (options_.logical_ranks == 0) leaves_ended_ = 0;
   // If steps may differ, the first one does not predict the next.
-  reorder_due_ = options_.static_graph || !options_.find_unused_parameters;
+  if (std::exchange(is_first_, false)) {
+    reorder_due_ = options_.static_graph || !options_.find_unused_parameters;
+  }
+  try {
+    if (on_step_complete_) on_step_complete_();
+  } catch (const PeerError&) {
+    buckets_.detach_from_failed();
+    throw;
+  }
 }
 
 void Reducer::main_hook() {
   const at::NoGradGuard no_grad;
   buckets_.detach();
-  buckets_.begin_step(summarizer_.summarize(true), weight_, summarizer_.frozen_flags());
+  if (weight_) weights_ = {*weight_};
+  buckets_.begin_step(summarizer_.summarize(true), weights_, summarizer_.frozen_flags());
   buckets_.add_zeros();
   const std::size_t count = parameters_.size();
   finish_buckets(std::vector<bool>(count, false), std::vector<bool>(count, true));
   reduce_sparse_zeros(parameters_, usage_.used(), options_.process_group);
-  if (graph_.counting()) graph_.record_used(usage_.used());
+  if (graph().counting()) graph().record_used(usage_.used());
   end_step();
 }
 

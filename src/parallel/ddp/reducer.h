@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "parallel/ddp/gradient_hooks.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/parameter_claim.h"
+#include "parallel/ddp/sparse_gradients.h"
 #include "parallel/ddp/static_graph.h"
 #include "parallel/ddp/step_recorder.h"
 #include "parallel/ddp/step_summarizer.h"
@@ -30,6 +32,10 @@ namespace paceline::ddp {
 // The reduction of a step lasts from the first hook of a backward to its final callback. Autograd
 // runs both on the thread that called backward, for gradients on the CPU; with a static graph,
 // where backwards may be nested, on one thread at a time.
+//
+// With logical ranks, each of this rank is a leaf of the sum, and has a synchronised backward in
+// each step. Its gradients are added up on this rank; the reduction begins with the backward of the
+// last leaf.
 class Reducer {
  public:
   // `frozen`: all other parameters. They must stay frozen, on all ranks alike.
@@ -51,13 +57,34 @@ class Reducer {
   void after_forward() {
     if (records_) recorder_.end_forward();
   }
+  const shm::LeafPlan& leaves() const { return buckets_.leaves(); }
+  // Sets the leaves of each rank, between steps, after prepare_leaves. Collective.
+  void set_leaves(std::vector<shm::LeafRange> ranges);
+  // Call before begin_leaves, and before other collective calls: ranks may leave a step anywhere.
+  // Aborts a step that leave_leaves left. Also rebuilds the buckets as before_forward does.
+  void prepare_leaves();
+  // Call at the begin of a step with logical ranks, before begin_leaf.
+  void begin_leaves();
+  // Call instead of end_leaves if the leaves do not come to their end.
+  void leave_leaves();
+  // Whether all leaves have had their synchronised backward.
+  bool is_step_complete() const { return leaves_ended_ == static_cast<int>(graphs_.size()); }
+  // Runs when a step is finished, still in its backward; collective calls are allowed.
+  void on_step_complete(std::function<void()> call) { on_step_complete_ = std::move(call); }
+  // `leaf`: of this rank, from 0. Fails the step on every rank if the leaf before ran no
+  // synchronised backward, and an earlier one did.
+  void begin_leaf(int leaf);
+  // Call after the last leaf; checks it as begin_leaf does the others.
+  void end_leaves();
+
   // With a static graph, call for each output of a forward. The backward that begins there is the
   // outermost, and the step ends with it.
   void watch_output(const at::Tensor& output);
 
   const DdpStats& stats() const { return recorder_.stats(); }
 
-  // This rank's weight in the average of the next step; without a weight, all ranks count the same.
+  // This rank's weight in the average of the next step, or that of the current leaf; without
+  // weights, all count the same.
   void set_weight(std::optional<double> weight) { weight_ = weight; }
   // Replaces the reduction. Collective; before the first backward.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
@@ -76,7 +103,19 @@ class Reducer {
   void count_local_backward();
   void reduce_gradient(std::size_t index);
   void check_backward() const;
+  StaticGraph& graph() { return graphs_[static_cast<std::size_t>(leaf_)]; }
+  void reorder_if_due();
+  void count_leaves();
+  std::string name_of_leaf(int leaf) const;
+  void check_leaf();
+  void check_leaf_is_new();
+  [[noreturn]] void fail_leaf(int leaf, const std::string& text);
+  void abort_step();
+  void begin_backward();
   void begin_step();
+  void end_leaf(const Indices& missing);
+  void end_backward();
+  void take_sparse();
   void settle_never_used();
   void mark_ready(std::size_t index);
   void fail_surplus(std::size_t index);
@@ -96,7 +135,7 @@ class Reducer {
   StepRecorder recorder_;
   StepSummarizer summarizer_;
   UsageTracker usage_;
-  StaticGraph graph_;
+  std::vector<StaticGraph> graphs_;  // by leaf
   GradientBuckets buckets_;
   std::vector<bool> ready_;  // by parameter, in this step
   bool is_first_ = true;     // the first step has yet to be finished
@@ -106,6 +145,14 @@ class Reducer {
   bool called_ = false;   // whether before_forward or note_evaluation was called
   int exceptions_ = std::uncaught_exceptions();  // when this was made
   std::optional<double> weight_;
+  std::vector<double> weights_;  // of the leaves that have begun; empty without weights
+  SparseLeaves sparse_leaves_;   // with logical ranks: of the leaves that have ended
+  int leaf_ = 0;
+  int leaves_ended_ = 0;      // in this step, each with a synchronised backward
+  bool in_backward_ = false;  // a synchronised one has begun, and not ended
+  bool in_leaves_ = false;    // between begin_leaves and end_leaves
+  bool left_ = false;         // a step that is not complete
+  std::function<void()> on_step_complete_;
   at::Tensor incoming_;           // what autograd gave for the gradient that has just come
   int backward_ = -1;             // autograd's number of the backward with which the step ends
   int last_local_backward_ = -1;  // the last one counted that was not synchronised

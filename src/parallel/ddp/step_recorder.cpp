@@ -62,13 +62,22 @@ void StepRecorder::end_forward() {
   record_span(Kind::forward, forward_begin_, backward_begin_);
 }
 
+void StepRecorder::end_leaf() {
+  if (backward_begin_ == kNever) return;
+  backward_ += backward_end_ - backward_begin_;
+  record_span(Kind::backward, backward_begin_, backward_end_);
+  backward_begin_ = kNever;
+}
+
 void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
   step_ = step;
-  if (backward_begin_ == kNever) step_begin_ = backward_begin_ = Clock::now();
+  if (backward_begin_ == kNever) backward_begin_ = Clock::now();
+  if (step_begin_ == kNever) step_begin_ = backward_begin_;
   stats_.last = {};
   stats_.last.forward = forward_;
+  stats_.last.backward = backward_;
   stats_.last.waiting = pre_forward_sync_;
-  forward_ = pre_forward_sync_ = {};
+  forward_ = backward_ = pre_forward_sync_ = {};
   if (Timeline::current() != nullptr) published_.assign(buckets, kNever);
 }
 
@@ -89,7 +98,7 @@ void StepRecorder::record_reduced_buckets(const distributed::BucketReducer& buck
 void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   const auto now = Clock::now();
   StepStats& step = stats_.last;
-  step.backward = backward_end_ - backward_begin_;
+  step.backward += backward_end_ - backward_begin_;
   if (step.buckets > 0) {
     step.communication = now - communication_begin_;
     step.overlap = std::max(backward_end_ - communication_begin_, Clock::duration::zero());

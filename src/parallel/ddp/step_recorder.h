@@ -27,6 +27,8 @@ class StepRecorder {
   // Ends the spans of the buckets that are reduced by now.
   void record_reduced_buckets(const distributed::BucketReducer& bucket_reducer);
   void end_backward() { backward_end_ = Clock::now(); }
+  // Call instead of end_step after a backward whose gradients other backwards of the step add to.
+  void end_leaf();
   void end_step(const distributed::BucketReducer& bucket_reducer);
 
   // Call for each bucket of a new plan.
@@ -44,7 +46,8 @@ class StepRecorder {
   std::uint64_t model_;  // its number in this process
   DdpStats stats_;
   std::uint64_t step_ = 0;
-  StepStats::Duration forward_{};  // of the step that has yet to begin
+  StepStats::Duration forward_{};  // of the step that has yet to begin, as is the next
+  StepStats::Duration backward_{};
   StepStats::Duration pre_forward_sync_{};
   Clock::time_point step_begin_ = kNever;
   Clock::time_point forward_begin_;

@@ -37,6 +37,27 @@ void StepSummarizer::check_frozen() const {
   }
 }
 
+void StepSummarizer::set_leaves(int count) {
+  counts_.assign(static_cast<std::size_t>(count), counts_[0]);
+}
+
+void StepSummarizer::forget_local_backwards() {
+  for (Counts& counts : counts_) counts.local_backwards = 0;
+}
+
+void StepSummarizer::abort_leaves(std::uint32_t step) {
+  std::ranges::fill(counts_, Counts{.forwards = step});
+}
+
+int StepSummarizer::differing_leaf() const {
+  const auto differs = [&](const Counts& counts) {
+    if (counts.forwards != counts_[0].forwards) return true;
+    return compares_local_backwards_ && counts.local_backwards != counts_[0].local_backwards;
+  };
+  const auto found = std::ranges::find_if(counts_, differs);
+  return found == counts_.end() ? -1 : static_cast<int>(found - counts_.begin());
+}
+
 shm::StepSummary StepSummarizer::summarize(bool joined) {
   bool any_frozen = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -44,8 +65,8 @@ shm::StepSummary StepSummarizer::summarize(bool joined) {
     any_frozen = any_frozen || flags_[i] != 0;
   }
   modifications_ = count_modifications();
-  return {.forwards = forwards_,
-          .local_backwards = compares_local_backwards_ ? local_backwards_ : 0,
+  return {.forwards = counts_[0].forwards,
+          .local_backwards = compares_local_backwards_ ? counts_[0].local_backwards : 0,
           .frozen = any_frozen ? shm::fingerprint(flags_) : 0,
           .modifications = modifications_ - same_parameters_,
           .joined = joined ? 1U : 0U};

@@ -22,13 +22,23 @@ class StepSummarizer {
 
   // Throws UsageError if one of `frozen` requires a gradient.
   void check_frozen() const;
-  // A forward that a synchronised backward must follow.
-  void count_forward() { ++forwards_; }
+  // How many leaves this rank has; what it does is counted for each.
+  void set_leaves(int count);
+  // A forward that a synchronised backward must follow. `leaf`: of this rank.
+  void count_forward(int leaf) { ++count_of(leaf).forwards; }
   // A backward that leaves its gradients on this rank.
-  void count_local_backward() { ++local_backwards_; }
+  void count_local_backward(int leaf) { ++count_of(leaf).local_backwards; }
   // Call once local backwards no longer need to match: their gradients are reduced, zeroed, or
   // allowed to differ.
-  void forget_local_backwards() { local_backwards_ = 0; }
+  void forget_local_backwards();
+  // Call with logical ranks when all ranks have aborted `step`: ranks, and leaves, may have left it
+  // after different numbers of forwards.
+  void abort_leaves(std::uint32_t step);
+  bool ran_local_backward(int leaf) const {
+    return counts_[static_cast<std::size_t>(leaf)].local_backwards > 0;
+  }
+  // A leaf that has not done what the first leaf has, or -1.
+  int differing_leaf() const;
 
   shm::StepSummary summarize(bool joined);
   // The flags that belong to the last summary; valid until the next one.
@@ -47,16 +57,21 @@ class StepSummarizer {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   };
 
+  struct Counts {
+    std::uint32_t forwards = 0;
+    std::uint32_t local_backwards = 0;
+  };
+
+  Counts& count_of(int leaf) { return counts_[static_cast<std::size_t>(leaf)]; }
   std::uint32_t count_modifications();
 
   const std::vector<NamedTensor>& parameters_;
   std::vector<NamedTensor> frozen_;
   ProcessGroup group_;
   bool compares_local_backwards_;
-  std::vector<Watched> watched_;     // parameters and frozen ones
-  std::vector<std::uint8_t> flags_;  // by parameter
-  std::uint32_t forwards_ = 0;
-  std::uint32_t local_backwards_ = 0;
+  std::vector<Watched> watched_;       // parameters and frozen ones
+  std::vector<std::uint8_t> flags_;    // by parameter
+  std::vector<Counts> counts_{1};      // by leaf
   std::uint32_t replacements_ = 0;     // how often a watched tensor's data was replaced
   std::uint32_t modifications_ = 0;    // at the last summary
   std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters

@@ -1,12 +1,15 @@
 #include "parallel/ddp/wrapped_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <sstream>
 
 #include <paceline/collectives.h>
@@ -52,8 +55,8 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
-std::string first_difference(const std::vector<std::string>& first,
-                             const std::vector<std::string>& other, std::pair<int, int> ranks) {
+std::string first_difference(std::span<const std::string> first, std::span<const std::string> other,
+                             std::pair<int, int> ranks) {
   const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
   const auto what = [](const auto& at, const auto& lines) {
     return at == lines.end() ? std::string("nothing more") : *at;
@@ -151,17 +154,29 @@ bool WrappedModel::has_sync_batch_norm() const {
   return module_ != nullptr && sync_batch_norm::is_in(*module_);
 }
 
-void check_same_model(const WrappedModel& model, const ProcessGroup& group) {
-  const auto texts =
-      all_gather_bytes(fmt::format("{}", fmt::join(describe(model), "\n")), {.group = group});
+void check_same_model(const WrappedModel& model, int logical_ranks, const ProcessGroup& group) {
+  std::string option = fmt::format("logical_ranks = {}", logical_ranks);
+  if (logical_ranks > 0) {
+    // Results would depend on which rank runs a logical rank.
+    option +=
+        fmt::format(" with {} threads and {}", at::get_num_threads(), at::get_cpu_capability());
+  }
+  const auto texts = all_gather_bytes(
+      fmt::format("{}\n{}", option, fmt::join(describe(model), "\n")), {.group = group});
   const auto number = [&](std::size_t rank) {
     return distributed::global_rank_of(group, static_cast<int>(rank));
   };
+  const auto first = split_lines(texts[0]);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;
-    throw Mismatch(first_difference(split_lines(texts[0]), split_lines(texts[rank]),
-                                    {number(0), number(rank)}),
-                   {number(rank)}, "DistributedDataParallel", 0);
+    const auto other = split_lines(texts[rank]);
+    const std::pair ranks{number(0), number(rank)};
+    const std::string text =
+        other[0] == first[0]
+            ? first_difference(std::span(first).subspan(1), std::span(other).subspan(1), ranks)
+            : fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks",
+                          first[0], ranks.first, other[0], ranks.second);
+    throw Mismatch(text, {ranks.second}, "DistributedDataParallel", 0);
   }
 }
 

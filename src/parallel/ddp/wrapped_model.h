@@ -38,7 +38,8 @@ class WrappedModel {
 };
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
-// name, shape, strides, type or whether they take gradients. Collective.
-void check_same_model(const WrappedModel& model, const ProcessGroup& group);
+// name, shape, strides, type or whether they take gradients, or if `logical_ranks` differs.
+// Collective.
+void check_same_model(const WrappedModel& model, int logical_ranks, const ProcessGroup& group);
 
 }  // namespace paceline::ddp

@@ -6,8 +6,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <paceline/collectives.h>
 #include <paceline/error.h>
+
+#include "parallel/gather.h"
 
 namespace paceline::sync_batch_norm {
 namespace {
@@ -33,6 +34,16 @@ at::Tensor scale_of(const at::Tensor& inverse, const at::Tensor& weight) {
   return weight.defined() ? inverse * weight.to(at::kDouble) : inverse;
 }
 
+// Adds up what gather() returns, in the order of shm::Tree over each backend.
+at::Tensor sum_of(at::Tensor nodes) {
+  while (nodes.size(0) > 1) {
+    const std::int64_t size = nodes.size(0);
+    const at::Tensor sums = nodes.slice(0, 0, size / 2 * 2, 2) + nodes.slice(0, 1, size, 2);
+    nodes = size % 2 == 0 ? sums : at::cat({sums, nodes.narrow(0, size - 1, 1)});
+  }
+  return nodes[0];
+}
+
 struct Statistics {
   at::Tensor mean;      // by channel, float64 as variance
   at::Tensor variance;  // biased
@@ -52,13 +63,10 @@ Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group)
     mine.narrow(0, channels, channels).copy_(variance);
     mine[2 * channels] = static_cast<double>(count);
   }
-  const int ranks = get_world_size(group);
-  at::Tensor all = at::empty({ranks, 2 * channels + 1}, at::kDouble);
-  all_gather_into_tensor(all, mine, {.group = group});
-
+  const at::Tensor all = parallel::gather(mine, group);
   const at::Tensor counts = all.narrow(1, 2 * channels, 1);
   const at::Tensor means = all.narrow(1, 0, channels);
-  const double total = counts.sum().item<double>();
+  const double total = sum_of(counts).item<double>();
   if (total < 2) {
     throw UsageError(fmt::format(
         "SyncBatchNorm in training needs at least 2 values for each channel on all ranks together, "
@@ -66,9 +74,9 @@ Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group)
         total));
   }
   const at::Tensor shares = counts / total;
-  const at::Tensor mean = (means * shares).sum(0);
+  const at::Tensor mean = sum_of(means * shares);
   const at::Tensor variance =
-      ((all.narrow(1, channels, channels) + (means - mean).square()) * shares).sum(0);
+      sum_of((all.narrow(1, channels, channels) + (means - mean).square()) * shares);
   return {mean, variance, total};
 }
 
@@ -109,13 +117,14 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const at::Tensor deviation = input.to(type) - per_channel(mean, input);
     const auto dimensions = reduced_dimensions(input);
     // The sums of each channel's gradients, and of their products with the deviations.
-    const at::Tensor sums = at::stack({gradient.sum(dimensions, false, at::kDouble),
-                                       (gradient * deviation).sum(dimensions, false, at::kDouble)});
-    const at::Tensor of_weight = sums[1] * inverse;
-    const at::Tensor of_bias = sums[0].clone();
+    const at::Tensor own = at::stack({gradient.sum(dimensions, false, at::kDouble),
+                                      (gradient * deviation).sum(dimensions, false, at::kDouble)});
+    const at::Tensor of_weight = own[1] * inverse;
+    const at::Tensor of_bias = own[0];
     at::Tensor of_input;
-    all_reduce(sums, {.group = group});
+    const at::Tensor all = parallel::gather(own, group);
     if (context->needs_input_grad(0)) {
+      const at::Tensor sums = sum_of(all);
       const at::Tensor slope = sums[1] / count * inverse.square();
       of_input =
           (gradient - per_channel(sums[0] / count, input) - deviation * per_channel(slope, input)) *

@@ -12,37 +12,77 @@ namespace paceline::shm {
 
 namespace {
 
-// Call before the exchange of control blocks: a rank may fail afterwards, which ends allocation
-// here.
-std::vector<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Region>& region,
-                                                 std::span<const Bucket> buckets) {
-  std::vector<std::shared_ptr<std::byte>> data;
-  for (const Bucket& bucket : buckets) {
-    void* const memory = region->allocate_or_throw(bucket.bytes());
-    data.emplace_back(static_cast<std::byte*>(memory),
-                      [region](std::byte* pointer) { region->memory().free(pointer); });
-  }
+using Memory = std::shared_ptr<std::byte>;
+
+Memory allocate(const std::shared_ptr<Region>& region, std::size_t bytes) {
+  void* const memory = region->allocate_or_throw(bytes);
+  return {static_cast<std::byte*>(memory),
+          [region](std::byte* pointer) { region->memory().free(pointer); }};
+}
+
+std::vector<Memory> allocate_buckets(const std::shared_ptr<Region>& region,
+                                     std::span<const Bucket> buckets) {
+  std::vector<Memory> data;
+  for (const Bucket& bucket : buckets) data.push_back(allocate(region, bucket.bytes()));
   return data;
+}
+
+bool has_parts(const LeafPlan& leaves, const Bucket& bucket) {
+  return !leaves.one_each() && bucket.op == ReduceOp::avg;
+}
+
+// Whether the last part of a bucket with parts is the bucket itself.
+bool last_part_is_bucket(const LeafPlan& leaves, const Bucket& bucket) {
+  return leaves.part_type(bucket.type) == bucket.type;
+}
+
+std::vector<std::vector<Memory>> allocate_parts(const std::shared_ptr<Region>& region,
+                                                std::span<const Bucket> buckets,
+                                                const LeafPlan& leaves) {
+  std::vector<std::vector<Memory>> parts(buckets.size());
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    if (!has_parts(leaves, buckets[b])) continue;
+    std::size_t number = leaves.parts(region->rank()).size();
+    if (last_part_is_bucket(leaves, buckets[b])) --number;
+    const std::size_t size = element_size(leaves.part_type(buckets[b].type));
+    while (parts[b].size() < number) parts[b].push_back(allocate(region, buckets[b].count * size));
+  }
+  return parts;
+}
+
+LeafPlan checked_leaves(const Group& group, const BucketReducer::Options& options) {
+  const int ranks = group.region()->size();
+  LeafPlan leaves = options.leaves.value_or(LeafPlan(ranks));
+  if (options.between_nodes && !leaves.one_each()) {
+    throw UsageError("logical ranks on several nodes are not supported yet");
+  }
+  return leaves;
 }
 
 }  // namespace
 
+// Memory comes before the exchange of control blocks: a rank may fail afterwards, which ends
+// allocation here.
 BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
-                             std::uint32_t steps, std::vector<std::string> parameters,
-                             std::shared_ptr<SecondLevel> between_nodes)
+                             Options options)
     : region_(group.region()),
-      data_(allocate(region_, buckets)),
-      lanes_(between_nodes ? TwoLevelReduction::allocate(region_, buckets, *between_nodes)
-                           : TwoLevelReduction::LaneBuffers()),
-      blocks_(group, buckets, std::move(describe), steps, std::move(parameters),
-              between_nodes ? between_nodes->ranks().size() : 0),
+      leaves_(checked_leaves(group, options)),
+      data_(allocate_buckets(region_, buckets)),
+      parts_(allocate_parts(region_, buckets, leaves_)),
+      lanes_(options.between_nodes
+                 ? TwoLevelReduction::allocate(region_, buckets, *options.between_nodes)
+                 : TwoLevelReduction::LaneBuffers()),
+      blocks_(group, buckets, leaves_, std::move(describe), options.steps,
+              std::move(options.parameters),
+              options.between_nodes ? options.between_nodes->ranks().size() : 0),
       agreement_(blocks_),
       places_(buckets.size()),
+      ones_(static_cast<std::size_t>(leaves_.range(region_->rank()).count), 1.0),
       deadline_{group.timeout()} {
-  for (std::size_t b = 0; b < buckets.size(); ++b) place(b, data_[b].get());
-  if (between_nodes) {
-    two_level_ = std::make_unique<TwoLevelReduction>(blocks_, agreement_, std::move(between_nodes),
-                                                     std::move(lanes_));
+  for (std::size_t b = 0; b < buckets.size(); ++b) reset_places(b);
+  if (options.between_nodes) {
+    two_level_ = std::make_unique<TwoLevelReduction>(
+        blocks_, agreement_, std::move(options.between_nodes), std::move(lanes_));
   }
 }
 
@@ -56,6 +96,10 @@ BucketReducer::~BucketReducer() {
   region_->publish(blocks_.own_progress().aborted, blocks_.step());
   for (const auto& memory : data_) region_->memory().retire(memory.get());
   for (void* const memory : places_) region_->memory().retire(memory);
+  for (const auto& parts : parts_) {
+    for (const auto& memory : parts) region_->memory().retire(memory.get());
+  }
+  for (void* const memory : used_parts_) region_->memory().retire(memory);
 }
 
 void BucketReducer::place(std::size_t bucket, void* memory) {
@@ -63,7 +107,20 @@ void BucketReducer::place(std::size_t bucket, void* memory) {
   blocks_.place(bucket, memory);
 }
 
-void BucketReducer::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
+void BucketReducer::reset_places(std::size_t bucket) {
+  if (places_[bucket] != data_[bucket].get()) place(bucket, data_[bucket].get());
+  if (!has_parts(leaves_, blocks_.buckets()[bucket])) return;
+  const std::size_t parts = leaves_.parts(region_->rank()).size();
+  for (std::size_t p = 0; p < parts; ++p) blocks_.place_part(bucket, p, own_part(bucket, p));
+}
+
+void* BucketReducer::own_part(std::size_t bucket, std::size_t part) const {
+  const auto& own = parts_[bucket];
+  return part < own.size() ? own[part].get() : data_[bucket].get();
+}
+
+void BucketReducer::begin_step(const StepSummary& summary, std::span<const double> weights,
+                               FrozenFlags frozen) {
   region_->check_usable({"backward", blocks_.step() + 1});
   if (two_level_) two_level_->begin_step();
   in_step_ = true;
@@ -71,15 +128,20 @@ void BucketReducer::begin_step(const StepSummary& summary, double weight, Frozen
   pending_.clear();
   region_->threads().note_this_thread();
   skipped_.assign(data_.size(), false);
-  for (std::size_t b = 0; b < data_.size(); ++b) {
-    if (places_[b] != data_[b].get()) place(b, data_[b].get());
-  }
-  blocks_.begin_step(summary, weight, frozen);
+  used_parts_.clear();
+  for (std::size_t b = 0; b < data_.size(); ++b) reset_places(b);
+  blocks_.begin_step(summary, weights.empty() ? ones_ : weights, frozen);
 }
 
-bool BucketReducer::use_in_place(std::size_t bucket, void* memory) {
-  if (!region_->memory().holds(memory, blocks_.buckets()[bucket].bytes())) return false;
-  place(bucket, memory);
+bool BucketReducer::use_in_place(std::size_t bucket, void* memory, std::size_t part) {
+  const auto& [count, type, op] = blocks_.buckets()[bucket];
+  const std::size_t bytes = count * element_size(leaves_.part_type(type));
+  if (!region_->memory().holds(memory, bytes)) return false;
+  if (has_parts(leaves_, blocks_.buckets()[bucket])) {
+    blocks_.place_part(bucket, part, memory);
+    used_parts_.push_back(memory);
+  }
+  if (part == parts_[bucket].size()) place(bucket, memory);
   return true;
 }
 
@@ -127,37 +189,43 @@ void BucketReducer::reduce_slice(std::size_t bucket) {
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const int size = blocks_.size();
   const Slice slice = slice_of(count, element_size(type), blocks_.rank(), size);
-  std::array<void*, kMaxRanks> parts;
-  for (int rank = 0; rank < size; ++rank) {
-    parts[static_cast<std::size_t>(rank)] =
-        static_cast<std::byte*>(blocks_.find(rank, bucket)) + slice.begin * element_size(type);
+  const auto ranks = static_cast<std::size_t>(blocks_.size());
+  std::array<void*, kMaxRanks> buckets;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    buckets[rank] = static_cast<std::byte*>(blocks_.find(static_cast<int>(rank), bucket)) +
+                    slice.begin * element_size(type);
   }
-  // A single rank already has the average, bit for bit.
-  if (size > 1) {
-    reduce_parts(blocks_.buckets()[bucket], std::span(parts).first(static_cast<std::size_t>(size)),
-                 slice.count());
+  const std::span to = std::span(buckets).first(ranks);
+  if (op == ReduceOp::avg) {
+    average_slice(bucket, slice, to);
+  } else if (ranks > 1) {
+    const std::span sources(const_cast<const void* const*>(to.data()), to.size());
+    reduce(type, op, sources, to, slice.count());
   }
   region_->publish(blocks_.own_words(bucket).reduced, blocks_.step());
 }
 
-// The parts are sources and destinations alike.
-void BucketReducer::reduce_parts(const Bucket& bucket, std::span<void* const> parts,
-                                 std::size_t count) const {
-  const std::span sources(const_cast<const void* const*>(parts.data()), parts.size());
-  const std::vector<double>& by_rank = agreement_.weights();
-  if (bucket.op != ReduceOp::avg || by_rank.empty()) {
-    return reduce(bucket.type, bucket.op, sources, parts, count);
+// `to`: every rank's slice of the bucket.
+void BucketReducer::average_slice(std::size_t bucket, const Slice& slice,
+                                  std::span<void* const> to) const {
+  // A single leaf is the average, bit for bit.
+  if (leaves_.leaves() == 1) return;
+  const DataType type = blocks_.buckets()[bucket].type;
+  std::array<const void*, kMaxSources> sources;
+  std::size_t number = 0;
+  if (leaves_.one_each()) {
+    for (const auto& source : leaves_.sources()) {
+      sources[number++] = to[static_cast<std::size_t>(source.rank)];
+    }
+  } else {
+    const std::size_t begin = slice.begin * element_size(leaves_.part_type(type));
+    for (const auto& [rank, part] : leaves_.sources()) {
+      sources[number++] =
+          static_cast<const std::byte*>(blocks_.find_part(rank, bucket, part)) + begin;
+    }
   }
-  std::array<const void*, kMaxRanks> counted;
-  std::array<double, kMaxRanks> weights;
-  std::size_t used = 0;
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-    if (by_rank[rank] == 0) continue;
-    counted[used] = sources[rank];
-    weights[used++] = by_rank[rank];
-  }
-  reduce_weighted(bucket.type, std::span(counted).first(used), std::span(weights).first(used),
-                  parts, count);
+  leaves_.average(type, std::span(sources).first(number), agreement_.weights(),
+                  agreement_.divisor(), to, slice.count());
 }
 
 void BucketReducer::finish() {

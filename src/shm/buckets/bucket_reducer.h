@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,15 @@
 #include "shm/buckets/waits.h"
 
 namespace paceline::shm {
+
+struct BucketReducerOptions {
+  std::uint32_t steps = 0;                // the first step has number steps + 1
+  std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
+  // Null if this node has all ranks of the job.
+  std::shared_ptr<SecondLevel> between_nodes{};
+  // Of buckets that are averaged. Unset: one leaf for each rank, as it must be with between_nodes.
+  std::optional<LeafPlan> leaves{};
+};
 
 // Reduces a fixed set of buckets once per step, in any order of publication, independently of the
 // group's calls. No rank waits before `finish`.
@@ -28,17 +38,14 @@ class BucketReducer {
  public:
   using Bucket = shm::Bucket;
   using Describe = DescribeBucket;
+  using Options = BucketReducerOptions;
 
   // Collective. Waits as long as the group does at this time. Mismatch if the number or the
   // total size of the buckets differs.
   // `buckets`: the same on all ranks.
   // `describe`: the content of a bucket, for messages.
-  // `steps`: the first step has number steps + 1.
-  // `parameters`: the names of the parameters in FrozenFlags.
-  // `between_nodes`: null if this node has all ranks of the job.
   BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
-                std::uint32_t steps = 0, std::vector<std::string> parameters = {},
-                std::shared_ptr<SecondLevel> between_nodes = nullptr);
+                Options options = {});
   BucketReducer(const BucketReducer&) = delete;
   BucketReducer& operator=(const BucketReducer&) = delete;
   // Aborts a step that is under way; peers may still write to the buckets, so their memory is
@@ -47,20 +54,28 @@ class BucketReducer {
 
   // This rank's memory for a bucket. It may outlive the reducer.
   const std::shared_ptr<std::byte>& data(std::size_t bucket) const { return data_[bucket]; }
+  // Where ranks have several leaves: this rank's memory for the parts of an averaged bucket, which
+  // it writes in place of data(b). Values are of LeafPlan::part_type. If that is the bucket's type,
+  // the last part is data(b) and missing here. The others may be written before the step begins.
+  const std::vector<std::shared_ptr<std::byte>>& parts(std::size_t bucket) const {
+    return parts_[bucket];
+  }
 
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
-  // Mismatch, since they would reduce gradients that do not belong together. `weight`, not
-  // negative, is the weight of this rank's buckets in averages, relative to the others'. The
-  // buckets of a rank of weight 0 are not read. `frozen`: the flags that summary.frozen is the
+  // Mismatch, since they would reduce gradients that do not belong together. `weights`, not
+  // negative, are the weights of this rank's leaves in averages, relative to the others'; empty: 1
+  // each. Values of leaves of weight 0 are not read. `frozen`: the flags that summary.frozen is the
   // fingerprint of.
-  void begin_step(const StepSummary& summary, double weight = 1, FrozenFlags frozen = {});
+  void begin_step(const StepSummary& summary, std::span<const double> weights = {},
+                  FrozenFlags frozen = {});
   bool in_step() const { return in_step_; }
   std::uint32_t steps() const { return blocks_.step(); }
 
-  // Makes `memory` the bucket in this step, in place of data(b). It must live until the step is
-  // finished or aborted, and must not be touched after publish. Returns false and changes nothing
-  // if it is not a block allocated from the region.
-  bool use_in_place(std::size_t bucket, void* memory);
+  // Makes `memory` the bucket in this step, in place of data(b); or that part of it, and the bucket
+  // too if the part is. It must live until the step is finished or aborted, and must not be touched
+  // after publish. Returns false and changes nothing if it is not a block allocated from the
+  // region.
+  bool use_in_place(std::size_t bucket, void* memory, std::size_t part = 0);
   void publish(std::size_t bucket);
   // Instead of publish: leaves the bucket unreduced. All ranks must skip the same buckets, else
   // Mismatch. At least one bucket must be published.
@@ -98,6 +113,7 @@ class BucketReducer {
   // group. Returns false outside a step, where it does nothing.
   bool abort_step();
 
+  const LeafPlan& leaves() const { return leaves_; }
   bool failed() const { return region_->failed(); }
   // Makes `text` the failure that this and every other rank throws; this one is at fault.
   [[noreturn]] void fail(const std::string& text, FailureKind kind = FailureKind::mismatch);
@@ -112,20 +128,27 @@ class BucketReducer {
   template <typename Action>
   void run_or_cancel(Action action);
   void place(std::size_t bucket, void* memory);
+  void reset_places(std::size_t bucket);
+  void* own_part(std::size_t bucket, std::size_t part) const;
   void await(BucketWait& context, int rank);
   void await_all(std::size_t bucket, Word BucketWords::*word);
   void await_all(Word BucketWords::*word);
   void restart_deadline();
   void reduce_slice(std::size_t bucket);
-  void reduce_parts(const Bucket& bucket, std::span<void* const> parts, std::size_t count) const;
+  void average_slice(std::size_t bucket, const Slice& slice, std::span<void* const> to) const;
 
   std::shared_ptr<Region> region_;
+  LeafPlan leaves_;
   std::vector<std::shared_ptr<std::byte>> data_;
+  // By bucket: its parts that have memory of their own.
+  std::vector<std::vector<std::shared_ptr<std::byte>>> parts_;
   TwoLevelReduction::LaneBuffers lanes_;  // until two_level_ has them
   ControlBlocks blocks_;
   StepAgreement agreement_;
   std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node
   std::vector<void*> places_;                     // by bucket: where it is in this step
+  std::vector<double> ones_;                      // the weights of leaves, if none are given
+  std::vector<void*> used_parts_;                 // in place in this step
   std::vector<std::size_t> pending_;              // published here, slice not reduced yet
   std::vector<bool> skipped_;                     // by bucket, in this step
   CallDeadline deadline_;                         // of the current call

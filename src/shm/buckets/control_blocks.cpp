@@ -7,11 +7,12 @@
 
 namespace paceline::shm {
 
-ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, DescribeBucket describe,
-                             std::uint32_t steps, std::vector<std::string> parameters,
-                             std::size_t job_ranks)
+ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, LeafPlan leaves,
+                             DescribeBucket describe, std::uint32_t steps,
+                             std::vector<std::string> parameters, std::size_t job_ranks)
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
+      leaves_(std::move(leaves)),
       describe_(std::move(describe)),
       parameters_(std::move(parameters)),
       job_ranks_(job_ranks),
@@ -45,9 +46,19 @@ void ControlBlocks::exchange(Group& group) {
     std::uint64_t buckets;
     std::uint64_t bytes;  // of all of them
     std::uint64_t job_ranks;
+    std::uint64_t first_leaf;
+    std::uint64_t leaves;  // of this rank
+    std::uint64_t all_leaves;
   };
   constexpr std::size_t kWords = sizeof(Row) / sizeof(std::uint64_t);
-  Row mine{*region_->memory().shared_offset(own_, 0), buckets_.size(), 0, job_ranks_};
+  const LeafRange range = leaves_.range(region_->rank());
+  Row mine{.control = *region_->memory().shared_offset(own_, 0),
+           .buckets = buckets_.size(),
+           .bytes = 0,
+           .job_ranks = job_ranks_,
+           .first_leaf = static_cast<std::uint64_t>(range.first),
+           .leaves = static_cast<std::uint64_t>(range.count),
+           .all_leaves = static_cast<std::uint64_t>(leaves_.leaves())};
   for (const Bucket& bucket : buckets_) mine.bytes += bucket.bytes();
   std::vector<Row> rows(static_cast<std::size_t>(region_->size()));
   std::vector<Output> outputs;
@@ -58,15 +69,27 @@ void ControlBlocks::exchange(Group& group) {
   for (const Row& row : rows) {
     plans.push_back(fmt::format("{} buckets of {} bytes in all", row.buckets, row.bytes));
     if (row.job_ranks != 0) plans.back() += fmt::format(" for a job of {} ranks", row.job_ranks);
+    if (row.all_leaves != rows.size()) {
+      plans.back() += fmt::format(" for {} logical ranks", row.all_leaves);
+    }
+  }
+  for (int rank = 1; rank < region_->size(); ++rank) {
+    const std::string& plan = plans[static_cast<std::size_t>(rank)];
+    if (plan == plans[0]) continue;
+    fail(ranks_in_minority(plans),
+         fmt::format("gradients are in {} on {}, and in {} on {}: DistributedDataParallel needs "
+                     "the same options on every rank",
+                     plans[0], name_of(0), plan, name_of(rank)));
   }
   for (int rank = 0; rank < region_->size(); ++rank) {
     const Row& row = rows[static_cast<std::size_t>(rank)];
-    const std::string& plan = plans[static_cast<std::size_t>(rank)];
-    if (plan != plans[0]) {
-      fail(ranks_in_minority(plans),
-           fmt::format("gradients are in {} on {}, and in {} on {}: DistributedDataParallel needs "
-                       "the same options on every rank",
-                       plans[0], name_of(0), plan, name_of(rank)));
+    const LeafRange expected = leaves_.range(rank);
+    if (row.first_leaf != static_cast<std::uint64_t>(expected.first) ||
+        row.leaves != static_cast<std::uint64_t>(expected.count)) {
+      fail({rank}, fmt::format("{} runs {} logical ranks from {} on; {} expects {} from {} on: all "
+                               "ranks must be given the same ranges",
+                               name_of(rank), row.leaves, row.first_leaf, name_of(region_->rank()),
+                               expected.count, expected.first));
     }
     std::byte* const found = region_->memory().resolve(rank, row.control, bytes());
     if (found == nullptr || row.control % kCacheLine != 0) {
@@ -76,17 +99,40 @@ void ControlBlocks::exchange(Group& group) {
   }
 }
 
-// Progress, words of each bucket, frozen flags; where there are other nodes, JobBlock and reports.
+// Progress, words of each bucket; where ranks have several leaves, their weights and the offsets of
+// parts; frozen flags; where there are other nodes, JobBlock and reports.
 std::size_t ControlBlocks::bytes() const {
-  const std::size_t flags_end =
-      sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + parameters_.size();
+  const std::size_t flags_end = flags_offset() + parameters_.size();
   if (job_ranks_ == 0) return flags_end;
   return job_block_offset() + sizeof(JobBlock) + job_ranks_ * sizeof(RankReport);
 }
 
+std::size_t ControlBlocks::flags_offset() const {
+  return sizeof(Progress) + buckets_.size() * sizeof(BucketWords) +
+         count_leaf_weights() * sizeof(LeafWeight) + count_part_offsets() * sizeof(PartOffset);
+}
+
 std::size_t ControlBlocks::job_block_offset() const {
-  const std::size_t lines = (parameters_.size() + kCacheLine - 1) / kCacheLine;
-  return sizeof(Progress) + buckets_.size() * sizeof(BucketWords) + lines * kCacheLine;
+  const std::size_t lines = (flags_offset() + parameters_.size() + kCacheLine - 1) / kCacheLine;
+  return lines * kCacheLine;
+}
+
+std::size_t ControlBlocks::count_leaf_weights() const {
+  return leaves_.one_each() ? 0 : static_cast<std::size_t>(leaves_.most_leaves());
+}
+
+std::size_t ControlBlocks::count_part_offsets() const {
+  return leaves_.one_each() ? 0 : buckets_.size() * leaves_.most_parts();
+}
+
+ControlBlocks::LeafWeight* ControlBlocks::leaf_weights(int rank) const {
+  return reinterpret_cast<LeafWeight*>(&words(rank, buckets_.size()));
+}
+
+ControlBlocks::PartOffset& ControlBlocks::part_offset(int rank, std::size_t bucket,
+                                                      std::size_t part) const {
+  auto* const offsets = reinterpret_cast<PartOffset*>(leaf_weights(rank) + count_leaf_weights());
+  return offsets[bucket * leaves_.most_parts() + part];
 }
 
 ControlBlocks::JobBlock& ControlBlocks::job_block(int rank) const {
@@ -132,10 +178,11 @@ std::optional<RankSet> ControlBlocks::at_fault_of(int rank) const {
 }
 
 std::uint8_t* ControlBlocks::frozen_flags(int rank) const {
-  return reinterpret_cast<std::uint8_t*>(&words(rank, buckets_.size()));
+  return reinterpret_cast<std::uint8_t*>(&progress(rank)) + flags_offset();
 }
 
-void ControlBlocks::begin_step(const StepSummary& summary, double weight, FrozenFlags frozen) {
+void ControlBlocks::begin_step(const StepSummary& summary, std::span<const double> weights,
+                               FrozenFlags frozen) {
   ++step_;
   // Ranks that have seen a published bucket of this step read these.
   Progress& own = own_progress();
@@ -147,7 +194,10 @@ void ControlBlocks::begin_step(const StepSummary& summary, double weight, Frozen
   own.frozen.store(summary.frozen, std::memory_order_relaxed);
   own.modifications.store(summary.modifications, std::memory_order_relaxed);
   own.joined.store(summary.joined, std::memory_order_relaxed);
-  own.weight.store(weight, std::memory_order_relaxed);
+  own.weight.store(weights[0], std::memory_order_relaxed);
+  for (std::size_t leaf = 1; leaf < weights.size(); ++leaf) {
+    leaf_weights(rank())[leaf].store(weights[leaf], std::memory_order_relaxed);
+  }
   // Kept near the step; otherwise it would one day seem to be ahead of it.
   own.aborted.store(step_ - 1, std::memory_order_release);
 }
@@ -159,6 +209,11 @@ StepSummary ControlBlocks::summary_of(int rank) const {
           .frozen = said.frozen.load(std::memory_order_relaxed),
           .modifications = said.modifications.load(std::memory_order_relaxed),
           .joined = said.joined.load(std::memory_order_relaxed)};
+}
+
+double ControlBlocks::weight_of(int rank, int leaf) const {
+  const LeafWeight& weight = leaf == 0 ? progress(rank).weight : leaf_weights(rank)[leaf];
+  return weight.load(std::memory_order_relaxed);
 }
 
 bool ControlBlocks::reached_by_all(std::size_t bucket, Word BucketWords::*word) const {
@@ -184,7 +239,23 @@ void ControlBlocks::place(std::size_t bucket, const void* memory) {
 
 void* ControlBlocks::find(int rank, std::size_t bucket) const {
   const auto offset = words(rank, bucket).offset.load(std::memory_order_relaxed);
-  void* const found = region_->memory().resolve(rank, offset, buckets_[bucket].bytes());
+  return find(rank, bucket, offset, buckets_[bucket].bytes());
+}
+
+void ControlBlocks::place_part(std::size_t bucket, std::size_t part, const void* memory) {
+  part_offset(rank(), bucket, part)
+      .store(*region_->memory().shared_offset(memory, 0), std::memory_order_relaxed);
+}
+
+void* ControlBlocks::find_part(int rank, std::size_t bucket, std::size_t part) const {
+  const auto offset = part_offset(rank, bucket, part).load(std::memory_order_relaxed);
+  const auto& [count, type, op] = buckets_[bucket];
+  return find(rank, bucket, offset, count * element_size(leaves_.part_type(type)));
+}
+
+void* ControlBlocks::find(int rank, std::size_t bucket, std::uint64_t offset,
+                          std::size_t bytes) const {
+  void* const found = region_->memory().resolve(rank, offset, bytes);
   if (found == nullptr || offset % kCacheLine != 0) {
     fail({rank}, fmt::format("{} published memory that is not its own as bucket {} ({})",
                              name_of(rank), bucket, describe_(bucket)));

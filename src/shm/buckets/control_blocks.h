@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "shm/buckets/leaf_plan.h"
 #include "shm/buckets/step_summary.h"
 #include "shm/collectives/group.h"
 
@@ -31,11 +32,11 @@ using DescribeBucket = std::function<std::string(std::size_t bucket)>;
 class ControlBlocks {
  public:
   struct alignas(kCacheLine) Progress {
-    Word aborted;   // the last step aborted, or the one before the current
-    Word finished;  // the last step finished
-    Word last;      // the bucket published last
-    Word gone;      // 1 if the reducer was destroyed in the aborted step
-    std::atomic<double> weight;
+    Word aborted;                // the last step aborted, or the one before the current
+    Word finished;               // the last step finished
+    Word last;                   // the bucket published last
+    Word gone;                   // 1 if the reducer was destroyed in the aborted step
+    std::atomic<double> weight;  // of its first leaf
     // The fields of StepSummary.
     Word forwards;
     Word local_backwards;
@@ -51,17 +52,17 @@ class ControlBlocks {
     Word reduced;
     Word skipped;      // the last step in which this bucket was skipped
     Word accumulated;  // several nodes: the last step in which this rank accumulated its slice
-    std::atomic<std::uint64_t> offset;       // the bucket's offset in the published step
+    std::atomic<std::uint64_t> offset;       // of the bucket, in the published step
     std::atomic<std::uint64_t> lane_offset;  // the offset of the sums of this rank's lane
     Word combined;  // several nodes: the last step in which this rank's lane was reduced
   };
   static_assert(Word::is_always_lock_free && std::atomic<double>::is_always_lock_free &&
                 std::atomic<std::uint64_t>::is_always_lock_free);
 
-  // Collective. Mismatch if the ranks have different buckets. `job_ranks`: the number of ranks in
-  // the job; 0 on a single node.
-  ControlBlocks(Group& group, std::span<const Bucket> buckets, DescribeBucket describe,
-                std::uint32_t steps, std::vector<std::string> parameters,
+  // Collective. Mismatch if the ranks have different buckets or leaves. `job_ranks`: the number of
+  // ranks in the job; 0 on a single node.
+  ControlBlocks(Group& group, std::span<const Bucket> buckets, LeafPlan leaves,
+                DescribeBucket describe, std::uint32_t steps, std::vector<std::string> parameters,
                 std::size_t job_ranks = 0);
   ControlBlocks(const ControlBlocks&) = delete;
   ControlBlocks& operator=(const ControlBlocks&) = delete;
@@ -72,11 +73,12 @@ class ControlBlocks {
   int size() const { return static_cast<int>(progress_.size()); }
   int rank() const { return region_->rank(); }
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  const LeafPlan& leaves() const { return leaves_; }
   const std::vector<std::string>& parameters() const { return parameters_; }
 
   std::uint32_t step() const { return step_; }
-  // Begins the next step and publishes this rank's values for it.
-  void begin_step(const StepSummary& summary, double weight, FrozenFlags frozen);
+  // Begins the next step and publishes this rank's values for it. `weights`: of its leaves.
+  void begin_step(const StepSummary& summary, std::span<const double> weights, FrozenFlags frozen);
 
   Progress& progress(int rank) const { return *progress_[static_cast<std::size_t>(rank)]; }
   Progress& own_progress() const { return progress(rank()); }
@@ -86,6 +88,8 @@ class ControlBlocks {
   BucketWords& own_words(std::size_t bucket) const { return words(rank(), bucket); }
   std::uint8_t* frozen_flags(int rank) const;
   StepSummary summary_of(int rank) const;
+  // Of one of a rank's leaves, from 0.
+  double weight_of(int rank, int leaf) const;
   // Several nodes only: the reports of all ranks of the job. Valid once rank 0 has `gathered` them.
   RankReport* reports(int rank) const;
   // The global ranks on other nodes that a rank waits for; none before it publishes them in this
@@ -111,6 +115,9 @@ class ControlBlocks {
   void place(std::size_t bucket, const void* memory);
   // A rank's bucket. Call once it is published.
   void* find(int rank, std::size_t bucket) const;
+  // The same for a part of the bucket, where ranks have several leaves.
+  void place_part(std::size_t bucket, std::size_t part, const void* memory);
+  void* find_part(int rank, std::size_t bucket, std::size_t part) const;
 
   // For messages: "rank 3", "step 7 of group world", "fc.weight".
   std::string name_of(int rank) const;
@@ -138,13 +145,24 @@ class ControlBlocks {
     Word checks;
   };
 
+  // What ranks with several leaves add to a control block, after the words of the buckets.
+  using LeafWeight = std::atomic<double>;         // one for each leaf of the rank
+  using PartOffset = std::atomic<std::uint64_t>;  // then by bucket and part
+
   void exchange(Group& group);
+  std::size_t count_leaf_weights() const;
+  std::size_t count_part_offsets() const;
+  std::size_t flags_offset() const;
+  LeafWeight* leaf_weights(int rank) const;
+  PartOffset& part_offset(int rank, std::size_t bucket, std::size_t part) const;
+  void* find(int rank, std::size_t bucket, std::uint64_t offset, std::size_t bytes) const;
   std::size_t job_block_offset() const;
   JobBlock& job_block(int rank) const;
   std::size_t bytes() const;
 
   std::shared_ptr<Region> region_;
   std::vector<Bucket> buckets_;
+  LeafPlan leaves_;
   DescribeBucket describe_;
   std::vector<std::string> parameters_;
   std::byte* own_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace paceline::shm {
@@ -33,10 +34,15 @@ void StepAgreement::compare() {
 
 void StepAgreement::read_weights() {
   weights_.clear();
+  weights_.resize(static_cast<std::size_t>(blocks_.leaves().leaves()));
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    weights_.push_back(blocks_.progress(rank).weight.load(std::memory_order_relaxed));
+    const LeafRange range = blocks_.leaves().range(rank);
+    const auto first = static_cast<std::size_t>(range.first);
+    for (int leaf = 0; leaf < range.count; ++leaf) {
+      weights_[first + static_cast<std::size_t>(leaf)] = blocks_.weight_of(rank, leaf);
+    }
   }
-  normalize(blocks_.region().global_ranks());
+  add_up_weights(blocks_.region().global_ranks(), blocks_.size());
 }
 
 void StepAgreement::set_from_job(std::span<const RankReport> job, std::span<const int> here,
@@ -48,34 +54,28 @@ void StepAgreement::set_from_job(std::span<const RankReport> job, std::span<cons
     weights_.push_back(report.weight);
   }
   modifications_differ_ = differ_in_modifications(summaries);
-  normalize(global_ranks);
+  add_up_weights(global_ranks, static_cast<int>(job.size()));
   if (weights_.empty()) return;
   std::vector<double> of_node;
   for (const int rank : here) of_node.push_back(weights_[static_cast<std::size_t>(rank)]);
   weights_ = std::move(of_node);
 }
 
-// Call with the weights of all ranks in `weights_`.
-void StepAgreement::normalize(const GlobalRanks& global_ranks) {
-  ranks_ = weights_.size();
-  double total = 0;
-  bool same = true;
-  for (const double weight : weights_) {
-    same = same && weight == weights_.front();
-    total += weight;
-  }
-  if (!(total > 0) || !std::isfinite(total)) {
-    blocks_.fail({FailureKind::mismatch, global_ranks.of(RankSet::all(static_cast<int>(ranks_))),
+// Call with the weights of all leaves in `weights_`.
+void StepAgreement::add_up_weights(const GlobalRanks& global_ranks, int ranks) {
+  divisor_ = 0;
+  for (const double weight : weights_) divisor_ += weight;
+  if (!(divisor_ > 0) || !std::isfinite(divisor_)) {
+    blocks_.fail({FailureKind::mismatch, global_ranks.of(RankSet::all(ranks)),
                   fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
-                              blocks_.position(), total)});
+                              blocks_.position(), divisor_)});
   }
-  if (same) weights_.clear();
-  for (double& weight : weights_) weight /= total;
+  // Then multiplying by them changes nothing.
+  if (std::ranges::all_of(weights_, [](double weight) { return weight == 1; })) weights_.clear();
 }
 
 double StepAgreement::share() const {
-  return weights_.empty() ? 1.0 / static_cast<double>(ranks_)
-                          : weights_[static_cast<std::size_t>(blocks_.rank())];
+  return blocks_.leaves().weight_of(blocks_.rank(), weights_) / divisor_;
 }
 
 void check_frozen(const ControlBlocks& blocks, std::span<const FrozenFlags> flags) {

@@ -26,9 +26,12 @@ class StepAgreement {
   void set_from_job(std::span<const RankReport> job, std::span<const int> here,
                     const GlobalRanks& global_ranks);
 
-  // The weights of this node's ranks; all ranks' weights sum to 1. Empty if they are equal.
+  // The weights of this node's leaves; with several nodes, those of its ranks. Empty if all of the
+  // job are 1.
   const std::vector<double>& weights() const { return weights_; }
-  // This rank's weight.
+  // The sum of all leaves' weights, by which averages are divided.
+  double divisor() const { return divisor_; }
+  // This rank's part of the averages.
   double share() const;
   // Whether the ranks began the step with different numbers of modifications; the same on all.
   bool modifications_differ() const { return modifications_differ_; }
@@ -36,13 +39,13 @@ class StepAgreement {
  private:
   void compare();
   void read_weights();
-  void normalize(const GlobalRanks& global_ranks);
+  void add_up_weights(const GlobalRanks& global_ranks, int ranks);
 
   const ControlBlocks& blocks_;
   bool compared_ = false;
   bool modifications_differ_ = false;
   std::vector<double> weights_;
-  std::size_t ranks_ = 1;  // the number of ranks whose weights sum to 1
+  double divisor_ = 1;
 };
 
 // Fails the group if different parameters are frozen. `flags` is by rank, empty for a rank that is

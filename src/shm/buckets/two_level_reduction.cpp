@@ -170,10 +170,12 @@ void TwoLevelReduction::accumulate(std::size_t bucket) {
   const bool weighted = op == ReduceOp::avg && !agreement_.weights().empty();
   std::array<const std::byte*, kMaxRanks> counted;
   std::array<double, kMaxRanks> weights;
+  std::array<int, kMaxRanks> leaves;
   std::size_t used = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     if (weighted && agreement_.weights()[rank] == 0) continue;
-    weights[used] = weighted ? agreement_.weights()[rank] : 1;
+    if (weighted) weights[used] = agreement_.weights()[rank];
+    leaves[used] = static_cast<int>(rank);
     counted[used++] = static_cast<const std::byte*>(blocks_.find(static_cast<int>(rank), bucket));
   }
   visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, std::byte* sums) {
@@ -186,8 +188,9 @@ void TwoLevelReduction::accumulate(std::size_t bucket) {
     for (std::size_t k = 0; k < used; ++k) {
       sources[k] = counted[k] + part.begin * element_size(type);
     }
-    shm::accumulate(type, op, std::span(sources).first(used),
-                    std::span(weights).first(weighted ? used : 0), sums, part.count());
+    const Terms terms{std::span(sources).first(used), std::span(weights).first(weighted ? used : 0),
+                      std::span(leaves).first(used)};
+    shm::accumulate(type, op, terms, sums, part.count());
   });
   states_[bucket].accumulated = true;
   blocks_.region().publish(blocks_.own_words(bucket).accumulated, blocks_.step());
@@ -228,7 +231,6 @@ void TwoLevelReduction::complete(std::size_t bucket) {
   });
   if (!combined) return;
   const auto& [count, type, op] = blocks_.buckets()[bucket];
-  const bool divides = op == ReduceOp::avg && agreement_.weights().empty();
   const auto ranks = static_cast<std::size_t>(blocks_.size());
   visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, const std::byte* sums) {
     std::array<void*, kMaxRanks> destinations;
@@ -237,8 +239,8 @@ void TwoLevelReduction::complete(std::size_t bucket) {
                            part.begin * element_size(type);
     }
     const std::array<const void*, 1> partial{sums};
-    shm::complete(type, op == ReduceOp::avg && !divides ? ReduceOp::sum : op, partial,
-                  between_->ranks().size(), std::span(destinations).first(ranks), part.count());
+    shm::complete(type, op, {.sources = partial}, agreement_.divisor(),
+                  std::span(destinations).first(ranks), part.count());
   });
   states_[bucket].completed = true;
   blocks_.region().publish(blocks_.own_words(bucket).reduced, blocks_.step());

@@ -52,23 +52,16 @@ const Kernels& fastest() {
 
 }  // namespace
 
-void reduce(DataType type, ReduceOp op, std::span<const void* const> sources,
+void reduce(DataType type, ReduceOp op, const Terms& terms, double divisor,
             std::span<void* const> destinations, std::size_t count) {
-  fastest().reduce(type, op, sources, destinations, count);
+  fastest().reduce(type, op, terms, divisor, destinations, count);
 }
 
-void reduce_weighted(DataType type, std::span<const void* const> sources,
-                     std::span<const double> weights, std::span<void* const> destinations,
-                     std::size_t count) {
-  fastest().reduce_weighted(type, sources, weights, destinations, count);
+void accumulate(DataType type, ReduceOp op, const Terms& terms, void* sums, std::size_t count) {
+  fastest().accumulate(type, op, terms, sums, count);
 }
 
-void accumulate(DataType type, ReduceOp op, std::span<const void* const> sources,
-                std::span<const double> weights, void* sums, std::size_t count) {
-  fastest().accumulate(type, op, sources, weights, sums, count);
-}
-
-void complete(DataType type, ReduceOp op, std::span<const void* const> sums, std::size_t divisor,
+void complete(DataType type, ReduceOp op, const Terms& sums, double divisor,
               std::span<void* const> destinations, std::size_t count) {
   fastest().complete(type, op, sums, divisor, destinations, count);
 }

@@ -18,9 +18,9 @@ std::vector<NamedTensor> two_parameters() {
 TEST(StepSummarizer, CountsForwardsAndLocalBackwards) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {});
-  summarizer.count_forward();
-  summarizer.count_forward();
-  summarizer.count_local_backward();
+  summarizer.count_forward(0);
+  summarizer.count_forward(0);
+  summarizer.count_local_backward(0);
   const auto summary = summarizer.summarize(false);
   EXPECT_EQ(summary.forwards, 2U);
   EXPECT_EQ(summary.local_backwards, 1U);
@@ -34,7 +34,7 @@ TEST(StepSummarizer, CountsForwardsAndLocalBackwards) {
 TEST(StepSummarizer, LeavesLocalBackwardsOutWhereRanksMayDifferInThem) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {.average = Average::samples});
-  summarizer.count_local_backward();
+  summarizer.count_local_backward(0);
   EXPECT_EQ(summarizer.summarize(false).local_backwards, 0U);
 }
 

@@ -154,9 +154,9 @@ TEST_P(BucketReducerRanksUpTo5, NamesParametersFrozenOnSomeRanks) {
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a", "b", "c"});
+    BucketReducer reducer(group, kBuckets, bucket_name, {.parameters = {"a", "b", "c"}});
     const auto run = [&](std::uint32_t step, std::vector<std::uint8_t> frozen) {
-      reducer.begin_step({.forwards = step, .frozen = fingerprint(frozen)}, 1, frozen);
+      reducer.begin_step({.forwards = step, .frozen = fingerprint(frozen)}, {}, frozen);
       for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
       reducer.finish();
     };
@@ -183,7 +183,8 @@ TEST(BucketReducer, RejectsWeightsWithASumOfZero) {
   run_thread_ranks(2, [](auto region) {
     Group group(region);
     BucketReducer reducer(group, kBuckets, bucket_name);
-    reducer.begin_step({.forwards = 1}, 0);
+    const double weight[] = {0};
+    reducer.begin_step({.forwards = 1}, weight);
     for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
     EXPECT_THAT([&] { reducer.finish(); },
                 ThrowsMessage<Mismatch>(HasSubstr("weights add up to 0")));

@@ -97,7 +97,7 @@ TEST_P(BucketReducerRanks, ReportsDifferentNumbersOfModificationsWithoutAnError)
   const int size = GetParam();
   run_thread_ranks(size, [](auto region) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, 0, {"a"});
+    BucketReducer reducer(group, kBuckets, bucket_name, {.parameters = {"a"}});
     for (std::uint32_t step = 1; step <= 6; ++step) {
       const bool is_last = region->rank() + 1 == region->size();
       const bool differs = is_last && step % 2 == 0;
@@ -107,7 +107,7 @@ TEST_P(BucketReducerRanks, ReportsDifferentNumbersOfModificationsWithoutAnError)
                           .frozen = fingerprint(frozen),
                           .modifications = differs ? 7U : 3U,
                           .joined = has_joined ? 1U : 0U},
-                         1, frozen);
+                         {}, frozen);
       for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.publish(bucket);
       reducer.finish();
       EXPECT_EQ(reducer.modifications_differ(), region->size() > 1 && step % 2 == 0 && step <= 4);
@@ -120,7 +120,7 @@ TEST(BucketReducer, ContinuesAfterAnyNumberOfSteps) {
   for (const std::uint32_t steps : {0x7ffffff0U, 0x80000010U, 0xfffffff0U}) {
     run_thread_ranks(3, [=](auto region) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, steps);
+      BucketReducer reducer(group, kBuckets, bucket_name, {.steps = steps});
       std::mt19937 random(static_cast<unsigned>(region->rank()));
       for (std::size_t step = 1; step <= 40; ++step) {
         if (step % 5 == 0) {
@@ -155,7 +155,8 @@ TEST_P(BucketReducerRanks, AveragesByWeight) {
       const auto weight_of = [&](int of) {
         return step == 3 ? (of + 1 == region->size() ? 0.5 : 0.0) : static_cast<double>(of + 1);
       };
-      reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, weight_of(rank));
+      const double weight[] = {weight_of(rank)};
+      reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, weight);
       double total = 0;
       double average = 0;
       for (int other = 0; other < region->size(); ++other) {

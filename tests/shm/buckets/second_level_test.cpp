@@ -36,7 +36,7 @@ TEST(SecondLevel, AveragesOverAllNodesWhateverTheOrder) {
     Results results(ranks_of(network));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
       for (std::size_t step = 1; step <= 8; ++step) {
         run_step(reducer, network, index, step);
         EXPECT_DOUBLE_EQ(reducer.share(), 1.0 / static_cast<double>(ranks_of(network)));
@@ -54,7 +54,7 @@ TEST(SecondLevel, WeighsRanksOfAllNodes) {
     Results results(ranks_of(network));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
       for (std::size_t step = 1; step <= 6; ++step) {
         std::vector<double> weights;
         for (std::size_t i = 0; i < ranks_of(network); ++i) {
@@ -62,7 +62,7 @@ TEST(SecondLevel, WeighsRanksOfAllNodes) {
           weights.push_back(step % 3 == 0 && first_node ? 0 : 8.0 + static_cast<double>(i));
         }
         const double weight = weights[static_cast<std::size_t>(index)];
-        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, weight);
+        reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, {&weight, 1});
         for (std::size_t b = 0; b < kCount; ++b) {
           fill(reducer, b, index, step);
           if (weight == 0 && kBuckets[b].op == ReduceOp::avg) {
@@ -88,7 +88,7 @@ TEST(SecondLevel, LeavesBucketsThatAllSkip) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
     const std::vector<double> weights(3, 1.0);
     for (std::size_t step = 1; step <= 6; ++step) {
       reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
@@ -111,7 +111,7 @@ TEST(SecondLevel, ModificationsThatDifferBetweenNodesShow) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int /*index*/) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
     for (std::uint32_t step = 1; step <= 4; ++step) {
       const bool differs = step % 2 == 0;
       reducer.begin_step({.forwards = step, .modifications = differs && node == 1 ? 1U : 0U});
@@ -130,8 +130,8 @@ TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
     std::latch ready(2);
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
-                            network.level(node));
+      BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name,
+                            {.between_nodes = network.level(node)});
       reducer.begin_step({.forwards = 1});
       fill(reducer, 0, index, 1);
       reducer.publish(0);
@@ -160,8 +160,8 @@ void expect_of_forked_child(Body body) {
   std::latch forked(1);
   run_nodes(network, [&](auto region, int node, int /*index*/) {
     Group group(region);
-    auto reducer = std::make_unique<BucketReducer>(group, kBuckets, bucket_name, 0,
-                                                   std::vector<std::string>(), network.level(node));
+    auto reducer = std::make_unique<BucketReducer>(
+        group, kBuckets, bucket_name, BucketReducer::Options{.between_nodes = network.level(node)});
     reducer->begin_step({.forwards = 1});
     for (std::size_t b = 0; b < kCount; ++b) reducer->publish(b);
     while (network.started() < kCount) reducer->try_progress();
@@ -200,7 +200,7 @@ TEST(SecondLevel, AWaitingRankIsWokenByEachBucketThatBecomesReady) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, 0, {}, network.level(node));
+    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     for (std::size_t b = 0; b < kCount && index != 1; ++b) reducer.publish(b);
     for (std::size_t b = 1; b < kCount && index == 1; ++b) {
@@ -236,8 +236,8 @@ void expect_driver_wakes_its_neighbour(int driver) {
   std::latch published(1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name, 0, {},
-                          network.level(node));
+    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name,
+                          {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     if (index == 0) published.wait();
     reducer.publish(0);

@@ -65,14 +65,12 @@ std::string first_difference(std::size_t element, const std::vector<Bytes>& sour
 }
 
 // The first `destinations` sources are also destinations, or none is.
-void expect_reduces(ReduceFunction function, DataType type, ReduceOp op,
+void expect_reduces(const Kernels& kernels, DataType type, ReduceOp op,
                     const std::vector<Bytes>& sources, std::size_t destinations, bool in_place,
                     std::size_t shift, const Bytes& expected) {
   const auto where = [&] {
     std::ostringstream text;
-    text << name(type) << ' ' << name(op) << ", variant "
-         << std::ranges::find(kernel_variants(), function, &Kernels::reduce) -
-                kernel_variants().begin()
+    text << name(type) << ' ' << name(op) << ", variant " << &kernels - kernel_variants().data()
          << ", " << sources.size() << " to " << destinations << (in_place ? " in place" : "")
          << ", shifted by " << shift << ", " << expected.size() << " bytes";
     return text.str();
@@ -90,7 +88,8 @@ void expect_reduces(ReduceFunction function, DataType type, ReduceOp op,
   auto& results = in_place ? inputs : outputs;
   for (std::size_t i = 0; i < destinations; ++i) to.push_back(results[i].data());
 
-  function(type, op, from, to, expected.size() / element_size(type));
+  kernels.reduce(type, op, {.sources = from}, static_cast<double>(from.size()), to,
+                 expected.size() / element_size(type));
 
   for (std::size_t i = 0; i < destinations; ++i) {
     ASSERT_TRUE(results[i].holds(expected))
@@ -110,9 +109,9 @@ void expect_reduces_anywhere(DataType type, ReduceOp op, const std::vector<Bytes
   for (const Kernels& kernels : kernel_variants()) {
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, element_size(type)}) {
       for (const std::size_t destinations : {std::size_t{1}, std::size_t{2}, sources.size()}) {
-        expect_reduces(kernels.reduce, type, op, sources, destinations, false, shift, expected);
+        expect_reduces(kernels, type, op, sources, destinations, false, shift, expected);
         if (destinations <= sources.size()) {
-          expect_reduces(kernels.reduce, type, op, sources, destinations, true, shift, expected);
+          expect_reduces(kernels, type, op, sources, destinations, true, shift, expected);
         }
         if (testing::Test::HasFatalFailure()) return;
       }
@@ -144,10 +143,11 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Reduction, testing::ValuesIn(reducible_pairs()
                                   name(each.param.second);
                          });
 
-class WeightedSum : public testing::TestWithParam<DataType> {};
+class WeightedAverage : public testing::TestWithParam<DataType> {};
 
-TEST_P(WeightedSum, EqualsTheOracleBitForBit) {
+TEST_P(WeightedAverage, EqualsTheOracleBitForBit) {
   const double all_weights[] = {0.25, 1.0 / 3, 1e-3, 0.5, 7};
+  constexpr double kTotal = 1.7;
   visit_type(GetParam(), [&](auto zero) {
     using T = decltype(zero);
     if constexpr (!std::integral<T> && !std::same_as<T, Boolean>) {
@@ -161,14 +161,14 @@ TEST_P(WeightedSum, EqualsTheOracleBitForBit) {
             for (std::size_t k = 0; k < source_count; ++k) {
               parts.push_back(weighted(sources[k][i], weights[k]));
             }
-            expected.push_back(narrowed<T>(reduced(ReduceOp::sum, parts)));
+            expected.push_back(narrowed<T>(divided(reduced(ReduceOp::sum, parts), kTotal)));
           }
           for (const Kernels& kernels : kernel_variants()) {
             auto copies = sources;
             std::vector<const void*> from;
             std::vector<void*> to;
             for (auto& copy : copies) from.push_back(to.emplace_back(copy.data()));
-            kernels.reduce_weighted(GetParam(), from, weights, to, count);
+            kernels.reduce(GetParam(), ReduceOp::avg, {from, weights}, kTotal, to, count);
             for (const auto& copy : copies) ASSERT_EQ(bytes_of(copy), bytes_of(expected));
           }
         }
@@ -177,7 +177,7 @@ TEST_P(WeightedSum, EqualsTheOracleBitForBit) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, WeightedSum,
+INSTANTIATE_TEST_SUITE_P(Kernels, WeightedAverage,
                          testing::Values(DataType::float32, DataType::float64, DataType::float16,
                                          DataType::bfloat16, DataType::complex64,
                                          DataType::complex128),
@@ -241,14 +241,14 @@ TEST_P(ShortPatterns, EveryBitPatternIsReducedAsExpected) {
       for (const ReduceOp op : kOps) {
         if (!is_reducible(GetParam(), op)) continue;
         for (const Kernels& kernels : kernel_variants()) {
-          expect_reduces(kernels.reduce, GetParam(), op, {bytes_of(all)}, 1, false, 0,
+          expect_reduces(kernels, GetParam(), op, {bytes_of(all)}, 1, false, 0,
                          bytes_of(canonical));
         }
         for (const auto& partner : partners) {
           const std::vector<std::vector<T>> sources = {all, partner};
           const Bytes expected = bytes_of(oracle(op, sources));
           for (const Kernels& kernels : kernel_variants()) {
-            expect_reduces(kernels.reduce, GetParam(), op, bytes_of(sources), 2, true, 0, expected);
+            expect_reduces(kernels, GetParam(), op, bytes_of(sources), 2, true, 0, expected);
           }
         }
         if (testing::Test::HasFatalFailure()) return;

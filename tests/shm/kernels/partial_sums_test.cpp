@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -70,11 +72,7 @@ Bytes reduced_at_once(DataType type, ReduceOp op, const std::vector<Bytes>& sour
   void* const to[] = {result.data()};
   const Copies copies(sources, 0);
   const std::size_t count = result.size() / element_size(type);
-  if (weights.empty()) {
-    reduce(type, op, copies.sources(), to, count);
-  } else {
-    reduce_weighted(type, copies.sources(), weights, to, count);
-  }
+  reduce(type, op, {copies.sources(), weights}, static_cast<double>(sources.size()), to, count);
   return result;
 }
 
@@ -87,12 +85,13 @@ void expect_same_in_halves(DataType type, ReduceOp op, const std::vector<Bytes>&
     for (const Kernels& first : kernel_variants()) {
       const Copies from(sources, shift);
       Copies sums(1, expected_sums.size(), shift);
-      first.accumulate(type, op, from.sources(), weights, sums.destinations()[0], count);
+      first.accumulate(type, op, {from.sources(), weights}, sums.destinations()[0], count);
       ASSERT_TRUE(sums.all_hold(expected_sums))
           << name(type) << ' ' << name(op) << ", sums of " << count << ", shifted by " << shift;
       for (const Kernels& second : kernel_variants()) {
         Copies to(3, expected.size(), shift);
-        second.complete(type, op, sums.sources(), sources.size(), to.destinations(), count);
+        second.complete(type, op, {.sources = sums.sources()}, static_cast<double>(sources.size()),
+                        to.destinations(), count);
         ASSERT_TRUE(to.all_hold(expected))
             << name(type) << ' ' << name(op) << ", " << count << ", shifted by " << shift;
       }
@@ -154,7 +153,8 @@ TEST_P(PartialSums, OfSeveralNodesAreCombinedInOrderAndNarrowedOnce) {
         for (const Kernels& kernels : kernel_variants()) {
           const Copies from(bytes_of(sums), 1);
           Copies to(2, expected.size() * sizeof(T), 3);
-          kernels.complete(type, op, from.sources(), divided.size(), to.destinations(), count);
+          kernels.complete(type, op, {.sources = from.sources()},
+                           static_cast<double>(divided.size()), to.destinations(), count);
           ASSERT_TRUE(to.all_hold(bytes_of(expected)))
               << name(type) << ' ' << name(op) << ", " << sum_count << " sums of " << count;
         }
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, PartialSums, testing::ValuesIn(reducible_pairs
 
 class WeightedPartialSums : public testing::TestWithParam<DataType> {};
 
-TEST_P(WeightedPartialSums, CompletedAreWhatReduceWeightedGives) {
+TEST_P(WeightedPartialSums, CompletedAreWhatReduceGives) {
   visit_type(GetParam(), [&](auto zero) {
     using T = decltype(zero);
     if constexpr (!std::integral<T> && !std::same_as<T, Boolean>) {
@@ -202,23 +202,108 @@ INSTANTIATE_TEST_SUITE_P(Kernels, WeightedPartialSums,
                                          DataType::complex128),
                          [](const auto& each) { return std::string(name(each.param)); });
 
+// Splits the leaves [begin, end) into the fewest nodes, and returns the first leaf of each.
+std::vector<int> nodes_of(int begin, int end) {
+  std::vector<int> firsts;
+  while (begin < end) {
+    firsts.push_back(begin);
+    int leaves = 1;
+    while (begin % (2 * leaves) == 0 && begin + 2 * leaves <= end) leaves *= 2;
+    begin += leaves;
+  }
+  return firsts;
+}
+
+class SumsOfNodes : public testing::TestWithParam<DataType> {};
+
+// As ranks do that each have some of the leaves, of which some are missing.
+TEST_P(SumsOfNodes, CompletedDependOnLeavesOnly) {
+  visit_type(GetParam(), [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (!std::integral<T> && !std::same_as<T, Boolean>) {
+      constexpr std::size_t kCount = 37;
+      std::mt19937 random(3);
+      for (int leaves = 1; leaves <= 20; ++leaves) {
+        const auto number = static_cast<std::size_t>(leaves);
+        const auto values = random_sources<T>(number, kCount);
+        std::vector<bool> present;
+        for (int leaf = 0; leaf < leaves; ++leaf) present.push_back(random() % 6 != 0);
+        present[random() % number] = true;
+        std::vector<T> expected;
+        for (std::size_t i = 0; i < kCount; ++i) {
+          using Sum = decltype(weighted(T{}, 1));
+          std::vector<std::optional<Sum>> terms;
+          for (std::size_t leaf = 0; leaf < number; ++leaf) {
+            terms.push_back(present[leaf] ? std::optional(weighted(values[leaf][i], 1 + leaf))
+                                          : std::nullopt);
+          }
+          const Sum sum = root_of(terms, [](Sum a, Sum b) {
+            return reduced(ReduceOp::sum, std::vector{a, b});
+          });
+          expected.push_back(narrowed<T>(divided(sum, 1.3)));
+        }
+        for (int parts = 1; parts <= leaves; ++parts) {
+          std::vector<std::vector<std::byte>> sums;
+          std::vector<int> firsts;
+          for (int part = 0; part < parts; ++part) {
+            const int end = (part + 1) * leaves / parts;
+            const auto nodes = nodes_of(part * leaves / parts, end);
+            for (std::size_t node = 0; node < nodes.size(); ++node) {
+              const int behind = node + 1 < nodes.size() ? nodes[node + 1] : end;
+              std::vector<const void*> sources;
+              std::vector<double> weights;
+              std::vector<int> indices;
+              for (int leaf = nodes[node]; leaf < behind; ++leaf) {
+                const auto index = static_cast<std::size_t>(leaf);
+                if (!present[index]) continue;
+                sources.push_back(values[index].data());
+                weights.push_back(1 + leaf);
+                indices.push_back(leaf);
+              }
+              if (sources.empty()) continue;
+              firsts.push_back(nodes[node]);
+              sums.emplace_back(kCount * element_size(accumulation_type(GetParam())));
+              accumulate(GetParam(), ReduceOp::avg, {sources, weights, indices}, sums.back().data(),
+                         kCount);
+            }
+          }
+          std::vector<const void*> sources;
+          for (const auto& sum : sums) sources.push_back(sum.data());
+          std::vector<T> result(kCount);
+          void* const to[] = {result.data()};
+          complete(GetParam(), ReduceOp::avg, {.sources = sources, .leaves = firsts}, 1.3, to,
+                   kCount);
+          ASSERT_EQ(bytes_of(result), bytes_of(expected)) << leaves << " leaves, " << parts;
+        }
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, SumsOfNodes,
+                         testing::Values(DataType::float32, DataType::float64, DataType::float16,
+                                         DataType::bfloat16, DataType::complex64,
+                                         DataType::complex128),
+                         [](const auto& each) { return std::string(name(each.param)); });
+
 // A job has more ranks than an integer of 8 bits counts.
 TEST(Kernels, DividePartialSumsByMoreThanTheirTypeHolds) {
   const std::array<std::int8_t, 4> sums{-128, 127, 0, -1};
   for (const Kernels& kernels : kernel_variants()) {
-    for (const std::size_t divisor : {127u, 128u, 129u, 256u, 1024u}) {
+    for (const int divisor : {127, 128, 129, 256, 1024}) {
       std::array<std::int8_t, 4> result{1, 1, 1, 1};
       const std::array<const void*, 1> from{sums.data()};
       const std::array<void*, 1> to{result.data()};
-      kernels.complete(DataType::int8, ReduceOp::avg, from, divisor, to, sums.size());
+      kernels.complete(DataType::int8, ReduceOp::avg, {.sources = from}, divisor, to, sums.size());
       for (std::size_t i = 0; i < sums.size(); ++i) {
-        EXPECT_EQ(result[i], sums[i] / static_cast<int>(divisor)) << divisor;
+        EXPECT_EQ(result[i], sums[i] / divisor) << divisor;
       }
       const std::array<std::uint8_t, 2> whole{255, 128};
       std::array<std::uint8_t, 2> quotient{9, 9};
       const std::array<const void*, 1> unsigned_from{whole.data()};
       const std::array<void*, 1> unsigned_to{quotient.data()};
-      kernels.complete(DataType::uint8, ReduceOp::avg, unsigned_from, divisor, unsigned_to, 2);
+      kernels.complete(DataType::uint8, ReduceOp::avg, {.sources = unsigned_from}, divisor,
+                       unsigned_to, 2);
       for (std::size_t i = 0; i < whole.size(); ++i) {
         EXPECT_EQ(quotient[i], whole[i] / divisor) << divisor;
       }

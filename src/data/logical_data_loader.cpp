@@ -1,0 +1,79 @@
+#include <paceline/logical_data_loader.h>
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <paceline/error.h>
+
+namespace paceline::data::detail {
+
+LogicalPositions::LogicalPositions(LogicalRanks& ranks, std::string name)
+    : ranks_(ranks), name_(std::move(name)), positions_(std::make_shared<Positions>()) {
+  ranks.register_state(
+      name_,
+      [positions = positions_](int rank) {
+        const LoaderPosition& of = positions->of_rank[rank];
+        return at::tensor({of.epoch, of.steps}, at::kLong);
+      },
+      [positions = positions_, name = name_](int rank, const at::Tensor& value) {
+        if (value.numel() != 2 || value.scalar_type() != at::kLong) {
+          throw UsageError(fmt::format(
+              "the state of logical rank {} has no position of a LogicalDataLoader as {}: it is a "
+              "tensor of two Long numbers, the epoch and the steps taken in it",
+              rank, name));
+        }
+        const auto* const numbers = value.contiguous().const_data_ptr<std::int64_t>();
+        const LoaderPosition position{numbers[0], numbers[1]};
+        positions->of_rank[rank] = position;
+        // A logical rank that another rank has run until now is where this process is.
+        if (!(position == positions->taken)) positions->were_set = true;
+      });
+}
+
+LogicalPositions::~LogicalPositions() {
+  ranks_.unregister_state(name_);
+}
+
+LoaderPosition LogicalPositions::begin(std::int64_t epoch, const LogicalRange& range) {
+  LoaderPosition position{epoch, 0};
+  const LoaderPosition first = positions_->of_rank[range.first];
+  if (std::exchange(positions_->were_set, false) && first.epoch == epoch) position = first;
+  for (int rank = range.first; rank < range.first + range.count; ++rank) {
+    const LoaderPosition& other = positions_->of_rank[rank];
+    if (position == first && !(other == first)) {
+      throw UsageError(
+          fmt::format("the states of logical ranks {} and {} are of different steps: the one has "
+                      "taken {} steps "
+                      "in epoch {}, and the other {} in epoch {}",
+                      range.first, rank, first.steps, first.epoch, other.steps, other.epoch));
+    }
+  }
+  set(position, range);
+  return position;
+}
+
+void LogicalPositions::set(const LoaderPosition& position, const LogicalRange& range) {
+  positions_->taken = position;
+  positions_->were_set = false;
+  for (int rank = range.first; rank < range.first + range.count; ++rank) {
+    positions_->of_rank[rank] = position;
+  }
+}
+
+void throw_no_batch(int rank, const LogicalRange& range) {
+  throw UsageError(
+      fmt::format("no batch for logical rank {}: when the step began, this rank ran {} logical "
+                  "ranks from {} on",
+                  rank, range.count, range.first));
+}
+
+void check_same_size(std::int64_t first, std::int64_t other, int rank) {
+  if (first == other) return;
+  throw UsageError(
+      fmt::format("logical rank {} has {} batches in an epoch, and another one of this rank {}: "
+                  "all need equally "
+                  "many (DistributedSampler with pad or drop_last)",
+                  rank, other, first));
+}
+
+}  // namespace paceline::data::detail

@@ -1,0 +1,37 @@
+#include "distributed/data_type.h"
+
+namespace paceline::distributed {
+
+std::optional<shm::DataType> data_type_of(at::ScalarType type) {
+  using shm::DataType;
+  switch (type) {
+    case at::kFloat:
+      return DataType::float32;
+    case at::kDouble:
+      return DataType::float64;
+    case at::kHalf:
+      return DataType::float16;
+    case at::kBFloat16:
+      return DataType::bfloat16;
+    case at::kChar:
+      return DataType::int8;
+    case at::kByte:
+      return DataType::uint8;
+    case at::kShort:
+      return DataType::int16;
+    case at::kInt:
+      return DataType::int32;
+    case at::kLong:
+      return DataType::int64;
+    case at::kBool:
+      return DataType::boolean;
+    case at::kComplexFloat:
+      return DataType::complex64;
+    case at::kComplexDouble:
+      return DataType::complex128;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace paceline::distributed

@@ -1,0 +1,395 @@
+#include "parallel/ddp/logical_ranks_core.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+#include "distributed/translate.h"
+#include "parallel/gather.h"
+#include "parallel/with_error_context.h"
+
+namespace paceline {
+namespace detail {
+namespace {
+
+// Whose logical ranks' random numbers are in use.
+thread_local const LogicalRanksCore* open_loop = nullptr;
+
+at::Generator generator() {
+  return at::globalContext().defaultGenerator(at::kCPU);
+}
+
+at::Tensor random_state() {
+  at::Generator cpu = generator();
+  const std::lock_guard lock(cpu.mutex());
+  return cpu.get_state();
+}
+
+void set_random_state(const at::Tensor& state) {
+  at::Generator cpu = generator();
+  const std::lock_guard lock(cpu.mutex());
+  cpu.set_state(state);
+}
+
+// Spreads neighbouring numbers over all seeds (Steele, Lea and Flood, "Fast Splittable Pseudorandom
+// Number Generators", OOPSLA 2014).
+std::uint64_t mixed(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
+  value = (value ^ value >> 27) * 0x94d049bb133111eb;
+  return value ^ value >> 31;
+}
+
+}  // namespace
+
+LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, ProcessGroup group,
+                                   std::vector<at::Tensor> buffers)
+    : reducer_(&reducer),
+      enabled_(logical_ranks > 0),
+      group_(std::move(group)),
+      buffers_(std::move(buffers)) {
+  if (!enabled_) return;
+  const at::Tensor seed = at::empty({1}, at::kLong);
+  seed.fill_(static_cast<std::int64_t>(generator().current_seed()));
+  if (get_world_size(group_) > 1) ddp::broadcast_from(0, {seed}, group_);
+  seed_ = static_cast<std::uint64_t>(seed.item<std::int64_t>());
+  for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
+  reducer.on_step_complete([this] { share_buffers(); });
+}
+
+ddp::Reducer& LogicalRanksCore::reducer() const {
+  if (reducer_ != nullptr) return *reducer_;
+  throw UsageError("the DistributedDataParallel of these logical ranks was destroyed");
+}
+
+at::Tensor LogicalRanksCore::first_random(int rank) const {
+  return at::detail::createCPUGenerator(mixed(seed_ + mixed(static_cast<std::uint64_t>(rank))))
+      .get_state();
+}
+
+LogicalRange LogicalRanksCore::range() const {
+  const auto [first, count] = reducer().leaves().range(get_rank(group_));
+  return {first, count};
+}
+
+std::uint64_t LogicalRanksCore::begin() {
+  check_outside("a loop over logical ranks");
+  if (std::exchange(was_broken_, false)) {
+    throw UsageError(
+        "the last loop over logical ranks was left by break or return before the backward of its "
+        "last logical rank, so the step is incomplete: end training before the loop, not in it");
+  }
+  if (enabled_) {
+    if (open_loop != nullptr) {
+      throw UsageError(
+          "a loop over the logical ranks of another model is under way on this thread: run one "
+          "loop after the other");
+    }
+    reducer().prepare_leaves();
+    if (before_loop_) before_loop_();
+    reducer().begin_leaves();
+    open_loop = this;
+    random_outside_ = random_state();
+    initial_random_ = random_;
+    initial_buffers_ = copy_buffers();
+    final_buffers_.clear();
+    enter(0);
+  }
+  current_ = 0;
+  return ++loops_;
+}
+
+void LogicalRanksCore::enter(int index) {
+  reducer().begin_leaf(index);
+  set_random_state(random_[static_cast<std::size_t>(index)]);
+  current_ = index;
+}
+
+void LogicalRanksCore::next() {
+  if (!enabled_) {
+    current_ = -1;
+    return;
+  }
+  random_[static_cast<std::size_t>(current_)] = random_state();
+  if (current_ + 1 < range().count) {
+    keep_first_buffers();
+    set_buffers(initial_buffers_);
+    return enter(current_ + 1);
+  }
+  reducer().end_leaves();
+  end_loop();
+}
+
+void LogicalRanksCore::leave(std::uint64_t loop, bool by_exception) noexcept {
+  if (!in_loop() || loop != loops_) return;
+  if (!enabled_) {
+    current_ = -1;
+    return;
+  }
+  try {
+    if (reducer_ != nullptr && reducer_->is_step_complete()) {
+      random_[static_cast<std::size_t>(current_)] = random_state();
+    } else {
+      random_ = initial_random_;
+      final_buffers_.clear();
+      was_broken_ = !by_exception;
+    }
+    if (reducer_ != nullptr) reducer_->leave_leaves();
+    end_loop();
+  } catch (const std::exception&) {
+    // An exception is on its way already, or the next loop throws one.
+    current_ = -1;
+    open_loop = nullptr;
+  }
+}
+
+// Buffers are logical rank 0's of the step; without a step, they are as before.
+void LogicalRanksCore::end_loop() {
+  current_ = -1;
+  open_loop = nullptr;
+  set_random_state(random_outside_);
+  set_buffers(final_buffers_.empty() ? initial_buffers_ : final_buffers_);
+}
+
+void LogicalRanksCore::keep_first_buffers() {
+  if (current_ == 0 && range().first == 0) final_buffers_ = copy_buffers();
+}
+
+// All ranks get logical rank 0's. Within the step, so that an exception after it keeps no rank from
+// taking part.
+void LogicalRanksCore::share_buffers() {
+  keep_first_buffers();
+  if (final_buffers_.empty()) final_buffers_ = copy_buffers();
+  if (get_world_size(group_) == 1 || buffers_.empty()) return;
+  parallel::with_error_context("copying logical rank 0's buffers at the end of a step", [&] {
+    ddp::broadcast_from(reducer().leaves().sources()[0].rank, final_buffers_, group_);
+  });
+}
+
+std::vector<at::Tensor> LogicalRanksCore::copy_buffers() const {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& buffer : buffers_) {
+    copies.push_back(buffer.defined() ? buffer.detach().clone() : at::Tensor());
+  }
+  return copies;
+}
+
+void LogicalRanksCore::set_buffers(const std::vector<at::Tensor>& values) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].defined()) buffers_[i].copy_(values[i]);
+  }
+}
+
+void LogicalRanksCore::check_outside(const char* call) const {
+  if (!in_loop()) return;
+  throw UsageError(fmt::format("{} inside a loop over logical ranks", call));
+}
+
+std::size_t LogicalRanksCore::index_of(int rank) const {
+  const auto [first, count] = range();
+  if (enabled_ && rank >= first && rank < first + count) {
+    return static_cast<std::size_t>(rank - first);
+  }
+  throw UsageError(fmt::format("logical rank {} has no state here: {}", rank,
+                               enabled_ ? fmt::format("this rank runs {} from {} on", count, first)
+                                        : "DdpOptions::logical_ranks is not set"));
+}
+
+LogicalRankState LogicalRanksCore::state(int rank) const {
+  const std::size_t index = index_of(rank);
+  const bool is_current = in_loop() && current() == rank;
+  LogicalRankState state;
+  state.random = is_current ? random_state() : random_[index].clone();
+  for (const auto& [name, registered] : registered_) {
+    state.registered[name] = registered.get(rank).clone();
+  }
+  return state;
+}
+
+void LogicalRanksCore::set_state(int rank, const LogicalRankState& state) {
+  const std::size_t index = index_of(rank);
+  for (const auto& [name, value] : state.registered) {
+    if (registered_.contains(name)) continue;
+    throw UsageError(fmt::format(
+        "the state of logical rank {} has {}, which was not registered here", rank, name));
+  }
+  for (const auto& [name, registered] : registered_) {
+    if (state.registered.contains(name)) continue;
+    throw UsageError(fmt::format("the state of logical rank {} lacks {}, which was registered here",
+                                 rank, name));
+  }
+  // Throws for a state that is none.
+  at::Generator check = at::detail::createCPUGenerator();
+  try {
+    check.set_state(state.random);
+  } catch (const c10::Error& error) {
+    throw UsageError(
+        fmt::format("the random state of logical rank {} is none of a CPU generator: {}", rank,
+                    error.what_without_backtrace()));
+  }
+  random_[index] = state.random.clone();
+  if (in_loop() && current() == rank) set_random_state(state.random);
+  for (const auto& [name, registered] : registered_) {
+    registered.set(rank, state.registered.at(name).clone());
+  }
+}
+
+void LogicalRanksCore::register_state(const std::string& name, Registered registered) {
+  if (name.empty()) throw UsageError("register_state(): the name is empty");
+  if (!registered.get || !registered.set) {
+    throw UsageError(fmt::format("register_state({}): it needs both functions", name));
+  }
+  if (!registered_.emplace(name, std::move(registered)).second) {
+    throw UsageError(fmt::format(
+        "register_state({}): the name is in use; choose another one (of a LogicalDataLoader, it is "
+        "the constructor's last argument)",
+        name));
+  }
+}
+
+// A dictionary of logical ranks, each of the names of its tensors.
+std::string LogicalRanksCore::pack_states() const {
+  c10::Dict<std::int64_t, c10::Dict<std::string, at::Tensor>> states;
+  for (int k = 0; k < range().count; ++k) {
+    const LogicalRankState own = state(range().first + k);
+    c10::Dict<std::string, at::Tensor> values;
+    values.insert("", own.random);
+    for (const auto& [name, value] : own.registered) values.insert(name, value);
+    states.insert(range().first + k, values);
+  }
+  const std::vector<char> bytes = torch::jit::pickle_save(states);
+  return {bytes.begin(), bytes.end()};
+}
+
+void LogicalRanksCore::unpack_states(const std::string& packed) {
+  const auto states = torch::jit::pickle_load({packed.begin(), packed.end()}).toGenericDict();
+  for (const auto& entry : states) {
+    const int rank = static_cast<int>(entry.key().toInt());
+    if (rank < range().first || rank >= range().first + range().count) continue;
+    LogicalRankState state;
+    for (const auto& value : entry.value().toGenericDict()) {
+      const std::string name = value.key().toStringRef();
+      (name.empty() ? state.random : state.registered[name]) = value.value().toTensor();
+    }
+    set_state(rank, state);
+  }
+}
+
+void LogicalRanksCore::assign(const LogicalRange& wanted) {
+  check_outside("assign()");
+  if (!enabled_) throw UsageError("assign() needs DdpOptions::logical_ranks");
+  reducer().prepare_leaves();
+  std::string packed;
+  std::string error;
+  try {
+    packed = pack_states();
+  } catch (...) {
+    error = distributed::current_exception_text();
+  }
+  const auto errors = all_gather_bytes(error, {.group = group_});
+  const auto states = all_gather_bytes(packed, {.group = group_});
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    if (errors[rank].empty()) continue;
+    throw UsageError(
+        fmt::format("assign(): the states of rank {} cannot be read: {}", rank, errors[rank]));
+  }
+  reducer().set_leaves(gather_ranges(wanted));
+  random_.clear();
+  for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
+  for (const std::string& of_rank : states) unpack_states(of_rank);
+}
+
+// What each rank wants. Throws UsageError, the same on every rank, unless each logical rank is
+// wanted once.
+std::vector<shm::LeafRange> LogicalRanksCore::gather_ranges(const LogicalRange& wanted) const {
+  const at::Tensor mine = at::tensor({wanted.first, wanted.count}, at::kLong);
+  const at::Tensor all = parallel::gather(mine, group_);
+  std::vector<shm::LeafRange> ranges;
+  std::vector<int> times(static_cast<std::size_t>(total()));
+  std::string text;
+  bool fits = true;
+  for (int rank = 0; rank < get_world_size(group_); ++rank) {
+    const auto first = all[rank][0].item<std::int64_t>();
+    const auto count = all[rank][1].item<std::int64_t>();
+    text += fmt::format("{}rank {} {} from {} on", rank == 0 ? "" : ", ", rank, count, first);
+    fits = fits && count >= 1 && first >= 0 && first <= total() && count <= total() - first;
+    for (std::int64_t one = first; fits && one < first + count; ++one) {
+      ++times[static_cast<std::size_t>(one)];
+    }
+    ranges.push_back({static_cast<int>(first), static_cast<int>(count)});
+  }
+  if (fits && std::ranges::all_of(times, [](int of) { return of == 1; })) return ranges;
+  throw UsageError(
+      fmt::format("assign(): {}: each of the {} logical ranks must be run by one rank, and each "
+                  "rank must run at least one",
+                  text, total()));
+}
+
+}  // namespace detail
+
+LogicalRanks::LogicalRanks(std::shared_ptr<detail::LogicalRanksCore> core)
+    : core_(std::move(core)) {}
+
+LogicalRanks::~LogicalRanks() {
+  if (loop_ != 0) core_->leave(loop_, std::uncaught_exceptions() > exceptions_);
+}
+
+LogicalRanks::Iterator LogicalRanks::begin() {
+  exceptions_ = std::uncaught_exceptions();
+  loop_ = core_->begin();
+  return Iterator(*core_);
+}
+
+int LogicalRanks::Iterator::operator*() const {
+  return core_->current();
+}
+
+LogicalRanks::Iterator& LogicalRanks::Iterator::operator++() {
+  core_->next();
+  return *this;
+}
+
+bool LogicalRanks::Iterator::operator==(Sentinel) const {
+  return !core_->in_loop();
+}
+
+int LogicalRanks::total() const {
+  return core_->total();
+}
+
+LogicalRange LogicalRanks::range() const {
+  return core_->range();
+}
+
+void LogicalRanks::assign(const LogicalRange& range) {
+  core_->assign(range);
+}
+
+LogicalRankState LogicalRanks::state(int rank) const {
+  return core_->state(rank);
+}
+
+void LogicalRanks::set_state(int rank, const LogicalRankState& state) {
+  core_->set_state(rank, state);
+}
+
+void LogicalRanks::unregister_state(const std::string& name) {
+  core_->unregister_state(name);
+}
+
+void LogicalRanks::register_state(const std::string& name, std::function<at::Tensor(int)> get,
+                                  std::function<void(int, const at::Tensor&)> set) {
+  core_->register_state(name, {std::move(get), std::move(set)});
+}
+
+}  // namespace paceline

@@ -1,0 +1,308 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include <paceline/comm_hooks.h>
+#include <paceline/ddp.h>
+#include <paceline/error.h>
+#include <paceline/sync_batch_norm.h>
+
+#include "support/small_net.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::batch_of;
+using test::expect_torch_ranks;
+using test::loss_of;
+using test::make_net;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+template <typename Model>
+void run_backward(Model& model, int logical) {
+  const auto x = batch_of(logical, 0, at::kFloat);
+  loss_of(model(x), x).backward();
+}
+
+TEST(LogicalRanksErrors, OptionsThatCannotBeCombined) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto make = [](DdpOptions options) {
+      return [=] { DistributedDataParallel(make_net(at::kFloat), options); };
+    };
+    const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
+    EXPECT_THAT(
+        make({.logical_ranks = 1}),
+        says("logical_ranks of 1: it must be at least 2, the number of ranks, and at most 64"));
+    EXPECT_THAT(make({.logical_ranks = 65}), says("logical_ranks of 65"));
+    EXPECT_THAT(make({.logical_ranks = -1}), says("logical_ranks of -1"));
+    EXPECT_THAT(make({.broadcast_buffers = false, .logical_ranks = 2}),
+                says("needs broadcast_buffers"));
+    EXPECT_THAT(make({.find_unused_parameters = true,
+                      .skip_all_reduce_unused_params = true,
+                      .logical_ranks = 2}),
+                says("skip_all_reduce_unused_params cannot be combined"));
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
+    EXPECT_THAT([&] { model.register_comm_hook(comm_hooks::fp16_compress()); },
+                says("cannot be combined: a hook gets a rank's sum"));
+    EXPECT_THAT([&] { model(batch_of(0, 0, at::kFloat)); }, says("inside a loop over"));
+    EXPECT_THAT(
+        [&] {
+          model.join([&] {
+            for (const int r : model.logical_ranks()) run_backward(model, r);
+          });
+        },
+        says("cannot be used in join"));
+  });
+}
+
+TEST(LogicalRanksErrors, SyncBatchNormNeedsARankForEach) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto make = [](int logical) {
+      return [=] {
+        DistributedDataParallel(torch::nn::Sequential(torch::nn::Linear(9, 3), SyncBatchNorm(3)),
+                                {.logical_ranks = logical});
+      };
+    };
+    EXPECT_NO_THROW(make(2)());
+    EXPECT_THAT(make(3), ThrowsMessage<UsageError>(HasSubstr("Run 3 ranks, or use BatchNorm")));
+  });
+}
+
+TEST(LogicalRanksErrors, TheOptionMustBeTheSameOnAllRanks) {
+  expect_torch_ranks(2, "gloo", [](int rank, int) {
+    EXPECT_THAT(
+        [&] {
+          DistributedDataParallel(make_net(at::kFloat), {.logical_ranks = rank == 0 ? 4 : 0});
+        },
+        ThrowsMessage<Mismatch>(
+            HasSubstr("and logical_ranks = 0 on rank 1: it must be the same on all ranks")));
+  });
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    at::set_num_threads(rank + 1);
+    EXPECT_THAT([&] { DistributedDataParallel(make_net(at::kFloat), {.logical_ranks = 4}); },
+                ThrowsMessage<Mismatch>(HasSubstr("logical_ranks = 4 with 2 threads")));
+  });
+}
+
+// `body` runs a logical rank of rank 0 wrongly; every rank must throw this.
+template <typename Body>
+void expect_failure(const char* text, Body body) {
+  expect_torch_ranks(2, "paceline", [&](int, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
+    EXPECT_THAT(
+        [&] {
+          for (const int logical : model.logical_ranks()) body(model, logical);
+        },
+        ThrowsMessage<Mismatch>(HasSubstr(text)));
+  });
+}
+
+TEST(LogicalRanksErrors, ALogicalRankWithoutABackward) {
+  expect_failure("logical rank 1 ran no synchronised backward in this step, and logical rank 0 did",
+                 [](auto& model, int logical) {
+                   if (logical != 1) run_backward(model, logical);
+                 });
+  expect_failure(
+      "logical rank 1 ran a synchronised backward in this step, and logical rank 0 did "
+      "not",
+      [](auto& model, int logical) {
+        if (logical != 0) run_backward(model, logical);
+      });
+}
+
+TEST(LogicalRanksErrors, ALogicalRankWithTwoBackwards) {
+  expect_failure("logical rank 0 ran a second synchronised backward in this step",
+                 [](auto& model, int logical) {
+                   run_backward(model, logical);
+                   if (logical == 0) run_backward(model, logical);
+                 });
+}
+
+TEST(LogicalRanksErrors, LogicalRanksThatDifferInWhatTheyRun) {
+  expect_failure(
+      "logical rank 1 and logical rank 0 have run different numbers of training forwards",
+      [](auto& model, int logical) {
+        if (logical == 1) model(batch_of(0, 0, at::kFloat));
+        run_backward(model, logical);
+      });
+  expect_failure(
+      "logical rank 1 and logical rank 0 have run different numbers of training forwards",
+      [](auto& model, int logical) {
+        if (logical == 1) {
+          const auto guard = model.no_sync();
+          run_backward(model, logical);
+        }
+        run_backward(model, logical);
+      });
+  // Between ranks, as ever.
+  expect_failure("ranks have run different numbers of training forwards",
+                 [](auto& model, int logical) {
+                   if (logical < 2) model(batch_of(0, 0, at::kFloat));
+                   run_backward(model, logical);
+                 });
+}
+
+TEST(LogicalRanksErrors, ParametersWithoutAGradientAreNamed) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    auto net = make_net(at::kFloat);
+    DistributedDataParallel model(net, {.logical_ranks = 4});
+    EXPECT_THAT(
+        [&] {
+          for (const int logical : model.logical_ranks()) {
+            if (logical == 0) {
+              model(batch_of(0, 0, at::kFloat));
+              net->last->weight.sum().backward();
+            } else {
+              run_backward(model, logical);
+            }
+          }
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("got no gradient in this backward: first.weight")));
+  });
+}
+
+TEST(LogicalRanksErrors, StatesAreChecked) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
+    LogicalRanks logical(model.logical_ranks());
+    const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
+    const int own = 2 * rank;
+    EXPECT_THAT([&] { logical.state(2 - own); }, says("has no state here: this rank runs 2 from"));
+    EXPECT_THAT([&] { logical.state(4); }, says("logical rank 4 has no state here"));
+    auto state = logical.state(own);
+    state.registered["moments"] = torch::zeros({1});
+    EXPECT_THAT([&] { logical.set_state(own, state); },
+                says("has moments, which was not registered here"));
+    state = logical.state(own);
+    state.random = torch::zeros({3});
+    EXPECT_THAT([&] { logical.set_state(own, state); }, says("is none of a CPU generator"));
+    state = logical.state(own);
+    const auto get = [](int) { return torch::zeros({1}); };
+    const auto set = [](int, const at::Tensor&) {};
+    logical.register_state("a", get, set);
+    EXPECT_THAT([&] { logical.set_state(own, state); }, says("lacks a, which was registered here"));
+    EXPECT_THAT([&] { logical.register_state("a", get, set); }, says("the name is in use"));
+    EXPECT_THAT([&] { logical.register_state("b", {}, set); }, says("it needs both functions"));
+  });
+}
+
+TEST(LogicalRanksErrors, RangesAreChecked) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
+    LogicalRanks logical(model.logical_ranks());
+    const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
+    EXPECT_THAT(
+        [&] {
+          logical.assign({0, 2});
+        },
+        says("assign(): rank 0 2 from 0 on, rank 1 2 from 0 on: each of the 4 logical"));
+    EXPECT_THAT([&] { logical.assign({3 * rank, 3}); }, says("rank 1 3 from 3 on"));
+    EXPECT_THAT([&] { logical.assign({4 * rank, rank == 0 ? 4 : 0}); }, says("at least one"));
+    EXPECT_THAT([&] { logical.assign({-1, 2}); }, says("rank 0 2 from -1 on"));
+    DistributedDataParallel fixed(make_net(at::kFloat), {.static_graph = true, .logical_ranks = 4});
+    EXPECT_THAT([&] { fixed.logical_ranks().assign({2 * rank, 2}); }, says("with static_graph"));
+    EXPECT_THAT(
+        [&] {
+          for (const int one : model.logical_ranks()) logical.assign({one, 1});
+        },
+        says("assign() inside a loop over logical ranks"));
+    EXPECT_THAT(
+        [&] {
+          for (const int one : model.logical_ranks()) {
+            for (const int other : model.logical_ranks()) run_backward(model, one + other);
+          }
+        },
+        says("inside a loop over logical ranks"));
+    for (const int one : model.logical_ranks()) run_backward(model, one);
+  });
+}
+
+TEST(LogicalRanksErrors, AccumulationBelongsIntoTheLoop) {
+  expect_failure("ran backwards under no_sync and then none that is synchronised",
+                 [](auto& model, int logical) {
+                   const auto guard = model.no_sync();
+                   run_backward(model, logical);
+                 });
+}
+
+TEST(LogicalRanksErrors, TheBackwardBelongsIntoTheLoop) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 2});
+    torch::Tensor loss;
+    const auto x = batch_of(0, 0, at::kFloat);
+    for ([[maybe_unused]] const int rank : model.logical_ranks()) loss = loss_of(model(x), x);
+    EXPECT_THAT(
+        [&] { loss.backward(); },
+        ThrowsMessage<UsageError>(HasSubstr("run a synchronised backward inside the loop")));
+  });
+}
+
+TEST(LogicalRanksErrors, ALoopThatWasBrokenOff) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 3});
+    for (const int logical : model.logical_ranks()) {
+      run_backward(model, logical);
+      if (logical == 1) break;
+    }
+    EXPECT_THAT([&] { model.logical_ranks().begin(); },
+                ThrowsMessage<UsageError>(HasSubstr("was left by break or return")));
+    for (int step = 0; step < 2; ++step) {
+      for (const int logical : model.logical_ranks()) {
+        run_backward(model, logical);
+        if (logical == 2) break;  // of a complete step
+      }
+    }
+    EXPECT_EQ(model.stats().steps, 2u);
+  });
+}
+
+TEST(LogicalRanksErrors, LoopsOfTwoModelsOneAfterTheOther) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    DistributedDataParallel one(make_net(at::kFloat), {.logical_ranks = 2});
+    DistributedDataParallel other(make_net(at::kFloat), {.logical_ranks = 2});
+    for (const int logical : one.logical_ranks()) {
+      EXPECT_THAT([&] { other.logical_ranks().begin(); },
+                  ThrowsMessage<UsageError>(HasSubstr("of another model is under way")));
+      run_backward(one, logical);
+    }
+    for (const int logical : other.logical_ranks()) run_backward(other, logical);
+  });
+}
+
+TEST(LogicalRanksErrors, AModelThatWasDestroyed) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    std::optional<LogicalRanks> logical;
+    {
+      DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 2});
+      logical.emplace(model.logical_ranks());
+    }
+    EXPECT_THAT([&] { logical->total(); }, ThrowsMessage<UsageError>(HasSubstr("was destroyed")));
+    EXPECT_THAT([&] { logical->begin(); }, ThrowsMessage<UsageError>(HasSubstr("was destroyed")));
+  });
+}
+
+TEST(LogicalRanksErrors, StatesThatCannotBeRead) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 2});
+    const auto get = [=](int) -> at::Tensor {
+      if (rank == 1) throw std::runtime_error("the simulation has ended");
+      return torch::zeros({1});
+    };
+    model.logical_ranks().register_state("a", get, [](int, const at::Tensor&) {});
+    EXPECT_THAT(
+        [&] {
+          model.logical_ranks().assign({1 - rank, 1});
+        },
+        ThrowsMessage<UsageError>(HasSubstr("rank 1 cannot be read: the simulation has")));
+    for (const int logical : model.logical_ranks()) run_backward(model, logical);
+  });
+}
+
+}  // namespace
+}  // namespace paceline
