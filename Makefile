@@ -4,7 +4,7 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test fuzz lint docs python conformance bench install clean
+.PHONY: help run build test fuzz lint docs python conformance bench peers install clean
 
 help:  ## print this help
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -50,6 +50,11 @@ conformance: python  ## run PyTorch's own tests on paceline and on Gloo; ARGS go
 
 bench: build  ## run benchmarks; ARGS go to paceline bench (default: collectives)
 	@build/release/bin/paceline bench $(or $(ARGS),collectives)
+
+peers:  ## fetch MPICH, Intel MPI and OpenMPI (150 MB), which bench then measures too
+	@tools/setup peers
+	@cmake --preset release
+	@cmake --build --preset release
 
 install:  ## install to PREFIX=/usr/local
 	@tools/setup run

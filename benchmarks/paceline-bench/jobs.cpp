@@ -41,9 +41,6 @@ int run_ranks(const std::vector<std::string>& arguments, int ranks, int threads,
   spec.command.insert(spec.command.end(), arguments.begin(), arguments.end());
   spec.environment = base::malloc_variables();  // as under paceline run
   spec.environment["OMP_NUM_THREADS"] = std::to_string(threads);
-  // Or mpirun refuses, which it means for machines that more than one uses.
-  spec.environment["OMPI_ALLOW_RUN_AS_ROOT"] = "1";
-  spec.environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1";
   spec.forward_signals = true;
   spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
     if (rank == 0 && stream == launch::Stream::out) {

@@ -2,7 +2,6 @@
 
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -11,8 +10,8 @@
 #include <paceline/error.h>
 
 #include "base/errno_error.h"
+#include "collectives/mpi_libraries.h"
 #include "jobs.h"
-#include "launch/program.h"
 #include "machine.h"
 #include "measure/external_peer.h"
 #include "models/models.h"
@@ -56,16 +55,14 @@ void add_python(const Options& options, std::vector<std::string>& arguments) {
                    {"--python", python, "--python-backends", plugin ? "gloo,paceline" : "gloo"});
 }
 
-void add_openmpi(std::vector<std::string>& arguments) {
-  if (!std::filesystem::exists(beside_this_program(kOpenMpiProgram))) {
-    fmt::print("openmpi: absent, built without MPI\n");
-    return;
-  }
-  try {
-    const std::string mpirun = launch::find_program("mpirun");
-    arguments.insert(arguments.end(), {"--mpirun", mpirun});
-  } catch (const launch::ProgramError&) {
-    fmt::print("openmpi: absent, no mpirun on PATH\n");
+void report_absent_mpi(const Options& options) {
+  for (const std::string& library : options.mpi) {
+    std::string said;
+    for (const int ranks : options.ranks) {
+      const std::string why = why_absent(library, ranks);
+      if (!why.empty() && why != said) fmt::print("{}: absent, {}\n", library, why);
+      said = why;
+    }
   }
 }
 
@@ -79,7 +76,8 @@ int run(const Options& options, std::vector<std::string> arguments) {
              machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
              machine["load_before"].get<double>());
   if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
-  options.benchmark == Benchmark::ddp ? add_python(options, arguments) : add_openmpi(arguments);
+  if (options.benchmark == Benchmark::ddp) add_python(options, arguments);
+  if (options.benchmark == Benchmark::collectives) report_absent_mpi(options);
 
   int code = 0;
   for (const int ranks : options.ranks) {

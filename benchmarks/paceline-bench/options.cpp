@@ -16,14 +16,16 @@ namespace {
 constexpr int kMinRounds = 30;  // fewer give no useful interval
 constexpr int kMaxRounds = 100'000;
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxLogicalRanks = 64;  // see DdpOptions
 constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 
 constexpr const char* kFooter =
-    R"(Implementations take turns, round by round: OpenMPI and Python in processes of their own, all
-others in the same ones. malloc is tuned as under `paceline run`. All ranks wait for each other
-before the clock starts. Times are the slowest rank's; "cpu" is the CPU time of all ranks
-together. "over X" is how many times faster than X: the median of the rounds and its 90 %
-confidence interval. Run it on a machine that does nothing else.)";
+    R"(Implementations take turns, round by round: MPI and Python in processes of their own, all others
+in the same ones. malloc is tuned as under `paceline run`. Each rank of a collective runs on a
+core of its own, if there are enough. All ranks wait for each other before the clock starts.
+Times are the slowest rank's; "cpu" is the CPU time of all ranks together. "over X" is how many
+times faster than X: the median of the rounds and its 90 % confidence interval. "best MPI" is the
+MPI library with the lowest median of the row. Run it on a machine that does nothing else.)";
 
 constexpr std::int64_t operator""_K(unsigned long long n) {
   return static_cast<std::int64_t>(n) << 10;
@@ -64,9 +66,19 @@ void describe(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false))
       ->type_name("SIZE");
-  collectives->add_option("--mpirun", options.mpirun)->group("");  // found by this program
+  collectives
+      ->add_option("--mpi", options.mpi,
+                   fmt::format("MPI libraries to compare with, of those that `make peers` fetched: "
+                               "{}, all (default) or none",
+                               fmt::join(kMpiLibraries, ", ")))
+      ->delimiter(',')
+      ->type_name("NAME");
   CLI::App* const ddp = app.add_subcommand("ddp", "A training step of some models, 2 ranks");
   ddp->add_option("--models", options.models, "Models, or all")->delimiter(',')->type_name("NAME");
+  ddp->add_option("--micro-batches", options.micro_batches,
+                  "Measure steps of so many batches instead: accumulated under no_sync, and as "
+                  "logical ranks")
+      ->type_name("N");
   ddp->add_option("--python", options.python,
                   "The Python of python_ddp_gloo, and of python_ddp_paceline if it has the package "
                   "paceline (default python3)")
@@ -77,7 +89,9 @@ void describe(CLI::App& app, Options& options) {
     one->footer("Takes the options of `paceline bench --help` too.\n\n" + app.get_footer());
   }
   app.parse_complete_callback([&options, ddp] {
-    options.benchmark = ddp->parsed() ? Benchmark::ddp : Benchmark::collectives;
+    options.benchmark = !ddp->parsed()               ? Benchmark::collectives
+                        : options.micro_batches == 0 ? Benchmark::ddp
+                                                     : Benchmark::accumulation;
   });
 }
 
@@ -87,32 +101,40 @@ void check_range(const char* flag, std::int64_t value, std::int64_t low, std::in
   }
 }
 
-void set_collectives(Options& options) {
-  if (options.collectives == std::vector<std::string>{"all"} ||
-      (options.collectives.empty() && !options.quick)) {
-    options.collectives.assign(kCollectives.begin(), kCollectives.end());
+// Replaces "all", or no name at all, by all names.
+template <typename Names>
+void complete_names(const char* flag, std::vector<std::string>& names, const Names& known,
+                    const char* others) {
+  if (names.empty() || names == std::vector<std::string>{"all"}) {
+    names.assign(known.begin(), known.end());
   }
-  if (options.collectives.empty()) options.collectives = {"all_reduce"};
-  for (const std::string& name : options.collectives) {
-    if (std::find(kCollectives.begin(), kCollectives.end(), name) == kCollectives.end()) {
+  for (const std::string& name : names) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
       throw UsageError(
-          fmt::format("--collectives {}: expected {} or all", name, fmt::join(kCollectives, ", ")));
+          fmt::format("{} {}: expected {}, {}", flag, name, fmt::join(known, ", "), others));
     }
   }
 }
 
+void set_collectives(Options& options) {
+  if (options.collectives.empty() && options.quick) options.collectives = {"all_reduce"};
+  complete_names("--collectives", options.collectives, kCollectives, "or all");
+}
+
+void set_mpi(Options& options) {
+  if (options.mpi == std::vector<std::string>{"none"}) {
+    options.mpi.clear();
+  } else {
+    complete_names("--mpi", options.mpi, kMpiLibraries, "all or none");
+  }
+}
+
 void set_models(Options& options, const std::vector<std::string>& known) {
-  if (options.models == std::vector<std::string>{"all"}) options.models = known;
   if (options.models.empty()) {
     options.models = {"tiny_mlp", "lenet", "wide_mlp"};
     if (!options.quick) options.models.emplace_back("resnet18");
   }
-  for (const std::string& name : options.models) {
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      throw UsageError(
-          fmt::format("--models {}: expected {} or all", name, fmt::join(known, ", ")));
-    }
-  }
+  complete_names("--models", options.models, known, "or all");
 }
 
 void set_bytes(Options& options) {
@@ -138,9 +160,13 @@ void complete(Options& options, const std::vector<std::string>& models) {
   for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, shm::kMaxRanks);
   check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
   check_range("--threads", options.threads, 1, kMaxThreads);
+  for (const int ranks : options.ranks) {
+    check_range("--micro-batches", options.micro_batches, 0, kMaxLogicalRanks / ranks);
+  }
   if (collectives) {
     set_collectives(options);
     set_bytes(options);
+    set_mpi(options);
   } else {
     set_models(options, models);
   }

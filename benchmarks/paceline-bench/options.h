@@ -8,11 +8,13 @@
 
 namespace paceline::bench {
 
-enum class Benchmark { collectives, ddp };
+enum class Benchmark { collectives, ddp, accumulation };
 
 inline constexpr std::array kCollectives{"all_reduce",     "reduce", "broadcast", "all_gather",
                                          "reduce_scatter", "gather", "scatter",   "all_to_all",
                                          "send_recv",      "barrier"};
+
+inline constexpr std::array kMpiLibraries{"mpich", "intel_mpi", "openmpi"};
 
 struct Options {
   Benchmark benchmark = Benchmark::collectives;
@@ -20,11 +22,12 @@ struct Options {
   std::vector<int> ranks;  // numbers of ranks, one job for each
   std::vector<std::string> collectives;
   std::vector<std::int64_t> bytes;  // collectives
-  std::vector<std::string> models;  // ddp
+  std::vector<std::string> mpi;     // collectives: of kMpiLibraries
+  std::vector<std::string> models;  // ddp, accumulation
+  int micro_batches = 0;            // accumulation
   int rounds = 0;
   int threads = 1;                           // of each rank
   std::string json;                          // the file to write; empty: none
-  std::string mpirun;                        // for openmpi; empty: none
   std::string python;                        // with torch, for python_ddp_*; empty: python3
   std::vector<std::string> python_backends;  // the backends that this Python has
   bool worker = false;                       // this process is one of the ranks

@@ -17,16 +17,23 @@ struct Yardstick {
   std::string_view heading;
 };
 
-std::vector<Yardstick> yardsticks(bool is_ddp) {
-  if (is_ddp) {
+std::vector<Yardstick> yardsticks(Benchmark benchmark) {
+  if (benchmark == Benchmark::accumulation) return {{"accumulation", "over accumulation"}};
+  if (benchmark == Benchmark::ddp) {
     return {{"barrier", "over barrier"},
             {"c10d_reducer_gloo", "over c10d_reducer"},
             {"python_ddp_gloo", "over python_ddp"}};
   }
-  return {{"gloo", "over gloo"}, {"openmpi", "over openmpi"}, {"streaming", "over streaming"}};
+  return {{"gloo", "over gloo"}, {"best_mpi", "over best MPI"}, {"streaming", "over streaming"}};
+}
+
+Benchmark benchmark_of(const Result& result) {
+  if (result.benchmark == "accumulation") return Benchmark::accumulation;
+  return result.benchmark == "ddp" ? Benchmark::ddp : Benchmark::collectives;
 }
 
 const Series* find(const Result& result, std::string_view implementation) {
+  if (implementation == "best_mpi") return best_mpi(result);
   for (const Series& one : result.series) {
     if (one.implementation == implementation) return &one;
   }
@@ -76,11 +83,14 @@ std::string describe_time(double us) {
 }
 
 std::string table_heading(Benchmark benchmark, int ranks) {
-  const bool is_ddp = benchmark == Benchmark::ddp;
+  const bool is_ddp = benchmark != Benchmark::collectives;
   std::vector<std::string> headings;
-  for (const Yardstick& one : yardsticks(is_ddp)) headings.emplace_back(one.heading);
+  for (const Yardstick& one : yardsticks(benchmark)) headings.emplace_back(one.heading);
   return fmt::format("\n{}, {} rank{}\n",
-                     is_ddp ? "A training step" : "Collectives of float32, reductions with SUM",
+                     benchmark == Benchmark::ddp ? "A training step"
+                     : benchmark == Benchmark::accumulation
+                         ? "A training step of micro-batches"
+                         : "Collectives of float32, reductions with SUM",
                      ranks, ranks == 1 ? "" : "s") +
          line(fmt::format(kCells, is_ddp ? "model" : "collective", is_ddp ? "" : "size",
                           "implementation", "median", "cpu"),
@@ -96,7 +106,7 @@ std::string table_rows(const Result& result) {
     const std::string name =
         one.variant.empty() ? one.implementation : one.implementation + ' ' + one.variant;
     std::vector<std::string> ratios;
-    for (const Yardstick& yardstick : yardsticks(bytes == nullptr)) {
+    for (const Yardstick& yardstick : yardsticks(benchmark_of(result))) {
       ratios.push_back(speedup(result, one, yardstick.implementation));
     }
     text += line(fmt::format(kCells, subject, size, name, describe_time(quantile(one.wall_us, 0.5)),

@@ -32,7 +32,7 @@ void run(const Options& options) {
     for (const auto& name : options.collectives) {
       for (const auto bytes : name == "barrier" ? std::vector<std::int64_t>{4} : options.bytes) {
         if (name == "send_recv" && get_world_size() == 1) continue;
-        send(measure_collective(name, gloo, options.mpirun, bytes, plan));
+        send(measure_collective(name, gloo, options.mpi, bytes, plan));
       }
     }
   } else {
@@ -40,7 +40,9 @@ void run(const Options& options) {
     // them.
     const RoundPlan plan{options.rounds, options.quick ? 2ms : 250ms};
     for (const auto& name : options.models) {
-      send(measure_training_step(gloo, *models::find_model(name), options, plan));
+      const models::Model& model = *models::find_model(name);
+      send(options.micro_batches > 0 ? measure_accumulation(model, options.micro_batches, plan)
+                                     : measure_training_step(gloo, model, options, plan));
     }
   }
 }

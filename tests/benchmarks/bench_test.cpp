@@ -17,6 +17,7 @@
 namespace paceline::bench {
 namespace {
 
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::ElementsAreArray;
 using testing::HasSubstr;
@@ -77,7 +78,8 @@ Result sample_result() {
           {{"paceline", "registered", {1, 2, 3}, {2, 2, 2}},
            {"paceline", "unregistered", {2, 4, 6}, {4, 4, 4}},
            {"gloo", "", {100, 200, 300}, {150, 150, 150}},
-           {"openmpi", "", {100, 200, 300}, {150, 150, 150}},
+           {"mpich", "", {10, 100, 90}, {20, 20, 20}},
+           {"openmpi", "", {20, 40, 60}, {40, 40, 40}},
            {"streaming", "", {100, 200, 300}, {150, 150, 150}}}};
 }
 
@@ -99,16 +101,44 @@ TEST(Result, ReportsOutputThatIsNotAResult) {
 
 TEST(Result, RowsHaveTheDocumentedFields) {
   const auto rows = to_rows(sample_result());
-  ASSERT_EQ(rows.size(), 5u);
+  ASSERT_EQ(rows.size(), 6u);
   EXPECT_EQ(nlohmann::json(rows[0]), nlohmann::json::parse(R"({
     "benchmark": "all_reduce", "implementation": "paceline", "variant": "registered", "ranks": 2,
     "bytes": 1024, "median_us": 2.0, "p10_us": 1.2, "p90_us": 2.8, "cpu_us": 2.0, "rounds": 3,
     "speedup_over": {"gloo": {"median": 100.0, "low": 100.0, "high": 100.0},
-                     "openmpi": {"median": 100.0, "low": 100.0, "high": 100.0},
+                     "mpich": {"median": 30.0, "low": 10.0, "high": 50.0},
+                     "openmpi": {"median": 20.0, "low": 20.0, "high": 20.0},
+                     "best_mpi": {"median": 20.0, "low": 20.0, "high": 20.0},
                      "streaming": {"median": 100.0, "low": 100.0, "high": 100.0}}})"));
   EXPECT_EQ(rows[1]["speedup_over"]["gloo"]["median"], 50.0);
   EXPECT_EQ(rows[2]["speedup_over"]["paceline"]["median"], 0.01);  // the fastest variant
   EXPECT_EQ(to_rows({"ddp", 2, "lenet", {{"none", "", {1}, {1}}}})[0]["model"], "lenet");
+}
+
+TEST(Result, BestMpiHasTheLowestMedian) {
+  Result result = sample_result();
+  EXPECT_EQ(best_mpi(result)->implementation, "openmpi");  // 40, though mpich has rounds of 10
+  const auto rows = to_rows(result);
+  EXPECT_EQ(rows[1]["speedup_over"]["best_mpi"]["median"], 10.0);
+  EXPECT_TRUE(rows[3]["speedup_over"].contains("best_mpi"));   // mpich
+  EXPECT_FALSE(rows[4]["speedup_over"].contains("best_mpi"));  // openmpi itself
+  result.series[3].wall_us = {10, 39, 90};
+  EXPECT_EQ(best_mpi(result)->implementation, "mpich");
+  result.series.erase(result.series.begin() + 3, result.series.begin() + 5);
+  EXPECT_EQ(best_mpi(result), nullptr);
+  EXPECT_FALSE(to_rows(result)[0]["speedup_over"].contains("best_mpi"));
+}
+
+TEST(Table, ComparesWithTheBestMpi) {
+  const std::string text = table_heading(Benchmark::collectives, 2) + table_rows(sample_result());
+  EXPECT_THAT(text, HasSubstr("over gloo          over best MPI      over streaming\n"));
+  // Ours; Gloo's and mpich's rows; none in openmpi's own.
+  EXPECT_THAT(text, HasSubstr("100x (100-100)     20.0x (20.0-20.0)  100x (100-100)\n"));
+  EXPECT_THAT(text, ContainsRegex("mpich +90.0 us +20.0 us  3.33x [^ ]+ +0.67x"));
+  EXPECT_THAT(text, ContainsRegex("openmpi +40.0 us +40.0 us  5.00x [^ ]+ +5.00x [^ ]+\n"));
+  Result without = sample_result();
+  without.series.erase(without.series.begin() + 3, without.series.begin() + 5);
+  EXPECT_THAT(table_rows(without), ContainsRegex("100x .100-100. {24}100x .100-100.\n"));
 }
 
 TEST(Table, FitsInto120Columns) {
@@ -152,6 +182,7 @@ TEST(Options, HaveDefaults) {
   EXPECT_THAT(all.bytes, ElementsAre(4, 1024, 16384, 65536, 1048576, 4194304, 26214400));
   EXPECT_THAT(all.collectives, ElementsAreArray(kCollectives));
   EXPECT_THAT(parse({"collectives", "--quick"}).collectives, ElementsAre("all_reduce"));
+  EXPECT_THAT(all.mpi, ElementsAreArray(kMpiLibraries));
   EXPECT_GE(all.rounds, 30);
   EXPECT_EQ(all.threads, 1);
   EXPECT_FALSE(all.worker);
@@ -173,6 +204,9 @@ TEST(Options, SelectBenchmarks) {
   EXPECT_EQ(sizes.rounds, 50);
   EXPECT_EQ(sizes.threads, 2);
   EXPECT_EQ(sizes.json, "out.json");
+  EXPECT_THAT(parse({"collectives", "--mpi", "openmpi,mpich"}).mpi,
+              ElementsAre("openmpi", "mpich"));
+  EXPECT_THAT(parse({"collectives", "--mpi", "none"}).mpi, ElementsAre());
   EXPECT_THAT(parse({"ddp", "--models", "lenet,other"}).models, ElementsAre("lenet", "other"));
   EXPECT_EQ(parse({"ddp", "--models", "all"}).models, kModels);
   EXPECT_TRUE(parse({"--worker", "ddp", "--quick"}).worker);
@@ -192,6 +226,9 @@ TEST(Options, NameInvalidValues) {
       {{"collectives", "--bytes", "8GB"}, "--bytes 8589934592: expected 4 to"},
       {{"collectives", "--bytes", "many"}, "many"},
       {{"collectives", "--collectives", "allreduce"}, "--collectives allreduce: expected all_re"},
+      {{"collectives", "--mpi", "mvapich"}, "--mpi mvapich: expected mpich, intel_mpi, openmpi, "},
+      {{"collectives", "--mpi", "mpich,none"}, "--mpi none: expected mpich"},
+      {{"ddp", "--mpi", "mpich"}, "--mpi"},
       {{"collectives", "--rounds", "29"}, "--rounds 29: expected 30 to"},
       {{"ddp", "--threads", "0"}, "--threads 0: expected 1 to"},
       {{"ddp", "--models", "vgg"}, "--models vgg: expected tiny_mlp, lenet"},

@@ -8,8 +8,10 @@
 #include <memory>
 
 #include "collectives/batch.h"
+#include "collectives/mpi_libraries.h"
 #include "collectives/streaming.h"
-#include "measure/external_peer.h"
+#include "measure/external_contender.h"
+#include "measure/pinned_thread.h"
 
 namespace paceline::bench {
 namespace {
@@ -116,30 +118,23 @@ Contender contender(std::string implementation, std::string variant, const std::
           .calls = static_cast<int>(buffers->size())};
 }
 
-Contender with_openmpi(const std::string& mpirun, const std::string& name, std::int64_t bytes) {
-  return external_contender("openmpi", calls_of(bytes), [&] {
-    return std::vector<std::string>{mpirun,
-                                    "-np",
-                                    std::to_string(get_world_size()),
-                                    "--bind-to",
-                                    "none",
-                                    "--oversubscribe",
-                                    beside_this_program(kOpenMpiProgram),
-                                    name,
-                                    std::to_string(bytes)};
-  });
-}
-
 }  // namespace
 
 Result measure_collective(const std::string& name, const std::optional<ProcessGroup>& gloo,
-                          const std::string& mpirun, std::int64_t bytes, const RoundPlan& plan) {
+                          const std::vector<std::string>& mpi, std::int64_t bytes,
+                          const RoundPlan& plan) {
   const BackendPointer ours = backend_of({});
   std::vector<Contender> contenders{contender("paceline", "registered", name, ours, bytes),
                                     contender("paceline", "unregistered", name, ours, bytes)};
   if (gloo) contenders.push_back(contender("gloo", "", name, backend_of(*gloo), bytes));
-  if (!mpirun.empty()) contenders.push_back(with_openmpi(mpirun, name, bytes));
+  for (const std::string& library : mpi) {
+    if (!why_absent(library, get_world_size()).empty()) continue;
+    contenders.push_back(external_contender(
+        mpi_program(library, get_world_size(), name, std::to_string(bytes)), calls_of(bytes)));
+  }
   if (name == "all_reduce") contenders.push_back(streaming(get_world_size(), bytes));
+  // Not before: programs inherit it.
+  const PinnedThread pinned(get_rank(), get_world_size());
   return {name, get_world_size(), bytes, measure(contenders, plan)};
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "measure/result.h"
 #include "measure/rounds.h"
@@ -12,11 +13,13 @@
 namespace paceline::bench {
 
 // One of kCollectives on float32 at the level of c10d::Backend: the world's, for memory of its own
-// ("registered") and for any other ("unregistered"), and Gloo's if there is one; and OpenMPI's if
-// there is an `mpirun`. Of a rank's tensors the largest, which may be made up of a part for each
-// rank, has `bytes` bytes. all_reduce is compared with `streaming`, too: what its reads and writes
-// cost each rank in memory of its own. Collective over the world; complete on rank 0.
+// ("registered") and for any other ("unregistered"), and Gloo's if there is one; and those of the
+// libraries of `mpi` that are not absent. Of a rank's tensors the largest, which may be made up of
+// a part for each rank, has `bytes` bytes. all_reduce is compared with `streaming`, too: what its
+// reads and writes cost each rank in memory of its own. Collective over the world; complete on rank
+// 0.
 Result measure_collective(const std::string& name, const std::optional<ProcessGroup>& gloo,
-                          const std::string& mpirun, std::int64_t bytes, const RoundPlan& plan);
+                          const std::vector<std::string>& mpi, std::int64_t bytes,
+                          const RoundPlan& plan);
 
 }  // namespace paceline::bench

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "benchmarks/c10d_reducer.h"
-#include "measure/external_peer.h"
+#include "measure/external_contender.h"
 
 namespace paceline::bench {
 namespace {
@@ -32,9 +32,14 @@ struct Trainee {
 };
 
 template <typename Forward>
+at::Tensor loss_of(const Trainee& trainee, Forward&& forward) {
+  return at::cross_entropy_loss(forward(trainee.batch.input), trainee.batch.target);
+}
+
+template <typename Forward>
 void train_step(Trainee& trainee, Forward&& forward, const std::function<void()>& synchronise) {
   trainee.sgd->zero_grad();
-  at::cross_entropy_loss(forward(trainee.batch.input), trainee.batch.target).backward();
+  loss_of(trainee, forward).backward();
   if (synchronise) synchronise();
   trainee.sgd->step();
 }
@@ -63,6 +68,34 @@ Contender with_ddp(std::string name, const models::Model& model, const ProcessGr
   return {std::move(name), "", {}, [trainee, ddp] { train_step(*trainee, *ddp, {}); }};
 }
 
+using Ddp = DistributedDataParallel<models::Classifier>;
+
+Contender accumulating(const models::Model& model, int micro_batches) {
+  const auto trainee = std::make_shared<Trainee>(model);
+  const auto ddp = std::make_shared<Ddp>(trainee->classifier);
+  return {"accumulation", "", {}, [=] {
+            trainee->sgd->zero_grad();
+            for (int micro = 0; micro < micro_batches; ++micro) {
+              const auto guard = ddp->no_sync(micro + 1 < micro_batches);
+              (loss_of(*trainee, *ddp) / micro_batches).backward();
+            }
+            trainee->sgd->step();
+          }};
+}
+
+Contender with_logical_ranks(const models::Model& model, int micro_batches) {
+  const auto trainee = std::make_shared<Trainee>(model);
+  const auto ddp = std::make_shared<Ddp>(
+      trainee->classifier, DdpOptions{.logical_ranks = micro_batches * get_world_size()});
+  return {"logical_ranks", "", {}, [=] {
+            trainee->sgd->zero_grad();
+            for ([[maybe_unused]] const int rank : ddp->logical_ranks()) {
+              loss_of(*trainee, *ddp).backward();
+            }
+            trainee->sgd->step();
+          }};
+}
+
 Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& group) {
   const auto trainee = std::make_shared<Trainee>(model);
   const auto ddp = std::make_shared<C10dReducerDdp>(trainee->classifier, group.c10d());
@@ -73,14 +106,12 @@ Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& grou
 
 Contender with_python(const std::string& python, const std::string& backend,
                       const models::Model& model) {
-  return external_contender("python_ddp_" + backend, 1, [&] {
-    return std::vector<std::string>{python,
-                                    beside_this_program("python_ddp.py"),
-                                    backend,
-                                    std::to_string(get_world_size()),
-                                    std::to_string(at::get_num_threads()),
-                                    model.name};
-  });
+  return external_contender({.name = "python_ddp_" + backend,
+                             .command = {python, beside_this_program("python_ddp.py"), backend,
+                                         std::to_string(get_world_size()),
+                                         std::to_string(at::get_num_threads()), model.name},
+                             .remedy = "--python selects another Python"},
+                            1);
 }
 
 }  // namespace
@@ -97,6 +128,12 @@ Result measure_training_step(const std::optional<ProcessGroup>& gloo, const mode
     contenders.push_back(with_python(options.python, backend, model));
   }
   return {"ddp", get_world_size(), model.name, measure(contenders, plan)};
+}
+
+Result measure_accumulation(const models::Model& model, int micro_batches, const RoundPlan& plan) {
+  const std::vector contenders{accumulating(model, micro_batches),
+                               with_logical_ranks(model, micro_batches)};
+  return {"accumulation", get_world_size(), model.name, measure(contenders, plan)};
 }
 
 }  // namespace paceline::bench

@@ -18,4 +18,9 @@ namespace paceline::bench {
 Result measure_training_step(const std::optional<ProcessGroup>& gloo, const models::Model& model,
                              const Options& options, const RoundPlan& plan);
 
+// A step of several micro-batches on each rank, under our DDP: accumulated under no_sync
+// ("accumulation"), and each as a logical rank of its own ("logical_ranks"). Collective over the
+// world; complete on rank 0.
+Result measure_accumulation(const models::Model& model, int micro_batches, const RoundPlan& plan);
+
 }  // namespace paceline::bench

@@ -2,26 +2,34 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
+#include <optional>
+#include <thread>
 #include <utility>
 
-#include <paceline/distributed.h>
+#include <paceline/error.h>
 
 #include "base/errno_error.h"
 #include "base/pipe.h"
+#include "launch/report.h"
 
 namespace paceline::bench {
 namespace {
+
+constexpr std::chrono::milliseconds kEndTimeout{10'000};
+constexpr std::chrono::milliseconds kStopTimeout{2'000};  // from SIGTERM to SIGKILL
+constexpr const char* kEnded = "ended before its measurement";
 
 // Which descriptors become which.
 using Descriptors = std::vector<std::pair<int, int>>;
@@ -58,22 +66,26 @@ ssize_t write_without_signal(int fd, const std::string& text) {
   return written;
 }
 
-int wait_for(pid_t pid) {
+// How the process ended; nothing if it still runs when the time is over.
+std::optional<int> wait_for(pid_t pid, std::chrono::milliseconds timeout) {
+  const auto deadline = base::Deadline::after(timeout);
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  while (::waitpid(pid, &status, WNOHANG) != pid) {
+    if (deadline.expired()) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return status;
 }
 
-}  // namespace
-
-Contender external_contender(std::string implementation, int calls,
-                             const std::function<std::vector<std::string>()>& command) {
-  Contender contender{std::move(implementation), "", {}, {}, calls};
-  const auto peer = get_rank() == 0 ? std::make_shared<ExternalPeer>(command()) : nullptr;
-  contender.elsewhere = [peer](int count) { return peer ? peer->measure(count) : Sample(); };
-  return contender;
+// Kills a process that does not obey; mpiexec passes SIGTERM on to the ranks.
+void stop(pid_t pid) {
+  ::kill(pid, SIGTERM);
+  if (wait_for(pid, kStopTimeout)) return;
+  ::kill(pid, SIGKILL);
+  wait_for(pid, base::Deadline::kLongest);
 }
+
+}  // namespace
 
 std::string beside_this_program(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").replace_filename(name);
@@ -84,40 +96,68 @@ bool can_import(const std::string& python, const std::string& module) {
   const pid_t pid =
       start({python, "-c", "import " + module},
             {{null.get(), STDIN_FILENO}, {null.get(), STDOUT_FILENO}, {null.get(), STDERR_FILENO}});
-  return pid > 0 && wait_for(pid) == 0;
+  return pid > 0 && wait_for(pid, base::Deadline::kLongest) == 0;
 }
 
-ExternalPeer::ExternalPeer(const std::vector<std::string>& command) : name_(command.front()) {
+ExternalPeer::ExternalPeer(PeerProgram program, std::chrono::milliseconds timeout)
+    : program_(std::move(program)), timeout_(timeout) {
   base::Pipe to = base::make_pipe();
   base::Pipe from = base::make_pipe();
-  pid_ = start(command, {{to.read_end.get(), STDIN_FILENO}, {from.write_end.get(), STDOUT_FILENO}});
-  if (pid_ < 0) throw base::errno_error("cannot start " + name_);
+  pid_ = start(program_.command,
+               {{to.read_end.get(), STDIN_FILENO}, {from.write_end.get(), STDOUT_FILENO}});
+  if (pid_ < 0) {
+    throw base::errno_error(
+        fmt::format("{}: cannot start {}", program_.name, program_.command.front()));
+  }
   input_ = std::move(to.write_end);
   output_ = std::move(from.read_end);
 }
 
 ExternalPeer::~ExternalPeer() {
-  input_.reset();
-  wait_for(pid_);
+  if (pid_ < 0) return;
+  // Not by the end of its input: OpenMPI's mpiexec does not always pass that on, and Intel's
+  // complains if the ranks end first.
+  write_without_signal(input_.get(), "0\n");
+  if (!wait_for(pid_, std::min(timeout_, kEndTimeout))) stop(pid_);
+}
+
+void ExternalPeer::fail(const std::string& what) {
+  std::string end;
+  if (pid_ > 0) {
+    input_.reset();
+    const auto status = wait_for(pid_, std::min(timeout_, kEndTimeout));
+    end = status ? ": " + launch::describe_end(*status) : "";
+    if (!status) stop(pid_);
+    pid_ = -1;
+  }
+  throw Error(fmt::format("{} {}{}; {}", program_.name, what, end, program_.remedy));
 }
 
 Sample ExternalPeer::measure(int calls) {
-  if (write_without_signal(input_.get(), fmt::format("{}\n", calls)) < 0) {
-    throw base::errno_error("cannot write to " + name_);
+  const auto deadline = base::Deadline::after(timeout_);
+  if (pid_ < 0 || write_without_signal(input_.get(), fmt::format("{}\n", calls)) < 0) {
+    fail(kEnded);
   }
-  const std::string answer = read_line();
+  const std::string answer = read_line(deadline);
   Sample sample;
   if (std::sscanf(answer.c_str(), "%lf %lf", &sample.wall_us, &sample.cpu_us) == 2) return sample;
-  throw Error(fmt::format("{} answered '{}'; expected two times", name_, answer));
+  fail(fmt::format("answered '{}' where two times were expected", answer));
 }
 
-std::string ExternalPeer::read_line() {
+std::string ExternalPeer::read_line(const base::Deadline& deadline) {
   std::array<char, 256> buffer;
   std::size_t end = 0;
   while ((end = pending_.find('\n')) == std::string::npos) {
+    pollfd readable{output_.get(), POLLIN, 0};
+    const int ready = ::poll(&readable, 1, static_cast<int>(deadline.remaining().count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) {
+      fail(fmt::format("did not answer within {:g} s",
+                       std::chrono::duration<double>(deadline.budget()).count()));
+    }
     const ssize_t size = ::read(output_.get(), buffer.data(), buffer.size());
     if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) throw Error(name_ + " ended before its measurement");
+    if (size <= 0) fail(kEnded);
     pending_.append(buffer.data(), static_cast<std::size_t>(size));
   }
   std::string line = pending_.substr(0, end);

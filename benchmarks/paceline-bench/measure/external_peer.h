@@ -2,49 +2,58 @@
 
 #include <sys/types.h>
 
-#include <functional>
+#include <chrono>
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
-#include "measure/rounds.h"
+#include "measure/result.h"
 
 namespace paceline::bench {
+
+// What an ExternalPeer runs. `remedy` ends its errors: how to measure without it.
+struct PeerProgram {
+  std::string name;
+  std::vector<std::string> command;
+  std::string remedy;
+};
 
 // An implementation in processes of its own, which take turns with ours: they are started once and
 // idle until asked. The program reads lines with a number of calls from its standard input, makes
 // that many and answers each with a line of two numbers on its standard output: the mean time of a
-// call in microseconds on the rank that took longest, and the CPU time of a call on all ranks.
+// call in microseconds on the rank that took longest, and the CPU time of a call on all ranks. 0
+// calls end it.
 class ExternalPeer {
  public:
+  // Enough for the start of Python and for the largest tensors.
+  static constexpr std::chrono::minutes kTimeout{5};
+
   // Throws Error if it cannot be started.
-  explicit ExternalPeer(const std::vector<std::string>& command);
+  explicit ExternalPeer(PeerProgram program, std::chrono::milliseconds timeout = kTimeout);
   ExternalPeer(const ExternalPeer&) = delete;
   ExternalPeer& operator=(const ExternalPeer&) = delete;
-  // Ends the program by the end of its input, and waits for it.
+  // Tells the program to end and waits for that; kills it if it does not end within the timeout.
   ~ExternalPeer();
 
-  // Throws Error if the program has ended or says something else.
+  // Throws Error if the program has ended, says something else or does not answer within the
+  // timeout. It is not running any more then.
   Sample measure(int calls);
 
  private:
-  std::string read_line();
+  std::string read_line(const base::Deadline& deadline);
+  // Ends the program and throws Error: its name, `what` and the remedy.
+  [[noreturn]] void fail(const std::string& what);
 
-  std::string name_;
+  PeerProgram program_;
+  std::chrono::milliseconds timeout_;
   base::UniqueFd input_;
   base::UniqueFd output_;
   std::string pending_;
   pid_t pid_ = -1;
 };
 
-// `command` makes the command, on rank 0 alone.
-Contender external_contender(std::string implementation, int calls,
-                             const std::function<std::vector<std::string>()>& command);
-
 std::string beside_this_program(const std::string& name);
-
-// Built where MPI is found.
-inline constexpr const char* kOpenMpiProgram = "paceline-bench-openmpi";
 
 // Whether `python` is a program that can import `module`.
 bool can_import(const std::string& python, const std::string& module);

@@ -4,9 +4,11 @@
 
 #include <paceline/error.h>
 
+#include <algorithm>
 #include <map>
 
 #include "measure/statistics.h"
+#include "options.h"
 
 namespace paceline::bench {
 namespace {
@@ -31,6 +33,19 @@ std::map<std::string, const Series*> fastest_variants(const Result& result) {
 }
 
 }  // namespace
+
+const Series* best_mpi(const Result& result) {
+  const Series* best = nullptr;
+  for (const auto& [name, series] : fastest_variants(result)) {
+    if (std::find(kMpiLibraries.begin(), kMpiLibraries.end(), name) == kMpiLibraries.end()) {
+      continue;
+    }
+    if (best == nullptr || quantile(series->wall_us, 0.5) < quantile(best->wall_us, 0.5)) {
+      best = series;
+    }
+  }
+  return best;
+}
 
 std::string to_line(const Result& result) {
   Json json{{"benchmark", result.benchmark}, {"ranks", result.ranks}};
@@ -65,7 +80,8 @@ Result from_line(const std::string& line) {
 }
 
 Json to_rows(const Result& result) {
-  const auto peers = fastest_variants(result);
+  auto peers = fastest_variants(result);
+  if (const Series* const best = best_mpi(result)) peers["best_mpi"] = best;
   Json rows = Json::array();
   for (const Series& one : result.series) {
     Json row{{"benchmark", result.benchmark},
@@ -80,7 +96,7 @@ Json to_rows(const Result& result) {
     row["rounds"] = one.wall_us.size();
     row["speedup_over"] = Json::object();
     for (const auto& [name, peer] : peers) {
-      if (name == one.implementation) continue;
+      if (peer->implementation == one.implementation) continue;
       const Interval ratio = paired_speedup(one.wall_us, peer->wall_us);
       row["speedup_over"][name] = {
           {"median", ratio.median}, {"low", ratio.low}, {"high", ratio.high}};

@@ -31,6 +31,9 @@ struct Result {
   std::vector<Series> series;
 };
 
+// The fastest of kMpiLibraries, by the median; null if there is none.
+const Series* best_mpi(const Result& result);
+
 // A result on its way from rank 0 to the process that started the ranks: one line of JSON.
 std::string to_line(const Result& result);
 // Throws Error for a line that is not of to_line.
@@ -39,7 +42,7 @@ Result from_line(const std::string& line);
 // One row for each series: {"benchmark", "implementation", "variant", "ranks", "bytes" or "model",
 // "median_us", "p10_us", "p90_us", "cpu_us", "rounds", "speedup_over"}. cpu_us is the median of the
 // rounds. speedup_over has an entry for each other implementation of the result, the fastest
-// variant of it if there are several.
+// variant of it if there are several, and "best_mpi" for best_mpi() unless that is the row itself.
 nlohmann::ordered_json to_rows(const Result& result);
 
 }  // namespace paceline::bench
