@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <csignal>
+#include <cstdlib>
 
 #include "base/cores.h"
 #include "launcher.h"
@@ -22,6 +23,7 @@ class BindToCores : public Launcher {
  protected:
   void SetUp() override {
     if (cores_.size() < 2) GTEST_SKIP() << "needs 2 cores";
+    ::unsetenv("OMP_NUM_THREADS");  // the launcher reports it instead of its own number
     cores_.resize(2);
     auto job = start(cores_, 2, "true");
     job.wait();
