@@ -26,6 +26,9 @@ class ExtendedBackend : public c10d::Backend {
   // Collective over the group.
   virtual std::unique_ptr<BucketReducer> make_bucket_reducer(
       const BucketReducer::Options& options) = 0;
+  // Reduces a tensor and returns with the result, without a Work, which costs more than a small
+  // reduction. Returns false, and has done nothing, if the call needs one.
+  virtual bool all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the

@@ -2,6 +2,7 @@
 
 #include <paceline/collectives.h>
 
+#include "distributed/backend.h"
 #include "distributed/start.h"
 
 namespace paceline {
@@ -16,8 +17,17 @@ static Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& o
                  return backend.allreduce(to, {.reduceOp = options.op, .asyncOp = async});
                });
 }
+static bool all_reduce_now(const at::Tensor& tensor, const AllReduceOptions& options) {
+  if (!options.group.is_member()) return false;
+  const auto device = distributed::device_of(tensor, "all_reduce");
+  const auto backend = distributed::backend_of(options.group, device, "all_reduce");
+  auto* const ours = dynamic_cast<distributed::ExtendedBackend*>(backend.get());
+  return ours != nullptr && distributed::translate("all_reduce", [&] {
+           return ours->all_reduce_now(tensor, options.op);
+         });
+}
 void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
-  start_all_reduce(tensor, options, false).wait();
+  if (!all_reduce_now(tensor, options)) start_all_reduce(tensor, options, false).wait();
 }
 Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options) {
   return start_all_reduce(tensor, options, true);

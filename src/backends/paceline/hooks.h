@@ -26,6 +26,7 @@ class Hooks {
     std::lock_guard lock(mutex_);
     hooks_.erase(id);
   }
+  bool any() const { return any_; }
   template <typename... Args>
   void run(const Args&... args) {
     if (!any_) return;  // the usual case costs no lock
@@ -56,6 +57,9 @@ class Hooks {
 struct GroupHooks {
   Hooks<c10d::CompletionHook> completion;
   Hooks<c10d::AbortHook> abort;  // for errors about other ranks
+
+  // Whether there has ever been one.
+  bool any() const { return completion.any() || abort.any(); }
 };
 
 }  // namespace paceline::backends

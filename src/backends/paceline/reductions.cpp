@@ -1,6 +1,7 @@
 // c10d's reductions and barriers in terms of shm::Group.
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <paceline/error.h>
 
@@ -64,6 +65,23 @@ void PacelineBackend::reduce_in_place(const at::Tensor& tensor, const c10d::Redu
     group_.all_reduce(from.data(), to.data(), to.count(), how.type, how.op);
   }
   to.write_back();
+}
+
+bool PacelineBackend::all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  constexpr const char* kName = "all_reduce";
+  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return false;
+  if (tensor.is_conj() || tensor.is_neg()) return false;
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM || at::hasCallbacks() || hooks_->any()) return false;
+  check_usable(kName);
+  check_dense(tensor, kName);
+  const Reduction how = reduction(op, tensor, kName);
+  ++sequence_;
+  progress_->run_here([&] {
+    group_.set_timeout(timeout_);
+    void* const data = tensor.data_ptr();
+    group_.all_reduce(data, data, static_cast<std::size_t>(tensor.numel()), how.type, how.op);
+  });
+  return true;
 }
 
 PacelineBackend::WorkPtr PacelineBackend::allreduce(Tensors& tensors,

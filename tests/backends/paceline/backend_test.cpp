@@ -1,3 +1,4 @@
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -29,6 +31,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::expect_torch_ranks;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -104,10 +107,11 @@ TEST(Backend, CallsHooksOnCompletionAndFailure) {
     const auto one = backend->allreduce(t, {.asyncOp = false});
     const auto two = backend->allreduce(t);
     two->wait();
+    all_reduce(t[0]);
     barrier();
     {
       std::lock_guard lock(mutex);
-      EXPECT_EQ(keys.size(), 3u);
+      EXPECT_EQ(keys.size(), 4u);
       EXPECT_EQ(keys[0], one->getCompletionKey());
       EXPECT_EQ(keys[1], two->getCompletionKey());
     }
@@ -116,6 +120,30 @@ TEST(Backend, CallsHooksOnCompletionAndFailure) {
     EXPECT_EQ(aborts, 1);
     backend->unregisterCompletionHook(1);
     backend->unregisterAbortHook(2);
+  });
+}
+
+thread_local std::vector<std::string> seen_by_profiler;
+
+TEST(Backend, ShowsCallsThatWaitToAProfiler) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(
+        [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+          seen_by_profiler.emplace_back(call.name());
+          return nullptr;
+        }));
+    all_reduce(torch::ones({2}));
+    at::removeCallback(handle);
+    EXPECT_THAT(seen_by_profiler, Contains("paceline:all_reduce"));
+  });
+}
+
+TEST(Backend, CountsCallsThatWait) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    const std::uint64_t before = backend->getSequenceNumberForGroup();
+    all_reduce(torch::ones({2}));
+    EXPECT_EQ(backend->getSequenceNumberForGroup(), before + 1);
   });
 }
 
