@@ -41,16 +41,24 @@ bool Group::gets_result(int rank) const {
 void Group::reduce_into(const void* input, void* output) {
   const std::size_t bytes = call_.count * element();
   if (size() == 1) return copy_bytes(output, input, bytes);
-  if (bytes <= std::min(kSmallBytes, region_->memory().buffer_bytes()))
-    return reduce_small(input, output);
-  if (output == nullptr || input == output) call_.offset = offset_of(input, bytes);
-  reduce_staged(input, output);
+  const bool small = bytes <= std::min(kSmallBytes, region_->memory().buffer_bytes());
+  const bool tiny = bytes < (region_->oversubscribed() ? kSmallBytes : kTinyBytes);
+  if (!tiny && (output == nullptr || input == output)) call_.offset = offset_of(input, bytes);
+  return small ? reduce_small(input, output) : reduce_staged(input, output);
 }
 
 // Everybody reads everything.
 void Group::reduce_small(const void* input, void* output) {
-  copy_bytes(region_->memory().input(rank(), round_ + 1), input, call_.count * element());
+  const auto copy_in = [&] {
+    copy_bytes(region_->memory().input(rank(), round_ + 1), input, call_.count * element());
+  };
+  if (!call_.is_shared()) copy_in();
   first_round();
+  if (all_shared()) return reduce_shared();
+  if (any_shared()) {  // ranks with shared tensors have not copied in yet
+    copy_in();
+    next_round();
+  }
   if (output == nullptr) return;
   ByRank<const void*> sources;
   for (int peer = 0; peer < size(); ++peer) sources.add(input_of(peer));
@@ -121,7 +129,7 @@ void Group::reduce_staged(const void* input, void* output) {
   if (!call_.is_shared()) copy_in(0);
   first_round();
   if (all_shared()) return reduce_shared();
-  if (any_shared()) {  // ranks with shared tensors have not copied in yet
+  if (any_shared()) {  // as in reduce_small
     copy_in(0);
     next_round();
   }
@@ -153,7 +161,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
     shm::reduce(type, op, in_place, {&output.data, 1}, output.count);
     return next_round();
   }
-  if (any_shared()) {  // as in reduce_staged
+  if (any_shared()) {  // as in reduce_small
     staging.put(0);
     next_round();
   }
