@@ -28,6 +28,16 @@ std::optional<double> read_quota(const fs::path& directory) {
   return std::nullopt;
 }
 
+std::int64_t read_throttled_time(const fs::path& directory) {
+  std::ifstream file(directory / "cpu.stat");
+  std::string name;
+  for (std::int64_t value = 0; file >> name >> value;) {
+    if (name == "throttled_usec") return value;
+    if (name == "throttled_time") return value / 1000;  // version 1's, in nanoseconds
+  }
+  return -1;
+}
+
 // The process's path in the hierarchy that limits the CPU: "0::/a/b" (version 2) or
 // "4:cpu,cpuacct:/a/b" (version 1).
 struct Membership {
@@ -83,6 +93,19 @@ int cgroup_cores(const fs::path& root, const fs::path& cgroup) {
 int core_quota() {
   const Membership membership = find_membership();
   return cgroup_cores(membership.root, membership.group);
+}
+
+std::int64_t cgroup_throttled_time(const fs::path& root, const fs::path& cgroup) {
+  std::int64_t longest = -1;
+  for (fs::path at = cgroup;; at = at.parent_path()) {
+    longest = std::max(longest, read_throttled_time(at));
+    if (at == root || at == at.parent_path()) return longest;
+  }
+}
+
+std::int64_t throttled_time() {
+  const Membership membership = find_membership();
+  return cgroup_throttled_time(membership.root, membership.group);
 }
 
 int available_cores() {

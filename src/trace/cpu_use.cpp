@@ -1,10 +1,19 @@
 #include "trace/cpu_use.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <ctime>
 #include <fstream>
+#include <sstream>
+#include <string>
+
+#include "base/cores.h"
 
 namespace paceline::trace {
 namespace {
@@ -15,24 +24,101 @@ std::int64_t microseconds(clockid_t clock) {
   return std::int64_t{time.tv_sec} * 1'000'000 + time.tv_nsec / 1000;
 }
 
+// Lines of /proc/stat: "cpu3 user nice system idle iowait irq softirq steal ...", in ticks.
+void add_machine(const std::vector<int>& cores, CpuUse& use) {
+  std::ifstream file("/proc/stat");
+  const std::int64_t tick = 1'000'000 / ::sysconf(_SC_CLK_TCK);
+  std::int64_t busy = 0;
+  std::int64_t stolen = 0;
+  for (std::string line; std::getline(file, line) && line.starts_with("cpu");) {
+    std::istringstream fields(line.substr(3));
+    std::int64_t user = 0, nice = 0, system = 0, idle = 0, io = 0, irq = 0, soft_irq = 0, steal = 0;
+    int core = -1;
+    const bool all = line[3] == ' ';
+    if (!all) fields >> core;
+    if (!(fields >> user >> nice >> system >> idle >> io >> irq >> soft_irq >> steal)) return;
+    const std::int64_t time = tick * (user + nice + system + irq + soft_irq);
+    if (all) use.machine = time;
+    if (!std::ranges::binary_search(cores, core)) continue;
+    busy += time;
+    stolen += tick * steal;
+  }
+  if (use.machine == kUnknown) return;
+  use.busy = busy;
+  use.stolen = stolen;
+}
+
+// "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345"
+std::int64_t pressure(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  constexpr std::string_view total = "total=";
+  const auto found = line.find(total);
+  std::int64_t time = kUnknown;
+  if (found != line.npos) {
+    std::from_chars(line.data() + found + total.size(), line.data() + line.size(), time);
+  }
+  return time;
+}
+
+std::int64_t since(std::int64_t begin, std::int64_t now) {
+  return begin == kUnknown || now == kUnknown ? kUnknown : std::max<std::int64_t>(0, now - begin);
+}
+
 }  // namespace
 
-CpuMeter::CpuMeter() : thread_(::gettid()), begin_(now()) {}
+CpuMeter::CpuMeter() : thread_(::gettid()), cores_(base::affinity()), begin_(now()) {}
 
 std::optional<CpuUse> CpuMeter::now() const {
   std::int64_t running = 0;
   std::int64_t queued = 0;
   std::ifstream file(fmt::format("/proc/self/task/{}/schedstat", thread_));
   if (!(file >> running >> queued)) return std::nullopt;
-  return CpuUse{microseconds(CLOCK_MONOTONIC), microseconds(CLOCK_PROCESS_CPUTIME_ID),
-                running / 1000, queued / 1000};
+  CpuUse use{.wall = microseconds(CLOCK_MONOTONIC),
+             .used = microseconds(CLOCK_PROCESS_CPUTIME_ID),
+             .running = running / 1000,
+             .queued = queued / 1000,
+             .at = Clock::now(),
+             .throttled = base::throttled_time(),
+             .cpu_pressure = pressure("/proc/pressure/cpu"),
+             .memory_pressure = pressure("/proc/pressure/memory")};
+  add_machine(cores_, use);
+  return use;
 }
 
 std::optional<CpuUse> CpuMeter::read() const {
-  const auto use = now();
+  auto use = now();
   if (!use || !begin_) return std::nullopt;
-  return CpuUse{use->wall - begin_->wall, use->used - begin_->used, use->running - begin_->running,
-                use->queued - begin_->queued};
+  for (std::int64_t CpuUse::*const figure :
+       {&CpuUse::wall, &CpuUse::used, &CpuUse::running, &CpuUse::queued, &CpuUse::throttled,
+        &CpuUse::busy, &CpuUse::stolen, &CpuUse::machine, &CpuUse::cpu_pressure,
+        &CpuUse::memory_pressure}) {
+    (*use).*figure = since((*begin_).*figure, (*use).*figure);
+  }
+  return use;
+}
+
+ThreadMeter::ThreadMeter()
+    : thread_(std::this_thread::get_id()),
+      schedstat_(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
+
+ThreadUse ThreadMeter::read() const noexcept {
+  ThreadUse use{.at = Clock::now(), .cpu = microseconds(CLOCK_THREAD_CPUTIME_ID)};
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  use.preempted = usage.ru_nivcsw;
+  use.faults = usage.ru_majflt;
+  // "running queued slices", in nanoseconds.
+  std::array<char, 80> text;
+  const ssize_t size = ::pread(schedstat_.get(), text.data(), text.size(), 0);
+  const char* const end = text.data() + std::max<ssize_t>(0, size);
+  const char* const space = std::find(text.data(), const_cast<char*>(end), ' ');
+  std::int64_t queued = 0;
+  if (space != end && std::from_chars(space + 1, end, queued).ec == std::errc()) {
+    use.queued = queued / 1000;
+  }
+  return use;
 }
 
 }  // namespace paceline::trace

@@ -124,9 +124,34 @@ std::string model_event(int rank, std::uint64_t model) {
 }
 
 std::string cpu_event(int rank, const CpuUse& use) {
-  return metadata("paceline_cpu", rank, 0,
-                  fmt::format("\"wall\":{},\"used\":{},\"running\":{},\"queued\":{}", use.wall,
-                              use.used, use.running, use.queued));
+  std::string args = fmt::format(
+      "\"at\":{}.{:03},\"wall\":{},\"used\":{},\"running\":{},\"queued\":{}",
+      nanoseconds(use.at.time_since_epoch()) / 1000, nanoseconds(use.at.time_since_epoch()) % 1000,
+      use.wall, use.used, use.running, use.queued);
+  for (const auto& [name, value] : {std::pair("throttled", use.throttled),
+                                    {"busy", use.busy},
+                                    {"stolen", use.stolen},
+                                    {"machine", use.machine},
+                                    {"cpu_pressure", use.cpu_pressure},
+                                    {"memory_pressure", use.memory_pressure}}) {
+    if (value != kUnknown) args += fmt::format(",\"{}\":{}", name, value);
+  }
+  return metadata("paceline_cpu", rank, 0, args);
+}
+
+void append_thread_event(std::string& text, int rank, const ThreadUse& use) {
+  std::array<char, 250> event;
+  const std::int64_t at = std::max<std::int64_t>(0, nanoseconds(use.at.time_since_epoch()));
+  char* end = fmt::format_to(
+      event.data(),
+      FMT_COMPILE(",\n{{\"name\":\"paceline_thread\",\"ph\":\"M\",\"pid\":{},\"tid\":0,\"args\":{{"
+                  "\"at\":{}.{:03},\"cpu\":{},\"preempted\":{},\"faults\":{}"),
+      rank, at / 1000, at % 1000, use.cpu, use.preempted, use.faults);
+  if (use.queued != kUnknown) {
+    end = fmt::format_to(end, FMT_COMPILE(",\"queued\":{}"), use.queued);
+  }
+  text.append(event.data(), end);
+  text += "}}";
 }
 
 std::string dropped_event(int rank, std::uint64_t spans) {

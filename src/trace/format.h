@@ -25,6 +25,7 @@ std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_
                          std::string_view parameters);
 std::string model_event(int rank, std::uint64_t model);
 std::string cpu_event(int rank, const CpuUse& use);
+void append_thread_event(std::string& text, int rank, const ThreadUse& use);
 std::string dropped_event(int rank, std::uint64_t spans);
 std::string full_event(int rank);
 

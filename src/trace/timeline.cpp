@@ -22,6 +22,9 @@ namespace {
 // As many as fit into a file: 29 MB, which use memory only once touched.
 constexpr std::size_t kCapacity = std::size_t{1} << 19;
 constexpr std::size_t kMaxFacts = 1 << 20;
+// A minute of samples: 3 MB.
+constexpr std::size_t kMaxSamples = std::size_t{1} << 16;
+constexpr std::chrono::milliseconds kBetweenSamples{1};
 constexpr std::chrono::seconds kInterval{1};
 // What the writer does in an interval: 1.5 ms of work, as ranks that wait for each other all wait
 // for one that has to share its core with its writer.
@@ -79,6 +82,8 @@ Timeline::Timeline(const std::filesystem::path& path, int rank, int size, const 
       file_(std::make_unique<TraceFile>(path, rank)),
       facts_(job_event(rank, size, node)) {
   spans_.reserve(kCapacity);
+  samples_.reserve(kMaxSamples);
+  sample_batch_.reserve(kMaxSamples);
   // SIGXFSZ, which would end the process where a file may not grow, is EFBIG then.
   const base::SignalsBlocked blocked;
   writer_ = std::thread([this] { write(); });
@@ -95,6 +100,21 @@ void Timeline::record(const Span& span) noexcept {
   } else {
     spans_.push_back(span);
   }
+}
+
+void Timeline::sample_thread() noexcept {
+  if (current() != this) return;
+  const auto now = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!open_ || now < next_sample_ || samples_.size() == kMaxSamples) return;
+    if (!thread_) thread_.emplace();
+    if (!thread_->is_of_this_thread()) return;
+    next_sample_ = now + kBetweenSamples;
+  }
+  const ThreadUse use = thread_->read();
+  const std::lock_guard lock(mutex_);
+  if (open_) samples_.push_back(use);
 }
 
 void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -126,13 +146,16 @@ void Timeline::write() {
       taken_ = 0;
     }
     news_.swap(facts_);
+    samples_.swap(sample_batch_);
     const std::uint64_t dropped = std::exchange(dropped_, 0);
     lock.unlock();
     if (dropped > 0) news_ += dropped_event(rank_, dropped);
     if (const auto use = cpu_.read()) news_ += cpu_event(rank_, *use);
     file_->write(news_);
+    file_->write(sample_batch_);
     file_->write(batch_);
     news_.clear();
+    sample_batch_.clear();
     if (closing && all) return file_->close();
     lock.lock();
     if (open_) wake_.wait_for(lock, kInterval, [&] { return !open_; });

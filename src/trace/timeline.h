@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -48,6 +49,9 @@ class Timeline {
 
   // Tens of nanoseconds; never waits for the disk, never throws.
   void record(const Span& span) noexcept;
+  // What the kernel knows of the calling thread, which trains: at most once a millisecond, for 2
+  // us. Ignores all threads but the first that calls it. Never throws.
+  void sample_thread() noexcept;
   // Call for each bucket of a plan; replaces an earlier description of the bucket.
   void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
                        std::string_view parameters);
@@ -66,13 +70,17 @@ class Timeline {
   std::unique_ptr<TraceFile> file_;
   const CpuMeter cpu_;
   std::vector<Span> batch_;
+  std::vector<ThreadUse> sample_batch_;
   std::string news_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Span> spans_;  // never grows
   std::size_t taken_ = 0;    // how many of them the writer has taken
-  std::string facts_;        // formatted events
+  std::optional<ThreadMeter> thread_;
+  Clock::time_point next_sample_{};
+  std::vector<ThreadUse> samples_;  // never grows
+  std::string facts_;               // formatted events
   std::uint64_t dropped_ = 0;
   bool open_ = true;
   std::thread writer_;

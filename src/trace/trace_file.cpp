@@ -42,6 +42,11 @@ void TraceFile::write(std::span<const Span> spans) {
   flush();
 }
 
+void TraceFile::write(std::span<const ThreadUse> samples) {
+  for (const ThreadUse& sample : samples) append_thread_event(text_, rank_, sample);
+  flush();
+}
+
 void TraceFile::close() {
   if (!fd_) return;
   text_ += "\n]\n";

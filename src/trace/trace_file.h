@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
+#include "trace/cpu_use.h"
 #include "trace/span.h"
 
 namespace paceline::trace {
@@ -26,6 +27,7 @@ class TraceFile {
   // `events` are made by format.h.
   void write(std::string_view events);
   void write(std::span<const Span> spans);
+  void write(std::span<const ThreadUse> samples);
   void close();
 
  private:

@@ -164,6 +164,16 @@ TEST_F(CgroupCores, ReadsVersionOne) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
 }
 
+TEST_F(CgroupCores, TakesTheLongestThrottledTimeOnThePath) {
+  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), -1);
+  write("a/b/cpu.stat", "usage_usec 9\nnr_throttled 3\nthrottled_usec 700\n");
+  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), 700);
+  write("a/cpu.stat", "nr_periods 5\nnr_throttled 4\nthrottled_time 900000\n");
+  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), 900);
+  write("cpu.stat", "nonsense");
+  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), 900);
+}
+
 TEST(Cores, TakesTheLargestCacheAsTheLastLevel) {
   const test::TemporaryDirectory directory;
   EXPECT_EQ(last_level_cache(directory.path()), 0u);

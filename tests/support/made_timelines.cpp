@@ -110,7 +110,10 @@ void write_timelines(const std::filesystem::path& directory,
       text +=
           trace::bucket_event(trace.rank, key.first, key.second, bucket.bytes, bucket.parameters);
     }
-    if (trace.cpu) text += trace::cpu_event(trace.rank, *trace.cpu);
+    for (const trace::CpuUse& use : trace.cpu) text += trace::cpu_event(trace.rank, use);
+    for (const trace::ThreadUse& use : trace.thread) {
+      trace::append_thread_event(text, trace.rank, use);
+    }
     for (const trace::Span& span : trace.spans) trace::append_span(text, trace.rank, span);
     text[0] = '[';
     std::ofstream(directory / trace.path) << text << "\n]\n";

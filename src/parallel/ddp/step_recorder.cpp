@@ -29,6 +29,10 @@ void add(StepStats& total, const StepStats& step) {
 
 StepRecorder::StepRecorder() : model_(next_model()) {}
 
+void StepRecorder::sample_thread() {
+  if (Timeline* const timeline = Timeline::current()) timeline->sample_thread();
+}
+
 void StepRecorder::record_span(Kind kind, Clock::time_point begin, Clock::time_point end,
                                int bucket, int peer) const {
   if (Timeline* const timeline = Timeline::current()) {
@@ -45,6 +49,7 @@ void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
 
 void StepRecorder::begin_forward(std::uint64_t step) {
   step_ = step;
+  if (step_begin_ == kNever) sample_thread();
   forward_begin_ = Clock::now();
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
@@ -110,6 +115,7 @@ void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   record_reduced_buckets(bucket_reducer);
   record_span(Kind::backward, backward_begin_, now);
   record_span(Kind::step, step_begin_, now);
+  sample_thread();
   step_begin_ = backward_begin_ = kNever;
   ++stats_.steps;
   add(stats_.total, step);

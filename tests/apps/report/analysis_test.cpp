@@ -240,7 +240,7 @@ TEST(Diagnosis, DoesNotSuggestCompressionForFewBytes) {
 TEST(Diagnosis, CoresAreSharedWithOtherWork) {
   auto traces = small_and_exposed();
   // Of the time in which they could have run, half; together on 1.2 of 4 cores.
-  for (RankTrace& trace : traces) trace.cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000};
+  for (RankTrace& trace : traces) trace.cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000}};
   const Diagnosis foreign = diagnose(analyse(merge(traces)));
   EXPECT_EQ(foreign.finding, Finding::shared_cores);
   EXPECT_THAT(foreign.sentence, HasSubstr("The cores are shared with other work: ranks wait for a "
@@ -250,21 +250,21 @@ TEST(Diagnosis, CoresAreSharedWithOtherWork) {
   EXPECT_THAT(foreign.remedies, Not(Contains(HasSubstr("float16"))));
 
   // All cores are the job's own: its threads are too many.
-  for (RankTrace& trace : traces) trace.cpu->used = 20'000'000;
+  for (RankTrace& trace : traces) trace.cpu.back().used = 20'000'000;
   const Diagnosis own = diagnose(analyse(merge(traces)));
   EXPECT_EQ(own.finding, Finding::shared_cores);
   EXPECT_THAT(own.sentence, HasSubstr("The job's threads share too few cores"));
   EXPECT_THAT(own.remedies, Contains(HasSubstr("OMP_NUM_THREADS")));
 
-  for (RankTrace& trace : traces) trace.cpu->queued = 200'000;
+  for (RankTrace& trace : traces) trace.cpu.back().queued = 200'000;
   EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::communication);
   // Also if all are slowed down alike, so that none waits for another.
   auto alike = make_timelines({});
-  for (RankTrace& trace : alike) trace.cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 1'000'000};
+  for (RankTrace& trace : alike) trace.cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 1'000'000}};
   EXPECT_EQ(diagnose(analyse(merge(alike))).finding, Finding::shared_cores);
   // One rank's core alone.
   auto one = make_timelines(straggling());
-  one[1].cpu = CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000};
+  one[1].cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000}};
   EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::straggler);
   EXPECT_THAT(diagnose(analyse(merge(one))).why,
               Contains(HasSubstr("Rank 1 waits for a core 50 % of the time")));

@@ -53,7 +53,8 @@ TEST(TraceReader, ReadsEvents) {
   EXPECT_EQ(trace.cores, 3);
   EXPECT_EQ(trace.local_size, 0);
   EXPECT_THAT(trace.affinity, ::testing::IsEmpty());
-  EXPECT_FALSE(trace.cpu.has_value());
+  EXPECT_TRUE(trace.cpu.empty());
+  EXPECT_TRUE(trace.thread.empty());
   EXPECT_EQ(trace.boot, "b");
   EXPECT_EQ(trace.started, 1700000000000000);
   EXPECT_FALSE(trace.truncated);
@@ -84,12 +85,49 @@ TEST(TraceReader, ReadsTheCoresOfARank) {
   const std::string cpu = R"(,{"name":"paceline_cpu","ph":"M","pid":1,"args":{"wall":4,"used":3,)";
   const RankTrace trace = parse(std::string(kHead) + cpu + R"("running":2,"queued":1}})" + cpu +
                                 R"("running":5,"queued":7}})" + cpu + R"("running":-1}}])");
-  ASSERT_TRUE(trace.cpu.has_value());
-  EXPECT_EQ(trace.cpu->wall, 4);
-  EXPECT_EQ(trace.cpu->used, 3);
-  EXPECT_EQ(trace.cpu->running, 5);
-  EXPECT_EQ(trace.cpu->queued, 7);
+  ASSERT_EQ(trace.cpu.size(), 2U);
+  EXPECT_EQ(trace.cpu.back().wall, 4);
+  EXPECT_EQ(trace.cpu.back().used, 3);
+  EXPECT_EQ(trace.cpu.back().running, 5);
+  EXPECT_EQ(trace.cpu.back().queued, 7);
   EXPECT_EQ(trace.foreign, 1U);
+}
+
+TEST(TraceReader, ReadsWhatTheKernelKnows) {
+  const auto parse_with = [](const std::string& name, const std::string& args) {
+    return parse(std::string(kHead) + ",{\"name\":\"" + name + "\",\"ph\":\"M\",\"args\":{" + args +
+                 "}}]");
+  };
+  const std::string cpu = R"("at":5.5,"wall":4,"used":3,"running":2,"queued":1)";
+  const RankTrace some = parse_with("paceline_cpu", cpu);
+  ASSERT_EQ(some.cpu.size(), 1U);
+  EXPECT_EQ(some.cpu[0].at.time_since_epoch().count(), 5500);
+  EXPECT_EQ(some.cpu[0].throttled, trace::kUnknown);
+  EXPECT_EQ(some.cpu[0].machine, trace::kUnknown);
+  const RankTrace all = parse_with("paceline_cpu", cpu + R"(,"throttled":6,"busy":7,"stolen":8,)"
+                                                         R"("machine":9,"cpu_pressure":10,)"
+                                                         R"("memory_pressure":11)");
+  ASSERT_EQ(all.cpu.size(), 1U);
+  EXPECT_EQ(all.cpu[0].throttled, 6);
+  EXPECT_EQ(all.cpu[0].busy, 7);
+  EXPECT_EQ(all.cpu[0].stolen, 8);
+  EXPECT_EQ(all.cpu[0].machine, 9);
+  EXPECT_EQ(all.cpu[0].cpu_pressure, 10);
+  EXPECT_EQ(all.cpu[0].memory_pressure, 11);
+
+  const std::string thread = R"("cpu":3,"queued":4,"preempted":5,"faults":6)";
+  const RankTrace sampled = parse_with("paceline_thread", R"("at":7,)" + thread);
+  ASSERT_EQ(sampled.thread.size(), 1U);
+  EXPECT_EQ(sampled.thread[0].at.time_since_epoch().count(), 7000);
+  EXPECT_EQ(sampled.thread[0].cpu, 3);
+  EXPECT_EQ(sampled.thread[0].queued, 4);
+  EXPECT_EQ(sampled.thread[0].preempted, 5);
+  EXPECT_EQ(sampled.thread[0].faults, 6);
+  for (const char* bad : {"", R"("at":-1,)", R"("at":1e300,)", R"("at":"1",)"}) {
+    const RankTrace trace = parse_with("paceline_thread", bad + thread);
+    EXPECT_TRUE(trace.thread.empty()) << bad;
+    EXPECT_EQ(trace.foreign, 1U) << bad;
+  }
 }
 
 TEST(TraceReader, ReadsAFileTruncatedAtAnyByte) {

@@ -173,7 +173,8 @@ void count_cores(const Job& job, Analysis& analysis) {
 void add_cpu_use(const Job& job, Analysis& analysis) {
   bool all_tell = true;
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
-    const CpuUse use = job.ranks[i].cpu.value_or(CpuUse{});
+    const auto& samples = job.ranks[i].cpu;
+    const CpuUse use = samples.empty() ? CpuUse{} : samples.back();
     const auto queued = static_cast<double>(use.queued);
     analysis.ranks[i].queued = part(queued, static_cast<double>(use.running) + queued);
     analysis.queued += analysis.ranks[i].queued / static_cast<double>(job.ranks.size());

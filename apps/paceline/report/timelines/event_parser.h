@@ -35,8 +35,18 @@ enum class Field {
   used,
   running,
   queued,
+  at,
+  cpu,
+  preempted,
+  faults,
+  throttled,
+  busy,
+  stolen,
+  machine,
+  cpu_pressure,
+  memory_pressure,
 };
-inline constexpr std::size_t kFields = 24;
+inline constexpr std::size_t kFields = 34;
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // doubles are exact up to here
 
 // An event of the Trace Event Format.

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include <paceline/error.h>
@@ -98,6 +99,7 @@ class Collector {
     }
     if (name == "paceline_full") trace_.full = true;
     if (name == "paceline_cpu") return take_cpu(event);
+    if (name == "paceline_thread") return take_thread(event);
     return true;  // others are for viewers
   }
 
@@ -132,7 +134,30 @@ class Collector {
       if (!count) return false;
       *value = *count;
     }
-    trace_.cpu = use;  // the last one covers the whole run
+    for (const auto& [field, value] : {std::pair(Field::throttled, &use.throttled),
+                                       {Field::busy, &use.busy},
+                                       {Field::stolen, &use.stolen},
+                                       {Field::machine, &use.machine},
+                                       {Field::cpu_pressure, &use.cpu_pressure},
+                                       {Field::memory_pressure, &use.memory_pressure}}) {
+      *value = event.integer(field, 0, kMaxCount).value_or(trace::kUnknown);
+    }
+    use.at = moment(event).value_or(Clock::time_point());
+    if (!trace_.cpu.empty() && use.at < trace_.cpu.back().at) return false;
+    trace_.cpu.push_back(use);
+    return true;
+  }
+
+  bool take_thread(const Event& event) {
+    const auto at = moment(event);
+    const auto cpu = event.integer(Field::cpu, 0, kMaxCount);
+    if (!at || !cpu || (!trace_.thread.empty() && *at < trace_.thread.back().at)) return false;
+    trace_.thread.push_back(
+        {.at = *at,
+         .cpu = *cpu,
+         .queued = event.integer(Field::queued, 0, kMaxCount).value_or(trace::kUnknown),
+         .preempted = event.integer(Field::preempted, 0, kMaxCount).value_or(0),
+         .faults = event.integer(Field::faults, 0, kMaxCount).value_or(0)});
     return true;
   }
 
@@ -146,6 +171,11 @@ class Collector {
     return true;
   }
 
+  static std::optional<Clock::time_point> moment(const Event& event) {
+    const double nanoseconds = event.number(Field::at).value_or(-1) * 1000;
+    if (nanoseconds < 0 || nanoseconds > kMaxNanoseconds) return std::nullopt;
+    return at(nanoseconds);
+  }
   static Clock::time_point at(double nanoseconds) {
     const std::int64_t count = std::llround(nanoseconds);
     return Clock::time_point(std::chrono::nanoseconds(count));

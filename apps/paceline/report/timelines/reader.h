@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -19,6 +18,7 @@ using trace::Clock;
 using trace::CpuUse;
 using trace::Kind;
 using trace::Span;
+using trace::ThreadUse;
 
 struct BucketInfo {
   std::uint64_t bytes = 0;
@@ -40,7 +40,10 @@ struct RankTrace {
   std::string boot;          // the boot id, which identifies the clock
   std::vector<Span> spans;
   std::map<BucketKey, BucketInfo> buckets;
-  std::optional<CpuUse> cpu;  // of the whole run
+  // Both in the order of time. Files of earlier versions have none of a thread, and no times of
+  // the others.
+  std::vector<CpuUse> cpu;
+  std::vector<ThreadUse> thread;
   std::uint64_t dropped = 0;  // spans that found the buffer full
   bool full = false;          // the file reached its size limit
   bool truncated = false;     // the array has no end
