@@ -16,6 +16,7 @@
 #include "help_formatter.h"
 #include "report/analysis/analysis.h"
 #include "report/analysis/diagnosis.h"
+#include "report/json.h"
 #include "report/page/page.h"
 #include "report/timelines/job.h"
 
@@ -25,13 +26,14 @@ namespace {
 struct ReportOptions {
   std::string directory;
   std::string output;
+  bool json = false;
   std::string help;  // what to print if help was asked for
 };
 
 ReportOptions parse_report_options(std::vector<std::string> arguments) {
   ReportOptions options;
   CLI::App app("Finds the bottleneck of a run and draws it as one HTML page.");
-  app.formatter(std::make_shared<HelpFormatter>("paceline report DIR [--output FILE]"));
+  app.formatter(std::make_shared<HelpFormatter>("paceline report DIR [--output FILE] [--json]"));
   app.add_option("DIR", options.directory,
                  "The directory that PACELINE_TIMELINE named, with a rank*.json for each rank")
       ->required()
@@ -40,6 +42,9 @@ ReportOptions parse_report_options(std::vector<std::string> arguments) {
   app.add_option("--output", options.output,
                  "Write the page to this file (default DIR/report.html)")
       ->type_name("FILE")
+      ->group("Output");
+  app.add_flag("--json", options.json,
+               "Print the diagnosis and its figures as JSON; write a page only with --output")
       ->group("Output");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
   app.footer(
@@ -54,7 +59,7 @@ ReportOptions parse_report_options(std::vector<std::string> arguments) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
-  if (options.output.empty()) {
+  if (options.output.empty() && !options.json) {
     options.output = (std::filesystem::path(options.directory) / "report.html").string();
   }
   return options;
@@ -68,6 +73,10 @@ void write_page(const std::string& path, const std::string& page) {
   if (!file) throw base::errno_error("cannot write " + path, errno != 0 ? errno : EIO);
 }
 
+std::optional<report::Prediction> first_prediction(const report::Diagnosis& diagnosis) {
+  return diagnosis.remedies.empty() ? std::nullopt : diagnosis.remedies.front().prediction;
+}
+
 }  // namespace
 
 int report_command(const std::vector<std::string>& arguments) {
@@ -79,11 +88,18 @@ int report_command(const std::vector<std::string>& arguments) {
   const report::Job job = report::read_job(options.directory);
   const report::Analysis analysis = report::analyse(job);
   const report::Diagnosis diagnosis = report::diagnose(analysis);
-  write_page(options.output, report::report_page(job, analysis, diagnosis));
+  if (!options.output.empty()) {
+    write_page(options.output, report::report_page(job, analysis, diagnosis));
+  }
   for (const std::string& note : job.notes) {
     std::fputs(fmt::format("paceline report: {}\n", note).c_str(), stderr);
   }
+  if (options.json) {
+    std::puts(report::report_json(job, analysis, diagnosis).c_str());
+    return 0;
+  }
   std::puts(diagnosis.sentence.c_str());
+  if (const auto gain = first_prediction(diagnosis)) std::puts(report::text_of(*gain).c_str());
   std::puts(options.output.c_str());
   return 0;
 }

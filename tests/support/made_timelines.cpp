@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 
 #include "trace/format.h"
@@ -34,6 +35,7 @@ class MadeStep {
         published = std::max(published, publication(rank, bucket));
       }
       reduced = std::max(reduced, published) + job_.reduction;
+      if (bucket == job_.buckets - 1) reduced += job_.delay(number_);
       reduced_.push_back(reduced);
     }
     for (int rank = 0; rank < job_.ranks; ++rank) make_spans(rank);
@@ -65,6 +67,20 @@ class MadeStep {
     }
     add(rank, Kind::backward, forward_end, end);
     add(rank, Kind::step, arrival(rank), end);
+    sample(rank, end);
+  }
+
+  void sample(int rank, double end) {
+    if (!job_.queued) return;
+    auto& samples = traces_[static_cast<std::size_t>(rank)].thread;
+    trace::ThreadUse use = samples.empty() ? trace::ThreadUse{.queued = 0} : samples.back();
+    use.at = at(arrival(rank));
+    samples.push_back(use);
+    use.at = at(end);
+    const double queued = job_.queued(rank, number_);
+    use.cpu += std::llround(job_.computing(rank, number_) - queued);
+    use.queued += std::llround(queued + (rank == 0 ? job_.delay(number_) : 0));
+    samples.push_back(use);
   }
 
   void add(int rank, Kind kind, double begin, double end, int bucket = -1, int peer = -1) {

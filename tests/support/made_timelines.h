@@ -19,6 +19,12 @@ struct MadeJob {
   int buckets = 4;
   Time computing = [](int, int) { return 9000.0; };
   Time between = [](int, int) { return 0.0; };
+  // Of computing, the time for which a rank waits for a core. If it is set, so are samples of the
+  // threads that train, which wait for data between steps.
+  Time queued = nullptr;
+  // For how long rank 0 waits for a core in the reduction of the last bucket; part of `queued`'s
+  // samples, if there are any.
+  std::function<double(int step)> delay = [](int) { return 0.0; };
   double reduction = 0;  // of one bucket, once all ranks have published it
   bool meets = false;    // before a forward, all ranks wait for the last rank
 };

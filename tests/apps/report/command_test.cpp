@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "support/child_process.h"
 #include "support/made_timelines.h"
@@ -76,7 +77,10 @@ TEST_F(Report, SaysTheDiagnosisAndDrawsThePage) {
   test::write_timelines(directory(), test::make_timelines(slow_rank()));
   auto command = report({directory().string()});
   EXPECT_EQ(command.wait(), 0);
-  EXPECT_EQ(command.out(), std::string(kSlowRank) + "\n" + path("report.html") + "\n");
+  EXPECT_EQ(command.out(),
+            std::string(kSlowRank) +
+                "\nIf rank 1 were as fast as the others: 10.0 ms -> 7.00 ms a step.\n" +
+                path("report.html") + "\n");
   EXPECT_EQ(command.err(), "");
 
   const std::string page = read("report.html");
@@ -180,6 +184,48 @@ TEST_F(Report, WritesThePageToOutput) {
             "(ENOENT)\n");
 }
 
+TEST_F(Report, PrintsTheDiagnosisAsJson) {
+  test::write_timelines(directory(), test::make_timelines(slow_rank()));
+  auto command = report({directory().string(), "--json"});
+  EXPECT_EQ(command.wait(), 0);
+  EXPECT_EQ(command.err(), "");
+  EXPECT_FALSE(std::filesystem::exists(directory() / "report.html"));
+  const auto json = nlohmann::json::parse(command.out());
+  EXPECT_EQ(json["version"], 1);
+  EXPECT_EQ(json["finding"], "straggler");
+  EXPECT_EQ(json["rank"], 1);
+  EXPECT_EQ(json["sentence"], kSlowRank);
+  EXPECT_EQ(json["ranks"], 3);
+  EXPECT_EQ(json["steps"], 34);
+  EXPECT_NEAR(json["period"], 10000, 1);
+  EXPECT_NEAR(json["shares"]["stall"], 0.3, 1e-3);
+  EXPECT_NEAR(json["shares"]["between"], 0.1, 1e-3);
+  EXPECT_NEAR(json["remedies"][0]["prediction"]["after"], 7000, 1);
+  EXPECT_EQ(json["remedies"][0]["prediction"]["if"], "rank 1 were as fast as the others");
+  EXPECT_NEAR(json["times"][2]["late"], 3000, 1);
+  EXPECT_EQ(json["buckets"].size(), 4U);
+  EXPECT_EQ(json["buckets"][0]["bytes"], 1 << 20);
+  EXPECT_TRUE(json["machine"]["throttled"].is_null());
+  EXPECT_EQ(json["notes"].size(), 0U);
+
+  auto both = report({directory().string(), "--json", "--output", path("other.html")});
+  EXPECT_EQ(both.wait(), 0);
+  EXPECT_EQ(both.out(), command.out());
+  EXPECT_THAT(read("other.html"), StartsWith("<!DOCTYPE html>"));
+}
+
+// Every value that a file may hold: the document stays JSON.
+TEST_F(Report, JsonHoldsHostileNames) {
+  auto traces = test::make_timelines({.reduction = 3000});
+  for (auto& trace : traces) {
+    for (auto& [key, bucket] : trace.buckets) bucket.parameters = "\"}\x01\n\\";
+  }
+  test::write_timelines(directory(), traces);
+  auto command = report({directory().string(), "--json"});
+  EXPECT_EQ(command.wait(), 0);
+  EXPECT_EQ(nlohmann::json::parse(command.out())["buckets"][0]["parameters"], "\"}\x01\n\\");
+}
+
 TEST_F(Report, NamesInvalidArguments) {
   const auto expect = [&](std::vector<std::string> arguments, int code, const std::string& text) {
     auto command = report(std::move(arguments));
@@ -197,7 +243,7 @@ TEST_F(Report, NamesInvalidArguments) {
 
   auto help = report({"--help"});
   EXPECT_EQ(help.wait(), 0);
-  EXPECT_THAT(help.out(), HasSubstr("Usage: paceline report DIR [--output FILE]"));
+  EXPECT_THAT(help.out(), HasSubstr("Usage: paceline report DIR [--output FILE] [--json]"));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "report/analysis/replay.h"
+
 namespace paceline::report {
 namespace {
 
@@ -11,7 +13,7 @@ namespace {
 constexpr std::size_t kWarmUp = 5;
 // A rank that is between steps for this many median periods makes a pause: evaluation, a
 // checkpoint. Time that passes there in each step is no pause.
-constexpr double kPause = 10;
+constexpr double kPause = 3;
 
 double part(double of, double whole) {
   return whole > 0 ? of / whole : 0;
@@ -24,8 +26,9 @@ double median_period(const std::vector<Step>& steps) {
 }
 
 bool is_pause(const Step& step, double usual) {
-  return std::ranges::any_of(step.ranks,
-                             [&](const RankStep& rank) { return rank.between > kPause * usual; });
+  return std::ranges::any_of(step.ranks, [&](const RankStep& rank) {
+    return rank.between - rank.thread_between.queued > kPause * usual;
+  });
 }
 
 // Leaves out the warm-up and pauses, and the step after each pause, in which others may wait for
@@ -170,18 +173,71 @@ void count_cores(const Job& job, Analysis& analysis) {
   if (analysis.local_size == 0) analysis.local_size = job.size - job.elsewhere;
 }
 
-void add_cpu_use(const Job& job, Analysis& analysis) {
-  bool all_tell = true;
-  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
-    const auto& samples = job.ranks[i].cpu;
-    const CpuUse use = samples.empty() ? CpuUse{} : samples.back();
-    const auto queued = static_cast<double>(use.queued);
-    analysis.ranks[i].queued = part(queued, static_cast<double>(use.running) + queued);
-    analysis.queued += analysis.ranks[i].queued / static_cast<double>(job.ranks.size());
-    analysis.used_cores += part(static_cast<double>(use.used), static_cast<double>(use.wall));
-    all_tell = all_tell && use.wall > 0;
+// In the steps, or in the whole run if no more is known.
+double queued_part(const RankTrace& trace, std::size_t index, const Analysis& analysis) {
+  ThreadTimes sum;
+  for (const Step& step : analysis.steps) {
+    sum.cpu += step.ranks[index].thread.cpu;
+    sum.queued += step.ranks[index].thread.queued;
   }
-  if (!all_tell) analysis.used_cores = 0;
+  if (!analysis.thread_known && !trace.cpu.empty()) {
+    sum.cpu = static_cast<double>(trace.cpu.back().running);
+    sum.queued = static_cast<double>(trace.cpu.back().queued);
+  }
+  return part(sum.queued, sum.cpu + sum.queued);
+}
+
+void add_cpu_use(const Job& job, Clock::time_point origin, Analysis& analysis) {
+  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+    analysis.ranks[i].queued = queued_part(job.ranks[i], i, analysis);
+    analysis.queued += analysis.ranks[i].queued / static_cast<double>(job.ranks.size());
+  }
+  Interval window;
+  if (!analysis.steps.empty()) {
+    window = {analysis.steps.front().ranks.front().period.begin,
+              analysis.steps.back().ranks.front().period.end};
+  }
+  analysis.machine = machine_use(job, window, origin);
+}
+
+// Ranks that are bound to the same cores, more than these.
+void find_crowded_ranks(const Job& job, Analysis& analysis) {
+  for (const RankTrace& trace : job.ranks) {
+    if (trace.affinity.empty()) continue;
+    std::vector<int> within;
+    for (const RankTrace& other : job.ranks) {
+      if (!other.affinity.empty() && std::ranges::includes(trace.affinity, other.affinity)) {
+        within.push_back(other.rank);
+      }
+    }
+    if (within.size() > trace.affinity.size()) {
+      analysis.crowded = within;
+      return;
+    }
+  }
+}
+
+void settle(Analysis& analysis) {
+  analysis.settled = {analysis.stall, analysis.communication, analysis.stall_causes};
+  double waiting = 0;
+  double between = 0;
+  for (const Step& step : analysis.steps) {
+    for (const RankStep& rank : step.ranks) {
+      analysis.faults += part(rank.thread.faults, static_cast<double>(analysis.steps.size()));
+      between += rank.between;
+      waiting += std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);
+    }
+  }
+  const bool all = std::ssize(analysis.ranks) == analysis.size;
+  if (!analysis.thread_known || !all || analysis.steps.empty()) return;
+  analysis.waiting_between = part(waiting, between);
+  std::vector<int> ranks;
+  for (const RankTimes& times : analysis.ranks) ranks.push_back(times.rank);
+  const Replay measured(analysis.steps);
+  const Replay settled = measured.without_queue();
+  const Stall stall = settled.stall(ranks);
+  analysis.queue_gain = part(measured.period() - settled.period(), measured.period());
+  analysis.settled = {stall.share, settled.communication(), stall.causes};
 }
 
 std::size_t find_typical(const std::vector<Step>& steps) {
@@ -205,6 +261,7 @@ Analysis analyse(const Job& job) {
   Analysis analysis;
   analysis.size = job.size;
   Run run = collect_steps(job);
+  analysis.thread_known = run.thread_known;
   analysis.model = run.model;
   analysis.models = run.models;
   choose_steps(std::move(run.steps), analysis);
@@ -214,9 +271,11 @@ Analysis analyse(const Job& job) {
     analysis.ranks.push_back(times_of(job.ranks[i].rank, i, analysis.steps));
   }
   count_cores(job, analysis);
-  add_cpu_use(job, analysis);
+  find_crowded_ranks(job, analysis);
+  add_cpu_use(job, run.origin, analysis);
   add_shares(analysis);
   add_stalls(job, analysis);
+  settle(analysis);
   add_buckets(job, analysis);
   return analysis;
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "report/analysis/machine_use.h"
 #include "report/analysis/steps.h"
 #include "report/timelines/job.h"
 
@@ -60,7 +61,20 @@ struct Analysis {
   double stall_per_step = 0;           // in microseconds
   std::map<int, double> stall_causes;  // by the last rank, parts of 1 of the stall
   double queued = 0;                   // the mean of the ranks'
-  double used_cores = 0;  // by all ranks, on average over the run; 0 if one of them is unknown
+  // Whether the kernel's figures of each step are known. If not, `queue_gain` is 0 and `settled` is
+  // what was measured.
+  bool thread_known = false;
+  double queue_gain = 0;  // the time that steps would save if no thread waited for a core
+  // What is left of waiting if no training thread ever waits for a core.
+  struct Settled {
+    double stall = 0;
+    double communication = 0;
+    std::map<int, double> stall_causes;
+  } settled;
+  double faults = 0;           // page faults that read from a disk, of all ranks in a step
+  double waiting_between = 0;  // of `between`, the part in which threads neither ran nor could run
+  MachineUse machine;
+  std::vector<int> crowded;          // ranks that may only use fewer cores than they are, bound so
   std::vector<RankTimes> ranks;      // as in Job::ranks
   std::vector<BucketTimes> buckets;  // in ascending order
   // Who waited for which late rank, in microseconds a step.

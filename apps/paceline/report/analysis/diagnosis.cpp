@@ -1,8 +1,13 @@
 #include "report/analysis/diagnosis.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
+#include <limits>
 
 #include "report/analysis/explanation.h"
+#include "report/units.h"
 
 namespace paceline::report {
 namespace {
@@ -14,10 +19,25 @@ constexpr double kNotableBetween = 0.25;
 // The part of the stall that one rank must cause to be called slow. Of two equal ranks, each is
 // last in half of the steps.
 constexpr double kOneRank = 0.75;
-// Waking a rank takes tens of microseconds, several times a step: in steps shorter than this, ranks
-// that wait for a fifth of the time pay for synchronising at all.
+// Waking a rank takes tens of microseconds, several times a step: ranks that compute for less than
+// this, and wait for a fifth of the time, pay for synchronising at all.
 constexpr double kShortStep = 500;
 constexpr double kNotableSynchronisation = 0.20;
+// The part of the time in the queue that a CPU limit must have caused.
+constexpr double kByLimit = 0.5;
+// What even a slow network needs: 100 MB/s, and for each bucket a round of messages.
+constexpr double kSlowNetwork = 100;
+constexpr double kSlowMessage = 300;
+// More of the machine's time in which tasks wait for memory, and page faults of a step.
+constexpr double kNotableMemory = 0.10;
+constexpr double kNotableFaults = 1;
+
+// By Finding.
+constexpr std::array<std::string_view, 16> kNames{
+    "too_few_steps",  "all_well",       "straggler",     "late_starter",
+    "too_many_ranks", "same_cores",     "cpu_limit",     "shared_cores",
+    "memory",         "shared_machine", "uneven_load",   "communication",
+    "delayed",        "short_steps",    "between_steps", "pauses"};
 
 double median_of_others(const Analysis& a, int rank, double RankTimes::*what) {
   std::vector<double> values;
@@ -29,9 +49,9 @@ double median_of_others(const Analysis& a, int rank, double RankTimes::*what) {
 
 LateRank find_late_rank(const Analysis& a) {
   LateRank late;
-  const auto cause =
-      std::ranges::max_element(a.stall_causes, {}, [](auto& one) { return one.second; });
-  if (cause == a.stall_causes.end()) return late;
+  const auto& causes = a.settled.stall_causes;
+  const auto cause = std::ranges::max_element(causes, {}, [](auto& one) { return one.second; });
+  if (cause == causes.end()) return late;
   late.rank = cause->first;
   late.share = cause->second;
   const auto times = std::ranges::find(a.ranks, late.rank, &RankTimes::rank);
@@ -44,28 +64,79 @@ LateRank find_late_rank(const Analysis& a) {
   return late;
 }
 
+bool explained_by_size(const Analysis& a) {
+  return 2 * slow_transfer(a) >= a.settled.communication * a.period;
+}
+
+bool is_crowded(const Analysis& a) {
+  return !a.crowded.empty() || (a.cores > 0 && a.local_size > a.cores);
+}
+
+// Of several ways in which threads wait for cores.
+Finding why_queued(const Analysis& a) {
+  if (a.cores > 0 && a.local_size > a.cores) return Finding::too_many_ranks;
+  if (!a.crowded.empty()) return Finding::same_cores;
+  double queued = 0;
+  for (const Step& step : a.steps) {
+    for (const RankStep& rank : step.ranks) queued += rank.thread.queued;
+  }
+  const double all = a.period * static_cast<double>(a.steps.size());
+  const bool limited = a.machine.throttled.value_or(0) * all >= kByLimit * queued && queued > 0;
+  return limited ? Finding::cpu_limit : Finding::shared_cores;
+}
+
+// Shares of the time, or 0 if it would hardly be felt.
+struct Shares {
+  double queue = 0;
+  double late = 0;
+  double communication = 0;
+  double between = 0;
+  double pauses = 0;
+  double most() const { return std::max({queue, late, communication, between, pauses}); }
+};
+
+Shares notable_shares(const Analysis& a) {
+  const auto notable = [](double share, double least) { return share >= least ? share : 0; };
+  return {.queue = notable(a.queue_gain, kNotable),
+          .late = notable(a.settled.stall, kNotable),
+          .communication = notable(a.settled.communication, kNotable),
+          .between = notable(a.between, kNotableBetween),
+          .pauses = notable(a.pause_share, kNotableBetween)};
+}
+
+// Without figures of each step, the queue of the whole run is a sign.
+bool queue_is_a_sign(const Analysis& a) {
+  return !a.thread_known && a.queued >= kNotableQueue && !is_crowded(a);
+}
+
 Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   if (a.steps.size() < kFewestSteps) return Finding::too_few_steps;
-  const double late = a.stall >= kNotable ? a.stall : 0;
-  const double communication = a.communication >= kNotable ? a.communication : 0;
-  const double between = a.between >= kNotableBetween ? a.between : 0;
-  const double pauses = a.pause_share >= kNotableBetween ? a.pause_share : 0;
-  const double most = std::max({late, communication, between, pauses});
-  const bool one_rank = rank.share >= kOneRank && rank.rank >= 0 && most == late;
-  const bool crowded = a.cores > 0 && a.local_size > a.cores;
-  const bool other_cause = most > 0 && (most == pauses || most == between || one_rank);
-  if (a.queued >= kNotableQueue && !crowded && !other_cause) return Finding::shared_cores;
-  if (most == 0) return Finding::all_well;
-  if (most == pauses) return Finding::pauses;
-  if (most == between) return Finding::between_steps;
+  const Shares shares = notable_shares(a);
+  const double most = shares.most();
+  const bool one_rank = rank.share >= kOneRank && rank.rank >= 0 && most == shares.late;
+  const bool other_cause =
+      most > 0 && (most == shares.pauses || most == shares.between || one_rank);
+  if (queue_is_a_sign(a) && !other_cause) return Finding::shared_cores;
+  if (a.machine.memory_pressure.value_or(0) >= kNotableMemory && a.faults >= kNotableFaults) {
+    return Finding::memory;
+  }
+  if (most == 0) {
+    return a.machine.elsewhere.value_or(0) >= kNotableElsewhere ? Finding::shared_machine
+                                                                : Finding::all_well;
+  }
+  if (most == shares.pauses) return Finding::pauses;
+  if (most == shares.between) return Finding::between_steps;
+  if (most == shares.queue) return why_queued(a);
   if (one_rank) {
     return rank.more_computing >= rank.later_start ? Finding::straggler : Finding::late_starter;
   }
-  if (crowded) return Finding::too_many_ranks;
-  if (a.period < kShortStep && a.late + a.communication >= kNotableSynchronisation) {
+  if (is_crowded(a)) return why_queued(a);
+  const double waiting = a.late + a.communication;
+  if ((1 - waiting) * a.period < kShortStep && waiting >= kNotableSynchronisation) {
     return Finding::short_steps;
   }
-  return most == late ? Finding::uneven_load : Finding::communication;
+  if (most == shares.late) return Finding::uneven_load;
+  return explained_by_size(a) ? Finding::communication : Finding::delayed;
 }
 
 }  // namespace
@@ -73,6 +144,23 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
 Diagnosis diagnose(const Analysis& analysis) {
   const LateRank late = find_late_rank(analysis);
   return explain(find_bottleneck(analysis, late), analysis, late);
+}
+
+std::string_view name_of(Finding finding) {
+  return kNames[static_cast<std::size_t>(finding)];
+}
+
+std::string text_of(const Prediction& prediction) {
+  return fmt::format("If {}: {} -> {} a step.", prediction.if_what, time_text(prediction.before),
+                     time_text(prediction.after));
+}
+
+double slow_transfer(const Analysis& analysis) {
+  std::uint64_t bytes = 0;
+  for (const BucketTimes& one : analysis.buckets) bytes += one.info.bytes;
+  if (bytes == 0) return std::numeric_limits<double>::infinity();
+  return static_cast<double>(bytes) / kSlowNetwork +
+         static_cast<double>(analysis.buckets.size()) * kSlowMessage;
 }
 
 }  // namespace paceline::report

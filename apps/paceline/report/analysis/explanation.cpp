@@ -1,9 +1,11 @@
 #include "report/analysis/explanation.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "report/analysis/replay.h"
 #include "report/units.h"
 
 namespace paceline::report {
@@ -11,13 +13,15 @@ namespace {
 
 // The part of the cores that a job uses if it leaves nothing to others.
 constexpr double kAllCores = 0.9;
-// Bytes per microsecond that even a slow network moves.
-constexpr double kSlowNetwork = 100;
+// Batches between synchronisations, for which the gain is predicted.
+constexpr std::size_t kAccumulated = 4;
+// Part of the cores used by others from which on that is worth a sentence.
+constexpr double kNotableCores = 0.05;
 
 class Explanation {
  public:
   Explanation(Finding finding, const Analysis& analysis, const LateRank& late)
-      : a_(analysis), late_(late) {
+      : a_(analysis), late_(late), replay_(analysis.steps) {
     d_.finding = finding;
   }
 
@@ -38,14 +42,29 @@ class Explanation {
       case Finding::too_many_ranks:
         too_many_ranks();
         break;
+      case Finding::same_cores:
+        same_cores();
+        break;
+      case Finding::cpu_limit:
+        cpu_limit();
+        break;
       case Finding::shared_cores:
         shared_cores();
+        break;
+      case Finding::memory:
+        memory();
+        break;
+      case Finding::shared_machine:
+        shared_machine();
         break;
       case Finding::uneven_load:
         uneven_load();
         break;
       case Finding::communication:
         exposed_communication();
+        break;
+      case Finding::delayed:
+        delayed();
         break;
       case Finding::short_steps:
         short_steps();
@@ -70,9 +89,25 @@ class Explanation {
   void because(fmt::format_string<Args...> format, Args&&... args) {
     d_.why.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
+  // What the next remedies gain. None, if `period` is not shorter than what was measured.
+  void predict(std::string if_what, double period) {
+    predict(std::move(if_what), replay_.period(), period);
+  }
+  void predict(std::string if_what, double before, double after) {
+    gain_.reset();
+    if (after < before) gain_ = Prediction{std::move(if_what), before, after};
+  }
   template <typename... Args>
   void suggest(fmt::format_string<Args...> format, Args&&... args) {
-    d_.remedies.push_back(fmt::format(format, std::forward<Args>(args)...));
+    d_.remedies.push_back({fmt::format(format, std::forward<Args>(args)...), gain_});
+  }
+  void predict_accumulation() {
+    predict(fmt::format("ranks synchronised only after each {} batches", kAccumulated),
+            replay_.period_of_batch(kAccumulated));
+  }
+  void suggest_accumulation() {
+    predict_accumulation();
+    suggest("Accumulate gradients over several batches with no_sync.");
   }
 
   // The bucket with the longest waits of the kind `what`; it becomes the diagnosis's bucket.
@@ -89,6 +124,9 @@ class Explanation {
     if (!bucket.info.parameters.empty()) text += ": " + bucket.info.parameters;
     return text + ")";
   }
+  std::size_t index_of_late_rank() const {
+    return static_cast<std::size_t>(late_.times - a_.ranks.data());
+  }
   std::string waits_for_it() const {
     return fmt::format("the others wait for it {} a step, {} of their time",
                        time_text(a_.stall_per_step), share_text(a_.stall));
@@ -99,19 +137,25 @@ class Explanation {
   void straggler();
   void late_starter();
   void too_many_ranks();
+  void same_cores();
+  void cpu_limit();
   void shared_cores();
+  void memory();
+  void shared_machine();
   void uneven_load();
   void exposed_communication();
   void short_steps();
   void between_steps();
   void pauses();
   void add_late_rank();
-  bool size_is_no_cause();
+  void delayed();
   void suggest_buckets(const BucketTimes* worst);
   void add_figures();
 
   const Analysis& a_;
   const LateRank& late_;
+  Replay replay_;
+  std::optional<Prediction> gain_;
   Diagnosis d_;
 };
 
@@ -143,6 +187,8 @@ void Explanation::straggler() {
         late_.rank, time_text(late_.times->typical_computing), time_text(late_.usual_computing),
         late_.usual_computing > 0 ? 100 * late_.more_computing / late_.usual_computing : 0,
         waits_for_it());
+    predict(fmt::format("rank {} were as fast as the others", late_.rank),
+            replay_.with_usual_computing(index_of_late_rank()).period());
     suggest(
         "Look at what else runs on rank {}'s cores, at its OMP_NUM_THREADS and at its share of the "
         "cores.",
@@ -157,6 +203,8 @@ void Explanation::straggler() {
 void Explanation::late_starter() {
   say("Rank {} holds this run back: it starts its steps {} later than the others; {}.", late_.rank,
       time_text(late_.later_start), waits_for_it());
+  predict(fmt::format("rank {} started with the others", late_.rank),
+          replay_.with_usual_between(index_of_late_rank()).period());
   suggest(
       "Look for what rank {} alone does between steps: loading from a slower disk, logging, "
       "saving, metrics.",
@@ -184,8 +232,39 @@ void Explanation::too_many_ranks() {
       a_.local_size, a_.cores, a_.cores == 1 ? "" : "s", share_text(a_.late + a_.communication));
   because(
       "A rank that waits for its turn on a core is late, or late with its part of a reduction.");
+  const double share = static_cast<double>(a_.local_size) / a_.cores;
+  predict(fmt::format("{} ranks did the same work", a_.cores),
+          share * replay_.without_queue().period());
   suggest("Start no more ranks than there are cores, {}, with larger batches.", a_.cores);
-  suggest("Accumulate gradients with no_sync: ranks then synchronise less often.");
+  suggest_accumulation();
+}
+
+void Explanation::same_cores() {
+  say("Ranks {} are bound to the same cores, which are fewer: steps take {} instead of {}.",
+      fmt::join(a_.crowded, ", "), time_text(replay_.period()),
+      time_text(replay_.without_queue().period()));
+  because("Each rank waits for the others of its cores: {} of the time in which ranks could run.",
+          share_text(a_.queued));
+  predict("each rank had a core for itself", replay_.without_queue().period());
+  suggest("Bind each rank to cores of its own, or do not bind them (taskset, cpusets).");
+}
+
+void Explanation::cpu_limit() {
+  say("The CPU limit of the job's cgroup stops its ranks: {} of the time in which they could run.",
+      share_text(a_.queued));
+  because("The ranks use {:.1f} cores; the limit leaves them no more.", a_.machine.used);
+  predict("the limit were higher", replay_.without_queue().period());
+  suggest("Raise the limit (cpu.max; of a container --cpus, or its cpu limit).");
+  gain_.reset();
+  suggest("Start fewer ranks or threads, no more than the limit has cores.");
+}
+
+void Explanation::memory() {
+  say("The machine lacks memory: tasks wait for it {} of the time, and ranks read pages back from "
+      "the disk {:.1f} times a step.",
+      share_text(a_.machine.memory_pressure.value_or(0)), a_.faults);
+  suggest("Look at what else uses memory (top, free), and end it.");
+  suggest("Raise the job's memory limit, or use fewer ranks or smaller batches.");
 }
 
 void Explanation::shared_cores() {
@@ -193,7 +272,10 @@ void Explanation::shared_cores() {
       "ranks wait for a core {} of the time in which they could run, and wait for each other {} of "
       "all time",
       share_text(a_.queued), share_text(a_.late + a_.communication));
-  if (a_.cores > 0 && a_.used_cores >= kAllCores * a_.cores) {
+  predict("the ranks had their cores for themselves", replay_.without_queue().period());
+  const bool others = a_.machine.foreign.value_or(0) >= kNotableCores * a_.cores;
+  const bool all_used = a_.cores > 0 && a_.machine.used >= kAllCores * a_.cores;
+  if (a_.machine.foreign ? !others : all_used) {
     say("The job's threads share too few cores: {}.", waits);
     suggest(
         "Set a smaller OMP_NUM_THREADS: the threads of all ranks should not outnumber the cores.");
@@ -202,11 +284,25 @@ void Explanation::shared_cores() {
     suggest("Look at what else runs on the machine (top). End it, or keep it to other cores.");
     suggest("Start fewer ranks, or bind them to cores that nothing else uses (taskset, cpusets).");
   }
-  if (a_.used_cores > 0 && a_.cores > 0) {
-    because("The ranks use {:.1f} of {} cores, on average over the whole run.", a_.used_cores,
+  if (a_.machine.used > 0 && a_.cores > 0) {
+    because("The ranks use {:.1f} of {} cores, on average over the whole run.", a_.machine.used,
             a_.cores);
   }
+  if (others) {
+    because("Other processes use {:.1f} of the job's cores.", *a_.machine.foreign);
+  }
   because("A rank that waits for a core is late, or late with its part of a reduction.");
+}
+
+void Explanation::shared_machine() {
+  say("No rank is held back, but other processes use {:.1f} of the machine's other cores: they "
+      "share "
+      "its caches and the bandwidth of its memory.",
+      *a_.machine.elsewhere);
+  because("{} of the time is computing. Slower memory makes it last longer, on all ranks alike.",
+          share_text(a_.computing));
+  suggest("Run the job without them, and compare the time of a step: {} now.",
+          time_text(a_.period));
 }
 
 void Explanation::uneven_load() {
@@ -218,9 +314,10 @@ void Explanation::uneven_load() {
       "No rank causes three quarters of the time for which others wait for a late rank; rank {} "
       "causes most, {}.",
       late_.rank, share_text(late_.share));
+  predict("all ranks' batches cost the same", replay_.with_even_computing().period());
   suggest(
       "Make batches of equal cost: bucket sequences by length, or bound a batch by its tokens.");
-  suggest("Accumulate gradients with no_sync: over several batches the differences even out.");
+  suggest_accumulation();
 }
 
 void Explanation::exposed_communication() {
@@ -236,22 +333,25 @@ void Explanation::exposed_communication() {
     because("Ranks wait longest for {}.", described(*bucket));
   }
   because("Backward hid {} of the communication.", share_text(a_.overlap));
-  if (!size_is_no_cause()) suggest_buckets(bucket);
+  suggest_buckets(bucket);
 }
 
-bool Explanation::size_is_no_cause() {
+void Explanation::delayed() {
   std::uint64_t bytes = 0;
   for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
-  const double transfer = static_cast<double>(bytes) / kSlowNetwork;
-  if (bytes == 0 || 2 * transfer >= a_.communication * a_.period) return false;
+  const double waited = a_.settled.communication * a_.period;
+  say("Ranks delay each other in reductions: they wait {} a step for gradients that all ranks have "
+      "computed, {} of the time.",
+      time_text(waited), share_text(a_.settled.communication));
   because(
       "A step's gradients have {}. Even a slow network moves that in {}, so their size does not "
       "explain {} a step.",
-      bytes_text(bytes), time_text(transfer), time_text(a_.communication * a_.period));
+      bytes_text(bytes), time_text(slow_transfer(a_)), time_text(waited));
+  predict("reductions took no longer than on a slow network",
+          replay_.with_communication(std::min(1.0, slow_transfer(a_) / waited)).period());
   suggest(
       "Look at what else runs on the ranks' cores: a rank may be late with its part of the sum.");
-  suggest("Accumulate gradients over several batches with no_sync: ranks synchronise less often.");
-  return true;
+  suggest_accumulation();
 }
 
 // A large gradient has a bucket of its own, whatever the cap.
@@ -261,6 +361,7 @@ void Explanation::suggest_buckets(const BucketTimes* worst) {
   };
   std::uint64_t bytes = 0;
   for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
+  predict("backward hid all communication", replay_.with_communication(0).period());
   if (worst != nullptr && several(*worst) && 2 * worst->info.bytes > bytes) {
     suggest(
         "Set a smaller bucket_cap_mb: most bytes are in this one bucket, and none of them is sent "
@@ -270,16 +371,20 @@ void Explanation::suggest_buckets(const BucketTimes* worst) {
         "Try other values of bucket_cap_mb: larger buckets cost less each, smaller ones start "
         "earlier.");
   }
+  predict("communication took half as long", replay_.with_communication(0.5).period());
   suggest("Register the hook that sends gradients as float16 or bfloat16: half the bytes.");
-  suggest("Use fewer ranks with more threads each, or accumulate gradients with no_sync.");
+  suggest_accumulation();
+  gain_.reset();
+  suggest("Use fewer ranks with more threads each.");
 }
 
 void Explanation::short_steps() {
   say("The steps are too short: a step takes {}, and ranks wait for each other for {} of it.",
       time_text(a_.period), share_text(a_.late + a_.communication));
   because("Waking a rank that sleeps takes tens of microseconds, however small the gradients.");
+  predict_accumulation();
   suggest("Use a larger batch, so that each step computes more.");
-  suggest("Accumulate gradients over several batches with no_sync.");
+  suggest_accumulation();
 }
 
 void Explanation::between_steps() {
@@ -288,7 +393,13 @@ void Explanation::between_steps() {
   because(
       "Between the end of a backward and the next forward are the optimizer, the data loader, "
       "metrics and logging.");
+  if (a_.thread_known) {
+    because("Threads neither run nor wait for a core in {} of this time.",
+            share_text(a_.waiting_between));
+    predict("they never waited for data", replay_.without_waiting_between().period());
+  }
   suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
+  gain_.reset();
   suggest(
       "Time optimizer.step() by itself: if it takes most of this time, use larger batches, so that "
       "it runs less often.");
@@ -298,6 +409,9 @@ void Explanation::between_steps() {
 void Explanation::pauses() {
   say("{} of the time passes in {} long pause{} between steps.", share_text(a_.pause_share),
       a_.pauses, a_.pauses == 1 ? "" : "s");
+  if (a_.pause_share < 1) {
+    predict("there were no pauses", replay_.period() / (1 - a_.pause_share), replay_.period());
+  }
   suggest("Evaluate and save checkpoints less often, or on all ranks at once, each its share.");
   suggest("Keep the data loader's workers from one epoch to the next instead of restarting them.");
 }
@@ -308,6 +422,17 @@ void Explanation::add_figures() {
         "Ranks wait for a core {} of the time in which they could run: they share their cores with "
         "other work, or have more threads than cores.",
         share_text(a_.queued));
+  }
+  if (a_.machine.elsewhere.value_or(0) >= kNotableElsewhere &&
+      d_.finding != Finding::shared_machine) {
+    because(
+        "Other processes use {:.1f} of the machine's other cores. They share its caches and the "
+        "bandwidth of its memory with the ranks.",
+        *a_.machine.elsewhere);
+  }
+  if (a_.machine.stolen.value_or(0) >= kNotableCores * a_.cores && a_.cores > 0) {
+    because("The host of this virtual machine takes {:.1f} of the job's cores.",
+            *a_.machine.stolen);
   }
   because(
       "All ranks together spend {} of their time computing, {} waiting for late ranks, {} in "

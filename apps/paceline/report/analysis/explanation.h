@@ -11,6 +11,8 @@ namespace paceline::report {
 inline constexpr std::size_t kFewestSteps = 8;
 // A rank that waits for a core for this share of the time is slower by as much in all it does.
 inline constexpr double kNotableQueue = 0.10;
+// The machine's other cores that are in use from which on that is worth a sentence.
+inline constexpr double kNotableElsewhere = 0.5;
 
 // The rank that others waited for most, and how it differs from the median of the others, in
 // microseconds a step.
@@ -22,6 +24,10 @@ struct LateRank {
   double more_computing = 0;
   double later_start = 0;
 };
+
+// What even a slow network needs for the gradients of a step, in microseconds; infinite if their
+// size is not known.
+double slow_transfer(const Analysis& analysis);
 
 // `finding` in words: the sentence, reasons and remedies.
 Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late);

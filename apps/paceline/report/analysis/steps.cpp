@@ -35,7 +35,10 @@ class Collection {
   }
 
   Run run() const {
-    Run run{.model = model_, .models = models_, .steps = {}};
+    Run run{.model = model_, .models = models_, .origin = origin_, .steps = {}};
+    run.thread_known = std::ranges::all_of(job_.ranks, [&](const RankTrace& trace) {
+      return ThreadSeries(trace.thread, origin_).known();
+    });
     std::vector<std::vector<RankStep>> by_rank;
     const auto numbers = common_steps();
     for (const RankTrace& trace : job_.ranks) by_rank.push_back(steps_of(trace, numbers));
@@ -125,6 +128,7 @@ class Collection {
       if (RankStep* const step = find(span.step)) add(*step, span);
     }
     const Intervals all_busy = united(std::move(busy));
+    const ThreadSeries thread(trace.thread, origin_);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       RankStep& step = steps[i];
       step.forward = united(std::move(step.forward));
@@ -132,6 +136,8 @@ class Collection {
       const double next = i + 1 < steps.size() ? steps[i + 1].step.begin : step.step.end;
       step.period = {step.step.begin, std::max(next, step.step.end)};
       step.between = step.period.length() - length_in(all_busy, step.period);
+      step.thread = thread.within(step.period);
+      step.thread_between = thread.within({step.step.end, step.period.end});
     }
     add_waits(trace, steps);
     return steps;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "report/analysis/intervals.h"
+#include "report/analysis/thread_series.h"
 #include "report/timelines/job.h"
 
 namespace paceline::report {
@@ -35,6 +36,9 @@ struct RankStep {
   Interval period;
   std::vector<Wait> waits;
   double between = 0;  // in no forward, backward or step
+  // Of the period, and of its part after the step.
+  ThreadTimes thread;
+  ThreadTimes thread_between;
 
   double late() const;
   double communication() const;
@@ -51,6 +55,8 @@ struct Step {
 struct Run {
   std::uint64_t model = 0;
   std::size_t models = 0;
+  Clock::time_point origin{};
+  bool thread_known = false;  // all ranks have samples of their training threads
   std::vector<Step> steps;
 };
 

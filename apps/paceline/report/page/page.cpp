@@ -20,6 +20,15 @@ std::string list(const char* heading, const std::vector<std::string>& items) {
   return html + "</ul></div>\n";
 }
 
+std::vector<std::string> remedies_of(const Diagnosis& diagnosis) {
+  std::vector<std::string> texts;
+  for (const Remedy& remedy : diagnosis.remedies) {
+    std::string& text = texts.emplace_back(remedy.text);
+    if (remedy.prediction) text += " " + text_of(*remedy.prediction);
+  }
+  return texts;
+}
+
 std::string summary(const Analysis& a) {
   std::string text = fmt::format("{} rank{}, {} steps with a median of {}", a.size,
                                  a.size == 1 ? "" : "s", a.steps.size(), time_text(a.period));
@@ -64,7 +73,7 @@ std::string report_page(const Job& job, const Analysis& analysis, const Diagnosi
                  {"summary", summary(analysis)},
                  {"sentence", escaped(diagnosis.sentence)},
                  {"why", list("Why", diagnosis.why)},
-                 {"remedies", list("What to try", diagnosis.remedies)},
+                 {"remedies", list("What to try", remedies_of(diagnosis))},
                  {"notes", notes},
                  {"drawings", analysis.steps.empty() ? "" : drawings(job, analysis, diagnosis)}});
 }
