@@ -428,6 +428,10 @@ TEST(Diagnosis, ACpuLimitIsNoForeignWork) {
   const Diagnosis limited = diagnose(analyse(merge(traces)));
   EXPECT_EQ(limited.finding, Finding::cpu_limit);
   EXPECT_NEAR(prediction_of(limited).after, 6000, 1);
+  // Also if it leaves fewer cores than there are ranks.
+  for (RankTrace& trace : traces) trace.cores = 1;
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::cpu_limit);
+  for (RankTrace& trace : traces) trace.cores = 2;
   // The cores hold no work but the job's.
   for (RankTrace& trace : traces) {
     trace.cpu.back().throttled = 0;

@@ -74,15 +74,16 @@ bool is_crowded(const Analysis& a) {
 
 // Of several ways in which threads wait for cores.
 Finding why_queued(const Analysis& a) {
-  if (a.cores > 0 && a.local_size > a.cores) return Finding::too_many_ranks;
-  if (!a.crowded.empty()) return Finding::same_cores;
   double queued = 0;
   for (const Step& step : a.steps) {
     for (const RankStep& rank : step.ranks) queued += rank.thread.queued;
   }
   const double all = a.period * static_cast<double>(a.steps.size());
-  const bool limited = a.machine.throttled.value_or(0) * all >= kByLimit * queued && queued > 0;
-  return limited ? Finding::cpu_limit : Finding::shared_cores;
+  if (queued > 0 && a.machine.throttled.value_or(0) * all >= kByLimit * queued) {
+    return Finding::cpu_limit;
+  }
+  if (a.cores > 0 && a.local_size > a.cores) return Finding::too_many_ranks;
+  return a.crowded.empty() ? Finding::shared_cores : Finding::same_cores;
 }
 
 // Shares of the time, or 0 if it would hardly be felt.
