@@ -1,0 +1,208 @@
+// What benchmarks/diagnosis/run starts: a rank of a training job with one thing wrong with it, or,
+// with --hog, a process that takes cores or memory bandwidth from others until it is ended.
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/distributed.h>
+#include <paceline/record.h>
+#include <sched.h>
+#include <torch/optim/sgd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "models/models.h"
+
+namespace {
+
+using namespace paceline;
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::duration<double, std::milli>;
+
+constexpr int kWarmUp = 6;
+constexpr int kFewestSteps = 40;
+
+struct Options {
+  std::string hog;
+  std::string model = "lenet";
+  std::string backend = "paceline";
+  std::int64_t batch = 0;  // 0: the model's
+  double seconds = 2;      // of training, roughly
+  double loader = 0;       // milliseconds between steps, asleep
+  int slow_rank = -1;
+  double slow = 0;  // milliseconds more that this rank computes in each forward
+  int late_rank = -1;
+  double late = 0;    // milliseconds later that this rank begins its steps
+  double uneven = 0;  // batches of ranks differ by this share, up and down
+  int evaluate_every = 0;
+  double evaluate = 0;   // milliseconds
+  std::vector<int> pin;  // the core of each rank
+};
+
+void parse(int argc, char** argv, Options& options) {
+  CLI::App app;
+  app.add_option("--hog", options.hog)->check(CLI::IsMember({"cores", "memory"}));
+  app.add_option("--model", options.model);
+  app.add_option("--backend", options.backend);
+  app.add_option("--batch", options.batch);
+  app.add_option("--seconds", options.seconds);
+  app.add_option("--loader", options.loader);
+  app.add_option("--slow-rank", options.slow_rank);
+  app.add_option("--slow", options.slow);
+  app.add_option("--late-rank", options.late_rank);
+  app.add_option("--late", options.late);
+  app.add_option("--uneven", options.uneven);
+  app.add_option("--evaluate-every", options.evaluate_every);
+  app.add_option("--evaluate", options.evaluate);
+  app.add_option("--pin", options.pin)->delimiter(',');
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+}
+
+void compute_for(double milliseconds) {
+  const auto end = Clock::now() + Milliseconds(milliseconds);
+  while (Clock::now() < end) {
+  }
+}
+
+// Ended by a signal, or by the end of the process that started it.
+[[noreturn]] void take(const std::string& what) {
+  std::vector<char> from(what == "memory" ? std::size_t{256} << 20 : 0, 1);
+  std::vector<char> to(from.size());
+  for (std::atomic<int> turns{0};; ++turns) {
+    if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
+  }
+}
+
+// A classifier that may compute longer than its model needs.
+class SlowedImpl : public models::Classifier {
+ public:
+  SlowedImpl(const models::Model& model, double milliseconds)
+      : inner_(register_module("inner", model.make())), milliseconds_(milliseconds) {}
+  torch::Tensor forward(torch::Tensor x) override {
+    compute_for(milliseconds_);
+    return inner_->forward(std::move(x));
+  }
+
+ private:
+  std::shared_ptr<models::Classifier> inner_;
+  double milliseconds_;
+};
+
+class Training {
+ public:
+  Training(const Options& options, models::Model model)
+      : options_(options),
+        batch_(models::make_batch(model)),
+        module_(std::make_shared<SlowedImpl>(model,
+                                             get_rank() == options.slow_rank ? options.slow : 0)),
+        ddp_(module_),
+        sgd_(ddp_.parameters(), 1e-3),
+        random_(static_cast<unsigned>(get_rank())) {}
+
+  void steps(int count) {
+    for (int i = 0; i < count; ++i) {
+      step();
+      between(++done_);
+    }
+  }
+
+  // As many as fit into the time; the same on all ranks.
+  int steps_in(double seconds) {
+    const auto begin = Clock::now();
+    steps(kWarmUp);
+    const at::Tensor slowest =
+        at::scalar_tensor(Milliseconds(Clock::now() - begin).count() / kWarmUp, at::kDouble);
+    all_reduce(slowest, {.op = ReduceOp::MAX});
+    return std::max(kFewestSteps, static_cast<int>(1e3 * seconds / slowest.item<double>()));
+  }
+
+ private:
+  std::int64_t samples() {
+    const auto all = batch_.input.size(0);
+    if (options_.uneven == 0) return all;
+    const double most = 1 + options_.uneven;  // which `all` is
+    std::uniform_real_distribution<double> share(1 - options_.uneven, most);
+    return std::max<std::int64_t>(1,
+                                  std::llround(share(random_) / most * static_cast<double>(all)));
+  }
+
+  void step() {
+    const auto count = samples();
+    sgd_.zero_grad();
+    at::cross_entropy_loss(ddp_(batch_.input.narrow(0, 0, count)),
+                           batch_.target.narrow(0, 0, count))
+        .backward();
+    sgd_.step();
+  }
+
+  void between(int step) {
+    if (options_.loader > 0) std::this_thread::sleep_for(Milliseconds(options_.loader));
+    if (get_rank() == options_.late_rank) compute_for(options_.late);
+    if (options_.evaluate_every == 0 || step % options_.evaluate_every != 0) return;
+    const torch::NoGradGuard no_grad;
+    const auto end = Clock::now() + Milliseconds(options_.evaluate);
+    while (Clock::now() < end) module_->forward(batch_.input);
+  }
+
+  const Options& options_;
+  models::Batch batch_;
+  std::shared_ptr<SlowedImpl> module_;
+  DistributedDataParallel<models::Classifier> ddp_;
+  torch::optim::SGD sgd_;
+  std::mt19937 random_;
+  int done_ = 0;
+};
+
+void pin(const Options& options) {
+  if (options.pin.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const auto local_rank = static_cast<std::size_t>(std::atoi(std::getenv("LOCAL_RANK")));
+  CPU_SET(options.pin.at(local_rank), &set);
+  if (::sched_setaffinity(0, sizeof(set), &set) != 0) throw UsageError("cannot pin the rank");
+}
+
+// Prints what a step took, with all that passes between steps, in microseconds.
+void train(const Options& options) {
+  pin(options);
+  const auto world = init_process_group({.backend = options.backend});
+  const models::Model* const found = models::find_model(options.model);
+  if (found == nullptr) throw UsageError("there is no model " + options.model);
+  models::Model model = *found;
+  if (options.batch > 0) model.batch = options.batch;
+  model.batch = std::llround((1 + options.uneven) * static_cast<double>(model.batch));
+  Training training(options, model);
+  const int steps = training.steps_in(options.seconds);
+  barrier();
+  const auto begin = Clock::now();
+  training.steps(steps);
+  barrier();
+  const double period = 1e3 * Milliseconds(Clock::now() - begin).count() / steps;
+  if (get_rank() == 0) std::printf("period %.1f steps %d\n", period, steps);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  parse(argc, argv, options);
+  if (!options.hog.empty()) take(options.hog);
+  return record([&] { train(options); });
+}
