@@ -28,14 +28,15 @@ std::optional<double> read_quota(const fs::path& directory) {
   return std::nullopt;
 }
 
-std::int64_t read_throttled_time(const fs::path& directory) {
+Throttling read_throttling(const fs::path& directory) {
+  Throttling found;
   std::ifstream file(directory / "cpu.stat");
   std::string name;
   for (std::int64_t value = 0; file >> name >> value;) {
-    if (name == "throttled_usec") return value;
-    if (name == "throttled_time") return value / 1000;  // version 1's, in nanoseconds
+    if (name == "nr_periods") found.periods = value;
+    if (name == "nr_throttled") found.throttled = value;
   }
-  return -1;
+  return found;
 }
 
 // The process's path in the hierarchy that limits the CPU: "0::/a/b" (version 2) or
@@ -95,17 +96,18 @@ int core_quota() {
   return cgroup_cores(membership.root, membership.group);
 }
 
-std::int64_t cgroup_throttled_time(const fs::path& root, const fs::path& cgroup) {
-  std::int64_t longest = -1;
+Throttling cgroup_throttling(const fs::path& root, const fs::path& cgroup) {
+  Throttling most;
   for (fs::path at = cgroup;; at = at.parent_path()) {
-    longest = std::max(longest, read_throttled_time(at));
-    if (at == root || at == at.parent_path()) return longest;
+    const Throttling found = read_throttling(at);
+    if (found.throttled > most.throttled) most = found;
+    if (at == root || at == at.parent_path()) return most;
   }
 }
 
-std::int64_t throttled_time() {
+Throttling throttling() {
   const Membership membership = find_membership();
-  return cgroup_throttled_time(membership.root, membership.group);
+  return cgroup_throttling(membership.root, membership.group);
 }
 
 int available_cores() {

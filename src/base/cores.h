@@ -22,14 +22,18 @@ std::vector<int> affinity();
 // 0 if there is no quota. Reads version 2's cpu.max and version 1's cpu.cfs_quota_us.
 int cgroup_cores(const std::filesystem::path& root, const std::filesystem::path& cgroup);
 
-// For how long the CPU limits of this process's cgroup and its ancestors stopped it, in
-// microseconds summed over cores; -1 if the kernel does not report it.
-std::int64_t throttled_time();
+// How often a CPU limit was used up.
+struct Throttling {
+  std::int64_t periods = -1;    // of the limit, in which the group ran; -1 if not reported
+  std::int64_t throttled = -1;  // of these, the ones in which the limit stopped it
+};
 
-// The same for the cgroup directory `cgroup` and its ancestors up to `root`. Reads cpu.stat of
-// version 2 and 1.
-std::int64_t cgroup_throttled_time(const std::filesystem::path& root,
-                                   const std::filesystem::path& cgroup);
+// Of this process's cgroup, or the ancestor that was stopped most often.
+Throttling throttling();
+
+// The same for the cgroup directory `cgroup` and its ancestors up to `root`. Reads cpu.stat.
+Throttling cgroup_throttling(const std::filesystem::path& root,
+                             const std::filesystem::path& cgroup);
 
 // The size in bytes of the largest cache of `cpu`, a directory in the format of the Linux kernel,
 // whether other cores share it or not; 0 if the kernel does not report it.

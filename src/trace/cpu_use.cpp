@@ -75,12 +75,14 @@ std::optional<CpuUse> CpuMeter::now() const {
   std::int64_t queued = 0;
   std::ifstream file(fmt::format("/proc/self/task/{}/schedstat", thread_));
   if (!(file >> running >> queued)) return std::nullopt;
+  const base::Throttling limit = base::throttling();
   CpuUse use{.wall = microseconds(CLOCK_MONOTONIC),
              .used = microseconds(CLOCK_PROCESS_CPUTIME_ID),
              .running = running / 1000,
              .queued = queued / 1000,
              .at = Clock::now(),
-             .throttled = base::throttled_time(),
+             .periods = limit.periods,
+             .throttled = limit.throttled,
              .cpu_pressure = pressure("/proc/pressure/cpu"),
              .memory_pressure = pressure("/proc/pressure/memory")};
   add_machine(cores_, use);
@@ -91,8 +93,8 @@ std::optional<CpuUse> CpuMeter::read() const {
   auto use = now();
   if (!use || !begin_) return std::nullopt;
   for (std::int64_t CpuUse::*const figure :
-       {&CpuUse::wall, &CpuUse::used, &CpuUse::running, &CpuUse::queued, &CpuUse::throttled,
-        &CpuUse::busy, &CpuUse::stolen, &CpuUse::machine, &CpuUse::cpu_pressure,
+       {&CpuUse::wall, &CpuUse::used, &CpuUse::running, &CpuUse::queued, &CpuUse::periods,
+        &CpuUse::throttled, &CpuUse::busy, &CpuUse::stolen, &CpuUse::machine, &CpuUse::cpu_pressure,
         &CpuUse::memory_pressure}) {
     (*use).*figure = since((*begin_).*figure, (*use).*figure);
   }

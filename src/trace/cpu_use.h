@@ -26,10 +26,11 @@ struct CpuUse {
   std::int64_t queued = 0;
 
   Clock::time_point at{};
-  std::int64_t throttled = kUnknown;        // by the CPU limit of its cgroup, summed over cores
-  std::int64_t busy = kUnknown;             // CPU time of all processes on the cores it may run on
-  std::int64_t stolen = kUnknown;           // from these cores, by the host of a virtual machine
-  std::int64_t machine = kUnknown;          // CPU time of all processes on all cores
+  std::int64_t periods = kUnknown;    // of the CPU limit of its cgroup, as base::Throttling has it
+  std::int64_t throttled = kUnknown;  // of these, in how many the limit stopped it
+  std::int64_t busy = kUnknown;       // CPU time of all processes on the cores it may run on
+  std::int64_t stolen = kUnknown;     // from these cores, by the host of a virtual machine
+  std::int64_t machine = kUnknown;    // CPU time of all processes on all cores
   std::int64_t cpu_pressure = kUnknown;     // while any task of the machine waited for a core
   std::int64_t memory_pressure = kUnknown;  // while any task of the machine waited for memory
 };

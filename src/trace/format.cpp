@@ -128,7 +128,8 @@ std::string cpu_event(int rank, const CpuUse& use) {
       "\"at\":{}.{:03},\"wall\":{},\"used\":{},\"running\":{},\"queued\":{}",
       nanoseconds(use.at.time_since_epoch()) / 1000, nanoseconds(use.at.time_since_epoch()) % 1000,
       use.wall, use.used, use.running, use.queued);
-  for (const auto& [name, value] : {std::pair("throttled", use.throttled),
+  for (const auto& [name, value] : {std::pair("periods", use.periods),
+                                    {"throttled", use.throttled},
                                     {"busy", use.busy},
                                     {"stolen", use.stolen},
                                     {"machine", use.machine},

@@ -164,14 +164,17 @@ TEST_F(CgroupCores, ReadsVersionOne) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
 }
 
-TEST_F(CgroupCores, TakesTheLongestThrottledTimeOnThePath) {
-  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), -1);
-  write("a/b/cpu.stat", "usage_usec 9\nnr_throttled 3\nthrottled_usec 700\n");
-  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), 700);
+TEST_F(CgroupCores, TakesTheGroupThatIsThrottledMostOften) {
+  const auto throttled = [&] { return cgroup_throttling(root_, root_ / "a/b").throttled; };
+  EXPECT_EQ(throttled(), -1);
+  write("a/b/cpu.stat", "usage_usec 9\nnr_periods 8\nnr_throttled 3\nthrottled_usec 700\n");
+  EXPECT_EQ(throttled(), 3);
+  EXPECT_EQ(cgroup_throttling(root_, root_ / "a/b").periods, 8);
   write("a/cpu.stat", "nr_periods 5\nnr_throttled 4\nthrottled_time 900000\n");
-  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), 900);
+  EXPECT_EQ(throttled(), 4);
+  EXPECT_EQ(cgroup_throttling(root_, root_ / "a/b").periods, 5);
   write("cpu.stat", "nonsense");
-  EXPECT_EQ(cgroup_throttled_time(root_, root_ / "a/b"), 900);
+  EXPECT_EQ(throttled(), 4);
 }
 
 TEST(Cores, TakesTheLargestCacheAsTheLastLevel) {

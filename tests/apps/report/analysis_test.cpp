@@ -419,12 +419,13 @@ TEST(Diagnosis, ACpuLimitIsNoForeignWork) {
   for (RankTrace& trace : traces) {
     trace.affinity = {0, 1};
     trace.cores = 2;
-    trace.cpu = {CpuUse{.wall = 1'000'000, .used = 600'000, .throttled = 0, .busy = 2'000'000}};
+    trace.cpu = {CpuUse{
+        .wall = 1'000'000, .used = 600'000, .periods = 10, .throttled = 1, .busy = 2'000'000}};
   }
   const Diagnosis foreign = diagnose(analyse(merge(traces)));
   EXPECT_EQ(foreign.finding, Finding::shared_cores);
   EXPECT_THAT(foreign.why, Contains(HasSubstr("Other processes use 0.8 of the job's cores")));
-  for (RankTrace& trace : traces) trace.cpu.back().throttled = 900'000;
+  for (RankTrace& trace : traces) trace.cpu.back().throttled = 9;
   const Diagnosis limited = diagnose(analyse(merge(traces)));
   EXPECT_EQ(limited.finding, Finding::cpu_limit);
   EXPECT_NEAR(prediction_of(limited).after, 6000, 1);
@@ -564,7 +565,8 @@ TEST(MachineUse, IsOfTheWindow) {
       trace.cpu.push_back({.wall = time,
                            .used = second > 0 ? 600'000 * second : 0,
                            .at = origin + std::chrono::seconds(second),
-                           .throttled = second > 0 ? 300'000 * second : 0,
+                           .periods = 10 * (second + 2),
+                           .throttled = second > 0 ? 3 * second : 0,
                            .busy = 2 * time,
                            .machine = 3 * time});
     }

@@ -104,10 +104,12 @@ TEST(TraceReader, ReadsWhatTheKernelKnows) {
   EXPECT_EQ(some.cpu[0].at.time_since_epoch().count(), 5500);
   EXPECT_EQ(some.cpu[0].throttled, trace::kUnknown);
   EXPECT_EQ(some.cpu[0].machine, trace::kUnknown);
-  const RankTrace all = parse_with("paceline_cpu", cpu + R"(,"throttled":6,"busy":7,"stolen":8,)"
-                                                         R"("machine":9,"cpu_pressure":10,)"
-                                                         R"("memory_pressure":11)");
+  const RankTrace all =
+      parse_with("paceline_cpu", cpu + R"(,"periods":12,"throttled":6,"busy":7,"stolen":8,)"
+                                       R"("machine":9,"cpu_pressure":10,)"
+                                       R"("memory_pressure":11)");
   ASSERT_EQ(all.cpu.size(), 1U);
+  EXPECT_EQ(all.cpu[0].periods, 12);
   EXPECT_EQ(all.cpu[0].throttled, 6);
   EXPECT_EQ(all.cpu[0].busy, 7);
   EXPECT_EQ(all.cpu[0].stolen, 8);

@@ -23,8 +23,8 @@ constexpr double kOneRank = 0.75;
 // this, and wait for a fifth of the time, pay for synchronising at all.
 constexpr double kShortStep = 500;
 constexpr double kNotableSynchronisation = 0.20;
-// The part of the time in the queue that a CPU limit must have caused.
-constexpr double kByLimit = 0.5;
+// The part of the periods of a CPU limit, mostly 100 ms, in which it stops the job.
+constexpr double kThrottled = 0.5;
 // What even a slow network needs: 100 MB/s, and for each bucket a round of messages.
 constexpr double kSlowNetwork = 100;
 constexpr double kSlowMessage = 300;
@@ -74,14 +74,7 @@ bool is_crowded(const Analysis& a) {
 
 // Of several ways in which threads wait for cores.
 Finding why_queued(const Analysis& a) {
-  double queued = 0;
-  for (const Step& step : a.steps) {
-    for (const RankStep& rank : step.ranks) queued += rank.thread.queued;
-  }
-  const double all = a.period * static_cast<double>(a.steps.size());
-  if (queued > 0 && a.machine.throttled.value_or(0) * all >= kByLimit * queued) {
-    return Finding::cpu_limit;
-  }
+  if (a.machine.throttled.value_or(0) >= kThrottled) return Finding::cpu_limit;
   if (a.cores > 0 && a.local_size > a.cores) return Finding::too_many_ranks;
   return a.crowded.empty() ? Finding::shared_cores : Finding::same_cores;
 }

@@ -250,9 +250,11 @@ void Explanation::same_cores() {
 }
 
 void Explanation::cpu_limit() {
-  say("The CPU limit of the job's cgroup stops its ranks: {} of the time in which they could run.",
+  say("The CPU limit of the job's cgroup stops its ranks: they wait {} of the time in which they "
+      "could run.",
       share_text(a_.queued));
-  because("The ranks use {:.1f} cores; the limit leaves them no more.", a_.machine.used);
+  because("In {} of its periods the job used up its limit. On average it uses {:.1f} cores.",
+          share_text(a_.machine.throttled.value_or(0)), a_.machine.used);
   predict("the limit were higher", replay_.without_queue().period());
   suggest("Raise the limit (cpu.max; of a container --cpus, or its cpu limit).");
   gain_.reset();

@@ -20,11 +20,11 @@ class RankUse {
     if (!timed()) return static_cast<double>(samples_.back().*figure);
     return std::max(0.0, until(window_.end, figure) - until(window_.begin, figure));
   }
-  // The same, of the time that passed.
-  std::optional<double> part(Figure figure) const {
-    const auto time = within(figure);
-    const double wall = within(&CpuUse::wall).value_or(0);
-    return time && wall > 0 ? std::optional(*time / wall) : std::nullopt;
+  // The same, as a part of what `whole` has within the window.
+  std::optional<double> part(Figure figure, Figure whole = &CpuUse::wall) const {
+    const auto value = within(figure);
+    const double all = within(whole).value_or(0);
+    return value && all > 0 ? std::optional(*value / all) : std::nullopt;
   }
 
  private:
@@ -96,7 +96,7 @@ MachineUse machine_use(const Job& job, Interval window, Clock::time_point origin
     all_tell = all_tell && used;
     use.used += used.value_or(0);
     cores.add(trace.affinity, rank);
-    keep_most(use.throttled, rank.part(&CpuUse::throttled));
+    keep_most(use.throttled, rank.part(&CpuUse::throttled, &CpuUse::periods));
     keep_most(use.cpu_pressure, rank.part(&CpuUse::cpu_pressure));
     keep_most(use.memory_pressure, rank.part(&CpuUse::memory_pressure));
     keep_most(machine, rank.part(&CpuUse::machine));

@@ -14,11 +14,13 @@ namespace {
 using nlohmann::json;
 
 constexpr std::array<std::string_view, kFields> kFieldNames{
-    "name",       "cat",     "ph",       "ts",         "dur",          "model",          "step",
-    "bucket",     "peer",    "bytes",    "parameters", "version",      "rank",           "size",
-    "local_size", "cores",   "affinity", "started",    "boot",         "spans",          "wall",
-    "used",       "running", "queued",   "at",         "cpu",          "preempted",      "faults",
-    "throttled",  "busy",    "stolen",   "machine",    "cpu_pressure", "memory_pressure"};
+    "name",       "cat",       "ph",      "ts",           "dur",
+    "model",      "step",      "bucket",  "peer",         "bytes",
+    "parameters", "version",   "rank",    "size",         "local_size",
+    "cores",      "affinity",  "started", "boot",         "spans",
+    "wall",       "used",      "running", "queued",       "at",
+    "cpu",        "preempted", "faults",  "periods",      "throttled",
+    "busy",       "stolen",    "machine", "cpu_pressure", "memory_pressure"};
 // "out_of_range.406": a number that no double can hold.
 constexpr int kOverflow = 406;
 constexpr std::size_t kMostOfToken = 40;

@@ -39,6 +39,7 @@ enum class Field {
   cpu,
   preempted,
   faults,
+  periods,
   throttled,
   busy,
   stolen,
@@ -46,7 +47,7 @@ enum class Field {
   cpu_pressure,
   memory_pressure,
 };
-inline constexpr std::size_t kFields = 34;
+inline constexpr std::size_t kFields = 35;
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // doubles are exact up to here
 
 // An event of the Trace Event Format.

@@ -134,7 +134,8 @@ class Collector {
       if (!count) return false;
       *value = *count;
     }
-    for (const auto& [field, value] : {std::pair(Field::throttled, &use.throttled),
+    for (const auto& [field, value] : {std::pair(Field::periods, &use.periods),
+                                       {Field::throttled, &use.throttled},
                                        {Field::busy, &use.busy},
                                        {Field::stolen, &use.stolen},
                                        {Field::machine, &use.machine},
