@@ -55,6 +55,7 @@ ordered_json machine_json(const Analysis& a) {
           {"throttled", or_null(a.machine.throttled)},
           {"cpu_pressure", or_null(a.machine.cpu_pressure)},
           {"memory_pressure", or_null(a.machine.memory_pressure)},
+          {"preempted", a.preempted},
           {"faults", a.faults}};
 }
 

@@ -544,12 +544,12 @@ TEST(ThreadSeries, InterpolatesBetweenSamples) {
   const std::vector<ThreadUse> samples{{at(0), 100, 10, 0, 0}, {at(1000), 700, 210, 1, 4}};
   const ThreadSeries series(samples, origin);
   EXPECT_TRUE(series.known());
-  EXPECT_THAT(series.within({0, 1000}), FieldsAre(600, 200, 4));
-  EXPECT_THAT(series.within({250, 500}), FieldsAre(150, 50, 1));
-  EXPECT_THAT(series.within({-500, 2000}), FieldsAre(600, 200, 4));
+  EXPECT_THAT(series.within({0, 1000}), FieldsAre(600, 200, 1, 4));
+  EXPECT_THAT(series.within({250, 500}), FieldsAre(150, 50, 0.25, 1));
+  EXPECT_THAT(series.within({-500, 2000}), FieldsAre(600, 200, 1, 4));
   const std::vector<ThreadUse> unknown{{at(0), 100}, {at(1000), 700}};
   EXPECT_FALSE(ThreadSeries(unknown, origin).known());
-  EXPECT_THAT(ThreadSeries(unknown, origin).within({0, 1000}), FieldsAre(0, 0, 0));
+  EXPECT_THAT(ThreadSeries(unknown, origin).within({0, 1000}), FieldsAre(0, 0, 0, 0));
 }
 
 // Of the second in which the job trained, not of its start; each core once.

@@ -212,6 +212,7 @@ TEST(TraceReader, DeepNestingDoesNotOverflowTheStack) {
 TEST(TraceReader, ReadsOrRejectsDamagedFiles) {
   test::MadeJob job;
   job.steps = 14;
+  job.queued = [](int, int step) { return 100.0 * (step % 3); };
   const test::TemporaryDirectory directory;
   test::write_timelines(directory.path(), test::make_timelines(job));
   std::ifstream file(directory.path() / "rank0.json");

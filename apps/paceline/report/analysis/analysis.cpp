@@ -223,6 +223,7 @@ void settle(Analysis& analysis) {
   double between = 0;
   for (const Step& step : analysis.steps) {
     for (const RankStep& rank : step.ranks) {
+      analysis.preempted += part(rank.thread.preempted, static_cast<double>(analysis.steps.size()));
       analysis.faults += part(rank.thread.faults, static_cast<double>(analysis.steps.size()));
       between += rank.between;
       waiting += std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);

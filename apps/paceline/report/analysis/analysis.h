@@ -71,7 +71,8 @@ struct Analysis {
     double communication = 0;
     std::map<int, double> stall_causes;
   } settled;
-  double faults = 0;           // page faults that read from a disk, of all ranks in a step
+  double preempted = 0;  // how often another thread took a training thread's core, of all in a step
+  double faults = 0;     // page faults that read from a disk, likewise
   double waiting_between = 0;  // of `between`, the part in which threads neither ran nor could run
   MachineUse machine;
   std::vector<int> crowded;          // ranks that may only use fewer cores than they are, bound so

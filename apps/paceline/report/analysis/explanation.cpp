@@ -293,6 +293,13 @@ void Explanation::shared_cores() {
   if (others) {
     because("Other processes use {:.1f} of the job's cores.", *a_.machine.foreign);
   }
+  if (a_.preempted > 0) {
+    because("Other threads take the cores of training threads {:.1f} times a step.", a_.preempted);
+  }
+  if (a_.machine.cpu_pressure) {
+    because("On this machine, some thread waits for a core {} of the time.",
+            share_text(*a_.machine.cpu_pressure));
+  }
   because("A rank that waits for a core is late, or late with its part of a reduction.");
 }
 

@@ -19,7 +19,8 @@ ThreadTimes ThreadSeries::within(Interval interval) const {
   const auto grown = [&](std::int64_t ThreadUse::*figure) {
     return std::max(0.0, until(interval.end, figure) - until(interval.begin, figure));
   };
-  return {grown(&ThreadUse::cpu), grown(&ThreadUse::queued), grown(&ThreadUse::faults)};
+  return {grown(&ThreadUse::cpu), grown(&ThreadUse::queued), grown(&ThreadUse::preempted),
+          grown(&ThreadUse::faults)};
 }
 
 double ThreadSeries::until(double moment, std::int64_t ThreadUse::*figure) const {

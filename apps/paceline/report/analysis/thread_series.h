@@ -8,8 +8,9 @@ namespace paceline::report {
 // What the kernel counted for the training thread within an interval; times in microseconds.
 struct ThreadTimes {
   double cpu = 0;
-  double queued = 0;  // ready to run without a core
-  double faults = 0;  // page faults that read from a disk
+  double queued = 0;     // ready to run without a core
+  double preempted = 0;  // how often another thread took its core
+  double faults = 0;     // page faults that read from a disk
 };
 
 // The samples of one rank. Between two samples, figures grow evenly.

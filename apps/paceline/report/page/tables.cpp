@@ -45,7 +45,7 @@ std::string longest_pairs(const Analysis& analysis) {
 std::string rank_table(const Analysis& analysis) {
   std::string html =
       header({"rank", "computing", "waiting for late ranks", "waiting for communication",
-              "between steps", "communication hidden", "share of the stall"},
+              "between steps", "communication hidden", "waiting for a core", "share of the stall"},
              9);
   for (const RankTimes& one : analysis.ranks) {
     const auto stall = analysis.stall_causes.find(one.rank);
@@ -53,6 +53,7 @@ std::string rank_table(const Analysis& analysis) {
             cell(time_text(one.late)) + cell(time_text(one.communication)) +
             cell(time_text(one.between)) +
             cell(one.under_way > 0 ? share_text(one.hidden / one.under_way) : "-") +
+            cell(share_text(one.queued)) +
             cell(stall == analysis.stall_causes.end() ? "0 %" : share_text(stall->second)) +
             "</tr>\n";
   }
