@@ -368,6 +368,7 @@ TEST(Diagnosis, RanksThatWaitForCoresAreNotUneven) {
   const Diagnosis diagnosis = diagnosis_of(preempted());
   EXPECT_EQ(diagnosis.finding, Finding::shared_cores);
   EXPECT_NEAR(prediction_of(diagnosis).before, 9000, 200);
+  EXPECT_THAT(diagnosis.why, Not(Contains(HasSubstr("waits longest"))));
   EXPECT_NEAR(prediction_of(diagnosis).after, 6000, 1);
   EXPECT_EQ(text_of({"so", 9000, 6000}), "If so: 9.00 ms -> 6.00 ms a step.");
   // Without waiting for cores, the same times are an uneven load.
@@ -409,6 +410,7 @@ TEST(Diagnosis, ARankThatWaitsForItsCoreIsNotSlow) {
   const Diagnosis diagnosis = diagnosis_of(job);
   EXPECT_EQ(diagnosis.finding, Finding::shared_cores);
   EXPECT_NEAR(prediction_of(diagnosis).after, 7000, 1);
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Rank 1 waits longest: 33 %")));
   // Slower, and waiting a little.
   job.queued = [](int rank, int) { return rank == 1 ? 500.0 : 0.0; };
   EXPECT_EQ(diagnosis_of(job).finding, Finding::straggler);

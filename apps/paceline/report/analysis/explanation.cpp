@@ -15,6 +15,8 @@ namespace {
 constexpr double kAllCores = 0.9;
 // Batches between synchronisations, for which the gain is predicted.
 constexpr std::size_t kAccumulated = 4;
+// A rank that waits for a core this many times as long as all do on average is named.
+constexpr double kLongest = 1.5;
 // Part of the cores used by others from which on that is worth a sentence.
 constexpr double kNotableCores = 0.05;
 
@@ -292,6 +294,11 @@ void Explanation::shared_cores() {
   }
   if (others) {
     because("Other processes use {:.1f} of the job's cores.", *a_.machine.foreign);
+  }
+  const auto most = std::ranges::max_element(a_.ranks, {}, &RankTimes::queued);
+  if (most != a_.ranks.end() && most->queued >= kLongest * a_.queued) {
+    because("Rank {} waits longest: {} of the time in which it could run.", most->rank,
+            share_text(most->queued));
   }
   if (a_.preempted > 0) {
     because("Other threads take the cores of training threads {:.1f} times a step.", a_.preempted);
