@@ -411,6 +411,7 @@ TEST(Diagnosis, ARankThatWaitsForItsCoreIsNotSlow) {
   EXPECT_EQ(diagnosis.finding, Finding::shared_cores);
   EXPECT_NEAR(prediction_of(diagnosis).after, 7000, 1);
   EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Rank 1 waits longest: 33 %")));
+  EXPECT_THAT(diagnosis.why, Not(Contains(HasSubstr("Other processes"))));
   // Slower, and waiting a little.
   job.queued = [](int rank, int) { return rank == 1 ? 500.0 : 0.0; };
   EXPECT_EQ(diagnosis_of(job).finding, Finding::straggler);

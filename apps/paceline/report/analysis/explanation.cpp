@@ -277,7 +277,7 @@ void Explanation::shared_cores() {
       "all time",
       share_text(a_.queued), share_text(a_.late + a_.communication));
   predict("the ranks had their cores for themselves", replay_.without_queue().period());
-  const bool others = a_.machine.foreign.value_or(0) >= kNotableCores * a_.cores;
+  const bool others = a_.machine.foreign.value_or(0) > kNotableCores * a_.cores;
   const bool all_used = a_.cores > 0 && a_.machine.used >= kAllCores * a_.cores;
   if (a_.machine.foreign ? !others : all_used) {
     say("The job's threads share too few cores: {}.", waits);
