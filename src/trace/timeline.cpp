@@ -110,10 +110,10 @@ void Timeline::sample_thread() noexcept {
     if (!open_ || now < next_sample_ || samples_.size() == kMaxSamples) return;
     if (!thread_) thread_.emplace();
     if (!thread_->is_of_this_thread()) return;
-    next_sample_ = now + kBetweenSamples;
   }
   const ThreadUse use = thread_->read();
   const std::lock_guard lock(mutex_);
+  next_sample_ = use.at + kBetweenSamples;
   if (open_) samples_.push_back(use);
 }
 
