@@ -44,7 +44,7 @@ struct ThreadUse {
   std::int64_t faults = 0;         // page faults that read from a disk
 };
 
-// Reading it takes system calls and small files of /proc: 50 us.
+// Reading it takes system calls and some small files of /proc.
 class CpuMeter {
  public:
   // Starts now, for the calling thread. Useless in a forked child.
