@@ -1,10 +1,11 @@
-// paceline._C: makes the backend `paceline` for torch.distributed.
+// paceline._C: makes the backend `paceline` for torch.distributed, and what
+// paceline.DistributedDataParallel stands on.
 
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <paceline/error.h>
+#include <paceline/tune_malloc.h>
 
 #include <chrono>
 #include <string>
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "backends/paceline/backend.h"
+#include "ddp.h"
+#include "errors.h"
 
 namespace py = pybind11;
 
@@ -50,43 +53,23 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
   return c10::make_intrusive<PythonBackend>(backends::form_region(std::move(request)));
 }
 
-// Raises torch.distributed's own errors; errors about other ranks get attributes beside their text.
-void translate(std::exception_ptr thrown) {
-  if (!thrown) return;
-  const auto make = [](const std::exception& error) {
-    return py::module_::import("torch.distributed").attr("DistBackendError")(error.what());
-  };
-  const auto set = [](const py::object& error) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  };
-  try {
-    std::rethrow_exception(std::move(thrown));
-  } catch (const UsageError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const PeerError& error) {
-    const py::object made = make(error);
-    made.attr("ranks") = error.ranks();
-    made.attr("operation") = error.operation();
-    made.attr("sequence") = error.sequence();
-    set(made);
-  } catch (const Error& error) {
-    set(make(error));
-  }
-}
-
 }  // namespace
 }  // namespace paceline::python
 
 PYBIND11_MODULE(_C, module) {
   py::module_::import(
       "torch._C._distributed_c10d");  // registers the types of arguments and results
-  py::register_exception_translator(&paceline::python::translate);
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    if (thrown) paceline::python::set_python_error(std::move(thrown));
+  });
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),
              py::arg("staging_bytes"), py::call_guard<py::gil_scoped_release>());
+  module.def("tune_malloc", &paceline::tune_malloc);
   using paceline::backends::PacelineOptions;
   py::class_<PacelineOptions, c10::intrusive_ptr<PacelineOptions>, c10d::Backend::Options>(
       module, "Options")
       .def(py::init<>())
       .def_readwrite("staging_bytes", &PacelineOptions::staging_bytes);
+  paceline::python::bind_ddp(module);
 }

@@ -129,6 +129,8 @@ class PACELINE_API ProcessGroup {
 
  private:
   friend ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options);
+  friend int get_rank(const ProcessGroup& group);
+  friend int get_world_size(const ProcessGroup& group);
 
   c10::intrusive_ptr<c10::intrusive_ptr_target> group_;  // a c10d::ProcessGroup
   bool member_ = true;

@@ -140,13 +140,13 @@ void destroy_process_group(const ProcessGroup& group) {
 
 int get_rank(const ProcessGroup& group) {
   if (!group.is_member()) return -1;
-  if (!is_initialized()) return base::environment().rank.value_or(0);
+  if (!group.group_ && !is_initialized()) return base::environment().rank.value_or(0);
   return group.c10d()->getRank();
 }
 
 int get_world_size(const ProcessGroup& group) {
   if (!group.is_member()) return -1;
-  if (!is_initialized()) return base::environment().world_size.value_or(1);
+  if (!group.group_ && !is_initialized()) return base::environment().world_size.value_or(1);
   return group.c10d()->getSize();
 }
 

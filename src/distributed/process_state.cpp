@@ -118,7 +118,18 @@ void ProcessState::exit_record(const std::string& exception_text) noexcept {
 
 namespace {
 
-// The world's ranks by group rank; empty for the world itself and for a group that the user made.
+// The global ranks of a group that is not ours, if its backend knows them; else empty.
+std::vector<int> members_by_backend(c10d::ProcessGroup& group) {
+  try {
+    const auto options = group.getDefaultBackend()->getBackendOptions();
+    const auto& ranks = options->global_ranks_in_group;
+    return {ranks.begin(), ranks.end()};
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+// The world's ranks by group rank; empty for the world itself, and if they are unknown.
 std::vector<int> members_of(const ProcessGroup& group) {
   const auto target = group.c10d();
   ProcessState& state = ProcessState::instance();
@@ -127,8 +138,9 @@ std::vector<int> members_of(const ProcessGroup& group) {
     for (const auto& member : state.world->groups) {
       if (member.group == target) return member.ranks;
     }
+    if (target == state.world->group) return {};
   }
-  return {};
+  return members_by_backend(*target);
 }
 
 }  // namespace

@@ -89,6 +89,10 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
   }
 }
 
+int HookBucketReducer::own_rank() const {
+  return distributed::global_rank_of(group_, get_rank(group_));
+}
+
 const at::Tensor& HookBucketReducer::tensor(std::size_t bucket) const {
   return bucket < tensors_.size() ? tensors_[bucket] : control_->tensor(0);
 }
@@ -172,7 +176,7 @@ void HookBucketReducer::await(std::size_t bucket) {
     control_->time_out(fmt::format(
         "{} {} has not completed its future for bucket {} ({}) within the timeout of {} s{}: every "
         "future must be completed, by setError if its hook fails",
-        kHookOfRank, get_rank(), bucket, describe_(bucket),
+        kHookOfRank, own_rank(), bucket, describe_(bucket),
         std::chrono::duration<double>(timeout_).count(),
         backend_ ? ", and no call that it may depend on is under way there" : ""));
   }
@@ -189,7 +193,7 @@ bool HookBucketReducer::abort_step() {
   fail(
       fmt::format("an exception ended a backward of rank {} whose gradients a communication hook "
                   "reduces, so the hooks of the ranks do not match any more",
-                  get_rank()));
+                  own_rank()));
 }
 
 // Sends the hook's own errors to all ranks, which wait for it. The other ranks get errors about
@@ -205,7 +209,7 @@ void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
         fmt::format("running the communication hook for bucket {} ({})", bucket, describe_(bucket)),
         [] { throw; });
   } catch (...) {
-    fail(fmt::format("{} {} failed for bucket {} ({}): {}", kHookOfRank, get_rank(), bucket,
+    fail(fmt::format("{} {} failed for bucket {} ({}): {}", kHookOfRank, own_rank(), bucket,
                      describe_(bucket), distributed::current_exception_text()));
   }
 }

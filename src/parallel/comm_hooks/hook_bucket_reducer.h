@@ -54,6 +54,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
     bool skipped = false;
     c10::intrusive_ptr<c10::ivalue::Future> result;
   };
+  int own_rank() const;  // global
   void run_hooks();
   void await(std::size_t bucket);
   template <typename Body>

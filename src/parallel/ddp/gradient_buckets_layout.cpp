@@ -6,6 +6,7 @@
 
 #include <paceline/error.h>
 
+#include "distributed/process_state.h"
 #include "parallel/comm_hooks/hook_bucket_reducer.h"
 #include "parallel/ddp/gradient_buckets.h"
 
@@ -127,8 +128,9 @@ void GradientBuckets::make_bucket_reducer() {
   } catch (const Error& error) {
     // The plan has changed already, and the other ranks wait for the bucket reducer.
     if (bucket_reducer_) {
-      bucket_reducer_->fail(
-          fmt::format("rank {} cannot make new buckets: {}", get_rank(), error.what()));
+      bucket_reducer_->fail(fmt::format("rank {} cannot make new buckets: {}",
+                                        distributed::global_rank_of(options_.process_group, rank_),
+                                        error.what()));
     }
     throw;
   }

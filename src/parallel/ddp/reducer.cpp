@@ -54,6 +54,10 @@ void Reducer::before_forward(bool synchronise, bool requires_backward) {
   if (requires_backward) recorder_.begin_forward(bucket_reducer().steps() + 1);
 }
 
+void Reducer::synchronise_backward() {
+  if (!std::exchange(synchronise_, true)) summarizer_.count_forward(leaf_);
+}
+
 void Reducer::abort_step() {
   // Other ranks may be in the step that this one did not come to.
   if (!bucket_reducer().in_step()) {
@@ -186,8 +190,9 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   incoming_ = incoming;
   try {
     reduce_gradient(index);
-  } catch (const PeerError&) {
+  } catch (const Error&) {
     buckets_.detach_from_failed();
+    on_backward_error_();
     throw;
   }
   incoming_.reset();
@@ -315,13 +320,14 @@ void Reducer::finish_backward() {
     }
     if (!buckets_.is_last_leaf()) return end_leaf(left);
     reduce_rest(left);
+    recorder_.end_step(bucket_reducer());
+    end_step();
   } catch (...) {
     backward_ = -1;
     buckets_.detach_from_failed();
+    on_backward_error_();
     throw;
   }
-  recorder_.end_step(bucket_reducer());
-  end_step();
 }
 
 // A missing gradient counts as zero.

@@ -54,6 +54,8 @@ class Reducer {
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
   // Call instead of before_forward when grad mode is off.
   void note_evaluation() { called_ = true; }
+  // Synchronises the next backward although before_forward said otherwise.
+  void synchronise_backward();
   void after_forward() {
     if (records_) recorder_.end_forward();
   }
@@ -71,6 +73,8 @@ class Reducer {
   bool is_step_complete() const { return leaves_ended_ == static_cast<int>(graphs_.size()); }
   // Runs when a step is finished, still in its backward; collective calls are allowed.
   void on_step_complete(std::function<void()> call) { on_step_complete_ = std::move(call); }
+  // Runs while an exception that leaves a backward is handled; it may throw another in its place.
+  void on_backward_error(std::function<void()> call) { on_backward_error_ = std::move(call); }
   // `leaf`: of this rank, from 0. Fails the step on every rank if the leaf before ran no
   // synchronised backward, and an earlier one did.
   void begin_leaf(int leaf);
@@ -153,6 +157,7 @@ class Reducer {
   bool in_leaves_ = false;    // between begin_leaves and end_leaves
   bool left_ = false;         // a step that is not complete
   std::function<void()> on_step_complete_;
+  std::function<void()> on_backward_error_ = [] {};
   at::Tensor incoming_;           // what autograd gave for the gradient that has just come
   int backward_ = -1;             // autograd's number of the backward with which the step ends
   int last_local_backward_ = -1;  // the last one counted that was not synchronised

@@ -84,16 +84,21 @@ std::set<const void*> sparse_weights(const torch::nn::Module& module) {
   return weights;
 }
 
-template <typename Items>
-std::vector<NamedTensor> named(const Items& items) {
+std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>& items) {
   std::vector<NamedTensor> result;
   for (const auto& item : items) result.push_back({item.key(), item.value()});
   return result;
 }
 
-void add(std::vector<NamedTensor>& list, std::set<std::string>& names, const NamedTensors& added,
-         const char* kind) {
-  for (const auto& [name, tensor] : added) {
+std::vector<NamedTensor> named(const NamedTensors& tensors) {
+  std::vector<NamedTensor> result;
+  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor});
+  return result;
+}
+
+void check_names(std::set<std::string>& names, const std::vector<NamedTensor>& added,
+                 const char* kind) {
+  for (const auto& [name, tensor, sparse] : added) {
     if (!tensor.defined()) {
       throw UsageError(fmt::format("{} {} is undefined: name tensors that exist", kind, name));
     }
@@ -103,16 +108,20 @@ void add(std::vector<NamedTensor>& list, std::set<std::string>& names, const Nam
                       "own",
                       name));
     }
-    list.push_back({name, tensor});
   }
 }
 
 }  // namespace
 
-WrappedModel::WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers) {
+WrappedModel::WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers)
+    : WrappedModel(named(parameters), named(buffers)) {}
+
+WrappedModel::WrappedModel(const std::vector<NamedTensor>& parameters,
+                           const std::vector<NamedTensor>& buffers)
+    : parameters_(parameters), buffers_(buffers) {
   std::set<std::string> names;
-  add(parameters_, names, parameters, "parameter");
-  add(buffers_, names, buffers, "buffer");
+  check_names(names, parameters, "parameter");
+  check_names(names, buffers, "buffer");
 }
 
 std::vector<NamedTensor> WrappedModel::parameters() const {
@@ -127,7 +136,7 @@ std::vector<NamedTensor> WrappedModel::trainable_parameters() const {
   const auto sparse = module_ == nullptr ? std::set<const void*>{} : sparse_weights(*module_);
   std::vector<NamedTensor> result;
   std::set<const void*> seen;
-  for (const auto& [name, tensor, unknown] : parameters()) {
+  for (const auto& [name, tensor, is_sparse] : parameters()) {
     const void* const key = tensor.unsafeGetTensorImpl();
     if (!tensor.is_leaf()) {
       throw UsageError(
@@ -136,7 +145,7 @@ std::vector<NamedTensor> WrappedModel::trainable_parameters() const {
                       name, module_ == nullptr ? "name" : "register"));
     }
     if (tensor.requires_grad() && seen.insert(key).second) {
-      result.push_back({name, tensor, sparse.count(key) > 0});
+      result.push_back({name, tensor, is_sparse || sparse.count(key) > 0});
     }
   }
   return result;

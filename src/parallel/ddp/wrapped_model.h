@@ -18,6 +18,8 @@ class WrappedModel {
   explicit WrappedModel(torch::nn::Module& module) : module_(&module) {}
   // Throws UsageError for an undefined tensor, or if two tensors have one name.
   WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers);
+  // The same, for a program that knows which gradients are sparse.
+  WrappedModel(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers);
 
   // All tensors that exist now. A module's may be undefined.
   std::vector<NamedTensor> parameters() const;

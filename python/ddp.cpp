@@ -1,0 +1,136 @@
+#include "ddp.h"
+
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "errors.h"
+#include "parallel/ddp/ddp_core.h"
+
+namespace py = pybind11;
+
+namespace paceline::python {
+namespace {
+
+// The reduction of a Python module's gradients. Nothing here holds the GIL while it waits for other
+// ranks: calls release it, and autograd runs backwards without it.
+class Reducer {
+ public:
+  using Parameters = std::vector<std::tuple<std::string, at::Tensor, bool>>;
+  using Buffers = std::vector<std::pair<std::string, at::Tensor>>;
+
+  Reducer(const Parameters& parameters, const Buffers& buffers, const DdpOptions& options)
+      : core_(std::make_unique<detail::DdpCore>(wrap(parameters, buffers), options)) {
+    core_->on_backward_error(throw_through_autograd);
+  }
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+  // May destroy a group, which joins threads that may need the GIL.
+  ~Reducer() {
+    const py::gil_scoped_release release;
+    core_.reset();
+  }
+
+  // `buffers`: what the forward copies from rank 0 if they may differ.
+  // `divide_by_initial_world_size`: in join, its option; else unset.
+  void before_forward(bool training, bool synchronise, std::vector<at::Tensor> buffers,
+                      std::optional<bool> divide_by_initial_world_size) {
+    core_->set_buffers(std::move(buffers));
+    set_join(divide_by_initial_world_size);
+    core_->before_forward(training, synchronise);
+  }
+  void main_hook(std::vector<at::Tensor> buffers, bool divide_by_initial_world_size) {
+    core_->set_buffers(std::move(buffers));
+    set_join(divide_by_initial_world_size);
+    core_->main_hook();
+  }
+  void post_hook(int last, std::vector<at::Tensor> buffers) {
+    core_->set_buffers(std::move(buffers));
+    core_->post_hook(last);
+  }
+
+  detail::DdpCore& core() { return *core_; }
+
+ private:
+  static ddp::WrappedModel wrap(const Parameters& parameters, const Buffers& buffers) {
+    std::vector<ddp::NamedTensor> named_parameters;
+    for (const auto& [name, tensor, sparse] : parameters) {
+      named_parameters.push_back({name, tensor, sparse});
+    }
+    std::vector<ddp::NamedTensor> named_buffers;
+    for (const auto& [name, tensor] : buffers) named_buffers.push_back({name, tensor});
+    return {named_parameters, named_buffers};
+  }
+  void set_join(std::optional<bool> divide_by_initial_world_size) {
+    std::optional<JoinOptions> options;
+    if (divide_by_initial_world_size) {
+      options = {.divide_by_initial_world_size = *divide_by_initial_world_size};
+    }
+    core_->set_join(options);
+  }
+
+  std::unique_ptr<detail::DdpCore> core_;
+};
+
+std::unique_ptr<Reducer> make_reducer(const Reducer::Parameters& parameters,
+                                      const Reducer::Buffers& buffers,
+                                      c10::intrusive_ptr<c10d::ProcessGroup> group, bool init_sync,
+                                      const std::vector<double>& bucket_cap_mb_list,
+                                      bool find_unused_parameters, bool gradient_as_bucket_view,
+                                      bool static_graph,
+                                      const std::vector<std::string>& delay_all_reduce_named_params,
+                                      const std::string& param_to_hook_all_reduce,
+                                      bool skip_all_reduce_unused_params) {
+  return std::make_unique<Reducer>(
+      parameters, buffers,
+      DdpOptions{.init_sync = init_sync,
+                 .process_group = ProcessGroup(std::move(group)),
+                 .find_unused_parameters = find_unused_parameters,
+                 .gradient_as_bucket_view = gradient_as_bucket_view,
+                 .static_graph = static_graph,
+                 .delay_all_reduce_named_params = delay_all_reduce_named_params,
+                 .param_to_hook_all_reduce = param_to_hook_all_reduce,
+                 .skip_all_reduce_unused_params = skip_all_reduce_unused_params,
+                 .bucket_cap_mb_list = bucket_cap_mb_list});
+}
+
+}  // namespace
+
+void bind_ddp(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Reducer>(module, "Reducer")
+      .def(py::init(&make_reducer), py::kw_only(), py::arg("parameters"), py::arg("buffers"),
+           py::arg("process_group"), py::arg("init_sync"), py::arg("bucket_cap_mb_list"),
+           py::arg("find_unused_parameters"), py::arg("gradient_as_bucket_view"),
+           py::arg("static_graph"), py::arg("delay_all_reduce_named_params"),
+           py::arg("param_to_hook_all_reduce"), py::arg("skip_all_reduce_unused_params"), Release())
+      .def("before_forward", &Reducer::before_forward, py::arg("training"), py::arg("synchronise"),
+           py::arg("buffers"), py::arg("divide_by_initial_world_size"), Release())
+      .def("after_forward", [](Reducer& self) { self.core().after_forward(); })
+      .def("watch_output",
+           [](Reducer& self, const at::Tensor& output) { self.core().watch_output(output); })
+      .def("synchronise_backward", [](Reducer& self) { self.core().synchronise_backward(); })
+      .def_property(
+          "buffers_may_differ", [](Reducer& self) { return self.core().buffers_may_differ(); },
+          [](Reducer& self, bool differ) { self.core().set_buffers_may_differ(differ); })
+      .def(
+          "register_comm_hook",
+          [](Reducer& self, py::object state, py::object hook) {
+            auto made = std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook));
+            const py::gil_scoped_release release;
+            self.core().register_comm_hook(std::move(made));
+          },
+          py::arg("state"), py::arg("hook"))
+      .def("main_hook", &Reducer::main_hook, py::arg("buffers"),
+           py::arg("divide_by_initial_world_size"), Release())
+      .def("post_hook", &Reducer::post_hook, py::arg("last"), py::arg("buffers"), Release())
+      .def("steps", [](Reducer& self) { return self.core().stats().steps; });
+}
+
+}  // namespace paceline::python

@@ -1,0 +1,344 @@
+#include "parallel/ddp/ddp_core.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+#include "distributed/process_state.h"
+#include "parallel/ddp/model.h"
+#include "parallel/gather.h"
+#include "parallel/with_error_context.h"
+#include "shm/membership/failure.h"
+
+namespace paceline::detail {
+namespace {
+
+// What the collective calls of a forward in `join` are for.
+constexpr const char* kAgreeing =
+    "agreeing with the ranks that have joined; in join, make no other collective calls";
+
+void check_caps(const DdpOptions& options) {
+  const auto check = [](double mib, const char* option) {
+    if (!(mib > 0)) throw UsageError(fmt::format("{} of {}: it must be positive", option, mib));
+  };
+  if (options.bucket_cap_mb) check(*options.bucket_cap_mb, "bucket_cap_mb");
+  for (const double mib : options.bucket_cap_mb_list) check(mib, "bucket_cap_mb_list");
+  if (options.bucket_cap_mb && !options.bucket_cap_mb_list.empty()) {
+    throw UsageError("set bucket_cap_mb or bucket_cap_mb_list, not both");
+  }
+}
+
+void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {
+  const at::Device device = parameters.front().tensor.device();
+  for (const auto& one : parameters) {
+    if (one.tensor.device() == device) continue;
+    throw UsageError(
+        fmt::format("parameter {} is on {} and {} on {}: all parameters must be on one device",
+                    parameters.front().name, device.str(), one.name, one.tensor.device().str()));
+  }
+  auto asked = options.device_ids;
+  if (options.output_device) asked.push_back(*options.output_device);
+  if (device.is_cpu() && !asked.empty()) {
+    throw UsageError(
+        "device_ids and output_device are for models on an accelerator; this one is on the CPU");
+  }
+  if (options.device_ids.size() > 1) {
+    throw UsageError(
+        fmt::format("{} device_ids: a rank's model has one device", options.device_ids.size()));
+  }
+  for (const at::Device& one : asked) {
+    if (one == device) continue;
+    throw UsageError(fmt::format("device_ids or output_device say {}, but the model is on {}",
+                                 one.str(), device.str()));
+  }
+}
+
+constexpr int kMaxLogicalRanks = static_cast<int>(shm::kMaxSources);
+
+// `wanted` is the program's.
+void check_logical_ranks(const DdpOptions& wanted, const ddp::WrappedModel& model, int ranks) {
+  const int logical = wanted.logical_ranks;
+  if (logical == 0) return;
+  if (logical < ranks || logical > kMaxLogicalRanks) {
+    throw UsageError(fmt::format(
+        "logical_ranks of {}: it must be at least {}, the number of ranks, and at most {}", logical,
+        ranks, kMaxLogicalRanks));
+  }
+  if (!wanted.broadcast_buffers) {
+    throw UsageError(
+        "logical_ranks needs broadcast_buffers: each logical rank starts from logical rank 0's "
+        "buffers");
+  }
+  if (wanted.skip_all_reduce_unused_params) {
+    throw UsageError("logical_ranks and skip_all_reduce_unused_params cannot be combined");
+  }
+  if (logical > ranks && model.has_sync_batch_norm()) {
+    throw UsageError(fmt::format(
+        "SyncBatchNorm cannot be used where a rank runs several logical ranks: it needs the "
+        "batches of all of them at once. Run {} ranks, or use BatchNorm",
+        logical));
+  }
+  for (const auto& one : model.trainable_parameters()) {
+    if (one.tensor.device().is_cpu()) continue;
+    throw UsageError(fmt::format("logical_ranks is for models on the CPU; parameter {} is on {}",
+                                 one.name, one.tensor.device().str()));
+  }
+}
+
+void check_delayed(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {
+  const auto& delayed = options.delay_all_reduce_named_params;
+  const std::string& trigger = options.param_to_hook_all_reduce;
+  if (delayed.empty() != trigger.empty()) {
+    throw UsageError("delay_all_reduce_named_params and param_to_hook_all_reduce need each other");
+  }
+  const auto check = [&](const std::string& name, const char* option) {
+    if (std::ranges::count(parameters, name, &ddp::NamedTensor::name) > 0) return;
+    throw UsageError(fmt::format("{} names {}, which is not a parameter that requires a gradient",
+                                 option, name));
+  };
+  if (trigger.empty()) return;
+  check(trigger, "param_to_hook_all_reduce");
+  for (const auto& name : delayed) check(name, "delay_all_reduce_named_params");
+  if (std::ranges::count(delayed, trigger) > 0) {
+    throw UsageError(
+        fmt::format("{} cannot wait for its own gradient: it is named by both "
+                    "delay_all_reduce_named_params and param_to_hook_all_reduce",
+                    trigger));
+  }
+}
+
+}  // namespace
+
+DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
+    : model_(std::move(model)), options_(options), sync_(std::make_shared<bool>(true)) {
+  check_caps(options);
+  if (options.check_sync_every < 0) {
+    throw UsageError(fmt::format("check_sync_every of {}: it is a number of steps, or 0 for never",
+                                 options.check_sync_every));
+  }
+  if (options.skip_all_reduce_unused_params &&
+      (!options.find_unused_parameters || options.static_graph)) {
+    throw UsageError(
+        "skip_all_reduce_unused_params requires find_unused_parameters without static_graph");
+  }
+  if (options.average == Average::samples && model_.has_sync_batch_norm()) {
+    throw UsageError(
+        "Average::samples would weigh gradients that SyncBatchNorm has already mixed: let each "
+        "rank's loss be a sum over samples, divided by the same number on all ranks, and use "
+        "Average::ranks");
+  }
+  const auto parameters = model_.trainable_parameters();
+  if (parameters.empty()) {
+    throw UsageError(
+        "DistributedDataParallel needs a parameter that requires a gradient, and there is none");
+  }
+  check_devices(options, parameters);
+  check_delayed(options, parameters);
+  // The world of now, also when there is another one later.
+  options_.process_group = ProcessGroup(options.process_group.c10d());
+  const int ranks = get_world_size(options_.process_group);
+  check_logical_ranks(options, model_, ranks);
+  for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
+  // One rank alone trains like several, so that it fails where they would.
+  if (ranks > 1 && options.init_sync) {
+    ddp::check_same_model(model_, options_.logical_ranks, options_.process_group);
+    broadcast_all(0);
+  }
+  parameter_count_ = model_.parameters().size();
+  reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
+  logical_ranks_ = std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks,
+                                                      options_.process_group, buffers_);
+  logical_ranks_->before_loop([this] {
+    if (is_check_due()) check_models(true);
+  });
+}
+
+DdpCore::~DdpCore() {
+  if (logical_ranks_) logical_ranks_->forget_model();
+}
+
+void DdpCore::before_forward(bool training, bool synchronise) {
+  if (!at::GradMode::is_enabled()) return reducer_->note_evaluation();
+  if (training) check_parameters();
+  if (training && logical_ranks_->enabled()) check_loop();
+  const bool broadcasts = training && broadcasts_buffers();
+  if (join() == nullptr) {
+    first_active_ = 0;
+    all_active_ = true;
+  } else if (training) {
+    parallel::with_error_context(kAgreeing, [&] { notify_join(); });
+    static_cast<void>(agree(synchronise ? Part::synchronised : Part::local, broadcasts));
+    if (synchronise && weighs_active()) reducer_->set_weight(1);
+  }
+  reducer_->before_forward(synchronise, training);
+  if (!training) return;
+  meet(broadcasts, synchronise);
+  buffers_may_differ_ = synchronise;
+}
+
+bool DdpCore::broadcasts_buffers() const {
+  return options_.broadcast_buffers && buffers_may_differ_ && !buffers_.empty() &&
+         !logical_ranks_->enabled() && get_world_size(options_.process_group) > 1;
+}
+
+void DdpCore::set_samples(double count) {
+  if (options_.average != Average::samples) {
+    throw UsageError("set_samples needs average = Average::samples");
+  }
+  if (!(count >= 0) || !std::isfinite(count)) {
+    throw UsageError(fmt::format("set_samples({}): it must be finite and non-negative", count));
+  }
+  reducer_->set_weight(count);
+}
+
+void DdpCore::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (!hook) throw UsageError("register_comm_hook needs a hook");
+  if (options_.average == Average::samples) {
+    throw UsageError(
+        "register_comm_hook and Average::samples cannot be combined: a hook averages itself, and "
+        "may weigh by samples");
+  }
+  if (options_.logical_ranks > 0) {
+    throw UsageError(
+        "register_comm_hook and logical_ranks cannot be combined: a hook gets a rank's sum, and "
+        "the same bits on any number of ranks need the gradients of each logical rank");
+  }
+  reducer_->set_hook(std::move(hook));
+}
+
+void DdpCore::main_hook() {
+  const auto [sync, broadcasts] = agree(Part::joined, false);
+  reducer_->before_forward(sync, true);
+  if (broadcasts) ddp::broadcast_from(first_active_, buffers_, options_.process_group);
+  if (sync) {
+    ++steps_;
+    if (options_.average == Average::samples || weighs_active()) reducer_->set_weight(0);
+    reducer_->main_hook();
+  }
+  buffers_may_differ_ = sync;
+}
+
+void DdpCore::post_hook(int last) {
+  broadcast_all(last);
+  reducer_->end_join();
+}
+
+bool DdpCore::weighs_active() const {
+  return options_.average == Average::ranks && !join()->divide_by_initial_world_size;
+}
+
+void DdpCore::broadcast_all(int root) {
+  std::vector<at::Tensor> tensors = buffers_;
+  for (const auto& parameter : model_.parameters()) tensors.push_back(parameter.tensor);
+  ddp::broadcast_from(root, tensors, options_.process_group);
+}
+
+// The collective calls of a training forward.
+void DdpCore::meet(bool broadcasts, bool synchronise) {
+  const bool checks = synchronise && !logical_ranks_->enabled() && is_check_due();
+  if (broadcasts) {
+    parallel::with_error_context(
+        "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
+        "ranks as many batches (DistributedSampler), or train inside join",
+        [&] { ddp::broadcast_from(first_active_, buffers_, options_.process_group); });
+  }
+  if (checks) check_models(broadcasts);
+  if (broadcasts || checks) reducer_->end_pre_forward_sync();
+}
+
+// In `join`: ranks that have joined learn whether the step is synchronised, and whether it
+// broadcasts buffers. Throws Mismatch, the same on every rank, if the other ranks do not agree.
+std::pair<bool, bool> DdpCore::agree(Part part, bool broadcasts) {
+  if (model_.has_sync_batch_norm()) {
+    throw UsageError(
+        "SyncBatchNorm cannot be used in join: a rank without inputs has no part in its "
+        "statistics");
+  }
+  if (options_.skip_all_reduce_unused_params) {
+    throw UsageError(
+        "skip_all_reduce_unused_params cannot be used in join: a rank without inputs does not "
+        "know which parameters the others use");
+  }
+  const int size = get_world_size(options_.process_group);
+  const at::Tensor mine =
+      at::tensor({static_cast<std::int64_t>(part), std::int64_t{broadcasts ? 1 : 0}}, at::kLong);
+  at::Tensor all;
+  parallel::with_error_context(kAgreeing,
+                               [&] { all = parallel::gather(mine, options_.process_group); });
+  const auto said = all.accessor<std::int64_t, 2>();
+  shm::RankSet local;
+  shm::RankSet synchronised;
+  bool any_broadcasts = false;
+  all_active_ = true;
+  first_active_ = size;
+  for (int rank = 0; rank < size; ++rank) {
+    const int number = distributed::global_rank_of(options_.process_group, rank);
+    const auto its_part = static_cast<Part>(said[rank][0]);
+    if (its_part == Part::local) local.insert(number);
+    if (its_part == Part::synchronised) synchronised.insert(number);
+    if (its_part == Part::joined) {
+      all_active_ = false;
+    } else {
+      first_active_ = std::min(first_active_, rank);
+    }
+    any_broadcasts = any_broadcasts || said[rank][1] != 0;
+  }
+  if (!local.empty() && !synchronised.empty()) {
+    const bool fewer = local.count() < synchronised.count();
+    throw Mismatch(fmt::format("in a step of join, {} ran the forward under no_sync and {} did "
+                               "not: in join all ranks must accumulate over the same steps",
+                               shm::describe_ranks(local), shm::describe_ranks(synchronised)),
+                   (fewer ? local : synchronised).list(), "forward", steps_);
+  }
+  return {!synchronised.empty(), any_broadcasts};
+}
+
+void DdpCore::check_loop() const {
+  if (!logical_ranks_->in_loop()) {
+    throw UsageError(
+        "with logical_ranks, run a training forward inside a loop over logical_ranks(); run one "
+        "without a backward under torch::NoGradGuard");
+  }
+  if (join() != nullptr) {
+    throw UsageError(
+        "logical_ranks cannot be used in join: give every logical rank as many batches "
+        "(DistributedSampler), or one without samples set_samples(0)");
+  }
+}
+
+// Rarely, as it walks through the module.
+void DdpCore::check_parameters() {
+  if (!std::has_single_bit(++forwards_)) return;
+  const std::size_t now = model_.parameters().size();
+  if (now == parameter_count_) return;
+  throw UsageError(
+      fmt::format("the module has {} parameters and had {} when it was wrapped: "
+                  "wrap it after it is complete",
+                  now, parameter_count_));
+}
+
+// Counts the step. Not with ranks that have joined: they get the model later.
+bool DdpCore::is_check_due() {
+  ++steps_;
+  const auto every = static_cast<std::uint64_t>(options_.check_sync_every);
+  return every != 0 && steps_ % every == 0 && all_active_;
+}
+
+void DdpCore::check_models(bool with_buffers) {
+  auto tensors = model_.parameters();
+  if (with_buffers) {
+    const auto buffers = model_.buffers();
+    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  }
+  parallel::with_error_context(
+      "comparing the ranks' models before a forward (check_sync_every)",
+      [&] { ddp::check_same_values(tensors, options_.process_group, steps_); });
+}
+
+}  // namespace paceline::detail
