@@ -26,6 +26,7 @@ struct Flags {
   bool bind_to_cores = false;
   bool no_tune_malloc = false;
   bool deterministic = false;
+  bool as_gloo = false;
   std::string failure_grace = "0.5";
   std::string stop_grace = "5";
 };
@@ -59,6 +60,10 @@ void describe(CLI::App& app, Flags& flags) {
                "Fix what LibTorch's results depend on besides the program: one thread each\n"
                "and the instruction set AVX2, unless their variables are set\n"
                "(docs/determinism.md)")
+      ->group(processes);
+  app.add_flag("--as-gloo", flags.as_gloo,
+               "Set PACELINE_AS_GLOO=1: in Python, the name \"gloo\" then means the backend\n"
+               "paceline; the program's Python needs the package paceline (python/README.md)")
       ->group(processes);
   add("--master-addr", flags.master_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes (default 127.0.0.1)");
@@ -174,6 +179,7 @@ launch::JobSpec make_spec(const Flags& flags, int cores) {
   spec.pass_local_rank = flags.pass_local_rank;
   if (!flags.no_tune_malloc) spec.environment = base::malloc_variables();
   if (flags.deterministic) spec.environment.merge(deterministic_variables());
+  if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
   spec.master_addr = flags.master_addr;
   if (flags.master_port) spec.master_port = parse_port(*flags.master_port);
   spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);

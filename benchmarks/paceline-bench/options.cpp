@@ -80,8 +80,8 @@ void describe(CLI::App& app, Options& options) {
                   "logical ranks")
       ->type_name("N");
   ddp->add_option("--python", options.python,
-                  "The Python of python_ddp_gloo, and of python_ddp_paceline if it has the package "
-                  "paceline (default python3)")
+                  "The Python of python_ddp_gloo, and of python_ddp_paceline and "
+                  "python_paceline_ddp if it has the package paceline (default python3)")
       ->take_last()
       ->type_name("PROGRAM");
   ddp->add_option("--python-backends", options.python_backends)->delimiter(',')->group("");

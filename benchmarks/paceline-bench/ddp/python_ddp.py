@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Python's DistributedDataParallel, taking turns with `paceline bench ddp`.
 
-    python_ddp.py BACKEND RANKS THREADS MODEL
+    python_ddp.py BACKEND WRAPPER RANKS THREADS MODEL
 
-Starts the other ranks itself. Reads lines with a number of steps, makes that many, and answers each
+WRAPPER is the package whose DistributedDataParallel wraps the model: torch or paceline. Starts the other ranks itself. Reads lines with a number of steps, makes that many, and answers each
 with the mean time of a step on the slowest rank and the CPU time of a step on all ranks, both in
 microseconds.
 """
@@ -87,12 +87,19 @@ def measure(step, count):
     return slowest.item(), all_ranks.item()
 
 
-def run(rank, backend, ranks, threads, name, store):
+def wrap(wrapper, model):
+    if wrapper == "torch":
+        return nn.parallel.DistributedDataParallel(model)
+    import paceline
+    return paceline.DistributedDataParallel(model)
+
+
+def run(rank, backend, wrapper, ranks, threads, name, store):
     torch.set_num_threads(threads)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
     samples, shape, classes, make = MODELS[name]
     torch.manual_seed(1)
-    model = nn.parallel.DistributedDataParallel(make())
+    model = wrap(wrapper, make())
     inputs, target = torch.randn(samples, *shape), torch.randint(classes, (samples,))
     sgd = torch.optim.SGD(model.parameters(), 1e-3)
 
@@ -117,9 +124,10 @@ def run(rank, backend, ranks, threads, name, store):
 
 
 def main():
-    backend, ranks, threads, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    if len(sys.argv) > 5:
-        run(int(sys.argv[5]), backend, ranks, threads, name, sys.argv[6])
+    backend, wrapper, name = sys.argv[1], sys.argv[2], sys.argv[5]
+    ranks, threads = int(sys.argv[3]), int(sys.argv[4])
+    if len(sys.argv) > 6:
+        run(int(sys.argv[6]), backend, wrapper, ranks, threads, name, sys.argv[7])
         return
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
@@ -127,7 +135,7 @@ def main():
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
                   for rank in range(1, ranks)]
         try:
-            run(0, backend, ranks, threads, name, store)
+            run(0, backend, wrapper, ranks, threads, name, store)
         finally:
             for other in others:
                 other.wait()

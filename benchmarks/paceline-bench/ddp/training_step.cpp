@@ -104,11 +104,12 @@ Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& grou
           }};
 }
 
-Contender with_python(const std::string& python, const std::string& backend,
-                      const models::Model& model) {
-  return external_contender({.name = "python_ddp_" + backend,
+// `wrapper`: the package whose DistributedDataParallel wraps the model.
+Contender with_python(std::string name, const std::string& python, const std::string& backend,
+                      const std::string& wrapper, const models::Model& model) {
+  return external_contender({.name = std::move(name),
                              .command = {python, beside_this_program("python_ddp.py"), backend,
-                                         std::to_string(get_world_size()),
+                                         wrapper, std::to_string(get_world_size()),
                                          std::to_string(at::get_num_threads()), model.name},
                              .remedy = "--python selects another Python"},
                             1);
@@ -125,7 +126,12 @@ Result measure_training_step(const std::optional<ProcessGroup>& gloo, const mode
     contenders.push_back(with_c10d_reducer(model, *gloo));
   }
   for (const std::string& backend : options.python_backends) {
-    contenders.push_back(with_python(options.python, backend, model));
+    contenders.push_back(
+        with_python("python_ddp_" + backend, options.python, backend, "torch", model));
+    if (backend == "paceline") {
+      contenders.push_back(
+          with_python("python_paceline_ddp", options.python, backend, "paceline", model));
+    }
   }
   return {"ddp", get_world_size(), model.name, measure(contenders, plan)};
 }

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 else:
     Options = _C.Options
 
-__all__ = ["Options", "register"]
+from paceline.ddp import DistributedDataParallel, replace_ddp  # noqa: E402 - it needs _C
+
+__all__ = ["DistributedDataParallel", "Options", "register", "replace_ddp", "replace_gloo", "tune_malloc"]
 
 
 def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
@@ -76,3 +78,22 @@ def _set_up_torch() -> None:
 def register() -> None:
     """Registers the backend. torch.distributed calls this itself: it is the package's entry point."""
     dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
+
+
+def replace_gloo() -> None:
+    """Makes the name "gloo" mean this backend on the CPU, in groups made from now on.
+
+    For programs that accept only the names of torch's own backends; get_backend() still says "gloo". Calling it again changes
+    nothing. `paceline run --as-gloo`, or the variable PACELINE_AS_GLOO=1, does it in programs that do not import paceline.
+    """
+    dist.Backend.register_backend("gloo", _create, extended_api=True, devices=["cpu"])
+    # torch would not attach its flight recorder, since Gloo itself records.
+    dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS.discard("gloo")
+
+
+def tune_malloc() -> bool:
+    """Makes malloc keep the memory that a training step frees, for the next step, as `paceline run` does.
+
+    For programs that another launcher starts. Returns False, and does nothing, if malloc is not glibc's.
+    """
+    return _C.tune_malloc()

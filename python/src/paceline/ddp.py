@@ -1,0 +1,354 @@
+"""DistributedDataParallel on Paceline's reducer."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
+from torch.nn.parallel import DistributedDataParallel as _TorchDDP
+from torch.nn.parallel.distributed import _BucketCapacityConfig, _find_tensors
+
+from paceline import _C
+
+_MIB = 1 << 20
+
+
+class _Reducer:
+    """What libraries call on `model.reducer` of PyTorch's class."""
+
+    def __init__(self, model: "DistributedDataParallel") -> None:
+        self._model = model
+
+    def prepare_for_backward(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Synchronises the next backward, also if the last forward ran under `no_sync`."""
+        self._model._reduction().synchronise_backward()
+
+    def _rebuild_buckets(self) -> bool:
+        return False  # the forward has done it, if it was due
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"paceline.DistributedDataParallel has its own reducer, without {name}: what needs it works with "
+                             "torch.nn.parallel.DistributedDataParallel only")
+
+
+class _JoinHook(JoinHook):
+
+    def __init__(self, model: "DistributedDataParallel", divide_by_initial_world_size: bool) -> None:
+        self._model = model
+        self._divide = model._divide_by_initial_world_size = divide_by_initial_world_size
+
+    def main_hook(self) -> None:
+        self._model._reduction().main_hook(self._model._buffers_to_copy(), self._divide)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        model = self._model
+        last = model._find_common_rank(model._distributed_rank, is_last_joiner)
+        model._reduction().post_hook(last, model._buffers_to_copy())
+        model._join_config = _JoinConfig.construct_disabled_join_config()
+
+
+class DistributedDataParallel(_TorchDDP):
+    """PyTorch's DistributedDataParallel for modules on the CPU, with Paceline's reducer.
+
+    It takes PyTorch's arguments, and is a torch.nn.parallel.DistributedDataParallel. Over a group of the backend `paceline`,
+    gradients of 64 KiB or more are allocated in shared memory and averaged there, without a copy. Over any other backend, each
+    bucket is averaged by an asynchronous all-reduce. Construction, `register_comm_hook`, `join`, and the first training forward
+    of a model that was copied or unpickled are collective.
+
+    What differs from PyTorch's class:
+
+    - Ranks compare what they have done for each step, and all raise the same torch.distributed.DistBackendError if it differs.
+    - A parameter without a gradient is an error in that backward, which names it, unless `find_unused_parameters` is set.
+    - Buffers are copied from rank 0 only before forwards in training mode with grad mode on.
+    - A backward inside a backward, as in activation checkpointing with use_reentrant=True, needs `static_graph`.
+    - A parameter has at most one wrapper at a time.
+
+    Raises ValueError for arguments that it does not support: devices other than the CPU, mixed_precision (use torch.autocast),
+    batched_grad_copy and lazy_bucket_allocation (which concern copies and buckets that this class does not have), and
+    check_reduction (which has no effect in PyTorch).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: None = None,
+        output_device: None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: list[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: None = None,
+        device_mesh: "dist.device_mesh.DeviceMesh | None" = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: list[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        dist.algorithms.join.Joinable.__init__(self)
+        for name, value, advice in (
+            ("device_ids", device_ids, "modules are on the CPU: leave it out"),
+            ("output_device", output_device, "modules are on the CPU: leave it out"),
+            ("mixed_precision", mixed_precision, "use torch.autocast"),
+            ("check_reduction", check_reduction, "it has no effect in PyTorch: leave it out"),
+            ("batched_grad_copy", batched_grad_copy, "large gradients are not copied: leave it out"),
+            ("lazy_bucket_allocation", lazy_bucket_allocation, "large gradients have no buckets: leave it out"),
+        ):
+            if value is not None and value is not False and value != []:
+                raise ValueError(f"paceline.DistributedDataParallel does not take {name}={value!r}: {advice}")
+        _check_exclusive(broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers)
+        _check_exclusive(bucket_cap_mb=bucket_cap_mb, bucket_cap_mb_list=bucket_cap_mb_list)
+        _check_exclusive(process_group=process_group, device_mesh=device_mesh)
+        for cap in [*(bucket_cap_mb_list or []), *([] if bucket_cap_mb is None else [bucket_cap_mb])]:
+            if not cap > 0:
+                raise ValueError(f"a bucket of {cap} MiB: bucket_cap_mb and bucket_cap_mb_list must be positive")
+        if device_mesh is not None:
+            if device_mesh.ndim != 1 or device_mesh._get_root_mesh() != device_mesh:
+                raise ValueError(f"paceline.DistributedDataParallel needs a device_mesh of one dimension that is not part of a larger "
+                                 f"one, not {device_mesh}: pass process_group=device_mesh.get_group(...), or use fully_shard")
+            process_group = device_mesh.get_group(mesh_dim=0)
+        self.process_group = process_group or dist.distributed_c10d._get_default_group()
+        if dist.get_rank(self.process_group) < 0:
+            raise ValueError("this rank is not a member of process_group: wrap the module on the group's ranks only")
+
+        self.module = module
+        self.dim = dim
+        self.device_ids = self.output_device = self.mixed_precision = self.logger = None
+        self.device, self.device_type, self.is_multi_device_module = torch.device("cpu"), "cpu", False
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.forward_sync_buffers = forward_sync_buffers if broadcast_buffers is None else broadcast_buffers
+        if self.forward_sync_buffers is None:
+            self.forward_sync_buffers = True
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.static_graph = static_graph
+        self.batched_grad_copy = self.lazy_bucket_allocation = False
+        self.require_backward_grad_sync = True
+        self._bucket_config = _BucketCapacityConfig.create(bucket_cap_mb, bucket_cap_mb_list, use_python_reducer=False)
+        self.bucket_bytes_cap = self._bucket_config.bucket_bytes_cap  # torch.compile reads it
+        self._delayed, self._delayed_until = _names_of_delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        self._set_up()
+        # PyTorch's broadcast_buffers=False leaves buffers alone at construction, too; forward_sync_buffers=False does not.
+        self._make_reduction(init_sync, with_buffers=broadcast_buffers is not False)
+
+    def _set_up(self) -> None:
+        """Sets what is not pickled."""
+        self._core: _C.Reducer | None = None
+        self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
+        self._use_python_reducer = self._delay_all_reduce_all_params = self._require_manual_backward_finalization = False
+        self._lazy_init_ran = False
+        self._forwards = 0
+        self._divide_by_initial_world_size = True
+        self._assign_modules_buffers()
+
+    def _make_reduction(self, init_sync: bool, with_buffers: bool = True) -> None:
+        """Makes the core; collective."""
+        parameters = [(name, parameter) for name, parameter in self.module.named_parameters()
+                      if name not in self.parameters_to_ignore]
+        for name, parameter in parameters:
+            _check_parameter(name, parameter)
+        sparse = {id(part.weight) for part in self.module.modules()
+                  if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse}
+        for part in self.module.modules():
+            if isinstance(part, nn.SyncBatchNorm):
+                raise ValueError("the module has a SyncBatchNorm, which PyTorch does not run on the CPU: use BatchNorm")
+        config = self._bucket_config
+        caps = config.per_bucket_bytes_caps or (config.first_bucket_bytes_cap, config.bucket_bytes_cap)
+        self._module_parameters = [parameter for _, parameter in parameters]
+        self._core = _C.Reducer(
+            parameters=[(name, parameter, id(parameter) in sparse) for name, parameter in parameters],
+            buffers=list(self.named_module_buffers.items()) if with_buffers else [],
+            process_group=self.process_group,
+            init_sync=init_sync,
+            bucket_cap_mb_list=[cap / _MIB for cap in caps],
+            find_unused_parameters=self.find_unused_parameters,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+            delay_all_reduce_named_params=self._delayed,
+            param_to_hook_all_reduce=self._delayed_until,
+            skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
+        )
+        for hook, state in self._comm_hooks:
+            self._core.register_comm_hook(state, hook)
+
+    def _reduction(self) -> "_C.Reducer":
+        """The core. A copy, or an unpickled model, has none until here; making it is collective."""
+        if self._core is None:
+            self._make_reduction(init_sync=False)
+        return self._core
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's own forward. The last forward with grad mode on decides whether the next backward is synchronised."""
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **kwargs)
+        self._before_forward()
+        if "torch._dynamo" in sys.modules:
+            output = self._run_ddp_forward(*inputs, **kwargs)  # torch.compile splits the graph of this model by its buckets
+        else:
+            output = self.module(*inputs, **kwargs)
+        core = self._core
+        core.after_forward()
+        if self.static_graph:
+            for tensor in _find_tensors(output):
+                core.watch_output(tensor)
+        return output
+
+    def _before_forward(self) -> None:
+        core = self._core or self._reduction()
+        self._check_module()
+        training = self.module.training
+        divide = None
+        if training and self._join_config.enable:
+            work = Join.notify_join_context(self)
+            if work is not None:
+                work.wait()
+            divide = self._divide_by_initial_world_size
+        buffers = self._buffers_to_copy() if training and core.buffers_may_differ else []
+        core.before_forward(training, self.require_backward_grad_sync, buffers, divide)
+
+    def _check_module(self) -> None:
+        # Rarely, as it walks through the module.
+        self._forwards += 1
+        if self._forwards & (self._forwards - 1):
+            return
+        parameters = [parameter for name, parameter in self.module.named_parameters() if name not in self.parameters_to_ignore]
+        if len(parameters) != len(self._module_parameters) or any(
+                now is not before for now, before in zip(parameters, self._module_parameters)):
+            raise ValueError("the module has other parameters than when it was wrapped: wrap it after it is complete")
+        if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
+            raise ValueError("paceline.DistributedDataParallel does not support _apply_optimizer_in_backward: call the optimizer's "
+                             "step() after the backward")
+
+    def _buffers_to_copy(self) -> list[torch.Tensor]:
+        """The buffers that forwards copy from rank 0. The module may replace them at any time."""
+        if not self.forward_sync_buffers or not self.modules_buffers:
+            return []
+        self._assign_modules_buffers()
+        return self.modules_buffers
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """The hook for torch.distributed.algorithms.join.Join."""
+        return _JoinHook(self, kwargs.get("divide_by_initial_world_size", True))
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, dist.GradBucket], torch.futures.Future]) -> None:
+        """Makes `hook(state, bucket)` communicate every bucket from now on; see PyTorch's class. Collective.
+
+        Gradients then pass through buckets. At most one hook, before the first backward. If it raises, all ranks raise its text.
+        """
+        if not callable(hook):
+            raise TypeError(f"register_comm_hook needs a function of a state and a bucket, not {hook!r}")
+        self._reduction().register_comm_hook(state, hook)
+        self._comm_hooks.append((hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        """Registers PyTorch's Python version of a hook that it has in C++, too."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+                 dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook}
+        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
+
+    def _set_static_graph(self) -> None:
+        """Sets static_graph, before the first step. The next forward is collective then."""
+        if self.static_graph:
+            return
+        if self._core is not None and self._core.steps() > 0:
+            raise ValueError("_set_static_graph: call it before the first step, or pass static_graph=True")
+        self.static_graph = True
+        self._core = None
+
+    @property
+    def reducer(self) -> _Reducer:
+        """For libraries that prepare backwards themselves."""
+        return _Reducer(self)
+
+    @property
+    def require_forward_param_sync(self) -> bool:
+        """Whether the next training forward copies rank 0's buffers, if it copies any."""
+        return self._core is None or self._core.buffers_may_differ
+
+    @require_forward_param_sync.setter
+    def require_forward_param_sync(self, required: bool) -> None:
+        self._reduction().buffers_may_differ = required
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_default_group()
+        state = self.__dict__.copy()
+        del state["process_group"], state["_core"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.process_group = dist.distributed_c10d._get_default_group()
+        # With the first two for a pickled model of PyTorch's class.
+        nn.Module.__setstate__(self, {"_delayed": [], "_delayed_until": "", **state})
+        hooks = self._comm_hooks
+        self._set_up()
+        self._comm_hooks = hooks
+
+    def _register_buffer_comm_hook(self, state: object, hook: Callable[..., Any], *location: Any) -> None:
+        raise NotImplementedError("paceline.DistributedDataParallel has no hooks for buffers: set forward_sync_buffers=False, and "
+                                  "communicate buffers in the training loop")
+
+    def _register_fused_optim(self, optim: type, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("paceline.DistributedDataParallel has no fused optimizers: call the optimizer's step() after the "
+                                  "backward")
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        raise NotImplementedError("paceline.DistributedDataParallel has no logger")
+
+
+def _check_exclusive(**given: Any) -> None:
+    if all(value is not None for value in given.values()):
+        raise ValueError(f"set {' or '.join(given)}, not both")
+
+
+def _check_parameter(name: str, parameter: torch.Tensor) -> None:
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        raise ValueError(f"parameter {name} is not initialized yet: run a forward of the module before wrapping it")
+    if parameter.device.type != "cpu":
+        raise ValueError(f"parameter {name} is on {parameter.device}: paceline.DistributedDataParallel is for modules on the CPU; use "
+                         "torch.nn.parallel.DistributedDataParallel")
+    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(parameter):
+        raise ValueError(f"parameter {name} is a {type(parameter).__name__}, not a plain tensor: use "
+                         "torch.nn.parallel.DistributedDataParallel or fully_shard")
+
+
+def _names_of_delayed(module: nn.Module, delayed: list[tuple[str, nn.Parameter]] | None,
+                      until: nn.Parameter | None) -> tuple[list[str], str]:
+    if (delayed is None) != (until is None):
+        raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce need each other")
+    if delayed is None:
+        return [], ""
+    for name, parameter in module.named_parameters():
+        if parameter is until:
+            return [one for one, _ in delayed], name
+    raise ValueError("param_to_hook_all_reduce is not a parameter of the module")
+
+
+def replace_ddp() -> None:
+    """Makes torch.nn.parallel.DistributedDataParallel(...) construct paceline.DistributedDataParallel.
+
+    For libraries that construct PyTorch's class themselves, whenever they were imported: call it before they wrap a model. Models
+    that exist, classes derived from PyTorch's, and modules on other devices than the CPU keep PyTorch's class. Calling it again
+    changes nothing.
+    """
+    _TorchDDP.__new__ = staticmethod(_new)
+
+
+def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    # An unpickled or copied instance is made without arguments.
+    module = args[0] if args else kwargs.get("module")
+    on_cpu = module is None or all(parameter.device.type == "cpu" for parameter in module.parameters())
+    return object.__new__(DistributedDataParallel if cls is _TorchDDP and on_cpu else cls)

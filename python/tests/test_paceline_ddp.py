@@ -1,0 +1,619 @@
+#!/usr/bin/env python3
+"""paceline.DistributedDataParallel: what it computes, beside PyTorch's class on Gloo, and what it refuses."""
+
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.utils.checkpoint import checkpoint
+
+import paceline
+import ranks
+from test_ddp import Branches, inputs_of, parameters_of
+
+PyTorchs = nn.parallel.DistributedDataParallel
+
+
+def wrap(module: nn.Module, **options: Any) -> PyTorchs:
+    """PyTorch's class on Gloo, ours on paceline."""
+    return (PyTorchs if dist.get_backend() == "gloo" else paceline.DistributedDataParallel)(module, **options)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 40), nn.BatchNorm1d(40), nn.Tanh(), nn.Linear(40, 2))
+
+
+def large() -> nn.Module:
+    """Its weights have gradients of more than 64 KiB."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 3000), nn.Tanh(), nn.Linear(3000, 200), nn.Tanh(), nn.Linear(200, 2))
+
+
+def train(make: Any, hook: Any = None, state: Any = None, accumulate: int = 1, steps: int = 5, **options: Any) -> list[torch.Tensor]:
+    model = wrap(make(), **options)
+    if hook:
+        model.register_comm_hook(state() if callable(state) else state, hook)
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for step in range(steps):
+        sgd.zero_grad()
+        for micro in range(accumulate - 1):
+            with model.no_sync():
+                model(inputs_of(100 + step + micro)).pow(2).mean().backward()
+        model(inputs_of(step)).pow(2).mean().backward()
+        sgd.step()
+    return parameters_of(model) + [buffer.clone() for buffer in model.buffers()]
+
+
+def train_small(options: dict[str, Any]) -> list[torch.Tensor]:
+    return train(small, **options)
+
+
+def train_large(options: dict[str, Any]) -> list[torch.Tensor]:
+    return train(large, **options)
+
+
+def train_on_a_group_of_some(options: dict[str, Any]) -> list[torch.Tensor]:
+    group = dist.new_group([0, 2])
+    return train(large, process_group=group, **options) if dist.get_rank() != 1 else []
+
+
+def train_with_a_chain() -> list[torch.Tensor]:
+    def hook(scale: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        averaged = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+        return averaged.then(lambda future: future.value()[0] * scale).then(lambda future: future.value() / scale)
+
+    return train(small, hook, 2.0)
+
+
+def train_with_power_sgd() -> list[torch.Tensor]:
+    return train(small, powerSGD_hook.powerSGD_hook,
+                 lambda: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5))
+
+
+def train_with_a_builtin_hook() -> list[torch.Tensor]:
+    model = wrap(small())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    model(inputs_of(0)).pow(2).mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def train_branches(static: bool, late: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = wrap(Branches(), find_unused_parameters=not static, static_graph=static and not late)
+    if late:
+        model._set_static_graph()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        sgd.zero_grad(set_to_none=False)
+        model(inputs_of(step), 0 if static else (step + dist.get_rank()) % 2).pow(2).mean().backward()
+        sgd.step()
+    return parameters_of(model)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(9, 9), nn.Linear(9, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(checkpoint(self.first, inputs, use_reentrant=True))
+
+
+def train_nested() -> list[torch.Tensor]:
+    model = wrap(Checkpointed(), static_graph=True)
+    for step in range(3):
+        model(inputs_of(step).requires_grad_()).pow(2).mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def train_sparsely() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Embedding(20, 4, sparse=True), nn.Linear(4, 2)))
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.tensor([1, 2 + dist.get_rank()])).sum().backward()
+    return [model.module[0].weight.grad.to_dense(), model.module[1].weight.grad]
+
+
+def train_with_delayed_parameters() -> list[torch.Tensor]:
+    module = small()
+    model = wrap(module, delay_all_reduce_named_params=[("3.weight", module[3].weight)], param_to_hook_all_reduce=module[0].weight)
+    for step in range(2):
+        model.zero_grad()
+        model(inputs_of(step)).pow(2).mean().backward()
+    return [parameter.grad for parameter in module.parameters()]
+
+
+def train_without_some_parameters() -> list[torch.Tensor]:
+    """The ignored parameter keeps its value and its gradient on each rank; buffers keep theirs."""
+    module = small()
+    PyTorchs._set_params_and_buffers_to_ignore_for_model(module, ["3.bias", "1.running_mean"])
+    with torch.no_grad():
+        module[3].bias.fill_(dist.get_rank())
+    model = wrap(module)
+    for step in range(2):
+        model.zero_grad()
+        model(inputs_of(step)).pow(2).mean().backward()
+    return [parameter.grad for parameter in module.parameters()] + [module[3].bias.detach()] + list(module.buffers())
+
+
+def train_unevenly(divide: bool) -> list[torch.Tensor]:
+    module = small()
+    model = wrap(module)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        with model.join(divide_by_initial_world_size=divide):
+            for step in range(2 + 2 * dist.get_rank()):
+                sgd.zero_grad()
+                model(inputs_of(step)).pow(2).mean().backward()
+                sgd.step()
+    model(inputs_of(9)).sum().backward()  # the join has ended
+    return parameters_of(model)
+
+
+def train_unevenly_with_a_sharded_optimizer() -> list[torch.Tensor]:
+    module = small()
+    model = wrap(module)
+    adam = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    with Join([model, adam]):
+        for step in range(2 + dist.get_rank()):
+            adam.zero_grad()
+            model(inputs_of(step)).pow(2).mean().backward()
+            adam.step()
+    return parameters_of(model)
+
+
+def stop_early() -> str:
+    model = wrap(small())
+    try:
+        with model.join(throw_on_early_termination=True):
+            for step in range(2 + dist.get_rank()):
+                model(inputs_of(step)).pow(2).mean().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+class Replacing(nn.Module):
+    """Replaces its buffer in each forward, as some normalisations do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(9, 2)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + inputs.mean()
+        return self.linear(inputs) * (1 + self.seen)
+
+
+def replace_buffers(options: dict[str, Any]) -> list[torch.Tensor]:
+    module = Replacing()
+    with torch.no_grad():
+        module.seen.fill_(dist.get_rank())
+    model = wrap(module, **options)
+    model(inputs_of(0)).sum().backward()
+    after_one = module.seen.clone()
+    model(inputs_of(1)).sum().backward()
+    return [after_one, module.seen]
+
+
+def copies() -> dict[str, Any]:
+    """A copy and an unpickled model train like the model, and their parameters are their own."""
+    model = paceline.DistributedDataParallel(large(), bucket_cap_mb=3, static_graph=True)
+    model(inputs_of(0)).pow(2).mean().backward()
+    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    result = {}
+    for one in again:
+        one.zero_grad()
+        one(inputs_of(1)).pow(2).mean().backward()
+    model.zero_grad()
+    model(inputs_of(1)).pow(2).mean().backward()
+    for one in again:
+        for own, of_copy in zip(model.parameters(), one.parameters()):
+            assert own.data_ptr() != of_copy.data_ptr()
+            torch.testing.assert_close(own.grad, of_copy.grad, rtol=0, atol=0)
+        assert one.static_graph and one.bucket_bytes_cap == 3 << 20
+    if dist.get_rank() == 0:  # a copy that is not trained needs no other rank
+        with torch.no_grad():
+            copy.deepcopy(model)(inputs_of(0))
+    state = model.state_dict()
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
+    result["keys"], result["sum"] = list(state), sum(parameter.abs().sum().item() for parameter in model.parameters())
+    return result
+
+
+def copy_with_a_group() -> str:
+    model = paceline.DistributedDataParallel(small(), process_group=dist.new_group())
+    try:
+        copy.deepcopy(model)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def step(model: nn.Module, seed: int = 0) -> None:
+    model(inputs_of(seed)).pow(2).mean().backward()
+
+
+def error_of(function: Any) -> tuple[str, str, Any]:
+    """The type and text of the error that the call must raise, and its ranks."""
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__, str(error), getattr(error, "ranks", None)
+    raise AssertionError("no error")
+
+
+def lose_a_rank() -> tuple[float, Any, Any]:
+    """Rank 1 is killed in its backward."""
+    model = paceline.DistributedDataParallel(large())
+    step(model)
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        def die(_: torch.Tensor) -> None:
+            store.set("killed", str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        model.module[2].weight.register_hook(die)
+    error = error_of(lambda: step(model, 1))
+    delay = time.monotonic() - float(store.get("killed"))
+    return delay, error, error_of(lambda: step(model, 2))
+
+
+def leave_a_parameter_out() -> Any:
+    model = paceline.DistributedDataParallel(Branches())
+    return error_of(lambda: model(inputs_of(0), 0).sum().backward())
+
+
+def wrap_different_models() -> Any:
+    return error_of(lambda: paceline.DistributedDataParallel(nn.Linear(3 + dist.get_rank(), 2)))
+
+
+def fail_in_a_hook() -> Any:
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if dist.get_rank() == 1:
+            raise KeyError("no such table")
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model = paceline.DistributedDataParallel(small())
+    model.register_comm_hook(None, hook)
+    return error_of(lambda: step(model))
+
+
+def do_different_steps() -> Any:
+    model = paceline.DistributedDataParallel(large())
+    if dist.get_rank() == 1:
+        model(inputs_of(0))
+    return error_of(lambda: step(model))
+
+
+def misuse() -> list[str]:
+    """What each invalid call raises; None where it raises nothing."""
+    module = small()
+    wrapper = paceline.DistributedDataParallel
+    mesh = dist.init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("a", "b"))
+    lazy = nn.LazyLinear(2)
+    meta = nn.Linear(2, 2, device="meta")
+    calls = [
+        lambda: wrapper(module, device_ids=[0]),
+        lambda: wrapper(module, output_device=0),
+        lambda: wrapper(module, mixed_precision=object()),
+        lambda: wrapper(module, check_reduction=True),
+        lambda: wrapper(module, batched_grad_copy=True),
+        lambda: wrapper(module, lazy_bucket_allocation=True),
+        lambda: wrapper(module, broadcast_buffers=True, forward_sync_buffers=True),
+        lambda: wrapper(module, bucket_cap_mb=1, bucket_cap_mb_list=[1]),
+        lambda: wrapper(module, bucket_cap_mb=0),
+        lambda: wrapper(module, process_group=dist.group.WORLD, device_mesh=mesh["b"]),
+        lambda: wrapper(module, device_mesh=mesh["b"]),
+        lambda: wrapper(module, param_to_hook_all_reduce=module[0].weight),
+        lambda: wrapper(module, delay_all_reduce_named_params=[("x", module[0].weight)], param_to_hook_all_reduce=module[0].weight),
+        lambda: wrapper(module, skip_all_reduce_unused_params=True),
+        lambda: wrapper(nn.Tanh()),
+        lambda: wrapper(lazy),
+        lambda: wrapper(meta),
+        lambda: wrapper(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))),
+        lambda: wrapper(nn.Linear(2, 2).requires_grad_(False)),
+    ]
+    texts = [": ".join(error_of(call)[:2]) for call in calls]
+
+    model = wrapper(module)
+    other = wrapper(nn.Linear(9, 2))
+    step(other)
+    replaced = wrapper(nn.Linear(9, 2))
+    replaced.module.weight = nn.Parameter(torch.zeros(2, 9))
+    calls = [
+        lambda: wrapper(module),
+        lambda: model.register_comm_hook(None, 3),
+        lambda: other.register_comm_hook(None, default_hooks.allreduce_hook),
+        lambda: model._register_buffer_comm_hook(None, print),
+        lambda: model._register_fused_optim(torch.optim.Adam),
+        lambda: model._get_ddp_logging_data(),
+        lambda: model._check_reducer_finalized(),
+        lambda: other._set_static_graph(),
+        lambda: step(replaced),
+    ]
+    texts += [": ".join(error_of(call)[:2]) for call in calls]
+    step(model)  # still usable
+    return texts
+
+
+REFUSALS = [
+    r"ValueError: paceline.DistributedDataParallel does not take device_ids=\[0\]: modules are on the CPU",
+    "ValueError: .* does not take output_device=0",
+    "ValueError: .* does not take mixed_precision=.*: use torch.autocast",
+    "ValueError: .* does not take check_reduction=True",
+    "ValueError: .* does not take batched_grad_copy=True",
+    "ValueError: .* does not take lazy_bucket_allocation=True",
+    "ValueError: set broadcast_buffers or forward_sync_buffers, not both",
+    "ValueError: set bucket_cap_mb or bucket_cap_mb_list, not both",
+    "ValueError: a bucket of 0 MiB: .* must be positive",
+    "ValueError: set process_group or device_mesh, not both",
+    "ValueError: .* needs a device_mesh of one dimension that is not part of a larger one",
+    "ValueError: delay_all_reduce_named_params and param_to_hook_all_reduce need each other",
+    "ValueError: delay_all_reduce_named_params names x, which is not a parameter",
+    "ValueError: skip_all_reduce_unused_params requires find_unused_parameters",
+    "ValueError: DistributedDataParallel needs a parameter that requires a gradient",
+    "ValueError: parameter weight is not initialized yet",
+    "ValueError: parameter weight is on meta: .* is for modules on the CPU",
+    "ValueError: the module has a SyncBatchNorm",
+    "ValueError: DistributedDataParallel needs a parameter that requires a gradient",
+    "ValueError: .*another DistributedDataParallel|ValueError: .*twice",
+    "TypeError: register_comm_hook needs a function",
+    "ValueError: register_comm_hook: call it before the first backward",
+    "NotImplementedError: .* has no hooks for buffers",
+    "NotImplementedError: .* has no fused optimizers",
+    "NotImplementedError: .* has no logger",
+    "AttributeError: .* has its own reducer, without _check_reducer_finalized",
+    "ValueError: _set_static_graph: call it before the first step",
+    "ValueError: the module has other parameters than when it was wrapped",
+]
+
+
+def replace_twice() -> list[Any]:
+    class Derived(PyTorchs):
+        pass
+
+    before = PyTorchs(small())
+    paceline.replace_ddp()
+    paceline.replace_ddp()
+    from torch.nn.parallel.distributed import DistributedDataParallel as imported
+
+    ours = [PyTorchs(small()), imported(module=small(), static_graph=True)]
+    result: list[Any] = [type(model) is paceline.DistributedDataParallel for model in ours]
+    result += [isinstance(model, PyTorchs) for model in ours]
+    result += [type(before) is PyTorchs, type(Derived(small())) is Derived, type(PyTorchs.__new__(PyTorchs, nn.Linear(
+        2, 2, device="meta"))) is PyTorchs]
+    step(ours[0])
+    unpickled = pickle.loads(pickle.dumps(before))
+    result.append(type(unpickled) is paceline.DistributedDataParallel)
+    for model in (before, unpickled):
+        model.zero_grad()
+        step(model)
+    result.append(all(torch.allclose(one.grad, other.grad) for one, other in zip(before.parameters(), unpickled.parameters())))
+    return result
+
+
+def synchronise_late() -> list[torch.Tensor]:
+    """As accelerate's trigger_sync_in_backward and Lightning do it."""
+    model = wrap(nn.Linear(9, 2, bias=False), init_sync=True)
+    with model.no_sync():
+        output = model(inputs_of(0)).sum()
+    assert not model.require_forward_param_sync
+    model.require_backward_grad_sync = model.require_forward_param_sync = True
+    model.reducer.prepare_for_backward([])
+    output.backward()
+    return [model.module.weight.grad]
+
+
+def train_in_a_thread() -> list[torch.Tensor]:
+    """Another Python thread runs on while this one waits for the other ranks."""
+    model = wrap(large())
+    counted, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            counted[0] += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        for seed in range(3):
+            before = counted[0]
+            if dist.get_rank() == 1:  # the others wait for it in their backward
+                while counted[0] < before + 200:
+                    time.sleep(0)
+            step(model, seed)
+    finally:
+        done.set()
+        thread.join()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def memory() -> tuple[int, int, list[bool]]:
+    """How much memory the backend handed out, the parameters' size, and whether models are freed."""
+    group = dist.new_group()
+    model = paceline.DistributedDataParallel(large(), process_group=group)
+    for seed in range(3):
+        model.zero_grad()
+        step(model, seed)
+    backend = group._get_backend(torch.device("cpu"))
+    handed_out = backend.memory_stats()["allocated_bytes"]
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    grads = [parameter.grad for parameter in model.parameters()]
+    del model
+    gc.collect()
+    paceline.DistributedDataParallel(large(), process_group=group)
+    return handed_out, size, [grad is not None for grad in grads]
+
+
+AS_GLOO = """
+import sys
+import torch, torch.distributed as dist
+assert "paceline" in sys.modules or AS != "1"
+dist.init_process_group("gloo")
+assert dist.get_backend() == "gloo"
+one = torch.ones(3)
+dist.all_reduce(one)
+print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, one[0].item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+class Training(ranks.Case):
+    def test_plain(self) -> None:
+        self.equals_gloo(train_small, {}, delta=1e-6)
+        self.equals_gloo(train_large, {}, sizes=(2, 3), delta=1e-6)
+
+    def test_options_of_buckets(self) -> None:
+        for options in ({"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"bucket_cap_mb_list": [0.001, 1]},
+                        {"init_sync": False}, {"accumulate": 3}):
+            self.equals_gloo(train_small, options, sizes=(2,), delta=1e-6)
+        self.equals_gloo(train_large, {"accumulate": 3, "gradient_as_bucket_view": True}, sizes=(3,), delta=1e-4)
+
+    def test_a_group_of_some_ranks(self) -> None:
+        self.equals_gloo(train_on_a_group_of_some, {}, sizes=(3,), delta=1e-6)
+
+    def test_hooks(self) -> None:
+        self.equals_gloo(train_with_a_chain, sizes=(1, 2, 3), delta=1e-6)
+        self.equals_gloo(train_with_power_sgd, sizes=(2,), delta=1e-4)
+        self.equals_gloo(train_with_a_builtin_hook, sizes=(2,), delta=1e-3)
+
+    def test_unused_parameters(self) -> None:
+        self.equals_gloo(train_branches, False, False, sizes=(1, 2, 3), delta=1e-6)
+
+    def test_static_graph(self) -> None:
+        self.equals_gloo(train_branches, True, False, sizes=(2,), delta=1e-6)
+        self.equals_gloo(train_branches, True, True, sizes=(2,), delta=1e-6)
+        self.equals_gloo(train_nested, sizes=(2,), delta=1e-6)
+
+    def test_sparse_gradients(self) -> None:
+        self.equals_gloo(train_sparsely, sizes=(2,), delta=1e-6)
+
+    def test_delayed_parameters(self) -> None:
+        # PyTorch's class leaves the delayed gradient of the first step to the next; ours does not.
+        own = ranks.run(train_with_delayed_parameters, "paceline", 2)
+        self.assert_same(own[0], own[1])
+
+    def test_ignored_parameters(self) -> None:
+        self.equals_gloo(train_without_some_parameters, sizes=(2,), delta=1e-6)
+
+    def test_uneven_inputs(self) -> None:
+        self.equals_gloo(train_unevenly, True, sizes=(2, 3), delta=1e-6)
+        self.equals_gloo(train_unevenly, False, sizes=(3,), delta=1e-6)
+        self.equals_gloo(train_unevenly_with_a_sharded_optimizer, sizes=(2,), delta=1e-5)
+
+    def test_uneven_inputs_that_are_an_error(self) -> None:
+        self.equals_gloo(stop_early, sizes=(2,))
+
+    def test_buffers(self) -> None:
+        for options in ({}, {"broadcast_buffers": False}, {"forward_sync_buffers": False}):
+            self.equals_gloo(replace_buffers, options, sizes=(2,), delta=1e-6)
+
+    def test_synchronisation_after_the_forward(self) -> None:
+        self.equals_gloo(synchronise_late, sizes=(2,), delta=1e-6)
+
+    def test_other_threads_go_on(self) -> None:
+        self.equals_gloo(train_in_a_thread, sizes=(2,), delta=1e-6)
+
+    def test_gradients_are_in_shared_memory(self) -> None:
+        for handed_out, size, kept in ranks.run(memory, "paceline", 2):
+            self.assertGreaterEqual(handed_out, size)
+            self.assertTrue(all(kept))
+
+
+class Copies(ranks.Case):
+    def test_copies_train_like_the_model(self) -> None:
+        for result in ranks.run(copies, "paceline", 2):
+            self.assertEqual(result["keys"][:2], ["module.0.weight", "module.0.bias"])
+            self.assertEqual(result["sum"], 0)
+
+    def test_copies_need_the_default_group(self) -> None:
+        self.assertIn("default process group", ranks.run(copy_with_a_group, "paceline", 2)[0])
+
+    def test_replacing_pytorchs_class(self) -> None:
+        for backend in ("paceline", "gloo"):
+            for result in ranks.run(replace_twice, backend, 2):
+                self.assertEqual(result, [True] * 9)
+
+
+class Errors(ranks.Case):
+    def test_what_is_refused(self) -> None:
+        for texts in ranks.run(misuse, "paceline", 2):
+            for text, expected in zip(texts, REFUSALS, strict=True):
+                self.assertRegex(text, expected)
+
+    def test_a_rank_killed_in_its_backward(self) -> None:
+        for result in ranks.run(lose_a_rank, "paceline", 3, dying=[1])[::2]:
+            delay, (kind, text, culprits), (later, *_) = result
+            self.assertLess(delay, 30)  # no timeout
+            self.assertEqual((kind, culprits, later), ("DistBackendError", [1], "DistBackendError"))
+            self.assertIn("rank 1 was lost", text)
+
+    def test_a_parameter_without_a_gradient(self) -> None:
+        for kind, text, _ in ranks.run(leave_a_parameter_out, "paceline", 2):
+            self.assertEqual(kind, "DistBackendError")
+            self.assertIn("2 of 8 parameters got no gradient in this backward: heads.1", text)
+
+    def test_different_models(self) -> None:
+        for kind, text, culprits in ranks.run(wrap_different_models, "paceline", 2):
+            self.assertEqual((kind, culprits), ("DistBackendError", [1]))
+            self.assertIn("the models differ", text)
+            self.assertIn("weight, a parameter of shape [2, 3]", text)
+
+    def test_a_hook_that_raises(self) -> None:
+        for backend in ("paceline", "gloo"):
+            for rank, (kind, text, _) in enumerate(ranks.run(fail_in_a_hook, backend, 2)):
+                self.assertEqual(kind, "DistBackendError")
+                if backend == "paceline" or rank == 1:
+                    self.assertIn("no such table", text)
+
+    def test_different_steps(self) -> None:
+        for backend in ("paceline", "gloo"):
+            for kind, text, culprits in ranks.run(do_different_steps, backend, 3):
+                self.assertEqual((kind, culprits), ("DistBackendError", [1]))
+                self.assertIn("forwards", text)
+
+
+class AsGloo(ranks.Case):
+    def test_the_name_gloo_means_paceline(self) -> None:
+        for as_gloo, expected in (("1", "Backend 2.0"), ("0", "ProcessGroupGloo 2.0")):
+            with tempfile.TemporaryDirectory(prefix="paceline-test-") as directory:
+                script = Path(directory, "program.py")
+                script.write_text(f"AS = {as_gloo!r}\n" + AS_GLOO.replace(
+                    'init_process_group("gloo")', f'init_process_group("gloo", init_method="file://{directory}/store", '
+                    'rank=int(__import__("os").environ["RANK"]), world_size=2)'))
+                processes = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True,
+                                              env=os.environ | {"RANK": str(rank), "PACELINE_AS_GLOO": as_gloo}) for rank in range(2)]
+                try:
+                    said = [process.communicate(timeout=ranks.PATIENCE)[0] for process in processes]
+                finally:
+                    for process in processes:
+                        process.kill()
+                        process.wait()
+                self.assertEqual(said, [expected + "\n"] * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
