@@ -3,6 +3,9 @@
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -100,6 +103,21 @@ std::unique_ptr<Reducer> make_reducer(const Reducer::Parameters& parameters,
                  .bucket_cap_mb_list = bucket_cap_mb_list});
 }
 
+// Under the names of PyTorch's DDP logging data; durations in nanoseconds.
+std::map<std::string, std::int64_t> logging_data(const DdpStats& stats) {
+  const auto steps = static_cast<std::int64_t>(std::max<std::uint64_t>(stats.steps, 1));
+  std::map<std::string, std::int64_t> data{{"iteration", static_cast<std::int64_t>(stats.steps)}};
+  const auto add = [&](const std::string& name, StepStats::Duration StepStats::*duration) {
+    data[name] = (stats.last.*duration).count();
+    data["avg_" + name] = (stats.total.*duration).count() / steps;
+  };
+  add("forward_compute_time", &StepStats::forward);
+  add("backward_compute_time", &StepStats::backward);
+  add("backward_comm_time", &StepStats::communication);
+  add("backward_compute_comm_overlap_time", &StepStats::overlap);
+  return data;
+}
+
 }  // namespace
 
 void bind_ddp(py::module_& module) {
@@ -130,7 +148,8 @@ void bind_ddp(py::module_& module) {
       .def("main_hook", &Reducer::main_hook, py::arg("buffers"),
            py::arg("divide_by_initial_world_size"), Release())
       .def("post_hook", &Reducer::post_hook, py::arg("last"), py::arg("buffers"), Release())
-      .def("steps", [](Reducer& self) { return self.core().stats().steps; });
+      .def("steps", [](Reducer& self) { return self.core().stats().steps; })
+      .def("logging_data", [](Reducer& self) { return logging_data(self.core().stats()); });
 }
 
 }  // namespace paceline::python

@@ -97,3 +97,7 @@ def tune_malloc() -> bool:
     For programs that another launcher starts. Returns False, and does nothing, if malloc is not glibc's.
     """
     return _C.tune_malloc()
+
+
+if os.environ.get("PACELINE_AS_GLOO") == "1":
+    replace_gloo()

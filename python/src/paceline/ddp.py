@@ -29,6 +29,9 @@ class _Reducer:
     def _rebuild_buckets(self) -> bool:
         return False  # the forward has done it, if it was due
 
+    def _delay_all_reduce(self) -> None:
+        pass  # with a static graph, the first backward has reduced its gradients itself
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"paceline.DistributedDataParallel has its own reducer, without {name}: what needs it works with "
                              "torch.nn.parallel.DistributedDataParallel only")
@@ -305,8 +308,9 @@ class DistributedDataParallel(_TorchDDP):
         raise NotImplementedError("paceline.DistributedDataParallel has no fused optimizers: call the optimizer's step() after the "
                                   "backward")
 
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        raise NotImplementedError("paceline.DistributedDataParallel has no logger")
+    def _get_ddp_logging_data(self) -> dict[str, int]:
+        """The number of steps, and the times of the last step and of an average one in nanoseconds, as PyTorch names them."""
+        return self._reduction().logging_data()
 
 
 def _check_exclusive(**given: Any) -> None:

@@ -215,7 +215,7 @@ void DdpCore::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) 
 void DdpCore::main_hook() {
   const auto [sync, broadcasts] = agree(Part::joined, false);
   reducer_->before_forward(sync, true);
-  if (broadcasts) ddp::broadcast_from(first_active_, buffers_, options_.process_group);
+  if (broadcasts) copy_buffers();
   if (sync) {
     ++steps_;
     if (options_.average == Average::samples || weighs_active()) reducer_->set_weight(0);
@@ -239,6 +239,13 @@ void DdpCore::broadcast_all(int root) {
   ddp::broadcast_from(root, tensors, options_.process_group);
 }
 
+// Not a change for autograd: an earlier forward may have saved the buffers for a backward that is
+// still to come, as BatchNorm does, and does not read them there.
+void DdpCore::copy_buffers() {
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  ddp::broadcast_from(first_active_, buffers_, options_.process_group);
+}
+
 // The collective calls of a training forward.
 void DdpCore::meet(bool broadcasts, bool synchronise) {
   const bool checks = synchronise && !logical_ranks_->enabled() && is_check_due();
@@ -246,7 +253,7 @@ void DdpCore::meet(bool broadcasts, bool synchronise) {
     parallel::with_error_context(
         "copying rank 0's buffers before a forward: if a rank has run out of inputs, give all "
         "ranks as many batches (DistributedSampler), or train inside join",
-        [&] { ddp::broadcast_from(first_active_, buffers_, options_.process_group); });
+        [&] { copy_buffers(); });
   }
   if (checks) check_models(broadcasts);
   if (broadcasts || checks) reducer_->end_pre_forward_sync();

@@ -69,6 +69,7 @@ class DdpCore final : public Joinable {
   bool broadcasts_buffers() const;
   bool weighs_active() const;
   void broadcast_all(int root);
+  void copy_buffers();
   void meet(bool broadcasts, bool synchronise);
   std::pair<bool, bool> agree(Part part, bool broadcasts);
   void check_loop() const;
