@@ -318,8 +318,11 @@ def leave_a_parameter_out() -> Any:
     return error_of(lambda: model(inputs_of(0), 0).sum().backward())
 
 
-def wrap_different_models() -> Any:
-    return error_of(lambda: paceline.DistributedDataParallel(nn.Linear(3 + dist.get_rank(), 2)))
+def wrap_different_models(members: list[int]) -> Any:
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    return error_of(lambda: paceline.DistributedDataParallel(nn.Linear(3 + dist.get_rank(), 2), process_group=group))
 
 
 def fail_in_a_hook() -> Any:
@@ -615,10 +618,11 @@ class Errors(ranks.Case):
             self.assertIn("2 of 8 parameters got no gradient in this backward: heads.1", text)
 
     def test_different_models(self) -> None:
-        for kind, text, culprits in ranks.run(wrap_different_models, "paceline", 2):
-            self.assertEqual((kind, culprits), ("DistBackendError", [1]))
-            self.assertIn("the models differ", text)
-            self.assertIn("weight, a parameter of shape [2, 3]", text)
+        for backend in ("paceline", "gloo"):
+            for kind, text, culprits in ranks.run(wrap_different_models, backend, 3, [0, 2])[::2]:
+                self.assertEqual((kind, culprits), ("DistBackendError", [2]))
+                self.assertIn("the first difference is weight, a parameter of shape [2, 3] and type Float on rank 0 and weight, "
+                              "a parameter of shape [2, 5] and type Float on rank 2", text)
 
     def test_a_hook_that_raises(self) -> None:
         for backend in ("paceline", "gloo"):

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
@@ -285,6 +286,14 @@ TEST(Groups, DestroyRejectsGroupsNotMadeByNewGroup) {
     destroy_process_group(ProcessGroup(world));
     EXPECT_FALSE(is_initialized());
   });
+}
+
+TEST(Groups, AnswerForAGivenGroupWithoutAWorld) {
+  const ProcessGroup given(c10::make_intrusive<c10d::ProcessGroup>(
+      c10::make_intrusive<c10d::HashStore>(), /*rank=*/2, /*size=*/3));
+  EXPECT_FALSE(is_initialized());
+  EXPECT_EQ(get_rank(given), 2);
+  EXPECT_EQ(get_world_size(given), 3);
 }
 
 TEST(Groups, TensorsAndWorksOutliveThem) {

@@ -68,6 +68,16 @@ TEST_F(Launcher, TunesMallocUnlessTheUserConfiguresIt) {
   EXPECT_EQ(chosen.out(), "[rank0]: ,5\n");
 }
 
+TEST_F(Launcher, AsGlooReachesProgramsThatDoNotImportThePackage) {
+  const std::string show = "echo $PACELINE_AS_GLOO.";
+  auto off = run(1, show);
+  EXPECT_EQ(off.wait(), 0);
+  EXPECT_EQ(off.out(), "[rank0]: .\n");
+  auto on = run(1, show, {"--as-gloo"});
+  EXPECT_EQ(on.wait(), 0);
+  EXPECT_EQ(on.out(), "[rank0]: 1.\n");
+}
+
 // The lines of one rank, without their prefix.
 std::vector<std::string> lines_of(const std::string& text, int rank) {
   std::vector<std::string> lines;

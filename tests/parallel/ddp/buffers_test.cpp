@@ -31,6 +31,23 @@ TEST_P(BuffersBackends, AllowAForwardInEvalModeOnOneRank) {
   });
 }
 
+TEST_P(BuffersBackends, MayBeCopiedBetweenTwoForwardsOfOneBackward) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    torch::nn::BatchNorm1d norm(3);
+    DistributedDataParallel model(norm);
+    const auto x = torch::randn({5, 3}) + rank;
+    for (int step = 0; step < 2; ++step) {
+      const auto first = model(x);
+      norm->running_mean.fill_(rank + 1);
+      const auto second = model(2 * x);
+      (first + second).pow(2).sum().backward();
+      EXPECT_NEAR(norm->running_mean[0].item<float>(),
+                  0.9 + 0.1 * 2 * x.select(1, 0).mean().item<float>(), 1e-5)
+          << "rank 0's value of 1, then this rank's batch";
+    }
+  });
+}
+
 TEST_P(BuffersBackends, FollowRankZeroByPyTorchsRule) {
   expect_torch_ranks(2, GetParam(), [](int rank, int) {
     for (const bool broadcast_buffers : {true, false}) {
