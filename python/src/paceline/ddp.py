@@ -1,6 +1,5 @@
 """DistributedDataParallel on Paceline's reducer."""
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -194,24 +193,26 @@ class DistributedDataParallel(_TorchDDP):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward. The last forward with grad mode on decides whether the next backward is synchronised."""
+        module = self.module
         if not torch.is_grad_enabled():
-            return self.module(*inputs, **kwargs)
-        self._before_forward()
-        if "torch._dynamo" in sys.modules:
-            output = self._run_ddp_forward(*inputs, **kwargs)  # torch.compile splits the graph of this model by its buckets
-        else:
-            output = self.module(*inputs, **kwargs)
-        core = self._core
+            return module(*inputs, **kwargs)
+        core = self._before_forward(module)
+        # By this, torch.compile splits the module's graph at its buckets.
+        outer, _TorchDDP._active_ddp_module = _TorchDDP._active_ddp_module, self
+        try:
+            output = module(*inputs, **kwargs)
+        finally:
+            _TorchDDP._active_ddp_module = outer
         core.after_forward()
         if self.static_graph:
             for tensor in _find_tensors(output):
                 core.watch_output(tensor)
         return output
 
-    def _before_forward(self) -> None:
+    def _before_forward(self, module: nn.Module) -> "_C.Reducer":
         core = self._core or self._reduction()
         self._check_module()
-        training = self.module.training
+        training = module.training
         divide = None
         if training and self._join_config.enable:
             work = Join.notify_join_context(self)
@@ -220,11 +221,12 @@ class DistributedDataParallel(_TorchDDP):
             divide = self._divide_by_initial_world_size
         buffers = self._buffers_to_copy() if training and core.buffers_may_differ else []
         core.before_forward(training, self.require_backward_grad_sync, buffers, divide)
+        return core
 
     def _check_module(self) -> None:
-        # Rarely, as it walks through the module.
-        self._forwards += 1
-        if self._forwards & (self._forwards - 1):
+        # Rarely, as it walks through the module. Module.__setattr__ would take longer.
+        forwards = self.__dict__["_forwards"] = self._forwards + 1
+        if forwards & (forwards - 1):
             return
         parameters = [parameter for name, parameter in self.module.named_parameters() if name not in self.parameters_to_ignore]
         if len(parameters) != len(self._module_parameters) or any(
