@@ -1,5 +1,6 @@
 """DistributedDataParallel on Paceline's reducer."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch.nn.parallel.distributed import _BucketCapacityConfig, _find_tensors
 from paceline import _C
 
 _MIB = 1 << 20
+
+# Those that exist. Only one at a time averages a parameter's gradient: the one that was made, or used again, last.
+_models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
 class _Reducer:
@@ -66,7 +70,8 @@ class DistributedDataParallel(_TorchDDP):
     - A parameter without a gradient is an error in that backward, which names it, unless `find_unused_parameters` is set.
     - Buffers are copied from rank 0 only before forwards in training mode with grad mode on.
     - A backward inside a backward, as in activation checkpointing with use_reentrant=True, needs `static_graph`.
-    - A parameter has at most one wrapper at a time.
+    - If a module is wrapped again, the new wrapper averages from then on.
+    - A backward with create_graph=True is refused.
 
     Raises ValueError for arguments that it does not support: devices other than the CPU, mixed_precision (use torch.autocast),
     batched_grad_copy and lazy_bucket_allocation (which concern copies and buckets that this class does not have), and
@@ -119,7 +124,7 @@ class DistributedDataParallel(_TorchDDP):
             if device_mesh.ndim != 1 or device_mesh._get_root_mesh() != device_mesh:
                 raise ValueError(f"paceline.DistributedDataParallel needs a device_mesh of one dimension that is not part of a larger "
                                  f"one, not {device_mesh}: pass process_group=device_mesh.get_group(...), or use fully_shard")
-            process_group = device_mesh.get_group(mesh_dim=0)
+            self.device_mesh, process_group = device_mesh, device_mesh.get_group(mesh_dim=0)
         self.process_group = process_group or dist.distributed_c10d._get_default_group()
         if dist.get_rank(self.process_group) < 0:
             raise ValueError("this rank is not a member of process_group: wrap the module on the group's ranks only")
@@ -140,6 +145,7 @@ class DistributedDataParallel(_TorchDDP):
         self.require_backward_grad_sync = True
         self._bucket_config = _BucketCapacityConfig.create(bucket_cap_mb, bucket_cap_mb_list, use_python_reducer=False)
         self.bucket_bytes_cap = self._bucket_config.bucket_bytes_cap  # torch.compile reads it
+        self.bucket_bytes_cap_list = list(self._bucket_config.per_bucket_bytes_caps)
         self._delayed, self._delayed_until = _names_of_delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._set_up()
         # PyTorch's broadcast_buffers=False leaves buffers alone at construction, too; forward_sync_buffers=False does not.
@@ -166,9 +172,13 @@ class DistributedDataParallel(_TorchDDP):
         for part in self.module.modules():
             if isinstance(part, nn.SyncBatchNorm):
                 raise ValueError("the module has a SyncBatchNorm, which PyTorch does not run on the CPU: use BatchNorm")
+        for other in _models:
+            if not {id(parameter) for parameter in other._module_parameters}.isdisjoint(id(one) for _, one in parameters):
+                other._core = None
         config = self._bucket_config
         caps = config.per_bucket_bytes_caps or (config.first_bucket_bytes_cap, config.bucket_bytes_cap)
         self._module_parameters = [parameter for _, parameter in parameters]
+        _models.add(self)
         self._core = _C.Reducer(
             parameters=[(name, parameter, id(parameter) in sparse) for name, parameter in parameters],
             buffers=list(self.named_module_buffers.items()) if with_buffers else [],
@@ -182,6 +192,7 @@ class DistributedDataParallel(_TorchDDP):
             param_to_hook_all_reduce=self._delayed_until,
             skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
         )
+        self._core.buffers_may_differ = True
         for hook, state in self._comm_hooks:
             self._core.register_comm_hook(state, hook)
 
@@ -229,9 +240,9 @@ class DistributedDataParallel(_TorchDDP):
         if forwards & (forwards - 1):
             return
         parameters = [parameter for name, parameter in self.module.named_parameters() if name not in self.parameters_to_ignore]
-        if len(parameters) != len(self._module_parameters) or any(
-                now is not before for now, before in zip(parameters, self._module_parameters)):
-            raise ValueError("the module has other parameters than when it was wrapped: wrap it after it is complete")
+        now, before = len(parameters), len(self._module_parameters)
+        if now != before:
+            raise ValueError(f"the module has {now} parameters and had {before} when it was wrapped: wrap it after it is complete")
         if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
             raise ValueError("paceline.DistributedDataParallel does not support _apply_optimizer_in_backward: call the optimizer's "
                              "step() after the backward")
@@ -253,7 +264,7 @@ class DistributedDataParallel(_TorchDDP):
         Gradients then pass through buckets. At most one hook, before the first backward. If it raises, all ranks raise its text.
         """
         if not callable(hook):
-            raise TypeError(f"register_comm_hook needs a function of a state and a bucket, not {hook!r}")
+            raise TypeError(f"the communication hook must be callable with a state and a bucket, not {hook!r}")
         self._reduction().register_comm_hook(state, hook)
         self._comm_hooks.append((hook, state))
 
