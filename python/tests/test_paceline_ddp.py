@@ -130,7 +130,8 @@ def train_sparsely() -> list[torch.Tensor]:
     for _ in range(2):
         model.zero_grad()
         model(torch.tensor([1, 2 + dist.get_rank()])).sum().backward()
-    return [model.module[0].weight.grad.to_dense(), model.module[1].weight.grad]
+    gradient = model.module[0].weight.grad
+    return [torch.tensor(gradient.is_sparse), gradient.to_dense(), model.module[1].weight.grad]
 
 
 def train_with_delayed_parameters() -> list[torch.Tensor]:
@@ -165,7 +166,8 @@ def train_unevenly(divide: bool) -> list[torch.Tensor]:
                 sgd.zero_grad()
                 model(inputs_of(step)).pow(2).mean().backward()
                 sgd.step()
-    model(inputs_of(9)).sum().backward()  # the join has ended
+    assert dist.get_backend() == "gloo" or not model._join_config.enable  # the join has ended
+    model(inputs_of(9)).sum().backward()
     return parameters_of(model)
 
 
@@ -204,6 +206,49 @@ class Replacing(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.seen = self.seen + inputs.mean()
         return self.linear(inputs) * (1 + self.seen)
+
+
+def construct(options: dict[str, Any]) -> list[torch.Tensor]:
+    """What construction makes of parameters and buffers that differ between the ranks."""
+    module = small()
+    with torch.no_grad():
+        module[0].bias.fill_(dist.get_rank() + 1)
+        module[1].running_mean.fill_(dist.get_rank() + 1)
+    wrap(module, **options)
+    return parameters_of(module) + list(module.buffers())
+
+
+def look_at_buckets(options: dict[str, Any]) -> tuple[int, bool]:
+    """The number of buckets, and whether gradients share memory."""
+    model, hooked = (paceline.DistributedDataParallel(small(), **options) for _ in range(2))
+    for seed in range(2):
+        model.zero_grad()
+        step(model, seed)
+    buckets = set()
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets.add(bucket.index())
+        return default_hooks.allreduce_hook(None, bucket)
+
+    hooked.register_comm_hook(None, hook)
+    step(hooked)
+    storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+    return len(buckets), len(storages) < len(parameters_of(model))
+
+
+def erase(state: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(torch.full_like(bucket.buffer(), state))
+    return future
+
+
+def copy_with_a_hook() -> bool:
+    model = paceline.DistributedDataParallel(small())
+    model.register_comm_hook(3.0, erase)
+    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for one in again:
+        step(one)
+    return all(torch.equal(parameter.grad, torch.full_like(parameter, 3)) for one in again for parameter in one.parameters())
 
 
 def replace_buffers(options: dict[str, Any]) -> list[torch.Tensor]:
@@ -484,9 +529,9 @@ def synchronise_late() -> list[torch.Tensor]:
     return [model.module.weight.grad]
 
 
-def train_in_a_thread() -> list[torch.Tensor]:
-    """Another Python thread runs on while this one waits for the other ranks."""
-    model = wrap(large())
+def count_while_waiting() -> list[bool]:
+    """Whether another Python thread runs on while this one waits for rank 0: in a forward that copies buffers, and in a backward."""
+    model = paceline.DistributedDataParallel(small())
     counted, done = [0], threading.Event()
 
     def count() -> None:
@@ -494,19 +539,23 @@ def train_in_a_thread() -> list[torch.Tensor]:
             counted[0] += 1
             time.sleep(0)
 
+    def goes_on(function: Any) -> bool:
+        before = counted[0]
+        if dist.get_rank() == 0:  # comes late
+            while counted[0] < before + 2000:
+                time.sleep(0)
+        function()
+        return counted[0] > before + 500
+
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        for seed in range(3):
-            before = counted[0]
-            if dist.get_rank() == 1:  # the others wait for it in their backward
-                while counted[0] < before + 200:
-                    time.sleep(0)
-            step(model, seed)
+        outputs = []
+        result = [goes_on(lambda: outputs.append(model(inputs_of(0))))]
+        return result + [goes_on(outputs[0].sum().backward)]
     finally:
         done.set()
         thread.join()
-    return [parameter.grad for parameter in model.parameters()]
 
 
 def memory() -> tuple[int, int, list[bool]]:
@@ -550,9 +599,19 @@ class Training(ranks.Case):
 
     def test_options_of_buckets(self) -> None:
         for options in ({"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"bucket_cap_mb_list": [0.001, 1]},
-                        {"init_sync": False}, {"accumulate": 3}):
+                        {"accumulate": 3}):
             self.equals_gloo(train_small, options, sizes=(2,), delta=1e-6)
         self.equals_gloo(train_large, {"accumulate": 3, "gradient_as_bucket_view": True}, sizes=(3,), delta=1e-4)
+
+    def test_buckets(self) -> None:
+        self.assertEqual(ranks.run(look_at_buckets, "paceline", 2, {"gradient_as_bucket_view": True})[0], (1, True))
+        buckets, shared = ranks.run(look_at_buckets, "paceline", 2, {"bucket_cap_mb": 0.0001})[0]
+        self.assertGreater(buckets, 3)
+        self.assertFalse(shared)
+
+    def test_construction(self) -> None:
+        for options in ({}, {"init_sync": False}, {"broadcast_buffers": False}, {"forward_sync_buffers": False}):
+            self.equals_gloo(construct, options, sizes=(2,))
 
     def test_a_group_of_some_ranks(self) -> None:
         self.equals_gloo(train_on_a_group_of_some, {}, sizes=(3,), delta=1e-6)
@@ -606,7 +665,7 @@ class Training(ranks.Case):
         self.equals_gloo(synchronise_late, sizes=(2,), delta=1e-6)
 
     def test_other_threads_go_on(self) -> None:
-        self.equals_gloo(train_in_a_thread, sizes=(2,), delta=1e-6)
+        self.assertEqual(ranks.run(count_while_waiting, "paceline", 2)[1], [True, True])
 
     def test_gradients_are_in_shared_memory(self) -> None:
         for handed_out, size, kept in ranks.run(memory, "paceline", 2):
@@ -619,6 +678,9 @@ class Copies(ranks.Case):
         for result in ranks.run(copies, "paceline", 2):
             self.assertEqual(result["keys"][:2], ["module.0.weight", "module.0.bias"])
             self.assertEqual(result["sum"], 0)
+
+    def test_copies_keep_the_hook(self) -> None:
+        self.assertEqual(ranks.run(copy_with_a_hook, "paceline", 2), [True] * 2)
 
     def test_copies_need_the_default_group(self) -> None:
         self.assertIn("default process group", ranks.run(copy_with_a_group, "paceline", 2)[0])
