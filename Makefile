@@ -4,7 +4,7 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test fuzz lint docs python conformance bench peers install clean
+.PHONY: help run build test fuzz lint docs python wheel conformance bench peers install clean
 
 help:  ## print this help
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -41,9 +41,13 @@ docs:  ## write the reference and these pages as a site into build/docs
 
 python:  ## build the Python package, install it into .venv beside torch, and run its tests
 	@tools/setup python
-	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python ./python
+	@.venv/bin/pip install --quiet --no-build-isolation -C build-dir=$(CURDIR)/build/python .
 	@python/tests/run
 	@echo "installed into .venv: start programs with .venv/bin/python"
+
+wheel:  ## build an sdist and a wheel for PyPI into build/dist, and test the wheel
+	@tools/setup wheel
+	@python/manylinux/build
 
 conformance: python  ## run PyTorch's own tests on paceline and on Gloo; ARGS go to tests/conformance/run
 	@.venv/bin/python -B tests/conformance/run $(ARGS)

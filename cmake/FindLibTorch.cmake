@@ -3,7 +3,8 @@
 # Searches, in this order:
 #   LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's choice, so a
 #     version outside the wanted range is an error;
-#   the package `torch` of the active Python, which is found but not imported;
+#   the package `torch` of Python_EXECUTABLE, which pip sets, or else of the active Python; it is found
+#     but not imported;
 #   LibTorch_FALLBACK: the directory into which tools/setup installs.
 # The last two may exist for another purpose, so a version outside the range is skipped with a
 # message. A library whose std::string has the ABI before C++11 is rejected or skipped in the same way: linking to
@@ -53,8 +54,12 @@ function(_libtorch_given_prefixes out)
 endfunction()
 
 function(_libtorch_python_prefix out)
+  set(python python3)
+  if(Python_EXECUTABLE)
+    set(python ${Python_EXECUTABLE})
+  endif()
   execute_process(
-    COMMAND python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     RESULT_VARIABLE result OUTPUT_VARIABLE dir ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(NOT result EQUAL 0)
     set(dir "")
@@ -65,7 +70,7 @@ endfunction()
 include(FindPackageHandleStandardArgs)
 unset(LibTorch_PREFIX)
 unset(LibTorch_VERSION)
-set(_libtorch_reason "No LibTorch was found: set Torch_DIR or CMAKE_PREFIX_PATH to one, or run tools/setup, which installs it into .deps")
+set(_libtorch_reason "No LibTorch was found: pip install torch==2.15.*, set Torch_DIR or CMAKE_PREFIX_PATH to one, or, in a clone, run tools/setup, which installs it into .deps")
 
 _libtorch_given_prefixes(_libtorch_given)
 _libtorch_python_prefix(_libtorch_by_chance)

@@ -11,25 +11,36 @@ namespace py = pybind11;
 
 namespace paceline::python {
 
+namespace {
+
+// Sets the class `name` of paceline.errors as Python's error.
+void set_peer_error(const char* name, const PeerError& error) {
+  const py::object type = py::module_::import("paceline.errors").attr(name);
+  const py::object made = type(error.what());
+  made.attr("ranks") = error.ranks();
+  made.attr("operation") = error.operation();
+  made.attr("sequence") = error.sequence();
+  PyErr_SetObject(type.ptr(), made.ptr());
+}
+
+}  // namespace
+
 void set_python_error(std::exception_ptr thrown) {
-  const auto make = [](const std::exception& error) {
-    return py::module_::import("torch.distributed").attr("DistBackendError")(error.what());
-  };
-  const auto set = [](const py::object& error) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  };
   try {
     std::rethrow_exception(std::move(thrown));
   } catch (const UsageError& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const PeerLost& error) {
+    set_peer_error("PeerLost", error);
+  } catch (const Timeout& error) {
+    set_peer_error("Timeout", error);
+  } catch (const Mismatch& error) {
+    set_peer_error("Mismatch", error);
   } catch (const PeerError& error) {
-    const py::object made = make(error);
-    made.attr("ranks") = error.ranks();
-    made.attr("operation") = error.operation();
-    made.attr("sequence") = error.sequence();
-    set(made);
+    set_peer_error("PeerError", error);
   } catch (const Error& error) {
-    set(make(error));
+    const py::object type = py::module_::import("torch.distributed").attr("DistBackendError");
+    PyErr_SetString(type.ptr(), error.what());
   }
 }
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <paceline/tune_malloc.h>
+#include <paceline/version.h>
 
 #include <chrono>
 #include <string>
@@ -57,6 +58,8 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
 }  // namespace paceline::python
 
 PYBIND11_MODULE(_C, module) {
+  module.doc() = "The compiled part of the package paceline.";
+  module.attr("__version__") = paceline::kVersion;
   py::module_::import(
       "torch._C._distributed_c10d");  // registers the types of arguments and results
   py::register_exception_translator([](std::exception_ptr thrown) {
@@ -64,12 +67,17 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),
-             py::arg("staging_bytes"), py::call_guard<py::gil_scoped_release>());
-  module.def("tune_malloc", &paceline::tune_malloc);
+             py::arg("staging_bytes"), py::call_guard<py::gil_scoped_release>(),
+             "Makes the backend of one group. Every rank of the group calls it; torch.distributed "
+             "does so.");
+  module.def("tune_malloc", &paceline::tune_malloc, "What paceline.tune_malloc() calls.");
   using paceline::backends::PacelineOptions;
   py::class_<PacelineOptions, c10::intrusive_ptr<PacelineOptions>, c10d::Backend::Options>(
-      module, "Options")
+      module, "Options",
+      "Options of a group: the argument pg_options of init_process_group and new_group.")
       .def(py::init<>())
-      .def_readwrite("staging_bytes", &PacelineOptions::staging_bytes);
+      .def_readwrite(
+          "staging_bytes", &PacelineOptions::staging_bytes,
+          "The size in bytes of the staging buffers of all ranks of the group together.");
   paceline::python::bind_ddp(module);
 }

@@ -701,32 +701,32 @@ class Errors(ranks.Case):
         for result in ranks.run(lose_a_rank, "paceline", 3, dying=[1])[::2]:
             delay, (kind, text, culprits), (later, *_) = result
             self.assertLess(delay, 30)  # no timeout
-            self.assertEqual((kind, culprits, later), ("DistBackendError", [1], "DistBackendError"))
+            self.assertEqual((kind, culprits, later), ("PeerLost", [1], "PeerLost"))
             self.assertIn("rank 1 was lost", text)
 
     def test_a_parameter_without_a_gradient(self) -> None:
         for kind, text, _ in ranks.run(leave_a_parameter_out, "paceline", 2):
-            self.assertEqual(kind, "DistBackendError")
+            self.assertEqual(kind, "Mismatch")
             self.assertIn("2 of 8 parameters got no gradient in this backward: heads.1", text)
 
     def test_different_models(self) -> None:
         for backend in ("paceline", "gloo"):
             for kind, text, culprits in ranks.run(wrap_different_models, backend, 3, [0, 2])[::2]:
-                self.assertEqual((kind, culprits), ("DistBackendError", [2]))
+                self.assertEqual((kind, culprits), ("Mismatch", [2]))
                 self.assertIn("the first difference is weight, a parameter of shape [2, 3] and type Float on rank 0 and weight, "
                               "a parameter of shape [2, 5] and type Float on rank 2", text)
 
     def test_a_hook_that_raises(self) -> None:
         for backend in ("paceline", "gloo"):
             for rank, (kind, text, _) in enumerate(ranks.run(fail_in_a_hook, backend, 2)):
-                self.assertEqual(kind, "DistBackendError")
+                self.assertIn(kind, ("Mismatch",) if backend == "paceline" else ("DistBackendError", "Mismatch"))
                 if backend == "paceline" or rank == 1:
                     self.assertIn("no such table", text)
 
     def test_different_steps(self) -> None:
         for backend in ("paceline", "gloo"):
             for kind, text, culprits in ranks.run(do_different_steps, backend, 3):
-                self.assertEqual((kind, culprits), ("DistBackendError", [1]))
+                self.assertEqual((kind, culprits), ("Mismatch", [1]))
                 self.assertIn("forwards", text)
 
 

@@ -6,13 +6,11 @@ No import is needed: once this package is installed,
 
 finds it, as does "cpu:paceline" beside a backend for other devices. `Options` is for `pg_options`.
 
-Misuse raises ValueError, every other failure torch.distributed.DistBackendError. An error about other ranks has the attributes
-`ranks` (the global ranks at fault), `operation` (what this rank was doing) and `sequence` (the number of that call in its
-group).
+Misuse raises ValueError, every other failure torch.distributed.DistBackendError. The errors about other ranks are subclasses of it
+with the attributes `ranks`, `operation` and `sequence`: `PeerError`, and below it `PeerLost`, `Timeout` and `Mismatch`.
 """
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,27 +23,17 @@ if torch.__version__.split("+")[0].rsplit(".", 1)[0] != _TORCH:
         f"this paceline was built for torch {_TORCH}, but torch is {torch.__version__}: "
         f"install torch=={_TORCH}.*, or a paceline built for torch {torch.__version__}")
 
-from paceline import _C  # noqa: E402 - the extension does not load with another torch
+# The extension does not load with another torch.
+from paceline import _C  # noqa: E402
+from paceline._C import Options, __version__  # noqa: E402
+from paceline.ddp import DistributedDataParallel, replace_ddp  # noqa: E402
+from paceline.errors import Mismatch, PeerError, PeerLost, Timeout  # noqa: E402
 
-if TYPE_CHECKING:
-
-    class Options(_c10d.Backend.Options):
-        """Options of a group, passed as `pg_options`."""
-
-        staging_bytes: int
-        """The size in bytes of the staging buffers of all ranks of the group together."""
-
-        def __init__(self) -> None: ...
-
-else:
-    Options = _C.Options
-
-from paceline.ddp import DistributedDataParallel, replace_ddp  # noqa: E402 - it needs _C
-
-__all__ = ["DistributedDataParallel", "Options", "register", "replace_ddp", "replace_gloo", "tune_malloc"]
+__all__ = ["DistributedDataParallel", "Mismatch", "Options", "PeerError", "PeerLost", "Timeout", "__version__", "register",
+           "replace_ddp", "replace_gloo", "tune_malloc"]
 
 
-def _create(options: "dist.distributed_c10d._DistributedBackendOptions",
+def _create(options: _c10d._DistributedBackendOptions,
             backend_options: _c10d.Backend.Options | None) -> _c10d.Backend:
     """Makes the backend of one group; torch.distributed calls it on each of the group's ranks.
 
@@ -76,7 +64,7 @@ def _set_up_torch() -> None:
 
 
 def register() -> None:
-    """Registers the backend. torch.distributed calls this itself: it is the package's entry point."""
+    """Registers the backend. The package's entry point for torch.distributed calls this."""
     dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
 
 

@@ -1,4 +1,6 @@
 """DistributedDataParallel on Paceline's reducer."""
+# It overrides private parts of PyTorch's class, which have no types.
+# mypy: ignore-errors
 
 import weakref
 from collections.abc import Callable, Iterable
