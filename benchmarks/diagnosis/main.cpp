@@ -26,9 +26,9 @@
 
 #include "models/models.h"
 
+namespace paceline::diagnosis {
 namespace {
 
-using namespace paceline;
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::duration<double, std::milli>;
 
@@ -107,7 +107,7 @@ class SlowedImpl : public models::Classifier {
 
 class Training {
  public:
-  Training(const Options& options, models::Model model)
+  Training(const Options& options, const models::Model& model)
       : options_(options),
         batch_(models::make_batch(model)),
         module_(std::make_shared<SlowedImpl>(model,
@@ -200,9 +200,15 @@ void train(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int run(int argc, char** argv) {
   Options options;
   parse(argc, argv, options);
   if (!options.hog.empty()) take(options.hog);
   return record([&] { train(options); });
+}
+
+}  // namespace paceline::diagnosis
+
+int main(int argc, char** argv) {
+  return paceline::diagnosis::run(argc, argv);
 }

@@ -563,7 +563,7 @@ TEST(MachineUse, IsOfTheWindow) {
   for (int rank = 0; rank < 2; ++rank) {
     RankTrace& trace = job.ranks.emplace_back();
     trace.affinity = {0, 1};
-    for (int second = -2; second <= 2; ++second) {
+    for (std::int64_t second = -2; second <= 2; ++second) {
       const std::int64_t time = 1'000'000 * (second + 2);
       trace.cpu.push_back({.wall = time,
                            .used = second > 0 ? 600'000 * second : 0,
