@@ -18,7 +18,7 @@
 namespace paceline::bench {
 namespace {
 
-// What a rank tells the others.
+// A rank's process and the address of its data there.
 struct Source {
   pid_t process;
   std::byte* data;

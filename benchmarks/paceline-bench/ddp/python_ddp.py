@@ -3,9 +3,9 @@
 
     python_ddp.py BACKEND WRAPPER RANKS THREADS MODEL
 
-WRAPPER is the package whose DistributedDataParallel wraps the model: torch or paceline. Starts the other ranks itself. Reads lines with a number of steps, makes that many, and answers each
-with the mean time of a step on the slowest rank and the CPU time of a step on all ranks, both in
-microseconds.
+WRAPPER is the package whose DistributedDataParallel wraps the model: torch or paceline. Starts the
+other ranks itself. Reads lines with a number of steps, makes that many, and answers each with the
+mean time of a step on the slowest rank and the CPU time of a step on all ranks, both in microseconds.
 """
 
 import os

@@ -2,6 +2,7 @@
 # It overrides private parts of PyTorch's class, which have no types.
 # mypy: ignore-errors
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +18,7 @@ from paceline import _C
 
 _MIB = 1 << 20
 
-# Those that exist. Only one at a time averages a parameter's gradient: the one that was made, or used again, last.
+# All models. If several wrap a parameter, the one that was made or used last averages its gradient.
 _models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
@@ -38,8 +39,8 @@ class _Reducer:
         pass  # with a static graph, the first backward has reduced its gradients itself
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"paceline.DistributedDataParallel has its own reducer, without {name}: what needs it works with "
-                             "torch.nn.parallel.DistributedDataParallel only")
+        raise AttributeError(f"paceline.DistributedDataParallel has a reducer of its own, which lacks {name}: use "
+                             "torch.nn.parallel.DistributedDataParallel")
 
 
 class _JoinHook(JoinHook):
@@ -309,8 +310,7 @@ class DistributedDataParallel(_TorchDDP):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = dist.distributed_c10d._get_default_group()
-        # With the first two for a pickled model of PyTorch's class.
-        nn.Module.__setstate__(self, {"_delayed": [], "_delayed_until": "", **state})
+        nn.Module.__setstate__(self, state)
         hooks = self._comm_hooks
         self._set_up()
         self._comm_hooks = hooks
@@ -367,7 +367,11 @@ def replace_ddp() -> None:
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    # An unpickled or copied instance is made without arguments.
     module = args[0] if args else kwargs.get("module")
-    on_cpu = module is None or all(parameter.device.type == "cpu" for parameter in module.parameters())
-    return object.__new__(DistributedDataParallel if cls is _TorchDDP and on_cpu else cls)
+    # An unpickled or copied instance is made without arguments. It remains what it was.
+    if cls is _TorchDDP and isinstance(module, nn.Module) and all(one.device.type == "cpu" for one in module.parameters()):
+        cls = DistributedDataParallel
+    return object.__new__(cls)
+
+
+_new.__signature__ = inspect.signature(_TorchDDP.__init__)  # what tools show of the class
