@@ -104,9 +104,10 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     for (std::size_t from = 0; from < receives.size(); ++from) {
       if (from == me || calls_[from].is_shared()) continue;
-      copy(advance(receives[from].data, staging.begin_of(chunk)),
-           staging.get(static_cast<int>(from)),
-           staging.size_of(chunk, receives[from].count * element()));
+      std::byte* const staged = staging.get(static_cast<int>(from));
+      const std::size_t bytes = staging.size_of(chunk, receives[from].count * element());
+      copy(advance(receives[from].data, staging.begin_of(chunk)), staged, bytes);
+      if (!common || has_one_reader()) take_lines(staged, bytes);
     }
     if (chunk + 1 == chunks) break;
     if (!shared) staging.put(chunk + 1);

@@ -153,6 +153,10 @@ bool Group::all_shared() const {
   return std::all_of(calls_.begin(), calls_.end(), std::mem_fn(&CollectiveFingerprint::is_shared));
 }
 
+bool Group::has_one_reader() const {
+  return size() == 2 || traits(call_.operation).root == RootRole::destination;
+}
+
 std::uint64_t Group::offset_of(const void* pointer, std::size_t bytes) const {
   return region_->memory()
       .shared_offset(pointer, bytes)

@@ -83,10 +83,12 @@ class Group {
   [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
   std::string last_call_of(int rank) const;
 
-  const std::byte* input_of(int rank) const { return region_->memory().input(rank, round_); }
+  std::byte* input_of(int rank) const { return region_->memory().input(rank, round_); }
   std::size_t element() const { return element_size(call_.type); }
   bool any_shared() const;
   bool all_shared() const;
+  // Whether one rank alone reads what a rank stages for all.
+  bool has_one_reader() const;
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) const;
   std::uint64_t offset_of(std::span<const Input> parts) const;
   std::size_t largest_part_of(int rank) const;
@@ -102,6 +104,7 @@ class Group {
   void reduce_into(const void* input, void* output);
   bool gets_result(int rank) const;
   void reduce_small(const void* input, void* output);
+  void take_inputs(std::size_t begin, std::size_t bytes);
   void reduce_shared();
   void reduce_staged(const void* input, void* output);
 

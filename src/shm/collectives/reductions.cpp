@@ -61,8 +61,16 @@ void Group::reduce_small(const void* input, void* output) {
   }
   if (output == nullptr) return;
   ByRank<const void*> sources;
-  for (int peer = 0; peer < size(); ++peer) sources.add(input_of(peer));
+  for (int peer = 0; peer < size(); ++peer) sources.add(peer == rank() ? input : input_of(peer));
   shm::reduce(call_.type, call_.op, sources, {&output, 1}, call_.count);
+  if (has_one_reader()) take_inputs(0, call_.count * element());
+}
+
+// Of the other ranks' input buffers.
+void Group::take_inputs(std::size_t begin, std::size_t bytes) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) take_lines(input_of(peer) + begin, bytes);
+  }
 }
 
 // Each rank reduces its slice of all tensors into the tensors of the ranks that get the result.
@@ -116,13 +124,15 @@ void Group::reduce_staged(const void* input, void* output) {
       results.add(region_->memory().output(rank(), round_ + 1) + part.begin);
     }
     shm::reduce(call_.type, call_.op, sources, results, part.count() / element());
+    take_inputs(part.begin, part.count());
   };
   const auto copy_out = [&](std::size_t t) {
     for (int peer = 0; output != nullptr && peer < size(); ++peer) {
       if (peer == rank()) continue;
       const Slice part = slice(t, peer);
-      copy_bytes(advance(output, t * chunk + part.begin),
-                 region_->memory().output(peer, round_) + part.begin, part.count());
+      std::byte* const reduced = region_->memory().output(peer, round_) + part.begin;
+      copy_bytes(advance(output, t * chunk + part.begin), reduced, part.count());
+      if (has_one_reader()) take_lines(reduced, part.count());
     }
   };
 
@@ -174,7 +184,11 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
                                  : staging.get(peer));
     }
     void* const target = advance(output.data, staging.begin_of(chunk));
-    shm::reduce(type, op, sources, {&target, 1}, staging.size_of(chunk, bytes) / element());
+    const std::size_t size_of_chunk = staging.size_of(chunk, bytes);
+    shm::reduce(type, op, sources, {&target, 1}, size_of_chunk / element());
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) take_lines(staging.get(peer), size_of_chunk);
+    }
     if (chunk + 1 == staging.chunks(largest)) break;
     staging.put(chunk + 1);
     next_round();

@@ -35,7 +35,7 @@ class Group::Staging {
   // Writes a chunk of every part, for the coming round.
   void put(std::size_t chunk) const;
   // The chunk from rank `from` in the last round.
-  const std::byte* get(int from) const {
+  std::byte* get(int from) const {
     return group_.input_of(from) +
            (common_ ? 0 : static_cast<std::size_t>(group_.rank()) * section_);
   }

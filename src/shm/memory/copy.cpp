@@ -37,6 +37,12 @@ void stream_bytes(void* target, const void* source, std::size_t bytes) {
 }
 #endif
 
+void take_lines(std::byte* begin, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += kCacheLine) {
+    *static_cast<volatile std::byte*>(begin + i) = std::byte{0};
+  }
+}
+
 Copy copy_of_results(std::size_t bytes) {
   static const std::size_t cache = base::last_level_cache();
   return cache > 0 && bytes > cache ? stream_bytes : copy_bytes;

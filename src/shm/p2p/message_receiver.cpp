@@ -32,10 +32,9 @@ void MessageReceiver::take_header(int from, MessageHeader header) {
   const std::size_t buffer = header.is_shared() ? 0 : buffer_bytes(bytes);
   std::byte* const payload =
       region_.memory().resolve(from, header.payload, sizeof(Payload) + buffer);
-  const std::byte* const data = header.is_shared()
-                                    ? region_.memory().resolve(from, header.data, bytes)
-                                : payload != nullptr ? payload + sizeof(Payload)
-                                                     : nullptr;
+  std::byte* const data = header.is_shared()   ? region_.memory().resolve(from, header.data, bytes)
+                          : payload != nullptr ? payload + sizeof(Payload)
+                                               : nullptr;
   if (payload == nullptr || data == nullptr || header.payload % alignof(Payload) != 0) {
     region_.fail({FailureKind::mismatch,
                   {region_.global_ranks().of(from)},
@@ -79,8 +78,10 @@ bool MessageReceiver::drain(P2PRequest& request) {
   if (!shared && request.moved >= payload.filled.load(std::memory_order_acquire)) return false;
   const std::size_t from = shared ? request.moved : request.moved % kBuffers;
   if (bytes > 0) {
-    copy_of_results(2 * bytes)(advance(request.message.data, request.moved * kChunk),
-                               request.source + from * kChunk, size_of_chunk(request.moved, bytes));
+    std::byte* const chunk = request.source + from * kChunk;
+    const std::size_t size = size_of_chunk(request.moved, bytes);
+    copy_of_results(2 * bytes)(advance(request.message.data, request.moved * kChunk), chunk, size);
+    if (!shared) take_lines(chunk, size);
   }
   // The sender sets `withdrawn` before it releases the memory. Both sides use a read-modify-write:
   // neither the copy nor the sender's later stores can pass it.

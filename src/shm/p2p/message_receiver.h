@@ -25,7 +25,7 @@ class MessageReceiver {
     int from;
     MessageHeader header;
     Payload* payload;
-    const std::byte* source;
+    std::byte* source;
   };
 
   void take_header(int from, MessageHeader header);

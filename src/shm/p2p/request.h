@@ -34,9 +34,9 @@ struct P2PRequest {
   base::Deadline deadline;
   bool sending;
   MessageHeader header{};
-  Payload* payload = nullptr;         // once announced, or matched
-  const std::byte* source = nullptr;  // of a receive: the data or the buffer
-  std::size_t moved = 0;              // chunks
+  Payload* payload = nullptr;   // once announced, or matched
+  std::byte* source = nullptr;  // of a receive: the data or the buffer
+  std::size_t moved = 0;        // chunks
 
   bool is_complete() const;
 };
