@@ -37,7 +37,7 @@ void add_machine(const std::vector<int>& cores, CpuUse& use) {
     const bool all = line[3] == ' ';
     if (!all) fields >> core;
     if (!(fields >> user >> nice >> system >> idle >> io >> irq >> soft_irq >> steal)) return;
-    const std::int64_t time = tick * (user + nice + system + irq + soft_irq);
+    const std::int64_t time = tick * (user + nice + system);
     if (all) use.machine = time;
     if (!std::ranges::binary_search(cores, core)) continue;
     busy += time;

@@ -28,9 +28,10 @@ struct CpuUse {
   Clock::time_point at{};
   std::int64_t periods = kUnknown;    // of the CPU limit of its cgroup, as base::Throttling has it
   std::int64_t throttled = kUnknown;  // of these, in how many the limit stopped it
-  std::int64_t busy = kUnknown;       // CPU time of all processes on the cores it may run on
-  std::int64_t stolen = kUnknown;     // from these cores, by the host of a virtual machine
-  std::int64_t machine = kUnknown;    // CPU time of all processes on all cores
+  std::int64_t busy =
+      kUnknown;  // CPU time of all processes on the cores it may run on, without interrupts
+  std::int64_t stolen = kUnknown;           // from these cores, by the host of a virtual machine
+  std::int64_t machine = kUnknown;          // CPU time of all processes on all cores
   std::int64_t cpu_pressure = kUnknown;     // while any task of the machine waited for a core
   std::int64_t memory_pressure = kUnknown;  // while any task of the machine waited for memory
 };
@@ -40,7 +41,7 @@ struct ThreadUse {
   Clock::time_point at{};
   std::int64_t cpu = 0;
   std::int64_t queued = kUnknown;  // ready to run without a core
-  std::int64_t preempted = 0;      // how often another thread took its core
+  std::int64_t preempted = 0;      // involuntary context switches, also sched_yield's
   std::int64_t faults = 0;         // page faults that read from a disk
 };
 

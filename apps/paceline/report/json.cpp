@@ -37,26 +37,26 @@ ordered_json shares_json(const Analysis& a) {
           {"between", a.between},
           {"stall", a.stall},
           {"pauses", a.pause_share},
-          {"queued", a.queued},
-          {"queue_gain", a.queue_gain},
+          {"queued", or_null(a.queued)},
+          {"queue_gain", or_null(a.queue_gain)},
           {"settled_stall", a.settled.stall},
           {"settled_communication", a.settled.communication},
           {"overlap", a.overlap},
-          {"waiting_between", a.waiting_between}};
+          {"waiting_between", or_null(a.waiting_between)}};
 }
 
 ordered_json machine_json(const Analysis& a) {
-  return {{"cores", a.cores},
+  return {{"cores", a.cores > 0 ? ordered_json(a.cores) : ordered_json()},
           {"local_size", a.local_size},
-          {"used", a.machine.used},
+          {"used", or_null(a.machine.used)},
           {"foreign", or_null(a.machine.foreign)},
           {"elsewhere", or_null(a.machine.elsewhere)},
           {"stolen", or_null(a.machine.stolen)},
           {"throttled", or_null(a.machine.throttled)},
           {"cpu_pressure", or_null(a.machine.cpu_pressure)},
           {"memory_pressure", or_null(a.machine.memory_pressure)},
-          {"preempted", a.preempted},
-          {"faults", a.faults}};
+          {"preempted", or_null(a.preempted)},
+          {"faults", or_null(a.faults)}};
 }
 
 ordered_json ranks_json(const Analysis& a) {
@@ -67,7 +67,7 @@ ordered_json ranks_json(const Analysis& a) {
                      {"late", one.late},
                      {"communication", one.communication},
                      {"between", one.between},
-                     {"queued", one.queued}});
+                     {"queued", or_null(one.queued)}});
   }
   return ranks;
 }
@@ -75,12 +75,13 @@ ordered_json ranks_json(const Analysis& a) {
 ordered_json buckets_json(const Analysis& a) {
   auto buckets = ordered_json::array();
   for (const BucketTimes& one : a.buckets) {
-    buckets.push_back({{"bucket", one.number},
-                       {"bytes", one.info.bytes},
-                       {"under_way", one.under_way},
-                       {"late", one.late},
-                       {"communication", one.communication},
-                       {"parameters", one.info.parameters}});
+    buckets.push_back(
+        {{"bucket", one.number},
+         {"bytes", one.info.bytes > 0 ? ordered_json(one.info.bytes) : ordered_json()},
+         {"under_way", one.under_way},
+         {"late", one.late},
+         {"communication", one.communication},
+         {"parameters", one.info.parameters}});
   }
   return buckets;
 }

@@ -1,11 +1,13 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "report/analysis/analysis.h"
 #include "report/analysis/diagnosis.h"
 #include "report/analysis/intervals.h"
 #include "report/analysis/machine_use.h"
+#include "report/analysis/replay.h"
 #include "report/analysis/thread_series.h"
 #include "report/units.h"
 #include "support/made_timelines.h"
@@ -245,6 +247,27 @@ TEST(Diagnosis, DoesNotSuggestCompressionForFewBytes) {
   EXPECT_THAT(texts_of(diagnosis_of({.reduction = 3000})), Contains(HasSubstr("float16")));
 }
 
+// Eight ranks send 1.75 times as much of each byte as two do.
+TEST(Diagnosis, TheNetworkTakesLongerForMoreRanks) {
+  for (const auto& [ranks, finding] :
+       {std::pair{2, Finding::delayed}, {8, Finding::communication}}) {
+    auto traces = make_timelines({.ranks = ranks, .buckets = 1, .reduction = 4500});
+    for (RankTrace& trace : traces) {
+      for (auto& [key, bucket] : trace.buckets) bucket.bytes = 150'000;
+    }
+    EXPECT_EQ(diagnose(analyse(merge(traces))).finding, finding) << ranks;
+  }
+}
+
+TEST(Diagnosis, SaysThatSizesAreNotKnown) {
+  auto traces = make_timelines({.buckets = 2, .reduction = 4500});
+  for (RankTrace& trace : traces) trace.buckets.erase({0, 0});
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::communication);
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Timelines lack the size of a bucket")));
+  EXPECT_THAT(texts_of(diagnosis), Not(Contains(HasSubstr("float16"))));
+}
+
 TEST(Diagnosis, CoresAreSharedWithOtherWork) {
   auto traces = small_and_exposed();
   // Of the time in which they could have run, half; together on 1.2 of 4 cores.
@@ -270,12 +293,16 @@ TEST(Diagnosis, CoresAreSharedWithOtherWork) {
   auto alike = make_timelines({});
   for (RankTrace& trace : alike) trace.cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 1'000'000}};
   EXPECT_EQ(diagnose(analyse(merge(alike))).finding, Finding::shared_cores);
-  // One rank's core alone.
+  // One rank's core alone: it is late, as it waits for its core.
   auto one = make_timelines(straggling());
+  one[0].cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 0}};
   one[1].cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000}};
-  EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::straggler);
+  EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::shared_cores);
   EXPECT_THAT(diagnose(analyse(merge(one))).why,
-              Contains(HasSubstr("Rank 1 waits for a core 50 % of the time")));
+              Contains(HasSubstr("Rank 1 waits longest: 50 % of the time")));
+  // The other's core alone, which is not late.
+  std::swap(one[0].cpu, one[1].cpu);
+  EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::straggler);
 }
 
 // All publish their last bucket at 9 ms; the four are reduced one after the other, 3 ms each, from
@@ -326,6 +353,19 @@ TEST(Diagnosis, LongPausesDoNotCountAsSteps) {
   const Diagnosis many = diagnosis_of(job(1e6));
   EXPECT_EQ(many.finding, Finding::pauses);
   EXPECT_THAT(many.sentence, HasSubstr("75 % of the time passes in 1 long pause"));
+}
+
+// Four workers that each need four steps for a batch.
+TEST(Diagnosis, ALoaderThatBlocksInEachFourthStepMakesNoPauses) {
+  const auto job = [](int every, double blocked) {
+    return MadeJob{.computing = [](int, int) { return 10e3; },
+                   .between = [=](int, int step) { return step % every == 0 ? blocked : 0.0; }};
+  };
+  EXPECT_EQ(diagnosis_of(job(4, 40e3)).finding, Finding::between_steps);
+  EXPECT_EQ(analysis_of(job(4, 40e3)).pauses, 0U);
+  // Rare, or longer than batches take to load.
+  EXPECT_EQ(diagnosis_of(job(12, 80e3)).finding, Finding::pauses);
+  EXPECT_EQ(diagnosis_of(job(4, 120e3)).finding, Finding::pauses);
 }
 
 TEST(Diagnosis, AllIsWell) {
@@ -411,10 +451,121 @@ TEST(Diagnosis, ARankThatWaitsForItsCoreIsNotSlow) {
   EXPECT_EQ(diagnosis.finding, Finding::shared_cores);
   EXPECT_NEAR(prediction_of(diagnosis).after, 7000, 1);
   EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Rank 1 waits longest: 33 %")));
-  EXPECT_THAT(diagnosis.why, Not(Contains(HasSubstr("Other processes"))));
+  EXPECT_THAT(diagnosis.why, Not(Contains(HasSubstr("Processes that are no ranks"))));
   // Slower, and waiting a little.
   job.queued = [](int rank, int) { return rank == 1 ? 500.0 : 0.0; };
   EXPECT_EQ(diagnosis_of(job).finding, Finding::straggler);
+}
+
+// The missing rank may be the one that all wait for, so that nothing can be replayed.
+TEST(Diagnosis, WithoutATimelineLongQueuesAreASign) {
+  auto traces = make_timelines(preempted());
+  traces.pop_back();
+  const Analysis a = analyse(merge(traces));
+  EXPECT_FALSE(a.replayed);
+  EXPECT_FALSE(a.queue_gain.has_value());
+  EXPECT_EQ(diagnose(a).finding, Finding::shared_cores);
+  // Of four ranks, three of which are here; rank 1 is slow and does not queue.
+  MadeJob job{.ranks = 4,
+              .computing = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; },
+              .queued = [](int rank, int) { return rank == 1 ? 0.0 : 2000.0; }};
+  traces = make_timelines(job);
+  traces.pop_back();
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::straggler);
+  EXPECT_EQ(diagnose(analyse(merge(traces))).rank, 1);
+}
+
+// All waits are parts of the time that was measured: of 10 ms, a core is waited for for 4, and for
+// communication 2.7, which are 45 % of the 6 ms that are left.
+TEST(Diagnosis, PartsOfTheSameTimeAreCompared) {
+  const MadeJob job{.buckets = 1,
+                    .computing = [](int, int) { return 7300.0; },
+                    .queued = [](int, int) { return 4000.0; },
+                    .reduction = 2700};
+  const Analysis a = analysis_of(job);
+  EXPECT_NEAR(a.queue_gain.value(), 0.4, 1e-3);
+  EXPECT_NEAR(a.settled.communication, 0.27, 1e-3);
+  EXPECT_EQ(diagnose(a).finding, Finding::shared_cores);
+}
+
+// A queue of 0.4 ms does not explain 3 ms of communication.
+TEST(Analysis, CommunicationIsOnlyShortenedByTheQueue) {
+  MadeJob job{.buckets = 1,
+              .computing = [](int, int) { return 6000.0; },
+              .queued = [](int, int step) { return step % 2 == 0 ? 400.0 : 0.0; },
+              .reduction = 1000};
+  auto traces = make_timelines(job);
+  EXPECT_NEAR(analyse(merge(traces)).settled.communication, 1000.0 / 7000, 1e-3);
+  // 2 ms more in each other step, as from a slow network.
+  job.delay = [](int step) { return step % 2 == 0 ? 2000.0 : 0.0; };
+  traces = make_timelines(job);
+  for (RankTrace& trace : traces) {
+    const auto own =
+        make_timelines({.buckets = 1, .computing = job.computing, .queued = job.queued});
+    for (std::size_t i = 0; i < trace.thread.size(); ++i) {
+      trace.thread[i].queued = own[1].thread[i].queued;  // none in the reduction
+    }
+  }
+  // 1 ms, and in each other step 2 ms less the queues of both ranks.
+  const Analysis a = analyse(merge(traces));
+  EXPECT_NEAR(a.settled.communication, (1000 + (2000 - 800) / 2.0) / 8000, 2e-3);
+}
+
+// All reduce for 4 of 10 ms, rank 0 in its backward; nobody is late.
+TEST(Analysis, ARankThatReducesIsNotLate) {
+  auto traces = make_timelines({.ranks = 4,
+                                .buckets = 1,
+                                .computing = [](int, int) { return 6000.0; },
+                                .queued = never,
+                                .reduction = 4000});
+  std::erase_if(traces[0].spans, [](const Span& span) { return span.kind == Kind::wait; });
+  const Analysis a = analyse(merge(traces));
+  ASSERT_TRUE(a.replayed);
+  EXPECT_NEAR(a.stall, 0, 1e-3);
+  EXPECT_NEAR(a.settled.stall, 0, 1e-3);
+  EXPECT_NEAR(a.settled.communication, 0.3, 1e-3);  // of three in four ranks
+  EXPECT_NE(diagnose(a).finding, Finding::straggler);
+  // Its 10 ms of work stay, however fast the network is.
+  EXPECT_NEAR(Replay(a.steps).period(), 10000, 1);
+  EXPECT_NEAR(Replay(a.steps).with_communication(0).period(), 10000, 1);
+}
+
+// Rank 0 spins while it waits 3 ms for rank 1, and shares its core then.
+TEST(Analysis, AQueueWithinALateWaitCostsNothing) {
+  auto traces = make_timelines(
+      {.computing = [](int rank, int) { return rank == 1 ? 9e3 : 6e3; }, .queued = never});
+  for (std::size_t i = 0; i < traces[0].thread.size(); ++i) {
+    traces[0].thread[i].queued = static_cast<std::int64_t>(3000 * ((i + 1) / 2));
+  }
+  const Analysis a = analyse(merge(traces));
+  ASSERT_TRUE(a.replayed);
+  EXPECT_NEAR(a.queue_gain.value(), 0, 1e-3);
+  EXPECT_NEAR(a.settled.stall, 3000.0 / 9000, 1e-3);
+  EXPECT_EQ(diagnose(a).finding, Finding::straggler);
+  EXPECT_EQ(diagnose(a).rank, 1);
+}
+
+// Ranks take turns to wait 3 ms for a core between steps: others are late in the next step.
+TEST(Analysis, AQueueBetweenStepsCountsInTheNextStep) {
+  const auto between = [](int rank, int step) { return step % 2 == rank ? 3000.0 : 0.0; };
+  auto traces = make_timelines(
+      {.computing = [](int, int) { return 6000.0; }, .between = between, .queued = never});
+  for (RankTrace& trace : traces) {
+    std::int64_t queued = 0;
+    for (std::size_t i = 0; i < trace.thread.size(); ++i) {
+      // The sample at the begin of step i / 2 + 1 comes after the time between steps before.
+      if (i % 2 == 0 && i > 0) {
+        queued += std::llround(between(trace.rank, static_cast<int>(i / 2)));
+      }
+      trace.thread[i].queued = queued;
+    }
+  }
+  const Analysis a = analyse(merge(traces));
+  EXPECT_NEAR(a.queue_gain.value(), 3000.0 / 9000, 2e-2);
+  EXPECT_NEAR(a.settled.stall, 0, 2e-2);
+  EXPECT_NEAR(a.settled.between, 0, 1e-2);
+  EXPECT_NEAR(a.between, 1500.0 / 9000, 1e-2);
+  EXPECT_EQ(diagnose(a).finding, Finding::shared_cores);
 }
 
 TEST(Diagnosis, ACpuLimitIsNoForeignWork) {
@@ -427,7 +578,8 @@ TEST(Diagnosis, ACpuLimitIsNoForeignWork) {
   }
   const Diagnosis foreign = diagnose(analyse(merge(traces)));
   EXPECT_EQ(foreign.finding, Finding::shared_cores);
-  EXPECT_THAT(foreign.why, Contains(HasSubstr("Other processes use 0.8 of the job's cores")));
+  EXPECT_THAT(foreign.why,
+              Contains(HasSubstr("Processes that are no ranks use 0.8 of the job's cores")));
   for (RankTrace& trace : traces) trace.cpu.back().throttled = 9;
   const Diagnosis limited = diagnose(analyse(merge(traces)));
   EXPECT_EQ(limited.finding, Finding::cpu_limit);
@@ -474,19 +626,42 @@ TEST(Diagnosis, TheMachineLacksMemory) {
   const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
   EXPECT_EQ(diagnosis.finding, Finding::memory);
   EXPECT_THAT(diagnosis.sentence, HasSubstr("tasks wait for it 30 % of the time"));
+  // Something else takes more of the time.
+  auto slower = make_timelines({.computing = [](int, int) { return 6000.0; },
+                                .between = [](int, int) { return 4000.0; },
+                                .queued = never});
+  for (std::size_t i = 0; i < slower.size(); ++i) {
+    slower[i].cpu = traces[i].cpu;
+    for (std::size_t j = 0; j < slower[i].thread.size(); ++j) {
+      slower[i].thread[j].faults = static_cast<std::int64_t>(j);
+    }
+  }
+  EXPECT_EQ(diagnose(analyse(merge(slower))).finding, Finding::between_steps);
 }
 
-TEST(Diagnosis, OtherProcessesShareTheMemory) {
+// Whether that slows the job down is not known.
+TEST(Diagnosis, UseOfOtherCoresIsMentioned) {
   auto traces = make_timelines({.queued = never});
   for (RankTrace& trace : traces) {
     trace.affinity = {0, 1};
+    trace.cores = 2;
     trace.cpu = {CpuUse{.wall = 1'000'000, .busy = 2'000'000, .machine = 4'000'000}};
   }
-  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
-  EXPECT_EQ(diagnosis.finding, Finding::shared_machine);
-  EXPECT_THAT(diagnosis.sentence, HasSubstr("use 2.0 of the machine's other cores"));
-  for (RankTrace& trace : traces) trace.cpu.back().machine = 2'100'000;
-  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::all_well);
+  const auto mentioned = [&] {
+    const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+    EXPECT_EQ(diagnosis.finding, Finding::all_well);
+    return std::ranges::any_of(diagnosis.why, [](const std::string& why) {
+      return why.find("Of the machine's other cores, 2.0 are in use") != why.npos;
+    });
+  };
+  EXPECT_TRUE(mentioned());
+  // A tenth of the job's cores.
+  for (RankTrace& trace : traces) trace.cpu.back().machine = 2'200'000;
+  EXPECT_FALSE(mentioned());
+  // The missing rank's cores are others' only as far as the timelines know.
+  for (RankTrace& trace : traces) trace.cpu.back().machine = 4'000'000;
+  traces.pop_back();
+  EXPECT_FALSE(mentioned());
 }
 
 // Each by hand, of the job of another test.
@@ -574,14 +749,19 @@ TEST(MachineUse, IsOfTheWindow) {
                            .machine = 3 * time});
     }
   }
-  const MachineUse use = machine_use(job, {500'000, 1'500'000}, origin);
-  EXPECT_NEAR(use.used, 1.2, 1e-9);
+  const MachineUse use = machine_use(job, 2, {500'000, 1'500'000}, origin);
+  EXPECT_NEAR(use.used.value(), 1.2, 1e-9);
   EXPECT_NEAR(use.foreign.value(), 0.8, 1e-9);
   EXPECT_NEAR(use.elsewhere.value(), 1, 1e-9);
   EXPECT_NEAR(use.throttled.value(), 0.3, 1e-9);
   EXPECT_FALSE(use.stolen.has_value());
+  // One more rank, of which nothing is known, may use any of it.
+  const MachineUse part = machine_use(job, 3, {500'000, 1'500'000}, origin);
+  EXPECT_FALSE(part.used.has_value());
+  EXPECT_FALSE(part.foreign.has_value());
+  EXPECT_FALSE(part.elsewhere.has_value());
   job.ranks[1].affinity = {1, 2};  // cannot be told apart
-  EXPECT_FALSE(machine_use(job, {0, 1e6}, origin).foreign.has_value());
+  EXPECT_FALSE(machine_use(job, 2, {0, 1e6}, origin).foreign.has_value());
 }
 
 // Without rank 1 nobody knows when it published; rank 0 knows whom it waited for.

@@ -12,8 +12,11 @@ namespace {
 // Buckets are rebuilt after the first step, and memory is touched for the first time.
 constexpr std::size_t kWarmUp = 5;
 // A rank that is between steps for this many median periods makes a pause: evaluation, a
-// checkpoint. Time that passes there in each step is no pause.
+// checkpoint. If that happens in this part of the steps or more, it may as well be a data loader
+// that blocks in each step for which no worker is ready, and only longer times are pauses.
 constexpr double kPause = 3;
+constexpr double kOften = 0.125;
+constexpr double kLongPause = 10;
 
 double part(double of, double whole) {
   return whole > 0 ? of / whole : 0;
@@ -25,10 +28,17 @@ double median_period(const std::vector<Step>& steps) {
   return median(std::move(periods));
 }
 
-bool is_pause(const Step& step, double usual) {
+bool is_pause(const Step& step, double least) {
   return std::ranges::any_of(step.ranks, [&](const RankStep& rank) {
-    return rank.between - rank.thread_between.queued > kPause * usual;
+    return rank.between - rank.thread_between.queued > least;
   });
+}
+
+double least_pause(const std::vector<Step>& steps, double usual) {
+  const auto pauses = std::ranges::count_if(
+      steps, [&](const Step& step) { return is_pause(step, kPause * usual); });
+  const bool often = static_cast<double>(pauses) >= kOften * static_cast<double>(steps.size());
+  return usual * (often ? kLongPause : kPause);
 }
 
 // Leaves out the warm-up and pauses, and the step after each pause, in which others may wait for
@@ -37,11 +47,12 @@ void choose_steps(std::vector<Step> all, Analysis& analysis) {
   analysis.warm_up = std::min(kWarmUp, all.size() / 4);
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(analysis.warm_up));
   const double usual = median_period(all);
+  const double least = least_pause(all, usual);
   double whole = 0;
   double paused = 0;
   bool after_pause = false;
   for (Step& step : all) {
-    const bool pause = is_pause(step, usual);
+    const bool pause = is_pause(step, least);
     whole += step.period();
     if (pause) {
       ++analysis.pauses;
@@ -55,7 +66,8 @@ void choose_steps(std::vector<Step> all, Analysis& analysis) {
 }
 
 RankTimes times_of(int rank, std::size_t index, const std::vector<Step>& steps) {
-  RankTimes times{.rank = rank};
+  RankTimes times;
+  times.rank = rank;
   std::vector<double> computing;
   std::vector<double> between;
   const double each = part(1, static_cast<double>(steps.size()));
@@ -101,27 +113,22 @@ void add_shares(Analysis& analysis) {
   analysis.overlap = part(hidden, under_way);
 }
 
-// The last rank of a step is the one that others waited for longest.
 void add_stalls(const Job& job, Analysis& analysis) {
   double whole = 0;
   double stall = 0;
   for (const Step& step : analysis.steps) {
     whole += step.period();
-    std::map<int, double> blame;
-    for (const RankStep& rank : step.ranks) {
-      for (const Wait& wait : rank.waits) blame[wait.late_rank] += wait.late;
-    }
-    const auto last = std::ranges::max_element(blame, {}, [](auto& entry) { return entry.second; });
-    if (last == blame.end() || last->second == 0) continue;
+    const int last = step.last_rank();
+    if (last < 0) continue;
     double late = 0;
     double others = 0;
     for (std::size_t i = 0; i < step.ranks.size(); ++i) {
-      if (job.ranks[i].rank == last->first) continue;
+      if (job.ranks[i].rank == last) continue;
       late += step.ranks[i].late();
       ++others;
     }
     stall += part(late, others);
-    analysis.stall_causes[last->first] += part(late, others);
+    analysis.stall_causes[last] += part(late, others);
   }
   analysis.stall = part(stall, whole);
   analysis.stall_per_step = part(stall, static_cast<double>(analysis.steps.size()));
@@ -174,13 +181,15 @@ void count_cores(const Job& job, Analysis& analysis) {
 }
 
 // In the steps, or in the whole run if no more is known.
-double queued_part(const RankTrace& trace, std::size_t index, const Analysis& analysis) {
+std::optional<double> queued_part(const RankTrace& trace, std::size_t index,
+                                  const Analysis& analysis) {
   ThreadTimes sum;
   for (const Step& step : analysis.steps) {
     sum.cpu += step.ranks[index].thread.cpu;
     sum.queued += step.ranks[index].thread.queued;
   }
-  if (!analysis.thread_known && !trace.cpu.empty()) {
+  if (!analysis.thread_known && trace.cpu.empty()) return std::nullopt;
+  if (!analysis.thread_known) {
     sum.cpu = static_cast<double>(trace.cpu.back().running);
     sum.queued = static_cast<double>(trace.cpu.back().queued);
   }
@@ -188,16 +197,21 @@ double queued_part(const RankTrace& trace, std::size_t index, const Analysis& an
 }
 
 void add_cpu_use(const Job& job, Clock::time_point origin, Analysis& analysis) {
+  double queued = 0;
+  double known = 0;
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
     analysis.ranks[i].queued = queued_part(job.ranks[i], i, analysis);
-    analysis.queued += analysis.ranks[i].queued / static_cast<double>(job.ranks.size());
+    if (!analysis.ranks[i].queued) continue;
+    queued += *analysis.ranks[i].queued;
+    ++known;
   }
+  if (known > 0) analysis.queued = queued / known;
   Interval window;
   if (!analysis.steps.empty()) {
     window = {analysis.steps.front().ranks.front().period.begin,
               analysis.steps.back().ranks.front().period.end};
   }
-  analysis.machine = machine_use(job, window, origin);
+  analysis.machine = machine_use(job, analysis.local_size, window, origin);
 }
 
 // Ranks that are bound to the same cores, more than these.
@@ -217,28 +231,43 @@ void find_crowded_ranks(const Job& job, Analysis& analysis) {
   }
 }
 
-void settle(Analysis& analysis) {
-  analysis.settled = {analysis.stall, analysis.communication, analysis.stall_causes};
+void add_thread_figures(Analysis& analysis) {
+  if (!analysis.thread_known || analysis.steps.empty()) return;
   double waiting = 0;
   double between = 0;
+  double preempted = 0;
+  double faults = 0;
   for (const Step& step : analysis.steps) {
     for (const RankStep& rank : step.ranks) {
-      analysis.preempted += part(rank.thread.preempted, static_cast<double>(analysis.steps.size()));
-      analysis.faults += part(rank.thread.faults, static_cast<double>(analysis.steps.size()));
+      preempted += rank.thread.preempted;
+      faults += rank.thread.faults;
       between += rank.between;
       waiting += std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);
     }
   }
-  const bool all = std::ssize(analysis.ranks) == analysis.size;
-  if (!analysis.thread_known || !all || analysis.steps.empty()) return;
+  const auto steps = static_cast<double>(analysis.steps.size());
+  analysis.preempted = preempted / steps;
+  analysis.faults = faults / steps;
   analysis.waiting_between = part(waiting, between);
+}
+
+// A rank without a timeline may be the one that all wait for.
+void settle(Analysis& analysis) {
+  const double stall = analysis.stall_per_step;
+  analysis.settled = {analysis.stall, stall, analysis.communication, analysis.between,
+                      analysis.stall_causes};
+  const bool all = std::ssize(analysis.ranks) == analysis.size;
+  analysis.replayed = analysis.thread_known && all && !analysis.steps.empty();
+  if (!analysis.replayed) return;
   std::vector<int> ranks;
   for (const RankTimes& times : analysis.ranks) ranks.push_back(times.rank);
   const Replay measured(analysis.steps);
-  const Replay settled = measured.without_queue();
-  const Stall stall = settled.stall(ranks);
-  analysis.queue_gain = part(measured.period() - settled.period(), measured.period());
-  analysis.settled = {stall.share, settled.communication(), stall.causes};
+  const Replay replay = measured.without_queue();
+  const double period = measured.period();
+  const Waiting left = replay.waiting(ranks);
+  analysis.queue_gain = part(period - replay.period(), period);
+  analysis.settled = {part(left.stall, period), left.stall, part(left.communication, period),
+                      part(left.between, period), left.stall_causes};
 }
 
 std::size_t find_typical(const std::vector<Step>& steps) {
@@ -276,6 +305,7 @@ Analysis analyse(const Job& job) {
   add_cpu_use(job, run.origin, analysis);
   add_shares(analysis);
   add_stalls(job, analysis);
+  add_thread_figures(analysis);
   settle(analysis);
   add_buckets(job, analysis);
   return analysis;

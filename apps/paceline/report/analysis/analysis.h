@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,8 @@ struct RankTimes {
   double typical_between = 0;
   double under_way = 0;  // a bucket is published here and not yet reduced by all
   double hidden = 0;     // of that, within backward and not waiting
-  // Waiting for a core, of the time in which it could run, in the whole run.
-  double queued = 0;
+  // Waiting for a core, of the time in which it could run.
+  std::optional<double> queued;
 };
 
 struct BucketTimes {
@@ -60,20 +61,27 @@ struct Analysis {
   double stall = 0;
   double stall_per_step = 0;           // in microseconds
   std::map<int, double> stall_causes;  // by the last rank, parts of 1 of the stall
-  double queued = 0;                   // the mean of the ranks'
-  // Whether the kernel's figures of each step are known. If not, `queue_gain` is 0 and `settled` is
-  // what was measured.
+  std::optional<double> queued;        // the mean of the ranks'
+  // Whether all ranks have the kernel's figures of each step. If not, those from `waiting_between`
+  // on are empty.
   bool thread_known = false;
-  double queue_gain = 0;  // the time that steps would save if no thread waited for a core
-  // What is left of waiting if no training thread ever waits for a core.
+  std::optional<double> waiting_between;  // of `between`, neither running nor able to
+  std::optional<double> preempted;        // context switches of all ranks a step, sched_yield's too
+  std::optional<double> faults;           // page faults that read from a disk, likewise
+  // Whether the steps were replayed without waits for cores, which takes these figures and the
+  // timelines of all ranks. If not, `queue_gain` is empty, and `settled` is what was measured.
+  bool replayed = false;
+  std::optional<double>
+      queue_gain;  // the time that steps would save if no thread waited for a core
+  // What is left of waiting if no training thread ever waits for a core, as parts of the measured
+  // time.
   struct Settled {
     double stall = 0;
+    double stall_per_step = 0;  // in microseconds
     double communication = 0;
+    double between = 0;
     std::map<int, double> stall_causes;
   } settled;
-  double preempted = 0;  // how often another thread took a training thread's core, of all in a step
-  double faults = 0;     // page faults that read from a disk, likewise
-  double waiting_between = 0;  // of `between`, the part in which threads neither ran nor could run
   MachineUse machine;
   std::vector<int> crowded;          // ranks that may only use fewer cores than they are, bound so
   std::vector<RankTimes> ranks;      // as in Job::ranks

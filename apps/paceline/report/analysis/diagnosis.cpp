@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 
 #include "report/analysis/explanation.h"
 #include "report/units.h"
@@ -28,16 +27,14 @@ constexpr double kThrottled = 0.5;
 // What even a slow network needs: 100 MB/s, and for each bucket a round of messages.
 constexpr double kSlowNetwork = 100;
 constexpr double kSlowMessage = 300;
-// More of the machine's time in which tasks wait for memory, and page faults of a step.
-constexpr double kNotableMemory = 0.10;
+// Page faults of a step from which on lack of memory may slow it down.
 constexpr double kNotableFaults = 1;
 
 // By Finding.
-constexpr std::array<std::string_view, 16> kNames{
-    "too_few_steps",  "all_well",       "straggler",     "late_starter",
-    "too_many_ranks", "same_cores",     "cpu_limit",     "shared_cores",
-    "memory",         "shared_machine", "uneven_load",   "communication",
-    "delayed",        "short_steps",    "between_steps", "pauses"};
+constexpr std::array<std::string_view, 15> kNames{
+    "too_few_steps", "all_well",  "straggler",    "late_starter",  "too_many_ranks",
+    "same_cores",    "cpu_limit", "shared_cores", "memory",        "uneven_load",
+    "communication", "delayed",   "short_steps",  "between_steps", "pauses"};
 
 double median_of_others(const Analysis& a, int rank, double RankTimes::*what) {
   std::vector<double> values;
@@ -64,8 +61,10 @@ LateRank find_late_rank(const Analysis& a) {
   return late;
 }
 
+// If the size is not known, what was measured stands: communication.
 bool explained_by_size(const Analysis& a) {
-  return 2 * slow_transfer(a) >= a.settled.communication * a.period;
+  const auto transfer = slow_transfer(a);
+  return !transfer || 2 * *transfer >= a.settled.communication * a.period;
 }
 
 bool is_crowded(const Analysis& a) {
@@ -79,28 +78,36 @@ Finding why_queued(const Analysis& a) {
   return a.crowded.empty() ? Finding::shared_cores : Finding::same_cores;
 }
 
-// Shares of the time, or 0 if it would hardly be felt.
+// Shares of the measured time, or 0 if it would hardly be felt.
 struct Shares {
   double queue = 0;
+  double memory = 0;
   double late = 0;
   double communication = 0;
   double between = 0;
   double pauses = 0;
-  double most() const { return std::max({queue, late, communication, between, pauses}); }
+  double most() const { return std::max({queue, memory, late, communication, between, pauses}); }
 };
 
 Shares notable_shares(const Analysis& a) {
   const auto notable = [](double share, double least) { return share >= least ? share : 0; };
-  return {.queue = notable(a.queue_gain, kNotable),
+  const bool reads_back = a.faults.value_or(0) >= kNotableFaults;
+  return {.queue = notable(a.queue_gain.value_or(0), kNotable),
+          .memory = reads_back ? notable(a.machine.memory_pressure.value_or(0), kNotable) : 0,
           .late = notable(a.settled.stall, kNotable),
           .communication = notable(a.settled.communication, kNotable),
-          .between = notable(a.between, kNotableBetween),
+          .between = notable(a.settled.between, kNotableBetween),
           .pauses = notable(a.pause_share, kNotableBetween)};
 }
 
-// Without figures of each step, the queue of the whole run is a sign.
+// If steps cannot be replayed, long queues are a sign.
 bool queue_is_a_sign(const Analysis& a) {
-  return !a.thread_known && a.queued >= kNotableQueue && !is_crowded(a);
+  return !a.replayed && a.queued.value_or(0) >= kNotableQueue && !is_crowded(a);
+}
+
+// Whether this rank is known to be late for another reason than its own queue.
+bool is_slow_itself(const LateRank& rank) {
+  return rank.times != nullptr && rank.times->queued.value_or(0) < kNotableQueue;
 }
 
 Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
@@ -109,15 +116,11 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   const double most = shares.most();
   const bool one_rank = rank.share >= kOneRank && rank.rank >= 0 && most == shares.late;
   const bool other_cause =
-      most > 0 && (most == shares.pauses || most == shares.between || one_rank);
+      most > 0 && (most == shares.pauses || most == shares.between || most == shares.memory ||
+                   (one_rank && is_slow_itself(rank)));
   if (queue_is_a_sign(a) && !other_cause) return Finding::shared_cores;
-  if (a.machine.memory_pressure.value_or(0) >= kNotableMemory && a.faults >= kNotableFaults) {
-    return Finding::memory;
-  }
-  if (most == 0) {
-    return a.machine.elsewhere.value_or(0) >= kNotableElsewhere ? Finding::shared_machine
-                                                                : Finding::all_well;
-  }
+  if (most == 0) return Finding::all_well;
+  if (most == shares.memory) return Finding::memory;
   if (most == shares.pauses) return Finding::pauses;
   if (most == shares.between) return Finding::between_steps;
   if (most == shares.queue) return why_queued(a);
@@ -149,11 +152,20 @@ std::string text_of(const Prediction& prediction) {
                      time_text(prediction.after));
 }
 
-double slow_transfer(const Analysis& analysis) {
+std::optional<std::uint64_t> bytes_of_step(const Analysis& analysis) {
   std::uint64_t bytes = 0;
-  for (const BucketTimes& one : analysis.buckets) bytes += one.info.bytes;
-  if (bytes == 0) return std::numeric_limits<double>::infinity();
-  return static_cast<double>(bytes) / kSlowNetwork +
+  for (const BucketTimes& one : analysis.buckets) {
+    if (one.info.bytes == 0) return std::nullopt;
+    bytes += one.info.bytes;
+  }
+  return analysis.buckets.empty() ? std::nullopt : std::optional(bytes);
+}
+
+std::optional<double> slow_transfer(const Analysis& analysis) {
+  const auto bytes = bytes_of_step(analysis);
+  if (!bytes) return std::nullopt;
+  const double sent = 2.0 * (analysis.size - 1) / analysis.size;  // of each byte, by each rank
+  return sent * static_cast<double>(*bytes) / kSlowNetwork +
          static_cast<double>(analysis.buckets.size()) * kSlowMessage;
 }
 

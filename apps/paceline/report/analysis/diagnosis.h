@@ -20,7 +20,6 @@ enum class Finding {
   cpu_limit,       // the CPU limit of a cgroup stops ranks
   shared_cores,    // the cores are shared, with other work or the job's own threads
   memory,          // the machine lacks memory
-  shared_machine,  // all is well, but others use the machine's other cores
   uneven_load,     // the load is uneven: which rank is late changes from step to step
   communication,   // communication is exposed: ranks wait though all have published
   delayed,         // so they do, for longer than any network needs

@@ -17,8 +17,10 @@ constexpr double kAllCores = 0.9;
 constexpr std::size_t kAccumulated = 4;
 // A rank that waits for a core this many times as long as all do on average is named.
 constexpr double kLongest = 1.5;
-// Part of the cores used by others from which on that is worth a sentence.
+// Part of the cores used by others from which on that is worth a sentence, and what others use of
+// the machine's other cores, in parts of the job's cores.
 constexpr double kNotableCores = 0.05;
+constexpr double kNotableElsewhere = 0.25;
 
 class Explanation {
  public:
@@ -55,9 +57,6 @@ class Explanation {
         break;
       case Finding::memory:
         memory();
-        break;
-      case Finding::shared_machine:
-        shared_machine();
         break;
       case Finding::uneven_load:
         uneven_load();
@@ -131,8 +130,10 @@ class Explanation {
   }
   std::string waits_for_it() const {
     return fmt::format("the others wait for it {} a step, {} of their time",
-                       time_text(a_.stall_per_step), share_text(a_.stall));
+                       time_text(a_.settled.stall_per_step), share_text(a_.settled.stall));
   }
+  // Of the time in which threads could run; only if it is known.
+  std::string queued() const { return share_text(a_.queued.value_or(0)); }
 
   void too_few_steps();
   void all_well();
@@ -143,7 +144,6 @@ class Explanation {
   void cpu_limit();
   void shared_cores();
   void memory();
-  void shared_machine();
   void uneven_load();
   void exposed_communication();
   void short_steps();
@@ -182,13 +182,14 @@ void Explanation::all_well() {
 }
 
 void Explanation::straggler() {
-  if (late_.times == nullptr) {
-    say("Rank {} holds this run back: {}.", late_.rank, waits_for_it());
-  } else {
-    say("Rank {} holds this run back: it computes {} a step, the others {} ({:+.0f} %); {}.",
-        late_.rank, time_text(late_.times->typical_computing), time_text(late_.usual_computing),
-        late_.usual_computing > 0 ? 100 * late_.more_computing / late_.usual_computing : 0,
-        waits_for_it());
+  say("Rank {} holds this run back: {}.", late_.rank, waits_for_it());
+  if (late_.times != nullptr) {
+    // Others may compute as long only because they wait for cores.
+    if (late_.more_computing > 0 && late_.usual_computing > 0) {
+      say("Rank {} holds this run back: it computes {} a step, the others {} ({:+.0f} %); {}.",
+          late_.rank, time_text(late_.times->typical_computing), time_text(late_.usual_computing),
+          100 * late_.more_computing / late_.usual_computing, waits_for_it());
+    }
     predict(fmt::format("rank {} were as fast as the others", late_.rank),
             replay_.with_usual_computing(index_of_late_rank()).period());
     suggest(
@@ -216,9 +217,9 @@ void Explanation::late_starter() {
 
 void Explanation::add_late_rank() {
   d_.rank = late_.rank;
-  if (late_.times != nullptr && late_.times->queued >= kNotableQueue) {
+  if (late_.times != nullptr && late_.times->queued.value_or(0) >= kNotableQueue) {
     because("Rank {} waits for a core {} of the time in which it could run.", late_.rank,
-            share_text(late_.times->queued));
+            share_text(*late_.times->queued));
   }
   because("Rank {} causes {} of the time for which others wait for a late rank.", late_.rank,
           share_text(late_.share));
@@ -237,7 +238,8 @@ void Explanation::too_many_ranks() {
   const double share = static_cast<double>(a_.local_size) / a_.cores;
   predict(fmt::format("{} ranks did the same work", a_.cores),
           share * replay_.without_queue().period());
-  suggest("Start no more ranks than there are cores, {}, with larger batches.", a_.cores);
+  suggest("Start no more ranks than the cores that they may use, {}, with larger batches.",
+          a_.cores);
   suggest_accumulation();
 }
 
@@ -246,7 +248,7 @@ void Explanation::same_cores() {
       fmt::join(a_.crowded, ", "), time_text(replay_.period()),
       time_text(replay_.without_queue().period()));
   because("Each rank waits for the others of its cores: {} of the time in which ranks could run.",
-          share_text(a_.queued));
+          queued());
   predict("each rank had a core for itself", replay_.without_queue().period());
   suggest("Bind each rank to cores of its own, or do not bind them (taskset, cpusets).");
 }
@@ -254,9 +256,10 @@ void Explanation::same_cores() {
 void Explanation::cpu_limit() {
   say("The CPU limit of the job's cgroup stops its ranks: they wait {} of the time in which they "
       "could run.",
-      share_text(a_.queued));
-  because("In {} of its periods the job used up its limit. On average it uses {:.1f} cores.",
-          share_text(a_.machine.throttled.value_or(0)), a_.machine.used);
+      queued());
+  because("In {} of its periods the job used up its limit.",
+          share_text(a_.machine.throttled.value_or(0)));
+  if (a_.machine.used) because("On average it uses {:.1f} cores.", *a_.machine.used);
   predict("the limit were higher", replay_.without_queue().period());
   suggest("Raise the limit (cpu.max; of a container --cpus, or its cpu limit).");
   gain_.reset();
@@ -266,7 +269,7 @@ void Explanation::cpu_limit() {
 void Explanation::memory() {
   say("The machine lacks memory: tasks wait for it {} of the time, and ranks read pages back from "
       "the disk {:.1f} times a step.",
-      share_text(a_.machine.memory_pressure.value_or(0)), a_.faults);
+      share_text(a_.machine.memory_pressure.value_or(0)), a_.faults.value_or(0));
   suggest("Look at what else uses memory (top, free), and end it.");
   suggest("Raise the job's memory limit, or use fewer ranks or smaller batches.");
 }
@@ -275,33 +278,32 @@ void Explanation::shared_cores() {
   const std::string waits = fmt::format(
       "ranks wait for a core {} of the time in which they could run, and wait for each other {} of "
       "all time",
-      share_text(a_.queued), share_text(a_.late + a_.communication));
+      queued(), share_text(a_.late + a_.communication));
   predict("the ranks had their cores for themselves", replay_.without_queue().period());
   const bool others = a_.machine.foreign.value_or(0) > kNotableCores * a_.cores;
-  const bool all_used = a_.cores > 0 && a_.machine.used >= kAllCores * a_.cores;
+  const bool all_used = a_.cores > 0 && a_.machine.used.value_or(0) >= kAllCores * a_.cores;
   if (a_.machine.foreign ? !others : all_used) {
     say("The job's threads share too few cores: {}.", waits);
     suggest(
         "Set a smaller OMP_NUM_THREADS: the threads of all ranks should not outnumber the cores.");
   } else {
     say("The cores are shared with other work: {}.", waits);
-    suggest("Look at what else runs on the machine (top). End it, or keep it to other cores.");
+    suggest("Look at what else runs on these cores (top), and keep it to other cores.");
     suggest("Start fewer ranks, or bind them to cores that nothing else uses (taskset, cpusets).");
   }
-  if (a_.machine.used > 0 && a_.cores > 0) {
-    because("The ranks use {:.1f} of {} cores, on average over the whole run.", a_.machine.used,
-            a_.cores);
+  if (a_.machine.used && a_.cores > 0) {
+    because("The ranks use {:.1f} of {} cores, on average.", *a_.machine.used, a_.cores);
   }
   if (others) {
-    because("Other processes use {:.1f} of the job's cores.", *a_.machine.foreign);
+    because(
+        "Processes that are no ranks use {:.1f} of the job's cores: other programs, or processes "
+        "that ranks started, such as a data loader's workers.",
+        *a_.machine.foreign);
   }
   const auto most = std::ranges::max_element(a_.ranks, {}, &RankTimes::queued);
-  if (most != a_.ranks.end() && most->queued >= kLongest * a_.queued) {
+  if (most != a_.ranks.end() && most->queued && *most->queued >= kLongest * *a_.queued) {
     because("Rank {} waits longest: {} of the time in which it could run.", most->rank,
-            share_text(most->queued));
-  }
-  if (a_.preempted > 0) {
-    because("Other threads take the cores of training threads {:.1f} times a step.", a_.preempted);
+            share_text(*most->queued));
   }
   if (a_.machine.cpu_pressure) {
     because("On this machine, some thread waits for a core {} of the time.",
@@ -310,22 +312,11 @@ void Explanation::shared_cores() {
   because("A rank that waits for a core is late, or late with its part of a reduction.");
 }
 
-void Explanation::shared_machine() {
-  say("No rank is held back, but other processes use {:.1f} of the machine's other cores: they "
-      "share "
-      "its caches and the bandwidth of its memory.",
-      *a_.machine.elsewhere);
-  because("{} of the time is computing. Slower memory makes it last longer, on all ranks alike.",
-          share_text(a_.computing));
-  suggest("Run the job without them, and compare the time of a step: {} now.",
-          time_text(a_.period));
-}
-
 void Explanation::uneven_load() {
   worst_bucket(&BucketTimes::late);
   say("The load is uneven: different ranks are late in different steps, and the others wait {} a "
       "step, {} of their time.",
-      time_text(a_.stall_per_step), share_text(a_.stall));
+      time_text(a_.settled.stall_per_step), share_text(a_.settled.stall));
   because(
       "No rank causes three quarters of the time for which others wait for a late rank; rank {} "
       "causes most, {}.",
@@ -349,12 +340,14 @@ void Explanation::exposed_communication() {
     because("Ranks wait longest for {}.", described(*bucket));
   }
   because("Backward hid {} of the communication.", share_text(a_.overlap));
+  if (!bytes_of_step(a_)) {
+    because("Timelines lack the size of a bucket, so ranks may as well delay each other.");
+  }
   suggest_buckets(bucket);
 }
 
 void Explanation::delayed() {
-  std::uint64_t bytes = 0;
-  for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
+  const double transfer = *slow_transfer(a_);  // known, else this were communication
   const double waited = a_.settled.communication * a_.period;
   say("Ranks delay each other in reductions: they wait {} a step for gradients that all ranks have "
       "computed, {} of the time.",
@@ -362,9 +355,9 @@ void Explanation::delayed() {
   because(
       "A step's gradients have {}. Even a slow network moves that in {}, so their size does not "
       "explain {} a step.",
-      bytes_text(bytes), time_text(slow_transfer(a_)), time_text(waited));
+      bytes_text(*bytes_of_step(a_)), time_text(transfer), time_text(waited));
   predict("reductions took no longer than on a slow network",
-          replay_.with_communication(std::min(1.0, slow_transfer(a_) / waited)).period());
+          replay_.with_communication(std::min(1.0, transfer / waited)).period());
   suggest(
       "Look at what else runs on the ranks' cores: a rank may be late with its part of the sum.");
   suggest_accumulation();
@@ -375,10 +368,9 @@ void Explanation::suggest_buckets(const BucketTimes* worst) {
   const auto several = [](const BucketTimes& one) {
     return one.info.parameters.find(", ") != std::string::npos;
   };
-  std::uint64_t bytes = 0;
-  for (const BucketTimes& one : a_.buckets) bytes += one.info.bytes;
+  const auto bytes = bytes_of_step(a_);
   predict("backward hid all communication", replay_.with_communication(0).period());
-  if (worst != nullptr && several(*worst) && 2 * worst->info.bytes > bytes) {
+  if (worst != nullptr && several(*worst) && bytes && 2 * worst->info.bytes > *bytes) {
     suggest(
         "Set a smaller bucket_cap_mb: most bytes are in this one bucket, and none of them is sent "
         "before its last gradient is ready.");
@@ -387,8 +379,10 @@ void Explanation::suggest_buckets(const BucketTimes* worst) {
         "Try other values of bucket_cap_mb: larger buckets cost less each, smaller ones start "
         "earlier.");
   }
-  predict("communication took half as long", replay_.with_communication(0.5).period());
-  suggest("Register the hook that sends gradients as float16 or bfloat16: half the bytes.");
+  if (bytes) {
+    predict("communication took half as long", replay_.with_communication(0.5).period());
+    suggest("Register the hook that sends gradients as float16 or bfloat16: half the bytes.");
+  }
   suggest_accumulation();
   gain_.reset();
   suggest("Use fewer ranks with more threads each.");
@@ -409,9 +403,11 @@ void Explanation::between_steps() {
   because(
       "Between the end of a backward and the next forward are the optimizer, the data loader, "
       "metrics and logging.");
-  if (a_.thread_known) {
+  if (a_.waiting_between) {
     because("Threads neither run nor wait for a core in {} of this time.",
-            share_text(a_.waiting_between));
+            share_text(*a_.waiting_between));
+  }
+  if (a_.replayed) {
     predict("they never waited for data", replay_.without_waiting_between().period());
   }
   suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
@@ -433,17 +429,16 @@ void Explanation::pauses() {
 }
 
 void Explanation::add_figures() {
-  if (a_.queued >= kNotableQueue && d_.finding != Finding::shared_cores) {
+  if (a_.queued.value_or(0) >= kNotableQueue && d_.finding != Finding::shared_cores) {
     because(
         "Ranks wait for a core {} of the time in which they could run: they share their cores with "
         "other work, or have more threads than cores.",
-        share_text(a_.queued));
+        queued());
   }
-  if (a_.machine.elsewhere.value_or(0) >= kNotableElsewhere &&
-      d_.finding != Finding::shared_machine) {
+  if (a_.cores > 0 && a_.machine.elsewhere.value_or(0) >= kNotableElsewhere * a_.cores) {
     because(
-        "Other processes use {:.1f} of the machine's other cores. They share its caches and the "
-        "bandwidth of its memory with the ranks.",
+        "Of the machine's other cores, {:.1f} are in use, by other programs or by threads and "
+        "processes that ranks started. If they use much memory, that slows all down.",
         *a_.machine.elsewhere);
   }
   if (a_.machine.stolen.value_or(0) >= kNotableCores * a_.cores && a_.cores > 0) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 
 #include "report/analysis/analysis.h"
 #include "report/analysis/diagnosis.h"
@@ -11,8 +13,6 @@ namespace paceline::report {
 inline constexpr std::size_t kFewestSteps = 8;
 // A rank that waits for a core for this share of the time is slower by as much in all it does.
 inline constexpr double kNotableQueue = 0.10;
-// The machine's other cores that are in use from which on that is worth a sentence.
-inline constexpr double kNotableElsewhere = 0.5;
 
 // The rank that others waited for most, and how it differs from the median of the others, in
 // microseconds a step.
@@ -25,9 +25,11 @@ struct LateRank {
   double later_start = 0;
 };
 
-// What even a slow network needs for the gradients of a step, in microseconds; infinite if their
-// size is not known.
-double slow_transfer(const Analysis& analysis);
+// Of its gradients. Empty if the size of a bucket is not known.
+std::optional<std::uint64_t> bytes_of_step(const Analysis& analysis);
+
+// What even a slow network needs for them, in microseconds.
+std::optional<double> slow_transfer(const Analysis& analysis);
 
 // `finding` in words: the sentence, reasons and remedies.
 Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late);

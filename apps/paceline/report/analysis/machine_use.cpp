@@ -85,16 +85,17 @@ class Cores {
 
 }  // namespace
 
-MachineUse machine_use(const Job& job, Interval window, Clock::time_point origin) {
+MachineUse machine_use(const Job& job, int local_size, Interval window, Clock::time_point origin) {
   MachineUse use;
   Cores cores;
   std::optional<double> machine;
-  bool all_tell = true;
+  bool all_tell = std::ssize(job.ranks) >= local_size;
+  double all_used = 0;
   for (const RankTrace& trace : job.ranks) {
     const RankUse rank(trace, window, origin);
     const auto used = rank.part(&CpuUse::used);
     all_tell = all_tell && used;
-    use.used += used.value_or(0);
+    all_used += used.value_or(0);
     cores.add(trace.affinity, rank);
     keep_most(use.throttled, rank.part(&CpuUse::throttled, &CpuUse::periods));
     keep_most(use.cpu_pressure, rank.part(&CpuUse::cpu_pressure));
@@ -103,9 +104,10 @@ MachineUse machine_use(const Job& job, Interval window, Clock::time_point origin
   }
   use.stolen = cores.stolen();
   const auto busy = cores.busy();
+  if (!all_tell) return use;
+  use.used = all_used;
   if (busy && machine) use.elsewhere = std::max(0.0, *machine - *busy);
-  if (!all_tell) use.used = 0;
-  if (busy && all_tell) use.foreign = std::max(0.0, *busy - use.used);
+  if (busy) use.foreign = std::max(0.0, *busy - all_used);
   return use;
 }
 

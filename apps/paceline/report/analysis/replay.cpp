@@ -1,6 +1,7 @@
 #include "report/analysis/replay.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace paceline::report {
@@ -27,36 +28,71 @@ double mean(double sum, std::size_t count) {
 
 }  // namespace
 
-double Replay::ModelStep::lasts() const {
-  double longest = 0;
-  for (const BusyRank& rank : ranks) longest = std::max(longest, rank.busy());
-  return longest + communication;
+double Replay::ModelStep::last_published() const {
+  double last = 0;
+  for (const BusyRank& rank : ranks) last = std::max(last, rank.published());
+  return last;
 }
 
-Replay::BusyRank Replay::busy_rank(const RankStep& step) {
-  BusyRank rank{.computing = std::max(0.0, step.computing()), .between = step.between};
-  rank.queued_between = std::min(step.thread_between.queued, rank.between);
-  rank.queued = step.thread.queued - rank.queued_between;
+double Replay::ModelStep::lasts() const {
+  return std::max(last_published() + communication, longest());
+}
+
+double Replay::ModelStep::longest() const {
+  double longest = 0;
+  for (const BusyRank& rank : ranks) longest = std::max(longest, rank.busy());
+  return longest;
+}
+
+double Replay::ModelStep::queued_elsewhere() const {
+  double sum = 0;
+  for (const BusyRank& rank : ranks) sum += rank.queued_elsewhere;
+  return sum;
+}
+
+// `before` is the step whose time between steps came before this one.
+Replay::BusyRank Replay::busy_rank(const RankStep& step, const RankStep& before) {
+  BusyRank rank{.computing = std::max(0.0, step.computing()), .between = before.between};
+  rank.queued_between = std::min(before.thread_between.queued, rank.between);
   rank.waiting_between =
-      std::max(0.0, rank.between - rank.queued_between - step.thread_between.cpu);
+      std::max(0.0, rank.between - rank.queued_between - before.thread_between.cpu);
+  // While it waits for a late rank it may queue as well, unless it sleeps; nobody waits for that.
+  const double queued = step.thread.queued - step.thread_between.queued;
+  const double cpu = step.thread.cpu - step.thread_between.cpu;
+  const double awake_in_waits = std::max(0.0, cpu + queued - rank.computing);
+  rank.queued = std::max(0.0, queued - std::min(step.late(), awake_in_waits));
   return rank;
 }
 
 Replay::Replay(const std::vector<Step>& steps) {
   double periods = 0;
+  const Step* last = nullptr;
   for (const Step& step : steps) {
+    const Step& before = last != nullptr && last->number + 1 == step.number ? *last : step;
     ModelStep& model = steps_.emplace_back();
-    double communication = 0;
-    for (const RankStep& rank : step.ranks) {
-      model.ranks.push_back(busy_rank(rank));
-      communication += rank.communication();
+    double period = step.period();
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
+      const RankStep& rank = step.ranks[i];
+      model.ranks.push_back(busy_rank(rank, before.ranks[i]));
+      model.communication += mean(rank.communication(), step.ranks.size());
       model.queued |= rank.thread.queued > kUndisturbed * rank.period.length();
+      period += mean(before.ranks[i].between - rank.between, step.ranks.size());
     }
-    model.communication = mean(communication, step.ranks.size());
+    model.last_rank = step.last_rank();
+    model.spare = std::numeric_limits<double>::max();
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
+      const double late = step.ranks[i].late();
+      BusyRank& rank = model.ranks[i];
+      rank.offset = period - model.communication - late - rank.busy();
+      model.spare = std::min(model.spare, late);
+    }
     periods += step.period();
+    last = &step;
   }
   divide_queue();
-  unexplained_ = mean(periods, steps.size()) - modelled();
+  double modelled = 0;
+  for (const ModelStep& step : steps_) modelled += step.lasts();
+  unexplained_ = mean(periods - modelled, steps.size());
 }
 
 // The time in the queue is part of communication as far as that lasts longer than usual, and
@@ -66,44 +102,50 @@ void Replay::divide_queue() {
   for (ModelStep& step : steps_) {
     const double delay = std::max(0.0, step.communication - usual);
     for (BusyRank& rank : step.ranks) {
-      rank.queued = std::clamp(rank.queued - delay, 0.0, rank.computing);
+      rank.queued_elsewhere = std::min(rank.queued, delay);
+      rank.queued = std::min(rank.queued - rank.queued_elsewhere, rank.computing);
     }
   }
 }
 
-double Replay::modelled() const {
-  double sum = 0;
-  for (const ModelStep& step : steps_) sum += step.lasts();
-  return mean(sum, steps_.size());
-}
-
 double Replay::period() const {
-  return std::max(0.0, modelled() + unexplained_);
-}
-
-double Replay::communication() const {
-  double sum = 0;
-  for (const ModelStep& step : steps_) sum += step.communication;
-  const double all = period();
-  return all > 0 ? mean(sum, steps_.size()) / all : 0;
-}
-
-Stall Replay::stall(const std::vector<int>& ranks) const {
-  Stall stall;
-  double sum = 0;
+  double modelled = 0;
+  double longest = 0;
   for (const ModelStep& step : steps_) {
-    const auto last = std::ranges::max_element(step.ranks, {}, &BusyRank::busy);
-    double late = 0;
-    for (const BusyRank& rank : step.ranks) late += last->busy() - rank.busy();
-    late = step.ranks.size() > 1 ? mean(late, step.ranks.size() - 1) : 0;
-    if (late == 0) continue;
-    stall.causes[ranks[static_cast<std::size_t>(last - step.ranks.begin())]] += late;
-    sum += late;
+    modelled += step.lasts();
+    longest += step.longest();
   }
-  for (auto& [rank, share] : stall.causes) share /= sum;
-  const double all = period();
-  stall.share = all > 0 ? mean(sum, steps_.size()) / all : 0;
-  return stall;
+  return period_of(mean(modelled, steps_.size()), mean(longest, steps_.size()));
+}
+
+// What the model does not explain may make a step shorter, but not shorter than the work in it.
+double Replay::period_of(double modelled, double longest) const {
+  return std::max(modelled + unexplained_, longest);
+}
+
+Waiting Replay::waiting(const std::vector<int>& ranks) const {
+  Waiting all;
+  for (const ModelStep& step : steps_) {
+    const double published = step.last_published();
+    const auto late = [&](std::size_t i) {
+      return published - step.ranks[i].published() + step.spare;
+    };
+    std::size_t last = 0;
+    double sum = 0;
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
+      // If several are, the one that the others waited for.
+      if (late(i) < late(last) || (late(i) == late(last) && ranks[i] == step.last_rank)) last = i;
+      sum += late(i);
+      all.between += mean(step.ranks[i].between, step.ranks.size() * steps_.size());
+    }
+    all.communication += mean(step.communication, steps_.size());
+    const double others = step.ranks.size() > 1 ? mean(sum - late(last), step.ranks.size() - 1) : 0;
+    if (others <= 0) continue;
+    all.stall += mean(others, steps_.size());
+    all.stall_causes[ranks[last]] += mean(others, steps_.size());
+  }
+  for (auto& [rank, share] : all.stall_causes) share /= all.stall;
+  return all;
 }
 
 template <typename Change>
@@ -124,35 +166,35 @@ double Replay::undisturbed_communication() const {
                                                   : quantile(std::move(all), kFastest);
 }
 
+// Ranks may queue one after the other.
 Replay Replay::without_queue() const {
-  const double communication = undisturbed_communication();
+  const double usual = undisturbed_communication();
   return changed([=](ModelStep& step) {
+    const double delay = std::max(0.0, step.communication - usual);
+    step.communication -= std::min(delay, step.queued_elsewhere());
     for (BusyRank& rank : step.ranks) {
       rank.computing -= std::exchange(rank.queued, 0);
       rank.between -= std::exchange(rank.queued_between, 0);
     }
-    if (step.queued) step.communication = std::min(step.communication, communication);
+  });
+}
+
+Replay Replay::with_usual(double BusyRank::*what, std::size_t index) const {
+  return changed([=](ModelStep& step) {
+    std::vector<double> others;
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
+      if (i != index) others.push_back(step.ranks[i].*what);
+    }
+    if (!others.empty()) step.ranks[index].*what = quantile(std::move(others), 0.5);
   });
 }
 
 Replay Replay::with_usual_computing(std::size_t index) const {
-  return changed([=](ModelStep& step) {
-    std::vector<double> others;
-    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
-      if (i != index) others.push_back(step.ranks[i].computing);
-    }
-    if (!others.empty()) step.ranks[index].computing = quantile(std::move(others), 0.5);
-  });
+  return with_usual(&BusyRank::computing, index);
 }
 
 Replay Replay::with_usual_between(std::size_t index) const {
-  return changed([=](ModelStep& step) {
-    std::vector<double> others;
-    for (std::size_t i = 0; i < step.ranks.size(); ++i) {
-      if (i != index) others.push_back(step.ranks[i].between);
-    }
-    if (!others.empty()) step.ranks[index].between = quantile(std::move(others), 0.5);
-  });
+  return with_usual(&BusyRank::between, index);
 }
 
 Replay Replay::with_even_computing() const {
@@ -174,19 +216,22 @@ Replay Replay::without_waiting_between() const {
 }
 
 double Replay::period_of_batch(std::size_t count) const {
-  double sum = 0;
+  double modelled = 0;
+  double longest = 0;
   std::size_t batches = 0;
   for (; batches + count <= steps_.size(); batches += count) {
     ModelStep together{.ranks = std::vector<BusyRank>(steps_.front().ranks.size())};
     for (std::size_t i = batches; i < batches + count; ++i) {
       for (std::size_t rank = 0; rank < together.ranks.size(); ++rank) {
         together.ranks[rank].computing += steps_[i].ranks[rank].busy();
+        together.ranks[rank].offset += steps_[i].ranks[rank].offset;
       }
       together.communication += mean(steps_[i].communication, count);
     }
-    sum += together.lasts();
+    modelled += together.lasts();
+    longest += together.longest();
   }
-  return batches > 0 ? std::max(0.0, mean(sum, batches) + unexplained_) : period();
+  return batches > 0 ? period_of(mean(modelled, batches), mean(longest, batches)) : period();
 }
 
 }  // namespace paceline::report

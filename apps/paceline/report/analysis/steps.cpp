@@ -212,6 +212,15 @@ double Step::period() const {
   return sum / static_cast<double>(ranks.size());
 }
 
+int Step::last_rank() const {
+  std::map<int, double> blame;
+  for (const RankStep& rank : ranks) {
+    for (const Wait& wait : rank.waits) blame[wait.late_rank] += wait.late;
+  }
+  const auto last = std::ranges::max_element(blame, {}, [](auto& entry) { return entry.second; });
+  return last == blame.end() || last->second == 0 ? -1 : last->first;
+}
+
 Run collect_steps(const Job& job) {
   return Collection(job).run();
 }

@@ -49,6 +49,7 @@ struct Step {
   std::uint64_t number;
   std::vector<RankStep> ranks;  // as in Job::ranks
   double period() const;        // their mean
+  int last_rank() const;        // that the others waited for longest; -1 is none
 };
 
 // The steps of the model that takes most time, as far as all ranks have the step and the next one.

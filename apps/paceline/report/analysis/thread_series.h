@@ -9,7 +9,7 @@ namespace paceline::report {
 struct ThreadTimes {
   double cpu = 0;
   double queued = 0;     // ready to run without a core
-  double preempted = 0;  // how often another thread took its core
+  double preempted = 0;  // involuntary context switches, also sched_yield's
   double faults = 0;     // page faults that read from a disk
 };
 

@@ -48,13 +48,13 @@ std::string rank_table(const Analysis& analysis) {
               "between steps", "communication hidden", "waiting for a core", "share of the stall"},
              9);
   for (const RankTimes& one : analysis.ranks) {
-    const auto stall = analysis.stall_causes.find(one.rank);
+    const auto stall = analysis.settled.stall_causes.find(one.rank);
     html += "<tr>" + cell(fmt::format("rank {}", one.rank)) + cell(time_text(one.computing)) +
             cell(time_text(one.late)) + cell(time_text(one.communication)) +
             cell(time_text(one.between)) +
             cell(one.under_way > 0 ? share_text(one.hidden / one.under_way) : "-") +
-            cell(share_text(one.queued)) +
-            cell(stall == analysis.stall_causes.end() ? "0 %" : share_text(stall->second)) +
+            cell(one.queued ? share_text(*one.queued) : "unknown") +
+            cell(stall == analysis.settled.stall_causes.end() ? "0 %" : share_text(stall->second)) +
             "</tr>\n";
   }
   return html + "</table></div>";
