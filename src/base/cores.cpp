@@ -96,16 +96,27 @@ int core_quota() {
   return cgroup_cores(membership.root, membership.group);
 }
 
-Throttling cgroup_throttling(const fs::path& root, const fs::path& cgroup) {
-  Throttling most;
+std::vector<Throttling> cgroup_throttling(const fs::path& root, const fs::path& cgroup) {
+  std::vector<Throttling> groups;
   for (fs::path at = cgroup;; at = at.parent_path()) {
-    const Throttling found = read_throttling(at);
-    if (found.throttled > most.throttled) most = found;
-    if (at == root || at == at.parent_path()) return most;
+    groups.push_back(read_throttling(at));
+    if (at == root || at == at.parent_path()) return groups;
   }
 }
 
-Throttling throttling() {
+Throttling most_throttled(const std::vector<Throttling>& before,
+                          const std::vector<Throttling>& now) {
+  Throttling most;
+  for (std::size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
+    if (before[i].throttled < 0 || now[i].throttled < 0) continue;
+    const auto throttled = std::max<std::int64_t>(0, now[i].throttled - before[i].throttled);
+    if (throttled <= most.throttled) continue;
+    most = {std::max<std::int64_t>(0, now[i].periods - before[i].periods), throttled};
+  }
+  return most;
+}
+
+std::vector<Throttling> throttling() {
   const Membership membership = find_membership();
   return cgroup_throttling(membership.root, membership.group);
 }

@@ -28,12 +28,16 @@ struct Throttling {
   std::int64_t throttled = -1;  // of these, the ones in which the limit stopped it
 };
 
-// Of this process's cgroup, or the ancestor that was stopped most often.
-Throttling throttling();
+// Since they were made, this process's cgroup and its ancestors.
+std::vector<Throttling> throttling();
 
 // The same for the cgroup directory `cgroup` and its ancestors up to `root`. Reads cpu.stat.
-Throttling cgroup_throttling(const std::filesystem::path& root,
-                             const std::filesystem::path& cgroup);
+std::vector<Throttling> cgroup_throttling(const std::filesystem::path& root,
+                                          const std::filesystem::path& cgroup);
+
+// Between two such readings, the group that was stopped most often.
+Throttling most_throttled(const std::vector<Throttling>& before,
+                          const std::vector<Throttling>& now);
 
 // The size in bytes of the largest cache of `cpu`, a directory in the format of the Linux kernel,
 // whether other cores share it or not; 0 if the kernel does not report it.

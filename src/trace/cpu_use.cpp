@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "base/cores.h"
 
@@ -68,36 +69,42 @@ std::int64_t since(std::int64_t begin, std::int64_t now) {
 
 }  // namespace
 
-CpuMeter::CpuMeter() : thread_(::gettid()), cores_(base::affinity()), begin_(now()) {}
+CpuMeter::CpuMeter()
+    : thread_(::gettid()), cores_(base::affinity()), begin_(now()), groups_(base::throttling()) {}
 
 std::optional<CpuUse> CpuMeter::now() const {
   std::int64_t running = 0;
   std::int64_t queued = 0;
   std::ifstream file(fmt::format("/proc/self/task/{}/schedstat", thread_));
   if (!(file >> running >> queued)) return std::nullopt;
-  const base::Throttling limit = base::throttling();
   CpuUse use{.wall = microseconds(CLOCK_MONOTONIC),
              .used = microseconds(CLOCK_PROCESS_CPUTIME_ID),
              .running = running / 1000,
              .queued = queued / 1000,
              .at = Clock::now(),
-             .periods = limit.periods,
-             .throttled = limit.throttled,
              .cpu_pressure = pressure("/proc/pressure/cpu"),
              .memory_pressure = pressure("/proc/pressure/memory")};
   add_machine(cores_, use);
   return use;
 }
 
-std::optional<CpuUse> CpuMeter::read() const {
+std::optional<CpuUse> CpuMeter::read() {
   auto use = now();
   if (!use || !begin_) return std::nullopt;
   for (std::int64_t CpuUse::*const figure :
-       {&CpuUse::wall, &CpuUse::used, &CpuUse::running, &CpuUse::queued, &CpuUse::periods,
-        &CpuUse::throttled, &CpuUse::busy, &CpuUse::stolen, &CpuUse::machine, &CpuUse::cpu_pressure,
-        &CpuUse::memory_pressure}) {
+       {&CpuUse::wall, &CpuUse::used, &CpuUse::running, &CpuUse::queued, &CpuUse::busy,
+        &CpuUse::stolen, &CpuUse::machine, &CpuUse::cpu_pressure, &CpuUse::memory_pressure}) {
     (*use).*figure = since((*begin_).*figure, (*use).*figure);
   }
+  auto groups = base::throttling();
+  const base::Throttling limit = base::most_throttled(groups_, groups);
+  groups_ = std::move(groups);
+  if (limit.throttled >= 0) {
+    periods_ = std::max<std::int64_t>(0, periods_) + limit.periods;
+    throttled_ = std::max<std::int64_t>(0, throttled_) + limit.throttled;
+  }
+  use->periods = periods_;
+  use->throttled = throttled_;
   return use;
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cores.h"
 #include "base/unique_fd.h"
 #include "trace/span.h"
 
@@ -28,10 +29,10 @@ struct CpuUse {
   Clock::time_point at{};
   std::int64_t periods = kUnknown;    // of the CPU limit of its cgroup, as base::Throttling has it
   std::int64_t throttled = kUnknown;  // of these, in how many the limit stopped it
-  std::int64_t busy =
-      kUnknown;  // CPU time of all processes on the cores it may run on, without interrupts
+  // CPU time of all processes, without interrupts, on the cores that it may run on.
+  std::int64_t busy = kUnknown;
   std::int64_t stolen = kUnknown;           // from these cores, by the host of a virtual machine
-  std::int64_t machine = kUnknown;          // CPU time of all processes on all cores
+  std::int64_t machine = kUnknown;          // as `busy`, on all cores
   std::int64_t cpu_pressure = kUnknown;     // while any task of the machine waited for a core
   std::int64_t memory_pressure = kUnknown;  // while any task of the machine waited for memory
 };
@@ -50,8 +51,9 @@ class CpuMeter {
  public:
   // Starts now, for the calling thread. Useless in a forked child.
   CpuMeter();
-  // May be called on any thread. Empty if the kernel does not report it, or the thread has ended.
-  std::optional<CpuUse> read() const;
+  // May be called on any thread, by one at a time. Empty if the kernel does not report it, or the
+  // thread has ended.
+  std::optional<CpuUse> read();
 
  private:
   std::optional<CpuUse> now() const;
@@ -59,6 +61,10 @@ class CpuMeter {
   pid_t thread_;
   std::vector<int> cores_;
   std::optional<CpuUse> begin_;
+  // Between two readings, those of the group that was stopped most often count.
+  std::vector<base::Throttling> groups_;
+  std::int64_t periods_ = kUnknown;
+  std::int64_t throttled_ = kUnknown;
 };
 
 // Of the thread that makes it, which alone may read it.

@@ -22,7 +22,7 @@ namespace {
 // As many as fit into a file: 29 MB, which use memory only once touched.
 constexpr std::size_t kCapacity = std::size_t{1} << 19;
 constexpr std::size_t kMaxFacts = 1 << 20;
-// A minute of samples: 3 MB.
+// Half a minute of samples: 3 MB.
 constexpr std::size_t kMaxSamples = std::size_t{1} << 16;
 constexpr std::chrono::milliseconds kBetweenSamples{1};
 constexpr std::chrono::seconds kInterval{1};
@@ -102,19 +102,21 @@ void Timeline::record(const Span& span) noexcept {
   }
 }
 
-void Timeline::sample_thread() noexcept {
+void Timeline::sample_thread(Moment moment) noexcept {
   if (current() != this) return;
-  const auto now = Clock::now();
-  {
-    const std::lock_guard lock(mutex_);
-    if (!open_ || now < next_sample_ || samples_.size() == kMaxSamples) return;
-    if (!thread_) thread_.emplace();
-    if (!thread_->is_of_this_thread()) return;
-  }
-  const ThreadUse use = thread_->read();
   const std::lock_guard lock(mutex_);
-  next_sample_ = use.at + kBetweenSamples;
-  if (open_) samples_.push_back(use);
+  if (!open_ || samples_.size() == kMaxSamples) return;
+  if (!thread_) thread_.emplace();
+  if (!thread_->is_of_this_thread()) return;
+  if (moment == Moment::begin) {
+    const auto now = Clock::now();
+    sampled_begin_ = now >= next_sample_;
+    if (!sampled_begin_) return;
+    next_sample_ = now + kBetweenSamples;
+  } else if (!std::exchange(sampled_begin_, false)) {
+    return;
+  }
+  samples_.push_back(thread_->read());
 }
 
 void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -169,7 +171,10 @@ void Timeline::close() {
   }
   wake_.notify_one();
   writer_.join();
+  thread_.reset();
   std::vector<Span>().swap(spans_);
+  std::vector<ThreadUse>().swap(samples_);
+  std::vector<ThreadUse>().swap(sample_batch_);
 }
 
 }  // namespace paceline::trace

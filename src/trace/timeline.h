@@ -49,9 +49,11 @@ class Timeline {
 
   // Tens of nanoseconds; never waits for the disk, never throws.
   void record(const Span& span) noexcept;
-  // What the kernel knows of the calling thread, which trains: at most once a millisecond, for 2
-  // us. Ignores all threads but the first that calls it. Never throws.
-  void sample_thread() noexcept;
+  // What the kernel knows of the calling thread, which trains, for 2 us. Call at the begin and the
+  // end of a step: in a millisecond samples only the first step that begins. Ignores all threads
+  // but the first that calls it. Never throws.
+  enum class Moment { begin, end };
+  void sample_thread(Moment moment) noexcept;
   // Call for each bucket of a plan; replaces an earlier description of the bucket.
   void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
                        std::string_view parameters);
@@ -68,7 +70,7 @@ class Timeline {
   // The writer's, once it runs. Not on its stack, so that a forked child, which has no such thread,
   // does not leak them.
   std::unique_ptr<TraceFile> file_;
-  const CpuMeter cpu_;
+  CpuMeter cpu_;
   std::vector<Span> batch_;
   std::vector<ThreadUse> sample_batch_;
   std::string news_;
@@ -79,6 +81,7 @@ class Timeline {
   std::size_t taken_ = 0;    // how many of them the writer has taken
   std::optional<ThreadMeter> thread_;
   Clock::time_point next_sample_{};
+  bool sampled_begin_ = false;
   std::vector<ThreadUse> samples_;  // never grows
   std::string facts_;               // formatted events
   std::uint64_t dropped_ = 0;

@@ -43,6 +43,7 @@ void TraceFile::write(std::span<const Span> spans) {
 }
 
 void TraceFile::write(std::span<const ThreadUse> samples) {
+  if (!fd_) return;
   for (const ThreadUse& sample : samples) append_thread_event(text_, rank_, sample);
   flush();
 }

@@ -164,17 +164,19 @@ TEST_F(CgroupCores, ReadsVersionOne) {
   EXPECT_EQ(cgroup_cores(root_, root_ / "a/b"), 0);
 }
 
-TEST_F(CgroupCores, TakesTheGroupThatIsThrottledMostOften) {
-  const auto throttled = [&] { return cgroup_throttling(root_, root_ / "a/b").throttled; };
-  EXPECT_EQ(throttled(), -1);
+TEST_F(CgroupCores, TakesTheGroupThatIsThrottledMostOftenMeanwhile) {
+  const auto read = [&] { return cgroup_throttling(root_, root_ / "a/b"); };
+  EXPECT_EQ(most_throttled(read(), read()).throttled, -1);
   write("a/b/cpu.stat", "usage_usec 9\nnr_periods 8\nnr_throttled 3\nthrottled_usec 700\n");
-  EXPECT_EQ(throttled(), 3);
-  EXPECT_EQ(cgroup_throttling(root_, root_ / "a/b").periods, 8);
-  write("a/cpu.stat", "nr_periods 5\nnr_throttled 4\nthrottled_time 900000\n");
-  EXPECT_EQ(throttled(), 4);
-  EXPECT_EQ(cgroup_throttling(root_, root_ / "a/b").periods, 5);
+  // Was stopped long before.
+  write("a/cpu.stat", "nr_periods 5000\nnr_throttled 4000\nthrottled_time 900000\n");
   write("cpu.stat", "nonsense");
-  EXPECT_EQ(throttled(), 4);
+  const auto before = read();
+  EXPECT_EQ(most_throttled(before, before).throttled, 0);
+  write("a/b/cpu.stat", "nr_periods 18\nnr_throttled 9\n");
+  write("a/cpu.stat", "nr_periods 5010\nnr_throttled 4001\n");
+  EXPECT_EQ(most_throttled(before, read()).throttled, 6);
+  EXPECT_EQ(most_throttled(before, read()).periods, 10);
 }
 
 TEST(Cores, TakesTheLargestCacheAsTheLastLevel) {

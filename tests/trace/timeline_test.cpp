@@ -117,21 +117,35 @@ TEST_F(TimelineTest, RecordedSpansRoundTrip) {
   EXPECT_EQ(bucket.parameters, hostile);
 }
 
-// Of the thread that samples first, and no more often than once a millisecond.
+// Of the thread that samples first, at both ends of a step, but of no more than one step that
+// begins in a millisecond.
 TEST_F(TimelineTest, SamplesTheTrainingThread) {
   Timeline::start(directory(), 0, 1);
   Timeline* const timeline = Timeline::current();
   const auto begin = Clock::now();
-  timeline->sample_thread();
-  std::thread([&] { timeline->sample_thread(); }).join();
-  for (const auto first = cpu_time(); cpu_time() < first + 10'000;) timeline->sample_thread();
+  const auto step = [&] {
+    timeline->sample_thread(Timeline::Moment::begin);
+    timeline->sample_thread(Timeline::Moment::end);
+  };
+  const auto compute = [](std::int64_t microseconds) {
+    for (const auto first = cpu_time(); cpu_time() < first + microseconds;) continue;
+  };
+  step();
+  compute(2000);
+  std::thread(step).join();  // late enough, but another thread
+  for (const auto first = cpu_time(); cpu_time() < first + 10'000;) step();
   const auto end = Clock::now();
   Timeline::stop();
-  timeline->sample_thread();
+  step();
   const auto samples = report::read_timeline(file(0)).thread;
-  ASSERT_GE(samples.size(), 2U);
+  ASSERT_GE(samples.size(), 4U);
+  EXPECT_EQ(samples.size() % 2, 0U);
+  EXPECT_GE(samples[2].cpu - samples[0].cpu, 1900);  // the other thread's would be less
+  // Begins are taken a little after the clock is read.
+  for (std::size_t i = 2; i < samples.size(); i += 2) {
+    EXPECT_GE(samples[i].at - samples[i - 2].at, std::chrono::microseconds(500));
+  }
   for (std::size_t i = 1; i < samples.size(); ++i) {
-    EXPECT_GE(samples[i].at - samples[i - 1].at, std::chrono::milliseconds(1));
     EXPECT_GE(samples[i].cpu, samples[i - 1].cpu);
     EXPECT_GE(samples[i].queued, samples[i - 1].queued);
   }

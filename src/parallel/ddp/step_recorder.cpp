@@ -29,8 +29,8 @@ void add(StepStats& total, const StepStats& step) {
 
 StepRecorder::StepRecorder() : model_(next_model()) {}
 
-void StepRecorder::sample_thread() {
-  if (Timeline* const timeline = Timeline::current()) timeline->sample_thread();
+void StepRecorder::sample_thread(Timeline::Moment moment) {
+  if (Timeline* const timeline = Timeline::current()) timeline->sample_thread(moment);
 }
 
 void StepRecorder::record_span(Kind kind, Clock::time_point begin, Clock::time_point end,
@@ -49,7 +49,7 @@ void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
 
 void StepRecorder::begin_forward(std::uint64_t step) {
   step_ = step;
-  if (step_begin_ == kNever) sample_thread();
+  if (step_begin_ == kNever) sample_thread(Timeline::Moment::begin);
   forward_begin_ = Clock::now();
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
@@ -115,7 +115,7 @@ void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   record_reduced_buckets(bucket_reducer);
   record_span(Kind::backward, backward_begin_, now);
   record_span(Kind::step, step_begin_, now);
-  sample_thread();
+  sample_thread(Timeline::Moment::end);
   step_begin_ = backward_begin_ = kNever;
   ++stats_.steps;
   add(stats_.total, step);

@@ -40,7 +40,7 @@ class StepRecorder {
   static constexpr Clock::time_point kNever{};
 
   // Samples what the kernel knows of this thread, if there is a timeline.
-  static void sample_thread();
+  static void sample_thread(trace::Timeline::Moment moment);
   // Adds a span to the timeline, if there is one.
   void record_span(trace::Kind kind, Clock::time_point begin, Clock::time_point end,
                    int bucket = -1, int peer = -1) const;

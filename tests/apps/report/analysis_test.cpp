@@ -475,6 +475,18 @@ TEST(Diagnosis, WithoutATimelineLongQueuesAreASign) {
   EXPECT_EQ(diagnose(analyse(merge(traces))).rank, 1);
 }
 
+// Another thread trains from the fifth step on, which is not sampled.
+TEST(Analysis, SamplesOfAFewStepsAreNotEnough) {
+  auto traces = make_timelines(preempted());
+  ASSERT_TRUE(analyse(merge(traces)).thread_known);
+  for (RankTrace& trace : traces) trace.thread.resize(8);
+  const Analysis a = analyse(merge(traces));
+  EXPECT_FALSE(a.thread_known);
+  EXPECT_FALSE(a.waiting_between.has_value());
+  EXPECT_FALSE(a.faults.has_value());
+  EXPECT_FALSE(a.queued.has_value());
+}
+
 // All waits are parts of the time that was measured: of 10 ms, a core is waited for for 4, and for
 // communication 2.7, which are 45 % of the 6 ms that are left.
 TEST(Diagnosis, PartsOfTheSameTimeAreCompared) {

@@ -79,7 +79,10 @@ TEST(TraceReader, ReadsTheCoresOfARank) {
   EXPECT_EQ(parse_with("0-2,8").local_size, 2);
   EXPECT_THAT(parse_with("0-2,8").affinity, ElementsAre(0, 1, 2, 8));
   EXPECT_THAT(parse_with("5").affinity, ElementsAre(5));
-  for (const char* bad : {"", "-", "1-", "x", "1,,2", "-1", "0-99999999", "0x1", "1 2"}) {
+  const RankTrace twice = parse(whole().insert(whole().rfind(']'), "," + std::string(kHead + 1)));
+  EXPECT_EQ(twice.foreign, 1U);
+  for (const char* bad : {"", "-", "1-", "x", "1,,2", "-1", "0-99999999", "0x1", "1 2", "3-1",
+                          "0-3,2", "0-65535,0-65535"}) {
     EXPECT_THAT(parse_with(bad).affinity, ::testing::IsEmpty()) << bad;
   }
   const std::string cpu = R"(,{"name":"paceline_cpu","ph":"M","pid":1,"args":{"wall":4,"used":3,)";

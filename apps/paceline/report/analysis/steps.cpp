@@ -36,12 +36,13 @@ class Collection {
 
   Run run() const {
     Run run{.model = model_, .models = models_, .origin = origin_, .steps = {}};
-    run.thread_known = std::ranges::all_of(job_.ranks, [&](const RankTrace& trace) {
-      return ThreadSeries(trace.thread, origin_).known();
-    });
+    run.thread_known = true;
     std::vector<std::vector<RankStep>> by_rank;
     const auto numbers = common_steps();
-    for (const RankTrace& trace : job_.ranks) by_rank.push_back(steps_of(trace, numbers));
+    for (const RankTrace& trace : job_.ranks) {
+      by_rank.push_back(steps_of(trace, numbers));
+      run.thread_known = run.thread_known && has_samples(trace, by_rank.back());
+    }
     for (std::size_t i = 0; i + 1 < numbers.size(); ++i) {
       if (numbers[i + 1] != numbers[i] + 1) continue;
       Step& step = run.steps.emplace_back(Step{numbers[i], {}});
@@ -141,6 +142,14 @@ class Collection {
     }
     add_waits(trace, steps);
     return steps;
+  }
+
+  // Of most steps.
+  bool has_samples(const RankTrace& trace, const std::vector<RankStep>& steps) const {
+    const ThreadSeries thread(trace.thread, origin_);
+    const auto sampled = std::ranges::count_if(
+        steps, [&](const RankStep& step) { return thread.covers(step.step); });
+    return thread.known() && 2 * sampled >= std::ssize(steps);
   }
 
   void add(RankStep& step, const Span& span) const {

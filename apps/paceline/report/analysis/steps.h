@@ -57,7 +57,7 @@ struct Run {
   std::uint64_t model = 0;
   std::size_t models = 0;
   Clock::time_point origin{};
-  bool thread_known = false;  // all ranks have samples of their training threads
+  bool thread_known = false;  // all ranks have samples of most of their steps
   std::vector<Step> steps;
 };
 

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace paceline::report {
+namespace {
+
+constexpr double kBetweenSamples = 1000;
+
+}  // namespace
 
 ThreadSeries::ThreadSeries(const std::vector<ThreadUse>& samples, Clock::time_point origin)
     : samples_(samples) {
@@ -12,6 +17,11 @@ ThreadSeries::ThreadSeries(const std::vector<ThreadUse>& samples, Clock::time_po
   known_ = samples.size() >= 2 && std::ranges::all_of(samples, [](const ThreadUse& sample) {
              return sample.queued != trace::kUnknown;
            });
+}
+
+bool ThreadSeries::covers(Interval interval) const {
+  const auto first = std::ranges::lower_bound(moments_, interval.begin - kBetweenSamples);
+  return first != moments_.end() && *first <= interval.end + kBetweenSamples;
 }
 
 ThreadTimes ThreadSeries::within(Interval interval) const {

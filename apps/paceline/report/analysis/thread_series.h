@@ -19,6 +19,9 @@ class ThreadSeries {
   ThreadSeries(const std::vector<ThreadUse>& samples, Clock::time_point origin);
   // Whether the kernel reports them.
   bool known() const { return known_; }
+  // Whether a sample lies within, or a millisecond before or after; of shorter steps not all are
+  // sampled.
+  bool covers(Interval interval) const;
   // `interval` is in microseconds since the origin.
   ThreadTimes within(Interval interval) const;
 

@@ -28,7 +28,8 @@ constexpr int kMaxBuckets = 1 << 20;
 constexpr int kMaxCores = 1 << 16;
 constexpr auto kMaxFile = std::int64_t{1} << 30;
 
-// "0-3,8"; empty if `text` is malformed.
+// "0-3,8", in ascending order, so that a long text costs no more than its cores; empty if `text` is
+// malformed.
 std::set<int> parse_cores(std::string_view text) {
   std::set<int> cores;
   while (!text.empty()) {
@@ -41,7 +42,11 @@ std::set<int> parse_cores(std::string_view text) {
     if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
       read = std::from_chars(read.ptr + 1, end, last);
     }
-    if (read.ec != std::errc() || read.ptr != end || first < 0 || last >= kMaxCores) return {};
+    const int least = cores.empty() ? 0 : *cores.rbegin() + 1;
+    if (read.ec != std::errc() || read.ptr != end || first < least || last < first ||
+        last >= kMaxCores) {
+      return {};
+    }
     for (int core = first; core <= last; ++core) cores.insert(core);
   }
   return cores;
@@ -104,6 +109,7 @@ class Collector {
   }
 
   bool take_job(const Event& event) {
+    if (trace_.size > 0) return false;  // the first counts
     const auto version = event.integer(Field::version, 0, kMaxCount);
     if (version != trace::kFormatVersion) {
       throw CorruptFile(
