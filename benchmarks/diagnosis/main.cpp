@@ -1,5 +1,6 @@
 // What benchmarks/diagnosis/run starts: a rank of a training job with one thing wrong with it, or,
-// with --hog, a process that takes cores or memory bandwidth from others until it is ended.
+// with --hog, a process that takes a core from others until it is ended, or the process that
+// started it ends.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -9,14 +10,13 @@
 #include <paceline/record.h>
 #include <sched.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <string>
 #include <thread>
@@ -36,7 +36,7 @@ constexpr int kWarmUp = 6;
 constexpr int kFewestSteps = 40;
 
 struct Options {
-  std::string hog;
+  pid_t hog = 0;  // only takes a core, while this process is its parent
   std::string model = "lenet";
   std::string backend = "paceline";
   std::int64_t batch = 0;  // 0: the model's
@@ -54,7 +54,7 @@ struct Options {
 
 void parse(int argc, char** argv, Options& options) {
   CLI::App app;
-  app.add_option("--hog", options.hog)->check(CLI::IsMember({"cores", "memory"}));
+  app.add_option("--hog", options.hog);
   app.add_option("--model", options.model);
   app.add_option("--backend", options.backend);
   app.add_option("--batch", options.batch);
@@ -81,13 +81,9 @@ void compute_for(double milliseconds) {
   }
 }
 
-// Ended by a signal, or by the end of the process that started it.
-[[noreturn]] void take(const std::string& what) {
-  std::vector<char> from(what == "memory" ? std::size_t{256} << 20 : 0, 1);
-  std::vector<char> to(from.size());
-  for (std::atomic<int> turns{0};; ++turns) {
-    if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
-  }
+// `parent` may be killed, before this process looks for the first time too.
+void take_a_core(pid_t parent) {
+  while (::getppid() == parent) compute_for(100);
 }
 
 // A classifier that may compute longer than its model needs.
@@ -203,7 +199,10 @@ void train(const Options& options) {
 static int run(int argc, char** argv) {
   Options options;
   parse(argc, argv, options);
-  if (!options.hog.empty()) take(options.hog);
+  if (options.hog != 0) {
+    take_a_core(options.hog);
+    return 0;
+  }
   return record([&] { train(options); });
 }
 
