@@ -96,11 +96,15 @@ int report_command(const std::vector<std::string>& arguments) {
   }
   if (options.json) {
     std::puts(report::report_json(job, analysis, diagnosis).c_str());
-    return 0;
+  } else {
+    std::puts(diagnosis.sentence.c_str());
+    if (const auto gain = first_prediction(diagnosis)) std::puts(report::text_of(*gain).c_str());
+    std::puts(options.output.c_str());
   }
-  std::puts(diagnosis.sentence.c_str());
-  if (const auto gain = first_prediction(diagnosis)) std::puts(report::text_of(*gain).c_str());
-  std::puts(options.output.c_str());
+  errno = 0;
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw base::errno_error("cannot write to standard output", errno != 0 ? errno : EIO);
+  }
   return 0;
 }
 

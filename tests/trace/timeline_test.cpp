@@ -159,6 +159,21 @@ TEST_F(TimelineTest, SamplesTheTrainingThread) {
             std::chrono::ceil<std::chrono::microseconds>(end - begin).count() + 1000);
 }
 
+TEST_F(TimelineTest, AStoppedTimelineHoldsNoDescriptors) {
+  const auto open = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const auto before = open();
+  for (int rank = 0; rank < 3; ++rank) {
+    Timeline::start(directory(), rank, 3);
+    Timeline::current()->sample_thread(Timeline::Moment::begin);
+    EXPECT_GT(open(), before);
+  }
+  Timeline::stop();
+  EXPECT_EQ(open(), before);
+}
+
 // As viewers want it: one JSON array, every event with a process, and names for them.
 TEST_F(TimelineTest, WritesTheTraceEventFormat) {
   Timeline::start(directory(), 1, 2);

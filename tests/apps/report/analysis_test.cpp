@@ -580,6 +580,23 @@ TEST(Analysis, AQueueBetweenStepsCountsInTheNextStep) {
   EXPECT_EQ(diagnose(a).finding, Finding::shared_cores);
 }
 
+// Rank 1 computes for 8 ms. Others do for 9 ms in most steps, as they queue for 4 of these, and
+// rank 1 is waited for in no step; without queues they would wait 3 ms for it.
+TEST(Diagnosis, ComparesNoTimesThatContradictTheSentence) {
+  const MadeJob job{.ranks = 3,
+                    .computing = [](int rank, int) { return rank == 1 ? 8000.0 : 9000.0; },
+                    .queued = [](int rank, int) { return rank == 1 ? 0.0 : 4000.0; }};
+  const Analysis a = analysis_of(job);
+  EXPECT_NEAR(a.settled.stall, 3000.0 / 9000, 1e-3);
+  EXPECT_NEAR(a.settled.stall_causes.at(1), 1, 1e-3);
+  EXPECT_NEAR(a.queue_gain.value(), 1000.0 / 9000, 1e-3);
+  const Diagnosis diagnosis = diagnose(a);
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.sentence,
+            "Rank 1 holds this run back: the others wait for it 3.00 ms a step, 33 % of their "
+            "time.");
+}
+
 TEST(Diagnosis, ACpuLimitIsNoForeignWork) {
   auto traces = make_timelines(preempted());
   for (RankTrace& trace : traces) {

@@ -205,13 +205,32 @@ TEST_F(Report, PrintsTheDiagnosisAsJson) {
   EXPECT_NEAR(json["times"][2]["late"], 3000, 1);
   EXPECT_EQ(json["buckets"].size(), 4U);
   EXPECT_EQ(json["buckets"][0]["bytes"], 1 << 20);
-  EXPECT_TRUE(json["machine"]["throttled"].is_null());
+  // The timelines have nothing of the kernel's.
+  for (const char* unknown : {"used", "foreign", "elsewhere", "throttled", "preempted", "faults"}) {
+    EXPECT_TRUE(json["machine"].at(unknown).is_null()) << unknown;
+  }
+  for (const char* unknown : {"queued", "queue_gain", "waiting_between"}) {
+    EXPECT_TRUE(json["shares"].at(unknown).is_null()) << unknown;
+  }
+  EXPECT_TRUE(json["times"][0].at("queued").is_null());
   EXPECT_EQ(json["notes"].size(), 0U);
 
   auto both = report({directory().string(), "--json", "--output", path("other.html")});
   EXPECT_EQ(both.wait(), 0);
   EXPECT_EQ(both.out(), command.out());
   EXPECT_THAT(read("other.html"), StartsWith("<!DOCTYPE html>"));
+}
+
+TEST_F(Report, SaysThatItsOutputIsLost) {
+  test::write_timelines(directory(), test::make_timelines(slow_rank()));
+  for (const char* more : {"", " --json"}) {
+    ChildProcess command({"/bin/sh", "-c",
+                          std::string(PACELINE_COMMAND) + " report " + directory().string() + more +
+                              " > /dev/full"});
+    EXPECT_EQ(command.wait(), 1);
+    EXPECT_THAT(command.err(), HasSubstr("cannot write to standard output: "));
+    EXPECT_THAT(command.err(), HasSubstr("ENOSPC"));
+  }
 }
 
 // Every value that a file may hold: the document stays JSON.

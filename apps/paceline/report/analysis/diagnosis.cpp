@@ -125,7 +125,8 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   if (most == shares.between) return Finding::between_steps;
   if (most == shares.queue) return why_queued(a);
   if (one_rank) {
-    return rank.more_computing >= rank.later_start ? Finding::straggler : Finding::late_starter;
+    const bool starts_late = rank.later_start > std::max(0.0, rank.more_computing);
+    return starts_late ? Finding::late_starter : Finding::straggler;
   }
   if (is_crowded(a)) return why_queued(a);
   const double waiting = a.late + a.communication;
