@@ -407,6 +407,7 @@ MadeJob preempted() {
 TEST(Diagnosis, RanksThatWaitForCoresAreNotUneven) {
   const Diagnosis diagnosis = diagnosis_of(preempted());
   EXPECT_EQ(diagnosis.finding, Finding::shared_cores);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("with other work or too many threads of the job"));
   EXPECT_NEAR(prediction_of(diagnosis).before, 9000, 200);
   EXPECT_THAT(diagnosis.why, Not(Contains(HasSubstr("waits longest"))));
   EXPECT_NEAR(prediction_of(diagnosis).after, 6000, 1);
@@ -699,6 +700,13 @@ TEST(Prediction, IsOfTheStepsWithoutTheCause) {
   EXPECT_EQ(slow.if_what, "rank 1 were as fast as the others");
   EXPECT_NEAR(slow.before, 10000, 1);
   EXPECT_NEAR(slow.after, 7000, 1);
+
+  // As fast as the others are on the page: 6 and 7 ms have one median everywhere.
+  const Diagnosis three = diagnosis_of({.ranks = 3, .computing = [](int rank, int) {
+                                          return rank == 1 ? 10e3 : rank == 0 ? 6000.0 : 7000.0;
+                                        }});
+  EXPECT_THAT(three.sentence, HasSubstr("the others 7.00 ms"));
+  EXPECT_NEAR(prediction_of(three).after, 7000, 1);
 
   const Prediction late = prediction_of(
       diagnosis_of({.computing = [](int, int) { return 6000.0; },

@@ -282,7 +282,12 @@ void Explanation::shared_cores() {
   predict("the ranks had their cores for themselves", replay_.without_queue().period());
   const bool others = a_.machine.foreign.value_or(0) > kNotableCores * a_.cores;
   const bool all_used = a_.cores > 0 && a_.machine.used.value_or(0) >= kAllCores * a_.cores;
-  if (a_.machine.foreign ? !others : all_used) {
+  if (!a_.machine.foreign && !a_.machine.used) {
+    say("The cores are shared, with other work or too many threads of the job itself: {}.", waits);
+    suggest(
+        "Look at what runs on these cores (top): keep other work to other cores, or set a "
+        "smaller OMP_NUM_THREADS.");
+  } else if (a_.machine.foreign ? !others : all_used) {
     say("The job's threads share too few cores: {}.", waits);
     suggest(
         "Set a smaller OMP_NUM_THREADS: the threads of all ranks should not outnumber the cores.");

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "report/analysis/analysis.h"
+
 namespace paceline::report {
 namespace {
 
@@ -14,10 +16,10 @@ constexpr std::size_t kEnoughUndisturbed = 5;
 // Otherwise the fastest tenth of all steps comes closest.
 constexpr double kFastest = 0.1;
 
-double quantile(std::vector<double> values, double part) {
+double fastest_tenth(std::vector<double> values) {
   if (values.empty()) return 0;
-  const auto at =
-      values.begin() + static_cast<std::ptrdiff_t>(part * static_cast<double>(values.size() - 1));
+  const auto last = static_cast<double>(values.size() - 1);
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(kFastest * last);
   std::ranges::nth_element(values, at);
   return *at;
 }
@@ -162,8 +164,8 @@ double Replay::undisturbed_communication() const {
     all.push_back(step.communication);
     if (!step.queued) undisturbed.push_back(step.communication);
   }
-  return undisturbed.size() >= kEnoughUndisturbed ? quantile(std::move(undisturbed), 0.5)
-                                                  : quantile(std::move(all), kFastest);
+  return undisturbed.size() >= kEnoughUndisturbed ? median(std::move(undisturbed))
+                                                  : fastest_tenth(std::move(all));
 }
 
 // Ranks may queue one after the other.
@@ -185,7 +187,7 @@ Replay Replay::with_usual(double BusyRank::*what, std::size_t index) const {
     for (std::size_t i = 0; i < step.ranks.size(); ++i) {
       if (i != index) others.push_back(step.ranks[i].*what);
     }
-    if (!others.empty()) step.ranks[index].*what = quantile(std::move(others), 0.5);
+    if (!others.empty()) step.ranks[index].*what = median(std::move(others));
   });
 }
 
