@@ -26,7 +26,7 @@ namespace paceline {
 /// Options of the backend "paceline".
 struct PacelineOptions {
   /// The limit for the staging buffers of all ranks together, in bytes. Unset: 64 MiB. Each rank
-  /// has four buffers, each of at least 4 KiB and at most 1 MiB. Tensors in unregistered memory
+  /// has two buffers, each of at least 4 KiB and at most 1 MiB. Tensors in unregistered memory
   /// pass through these buffers.
   std::optional<std::size_t> staging_bytes{};
 };

@@ -8,7 +8,7 @@
 
 int main() {
   paceline::test::run_thread_ranks(2, [](auto region) {
-    std::byte& shared = *region->memory().input(0, 0);
+    std::byte& shared = *region->memory().staging(0, 0);
     shared = static_cast<std::byte>(std::to_integer<int>(shared) + region->rank());
   });
   return 0;

@@ -194,7 +194,7 @@ at::Tensor PacelineBackend::allocateTensor(long size, at::TensorOptions options)
 }
 
 std::unordered_map<std::string, std::uint64_t> PacelineBackend::getMemoryStats() {
-  const std::uint64_t buffers = 4 * static_cast<std::uint64_t>(getSize());
+  const auto buffers = shm::Layout::kStagingBuffers * static_cast<std::uint64_t>(getSize());
   return {{"allocated_bytes", region_->memory().bytes_in_use()},
           {"staging_bytes", buffers * region_->memory().buffer_bytes()}};
 }

@@ -70,6 +70,7 @@ class Group {
  private:
   class RoundWait;
   class Staging;
+  class StagedReduction;
 
   // Checks the root and the reduction, and makes `call` the current one.
   void begin(CollectiveFingerprint call);
@@ -83,7 +84,8 @@ class Group {
   [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
   std::string last_call_of(int rank) const;
 
-  std::byte* input_of(int rank) const { return region_->memory().input(rank, round_); }
+  // The staging buffer that the rank filled for the last round.
+  std::byte* staging_of(int rank) const { return region_->memory().staging(rank, round_); }
   std::size_t element() const { return element_size(call_.type); }
   bool any_shared() const;
   bool all_shared() const;
@@ -103,10 +105,7 @@ class Group {
   // all_reduce and reduce; `output` is null on ranks that do not get the result.
   void reduce_into(const void* input, void* output);
   bool gets_result(int rank) const;
-  void reduce_small(const void* input, void* output);
-  void take_inputs(std::size_t begin, std::size_t bytes);
   void reduce_shared();
-  void reduce_staged(const void* input, void* output);
 
   std::shared_ptr<Region> region_;
   CallDeadline deadline_;    // of the current call

@@ -8,6 +8,15 @@ namespace {
 
 static_assert(kMaxRanks <= kMaxSources);
 
+// Every rank reads everything, in one round, if that is at most so much: further copies then cost
+// less than a further round. A round is expensive if ranks share a core and have to wait for it.
+constexpr std::size_t kOneRound = std::size_t{4} << 10;
+constexpr std::size_t kOneRoundSharingCores = std::size_t{48} << 10;
+// Where each rank has a core, shorter slices of registered tensors are faster through the staging
+// buffers, whose lines are in some cache, than in place: a core fetches ahead only once it has seen
+// a few lines, and not past a page.
+constexpr std::size_t kShortSlice = std::size_t{4} << 10;
+
 // A pointer for each rank, without a heap.
 template <typename Pointer>
 class ByRank {
@@ -21,6 +30,127 @@ class ByRank {
 };
 
 }  // namespace
+
+// An all_reduce or a reduce of unregistered memory. Tensors larger than the buffer go through it in
+// chunks. A rank's own slice of a chunk, the part that it reduces, need not pass through its
+// buffer.
+class Group::StagedReduction {
+ public:
+  StagedReduction(Group& group, const void* input, void* output)
+      : group_(group),
+        input_(input),
+        output_(output),
+        bytes_(group.call_.count * group.element()),
+        buffer_(group.region_->memory().buffer_bytes()) {}
+
+  // For registered memory.
+  bool is_slower_than_in_place() const {
+    const std::size_t short_slices = kShortSlice * group_.calls_.size();
+    return group_.region_->oversubscribed() ? !reads_at_most(kOneRoundSharingCores)
+                                            : bytes_ >= std::min(kSmallBytes, short_slices);
+  }
+
+  void copy_in(std::size_t chunk) const {
+    if (may_be_small()) return copy_bytes(own_buffer(), input_, bytes_);
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      if (peer == group_.rank()) continue;
+      const Slice part = slice(chunk, peer);
+      copy_bytes(own_buffer() + part.begin, in(chunk, part), part.count());
+    }
+  }
+
+  void run() const { return is_small() ? reduce_all() : pipeline(); }
+
+ private:
+  bool reads_at_most(std::size_t bytes) const {
+    return bytes_ <= buffer_ && bytes_ * group_.calls_.size() <= bytes;
+  }
+  bool may_be_small() const { return reads_at_most(kOneRoundSharingCores); }
+  // The same on all ranks, after the first round.
+  bool is_small() const {
+    return reads_at_most(group_.region_->oversubscribed() ? kOneRoundSharingCores : kOneRound);
+  }
+
+  // Everybody reads everything.
+  void reduce_all() const {
+    if (output_ == nullptr) return;
+    ByRank<const void*> sources;
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      sources.add(peer == group_.rank() ? input_ : group_.staging_of(peer));
+    }
+    reduce(sources, {&output_, 1}, bytes_);
+    for (int peer = 0; group_.has_one_reader() && peer < group_.size(); ++peer) {
+      if (peer != group_.rank()) take_lines(group_.staging_of(peer), bytes_);
+    }
+  }
+
+  // While chunk t is copied in, chunk t-1 is reduced, slice by slice, and chunk t-2 is copied out,
+  // so that each chunk costs one round. Between its two copies a chunk is reduced in place, as
+  // registered memory is: so each line of a buffer goes to and fro between two cores alone.
+  void pipeline() const {
+    const std::size_t chunks = (bytes_ + buffer_ - 1) / buffer_;
+    for (std::size_t t = 1; t <= chunks; ++t) {
+      if (t >= 2) copy_out(t - 2);
+      if (t < chunks) copy_in(t);
+      reduce_own(t - 1);
+      group_.next_round();
+    }
+    copy_out(chunks - 1);
+  }
+
+  void reduce_own(std::size_t chunk) const {
+    const Slice part = slice(chunk, group_.rank());
+    ByRank<const void*> sources;
+    ByRank<void*> results;
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      const bool own = peer == group_.rank();
+      std::byte* const staged = group_.staging_of(peer) + part.begin;
+      sources.add(own ? in(chunk, part) : staged);
+      if (group_.gets_result(peer)) results.add(own ? out(chunk, part) : staged);
+    }
+    reduce(sources, results, part.count());
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      if (peer == group_.rank() || group_.gets_result(peer)) continue;
+      take_lines(group_.staging_of(peer) + part.begin, part.count());
+    }
+  }
+
+  void copy_out(std::size_t chunk) const {
+    for (int peer = 0; output_ != nullptr && peer < group_.size(); ++peer) {
+      if (peer == group_.rank()) continue;
+      const Slice part = slice(chunk, peer);
+      copy_bytes(out(chunk, part), own_buffer() + part.begin, part.count());
+    }
+  }
+
+  void reduce(std::span<const void* const> sources, std::span<void* const> results,
+              std::size_t bytes) const {
+    shm::reduce(group_.call_.type, group_.call_.op, sources, results, bytes / group_.element());
+  }
+
+  // The bytes of the chunk that rank `peer` reduces, counted from the chunk's begin.
+  Slice slice(std::size_t chunk, int peer) const {
+    const std::size_t bytes = std::min(buffer_, bytes_ - chunk * buffer_);
+    const Slice part = slice_of(bytes / group_.element(), group_.element(), peer, group_.size());
+    return {part.begin * group_.element(), part.end * group_.element()};
+  }
+  const std::byte* in(std::size_t chunk, Slice part) const {
+    return advance(input_, chunk * buffer_ + part.begin);
+  }
+  std::byte* out(std::size_t chunk, Slice part) const {
+    return advance(output_, chunk * buffer_ + part.begin);
+  }
+  // For the coming round: the buffer of the chunk before the last one, too.
+  std::byte* own_buffer() const {
+    return group_.region_->memory().staging(group_.rank(), group_.round_ + 1);
+  }
+
+  Group& group_;
+  const void* input_;
+  void* output_;
+  std::size_t bytes_;
+  std::size_t buffer_;
+};
 
 void Group::all_reduce(const void* input, void* output, std::size_t count, DataType type,
                        ReduceOp op) {
@@ -41,36 +171,18 @@ bool Group::gets_result(int rank) const {
 void Group::reduce_into(const void* input, void* output) {
   const std::size_t bytes = call_.count * element();
   if (size() == 1) return copy_bytes(output, input, bytes);
-  const bool small = bytes <= std::min(kSmallBytes, region_->memory().buffer_bytes());
-  const bool tiny = bytes < (region_->oversubscribed() ? kSmallBytes : kTinyBytes);
-  if (!tiny && (output == nullptr || input == output)) call_.offset = offset_of(input, bytes);
-  return small ? reduce_small(input, output) : reduce_staged(input, output);
-}
-
-// Everybody reads everything.
-void Group::reduce_small(const void* input, void* output) {
-  const auto copy_in = [&] {
-    copy_bytes(region_->memory().input(rank(), round_ + 1), input, call_.count * element());
-  };
-  if (!call_.is_shared()) copy_in();
+  const StagedReduction staged(*this, input, output);
+  if (staged.is_slower_than_in_place() && (output == nullptr || input == output)) {
+    call_.offset = offset_of(input, bytes);
+  }
+  if (!call_.is_shared()) staged.copy_in(0);
   first_round();
   if (all_shared()) return reduce_shared();
   if (any_shared()) {  // ranks with shared tensors have not copied in yet
-    copy_in();
+    staged.copy_in(0);
     next_round();
   }
-  if (output == nullptr) return;
-  ByRank<const void*> sources;
-  for (int peer = 0; peer < size(); ++peer) sources.add(peer == rank() ? input : input_of(peer));
-  shm::reduce(call_.type, call_.op, sources, {&output, 1}, call_.count);
-  if (has_one_reader()) take_inputs(0, call_.count * element());
-}
-
-// Of the other ranks' input buffers.
-void Group::take_inputs(std::size_t begin, std::size_t bytes) {
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) take_lines(input_of(peer) + begin, bytes);
-  }
+  staged.run();
 }
 
 // Each rank reduces its slice of all tensors into the tensors of the ranks that get the result.
@@ -86,69 +198,6 @@ void Group::reduce_shared() {
   }
   shm::reduce(call_.type, call_.op, sources, results, slice.count());
   next_round();
-}
-
-// A pipeline of chunks: while chunk t is copied in, chunk t-1 is reduced, slice by slice, and chunk
-// t-2 is copied out, so that each chunk costs one round. A rank's own slice does not pass through
-// its staging buffers on the way in nor on the way out.
-void Group::reduce_staged(const void* input, void* output) {
-  const std::size_t bytes = call_.count * element();
-  const std::size_t chunk = region_->memory().buffer_bytes();
-  const std::size_t chunks = (bytes + chunk - 1) / chunk;
-  // The bytes of chunk t that rank `peer` reduces, counted from the chunk's begin.
-  const auto slice = [&](std::size_t t, int peer) {
-    const Slice part =
-        slice_of(std::min(chunk, bytes - t * chunk) / element(), element(), peer, size());
-    return Slice{part.begin * element(), part.end * element()};
-  };
-  const auto copy_in = [&](std::size_t t) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const Slice part = slice(t, peer);
-      copy_bytes(region_->memory().input(rank(), round_ + 1) + part.begin,
-                 advance(input, t * chunk + part.begin), part.count());
-    }
-  };
-  const bool others_get_result =
-      traits(call_.operation).root == RootRole::none || rank() != call_.root;
-  const auto reduce_own = [&](std::size_t t) {
-    const Slice part = slice(t, rank());
-    const std::size_t offset = t * chunk + part.begin;
-    ByRank<const void*> sources;
-    ByRank<void*> results;
-    for (int peer = 0; peer < size(); ++peer) {
-      sources.add(peer == rank() ? advance(input, offset) : input_of(peer) + part.begin);
-    }
-    if (output != nullptr) results.add(advance(output, offset));
-    if (others_get_result) {
-      results.add(region_->memory().output(rank(), round_ + 1) + part.begin);
-    }
-    shm::reduce(call_.type, call_.op, sources, results, part.count() / element());
-    take_inputs(part.begin, part.count());
-  };
-  const auto copy_out = [&](std::size_t t) {
-    for (int peer = 0; output != nullptr && peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const Slice part = slice(t, peer);
-      std::byte* const reduced = region_->memory().output(peer, round_) + part.begin;
-      copy_bytes(advance(output, t * chunk + part.begin), reduced, part.count());
-      if (has_one_reader()) take_lines(reduced, part.count());
-    }
-  };
-
-  if (!call_.is_shared()) copy_in(0);
-  first_round();
-  if (all_shared()) return reduce_shared();
-  if (any_shared()) {  // as in reduce_small
-    copy_in(0);
-    next_round();
-  }
-  for (std::size_t t = 1; t < chunks + 2; ++t) {
-    if (t < chunks) copy_in(t);
-    if (t <= chunks) reduce_own(t - 1);
-    if (t >= 2) copy_out(t - 2);
-    if (t <= chunks) next_round();
-  }
 }
 
 void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataType type,
@@ -171,7 +220,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
     shm::reduce(type, op, in_place, {&output.data, 1}, output.count);
     return next_round();
   }
-  if (any_shared()) {  // as in reduce_small
+  if (any_shared()) {  // as in reduce_into
     staging.put(0);
     next_round();
   }

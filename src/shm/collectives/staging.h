@@ -11,8 +11,6 @@ namespace paceline::shm {
 // Up to this many bytes a further copy costs less than a further round, in which ranks that share a
 // core have to wait for it.
 inline constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
-// The same where each rank has a core, for tensors that can be reduced in place.
-inline constexpr std::size_t kTinyBytes = std::size_t{1} << 10;
 
 // This rank's parts on their way through its staging buffer, chunk by chunk. If the operation has a
 // common part there is one for all ranks (or none), and a chunk is as large as the buffer; else
@@ -36,7 +34,7 @@ class Group::Staging {
   void put(std::size_t chunk) const;
   // The chunk from rank `from` in the last round.
   std::byte* get(int from) const {
-    return group_.input_of(from) +
+    return group_.staging_of(from) +
            (common_ ? 0 : static_cast<std::size_t>(group_.rank()) * section_);
   }
 

@@ -32,7 +32,7 @@ struct RankBlock {
 // A pure function of the group's size and options, so that every rank computes the same.
 class Layout {
  public:
-  static constexpr std::size_t kStagingBuffers = 4;  // of each rank
+  static constexpr std::size_t kStagingBuffers = 2;  // of each rank, used in turn
 
   // `staging_bytes`: the limit for the staging buffers of all ranks together. `arena_bytes`: what
   // each rank can allocate; 0 for as much as the machine has. Throws UsageError for an unsupported

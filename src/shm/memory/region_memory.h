@@ -29,9 +29,10 @@ class RegionMemory {
   Splits& splits(int rank, std::uint32_t round) const {
     return collectives(rank).splits[round % 2];
   }
-  // Staging buffers of a round, each of buffer_bytes().
-  std::byte* input(int rank, std::uint32_t round) const { return staging(rank, round % 2); }
-  std::byte* output(int rank, std::uint32_t round) const { return staging(rank, 2 + round % 2); }
+  // The staging buffer of a round, of buffer_bytes().
+  std::byte* staging(int rank, std::uint32_t round) const {
+    return at<std::byte>(layout_.staging_buffer(rank, round % Layout::kStagingBuffers));
+  }
   std::size_t buffer_bytes() const { return layout_.buffer_bytes(); }
   SendRing& send_ring(int from, int to) const { return at<SendRing>(layout_.send_rings(from))[to]; }
 
@@ -55,9 +56,6 @@ class RegionMemory {
   template <typename T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(mapping_->data() + offset);
-  }
-  std::byte* staging(int rank, std::size_t buffer) const {
-    return at<std::byte>(layout_.staging_buffer(rank, buffer));
   }
   std::size_t offset_of(const void* pointer) const;
 
