@@ -16,6 +16,7 @@ namespace {
 
 // Buckets are rebuilt after the first step and allocators settle within a few.
 constexpr int kWarmups = 3;
+constexpr int kTrials = 3;
 constexpr int kMaxRepeats = 1000;
 
 // The CPU clock covers the backends' own threads; it costs a system call, which stays outside of
@@ -34,7 +35,8 @@ Sample measure_once(const Contender& contender) {
   return sample;
 }
 
-// The mean of a call over `repeats` runs.
+// The mean of a call over `repeats` runs. The first of several brings back to the caches what
+// others displaced since the last round, and does not count.
 Sample measure_round(const Contender& contender, int repeats) {
   Sample sum;
   if (contender.elsewhere) {
@@ -42,6 +44,7 @@ Sample measure_round(const Contender& contender, int repeats) {
     barrier();  // our ranks sleep in it, and leave the cores to the others
     return sum;
   }
+  if (repeats > 1) measure_once(contender);
   for (int i = 0; i < repeats; ++i) {
     const Sample one = measure_once(contender);
     sum.wall_us += one.wall_us;
@@ -61,18 +64,6 @@ std::vector<std::vector<Sample>> gather(std::span<const Sample> mine) {
   return result;
 }
 
-// All ranks have to repeat a run equally often, so they decide together.
-int choose_repeats(const Contender& contender, std::chrono::microseconds length) {
-  measure_round(contender, kWarmups);
-  const Sample mine = measure_round(contender, 1);
-  double slowest = 0;
-  for (const auto& theirs : gather({&mine, 1})) {
-    slowest = std::max(slowest, theirs.front().wall_us * contender.calls);
-  }
-  const double repeats = static_cast<double>(length.count()) / std::max(slowest, 1e-3);
-  return static_cast<int>(std::clamp(repeats, 1.0, static_cast<double>(kMaxRepeats)));
-}
-
 Series combine(const Contender& contender, std::span<const Sample> mine) {
   Series series{contender.implementation, contender.variant, {}, {}};
   series.wall_us.resize(mine.size());
@@ -86,10 +77,23 @@ Series combine(const Contender& contender, std::span<const Sample> mine) {
   return series;
 }
 
+// All ranks have to repeat a run equally often, so they decide together. The fastest run decides:
+// any one may meet an interruption many times as long as itself.
+int choose_repeats(const Contender& contender, std::chrono::microseconds length) {
+  std::vector<Sample> mine;
+  for (int i = 0; i < kTrials; ++i) mine.push_back(measure_round(contender, 1));
+  const Series trials = combine(contender, mine);
+  const double fastest = *std::ranges::min_element(trials.wall_us) * contender.calls;
+  const double repeats = static_cast<double>(length.count()) / std::max(fastest, 1e-3);
+  return static_cast<int>(std::clamp(repeats, 1.0, static_cast<double>(kMaxRepeats)));
+}
+
 }  // namespace
 
 std::vector<Series> measure(const std::vector<Contender>& contenders, const RoundPlan& plan) {
   const std::size_t n = contenders.size();
+  // Of all, before any is measured: processes of their own keep the cores busy while they start.
+  for (const Contender& contender : contenders) measure_round(contender, kWarmups);
   std::vector<int> repeats(n);
   for (std::size_t i = 0; i < n; ++i) repeats[i] = choose_repeats(contenders[i], plan.length);
 
