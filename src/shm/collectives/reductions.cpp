@@ -12,10 +12,20 @@ static_assert(kMaxRanks <= kMaxSources);
 // less than a further round. A round is expensive if ranks share a core and have to wait for it.
 constexpr std::size_t kOneRound = std::size_t{4} << 10;
 constexpr std::size_t kOneRoundSharingCores = std::size_t{48} << 10;
-// Where each rank has a core, shorter slices of registered tensors are faster through the staging
-// buffers, whose lines are in some cache, than in place: a core fetches ahead only once it has seen
-// a few lines, and not past a page.
-constexpr std::size_t kShortSlice = std::size_t{4} << 10;
+// What a rank that reduces in place reads at least of each tensor, and of all of them. A core
+// fetches lines ahead to the end of the page: lines of the next slice if that begins there, which
+// the next rank then has to fetch back.
+constexpr std::size_t kLeastSlice = std::size_t{4} << 10;
+constexpr std::size_t kLeastSlices = std::size_t{16} << 10;
+
+// The slice that a rank reduces in place. Of a short tensor, some ranks reduce nothing.
+Slice slice_in_place(std::size_t count, std::size_t element_size, int rank, int size) {
+  const std::size_t least = std::min(kLeastSlice, kLeastSlices / static_cast<std::size_t>(size));
+  const int ranks =
+      static_cast<int>(std::min(count * element_size / least, std::size_t{kMaxRanks}));
+  if (rank >= std::max(ranks, 1)) return {count, count};
+  return slice_of(count, element_size, rank, std::clamp(ranks, 1, size));
+}
 
 // A pointer for each rank, without a heap.
 template <typename Pointer>
@@ -43,11 +53,9 @@ class Group::StagedReduction {
         bytes_(group.call_.count * group.element()),
         buffer_(group.region_->memory().buffer_bytes()) {}
 
-  // For registered memory.
-  bool is_slower_than_in_place() const {
-    const std::size_t short_slices = kShortSlice * group_.calls_.size();
-    return group_.region_->oversubscribed() ? !reads_at_most(kOneRoundSharingCores)
-                                            : bytes_ >= std::min(kSmallBytes, short_slices);
+  // Whether every rank reads everything. The same on all ranks after the first round.
+  bool is_small() const {
+    return reads_at_most(group_.region_->oversubscribed() ? kOneRoundSharingCores : kOneRound);
   }
 
   void copy_in(std::size_t chunk) const {
@@ -66,12 +74,7 @@ class Group::StagedReduction {
     return bytes_ <= buffer_ && bytes_ * group_.calls_.size() <= bytes;
   }
   bool may_be_small() const { return reads_at_most(kOneRoundSharingCores); }
-  // The same on all ranks, after the first round.
-  bool is_small() const {
-    return reads_at_most(group_.region_->oversubscribed() ? kOneRoundSharingCores : kOneRound);
-  }
 
-  // Everybody reads everything.
   void reduce_all() const {
     if (output_ == nullptr) return;
     ByRank<const void*> sources;
@@ -172,7 +175,7 @@ void Group::reduce_into(const void* input, void* output) {
   const std::size_t bytes = call_.count * element();
   if (size() == 1) return copy_bytes(output, input, bytes);
   const StagedReduction staged(*this, input, output);
-  if (staged.is_slower_than_in_place() && (output == nullptr || input == output)) {
+  if (!staged.is_small() && (output == nullptr || input == output)) {
     call_.offset = offset_of(input, bytes);
   }
   if (!call_.is_shared()) staged.copy_in(0);
@@ -187,7 +190,7 @@ void Group::reduce_into(const void* input, void* output) {
 
 // Each rank reduces its slice of all tensors into the tensors of the ranks that get the result.
 void Group::reduce_shared() {
-  const Slice slice = slice_of(call_.count, element(), rank(), size());
+  const Slice slice = slice_in_place(call_.count, element(), rank(), size());
   const std::size_t begin = slice.begin * element();
   ByRank<const void*> sources;
   ByRank<void*> results;
