@@ -57,8 +57,8 @@ class Region {
   const RegionOptions& options() const { return options_; }
   const GlobalRanks& global_ranks() const { return options_.global_ranks; }
 
-  // Whether the ranks outnumber the cores that they have together. Ranks that have not come yet may
-  // bring more cores.
+  // Whether the ranks outnumber the cores that they have together. May become false while ranks map
+  // the region; after a round in which all take part, it is the same on all ranks.
   bool oversubscribed() const { return size_ > memory_->group_block().cores.count(); }
 
   RegionMemory& memory() const { return *memory_; }

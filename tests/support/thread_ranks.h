@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gtest/gtest.h>
+#include <sched.h>
+
 #include <exception>
 #include <functional>
 #include <memory>
@@ -21,29 +24,55 @@ inline shm::RegionOptions small_region(
           .arena_bytes = std::size_t{64} << 20};
 }
 
-// The regions of `size` ranks that are threads of this process, over one mapping, so that
-// ThreadSanitizer sees every access.
-inline std::vector<std::shared_ptr<shm::Region>> make_thread_regions(
-    int size, const shm::RegionOptions& options) {
-  const std::size_t bytes = shm::Region::layout(size, options).total();
-  auto mapping = std::make_shared<shm::Mapping>(shm::Mapping::create_memory(bytes), bytes);
-  std::vector<std::shared_ptr<shm::Region>> regions;
-  for (int rank = 0; rank < size; ++rank) {
-    shm::Membership unwatched;
-    unwatched.peers.resize(static_cast<std::size_t>(size));
-    regions.push_back(
-        std::make_shared<shm::Region>(mapping, std::move(unwatched), rank, size, options));
+// What ranks that are threads of this process share: one mapping, so that ThreadSanitizer sees
+// every access.
+class ThreadRegions {
+ public:
+  explicit ThreadRegions(int size, const shm::RegionOptions& options = small_region())
+      : size_(size), options_(options) {
+    const std::size_t bytes = shm::Region::layout(size, options).total();
+    mapping_ = std::make_shared<shm::Mapping>(shm::Mapping::create_memory(bytes), bytes);
   }
+
+  // A rank's region, with the cores of the calling thread.
+  std::shared_ptr<shm::Region> enter(int rank) const {
+    shm::Membership unwatched;
+    unwatched.peers.resize(static_cast<std::size_t>(size_));
+    return std::make_shared<shm::Region>(mapping_, std::move(unwatched), rank, size_, options_);
+  }
+
+  // The same, as if this process were bound to `core`.
+  std::shared_ptr<shm::Region> enter_on(int core, int rank) const {
+    std::shared_ptr<shm::Region> region;
+    std::thread([&] {
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(core, &set);
+      EXPECT_EQ(::sched_setaffinity(0, sizeof(set), &set), 0);
+      region = enter(rank);
+    }).join();
+    return region;
+  }
+
+ private:
+  int size_;
+  shm::RegionOptions options_;
+  std::shared_ptr<shm::Mapping> mapping_;
+};
+
+inline std::vector<std::shared_ptr<shm::Region>> make_thread_regions(
+    int size, const shm::RegionOptions& options = small_region()) {
+  const ThreadRegions memory(size, options);
+  std::vector<std::shared_ptr<shm::Region>> regions;
+  for (int rank = 0; rank < size; ++rank) regions.push_back(memory.enter(rank));
   return regions;
 }
 
-// Runs `body` as ranks 0 to size-1 in threads of this process that share one mapping, and rethrows
-// the exception of the lowest rank that threw.
-inline void run_thread_ranks(int size,
-                             const std::function<void(std::shared_ptr<shm::Region>)>& body,
-                             const shm::RegionOptions& options = small_region()) {
-  auto regions = make_thread_regions(size, options);
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
+// Runs `body` as one rank for each region in threads of this process, and rethrows the exception of
+// the lowest rank that threw.
+inline void run_thread_ranks(std::vector<std::shared_ptr<shm::Region>> regions,
+                             const std::function<void(std::shared_ptr<shm::Region>)>& body) {
+  std::vector<std::exception_ptr> errors(regions.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < errors.size(); ++rank) {
     threads.emplace_back([&, rank] {
@@ -58,6 +87,12 @@ inline void run_thread_ranks(int size,
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+}
+
+inline void run_thread_ranks(int size,
+                             const std::function<void(std::shared_ptr<shm::Region>)>& body,
+                             const shm::RegionOptions& options = small_region()) {
+  run_thread_ranks(make_thread_regions(size, options), body);
 }
 
 }  // namespace paceline::test

@@ -86,6 +86,8 @@ class Group {
 
   // The staging buffer that the rank filled for the last round.
   std::byte* staging_of(int rank) const { return region_->memory().staging(rank, round_); }
+  // The staging buffer that this rank fills for the coming round.
+  std::byte* next_staging() const { return region_->memory().staging(rank(), round_ + 1); }
   std::size_t element() const { return element_size(call_.type); }
   bool any_shared() const;
   bool all_shared() const;
@@ -122,7 +124,7 @@ class Group {
 void check_root(const char* operation, std::int64_t root, int size);
 
 // The part [begin, end) of `count` elements that rank `rank` of `size` reduces; its borders lie on
-// cache lines, counted from the first element.
+// cache lines, counted from the first element. Ranks from `size` on reduce nothing.
 struct Slice {
   std::size_t begin;
   std::size_t end;

@@ -8,23 +8,24 @@ namespace {
 
 static_assert(kMaxRanks <= kMaxSources);
 
-// Every rank reads everything, in one round, if that is at most so much: further copies then cost
-// less than a further round. A round is expensive if ranks share a core and have to wait for it.
+// If all tensors together have at most this many bytes, every rank reads all of them, in one round:
+// further copies then cost less than a further round. A round is expensive if ranks share a core
+// and have to wait for it.
 constexpr std::size_t kOneRound = std::size_t{4} << 10;
 constexpr std::size_t kOneRoundSharingCores = std::size_t{48} << 10;
-// What a rank that reduces in place reads at least of each tensor, and of all of them. A core
-// fetches lines ahead to the end of the page: lines of the next slice if that begins there, which
-// the next rank then has to fetch back.
+// Slices of registered tensors are not shorter: a core fetches lines ahead to the end of the page,
+// and takes them from the rank whose slice begins there. (In staging buffers, slices of all ranks
+// are faster: fewer bytes are copied in and out.)
 constexpr std::size_t kLeastSlice = std::size_t{4} << 10;
-constexpr std::size_t kLeastSlices = std::size_t{16} << 10;
+// From this size on, every rank reduces a slice, however short: few ranks would read for long.
+constexpr std::size_t kOneSliceEach = std::size_t{16} << 10;
 
-// The slice that a rank reduces in place. Of a short tensor, some ranks reduce nothing.
-Slice slice_in_place(std::size_t count, std::size_t element_size, int rank, int size) {
-  const std::size_t least = std::min(kLeastSlice, kLeastSlices / static_cast<std::size_t>(size));
-  const int ranks =
-      static_cast<int>(std::min(count * element_size / least, std::size_t{kMaxRanks}));
-  if (rank >= std::max(ranks, 1)) return {count, count};
-  return slice_of(count, element_size, rank, std::clamp(ranks, 1, size));
+// The slice of a registered tensor that a rank reduces. If the tensor is short, some have none.
+Slice slice_of_registered(std::size_t count, std::size_t element_size, int rank, int size) {
+  const auto all = static_cast<std::size_t>(size);
+  const std::size_t least = std::min(kLeastSlice, kOneSliceEach / all);
+  const std::size_t slices = std::clamp(count * element_size / least, std::size_t{1}, all);
+  return slice_of(count, element_size, rank, static_cast<int>(slices));
 }
 
 // A pointer for each rank, without a heap.
@@ -53,28 +54,26 @@ class Group::StagedReduction {
         bytes_(group.call_.count * group.element()),
         buffer_(group.region_->memory().buffer_bytes()) {}
 
-  // Whether every rank reads everything. The same on all ranks after the first round.
+  // Whether every rank reads everything. May become false while ranks map the region, which all
+  // have done after the first round: from then on it is the same on all.
   bool is_small() const {
-    return reads_at_most(group_.region_->oversubscribed() ? kOneRoundSharingCores : kOneRound);
+    const bool shares_cores = group_.region_->oversubscribed();
+    return bytes_ <= buffer_ &&
+           bytes_ * group_.calls_.size() <= (shares_cores ? kOneRoundSharingCores : kOneRound);
   }
 
   void copy_in(std::size_t chunk) const {
-    if (may_be_small()) return copy_bytes(own_buffer(), input_, bytes_);
+    if (is_small()) return copy_bytes(group_.next_staging(), input_, bytes_);
     for (int peer = 0; peer < group_.size(); ++peer) {
       if (peer == group_.rank()) continue;
       const Slice part = slice(chunk, peer);
-      copy_bytes(own_buffer() + part.begin, in(chunk, part), part.count());
+      copy_bytes(group_.next_staging() + part.begin, in(chunk, part), part.count());
     }
   }
 
   void run() const { return is_small() ? reduce_all() : pipeline(); }
 
  private:
-  bool reads_at_most(std::size_t bytes) const {
-    return bytes_ <= buffer_ && bytes_ * group_.calls_.size() <= bytes;
-  }
-  bool may_be_small() const { return reads_at_most(kOneRoundSharingCores); }
-
   void reduce_all() const {
     if (output_ == nullptr) return;
     ByRank<const void*> sources;
@@ -118,11 +117,12 @@ class Group::StagedReduction {
     }
   }
 
+  // From the buffer of the coming round, before the next chunk but one is copied into it.
   void copy_out(std::size_t chunk) const {
     for (int peer = 0; output_ != nullptr && peer < group_.size(); ++peer) {
       if (peer == group_.rank()) continue;
       const Slice part = slice(chunk, peer);
-      copy_bytes(out(chunk, part), own_buffer() + part.begin, part.count());
+      copy_bytes(out(chunk, part), group_.next_staging() + part.begin, part.count());
     }
   }
 
@@ -142,10 +142,6 @@ class Group::StagedReduction {
   }
   std::byte* out(std::size_t chunk, Slice part) const {
     return advance(output_, chunk * buffer_ + part.begin);
-  }
-  // For the coming round: the buffer of the chunk before the last one, too.
-  std::byte* own_buffer() const {
-    return group_.region_->memory().staging(group_.rank(), group_.round_ + 1);
   }
 
   Group& group_;
@@ -190,7 +186,7 @@ void Group::reduce_into(const void* input, void* output) {
 
 // Each rank reduces its slice of all tensors into the tensors of the ranks that get the result.
 void Group::reduce_shared() {
-  const Slice slice = slice_in_place(call_.count, element(), rank(), size());
+  const Slice slice = slice_of_registered(call_.count, element(), rank(), size());
   const std::size_t begin = slice.begin * element();
   ByRank<const void*> sources;
   ByRank<void*> results;

@@ -13,7 +13,7 @@ Group::Staging::Staging(Group& group, std::span<const Input> parts)
 }
 
 void Group::Staging::put(std::size_t chunk) const {
-  std::byte* const buffer = group_.region_->memory().staging(group_.rank(), group_.round_ + 1);
+  std::byte* const buffer = group_.next_staging();
   for (std::size_t to = 0; to < parts_.size(); ++to) {
     if (!common_ && static_cast<int>(to) == group_.rank()) continue;
     const Input& part = parts_[to];

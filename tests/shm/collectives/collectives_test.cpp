@@ -6,6 +6,7 @@
 #include <iterator>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "base/cores.h"
@@ -13,6 +14,7 @@
 #include "shm/p2p/mailbox.h"
 #include "support/cases.h"
 #include "support/elements.h"
+#include "support/kernel_oracle.h"
 #include "support/process_ranks.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
@@ -464,26 +466,80 @@ TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
 using CollectivesUpTo5 = test::SizeTest;
 INSTANTIATE_TEST_SUITE_P(, CollectivesUpTo5, ::testing::Values(2, 3, 5), test::CaseName());
 
-TEST_P(CollectivesUpTo5, ResultsHaveTheSameBitsOnEveryRankAndPath) {
-  run_thread_ranks(GetParam(), [](auto region) {
-    Group group(region);
-    std::mt19937 random(static_cast<unsigned>(group.rank()));
-    std::normal_distribution<float> normal;
-    for (const std::size_t count : {1000u, 100'003u}) {
-      std::vector<float> ordinary(count);
-      for (float& x : ordinary) x = normal(random);
-      auto* const shared = static_cast<float*>(region->memory().allocate(count * sizeof(float)));
-      std::copy(ordinary.begin(), ordinary.end(), shared);
-      std::vector<float> separate(count);
-      group.all_reduce(ordinary.data(), separate.data(), count, DataType::float32, ReduceOp::avg);
-      group.all_reduce(shared, shared, count, DataType::float32, ReduceOp::avg);
-      EXPECT_TRUE(std::equal(separate.begin(), separate.end(), shared));
-      std::vector<float> of_root = separate;
-      group.broadcast(of_root.data(), count, DataType::float32, 0);
-      EXPECT_EQ(separate, of_root);
-      region->memory().free(shared);
+template <typename T>
+void expect_averages(Group& group, DataType type, const std::vector<std::vector<T>>& inputs,
+                     const std::vector<T>& averages) {
+  namespace exact = test::exact;
+  const std::vector<T>& input = inputs[static_cast<std::size_t>(group.rank())];
+  const std::size_t count = input.size();
+  std::vector<T> separate(count);
+  group.all_reduce(input.data(), separate.data(), count, type, ReduceOp::avg);
+  EXPECT_EQ(exact::bytes_of(separate), exact::bytes_of(averages)) << count << " unregistered";
+  RegionMemory& memory = group.region()->memory();
+  auto* const shared = static_cast<T*>(memory.allocate(count * sizeof(T)));
+  std::copy(input.begin(), input.end(), shared);
+  group.all_reduce(shared, shared, count, type, ReduceOp::avg);
+  EXPECT_EQ(exact::bytes_of(std::vector<T>(shared, shared + count)), exact::bytes_of(averages))
+      << count << " registered";
+  memory.free(shared);
+}
+
+// On both sides of each limit in reductions.cpp, with large and with the smallest staging buffers,
+// and with as many cores as there are and with one.
+TEST_P(CollectivesUpTo5, ReductionsGiveTheBitsOfTheTreeOnEveryPath) {
+  namespace exact = test::exact;
+  const auto size = static_cast<std::size_t>(GetParam());
+  const int core = base::affinity().front();
+  std::vector<std::size_t> sizes{64, 4096, 8192, 16384, 60'000};
+  for (const std::size_t limit : {4096u, 49152u}) sizes.push_back(limit / size / 64 * 64);
+  for (const std::size_t bytes : sizes) {
+    for (const std::size_t size_of_elements : {bytes, bytes + 64}) {
+      const std::size_t count = size_of_elements / 4;
+      const auto floats = exact::random_sources<float>(size, count);
+      const auto halves = exact::random_sources<exact::BFloat16>(size, 2 * count);
+      const auto float_averages = exact::oracle(ReduceOp::avg, floats);
+      const auto half_averages = exact::oracle(ReduceOp::avg, halves);
+      for (const std::size_t staging : {std::size_t{1} << 20, std::size_t{4096}}) {
+        auto options = small_region();
+        options.staging_bytes = staging;
+        const test::ThreadRegions one_core(GetParam(), options);
+        std::vector<std::shared_ptr<Region>> crowded;
+        for (int rank = 0; rank < GetParam(); ++rank)
+          crowded.push_back(one_core.enter_on(core, rank));
+        for (const auto& regions : {test::make_thread_regions(GetParam(), options), crowded}) {
+          run_thread_ranks(regions, [&](auto region) {
+            Group group(region);
+            expect_averages(group, DataType::float32, floats, float_averages);
+            expect_averages(group, DataType::bfloat16, halves, half_averages);
+          });
+        }
+      }
     }
-  });
+  }
+}
+
+// A rank that comes to a call before the others have added their cores takes the ranks for
+// oversubscribed, which decides how many rounds the call takes.
+TEST(Collectives, AgreeOnRoundsBeforeAllCoresAreKnown) {
+  const std::vector<int> cores = base::affinity();
+  if (cores.size() < 2 || base::core_quota() == 1) GTEST_SKIP() << "needs 2 cores";
+  for (const bool shared : {false, true}) {
+    const test::ThreadRegions regions(2);
+    const auto sum_of_ranks = [&](const std::shared_ptr<Region>& region) {
+      Group group(region);
+      std::vector<float> own(3000);
+      float* data = own.data();
+      if (shared) data = static_cast<float*>(region->memory().allocate(own.size() * sizeof(float)));
+      for (int call = 0; call < 3; ++call) {
+        std::fill_n(data, own.size(), static_cast<float>(1 + region->rank()));
+        group.all_reduce(data, data, own.size(), DataType::float32, ReduceOp::sum);
+        EXPECT_EQ(std::count(data, data + own.size(), 3.0f), 3000);
+      }
+    };
+    std::thread early([&, region = regions.enter_on(cores[0], 0)] { sum_of_ranks(region); });
+    sum_of_ranks(regions.enter_on(cores[1], 1));
+    early.join();
+  }
 }
 
 }  // namespace

@@ -234,6 +234,8 @@ TEST(Slice, CoversEveryElementOnceAlongCacheLines) {
         at = slice.end;
       }
       EXPECT_EQ(at, count);
+      EXPECT_EQ(slice_of(count, 4, size + 1, size).begin, count);
+      EXPECT_EQ(slice_of(count, 4, size + 1, size).count(), 0u);
     }
   }
 }

@@ -1,7 +1,6 @@
 #include "shm/sync/joint_cores.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <thread>
 
@@ -46,40 +45,21 @@ TEST(JointCores, CountTheCoresOfRanksThatComeAtTheSameTime) {
   }
 }
 
-std::shared_ptr<Region> enter_on(int core, int rank, std::shared_ptr<Mapping> mapping) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(core, &set);
-  std::shared_ptr<Region> region;
-  std::thread([&] {
-    EXPECT_EQ(::sched_setaffinity(0, sizeof(set), &set), 0);
-    Membership unwatched;
-    unwatched.peers.resize(2);
-    region = std::make_shared<Region>(mapping, std::move(unwatched), rank, 2, test::small_region());
-  }).join();
-  return region;
-}
-
-std::shared_ptr<Mapping> memory_of_two() {
-  const std::size_t bytes = Region::layout(2, test::small_region()).total();
-  return std::make_shared<Mapping>(Mapping::create_memory(bytes), bytes);
-}
-
 TEST(Region, IsNotOversubscribedByRanksBoundToACoreEach) {
   const std::vector<int> cores = base::affinity();
   if (cores.size() < 2 || base::core_quota() == 1) GTEST_SKIP() << "needs 2 cores";
-  const auto apart = memory_of_two();
-  const auto rank0 = enter_on(cores[0], 0, apart);
-  const auto rank1 = enter_on(cores[1], 1, apart);
+  const test::ThreadRegions regions(2);
+  const auto rank0 = regions.enter_on(cores[0], 0);
+  const auto rank1 = regions.enter_on(cores[1], 1);
   EXPECT_FALSE(rank0->oversubscribed());
   EXPECT_FALSE(rank1->oversubscribed());
 }
 
 TEST(Region, IsOversubscribedByRanksBoundToOneCore) {
   const int core = base::affinity().front();
-  const auto together = memory_of_two();
-  const auto rank0 = enter_on(core, 0, together);
-  const auto rank1 = enter_on(core, 1, together);
+  const test::ThreadRegions regions(2);
+  const auto rank0 = regions.enter_on(core, 0);
+  const auto rank1 = regions.enter_on(core, 1);
   EXPECT_TRUE(rank0->oversubscribed());
   EXPECT_TRUE(rank1->oversubscribed());
 }
