@@ -123,7 +123,7 @@ void measure(std::vector<Buffers>& buffers, Call call, int calls) {
   const int size = world_size();
   std::array<double, 2> times{};
   const int batches = std::max(1, calls / static_cast<int>(buffers.size()));
-  for (int batch = batches > 1 ? -1 : 0; batch < batches; ++batch) {
+  for (int batch = -1; batch < batches; ++batch) {
     for (Buffers& one : buffers) one.refill();
     MPI_Barrier(MPI_COMM_WORLD);
     const double cpu = now_us(CLOCK_PROCESS_CPUTIME_ID);

@@ -74,8 +74,7 @@ MODELS = {
 
 
 def measure(step, count):
-    if count > 1:
-        step()  # as rounds.cpp does
+    step()  # does not count, as in rounds.cpp
     times = torch.zeros(2, dtype=torch.float64)
     for _ in range(count):
         dist.barrier()

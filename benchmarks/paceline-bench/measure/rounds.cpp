@@ -35,8 +35,8 @@ Sample measure_once(const Contender& contender) {
   return sample;
 }
 
-// The mean of a call over `repeats` runs. The first of several brings back to the caches what
-// others displaced since the last round, and does not count.
+// The mean of a call over `repeats` runs. One before them brings back to the caches what others
+// displaced since the last round, and does not count.
 Sample measure_round(const Contender& contender, int repeats) {
   Sample sum;
   if (contender.elsewhere) {
@@ -44,7 +44,7 @@ Sample measure_round(const Contender& contender, int repeats) {
     barrier();  // our ranks sleep in it, and leave the cores to the others
     return sum;
   }
-  if (repeats > 1) measure_once(contender);
+  measure_once(contender);
   for (int i = 0; i < repeats; ++i) {
     const Sample one = measure_once(contender);
     sum.wall_us += one.wall_us;
