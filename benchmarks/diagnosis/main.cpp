@@ -1,14 +1,16 @@
 // What benchmarks/diagnosis/run starts: a rank of a training job with one thing wrong with it, or,
-// with --hog, a process that takes a core from others until it is ended, or the process that
-// started it ends.
+// with --hog, a process that takes a core or memory from others until it is ended, or the process
+// that started it ends.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/distributed.h>
 #include <paceline/record.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
@@ -17,6 +19,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -36,7 +40,8 @@ constexpr int kWarmUp = 6;
 constexpr int kFewestSteps = 40;
 
 struct Options {
-  pid_t hog = 0;  // only takes a core, while this process is its parent
+  pid_t hog = 0;         // only takes a core, while this process is its parent
+  std::size_t hold = 0;  // with `hog`: megabytes that it takes instead of a core
   std::string model = "lenet";
   std::string backend = "paceline";
   std::int64_t batch = 0;  // 0: the model's
@@ -50,11 +55,14 @@ struct Options {
   int evaluate_every = 0;
   double evaluate = 0;   // milliseconds
   std::vector<int> pin;  // the core of each rank
+  std::string data;      // a file that each step reads from, mapped
+  int pages = 0;         // how many pages
 };
 
 void parse(int argc, char** argv, Options& options) {
   CLI::App app;
   app.add_option("--hog", options.hog);
+  app.add_option("--hold", options.hold);
   app.add_option("--model", options.model);
   app.add_option("--backend", options.backend);
   app.add_option("--batch", options.batch);
@@ -68,6 +76,8 @@ void parse(int argc, char** argv, Options& options) {
   app.add_option("--evaluate-every", options.evaluate_every);
   app.add_option("--evaluate", options.evaluate);
   app.add_option("--pin", options.pin)->delimiter(',');
+  app.add_option("--data", options.data);
+  app.add_option("--pages", options.pages);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -81,10 +91,51 @@ void compute_for(double milliseconds) {
   }
 }
 
-// `parent` may be killed, before this process looks for the first time too.
-void take_a_core(pid_t parent) {
-  while (::getppid() == parent) compute_for(100);
+// Takes memory, or if that is nothing, a core. `parent` may be killed, before this process looks
+// for the first time too.
+void take(pid_t parent, std::size_t megabytes) {
+  const std::vector<char> held(megabytes << 20, 1);
+  std::puts("taken");
+  std::fflush(stdout);
+  while (::getppid() == parent) {
+    if (held.empty()) {
+      compute_for(100);
+    } else {
+      std::this_thread::sleep_for(Milliseconds(100));
+    }
+  }
 }
+
+// A data set on disk. Reads random pages of it, as a map-style dataset with shuffling does.
+class MappedData {
+ public:
+  explicit MappedData(const std::string& path) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    bytes_ = std::filesystem::file_size(path);
+    data_ = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, 0);
+    ::close(file);
+    if (data_ == MAP_FAILED) throw UsageError("cannot map " + path);
+    for (std::size_t at = 0; at < bytes_; at += kPage) read(at);
+    ::madvise(data_, bytes_, MADV_RANDOM);
+  }
+  MappedData(const MappedData&) = delete;
+  MappedData& operator=(const MappedData&) = delete;
+  ~MappedData() { ::munmap(data_, bytes_); }
+
+  void read_some(int pages, std::mt19937& random) {
+    std::uniform_int_distribution<std::size_t> page(0, bytes_ / kPage - 1);
+    for (int i = 0; i < pages; ++i) read(page(random) * kPage);
+  }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+
+  void read(std::size_t at) { sum_ = sum_ + static_cast<const char*>(data_)[at]; }
+
+  void* data_;
+  std::size_t bytes_;
+  volatile int sum_ = 0;
+};
 
 // A classifier that may compute longer than its model needs.
 class SlowedImpl : public models::Classifier {
@@ -110,7 +161,9 @@ class Training {
                                              get_rank() == options.slow_rank ? options.slow : 0)),
         ddp_(module_),
         sgd_(ddp_.parameters(), 1e-3),
-        random_(static_cast<unsigned>(get_rank())) {}
+        random_(static_cast<unsigned>(get_rank())) {
+    if (!options.data.empty()) data_.emplace(options.data);
+  }
 
   void steps(int count) {
     for (int i = 0; i < count; ++i) {
@@ -141,6 +194,7 @@ class Training {
 
   void step() {
     const auto count = samples();
+    if (data_) data_->read_some(options_.pages, random_);
     sgd_.zero_grad();
     at::cross_entropy_loss(ddp_(batch_.input.narrow(0, 0, count)),
                            batch_.target.narrow(0, 0, count))
@@ -163,6 +217,7 @@ class Training {
   DistributedDataParallel<models::Classifier> ddp_;
   torch::optim::SGD sgd_;
   std::mt19937 random_;
+  std::optional<MappedData> data_;
   int done_ = 0;
 };
 
@@ -200,7 +255,7 @@ static int run(int argc, char** argv) {
   Options options;
   parse(argc, argv, options);
   if (options.hog != 0) {
-    take_a_core(options.hog);
+    take(options.hog, options.hold);
     return 0;
   }
   return record([&] { train(options); });

@@ -42,7 +42,8 @@ ordered_json shares_json(const Analysis& a) {
           {"settled_stall", a.settled.stall},
           {"settled_communication", a.settled.communication},
           {"overlap", a.overlap},
-          {"waiting_between", or_null(a.waiting_between)}};
+          {"waiting_between", or_null(a.waiting_between)},
+          {"reading_between", or_null(a.reading_between)}};
 }
 
 ordered_json machine_json(const Analysis& a) {

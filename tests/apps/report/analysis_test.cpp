@@ -329,6 +329,15 @@ TEST(Diagnosis, StepsAreTooShort) {
   EXPECT_EQ(diagnosis.finding, Finding::short_steps);
   EXPECT_THAT(diagnosis.sentence,
               HasSubstr("a step takes 100 us, and ranks wait for each other for 40 %"));
+  // Work enough to be worth a wake-up: what is slow is the reduction.
+  const auto longer = [](double computing) {
+    return diagnosis_of({.buckets = 1,
+                         .computing = [=](int, int) { return computing; },
+                         .reduction = computing * 2 / 3})
+        .finding;
+  };
+  EXPECT_EQ(longer(990), Finding::short_steps);
+  EXPECT_EQ(longer(1010), Finding::communication);
 }
 
 TEST(Diagnosis, TimePassesBetweenSteps) {
@@ -663,10 +672,30 @@ TEST(Diagnosis, TheMachineLacksMemory) {
   for (std::size_t i = 0; i < slower.size(); ++i) {
     slower[i].cpu = traces[i].cpu;
     for (std::size_t j = 0; j < slower[i].thread.size(); ++j) {
-      slower[i].thread[j].faults = static_cast<std::int64_t>(j);
+      slower[i].thread[j].faults = static_cast<std::int64_t>((j + 1) / 2);  // none between steps
     }
   }
   EXPECT_EQ(diagnose(analyse(merge(slower))).finding, Finding::between_steps);
+}
+
+TEST(Diagnosis, PagesReadBetweenStepsAreLackOfMemoryIfTheyWereDropped) {
+  auto traces = make_timelines({.computing = [](int, int) { return 6000.0; },
+                                .between = [](int, int) { return 4000.0; },
+                                .queued = never});
+  const auto diagnosis_with = [&](std::int64_t memory_pressure) {
+    for (RankTrace& trace : traces) {
+      trace.cpu = {CpuUse{.wall = 1'000'000, .memory_pressure = memory_pressure}};
+      for (std::size_t j = 0; j < trace.thread.size(); ++j) {
+        trace.thread[j].faults = static_cast<std::int64_t>(j / 2);  // one between two steps
+      }
+    }
+    return diagnose(analyse(merge(traces)));
+  };
+  EXPECT_EQ(diagnosis_with(0).finding, Finding::between_steps);  // read for the first time
+  const Diagnosis dropped = diagnosis_with(20'000);
+  EXPECT_EQ(dropped.finding, Finding::memory);
+  EXPECT_THAT(dropped.why, Contains(HasSubstr("Ranks wait for pages 40 % of the time")));
+  EXPECT_NEAR(prediction_of(dropped).after, 6000, 1);
 }
 
 // Whether that slows the job down is not known.

@@ -209,7 +209,7 @@ TEST_F(Report, PrintsTheDiagnosisAsJson) {
   for (const char* unknown : {"used", "foreign", "elsewhere", "throttled", "preempted", "faults"}) {
     EXPECT_TRUE(json["machine"].at(unknown).is_null()) << unknown;
   }
-  for (const char* unknown : {"queued", "queue_gain", "waiting_between"}) {
+  for (const char* unknown : {"queued", "queue_gain", "waiting_between", "reading_between"}) {
     EXPECT_TRUE(json["shares"].at(unknown).is_null()) << unknown;
   }
   EXPECT_TRUE(json["times"][0].at("queued").is_null());

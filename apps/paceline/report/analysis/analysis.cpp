@@ -17,6 +17,8 @@ constexpr std::size_t kWarmUp = 5;
 constexpr double kPause = 3;
 constexpr double kOften = 0.125;
 constexpr double kLongPause = 10;
+// What even a slow disk needs for a page, in microseconds.
+constexpr double kSlowestRead = 10'000;
 
 double part(double of, double whole) {
   return whole > 0 ? of / whole : 0;
@@ -237,18 +239,25 @@ void add_thread_figures(Analysis& analysis) {
   double between = 0;
   double preempted = 0;
   double faults = 0;
+  double reading = 0;
+  double all = 0;
   for (const Step& step : analysis.steps) {
     for (const RankStep& rank : step.ranks) {
       preempted += rank.thread.preempted;
       faults += rank.thread.faults;
       between += rank.between;
-      waiting += std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);
+      const double asleep =
+          std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);
+      waiting += asleep;
+      reading += std::min(asleep, kSlowestRead * rank.thread_between.faults);
+      all += rank.period.length();
     }
   }
   const auto steps = static_cast<double>(analysis.steps.size());
   analysis.preempted = preempted / steps;
   analysis.faults = faults / steps;
   analysis.waiting_between = part(waiting, between);
+  analysis.reading_between = part(reading, all);
 }
 
 // A rank without a timeline may be the one that all wait for.

@@ -20,7 +20,7 @@ constexpr double kNotableBetween = 0.25;
 constexpr double kOneRank = 0.75;
 // Waking a rank takes tens of microseconds, several times a step: ranks that compute for less than
 // this, and wait for a fifth of the time, pay for synchronising at all.
-constexpr double kShortStep = 500;
+constexpr double kShortStep = 1000;
 constexpr double kNotableSynchronisation = 0.20;
 // The part of the periods of a CPU limit, mostly 100 ms, in which it stops the job.
 constexpr double kThrottled = 0.5;
@@ -29,6 +29,9 @@ constexpr double kSlowNetwork = 100;
 constexpr double kSlowMessage = 300;
 // Page faults of a step from which on lack of memory may slow it down.
 constexpr double kNotableFaults = 1;
+// The part of the time in which tasks of the machine wait for memory from which on pages are read
+// because they were dropped; otherwise they are read for the first time.
+constexpr double kDropsPages = 0.01;
 
 // By Finding.
 constexpr std::array<std::string_view, 15> kNames{
@@ -91,12 +94,14 @@ struct Shares {
 
 Shares notable_shares(const Analysis& a) {
   const auto notable = [](double share, double least) { return share >= least ? share : 0; };
-  const bool reads_back = a.faults.value_or(0) >= kNotableFaults;
+  const double pressure = a.machine.memory_pressure.value_or(0);
+  const bool reads_back = a.faults.value_or(0) >= kNotableFaults && pressure >= kDropsPages;
+  const double reading = reads_back ? a.reading_between.value_or(0) : 0;
   return {.queue = notable(a.queue_gain.value_or(0), kNotable),
-          .memory = reads_back ? notable(a.machine.memory_pressure.value_or(0), kNotable) : 0,
+          .memory = reads_back ? notable(std::max(pressure, reading), kNotable) : 0,
           .late = notable(a.settled.stall, kNotable),
           .communication = notable(a.settled.communication, kNotable),
-          .between = notable(a.settled.between, kNotableBetween),
+          .between = notable(a.settled.between - reading, kNotableBetween),
           .pauses = notable(a.pause_share, kNotableBetween)};
 }
 

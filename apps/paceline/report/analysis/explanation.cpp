@@ -270,6 +270,12 @@ void Explanation::memory() {
   say("The machine lacks memory: tasks wait for it {} of the time, and ranks read pages back from "
       "the disk {:.1f} times a step.",
       share_text(a_.machine.memory_pressure.value_or(0)), a_.faults.value_or(0));
+  if (const double reading = a_.reading_between.value_or(0); reading > 0) {
+    because("Ranks wait for pages {} of the time, between steps.", share_text(reading));
+  }
+  if (a_.replayed) {
+    predict("ranks never waited for pages", replay_.without_waiting_between().period());
+  }
   suggest("Look at what else uses memory (top, free), and end it.");
   suggest("Raise the job's memory limit, or use fewer ranks or smaller batches.");
 }
