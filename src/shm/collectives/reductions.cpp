@@ -10,8 +10,9 @@ static_assert(kMaxRanks <= kMaxSources);
 
 // If all tensors together have at most this many bytes, every rank reads all of them, in one round:
 // further copies then cost less than a further round. A round is expensive if ranks share a core
-// and have to wait for it.
+// and have to wait for it. Registered tensors are not copied in their further round.
 constexpr std::size_t kOneRound = std::size_t{4} << 10;
+constexpr std::size_t kOneRoundRegistered = std::size_t{2} << 10;
 constexpr std::size_t kOneRoundSharingCores = std::size_t{48} << 10;
 // Slices of registered tensors are not shorter: a core fetches lines ahead to the end of the page,
 // and takes them from the rank whose slice begins there. (In staging buffers, slices of all ranks
@@ -56,11 +57,9 @@ class Group::StagedReduction {
 
   // Whether every rank reads everything. May become false while ranks map the region, which all
   // have done after the first round: from then on it is the same on all.
-  bool is_small() const {
-    const bool shares_cores = group_.region_->oversubscribed();
-    return bytes_ <= buffer_ &&
-           bytes_ * group_.calls_.size() <= (shares_cores ? kOneRoundSharingCores : kOneRound);
-  }
+  bool is_small() const { return is_small_for(kOneRound); }
+  // Whether it costs less than reducing in place, if all tensors are registered.
+  bool is_small_registered() const { return is_small_for(kOneRoundRegistered); }
 
   void copy_in(std::size_t chunk) const {
     if (is_small()) return copy_bytes(group_.next_staging(), input_, bytes_);
@@ -74,6 +73,12 @@ class Group::StagedReduction {
   void run() const { return is_small() ? reduce_all() : pipeline(); }
 
  private:
+  bool is_small_for(std::size_t one_round) const {
+    const bool shares_cores = group_.region_->oversubscribed();
+    return bytes_ <= buffer_ &&
+           bytes_ * group_.calls_.size() <= (shares_cores ? kOneRoundSharingCores : one_round);
+  }
+
   void reduce_all() const {
     if (output_ == nullptr) return;
     ByRank<const void*> sources;
@@ -171,7 +176,7 @@ void Group::reduce_into(const void* input, void* output) {
   const std::size_t bytes = call_.count * element();
   if (size() == 1) return copy_bytes(output, input, bytes);
   const StagedReduction staged(*this, input, output);
-  if (!staged.is_small() && (output == nullptr || input == output)) {
+  if (!staged.is_small_registered() && (output == nullptr || input == output)) {
     call_.offset = offset_of(input, bytes);
   }
   if (!call_.is_shared()) staged.copy_in(0);

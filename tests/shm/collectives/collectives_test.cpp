@@ -491,7 +491,7 @@ TEST_P(CollectivesUpTo5, ReductionsGiveTheBitsOfTheTreeOnEveryPath) {
   const auto size = static_cast<std::size_t>(GetParam());
   const int core = base::affinity().front();
   std::vector<std::size_t> sizes{64, 4096, 8192, 16384, 60'000};
-  for (const std::size_t limit : {4096u, 49152u}) sizes.push_back(limit / size / 64 * 64);
+  for (const std::size_t limit : {2048u, 4096u, 49152u}) sizes.push_back(limit / size / 64 * 64);
   for (const std::size_t bytes : sizes) {
     for (const std::size_t size_of_elements : {bytes, bytes + 64}) {
       const std::size_t count = size_of_elements / 4;
