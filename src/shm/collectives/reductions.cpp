@@ -9,14 +9,15 @@ namespace {
 static_assert(kMaxRanks <= kMaxSources);
 
 // If all tensors together have at most this many bytes, every rank reads all of them, in one round:
-// further copies then cost less than a further round. A round is expensive if ranks share a core
-// and have to wait for it. Registered tensors are not copied in their further round.
+// further copies then cost less than a further round. A further round pays earlier if it saves the
+// copies altogether, as with registered tensors, and late if ranks share a core and have to wait
+// for it.
 constexpr std::size_t kOneRound = std::size_t{4} << 10;
 constexpr std::size_t kOneRoundRegistered = std::size_t{2} << 10;
 constexpr std::size_t kOneRoundSharingCores = std::size_t{48} << 10;
-// Slices of registered tensors are not shorter: a core fetches lines ahead to the end of the page,
-// and takes them from the rank whose slice begins there. (In staging buffers, slices of all ranks
-// are faster: fewer bytes are copied in and out.)
+// The least slice of a registered tensor shorter than kOneSliceEach: a core fetches lines ahead to
+// the end of the page, and takes them from the rank whose slice begins there. (In staging buffers,
+// slices of all ranks are faster: fewer bytes are copied in and out.)
 constexpr std::size_t kLeastSlice = std::size_t{4} << 10;
 // From this size on, every rank reduces a slice, however short: few ranks would read for long.
 constexpr std::size_t kOneSliceEach = std::size_t{16} << 10;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <numeric>
 #include <random>
@@ -490,11 +491,11 @@ TEST_P(CollectivesUpTo5, ReductionsGiveTheBitsOfTheTreeOnEveryPath) {
   namespace exact = test::exact;
   const auto size = static_cast<std::size_t>(GetParam());
   const int core = base::affinity().front();
-  std::vector<std::size_t> sizes{64, 4096, 8192, 16384, 60'000};
-  for (const std::size_t limit : {2048u, 4096u, 49152u}) sizes.push_back(limit / size / 64 * 64);
-  for (const std::size_t bytes : sizes) {
-    for (const std::size_t size_of_elements : {bytes, bytes + 64}) {
-      const std::size_t count = size_of_elements / 4;
+  std::vector<std::size_t> limits{64, 4096, 8192, 16384, 60'000};
+  for (const std::size_t read : {2048u, 4096u, 49152u}) limits.push_back(read / size / 64 * 64);
+  for (const std::size_t limit : limits) {
+    for (const std::size_t bytes : {limit, limit + 64}) {
+      const std::size_t count = bytes / 4;
       const auto floats = exact::random_sources<float>(size, count);
       const auto halves = exact::random_sources<exact::BFloat16>(size, 2 * count);
       const auto float_averages = exact::oracle(ReduceOp::avg, floats);
@@ -536,9 +537,11 @@ TEST(Collectives, AgreeOnRoundsBeforeAllCoresAreKnown) {
         EXPECT_EQ(std::count(data, data + own.size(), 3.0f), 3000);
       }
     };
-    std::thread early([&, region = regions.enter_on(cores[0], 0)] { sum_of_ranks(region); });
+    const auto early = regions.enter_on(cores[0], 0);
+    const Word& in_call = early->memory().slot(0, 1).round;
+    const auto waiting = std::async(std::launch::async, [&] { sum_of_ranks(early); });
+    while (in_call.load() != 1) std::this_thread::yield();
     sum_of_ranks(regions.enter_on(cores[1], 1));
-    early.join();
   }
 }
 
