@@ -91,7 +91,7 @@ void compute_for(double milliseconds) {
   }
 }
 
-// Takes memory, or if that is nothing, a core. `parent` may be killed, before this process looks
+// Takes memory, or with `megabytes` of 0 a core. `parent` may be killed, before this process looks
 // for the first time too.
 void take(pid_t parent, std::size_t megabytes) {
   const std::vector<char> held(megabytes << 20, 1);

@@ -109,7 +109,7 @@ std::vector<report::RankTrace> make_timelines(const MadeJob& job) {
     trace.boot = "boot";
     for (int bucket = 0; bucket < job.buckets; ++bucket) {
       const int layer = job.buckets - bucket;
-      trace.buckets[{0, bucket}] = {std::uint64_t{1} << 20,
+      trace.buckets[{0, bucket}] = {job.bytes,
                                     fmt::format("layers.{0}.weight, layers.{0}.bias", layer)};
     }
   }

@@ -17,6 +17,7 @@ struct MadeJob {
   int ranks = 2;
   int steps = 40;
   int buckets = 4;
+  std::uint64_t bytes = std::uint64_t{1} << 20;  // of a bucket
   Time computing = [](int, int) { return 9000.0; };
   Time between = [](int, int) { return 0.0; };
   // Of computing, the time for which a rank waits for a core. If it is set, so are samples of the

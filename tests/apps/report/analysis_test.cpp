@@ -324,20 +324,20 @@ TEST(Diagnosis, OneLargeBucketShouldBeDivided) {
 }
 
 TEST(Diagnosis, StepsAreTooShort) {
-  const Diagnosis diagnosis =
-      diagnosis_of({.buckets = 1, .computing = [](int, int) { return 60.0; }, .reduction = 40});
+  const auto diagnosis_with = [](double computing, std::uint64_t bytes) {
+    return diagnosis_of({.buckets = 1,
+                         .bytes = bytes,
+                         .computing = [=](int, int) { return computing; },
+                         .reduction = computing * 2 / 3});
+  };
+  const Diagnosis diagnosis = diagnosis_with(60, 1 << 10);
   EXPECT_EQ(diagnosis.finding, Finding::short_steps);
   EXPECT_THAT(diagnosis.sentence,
               HasSubstr("a step takes 100 us, and ranks wait for each other for 40 %"));
-  // Work enough to be worth a wake-up: what is slow is the reduction.
-  const auto longer = [](double computing) {
-    return diagnosis_of({.buckets = 1,
-                         .computing = [=](int, int) { return computing; },
-                         .reduction = computing * 2 / 3})
-        .finding;
-  };
-  EXPECT_EQ(longer(990), Finding::short_steps);
-  EXPECT_EQ(longer(1010), Finding::communication);
+  EXPECT_EQ(diagnosis_with(990, 1 << 10).finding, Finding::short_steps);
+  EXPECT_NE(diagnosis_with(1010, 1 << 10).finding, Finding::short_steps);
+  // The bytes explain the wait.
+  EXPECT_EQ(diagnosis_with(990, 1 << 20).finding, Finding::communication);
 }
 
 TEST(Diagnosis, TimePassesBetweenSteps) {
@@ -682,23 +682,25 @@ TEST(Diagnosis, PagesReadBetweenStepsAreLackOfMemoryIfTheyWereDropped) {
   auto traces = make_timelines({.computing = [](int, int) { return 6000.0; },
                                 .between = [](int, int) { return 4000.0; },
                                 .queued = never});
-  const auto diagnosis_with = [&](std::int64_t memory_pressure) {
+  const auto diagnosis_with = [&](std::int64_t memory_pressure, std::size_t faults) {
     for (RankTrace& trace : traces) {
       trace.cpu = {CpuUse{.wall = 1'000'000, .memory_pressure = memory_pressure}};
       for (std::size_t j = 0; j < trace.thread.size(); ++j) {
-        trace.thread[j].faults = static_cast<std::int64_t>(j / 2);  // one between two steps
+        trace.thread[j].faults = static_cast<std::int64_t>(faults * (j / 2));  // between two steps
       }
     }
     return diagnose(analyse(merge(traces)));
   };
-  EXPECT_EQ(diagnosis_with(0).finding, Finding::between_steps);  // read for the first time
-  const Diagnosis dropped = diagnosis_with(20'000);
+  const Diagnosis dropped = diagnosis_with(20'000, 8);
   EXPECT_EQ(dropped.finding, Finding::memory);
-  EXPECT_THAT(dropped.why, Contains(HasSubstr("Ranks wait for pages 40 % of the time")));
+  EXPECT_THAT(dropped.why, Contains(HasSubstr("ranks wait for pages up to 40 % of the time")));
   EXPECT_NEAR(prediction_of(dropped).after, 6000, 1);
+  EXPECT_EQ(diagnosis_with(0, 8).finding, Finding::between_steps);  // read for the first time
+  // Few pages do not explain the sleep, whoever else lacks memory.
+  EXPECT_EQ(diagnosis_with(20'000, 1).finding, Finding::between_steps);
+  EXPECT_EQ(diagnosis_with(20'000, 3).finding, Finding::between_steps);
 }
 
-// Whether that slows the job down is not known.
 TEST(Diagnosis, UseOfOtherCoresIsMentioned) {
   auto traces = make_timelines({.queued = never});
   for (RankTrace& trace : traces) {
@@ -773,8 +775,10 @@ TEST(Prediction, IsOfTheStepsWithoutTheCause) {
 }
 
 TEST(Prediction, OfAccumulationDividesCommunicationByFour) {
-  const Diagnosis diagnosis =
-      diagnosis_of({.buckets = 1, .computing = [](int, int) { return 60.0; }, .reduction = 40});
+  const Diagnosis diagnosis = diagnosis_of({.buckets = 1,
+                                            .bytes = 1 << 10,
+                                            .computing = [](int, int) { return 60.0; },
+                                            .reduction = 40});
   EXPECT_NEAR(prediction_of(diagnosis).before, 100, 1);
   EXPECT_NEAR(prediction_of(diagnosis).after, 70, 1);
 }

@@ -17,8 +17,9 @@ constexpr std::size_t kWarmUp = 5;
 constexpr double kPause = 3;
 constexpr double kOften = 0.125;
 constexpr double kLongPause = 10;
-// What even a slow disk needs for a page, in microseconds.
-constexpr double kSlowestRead = 10'000;
+// What a page from a slow SSD or a network disk takes, in microseconds. With more, a loader that
+// sleeps would count as one that reads.
+constexpr double kSlowRead = 500;
 
 double part(double of, double whole) {
   return whole > 0 ? of / whole : 0;
@@ -249,7 +250,7 @@ void add_thread_figures(Analysis& analysis) {
       const double asleep =
           std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);
       waiting += asleep;
-      reading += std::min(asleep, kSlowestRead * rank.thread_between.faults);
+      reading += std::min(asleep, kSlowRead * rank.thread_between.faults);
       all += rank.period.length();
     }
   }

@@ -68,7 +68,7 @@ struct Analysis {
   std::optional<double> waiting_between;  // of `between`, neither running nor able to
   std::optional<double> preempted;        // context switches of all ranks a step, sched_yield's too
   std::optional<double> faults;           // page faults that read from a disk, likewise
-  // Of the time of all ranks, that in which they probably waited for such pages between steps.
+  // The part of 1 of all ranks' time in which they waited for such pages between steps, at most.
   std::optional<double> reading_between;
   // Whether the steps were replayed without waits for cores, which takes these figures and the
   // timelines of all ranks. If not, `queue_gain` is empty, and `settled` is what was measured.

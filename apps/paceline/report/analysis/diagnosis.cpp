@@ -29,8 +29,8 @@ constexpr double kSlowNetwork = 100;
 constexpr double kSlowMessage = 300;
 // Page faults of a step from which on lack of memory may slow it down.
 constexpr double kNotableFaults = 1;
-// The part of the time in which tasks of the machine wait for memory from which on pages are read
-// because they were dropped; otherwise they are read for the first time.
+// The memory pressure from which such pages count as dropped. Below it, they are read for the first
+// time.
 constexpr double kDropsPages = 0.01;
 
 // By Finding.
@@ -70,6 +70,14 @@ bool explained_by_size(const Analysis& a) {
   return !transfer || 2 * *transfer >= a.settled.communication * a.period;
 }
 
+// Whether ranks wait less to move bytes than to be woken.
+bool waits_for_wake_ups(const Analysis& a) {
+  const auto transfer = slow_transfer(a);
+  const double messages = static_cast<double>(a.buckets.size()) * kSlowMessage;
+  const double waiting = (a.late + a.communication) * a.period;
+  return transfer && 2 * (*transfer - messages) < waiting;
+}
+
 bool is_crowded(const Analysis& a) {
   return !a.crowded.empty() || (a.cores > 0 && a.local_size > a.cores);
 }
@@ -96,12 +104,13 @@ Shares notable_shares(const Analysis& a) {
   const auto notable = [](double share, double least) { return share >= least ? share : 0; };
   const double pressure = a.machine.memory_pressure.value_or(0);
   const bool reads_back = a.faults.value_or(0) >= kNotableFaults && pressure >= kDropsPages;
-  const double reading = reads_back ? a.reading_between.value_or(0) : 0;
+  const double reading = a.reading_between.value_or(0);
+  const double memory = reads_back ? notable(std::max(pressure, reading), kNotable) : 0;
   return {.queue = notable(a.queue_gain.value_or(0), kNotable),
-          .memory = reads_back ? notable(std::max(pressure, reading), kNotable) : 0,
+          .memory = memory,
           .late = notable(a.settled.stall, kNotable),
           .communication = notable(a.settled.communication, kNotable),
-          .between = notable(a.settled.between - reading, kNotableBetween),
+          .between = notable(a.settled.between - (memory > 0 ? reading : 0), kNotableBetween),
           .pauses = notable(a.pause_share, kNotableBetween)};
 }
 
@@ -135,7 +144,8 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   }
   if (is_crowded(a)) return why_queued(a);
   const double waiting = a.late + a.communication;
-  if ((1 - waiting) * a.period < kShortStep && waiting >= kNotableSynchronisation) {
+  if ((1 - waiting) * a.period < kShortStep && waiting >= kNotableSynchronisation &&
+      waits_for_wake_ups(a)) {
     return Finding::short_steps;
   }
   if (most == shares.late) return Finding::uneven_load;

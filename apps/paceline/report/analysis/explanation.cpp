@@ -13,6 +13,8 @@ namespace {
 
 // The part of the cores that a job uses if it leaves nothing to others.
 constexpr double kAllCores = 0.9;
+// The part of the sleep between steps that pages must explain for a prediction without it.
+constexpr double kExplainedSleep = 0.8;
 // Batches between synchronisations, for which the gain is predicted.
 constexpr std::size_t kAccumulated = 4;
 // A rank that waits for a core this many times as long as all do on average is named.
@@ -270,11 +272,14 @@ void Explanation::memory() {
   say("The machine lacks memory: tasks wait for it {} of the time, and ranks read pages back from "
       "the disk {:.1f} times a step.",
       share_text(a_.machine.memory_pressure.value_or(0)), a_.faults.value_or(0));
-  if (const double reading = a_.reading_between.value_or(0); reading > 0) {
-    because("Ranks wait for pages {} of the time, between steps.", share_text(reading));
+  const double reading = a_.reading_between.value_or(0);
+  if (reading > 0) {
+    because("Between steps, ranks wait for pages up to {} of the time.", share_text(reading));
   }
-  if (a_.replayed) {
-    predict("ranks never waited for pages", replay_.without_waiting_between().period());
+  const double asleep = a_.waiting_between.value_or(0) * a_.between;
+  if (a_.replayed && reading > 0 && reading >= kExplainedSleep * asleep) {
+    predict("ranks never waited for pages between steps",
+            replay_.without_waiting_between().period());
   }
   suggest("Look at what else uses memory (top, free), and end it.");
   suggest("Raise the job's memory limit, or use fewer ranks or smaller batches.");
