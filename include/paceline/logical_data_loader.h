@@ -47,13 +47,15 @@ class PACELINE_API LogicalPositions {
   struct Positions {
     std::map<int, LoaderPosition> of_rank;
     LoaderPosition taken;   // of this process, at the last step
-    bool were_set = false;  // to another position by a state, since the last step
+    bool were_set = false;  // by a state, since the last step
   };
   LogicalRanks& ranks_;
   std::string name_;
   std::shared_ptr<Positions> positions_;  // also held by what is registered
 };
 
+// `steps`: how many the epoch has.
+PACELINE_API void check_position(const LoaderPosition& position, std::int64_t steps);
 [[noreturn]] PACELINE_API void throw_no_batch(int rank, const LogicalRange& range);
 PACELINE_API void check_same_size(std::int64_t first, std::int64_t other, int rank);
 
@@ -73,9 +75,11 @@ PACELINE_API void check_same_size(std::int64_t first, std::int64_t other, int ra
 /// have equally many batches. The workers of an iteration serve all of them.
 ///
 /// The epoch, and the number of its steps whose batches were handed out, are part of each logical
-/// rank's state. After LogicalRanks::set_state, the next iteration over that epoch begins with the
-/// step after these. After the last step of an epoch, it is the begin of the next. An iteration
-/// goes on after LogicalRanks::assign with the logical ranks that this rank runs from then on.
+/// rank's state; after the last step of an epoch, that is step 0 of the next. If the next iteration
+/// after LogicalRanks::set_state is over that epoch, it begins after these steps, and throws
+/// UsageError if the epoch has not more. All other iterations begin with the first step. An
+/// iteration goes on after LogicalRanks::assign with the logical ranks that this rank runs from
+/// then on.
 template <typename Dataset, typename Collate = DefaultCollate>
 class LogicalDataLoader {
  public:
@@ -139,6 +143,7 @@ class LogicalDataLoader {
                                 batches_.range_.first + k);
       }
       count_ = static_cast<std::int64_t>(of_rank[0].size());
+      detail::check_position(position_, count_);
       for (auto step = static_cast<std::size_t>(position_.steps); step < of_rank[0].size();
            ++step) {
         for (auto& batches : of_rank) all.push_back(std::move(batches[step]));

@@ -12,7 +12,8 @@ LogicalPositions::LogicalPositions(LogicalRanks& ranks, std::string name)
   ranks.register_state(
       name_,
       [positions = positions_](int rank) {
-        const LoaderPosition& of = positions->of_rank[rank];
+        const auto found = positions->of_rank.find(rank);
+        const auto of = found == positions->of_rank.end() ? LoaderPosition{} : found->second;
         return at::tensor({of.epoch, of.steps}, at::kLong);
       },
       [positions = positions_, name = name_](int rank, const at::Tensor& value) {
@@ -24,9 +25,9 @@ LogicalPositions::LogicalPositions(LogicalRanks& ranks, std::string name)
         }
         const auto* const numbers = value.contiguous().const_data_ptr<std::int64_t>();
         const LoaderPosition position{numbers[0], numbers[1]};
-        positions->of_rank[rank] = position;
         // A logical rank that another rank has run until now is where this process is.
-        if (!(position == positions->taken)) positions->were_set = true;
+        const bool is_new = positions->of_rank.insert_or_assign(rank, position).second;
+        if (!is_new || !(position == positions->taken)) positions->were_set = true;
       });
 }
 
@@ -55,9 +56,19 @@ LoaderPosition LogicalPositions::begin(std::int64_t epoch, const LogicalRange& r
 void LogicalPositions::set(const LoaderPosition& position, const LogicalRange& range) {
   positions_->taken = position;
   positions_->were_set = false;
+  positions_->of_rank.clear();
   for (int rank = range.first; rank < range.first + range.count; ++rank) {
     positions_->of_rank[rank] = position;
   }
+}
+
+void check_position(const LoaderPosition& position, std::int64_t steps) {
+  if (position.steps == 0 || (position.steps > 0 && position.steps < steps)) return;
+  throw UsageError(
+      fmt::format("the states of logical ranks say that {} steps of epoch {} were taken, which has "
+                  "{}: use the batch size, the samplers and the data set of the run that they are "
+                  "from",
+                  position.steps, position.epoch, steps));
 }
 
 void throw_no_batch(int rank, const LogicalRange& range) {

@@ -107,6 +107,45 @@ TEST(LogicalDataLoader, GoesOnWhereAStateWasTaken) {
   });
 }
 
+// Of the step at which the loader is.
+TEST(LogicalDataLoader, GoesOnWhereItIsIfThatIsSet) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    auto model = make_model();
+    Numbers set;
+    LogicalDataLoader loader(set, model.logical_ranks(), sampler_of, {.batch_size = 4});
+    const auto [first, count] = model.logical_ranks().range();
+    Seen seen;
+    int taken = 0;
+    for (auto& batches : loader.epoch(3)) {
+      add(seen, batches, model.logical_ranks().range());
+      if (++taken == 2) break;
+    }
+    for (int rank = first; rank < first + count; ++rank) {
+      model.logical_ranks().set_state(rank, model.logical_ranks().state(rank));
+    }
+    for (auto& batches : loader.epoch(3)) add(seen, batches, model.logical_ranks().range());
+    for (const auto& [rank, numbers] : seen) EXPECT_EQ(numbers, expected(rank, 3));
+  });
+}
+
+TEST(LogicalDataLoader, RefusesAPositionBeyondTheEpoch) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    auto model = make_model();
+    Numbers set;
+    LogicalDataLoader loader(set, model.logical_ranks(), sampler_of, {.batch_size = 4});
+    for (const std::int64_t steps : {5, 7, -1}) {
+      for (int rank = 0; rank < kLogical; ++rank) {
+        auto state = model.logical_ranks().state(rank);
+        state.registered["data_loader"] = torch::tensor({std::int64_t{2}, steps});
+        model.logical_ranks().set_state(rank, state);
+      }
+      EXPECT_THAT([&] { loader.epoch(2).begin(); },
+                  ThrowsMessage<UsageError>(HasSubstr(
+                      std::to_string(steps) + " steps of epoch 2 were taken, which has 5")));
+    }
+  });
+}
+
 TEST(LogicalDataLoader, BeginsAnewWithoutAState) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     auto model = make_model();
