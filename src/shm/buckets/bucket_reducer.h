@@ -113,7 +113,6 @@ class BucketReducer {
   // group. Returns false outside a step, where it does nothing.
   bool abort_step();
 
-  const LeafPlan& leaves() const { return leaves_; }
   bool failed() const { return region_->failed(); }
   // Makes `text` the failure that this and every other rank throws; this one is at fault.
   [[noreturn]] void fail(const std::string& text, FailureKind kind = FailureKind::mismatch);

@@ -49,6 +49,7 @@ void ControlBlocks::exchange(Group& group) {
     std::uint64_t first_leaf;
     std::uint64_t leaves;  // of this rank
     std::uint64_t all_leaves;
+    std::uint64_t parts;  // of all ranks, as this one expects
   };
   constexpr std::size_t kWords = sizeof(Row) / sizeof(std::uint64_t);
   const LeafRange range = leaves_.range(region_->rank());
@@ -58,7 +59,8 @@ void ControlBlocks::exchange(Group& group) {
            .job_ranks = job_ranks_,
            .first_leaf = static_cast<std::uint64_t>(range.first),
            .leaves = static_cast<std::uint64_t>(range.count),
-           .all_leaves = static_cast<std::uint64_t>(leaves_.leaves())};
+           .all_leaves = static_cast<std::uint64_t>(leaves_.leaves()),
+           .parts = leaves_.sources().size()};
   for (const Bucket& bucket : buckets_) mine.bytes += bucket.bytes();
   std::vector<Row> rows(static_cast<std::size_t>(region_->size()));
   std::vector<Output> outputs;
@@ -90,6 +92,11 @@ void ControlBlocks::exchange(Group& group) {
                                "ranks must be given the same ranges",
                                name_of(rank), row.leaves, row.first_leaf, name_of(region_->rank()),
                                expected.count, expected.first));
+    }
+    if (row.parts != mine.parts) {
+      fail({rank}, fmt::format("{} has {} sums of logical ranks, {} has {}: zero_copy must be the "
+                               "same on all ranks",
+                               name_of(rank), row.parts, name_of(region_->rank()), mine.parts));
     }
     std::byte* const found = region_->memory().resolve(rank, row.control, bytes());
     if (found == nullptr || row.control % kCacheLine != 0) {

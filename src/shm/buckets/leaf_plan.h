@@ -55,8 +55,9 @@ class LeafPlan {
   std::span<const Source> sources() const { return sources_; }
 
   // Writes the average of `count` elements to every destination. `sources`: the values of each of
-  // sources(), of part_type(type); those of a part whose weights are all 0 are not read. `weights`:
-  // by leaf; empty if all are 1. A part of several leaves has them applied. `divisor`: their sum.
+  // sources(), of part_type(type); a part whose weights are all 0 is not read. `weights`: by leaf;
+  // empty if all are 1. The values of a part of several leaves are multiplied by them already.
+  // `divisor`: their sum.
   void average(DataType type, std::span<const void* const> sources, std::span<const double> weights,
                double divisor, std::span<void* const> destinations, std::size_t count) const;
 

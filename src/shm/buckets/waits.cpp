@@ -79,7 +79,7 @@ void BucketWait::check(int peer) const {
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
   if (gone && !left && !has_lasted_a_second()) return;
   throw Mismatch(
-      fmt::format("{} aborted {}: an exception ended its backward before bucket {} ({}) was ready",
+      fmt::format("{} aborted {}: an exception ended its step before bucket {} ({}) was ready",
                   blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
       {blocks_.region().global_ranks().of(peer)}, op.operation, op.sequence);
 }
