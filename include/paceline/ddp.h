@@ -84,7 +84,7 @@ struct DdpOptions {
   /// The number of logical ranks of the job, at least as many as ranks and at most 64; 0: each rank
   /// is one. Each rank runs as many of them as the others, or one more. The job's parameters then
   /// depend on logical_ranks, but not on the number of ranks that run them: not in one bit
-  /// (docs/determinism.md). Training forwards belong into a loop over
+  /// (docs/determinism.md). Training forwards must run in a loop over
   /// DistributedDataParallel::logical_ranks(). Only for models on the CPU and with
   /// broadcast_buffers; not with communication hooks, join or skip_all_reduce_unused_params. The
   /// same on all ranks.
@@ -202,7 +202,7 @@ class [[nodiscard]] NoSyncGuard {
 /// - Freeze parameters after construction on all ranks alike. Parameters that are frozen at
 ///   construction must stay frozen.
 /// - If one backward runs through several models, run their forwards in one order on all ranks.
-/// - A forward may make collective calls of the group (docs/threading.md).
+/// - Forwards and backwards may make collective calls of the group (docs/threading.md).
 ///
 /// **Other models.** To wrap a model that is not a Module, such as one of TorchScript, pass its
 /// parameters and its forward:

@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <paceline/api.h>
 
@@ -50,37 +49,40 @@ struct LogicalRange {
 ///
 /// - The CPU's default random number generator is the logical rank's own. Outside the loop, it is
 ///   the process's.
-/// - Buffers of the model are what logical rank 0 left in the last step. After the loop, all ranks
-///   have those that logical rank 0 left in this one; a loop without a backward changes none.
-/// - `.grad` is as it was before the loop. To accumulate, run several backwards in the body. All of
-///   them but the last must be under no_sync.
-/// - The body must run one synchronised backward, or none for any logical rank.
+/// - Buffers of the model are as before the loop. After the loop, all ranks have those that the
+///   synchronised backward of logical rank 0 left; other changes are dropped. A loop without a
+///   backward changes none. Outside the loop, change buffers on all ranks alike.
+/// - `.grad` is as it was before the loop. To accumulate, run several backwards in the body. The
+///   last of them is synchronised, all others must be under no_sync.
+/// - Every logical rank must run one synchronised backward, or none of them may run any.
+/// - Make no collective calls of the model's group: ranks may run different numbers of logical
+///   ranks.
 ///
 /// If an exception ends the loop before the backward of the last logical rank, random numbers and
 /// buffers are as before the loop. The next loop then aborts the step, so that the other ranks
 /// throw Mismatch, and zeroes the gradients that were defined before the loop. All ranks can repeat
-/// the step. Do not leave the loop by break or return; if you did, the next loop throws UsageError.
+/// the step, as a whole: after an exception in a backward, the next forward in the loop throws
+/// UsageError. Do not leave the loop by break or return; if you did, the next loop throws
+/// UsageError.
 ///
-/// The backward of the last logical rank is collective. One loop at a time may run on a thread.
+/// The begin of a loop and the backward of the last logical rank are collective. One loop at a time
+/// may run in a process, since a process has one default random number generator.
 class PACELINE_API LogicalRanks {
  public:
   /// Used by DistributedDataParallel::logical_ranks().
   explicit LogicalRanks(std::shared_ptr<detail::LogicalRanksCore> core);
-  /// Takes over the loop of `other`, which cannot be used afterwards.
-  LogicalRanks(LogicalRanks&& other) noexcept
-      : core_(std::move(other.core_)),
-        loop_(std::exchange(other.loop_, 0)),
-        exceptions_(other.exceptions_) {}
-  LogicalRanks& operator=(LogicalRanks&&) = delete;
-  ~LogicalRanks();
 
   /// The end of a loop.
   struct Sentinel {};
-  /// The current logical rank of a loop.
+  /// A loop, and its current logical rank. The loop ends with the iterator, if not before.
   class PACELINE_API Iterator {
    public:
     /// Used by begin().
-    explicit Iterator(detail::LogicalRanksCore& core) : core_(&core) {}
+    explicit Iterator(std::shared_ptr<detail::LogicalRanksCore> core);
+    /// Takes over the loop of `other`, which cannot be used afterwards.
+    Iterator(Iterator&& other) noexcept = default;
+    Iterator& operator=(Iterator&&) = delete;
+    ~Iterator();
     /// Its number, from 0 to total() - 1.
     int operator*() const;
     /// Goes on to the next. Throws what the communication at the end of the loop throws, and as the
@@ -90,7 +92,9 @@ class PACELINE_API LogicalRanks {
     bool operator==(Sentinel) const;
 
    private:
-    detail::LogicalRanksCore* core_;
+    std::shared_ptr<detail::LogicalRanksCore> core_;
+    std::uint64_t loop_;
+    int exceptions_;  // under way when the loop began
   };
   /// Begins a loop over this rank's logical ranks, ascending.
   Iterator begin();
@@ -102,8 +106,10 @@ class PACELINE_API LogicalRanks {
   /// The logical ranks that this rank runs.
   LogicalRange range() const;
   /// Gives this rank other logical ranks. All ranks call it between steps. Together they must run
-  /// each logical rank once; otherwise all throw UsageError. States move along. Not with
-  /// static_graph. Collective.
+  /// each logical rank once; otherwise all throw UsageError. States move along. If a function that
+  /// register_state has cannot read a state, all ranks throw UsageError and nothing is changed; if
+  /// one cannot take a state over, all throw it after the change. Makes new buckets, and each call
+  /// uses some KiB until the group ends. Not with static_graph. Collective.
   void assign(const LogicalRange& range);
 
   /// The state of a logical rank that this rank runs; a copy. Throws UsageError for another one.
@@ -111,8 +117,9 @@ class PACELINE_API LogicalRanks {
   /// Sets it. Throws UsageError for another rank's, or if the registered names differ.
   void set_state(int rank, const LogicalRankState& state);
   /// Makes something part of each logical rank's state, under a name of its own: `get` returns it
-  /// for a logical rank, and `set` takes back what `get` returned, maybe on another rank. Register
-  /// the same on all ranks. The model keeps copies of both functions.
+  /// for a logical rank, and `set` takes back what `get` returned, maybe on another rank: in
+  /// set_state, and in assign for a logical rank that this rank did not run. Register the same on
+  /// all ranks. The model keeps copies of both functions.
   void register_state(const std::string& name, std::function<at::Tensor(int rank)> get,
                       std::function<void(int rank, const at::Tensor&)> set);
   /// Undoes it. Does nothing if the name is not registered.
@@ -120,8 +127,6 @@ class PACELINE_API LogicalRanks {
 
  private:
   std::shared_ptr<detail::LogicalRanksCore> core_;
-  std::uint64_t loop_ = 0;  // begun by this object; 0: none
-  int exceptions_ = 0;      // under way when it began
 };
 
 }  // namespace paceline

@@ -195,7 +195,7 @@ void SliceBucketReducer::read_reports() {
     if (header.aborted != 0) {
       aborted_ = true;
       const int global = global_rank_of(group_, rank);
-      throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its backward before "
+      throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its step before "
                                  "its gradients were ready",
                                  global, step_),
                      {global}, "backward", step_);

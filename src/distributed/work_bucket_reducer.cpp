@@ -176,7 +176,7 @@ void WorkBucketReducer::check_nobody_aborted(const at::Tensor& rows) {
   if (ranks.numel() == 0) return;
   aborted_ = true;
   const int rank = global_rank_of(group_, static_cast<int>(ranks[0][0].item<std::int64_t>()));
-  throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its backward before its "
+  throw Mismatch(fmt::format("rank {} aborted step {}: an exception ended its step before its "
                              "gradients were ready",
                              rank, step_),
                  {rank}, "backward", step_);

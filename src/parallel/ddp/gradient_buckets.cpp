@@ -80,7 +80,9 @@ void GradientBuckets::add(std::size_t parameter, bool arrived, const at::Tensor&
 }
 
 void GradientBuckets::leave_out(std::size_t parameter) {
-  if (is_last_leaf()) count_down(plan_.places[parameter].bucket);
+  if (!is_last_leaf()) return;
+  if (count_leaves() > 1) parameters_[parameter].tensor.mutable_grad() = initial_[parameter];
+  count_down(plan_.places[parameter].bucket);
 }
 
 std::vector<bool> GradientBuckets::skip(std::vector<bool> buckets) {
@@ -262,7 +264,7 @@ void GradientBuckets::put_back(const std::vector<bool>& used) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& view = views_[i].current;
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    // The program's tensor, which leaves do not change.
+    // The program's tensor.
     if (view.defined() && used[i] && !initial_.empty() && initial_[i].defined()) grad = initial_[i];
     if (!view.defined() || !used[i] || is_view(i)) continue;
     if (grad.defined() && !grad.is_sparse()) {

@@ -140,12 +140,14 @@ class GradientBuckets {
   BucketPlan plan_;
   bool exchanges_usage_ = false;  // the reducer's last bucket is for that
   std::shared_ptr<c10d::CommHookInterface> hook_;
+  // By parameter; empty for one without a bucket. Outlives the bucket reducer, which retires memory
+  // that peers may still write to only while it is allocated.
+  std::vector<Views> views_;
   std::unique_ptr<distributed::BucketReducer> bucket_reducer_;
-  std::vector<Views> views_;  // by parameter; empty for one without a bucket
-  Indices outstanding_;       // gradients still missing, by bucket
-  Indices in_place_;          // whose gradients are reduced where autograd allocated them
-  Indices arrivals_;          // of order_, as they were ready in the first step
-  bool is_first_ = true;      // the first step has yet to be finished
+  Indices outstanding_;   // gradients still missing, by bucket
+  Indices in_place_;      // whose gradients are reduced where autograd allocated them
+  Indices arrivals_;      // of order_, as they were ready in the first step
+  bool is_first_ = true;  // the first step has yet to be finished
 };
 
 }  // namespace paceline::ddp

@@ -12,7 +12,7 @@
 namespace paceline::ddp {
 namespace {
 
-// Where the sum of `terms` goes: into the last of them, if it has the type for it.
+// Where a sum whose last term is `last` goes: into `last`, if it has the type for it.
 at::Tensor sum_for(const at::Tensor& last) {
   const auto type = at::toOpMathType(last.scalar_type());
   if (type == last.scalar_type()) return last;

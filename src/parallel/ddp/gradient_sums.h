@@ -21,9 +21,9 @@ class GradientSums {
   // `gradient`: dense, on the CPU, in the same layout for all leaves; this takes it over, and may
   // overwrite it. Not read if `weight` is 0.
   void add(std::size_t parameter, int leaf, at::Tensor gradient, double weight);
-  // Once all leaves were added: the parameter's sums, by part. Of a part of one leaf its gradient,
-  // without its weight; of others the weighted sum in accumulation type. Undefined if all weights
-  // are 0.
+  // Once all leaves were added: the parameter's sums, by part. If a part has one leaf, the sum is
+  // its gradient, not multiplied by its weight; otherwise it is the weighted sum, in accumulation
+  // type. It is undefined if all weights are 0.
   std::vector<at::Tensor> take(std::size_t parameter);
   // Drops what was added.
   void clear();

@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <utility>
@@ -13,6 +14,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "distributed/process_state.h"
 #include "distributed/translate.h"
 #include "parallel/gather.h"
 #include "parallel/with_error_context.h"
@@ -21,8 +23,8 @@ namespace paceline {
 namespace detail {
 namespace {
 
-// Whose logical ranks' random numbers are in use.
-thread_local const LogicalRanksCore* open_loop = nullptr;
+// Whose logical ranks' random numbers the process's default generator has.
+std::atomic<const LogicalRanksCore*> open_loop = nullptr;
 
 at::Generator generator() {
   return at::globalContext().defaultGenerator(at::kCPU);
@@ -63,7 +65,7 @@ LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, Pro
   if (get_world_size(group_) > 1) ddp::broadcast_from(0, {seed}, group_);
   seed_ = static_cast<std::uint64_t>(seed.item<std::int64_t>());
   for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
-  reducer.on_step_complete([this] { share_buffers(); });
+  reducer.on_leaf_complete([this](int leaf) { end_backward(leaf); });
 }
 
 ddp::Reducer& LogicalRanksCore::reducer() const {
@@ -88,24 +90,33 @@ std::uint64_t LogicalRanksCore::begin() {
         "the last loop over logical ranks was left by break or return before the backward of its "
         "last logical rank, so the step is incomplete: end training before the loop, not in it");
   }
-  if (enabled_) {
-    if (open_loop != nullptr) {
-      throw UsageError(
-          "a loop over the logical ranks of another model is under way on this thread: run one "
-          "loop after the other");
-    }
+  if (enabled_) begin_loop();
+  current_ = 0;
+  return ++loops_;
+}
+
+void LogicalRanksCore::begin_loop() {
+  const LogicalRanksCore* none = nullptr;
+  if (!open_loop.compare_exchange_strong(none, this)) {
+    throw UsageError(
+        "a loop over the logical ranks of another model is under way in this process: run one loop "
+        "after the other");
+  }
+  try {
     reducer().prepare_leaves();
     if (before_loop_) before_loop_();
-    reducer().begin_leaves();
-    open_loop = this;
     random_outside_ = random_state();
     initial_random_ = random_;
     initial_buffers_ = copy_buffers();
     final_buffers_.clear();
+    reducer().begin_leaves();
     enter(0);
+  } catch (...) {
+    if (reducer_ != nullptr) reducer_->leave_leaves();
+    current_ = -1;
+    open_loop = nullptr;
+    throw;
   }
-  current_ = 0;
-  return ++loops_;
 }
 
 void LogicalRanksCore::enter(int index) {
@@ -121,7 +132,6 @@ void LogicalRanksCore::next() {
   }
   random_[static_cast<std::size_t>(current_)] = random_state();
   if (current_ + 1 < range().count) {
-    keep_first_buffers();
     set_buffers(initial_buffers_);
     return enter(current_ + 1);
   }
@@ -160,14 +170,15 @@ void LogicalRanksCore::end_loop() {
   set_buffers(final_buffers_.empty() ? initial_buffers_ : final_buffers_);
 }
 
-void LogicalRanksCore::keep_first_buffers() {
-  if (current_ == 0 && range().first == 0) final_buffers_ = copy_buffers();
+// At the end of each logical rank's synchronised backward: how many a rank runs must not matter.
+void LogicalRanksCore::end_backward(int index) {
+  if (index == 0 && range().first == 0) final_buffers_ = copy_buffers();
+  if (index + 1 == range().count) share_buffers();
 }
 
 // All ranks get logical rank 0's. Within the step, so that an exception after it keeps no rank from
 // taking part.
 void LogicalRanksCore::share_buffers() {
-  keep_first_buffers();
   if (final_buffers_.empty()) final_buffers_ = copy_buffers();
   if (get_world_size(group_) == 1 || buffers_.empty()) return;
   parallel::with_error_context("copying logical rank 0's buffers at the end of a step", [&] {
@@ -216,8 +227,7 @@ LogicalRankState LogicalRanksCore::state(int rank) const {
   return state;
 }
 
-void LogicalRanksCore::set_state(int rank, const LogicalRankState& state) {
-  const std::size_t index = index_of(rank);
+void LogicalRanksCore::check_state(int rank, const LogicalRankState& state) const {
   for (const auto& [name, value] : state.registered) {
     if (registered_.contains(name)) continue;
     throw UsageError(fmt::format(
@@ -228,20 +238,28 @@ void LogicalRanksCore::set_state(int rank, const LogicalRankState& state) {
     throw UsageError(fmt::format("the state of logical rank {} lacks {}, which was registered here",
                                  rank, name));
   }
-  // Throws for a state that is none.
-  at::Generator check = at::detail::createCPUGenerator();
+  at::Generator generator = at::detail::createCPUGenerator();
   try {
-    check.set_state(state.random);
+    generator.set_state(state.random);
   } catch (const c10::Error& error) {
     throw UsageError(
-        fmt::format("the random state of logical rank {} is none of a CPU generator: {}", rank,
+        fmt::format("the random state of logical rank {} is not that of a CPU generator: {}", rank,
                     error.what_without_backtrace()));
   }
-  random_[index] = state.random.clone();
-  if (in_loop() && current() == rank) set_random_state(state.random);
+}
+
+void LogicalRanksCore::set_registered(int rank, const LogicalRankState& state) const {
   for (const auto& [name, registered] : registered_) {
     registered.set(rank, state.registered.at(name).clone());
   }
+}
+
+void LogicalRanksCore::set_state(int rank, const LogicalRankState& state) {
+  const std::size_t index = index_of(rank);
+  check_state(rank, state);
+  random_[index] = state.random.clone();
+  if (in_loop() && current() == rank) set_random_state(state.random);
+  set_registered(rank, state);
 }
 
 void LogicalRanksCore::register_state(const std::string& name, Registered registered) {
@@ -271,17 +289,34 @@ std::string LogicalRanksCore::pack_states() const {
   return {bytes.begin(), bytes.end()};
 }
 
-void LogicalRanksCore::unpack_states(const std::string& packed) {
-  const auto states = torch::jit::pickle_load({packed.begin(), packed.end()}).toGenericDict();
-  for (const auto& entry : states) {
-    const int rank = static_cast<int>(entry.key().toInt());
-    if (rank < range().first || rank >= range().first + range().count) continue;
-    LogicalRankState state;
-    for (const auto& value : entry.value().toGenericDict()) {
-      const std::string name = value.key().toStringRef();
-      (name.empty() ? state.random : state.registered[name]) = value.value().toTensor();
+// The states of the logical ranks in `range`.
+std::map<int, LogicalRankState> LogicalRanksCore::unpack_states(
+    const std::vector<std::string>& packed, const LogicalRange& range) const {
+  std::map<int, LogicalRankState> states;
+  for (const std::string& of_rank : packed) {
+    const auto all = torch::jit::pickle_load({of_rank.begin(), of_rank.end()}).toGenericDict();
+    for (const auto& entry : all) {
+      const auto rank = static_cast<int>(entry.key().toInt());
+      if (rank < range.first || rank >= range.first + range.count) continue;
+      LogicalRankState& state = states[rank];
+      for (const auto& value : entry.value().toGenericDict()) {
+        const std::string name = value.key().toStringRef();
+        (name.empty() ? state.random : state.registered[name]) = value.value().toTensor();
+      }
+      check_state(rank, state);
     }
-    set_state(rank, state);
+  }
+  return states;
+}
+
+// Throws UsageError on every rank if one has an error.
+void LogicalRanksCore::throw_together(const std::string& error, const char* what) const {
+  const auto errors = all_gather_bytes(error, {.group = group_});
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    if (errors[rank].empty()) continue;
+    throw UsageError(fmt::format("assign(): {} of rank {}: {}", what,
+                                 distributed::global_rank_of(group_, static_cast<int>(rank)),
+                                 errors[rank]));
   }
 }
 
@@ -289,24 +324,33 @@ void LogicalRanksCore::assign(const LogicalRange& wanted) {
   check_outside("assign()");
   if (!enabled_) throw UsageError("assign() needs DdpOptions::logical_ranks");
   reducer().prepare_leaves();
-  std::string packed;
-  std::string error;
-  try {
-    packed = pack_states();
-  } catch (...) {
-    error = distributed::current_exception_text();
-  }
-  const auto errors = all_gather_bytes(error, {.group = group_});
-  const auto states = all_gather_bytes(packed, {.group = group_});
-  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
-    if (errors[rank].empty()) continue;
-    throw UsageError(
-        fmt::format("assign(): the states of rank {} cannot be read: {}", rank, errors[rank]));
-  }
-  reducer().set_leaves(gather_ranges(wanted));
+  const auto text_of = [](const auto& action) {
+    try {
+      action();
+    } catch (...) {
+      return distributed::current_exception_text();
+    }
+    return std::string();
+  };
+  std::string own;
+  throw_together(text_of([&] { own = pack_states(); }), "cannot read the states");
+  const auto ranges = gather_ranges(wanted);
+  const auto packed = all_gather_bytes(own, {.group = group_});
+  std::map<int, LogicalRankState> states;
+  throw_together(text_of([&] { states = unpack_states(packed, wanted); }),
+                 "cannot use the new states");
+  const LogicalRange before = range();
+  reducer().set_leaves(ranges);
   random_.clear();
-  for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
-  for (const std::string& of_rank : states) unpack_states(of_rank);
+  for (const auto& [rank, state] : states) random_.push_back(state.random);
+  throw_together(text_of([&] {
+                   for (const auto& [rank, state] : states) {
+                     const bool was_here =
+                         rank >= before.first && rank < before.first + before.count;
+                     if (!was_here) set_registered(rank, state);
+                   }
+                 }),
+                 "cannot set the new states");
 }
 
 // What each rank wants. Throws UsageError, the same on every rank, unless each logical rank is
@@ -321,7 +365,8 @@ std::vector<shm::LeafRange> LogicalRanksCore::gather_ranges(const LogicalRange& 
   for (int rank = 0; rank < get_world_size(group_); ++rank) {
     const auto first = all[rank][0].item<std::int64_t>();
     const auto count = all[rank][1].item<std::int64_t>();
-    text += fmt::format("{}rank {} {} from {} on", rank == 0 ? "" : ", ", rank, count, first);
+    text += fmt::format("{}rank {} wants [{}, {})", rank == 0 ? "" : ", ",
+                        distributed::global_rank_of(group_, rank), first, first + count);
     fits = fits && count >= 1 && first >= 0 && first <= total() && count <= total() - first;
     for (std::int64_t one = first; fits && one < first + count; ++one) {
       ++times[static_cast<std::size_t>(one)];
@@ -340,14 +385,15 @@ std::vector<shm::LeafRange> LogicalRanksCore::gather_ranges(const LogicalRange& 
 LogicalRanks::LogicalRanks(std::shared_ptr<detail::LogicalRanksCore> core)
     : core_(std::move(core)) {}
 
-LogicalRanks::~LogicalRanks() {
-  if (loop_ != 0) core_->leave(loop_, std::uncaught_exceptions() > exceptions_);
+LogicalRanks::Iterator::Iterator(std::shared_ptr<detail::LogicalRanksCore> core)
+    : core_(std::move(core)), loop_(core_->begin()), exceptions_(std::uncaught_exceptions()) {}
+
+LogicalRanks::Iterator::~Iterator() {
+  if (core_ != nullptr) core_->leave(loop_, std::uncaught_exceptions() > exceptions_);
 }
 
 LogicalRanks::Iterator LogicalRanks::begin() {
-  exceptions_ = std::uncaught_exceptions();
-  loop_ = core_->begin();
-  return Iterator(*core_);
+  return Iterator(core_);
 }
 
 int LogicalRanks::Iterator::operator*() const {

@@ -59,16 +59,21 @@ class LogicalRanksCore {
   ddp::Reducer& reducer() const;
   std::size_t index_of(int rank) const;
   void check_outside(const char* call) const;
+  void begin_loop();
   void enter(int index);
   void end_loop();
-  void keep_first_buffers();
+  void end_backward(int index);
   void share_buffers();
   void set_buffers(const std::vector<at::Tensor>& values);
   std::vector<at::Tensor> copy_buffers() const;
   at::Tensor first_random(int rank) const;
   std::vector<shm::LeafRange> gather_ranges(const LogicalRange& wanted) const;
   std::string pack_states() const;
-  void unpack_states(const std::string& packed);
+  std::map<int, LogicalRankState> unpack_states(const std::vector<std::string>& packed,
+                                                const LogicalRange& range) const;
+  void check_state(int rank, const LogicalRankState& state) const;
+  void set_registered(int rank, const LogicalRankState& state) const;
+  void throw_together(const std::string& error, const char* what) const;
 
   ddp::Reducer* reducer_;  // null once the model is destroyed
   bool enabled_;

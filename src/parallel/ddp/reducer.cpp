@@ -39,7 +39,14 @@ Reducer::~Reducer() {
 
 void Reducer::before_forward(bool synchronise, bool requires_backward) {
   called_ = true;
-  if (in_backward_ || bucket_reducer().in_step()) abort_step();
+  if (in_backward_ || bucket_reducer().in_step()) {
+    if (in_leaves_) {
+      throw UsageError(
+          "an exception ended a backward in this loop over logical ranks, and no forward can "
+          "follow there: let the exception leave the loop, and repeat the step with a new loop");
+    }
+    abort_step();
+  }
   buckets_.reset_in_place();
   backward_ = -1;
   synchronise_ = synchronise;
@@ -64,7 +71,6 @@ void Reducer::abort_step() {
     buckets_.begin_step(summarizer_.summarize(false), {}, summarizer_.frozen_flags());
   }
   bucket_reducer().abort_step();
-  if (in_leaves_) buckets_.leave_leaves();
   buckets_.forget_gradients();
   usage_.forget();
   summarizer_.forget_local_backwards();
@@ -122,9 +128,11 @@ void Reducer::end_leaves() {
 }
 
 void Reducer::leave_leaves() {
-  in_leaves_ = false;
+  if (!std::exchange(in_leaves_, false)) return;
   left_ = !is_step_complete();
-  if (left_) buckets_.leave_leaves();
+  if (!left_) return;
+  buckets_.leave_leaves();
+  buckets_.detach_from_failed();
 }
 
 std::string Reducer::name_of_leaf(int leaf) const {
@@ -203,6 +211,12 @@ void Reducer::count_local_backward() {
   const int backward = torch::autograd::get_current_graph_task_id();
   if (backward <= last_local_backward_) return;
   last_local_backward_ = backward;
+  if (!in_leaves_) return summarizer_.count_local_backward();
+  if (leaves_ended_ > leaf_) {
+    fail_leaf(leaf_,
+              "ran a backward under no_sync after its synchronised one in this step: run the "
+              "synchronised one last");
+  }
   summarizer_.count_local_backward(leaf_);
 }
 
@@ -240,6 +254,7 @@ void Reducer::begin_backward() {
         "this one has no count");
   }
   check_leaf_is_new();
+  summarizer_.note_backward(leaf_);
   weights_.resize(weight_ ? static_cast<std::size_t>(leaf_) : 0);
   if (weight_) {
     weights_.push_back(*weight_);
@@ -339,6 +354,7 @@ void Reducer::end_leaf(const Indices& missing) {
   take_sparse();
   recorder_.end_leaf();
   end_backward();
+  on_leaf_complete_(leaf_);
 }
 
 void Reducer::end_backward() {
@@ -412,18 +428,14 @@ void Reducer::end_step() {
   if (std::exchange(is_first_, false)) {
     reorder_due_ = options_.static_graph || !options_.find_unused_parameters;
   }
-  try {
-    if (on_step_complete_) on_step_complete_();
-  } catch (const PeerError&) {
-    buckets_.detach_from_failed();
-    throw;
-  }
+  on_leaf_complete_(leaf_);
 }
 
 void Reducer::main_hook() {
   const at::NoGradGuard no_grad;
   buckets_.detach();
   if (weight_) weights_ = {*weight_};
+  summarizer_.note_backward(leaf_);
   buckets_.begin_step(summarizer_.summarize(true), weights_, summarizer_.frozen_flags());
   buckets_.add_zeros();
   const std::size_t count = parameters_.size();

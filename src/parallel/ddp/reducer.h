@@ -67,16 +67,18 @@ class Reducer {
   void prepare_leaves();
   // Call at the begin of a step with logical ranks, before begin_leaf.
   void begin_leaves();
-  // Call instead of end_leaves if the leaves do not come to their end.
+  // Call instead of end_leaves if the leaves do not come to their end; does nothing outside of
+  // leaves.
   void leave_leaves();
   // Whether all leaves have had their synchronised backward.
   bool is_step_complete() const { return leaves_ended_ == static_cast<int>(graphs_.size()); }
-  // Runs when a step is finished, still in its backward; collective calls are allowed.
-  void on_step_complete(std::function<void()> call) { on_step_complete_ = std::move(call); }
+  // Runs when a leaf has its gradients, still in its backward. For the last leaf the step is
+  // finished then, and collective calls are allowed.
+  void on_leaf_complete(std::function<void(int leaf)> call) { on_leaf_complete_ = std::move(call); }
   // Runs while an exception that leaves a backward is handled; it may throw another in its place.
   void on_backward_error(std::function<void()> call) { on_backward_error_ = std::move(call); }
-  // `leaf`: of this rank, from 0. Fails the step on every rank if the leaf before ran no
-  // synchronised backward, and an earlier one did.
+  // `leaf`: of this rank, from 0. Fails the step if the leaf before ran no synchronised backward,
+  // and an earlier one did.
   void begin_leaf(int leaf);
   // Call after the last leaf; checks it as begin_leaf does the others.
   void end_leaves();
@@ -156,7 +158,7 @@ class Reducer {
   bool in_backward_ = false;  // a synchronised one has begun, and not ended
   bool in_leaves_ = false;    // between begin_leaves and end_leaves
   bool left_ = false;         // a step that is not complete
-  std::function<void()> on_step_complete_;
+  std::function<void(int)> on_leaf_complete_ = [](int) {};
   std::function<void()> on_backward_error_ = [] {};
   at::Tensor incoming_;           // what autograd gave for the gradient that has just come
   int backward_ = -1;             // autograd's number of the backward with which the step ends

@@ -38,24 +38,31 @@ void StepSummarizer::check_frozen() const {
 }
 
 void StepSummarizer::set_leaves(int count) {
-  counts_.assign(static_cast<std::size_t>(count), counts_[0]);
+  const Leaf first = leaves_[0];
+  leaves_.assign(static_cast<std::size_t>(count), first);
+}
+
+void StepSummarizer::count_local_backward() {
+  for (Leaf& leaf : leaves_) ++leaf.counts.local_backwards;
 }
 
 void StepSummarizer::forget_local_backwards() {
-  for (Counts& counts : counts_) counts.local_backwards = 0;
+  for (Leaf& leaf : leaves_) leaf.counts.local_backwards = 0;
 }
 
 void StepSummarizer::abort_leaves(std::uint32_t step) {
-  std::ranges::fill(counts_, Counts{.forwards = step});
+  std::ranges::fill(leaves_, Leaf{.counts = {.forwards = step}});
 }
 
 int StepSummarizer::differing_leaf() const {
-  const auto differs = [&](const Counts& counts) {
-    if (counts.forwards != counts_[0].forwards) return true;
-    return compares_local_backwards_ && counts.local_backwards != counts_[0].local_backwards;
+  const Counts& first = leaves_[0].at_backward;
+  const auto differs = [&](const Leaf& leaf) {
+    const auto& [forwards, local_backwards] = leaf.at_backward;
+    return forwards != first.forwards ||
+           (compares_local_backwards_ && local_backwards != first.local_backwards);
   };
-  const auto found = std::ranges::find_if(counts_, differs);
-  return found == counts_.end() ? -1 : static_cast<int>(found - counts_.begin());
+  const auto found = std::ranges::find_if(leaves_, differs);
+  return found == leaves_.end() ? -1 : static_cast<int>(found - leaves_.begin());
 }
 
 shm::StepSummary StepSummarizer::summarize(bool joined) {
@@ -65,8 +72,9 @@ shm::StepSummary StepSummarizer::summarize(bool joined) {
     any_frozen = any_frozen || flags_[i] != 0;
   }
   modifications_ = count_modifications();
-  return {.forwards = counts_[0].forwards,
-          .local_backwards = compares_local_backwards_ ? counts_[0].local_backwards : 0,
+  const auto& [forwards, local_backwards] = leaves_[0].at_backward;
+  return {.forwards = forwards,
+          .local_backwards = compares_local_backwards_ ? local_backwards : 0,
           .frozen = any_frozen ? shm::fingerprint(flags_) : 0,
           .modifications = modifications_ - same_parameters_,
           .joined = joined ? 1U : 0U};

@@ -26,8 +26,14 @@ class StepSummarizer {
   void set_leaves(int count);
   // A forward that a synchronised backward must follow. `leaf`: of this rank.
   void count_forward(int leaf) { ++count_of(leaf).forwards; }
-  // A backward that leaves its gradients on this rank.
+  // A backward that leaves its gradients on this rank: of one leaf, or before all of them.
   void count_local_backward(int leaf) { ++count_of(leaf).local_backwards; }
+  void count_local_backward();
+  // Call when a leaf's synchronised backward begins: later forwards belong to the next step.
+  void note_backward(int leaf) {
+    Leaf& of = leaves_[static_cast<std::size_t>(leaf)];
+    of.at_backward = of.counts;
+  }
   // Call once local backwards no longer need to match: their gradients are reduced, zeroed, or
   // allowed to differ.
   void forget_local_backwards();
@@ -35,9 +41,9 @@ class StepSummarizer {
   // after different numbers of forwards.
   void abort_leaves(std::uint32_t step);
   bool ran_local_backward(int leaf) const {
-    return counts_[static_cast<std::size_t>(leaf)].local_backwards > 0;
+    return leaves_[static_cast<std::size_t>(leaf)].counts.local_backwards > 0;
   }
-  // A leaf that has not done what the first leaf has, or -1.
+  // A leaf that has not done the same until its backward as the first leaf, or -1.
   int differing_leaf() const;
 
   shm::StepSummary summarize(bool joined);
@@ -61,17 +67,21 @@ class StepSummarizer {
     std::uint32_t forwards = 0;
     std::uint32_t local_backwards = 0;
   };
+  struct Leaf {
+    Counts counts;
+    Counts at_backward{};  // when its synchronised backward began
+  };
 
-  Counts& count_of(int leaf) { return counts_[static_cast<std::size_t>(leaf)]; }
+  Counts& count_of(int leaf) { return leaves_[static_cast<std::size_t>(leaf)].counts; }
   std::uint32_t count_modifications();
 
   const std::vector<NamedTensor>& parameters_;
   std::vector<NamedTensor> frozen_;
   ProcessGroup group_;
   bool compares_local_backwards_;
-  std::vector<Watched> watched_;       // parameters and frozen ones
-  std::vector<std::uint8_t> flags_;    // by parameter
-  std::vector<Counts> counts_{1};      // by leaf
+  std::vector<Watched> watched_;     // parameters and frozen ones
+  std::vector<std::uint8_t> flags_;  // by parameter
+  std::vector<Leaf> leaves_{1};
   std::uint32_t replacements_ = 0;     // how often a watched tensor's data was replaced
   std::uint32_t modifications_ = 0;    // at the last summary
   std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 
+#include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
@@ -20,6 +23,7 @@ using test::batch_of;
 using test::expect_torch_ranks;
 using test::loss_of;
 using test::make_net;
+using test::run_torch_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -181,7 +185,7 @@ TEST(LogicalRanksErrors, StatesAreChecked) {
                 says("has moments, which was not registered here"));
     state = logical.state(own);
     state.random = torch::zeros({3});
-    EXPECT_THAT([&] { logical.set_state(own, state); }, says("is none of a CPU generator"));
+    EXPECT_THAT([&] { logical.set_state(own, state); }, says("is not that of a CPU generator"));
     state = logical.state(own);
     const auto get = [](int) { return torch::zeros({1}); };
     const auto set = [](int, const at::Tensor&) {};
@@ -201,10 +205,10 @@ TEST(LogicalRanksErrors, RangesAreChecked) {
         [&] {
           logical.assign({0, 2});
         },
-        says("assign(): rank 0 2 from 0 on, rank 1 2 from 0 on: each of the 4 logical"));
-    EXPECT_THAT([&] { logical.assign({3 * rank, 3}); }, says("rank 1 3 from 3 on"));
+        says("assign(): rank 0 wants [0, 2), rank 1 wants [0, 2): each of the 4 logical"));
+    EXPECT_THAT([&] { logical.assign({3 * rank, 3}); }, says("rank 1 wants [3, 6)"));
     EXPECT_THAT([&] { logical.assign({4 * rank, rank == 0 ? 4 : 0}); }, says("at least one"));
-    EXPECT_THAT([&] { logical.assign({-1, 2}); }, says("rank 0 2 from -1 on"));
+    EXPECT_THAT([&] { logical.assign({-1, 2}); }, says("rank 0 wants [-1, 1)"));
     DistributedDataParallel fixed(make_net(at::kFloat), {.static_graph = true, .logical_ranks = 4});
     EXPECT_THAT([&] { fixed.logical_ranks().assign({2 * rank, 2}); }, says("with static_graph"));
     EXPECT_THAT(
@@ -220,6 +224,26 @@ TEST(LogicalRanksErrors, RangesAreChecked) {
         },
         says("inside a loop over logical ranks"));
     for (const int one : model.logical_ranks()) run_backward(model, one);
+  });
+}
+
+TEST(LogicalRanksErrors, TheSynchronisedBackwardIsTheLast) {
+  constexpr const char* kText =
+      "ran a backward under no_sync after its synchronised one in this step";
+  const auto run = [](auto& model, int logical, int failing) {
+    run_backward(model, logical);
+    if (logical != failing) return;
+    const auto guard = model.no_sync();
+    run_backward(model, logical);
+  };
+  expect_failure(kText, [&](auto& model, int logical) { run(model, logical, 0); });
+  expect_torch_ranks(1, "paceline", [&](int, int) {  // the step is complete then
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 2});
+    EXPECT_THAT(
+        [&] {
+          for (const int logical : model.logical_ranks()) run(model, logical, 1);
+        },
+        ThrowsMessage<Mismatch>(HasSubstr(kText)));
   });
 }
 
@@ -240,6 +264,61 @@ TEST(LogicalRanksErrors, TheBackwardBelongsIntoTheLoop) {
     EXPECT_THAT(
         [&] { loss.backward(); },
         ThrowsMessage<UsageError>(HasSubstr("run a synchronised backward inside the loop")));
+  });
+}
+
+// With the gradient that the exception left, a second backward would add to the program's tensor.
+TEST(LogicalRanksErrors, ABackwardThatThrewIsNotRepeatedInTheLoop) {
+  for (const int failing : {0, 1}) {
+    expect_torch_ranks(1, "paceline", [=](int, int) {
+      auto net = make_net(at::kFloat);
+      DistributedDataParallel model(net, {.logical_ranks = 2});
+      for (const int logical : model.logical_ranks()) run_backward(model, logical);
+      net->zero_grad(false);
+      const auto run = [&] {
+        for (const int logical : model.logical_ranks()) {
+          if (logical == failing) {
+            const auto x = batch_of(logical, 0, at::kFloat);
+            const auto hidden = torch::tanh(net->first(x));
+            hidden.register_hook(
+                [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no gradient"); });
+            model(x);  // for the step
+            EXPECT_THROW(net->last(torch::tanh(net->second(hidden))).sum().backward(),
+                         std::runtime_error);
+          }
+          run_backward(model, logical);
+        }
+      };
+      EXPECT_THAT(run, ThrowsMessage<UsageError>(HasSubstr("repeat the step with a new loop")));
+      for (const int logical : model.logical_ranks()) run_backward(model, logical);
+      EXPECT_EQ(model.stats().steps, 2u);
+    });
+  }
+}
+
+TEST(LogicalRanksErrors, ALoopOverANamedObjectEndsWithTheLoop) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 3});
+    auto ranks = model.logical_ranks();
+    torch::manual_seed(4);
+    const auto expected = torch::randn({3});
+    torch::manual_seed(4);
+    EXPECT_THROW(
+        {
+          for (const int logical : ranks) {
+            run_backward(model, logical);
+            if (logical == 1) throw std::runtime_error("a sample is broken");
+          }
+        },
+        std::runtime_error);
+    EXPECT_TRUE(torch::randn({3}).equal(expected));
+    for (const int logical : ranks) run_backward(model, logical);
+    EXPECT_EQ(model.stats().steps, 1u);
+    for (const int logical : ranks) {
+      if (logical == 1) break;
+    }
+    EXPECT_THAT([&] { ranks.begin(); },
+                ThrowsMessage<UsageError>(HasSubstr("was left by break or return")));
   });
 }
 
@@ -269,6 +348,11 @@ TEST(LogicalRanksErrors, LoopsOfTwoModelsOneAfterTheOther) {
     for (const int logical : one.logical_ranks()) {
       EXPECT_THAT([&] { other.logical_ranks().begin(); },
                   ThrowsMessage<UsageError>(HasSubstr("of another model is under way")));
+      // All threads share the default generator.
+      std::thread([&] {
+        EXPECT_THAT([&] { other.logical_ranks().begin(); },
+                    ThrowsMessage<UsageError>(HasSubstr("is under way in this process")));
+      }).join();
       run_backward(one, logical);
     }
     for (const int logical : other.logical_ranks()) run_backward(other, logical);
@@ -299,9 +383,89 @@ TEST(LogicalRanksErrors, StatesThatCannotBeRead) {
         [&] {
           model.logical_ranks().assign({1 - rank, 1});
         },
-        ThrowsMessage<UsageError>(HasSubstr("rank 1 cannot be read: the simulation has")));
+        ThrowsMessage<UsageError>(
+            HasSubstr("cannot read the states of rank 1: the simulation has ended")));
     for (const int logical : model.logical_ranks()) run_backward(model, logical);
   });
+}
+
+TEST(LogicalRanksErrors, StatesThatCannotBeTakenOver) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
+    auto logical = model.logical_ranks();
+    const auto get = [](int) { return torch::zeros({1}); };
+    const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
+    const LogicalRange reversed{rank == 0 ? 2 : 0, 2};
+    const auto before = logical.range();
+    if (rank == 1) logical.register_state("a", get, [](int, const at::Tensor&) {});
+    EXPECT_THAT([&] { logical.assign(reversed); }, says("cannot use the new states of rank 0"));
+    EXPECT_EQ(logical.range(), before);
+    logical.unregister_state("a");
+    for ([[maybe_unused]] const int one : logical) torch::randn({1});
+    const auto own =
+        torch::stack({logical.state(2 * rank).random, logical.state(2 * rank + 1).random});
+    const auto all = torch::empty({4, own.size(1)}, at::kByte);
+    all_gather_into_tensor(all, own);
+    logical.register_state("a", get, [=](int, const at::Tensor&) {
+      if (rank == 1) throw std::runtime_error("the simulation has ended");
+    });
+    EXPECT_THAT([&] { logical.assign(reversed); },
+                says("cannot set the new states of rank 1: the simulation has ended"));
+    EXPECT_EQ(logical.range(), reversed);
+    for (int one = reversed.first; one < reversed.first + 2; ++one) {
+      EXPECT_TRUE(logical.state(one).random.equal(all[one])) << one;
+    }
+    for (const int one : logical) run_backward(model, one);
+  });
+}
+
+// It decides how a rank adds up its logical ranks.
+TEST(LogicalRanksErrors, ZeroCopyMustBeTheSameOnAllRanks) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    EXPECT_THAT(
+        [&] {
+          DistributedDataParallel(make_net(at::kFloat),
+                                  {.zero_copy = rank == 0, .logical_ranks = 4});
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("zero_copy must be the same on all ranks")));
+  });
+}
+
+// The rest of a killed rank's step must not reach this rank's gradients.
+TEST(LogicalRanksErrors, AKilledRankLeavesPrivateGradients) {
+  for (const int phase : {0, 1, 2}) {
+    const auto ends = run_torch_ranks(2, "paceline", [=](const test::RankContext& context) {
+      auto net = make_net(at::kFloat);
+      std::vector<const void*> buckets;
+      {
+        const auto world = init_process_group(context.init);
+        DistributedDataParallel model(net, {.logical_ranks = 4});
+        for (const int logical : model.logical_ranks()) run_backward(model, logical);
+        for (const auto& one : net->parameters()) buckets.push_back(one.grad().data_ptr());
+        net->zero_grad(false);
+        EXPECT_THROW(
+            {
+              for (const int logical : model.logical_ranks()) {
+                const bool dies = context.rank == 1 && logical == 3;
+                if (dies && phase == 0) ::raise(SIGKILL);
+                const auto x = batch_of(logical, 0, at::kFloat);
+                const auto loss = loss_of(model(x), x);
+                if (dies && phase == 1) ::raise(SIGKILL);
+                loss.backward();
+                if (dies) ::raise(SIGKILL);
+              }
+              barrier();
+            },
+            PeerLost);
+        for (std::size_t i = 0; phase < 2 && i < buckets.size(); ++i) {
+          EXPECT_NE(net->parameters()[i].grad().data_ptr(), buckets[i]) << i;
+        }
+      }
+      return std::string();
+    });
+    EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
+    EXPECT_TRUE(ends[1].killed());
+  }
 }
 
 }  // namespace

@@ -607,6 +607,96 @@ TEST(LogicalRanks, MayBeAssignedAnewAfterAnException) {
   });
 }
 
+template <typename Model>
+torch::Tensor forward_of(Model& model, int rank, int step) {
+  const auto state = cpu_generator().get_state();
+  const auto x = batch_of(rank, step, at::kFloat);
+  cpu_generator().set_state(state);
+  return loss_of(model(x), x);
+}
+
+std::string train_stateful(bool with_other_forwards) {
+  auto net = make_stateful_net();
+  net[2]->as<torch::nn::Dropout>()->options.p(0);
+  DistributedDataParallel model(net, {.logical_ranks = 4});
+  for (int step = 0; step < 3; ++step) {
+    if (with_other_forwards) {
+      const torch::NoGradGuard no_grad;
+      for (const int rank : model.logical_ranks()) forward_of(model, rank, step);
+    }
+    for (const int rank : model.logical_ranks()) {
+      forward_of(model, rank, step).backward();
+      const torch::NoGradGuard no_grad;
+      if (with_other_forwards) forward_of(model, rank, step + 1);
+    }
+    step_by(0.1, net->parameters());
+  }
+  auto tensors = net->parameters();
+  for (const auto& buffer : net->buffers()) tensors.push_back(buffer);
+  return std::to_string(std::hash<std::string>{}(bytes_of(tensors)));
+}
+
+// Neither a loop without a backward nor a forward after it changes buffers, on any number of ranks.
+TEST(LogicalRanks, KeepTheBuffersOfTheSynchronisedBackward) {
+  expect_same_everywhere({1, 2, 3, 4}, [] {
+    const auto result = train_stateful(true);
+    EXPECT_EQ(result, train_stateful(false));
+    return result;
+  });
+}
+
+// What is allowed with one logical rank each is allowed with several.
+TEST(LogicalRanks, MayRunForwardsBehindTheBackwardAndAccumulateOutside) {
+  for (const auto average : {Average::ranks, Average::samples}) {
+    expect_same_everywhere({1, 2, 3}, [=] {
+      auto net = make_net(at::kFloat);
+      DistributedDataParallel model(net, {.average = average, .logical_ranks = 3});
+      for (int step = 0; step < 3; ++step) {
+        {
+          net->eval();
+          const auto guard = model.no_sync();
+          forward_of(model, 7, step).backward();
+          net->train();
+        }
+        for (const int rank : model.logical_ranks()) {
+          if (average == Average::samples) model.set_samples(rank + 1);
+          forward_of(model, rank, step).backward();
+          forward_of(model, rank, step);
+        }
+        step_by(0.1, net->parameters());
+      }
+      return std::to_string(std::hash<std::string>{}(bytes_of(net->parameters())));
+    });
+  }
+}
+
+// The most leaves that there may be; complex numbers; and a parameter without elements.
+TEST(LogicalRanks, SixtyFourOfUnusualParameters) {
+  expect_same_everywhere({1, 2, 3}, [] {
+    torch::manual_seed(8);
+    const auto number = torch::randn({5, 3}, at::kComplexFloat).requires_grad_();
+    const auto empty = torch::randn({0, 4}).requires_grad_();
+    const auto apart = torch::randn({0}, at::kDouble).requires_grad_();
+    DistributedDataParallel model(
+        {{"number", number}, {"empty", empty}, {"apart", apart}},
+        [&](const at::Tensor& x) { return (number * x).abs().sum() + empty.sum() + apart.sum(); },
+        DdpOptions{.logical_ranks = 64});
+    std::string bytes;
+    for (int step = 0; step < 2; ++step) {
+      for (const int rank : model.logical_ranks()) {
+        model(torch::full({3}, 0.1 * rank + step)).backward();
+      }
+      const auto expected = number.detach() / number.detach().abs() *
+                            (0.1 * 31.5 + step);  // of the mean of the losses
+      EXPECT_TRUE(torch::allclose(number.grad(), expected, 1e-5));
+      EXPECT_EQ(empty.grad().sizes(), empty.sizes());
+      bytes += bytes_of({number.grad()});
+      step_by(0.1, {number, empty, apart});
+    }
+    return std::to_string(std::hash<std::string>{}(bytes));
+  });
+}
+
 TEST(LogicalRanks, KeepTheProgramsGradientTensors) {
   expect_same_everywhere({1, 2, 4}, [] {
     auto net = make_net(at::kFloat);

@@ -21,20 +21,24 @@ TEST(StepSummarizer, CountsForwardsAndLocalBackwards) {
   summarizer.count_forward(0);
   summarizer.count_forward(0);
   summarizer.count_local_backward(0);
+  summarizer.note_backward(0);
+  summarizer.count_forward(0);  // of the next step
   const auto summary = summarizer.summarize(false);
   EXPECT_EQ(summary.forwards, 2U);
   EXPECT_EQ(summary.local_backwards, 1U);
   EXPECT_EQ(summary.joined, 0U);
   EXPECT_EQ(summarizer.summarize(true).joined, 1U);
   summarizer.forget_local_backwards();
+  summarizer.note_backward(0);
   EXPECT_EQ(summarizer.summarize(false).local_backwards, 0U);
-  EXPECT_EQ(summarizer.summarize(false).forwards, 2U);
+  EXPECT_EQ(summarizer.summarize(false).forwards, 3U);
 }
 
 TEST(StepSummarizer, LeavesLocalBackwardsOutWhereRanksMayDifferInThem) {
   const auto parameters = two_parameters();
   StepSummarizer summarizer(parameters, {}, {.average = Average::samples});
   summarizer.count_local_backward(0);
+  summarizer.note_backward(0);
   EXPECT_EQ(summarizer.summarize(false).local_backwards, 0U);
 }
 
