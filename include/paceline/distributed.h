@@ -40,10 +40,12 @@ struct InitOptions {
   /// "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
   std::string backend = "paceline";
   /// Where the ranks meet, unless `store` is given:
-  /// - `env://`: as the launcher's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
-  ///   Under `paceline run` ranks inherit their connections, and no port is opened. If nothing
-  ///   gives a rank or a world size, this is a world of one; UsageError if mpirun, srun or the like
-  ///   started several processes.
+  /// - `env://`: as the launcher's variables say: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
+  ///   those of mpirun, srun and others (docs/launching.md). Ranks of one machine that a launcher
+  ///   started open no port. If nothing gives a rank or a world size, this is a world of one.
+  ///   UsageError if variables are missing, or contradict each other. Where another launcher than
+  ///   `paceline run` started the ranks, and OMP_NUM_THREADS and MKL_NUM_THREADS are unset, this
+  ///   rank gets its share of its machine's cores as LibTorch's intra-op threads.
   /// - `tcp://host:port`: rank 0 listens at that address only.
   /// - `file:///path`: a file on a file system with locks that all ranks see. It must not exist
   ///   before the job starts. Ranks that are killed leave it behind; a later job that finds it

@@ -2,71 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include <paceline/error.h>
 
-#include <charconv>
-#include <cstdlib>
-#include <limits>
-#include <string_view>
+#include "base/environment_reader.h"
 
 namespace paceline::base {
 namespace {
-
-template <typename Integer>
-Integer parse_integer(const char* name, std::string_view text, Integer low, Integer high) {
-  Integer value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    throw UsageError(fmt::format("{}={} is not an integer {}", name, text,
-                                 high == std::numeric_limits<Integer>::max()
-                                     ? fmt::format("of at least {}", low)
-                                     : fmt::format("from {} to {}", low, high)));
-  }
-  return value;
-}
-
-class Reader {
- public:
-  explicit Reader(const Getenv& getenv) : getenv_(getenv) {}
-
-  std::optional<std::string> text(const char* name) const {
-    const char* const value = getenv_(name);
-    if (value == nullptr || *value == '\0') return std::nullopt;
-    return value;
-  }
-
-  std::optional<int> integer(const char* name, int low,
-                             int high = std::numeric_limits<int>::max()) const {
-    const auto value = text(name);
-    if (!value) return std::nullopt;
-    return parse_integer(name, *value, low, high);
-  }
-
-  template <typename Integer>
-  std::vector<Integer> integers(const char* name) const {
-    std::vector<Integer> values;
-    const auto list = text(name);
-    if (!list) return values;
-    for (std::size_t begin = 0; begin <= list->size();) {
-      const std::size_t end = std::min(list->find(',', begin), list->size());
-      values.push_back(parse_integer<Integer>(name,
-                                              std::string_view(*list).substr(begin, end - begin), 0,
-                                              std::numeric_limits<Integer>::max()));
-      begin = end + 1;
-    }
-    return values;
-  }
-
- private:
-  const Getenv& getenv_;
-};
-
-void check_below(const char* name, std::optional<int> value, const char* bound_name,
-                 std::optional<int> bound) {
-  if (value && bound && *value >= *bound) {
-    throw UsageError(fmt::format("{}={} is not less than {}={}", name, *value, bound_name, *bound));
-  }
-}
 
 std::optional<Environment::Terminal> parse_terminal(const std::vector<std::int64_t>& numbers) {
   if (numbers.empty()) return std::nullopt;
@@ -78,42 +21,25 @@ std::optional<Environment::Terminal> parse_terminal(const std::vector<std::int64
   return Environment::Terminal{static_cast<int>(numbers[0]), {numbers.begin() + 1, numbers.end()}};
 }
 
-std::optional<Environment::OtherLauncher> find_other_launcher(const Reader& read) {
-  struct Names {
-    const char* size;
-    const char* rank;
-    const char* local_rank;
-    const char* condition;  // a variable that must be set too; may be null
-  };
-  // The first launcher found decides: mpirun in a Slurm job starts its daemons by srun, and ranks
-  // inherit the variables of the daemons' step. sbatch alone sets the number of the job's tasks
-  // too, but its script is not one of them.
-  constexpr Names kLaunchers[] = {
-      {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr},
-      {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", nullptr},
-      {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID"},
-      {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID"}};
-  for (const Names& names : kLaunchers) {
-    const auto size = read.text(names.size);
-    if (!size || (names.condition != nullptr && !read.text(names.condition))) continue;
-    if (*size == "1") return std::nullopt;
-    return Environment::OtherLauncher{fmt::format("{}={}, {}={}", names.size, *size, names.rank,
-                                                  read.text(names.rank).value_or("")),
-                                      fmt::format("RANK=${}, WORLD_SIZE=${}, LOCAL_RANK=${}",
-                                                  names.rank, names.size, names.local_rank)};
+// Where RANK and WORLD_SIZE are not set, another launcher's variables stand in for them.
+void take_over(const LaunchedProcess& process, Environment& result) {
+  if (!process.size) return;
+  result.rank = process.rank;
+  result.world_size = process.size;
+  if (!result.local_rank) result.local_rank = process.local_rank;
+  if (!result.local_world_size) result.local_world_size = process.local_size;
+  if (!result.node_rank) result.node_rank = process.node;
+  if (!result.master_addr && !process.is_local()) result.master_addr = process.host;
+  if (!result.master_port) result.master_port = process.port;
+  if (!result.master_port && process.is_job_global && !process.job.empty()) {
+    result.master_port = port_of_job(process.job);
   }
-  // PMIx has no variable for the size.
-  if (const auto rank = read.text("PMIX_RANK")) {
-    return Environment::OtherLauncher{fmt::format("PMIX_RANK={}", *rank),
-                                      "RANK=$PMIX_RANK, WORLD_SIZE=<number of processes>"};
-  }
-  return std::nullopt;
 }
 
 }  // namespace
 
 Environment parse_environment(const Getenv& getenv) {
-  const Reader read(getenv);
+  const EnvironmentReader read(getenv);
   Environment result;
   result.rank = read.integer("RANK", 0);
   result.world_size = read.integer("WORLD_SIZE", 1);
@@ -125,14 +51,29 @@ Environment parse_environment(const Getenv& getenv) {
   result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
-  result.other_launcher = find_other_launcher(read);
-  result.bootstrap_sockets = read.integers<int>("PACELINE_BOOTSTRAP_SOCKETS");
+  for (const std::int64_t fd : read.integers("PACELINE_BOOTSTRAP_SOCKETS")) {
+    result.bootstrap_sockets.push_back(static_cast<int>(fd));
+  }
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
-  result.terminal = parse_terminal(read.integers<std::int64_t>("PACELINE_TERMINAL"));
+  result.terminal = parse_terminal(read.integers("PACELINE_TERMINAL"));
+  result.sets_threads = read.text("OMP_NUM_THREADS") || read.text("MKL_NUM_THREADS");
   result.data_root = read.text("PACELINE_DATA");
   result.timeline = read.text("PACELINE_TIMELINE");
+  // An Indexed Job of Kubernetes numbers its pods, but does not say how many there are.
+  if (!result.rank && result.world_size) {
+    result.rank = read.integer("JOB_COMPLETION_INDEX", 0);
+    check_below("JOB_COMPLETION_INDEX", result.rank, "WORLD_SIZE", result.world_size);
+  }
   check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
+  // What torchrun or `paceline run` says holds: another launcher may have started it.
+  if (read.text("TORCHELASTIC_RUN_ID")) return result;
+  result.launched = find_launched_process(getenv);
+  const bool is_unset = !result.rank && !result.world_size;
+  if (result.launched && is_unset) {
+    take_over(*result.launched, result);
+    result.numbered_by_launched = result.launched->size.has_value();
+  }
   return result;
 }
 

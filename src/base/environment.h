@@ -1,15 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/launcher.h"
+
 namespace paceline::base {
 
 // What a launcher passed to this process, in torchrun's variables and our own. An unset or empty
-// variable is nullopt.
+// variable is nullopt. If RANK and WORLD_SIZE are both unset, the first seven are what `launched`
+// says.
 struct Environment {
   std::optional<int> rank;                 // RANK
   std::optional<int> world_size;           // WORLD_SIZE
@@ -23,13 +25,11 @@ struct Environment {
   std::optional<int> restart_count;        // TORCHELASTIC_RESTART_COUNT
   std::optional<std::string> error_file;   // TORCHELASTIC_ERROR_FILE
 
-  // Set if the variables of another launcher (mpirun, srun, ...) show that it started several
-  // processes, or do not show how many it started.
-  struct OtherLauncher {
-    std::string found;    // "OMPI_COMM_WORLD_SIZE=2, OMPI_COMM_WORLD_RANK=1"
-    std::string mapping;  // "RANK=$OMPI_COMM_WORLD_RANK, WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
-  };
-  std::optional<OtherLauncher> other_launcher;
+  // Set if another launcher (mpirun, srun, ...) started this process, and not torchrun or
+  // `paceline run`.
+  std::optional<LaunchedProcess> launched;
+  bool numbered_by_launched = false;  // rank and world_size are its
+  bool sets_threads = false;          // OMP_NUM_THREADS or MKL_NUM_THREADS is set
 
   // PACELINE_BOOTSTRAP_SOCKETS, set by `paceline run`: inherited Unix seqpacket sockets, comma
   // separated. Rank 0 has one to each other rank, in order; each other rank has one to rank 0.
@@ -49,8 +49,6 @@ struct Environment {
   // PACELINE_TIMELINE: the directory where each rank writes its timeline.
   std::optional<std::string> timeline;
 };
-
-using Getenv = std::function<const char*(const char*)>;
 
 // Throws UsageError naming the variable, its value and what is allowed.
 Environment parse_environment(const Getenv& getenv);

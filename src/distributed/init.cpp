@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "distributed/backend.h"
 #include "distributed/find_topology.h"
+#include "distributed/intraop_threads.h"
 #include "distributed/make_group.h"
 #include "distributed/place.h"
 #include "distributed/process_state.h"
@@ -83,6 +84,9 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   request.met = found.exchanged;
   world->topology = std::make_shared<const distributed::Topology>(std::move(found.topology));
   world->group = distributed::make_group(options.backend, std::move(request));
+  if (attempt.plan.launched) {
+    distributed::limit_intraop_threads(base::environment(), *world->topology, attempt.plan.rank);
+  }
   return world;
 }
 
@@ -119,8 +123,13 @@ World init_process_group(InitOptions options) {
   auto world = form_world(options, begin_attempt(options));
   const int rank = world->group->getRank();
   const int size = world->group->getSize();
-  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", rank, size,
-            options.backend, options.init_method);
+  const auto& environment = base::environment();
+  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}{}", rank, size,
+            options.backend, options.init_method,
+            environment.numbered_by_launched
+                ? fmt::format(", started by {} ({})", environment.launched->launcher,
+                              environment.launched->variables)
+                : "");
   const auto place = distributed::place_in(world.get());
   trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   std::lock_guard lock(state.mutex);

@@ -1,6 +1,7 @@
 #include "distributed/topology.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,12 +9,12 @@
 #include <charconv>
 #include <map>
 #include <numeric>
-#include <set>
 #include <sstream>
 #include <string_view>
 
 #include <paceline/error.h>
 
+#include "base/cores.h"
 #include "shm/membership/endpoint.h"
 #include "shm/membership/rank_set.h"
 
@@ -96,7 +97,7 @@ void check_variables(std::span<const Placement> placements) {
 }  // namespace
 
 Placement Placement::own(const base::Environment& environment, bool launched) {
-  Placement own{std::nullopt, shm::machine_identity(), host_name()};
+  Placement own{std::nullopt, shm::machine_identity(), host_name(), base::affinity()};
   if (launched && environment.node_rank && environment.local_rank && environment.local_world_size) {
     own.variables = {*environment.node_rank, *environment.local_rank,
                      *environment.local_world_size};
@@ -108,17 +109,20 @@ std::string Placement::encode() const {
   const std::string numbers = variables ? fmt::format("{} {} {}", variables->node,
                                                       variables->local_rank, variables->local_size)
                                         : "";
-  return fmt::format("{}\n{}\n{}\n", numbers, machine, host);
+  return fmt::format("{}\n{}\n{}\n{}\n", numbers, machine, host, fmt::join(cpus, " "));
 }
 
 std::optional<Placement> Placement::decode(const std::string& text) {
-  std::array<std::string, 3> lines;
+  std::array<std::string, 4> lines;
   std::istringstream stream(text);
   for (std::string& line : lines) {
     if (!std::getline(stream, line) || stream.eof()) return std::nullopt;
   }
-  Placement placement{std::nullopt, lines[1], lines[2]};
+  Placement placement{std::nullopt, lines[1], lines[2], {}};
   if (placement.machine.empty()) return std::nullopt;
+  std::istringstream cpus(lines[3]);
+  for (int cpu = 0; cpus >> cpu;) placement.cpus.push_back(cpu);
+  if (!cpus.eof()) return std::nullopt;
   if (lines[0].empty()) return placement;
   placement.variables = parse_variables(lines[0]);
   if (!placement.variables) return std::nullopt;
@@ -140,6 +144,7 @@ Topology::Topology(std::span<const Placement> placements)
     if (its.ranks.empty()) its.host = placement.host;
     const auto before = static_cast<int>(its.ranks.size());
     its.ranks.push_back(size());
+    its.cpus.insert(placement.cpus.begin(), placement.cpus.end());
     places_.push_back({node, by_variables_ ? placement.variables->local_rank : before});
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,8 +22,9 @@ struct Placement {
     bool operator==(const Variables&) const = default;
   };
   std::optional<Variables> variables;
-  std::string machine;  // ranks with the same one can share memory
-  std::string host;     // its name, for messages
+  std::string machine;    // ranks with the same one can share memory
+  std::string host;       // its name, for messages
+  std::vector<int> cpus{};  // that it may use; empty if unknown
 
   // This process's. The launcher's variables are about the ranks of a world only if these are the
   // processes that it `launched`.
@@ -53,6 +55,8 @@ class Topology {
   const std::vector<int>& ranks_on(int node) const { return at(node).ranks; }
   int local_size(int node) const { return static_cast<int>(ranks_on(node).size()); }
   int leader_of(int node) const { return ranks_on(node).front(); }
+  // The cores that the ranks of a node may use together; 0 if unknown.
+  int cores_of(int node) const { return static_cast<int>(at(node).cpus.size()); }
 
   // The nodes of some ranks, in order.
   std::vector<int> nodes_of(std::span<const int> ranks) const;
@@ -65,6 +69,7 @@ class Topology {
   struct Node {
     std::vector<int> ranks;
     std::string host;
+    std::set<int> cpus;
   };
   struct Place {
     int node;

@@ -140,20 +140,22 @@ TEST(Topology, ContradictionsNameRanksAndVariables) {
 
 TEST(Placement, SurvivesTheStore) {
   for (const Placement& one :
-       {by_variables(3, 1, 4), by_machine("boot net:[1]"), Placement{std::nullopt, "m", ""}}) {
+       {by_variables(3, 1, 4), by_machine("boot net:[1]"), Placement{std::nullopt, "m", ""},
+        Placement{std::nullopt, "m", "h", {0, 3, 1023}}}) {
     const auto read = Placement::decode(one.encode());
     ASSERT_TRUE(read);
     EXPECT_EQ(read->variables, one.variables);
     EXPECT_EQ(read->machine, one.machine);
     EXPECT_EQ(read->host, one.host);
+    EXPECT_EQ(read->cpus, one.cpus);
   }
 }
 
 TEST(Placement, DamagedRecordsAreNothing) {
   for (const std::string damaged :
-       {"", "here", "\n", "\n\nhost\n", "0 0 1\nm", "0 0 1\nm\nhost", "0 0\nm\nh\n",
-        "0 1 1\nm\nh\n", "-1 0 1\nm\nh\n", "0 0 99999999999\nm\nh\n", "0 0 1 2\nm\nh\n",
-        "a b c\nm\nh\n"}) {
+       {"", "here", "\n", "\n\nhost\n\n", "0 0 1\nm", "0 0 1\nm\nhost\n", "0 0\nm\nh\n\n",
+        "0 1 1\nm\nh\n\n", "-1 0 1\nm\nh\n\n", "0 0 99999999999\nm\nh\n\n", "0 0 1 2\nm\nh\n\n",
+        "a b c\nm\nh\n\n", "0 0 1\nm\nh\n0 x\n"}) {
     EXPECT_FALSE(Placement::decode(damaged)) << damaged;
   }
   std::mt19937 random(1);

@@ -10,16 +10,34 @@
 namespace paceline::distributed {
 namespace {
 
+constexpr const char* kBareVariables =
+    "RANK, WORLD_SIZE, MASTER_ADDR=<rank 0's machine> and MASTER_PORT=<a free port there>";
+
 // For env:// with neither a rank nor a world size from anywhere.
 void check_alone(const base::Environment& environment) {
-  if (!environment.other_launcher) return;
+  const auto& launched = environment.launched;
+  if (!launched || launched->size) return;
   throw UsageError(fmt::format(
-      "init_process_group: this looks like one of several processes ({}), but RANK and WORLD_SIZE "
-      "are not set, and each process would train alone. Start the program with `paceline run`, or "
-      "set {}, MASTER_ADDR=<rank 0's machine> and MASTER_PORT=<a free port there> for each "
-      "process. For a process that is to be alone, call init_process_group({{.world_size = 1, "
-      ".rank = 0}})",
-      environment.other_launcher->found, environment.other_launcher->mapping));
+      "init_process_group: {} started this as one of several processes ({}), but does not say how "
+      "many there are, and each would train alone. Start the program with `paceline run`, or set "
+      "{} for each process. For a process that is to be alone, call "
+      "init_process_group({{.world_size = 1, .rank = 0}})",
+      launched->launcher, launched->variables, kBareVariables));
+}
+
+// Some clouds set RANK and WORLD_SIZE to the number of the node, and to how many there are.
+void check_contradiction(const base::Environment& environment) {
+  const auto& launched = environment.launched;
+  if (!launched || !launched->size || *launched->size == 1 || !environment.rank ||
+      !environment.world_size) {
+    return;
+  }
+  if (environment.rank == launched->rank && environment.world_size == launched->size) return;
+  throw UsageError(fmt::format(
+      "init_process_group: RANK={}, WORLD_SIZE={}, but {} started this process with {}: unset the "
+      "ones that are not about processes. If they are the number of this machine, and of machines, "
+      "unset RANK and WORLD_SIZE",
+      *environment.rank, *environment.world_size, launched->launcher, launched->variables));
 }
 
 // The first that is set: the option, the init_method's, the variable.
@@ -81,9 +99,27 @@ void check_port(const Plan& plan, const std::string& source) {
                   source));
 }
 
+void plan_local(const base::LaunchedProcess& launched, Plan& plan) {
+  plan.means = Plan::Means::local;
+  plan.job = fmt::format("{}/{}", launched.launcher, launched.job);
+}
+
 void plan_environment(const base::Environment& environment, bool first, Plan& plan) {
   if (plan.size == 1) return;  // a world of one needs no rendezvous
   if (environment.store_fd) return plan_inherited(environment, first, plan);
+  if (plan.launched && environment.numbered_by_launched) {
+    const base::LaunchedProcess& launched = *environment.launched;
+    if (!environment.master_addr && launched.is_local()) return plan_local(launched, plan);
+    if (!environment.master_addr || !environment.master_port) {
+      throw UsageError(
+          fmt::format("{} started this process as rank {} of {} ({}), but does not say where rank "
+                      "0 can be reached: set {} too, the same for all processes",
+                      launched.launcher, plan.rank, plan.size, launched.variables,
+                      environment.master_addr
+                          ? "MASTER_PORT=<a free port on rank 0's machine>"
+                          : "MASTER_ADDR=<rank 0's machine> and MASTER_PORT=<a free port there>"));
+    }
+  }
   plan.means = Plan::Means::tcp;
   if (!environment.master_addr || !environment.master_port) {
     throw UsageError(
@@ -134,6 +170,9 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   if (method.scheme == "env" && unlaunched) {
     check_alone(environment);
     return plan;
+  }
+  if (!options.rank && !options.world_size && method.query.empty()) {
+    check_contradiction(environment);
   }
   number_ranks(options, environment, method, plan);
   if (method.scheme == "env") {

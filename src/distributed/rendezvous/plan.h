@@ -10,7 +10,7 @@ namespace paceline::distributed {
 
 // What options and environment say, after checks that have no effect outside.
 struct Plan {
-  enum class Means { given_store, alone, inherited, tcp, file };
+  enum class Means { given_store, alone, inherited, local, tcp, file };
   Means means = Means::alone;
   int rank = 0;
   int size = 1;
@@ -19,6 +19,7 @@ struct Plan {
   bool serve = false;  // this rank runs the store's server
   bool agent = false;  // the launcher does
   std::string path;
+  std::string job{};          // by which the processes of this machine find each other
   bool launched = false;      // the ranks are the processes that a launcher started
   bool take_sockets = false;  // the inherited ones, which serve only once
 };

@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "distributed/rendezvous/file_store.h"
+#include "distributed/rendezvous/local_store.h"
 #include "distributed/rendezvous/tcp_store.h"
 #include "distributed/store_calls.h"
 #include "distributed/store_exchange.h"
@@ -33,6 +34,11 @@ StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::millis
     case Plan::Means::inherited:
       return with_prefix(open_file_store(
           plan, fmt::format("{} (PACELINE_STORE_FD, from `paceline run`)", plan.path), deadline));
+    case Plan::Means::local: {
+      auto store = open_local_store(plan, prefix, deadline);
+      store->setTimeout(timeout);
+      return store;
+    }
     case Plan::Means::tcp:
       return with_prefix(open_tcp_store(plan, timeout));
     case Plan::Means::file: {
@@ -57,6 +63,8 @@ std::string place_of(const Plan& plan) {
     case Plan::Means::tcp:
       return fmt::format("the rendezvous at {}:{}, which {} serves,", plan.host, plan.port,
                          plan.agent ? "the launcher" : "rank 0");
+    case Plan::Means::local:
+      return local_place(plan);
     case Plan::Means::alone:
     case Plan::Means::inherited:
     case Plan::Means::file:
@@ -135,7 +143,8 @@ std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, c
 std::string host_of(const Plan& plan) {
   const std::string& host = plan.host;
   if (host == "localhost" || host == "::1" || host.starts_with("127.")) return host;
-  const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited;
+  const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited ||
+                    plan.means == Plan::Means::local;
   return here ? "127.0.0.1" : "";
 }
 

@@ -31,51 +31,82 @@ std::string plan_of(const Variables& variables, const InitOptions& options = {},
     return fmt::format("{} of {} {}", plan.rank, plan.size,
                        plan.means == Means::alone       ? "alone"
                        : plan.means == Means::inherited ? "inherited"
+                       : plan.means == Means::local     ? "on this machine"
                                                         : "elsewhere");
   } catch (const UsageError& error) {
     return error.what();
   }
 }
 
-TEST(Plan, RejectsProcessesOfOtherLaunchers) {
-  const struct {
-    Variables variables;
-    std::string found;
-    std::string mapping;
-  } refused[] = {
-      {{{"OMPI_COMM_WORLD_SIZE", "2"},
-        {"OMPI_COMM_WORLD_RANK", "1"},
-        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-        {"PMIX_RANK", "1"}},
-       "(OMPI_COMM_WORLD_SIZE=2, OMPI_COMM_WORLD_RANK=1)",
-       "RANK=$OMPI_COMM_WORLD_RANK, WORLD_SIZE=$OMPI_COMM_WORLD_SIZE, "
-       "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK, MASTER_ADDR="},
-      {{{"PMI_SIZE", "4"}, {"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}},
-       "(PMI_SIZE=4, PMI_RANK=0)",
-       "RANK=$PMI_RANK, WORLD_SIZE=$PMI_SIZE, LOCAL_RANK=$MPI_LOCALRANKID"},
-      {{{"SLURM_STEP_ID", "0"},
-        {"SLURM_STEP_NUM_TASKS", "8"},
-        {"SLURM_NTASKS", "8"},
-        {"SLURM_PROCID", "3"}},
-       "(SLURM_STEP_NUM_TASKS=8, SLURM_PROCID=3)",
-       "RANK=$SLURM_PROCID, WORLD_SIZE=$SLURM_STEP_NUM_TASKS, LOCAL_RANK=$SLURM_LOCALID"},
-      {{{"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}},
-       "(SLURM_NTASKS=8, SLURM_PROCID=0)",
-       "WORLD_SIZE=$SLURM_NTASKS"},
-      {{{"PMIX_RANK", "0"}}, "(PMIX_RANK=0)", "RANK=$PMIX_RANK"},
-  };
-  for (const auto& one : refused) {
-    EXPECT_THAT(plan_of(one.variables),
-                AllOf(HasSubstr("one of several processes " + one.found), HasSubstr(one.mapping),
-                      HasSubstr("paceline run"), HasSubstr("{.world_size = 1, .rank = 0}")));
-    EXPECT_EQ(plan_of(one.variables, {.world_size = 1, .rank = 0}), "0 of 1 alone");
-    Variables mapped = one.variables;
-    mapped.merge(Variables{{"RANK", "1"},
-                           {"WORLD_SIZE", "2"},
-                           {"MASTER_ADDR", "127.0.0.1"},
-                           {"MASTER_PORT", "29500"}});
-    EXPECT_EQ(plan_of(mapped), "1 of 2 elsewhere");
+// Four processes on two machines; and two on one.
+const Variables kMpirun{{"OMPI_COMM_WORLD_SIZE", "4"},       {"OMPI_COMM_WORLD_RANK", "1"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                        {"PMIX_NAMESPACE", "a@1"},           {"PMIX_RANK", "1"}};
+const Variables kLocalMpirun{{"OMPI_COMM_WORLD_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_RANK", "1"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                             {"PMIX_NAMESPACE", "a@1"}};
+
+Variables with(Variables variables, const Variables& more) {
+  variables.insert(more.begin(), more.end());
+  return variables;
+}
+
+TEST(Plan, TakesRanksFromOtherLaunchers) {
+  EXPECT_EQ(plan_of(kLocalMpirun), "1 of 2 on this machine");
+  EXPECT_EQ(plan_of(with(kLocalMpirun, {{"MASTER_ADDR", "a"}})), "1 of 2 elsewhere");
+  EXPECT_EQ(plan_of(with(kMpirun, {{"MASTER_ADDR", "a"}})), "1 of 4 elsewhere");
+  EXPECT_EQ(plan_of({{"SLURM_STEP_ID", "0"},
+                     {"SLURM_JOB_ID", "1"},
+                     {"SLURM_NTASKS", "8"},
+                     {"SLURM_PROCID", "3"},
+                     {"SLURM_STEP_NODELIST", "a[1-2]"}}),
+            "3 of 8 elsewhere");
+  EXPECT_EQ(plan_of(kMpirun, {.world_size = 1, .rank = 0}), "0 of 1 alone");
+  EXPECT_EQ(plan_of(kMpirun, {.init_method = "file:///x"}), "1 of 4 elsewhere");
+}
+
+TEST(Plan, AsksForWhatOtherLaunchersDoNotSay) {
+  EXPECT_THAT(plan_of(kMpirun),
+              AllOf(HasSubstr("mpirun (Open MPI) started this process as rank 1 of 4 "
+                              "(OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4)"),
+                    HasSubstr("set MASTER_ADDR=<rank 0's machine> and MASTER_PORT=")));
+  const Variables pod{{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "a"}};
+  EXPECT_THAT(plan_of(pod), HasSubstr("set MASTER_PORT=<a free port on rank 0's machine> too"));
+  for (const Variables& unknown :
+       {Variables{{"PMIX_RANK", "0"}}, with(pod, {{"PET_NPROC_PER_NODE", "4"}})}) {
+    EXPECT_THAT(plan_of(unknown),
+                AllOf(HasSubstr("as one of several processes ("),
+                      HasSubstr("does not say how many there are"), HasSubstr("paceline run"),
+                      HasSubstr("{.world_size = 1, .rank = 0}")));
+    EXPECT_EQ(plan_of(unknown, {.world_size = 1, .rank = 0}), "0 of 1 alone");
+    EXPECT_EQ(plan_of(with(unknown, {{"RANK", "1"},
+                                     {"WORLD_SIZE", "2"},
+                                     {"MASTER_ADDR", "127.0.0.1"},
+                                     {"MASTER_PORT", "29500"}})),
+              "1 of 2 elsewhere");
   }
+}
+
+// As on clouds that set RANK and WORLD_SIZE for machines.
+TEST(Plan, NamesVariablesThatContradictEachOther) {
+  const Variables of_machines{
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}};
+  EXPECT_THAT(plan_of(with(kMpirun, of_machines)),
+              HasSubstr("RANK=0, WORLD_SIZE=2, but mpirun (Open MPI) started this process with "
+                        "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4: unset"));
+  EXPECT_EQ(
+      plan_of(with(
+          kMpirun,
+          {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}})),
+      "1 of 4 elsewhere");
+  // One process of mpirun on each machine; and torchrun, which mpirun started.
+  EXPECT_EQ(
+      plan_of(with(of_machines, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}})),
+      "0 of 2 elsewhere");
+  EXPECT_EQ(plan_of(with(with(kMpirun, of_machines), {{"TORCHELASTIC_RUN_ID", "x"}})),
+            "0 of 2 elsewhere");
 }
 
 TEST(Plan, AcceptsASingleProcessOfAnotherLauncher) {
@@ -87,7 +118,12 @@ TEST(Plan, AcceptsASingleProcessOfAnotherLauncher) {
       {{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}},
       {{"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "4294967290"}, {"SLURM_STEP_NUM_TASKS", "1"}},
       // mpirun has one process on each of its nodes, on which srun started its daemons.
-      {{"OMPI_COMM_WORLD_SIZE", "1"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}},
+      {{"OMPI_COMM_WORLD_SIZE", "1"},
+       {"OMPI_COMM_WORLD_RANK", "0"},
+       {"SLURM_STEP_ID", "0"},
+       {"SLURM_STEP_NUM_TASKS", "2"}},
+      // A pod of an Indexed Job whose pods do not belong together.
+      {{"JOB_COMPLETION_INDEX", "3"}},
   };
   for (const Variables& variables : alone) EXPECT_EQ(plan_of(variables), "0 of 1 alone");
 }

@@ -1,0 +1,28 @@
+#include "distributed/intraop_threads.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "base/cores.h"
+#include "base/log.h"
+
+namespace paceline::distributed {
+
+void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
+                           int rank) {
+  if (!environment.numbered_by_launched || environment.sets_threads) return;
+  const int node = topology.node_of(rank);
+  int cores = topology.cores_of(node);
+  if (const int quota = base::core_quota(); quota > 0) cores = std::min(cores, quota);
+  if (cores == 0) return;
+  const int threads = std::max(1, cores / topology.local_size(node));
+  if (threads >= at::get_num_threads()) return;
+  base::log(LogLevel::info,
+            "rank {} uses {} of {} threads: {} ranks share {} cores here (set "
+            "OMP_NUM_THREADS for another number)",
+            rank, threads, at::get_num_threads(), topology.local_size(node), cores);
+  at::set_num_threads(threads);
+}
+
+}  // namespace paceline::distributed

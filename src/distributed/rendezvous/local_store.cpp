@@ -1,0 +1,182 @@
+#include "distributed/rendezvous/local_store.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/errno_error.h"
+#include "base/launcher.h"
+#include "base/unique_fd.h"
+#include "distributed/rendezvous/file_store.h"
+#include "shm/membership/bootstrap_packets.h"
+#include "shm/membership/socket.h"
+
+namespace paceline::distributed {
+namespace {
+
+using base::UniqueFd;
+
+// A c10d::FileStore opens its file anew for each call, also in its destructor.
+class MemoryStore final : public c10d::PrefixStore {
+ public:
+  MemoryStore(const std::string& prefix, c10::intrusive_ptr<c10d::Store> store, UniqueFd file)
+      : PrefixStore(prefix, std::move(store)), file_(std::move(file)) {}
+  ~MemoryStore() override { store_.reset(); }
+
+ private:
+  UniqueFd file_;
+};
+
+using shm::Failure;
+using shm::FailureKind;
+
+constexpr std::size_t kMaxBytes = 2 * shm::FailureRecord::kMaxText;
+// From a rank whose timeout expires before rank 0's.
+constexpr const char* kTimedOut = "timed out";
+
+Failure late(const Plan& plan, const shm::RankSet& missing, const base::Deadline& deadline) {
+  return {
+      FailureKind::timeout, missing,
+      fmt::format("{} did not come to {} within the timeout of {} s", shm::describe_ranks(missing),
+                  local_place(plan), static_cast<double>(deadline.budget().count()) / 1000.0)};
+}
+
+Failure lost(const Plan& plan, int rank) {
+  return {FailureKind::peer_lost,
+          {rank},
+          fmt::format("rank {} ended before all ranks had come to {}", rank, local_place(plan))};
+}
+
+// A connection that has not said which rank it is, or a rank that waits for the others.
+struct Guest {
+  UniqueFd socket;
+  std::optional<int> rank;
+};
+
+// Rank 0: gives the file to all other ranks, once all have come.
+class Host {
+ public:
+  Host(const Plan& plan, const std::string& name, const base::Deadline& deadline)
+      : plan_(plan), deadline_(deadline), listener_(shm::listen_abstract(name)) {}
+
+  void give(int file) {
+    while (!missing().empty()) wait_for_some();
+    for (const Guest& guest : guests_) {
+      if (guest.rank) shm::send_packet(guest.socket.get(), "store", {&file, 1}, deadline_);
+    }
+  }
+
+ private:
+  shm::RankSet missing() const {
+    shm::RankSet here{0};
+    for (const Guest& guest : guests_) {
+      if (guest.rank) here.insert(*guest.rank);
+    }
+    return shm::RankSet::all(plan_.size) - here;
+  }
+
+  void wait_for_some() {
+    std::vector<int> fds{listener_.get()};
+    for (const Guest& guest : guests_) fds.push_back(guest.socket.get());
+    const auto ready = shm::wait_readable(fds, deadline_);
+    if (std::ranges::none_of(ready, std::identity())) fail(late(plan_, missing(), deadline_));
+    // Backwards, as hear() may remove the guest.
+    for (std::size_t i = guests_.size(); i > 0; --i) {
+      if (ready[i]) hear(i - 1);
+    }
+    if (!ready[0]) return;
+    UniqueFd socket = shm::accept_from_same_user(listener_.get());
+    if (socket) guests_.push_back({std::move(socket), std::nullopt});
+  }
+
+  // Strangers, who say anything but what a missing rank would, are sent away.
+  void hear(std::size_t index) {
+    Guest& guest = guests_[index];
+    const shm::Packet packet = shm::receive_packet(guest.socket.get(), kMaxBytes);
+    if (guest.rank && packet.bytes == kTimedOut) fail(late(plan_, missing(), deadline_));
+    if (guest.rank) fail(lost(plan_, *guest.rank));
+    const auto hello = shm::decode_hello(packet.bytes);
+    if (hello && hello->protocol == shm::kProtocol && hello->size == plan_.size) {
+      if (missing().contains(hello->rank)) {
+        guest.rank = hello->rank;
+        return;
+      }
+      const Failure twice{FailureKind::mismatch,
+                          {hello->rank},
+                          fmt::format("another process is rank {} of {} too, at {}", hello->rank,
+                                      plan_.size, local_place(plan_))};
+      shm::send_packet(guest.socket.get(), encode(twice), {}, deadline_);
+    }
+    guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+
+  [[noreturn]] void fail(const Failure& failure) {
+    for (const Guest& guest : guests_) {
+      if (guest.rank) shm::send_packet(guest.socket.get(), encode(failure), {}, deadline_);
+    }
+    throw_failure(failure, shm::kConnecting);
+  }
+
+  const Plan& plan_;
+  base::Deadline deadline_;
+  UniqueFd listener_;
+  std::vector<Guest> guests_;
+};
+
+// The other ranks: gets the file from rank 0, which may come later.
+UniqueFd get_file(const Plan& plan, const std::string& name, const base::Deadline& deadline) {
+  constexpr int kMilliseconds = 5;
+  UniqueFd socket;
+  while (!(socket = shm::connect_abstract(name))) {
+    if (deadline.expired()) throw_failure(late(plan, {0}, deadline), shm::kConnecting);
+    ::poll(nullptr, 0, kMilliseconds);
+  }
+  shm::send_packet(socket.get(), encode(shm::Hello{shm::kProtocol, plan.rank, plan.size, 0}), {},
+                   deadline);
+  if (!shm::wait_readable(socket.get(), deadline)) {
+    // Rank 0 knows which ranks are missing.
+    shm::send_packet(socket.get(), kTimedOut, {}, deadline);
+    const auto grace = base::Deadline::after(std::chrono::seconds(1));
+    if (!shm::wait_readable(socket.get(), grace)) {
+      throw_failure(late(plan, {0}, deadline), shm::kConnecting);
+    }
+  }
+  shm::Packet packet = shm::receive_packet(socket.get(), kMaxBytes);
+  if (!packet.fds.empty()) return std::move(packet.fds[0]);
+  throw_failure(shm::decode_failure(packet.bytes).value_or(lost(plan, 0)), shm::kConnecting);
+}
+
+}  // namespace
+
+std::string local_place(const Plan& plan) {
+  return fmt::format("the rendezvous of the processes on this machine ({})", plan.job);
+}
+
+c10::intrusive_ptr<c10d::Store> open_local_store(const Plan& plan, const std::string& prefix,
+                                                 const base::Deadline& deadline) {
+  const std::string name =
+      fmt::format("paceline-{}-{:x}-{}", ::geteuid(), base::hash_of_job(plan.job), prefix);
+  UniqueFd file;
+  if (plan.rank == 0) {
+    Host host(plan, name, deadline);
+    file = UniqueFd(::memfd_create("paceline-store", MFD_CLOEXEC));
+    if (!file) throw base::errno_error("cannot make memory for the store");
+    host.give(file.get());
+  } else {
+    file = get_file(plan, name, deadline);
+  }
+  Plan in_file = plan;
+  in_file.path = fmt::format("/proc/self/fd/{}", file.get());
+  auto store = open_file_store(in_file, in_file.path, deadline);
+  return c10::make_intrusive<MemoryStore>(prefix, std::move(store), std::move(file));
+}
+
+}  // namespace paceline::distributed
