@@ -102,17 +102,27 @@ int run_command(const std::vector<std::string>& arguments) {
   if (options->bind_to_cores) binding = choose_cores(spec, cores);
   const std::string threads = choose_threads(spec, cores);
   const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
-  launch::Console console(target(out), target(err), spec.processes,
-                          [=] { return terminal_columns(screen); });
-  spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
-    console.write(rank, stream, bytes);
-  };
   spec.writers = {&out, &err};
-  spec.forward_signals = true;
-  err.write(heading(*options, threads, cores));
-  const launch::JobResult result = launch::run_job(spec);
-  console.finish();
-  err.write(launch::failure_report(result));
+  err.write(options->notice + heading(*options, threads, cores));
+  const auto run = [&] {
+    launch::Console console(target(out), target(err), spec.processes,
+                            [=] { return terminal_columns(screen); });
+    spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
+      const bool is_shown = !options->shown_ranks || options->shown_ranks->contains(rank);
+      if (is_shown) console.write(rank, stream, bytes);
+    };
+    launch::JobResult result = launch::run_job(spec);
+    console.finish();
+    err.write(launch::failure_report(result));
+    return result;
+  };
+  launch::JobResult result = run();
+  while (result.exit_code() != 0 && result.signal == 0 && spec.restart < spec.max_restarts) {
+    ++spec.restart;
+    err.write(fmt::format("paceline: starts all processes again, restart {} of {}\n", spec.restart,
+                          spec.max_restarts));
+    result = run();
+  }
   std::optional<std::chrono::seconds> timeout;
   if (result.exit_code() != 0) timeout = kOutputTimeoutAfterFailure;
   if (result.signal != 0) timeout = kOutputTimeoutAfterSignal;

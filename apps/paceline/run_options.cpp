@@ -1,148 +1,71 @@
 #include "run_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
-#include <memory>
+#include <string_view>
 
 #include <paceline/error.h>
 
 #include "base/malloc_thresholds.h"
-#include "help_formatter.h"
+#include "launch/signal_names.h"
+#include "run_flags.h"
 
 namespace paceline::app {
 namespace {
 
-struct Flags {
-  std::string nproc_per_node = "1";
-  std::string nnodes = "1";
-  std::string master_addr = "127.0.0.1";
-  std::optional<std::string> master_port;
-  bool pass_local_rank = false;
-  bool bind_to_cores = false;
-  bool no_tune_malloc = false;
-  bool deterministic = false;
-  bool as_gloo = false;
-  std::string failure_grace = "0.5";
-  std::string stop_grace = "5";
-};
-
-void describe(CLI::App& app, Flags& flags) {
-  app.formatter(std::make_shared<HelpFormatter>("paceline run [flags] PROGRAM [arguments]"));
-  // Defaults stand in the descriptions: CLI11 would print its own type and range beside them.
-  const auto add = [&](const std::string& name, auto& value, const char* unit, const char* group,
-                       const char* description) {
-    return app.add_option(name, value, description)->type_name(unit)->group(group);
-  };
-  const char* const processes = "Processes";
-  const char* const rendezvous = "Rendezvous";
-  const char* const stopping = "Stopping";
-  add("--nproc-per-node", flags.nproc_per_node, "N", processes,
-      "Number of processes (default 1); auto or cpu: one per core");
-  add("--nnodes", flags.nnodes, "N", processes,
-      "Number of machines; only 1 (default) is supported");
-  app.add_flag("--pass-local-rank", flags.pass_local_rank,
-               "Append --local_rank=R to the arguments of local rank R's process")
-      ->group(processes);
-  app.add_flag("--bind-to-cores", flags.bind_to_cores,
-               "Give each process cores of its own, which other jobs with this flag do not\n"
-               "get; for machines that nothing else uses")
-      ->group(processes);
-  app.add_flag("--no-tune-malloc", flags.no_tune_malloc,
-               "Do not set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_, which make\n"
-               "malloc keep freed memory for the next training step")
-      ->group(processes);
-  app.add_flag("--deterministic", flags.deterministic,
-               "Fix what LibTorch's results depend on besides the program: one thread each\n"
-               "and the instruction set AVX2, unless their variables are set\n"
-               "(docs/determinism.md)")
-      ->group(processes);
-  app.add_flag("--as-gloo", flags.as_gloo,
-               "Set PACELINE_AS_GLOO=1: in Python, the name \"gloo\" then means the backend\n"
-               "paceline; the program's Python needs the package paceline (python/README.md)")
-      ->group(processes);
-  add("--master-addr", flags.master_addr, "HOST", rendezvous,
-      "MASTER_ADDR of the processes (default 127.0.0.1)");
-  add("--master-port", flags.master_port, "PORT", rendezvous,
-      "MASTER_PORT of the processes (default: a free one)");
-  add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
-      "From the first failure to SIGTERM for the others (default 0.5);\n"
-      "a rank that is already failing has --stop-grace to end by itself");
-  add("--stop-grace", flags.stop_grace, "SECONDS", stopping,
-      "From SIGTERM, or from Ctrl-C, to SIGKILL (default 5)");
-  app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
-  app.footer(
-      "Flags may also be spelled with underscores, as in --nproc_per_node; flags after the\n"
-      "program belong to the program. Each process gets RANK, LOCAL_RANK, WORLD_SIZE and\n"
-      "torchrun's other variables, and OMP_NUM_THREADS unless it is set: the cores divided by\n"
-      "the processes. paceline run exits with the code of the process that failed first, or\n"
-      "with 128 + N if signal N ended it.\n"
-      "\n"
-      "Example:\n"
-      "  paceline run --nproc-per-node 2 ./train --epochs 5");
-}
-
-// The name that CLI11 knows: "--nproc_per_node=2" is "--nproc-per-node=2".
-std::string with_dashes(std::string flag) {
-  std::replace(flag.begin(),
-               flag.begin() + static_cast<std::ptrdiff_t>(std::min(flag.find('='), flag.size())),
-               '_', '-');
-  return flag;
-}
-
-// Separates our flags from the program and its arguments.
-struct SplitArguments {
-  std::vector<std::string> flags;
-  std::vector<std::string> command;
-};
-
-SplitArguments split(const CLI::App& app, const std::vector<std::string>& arguments) {
-  SplitArguments result;
-  auto at = arguments.begin();
-  while (at != arguments.end() && at->size() > 1 && at->front() == '-' && *at != "--") {
-    const std::string& flag = result.flags.emplace_back(with_dashes(*at++));
-    const std::size_t equals = flag.find('=');
-    const CLI::Option* const option = app.get_option_no_throw(flag.substr(0, equals));
-    if (option == nullptr) throw UsageError(fmt::format("unknown flag {}", flag));
-    const bool takes_value = option->get_items_expected_max() > 0;
-    if (equals != std::string::npos && !takes_value) {
-      throw UsageError(fmt::format("{}: this flag takes no value", flag));
-    }
-    if (takes_value &&
-        (equals == std::string::npos ? at == arguments.end() : equals + 1 == flag.size())) {
-      throw UsageError(fmt::format("{}: expected a value", flag));
-    }
-    if (takes_value && equals == std::string::npos) result.flags.push_back(*at++);
-  }
-  if (at != arguments.end() && *at == "--") ++at;
-  result.command.assign(at, arguments.end());
-  return result;
-}
-
 template <typename Number>
-std::optional<Number> parse_number(const std::string& text, Number low, Number high) {
+std::optional<Number> parse_number(std::string_view text, Number low, Number high) {
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = error == std::errc() && end == text.data() + text.size();
   return whole && value >= low && value <= high ? std::optional(value) : std::nullopt;
 }
 
-int parse_processes(const std::string& text, int cores) {
-  if (text == "auto" || text == "cpu") return cores;
-  const auto value = parse_number(text, 1, launch::kMaxProcesses);
-  if (value) return *value;
-  throw UsageError(fmt::format("--nproc-per-node {}: expected a number from 1 to {}, auto or cpu",
-                               text, launch::kMaxProcesses));
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
 }
 
-int parse_port(const std::string& text) {
-  const auto value = parse_number(text, 1, 65535);
+// CUDA_VISIBLE_DEVICES names the ones to use; else those that the driver shows.
+int count_gpus() {
+  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
+    return *visible == '\0' ? 0 : static_cast<int>(split_at_commas(visible).size());
+  }
+  std::error_code error;
+  const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", error);
+  return error ? 0 : static_cast<int>(std::distance(begin(gpus), end(gpus)));
+}
+
+int parse_processes(const std::string& text, int cores) {
+  if (text == "auto" || text == "cpu") return cores;
+  if (text == "gpu") {
+    if (const int gpus = count_gpus(); gpus > 0) return gpus;
+    throw UsageError(
+        "--nproc-per-node gpu: there is no NVIDIA GPU here (CUDA_VISIBLE_DEVICES, "
+        "/proc/driver/nvidia/gpus); give a number, auto or cpu");
+  }
+  const auto value = parse_number(text, 1, launch::kMaxProcesses);
   if (value) return *value;
-  throw UsageError(fmt::format("--master-port {}: expected a number from 1 to 65535", text));
+  throw UsageError(
+      fmt::format("--nproc-per-node {}: expected a number from 1 to {}, auto, cpu or gpu", text,
+                  launch::kMaxProcesses));
+}
+
+int parse_integer(const char* flag, const std::string& text, int low, int high) {
+  const auto value = parse_number(text, low, high);
+  if (value) return *value;
+  throw UsageError(fmt::format("{} {}: expected a number from {} to {}", flag, text, low, high));
 }
 
 std::chrono::milliseconds parse_seconds(const char* flag, const std::string& text) {
@@ -152,6 +75,37 @@ std::chrono::milliseconds parse_seconds(const char* flag, const std::string& tex
     throw UsageError(fmt::format("{} {}: expected 0 to {} seconds", flag, text, kDay));
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
+}
+
+// The signals that a program can handle, by their names.
+std::vector<int> parse_signals(const std::string& text) {
+  std::vector<int> signals;
+  for (const std::string& name : split_at_commas(text)) {
+    int number = 1;
+    while (number < SIGSYS && launch::signal_name(number) != name) ++number;
+    if (launch::signal_name(number) != name || number == SIGKILL || number == SIGSTOP) {
+      throw UsageError(fmt::format(
+          "--signals-to-handle {}: '{}' is not a signal that can be handled, such as SIGUSR1", text,
+          name));
+    }
+    signals.push_back(number);
+  }
+  return signals;
+}
+
+std::set<int> parse_ranks(const std::string& text, int processes) {
+  std::set<int> ranks;
+  for (const std::string& one : split_at_commas(text)) {
+    const auto rank = parse_number(one, 0, processes - 1);
+    if (!rank) {
+      throw UsageError(
+          fmt::format("--local-ranks-filter {}: '{}' is not a rank from 0 to {}; separate ranks by "
+                      "commas",
+                      text, one, processes - 1));
+    }
+    ranks.insert(*rank);
+  }
+  return ranks;
 }
 
 // The variables of LibTorch, MKL, oneDNN and OpenMP. MKL's also makes results independent of the
@@ -168,22 +122,54 @@ std::map<std::string, std::string> deterministic_variables() {
   return variables;
 }
 
-launch::JobSpec make_spec(const Flags& flags, int cores) {
-  if (flags.nnodes != "1") {
-    throw UsageError(fmt::format(
-        "--nnodes {}: paceline run starts processes on this machine only; leave the flag out",
-        flags.nnodes));
+void check_one_machine(const RunFlags& flags) {
+  if (flags.nnodes != "1" && flags.nnodes != "1:1") {
+    throw UsageError(
+        fmt::format("--nnodes {}: paceline run starts processes on this machine only; leave the "
+                    "flag out",
+                    flags.nnodes));
   }
+  if (flags.node_rank != "0") {
+    throw UsageError(
+        fmt::format("--node-rank {}: there is one machine, number 0", flags.node_rank));
+  }
+}
+
+// What to start, in place of torchrun's Python script or module.
+std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::string> command) {
+  if (command.empty())
+    throw UsageError("no program given: paceline run [flags] PROGRAM [arguments]");
+  if (flags.module && flags.no_python)
+    throw UsageError("--module and --no-python cannot be combined");
+  const bool is_script = command.front().ends_with(".py") && !flags.no_python;
+  if (!flags.module && !is_script) return command;
+  const char* const chosen = std::getenv("PYTHON_EXEC");
+  std::vector<std::string> python{chosen != nullptr && *chosen != '\0' ? chosen : "python3", "-u"};
+  if (flags.module) python.emplace_back("-m");
+  command.insert(command.begin(), python.begin(), python.end());
+  return command;
+}
+
+launch::JobSpec make_spec(const RunFlags& flags, int cores) {
+  check_one_machine(flags);
+  if (flags.use_env && flags.pass_local_rank)
+    throw UsageError("--use-env and --pass-local-rank cannot be combined");
   launch::JobSpec spec;
   spec.processes = parse_processes(flags.nproc_per_node, cores);
   spec.pass_local_rank = flags.pass_local_rank;
   if (!flags.no_tune_malloc) spec.environment = base::malloc_variables();
   if (flags.deterministic) spec.environment.merge(deterministic_variables());
   if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
+  spec.role = flags.role;
+  spec.run_id = flags.run_id.value_or("");
+  spec.max_restarts = parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
   spec.master_addr = flags.master_addr;
-  if (flags.master_port) spec.master_port = parse_port(*flags.master_port);
+  if (flags.master_port) {
+    spec.master_port = parse_integer("--master-port", *flags.master_port, 1, 65535);
+  }
   spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);
   spec.stop_grace = parse_seconds("--stop-grace", flags.stop_grace);
+  spec.signals = parse_signals(flags.signals);
   return spec;
 }
 
@@ -191,23 +177,22 @@ launch::JobSpec make_spec(const Flags& flags, int cores) {
 
 std::optional<RunOptions> parse_run_options(const std::vector<std::string>& arguments, int cores,
                                             std::string& help) {
-  CLI::App app("Starts a program as several processes on this machine.");
-  Flags flags;
-  describe(app, flags);
-  SplitArguments parts = split(app, arguments);
-  std::reverse(parts.flags.begin(), parts.flags.end());  // as CLI11 wants them
-  try {
-    app.parse(parts.flags);
-  } catch (const CLI::CallForHelp&) {
-    help = app.help();
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
+  RunFlags flags;
+  auto command = parse_run_flags(arguments, flags, help);
+  if (!command) return std::nullopt;
+  RunOptions options{.job = make_spec(flags, cores),
+                     .bind_to_cores = flags.bind_to_cores,
+                     .deterministic = flags.deterministic};
+  if (flags.local_ranks) {
+    options.shown_ranks = parse_ranks(*flags.local_ranks, options.job.processes);
   }
-  RunOptions options{make_spec(flags, cores), flags.bind_to_cores, flags.deterministic};
-  options.job.command = std::move(parts.command);
-  if (options.job.command.empty())
-    throw UsageError("no program given: paceline run [flags] PROGRAM [arguments]");
+  if (!flags.without_effect.empty()) {
+    options.notice = fmt::format(
+        "paceline: without effect, as the processes are on one machine "
+        "and have no agent: {}\n",
+        fmt::join(flags.without_effect, ", "));
+  }
+  options.job.command = make_command(flags, std::move(*command));
   return options;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ struct RunOptions {
   launch::JobSpec job;
   bool bind_to_cores = false;
   bool deterministic = false;  // job.environment has what it sets
+  // The ranks whose output is shown; unset: all.
+  std::optional<std::set<int>> shown_ranks{};
+  std::string notice{};  // about flags that cannot apply: a line, or empty
 };
 
 // Translates the arguments after `paceline run`. Empty if they ask for help; `help` is its text

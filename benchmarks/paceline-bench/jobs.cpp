@@ -41,7 +41,7 @@ int run_ranks(const std::vector<std::string>& arguments, int ranks, int threads,
   spec.command.insert(spec.command.end(), arguments.begin(), arguments.end());
   spec.environment = base::malloc_variables();  // as under paceline run
   spec.environment["OMP_NUM_THREADS"] = std::to_string(threads);
-  spec.forward_signals = true;
+  spec.signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
   spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
     if (rank == 0 && stream == launch::Stream::out) {
       reader.feed(bytes);

@@ -118,9 +118,9 @@ class Job {
 Job::Job(const JobSpec& spec)
     : spec_(spec),
       file_(find_program(spec.command.front())),
-      identity_{random_id(), spec.master_port != 0 ? spec.master_port : find_free_port(),
-                directory_.path()},
-      signals_(spec.forward_signals),
+      identity_{spec.run_id.empty() ? random_id() : spec.run_id,
+                spec.master_port != 0 ? spec.master_port : find_free_port(), directory_.path()},
+      signals_(spec.signals),
       last_lines_(static_cast<std::size_t>(spec.processes)) {}
 
 JobResult Job::run() {

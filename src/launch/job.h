@@ -22,7 +22,11 @@ struct JobSpec {
   std::vector<std::vector<int>> cpus;
 
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;  // 0: one that is free now
+  int master_port = 0;           // 0: one that is free now
+  std::string role = "default";  // ROLE_NAME
+  std::string run_id;            // TORCHELASTIC_RUN_ID; empty: a random one
+  int restart = 0;               // how often the job was started before, of max_restarts at most
+  int max_restarts = 0;
 
   // Set for every worker, on top of this process's environment.
   std::map<std::string, std::string> environment;
@@ -36,10 +40,11 @@ struct JobSpec {
   // signals still are.
   std::vector<NonBlockingWriter*> writers;
 
-  // SIGINT, SIGTERM, SIGHUP and SIGTSTP are taken from the calling thread while the job runs and
-  // passed on to the workers, except those that this process ignores. The first signal that ends
-  // the job is JobResult::signal; a second SIGINT kills at once. Other threads have to block them.
-  bool forward_signals = false;
+  // These signals, and SIGTSTP, are taken from the calling thread while the job runs and passed on
+  // to the workers, except those that this process ignores. The first signal that ends the job is
+  // JobResult::signal; a second SIGINT kills at once. Other threads have to block them. Empty: none
+  // is, not even SIGTSTP.
+  std::vector<int> signals;
 
   // From the first failure to SIGTERM: the time in which the other ranks notice and report it. If a
   // rank has written its error file, or an error file blames it, its failure is under way: SIGTERM

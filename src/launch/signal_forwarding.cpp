@@ -4,6 +4,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/errno_error.h"
 
 namespace paceline::launch {
@@ -16,13 +18,15 @@ bool is_ignored(int signal) {
 
 }  // namespace
 
-SignalForwarding::SignalForwarding(bool enabled) {
+SignalForwarding::SignalForwarding(std::span<const int> signals) {
   sigset_t set;
   sigemptyset(&set);
-  if (enabled) {
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
-      if (!is_ignored(signal)) sigaddset(&set, signal);
-    }
+  const auto add = [&](int signal) {
+    if (!is_ignored(signal)) sigaddset(&set, signal);
+  };
+  if (!signals.empty()) {
+    std::ranges::for_each(signals, add);
+    add(SIGTSTP);
     fd_ = base::UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd_) throw base::errno_error("cannot receive signals");
   }

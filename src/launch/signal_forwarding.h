@@ -1,17 +1,18 @@
 #pragma once
 
 #include <csignal>
+#include <span>
 
 #include "base/unique_fd.h"
 
 namespace paceline::launch {
 
-// While it lives, SIGINT, SIGTERM, SIGHUP and SIGTSTP are blocked on the thread that made it and
-// can be read from fd() instead; signals that the process ignores stay ignored.
+// While it lives, some signals and SIGTSTP are blocked on the thread that made it and can be read
+// from fd() instead; signals that the process ignores stay ignored.
 class SignalForwarding {
  public:
-  // Throws Error. If not `enabled`, it does nothing and has no fd.
-  explicit SignalForwarding(bool enabled);
+  // Throws Error. Without `signals` it does nothing and has no fd.
+  explicit SignalForwarding(std::span<const int> signals);
   SignalForwarding(const SignalForwarding&) = delete;
   SignalForwarding& operator=(const SignalForwarding&) = delete;
   ~SignalForwarding();

@@ -48,11 +48,11 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   }
   set("GROUP_RANK", "0");
   set("GROUP_WORLD_SIZE", "1");
-  set("ROLE_NAME", "default");
+  set("ROLE_NAME", spec.role);
   set("MASTER_ADDR", spec.master_addr);
   set("MASTER_PORT", std::to_string(job.master_port));
-  set("TORCHELASTIC_RESTART_COUNT", "0");
-  set("TORCHELASTIC_MAX_RESTARTS", "0");
+  set("TORCHELASTIC_RESTART_COUNT", std::to_string(spec.restart));
+  set("TORCHELASTIC_MAX_RESTARTS", std::to_string(spec.max_restarts));
   set("TORCHELASTIC_RUN_ID", job.run_id);
   set("TORCHELASTIC_ERROR_FILE", error_file_path(job, rank).string());
   set("PACELINE_STORE_FD", std::to_string(store_fd));

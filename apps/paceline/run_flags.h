@@ -1,0 +1,41 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paceline::app {
+
+// The flags of `paceline run` as they were written: on the command line, or in torchrun's variables
+// (PET_NNODES for --nnodes), which the command line goes before.
+struct RunFlags {
+  std::string nproc_per_node = "1";
+  std::string nnodes = "1:1";
+  std::string node_rank = "0";
+  bool module = false;
+  bool no_python = false;
+  bool use_env = false;
+  bool pass_local_rank = false;
+  bool bind_to_cores = false;
+  bool no_tune_malloc = false;
+  bool deterministic = false;
+  bool as_gloo = false;
+  bool standalone = false;
+  std::string master_addr = "127.0.0.1";
+  std::optional<std::string> master_port;
+  std::optional<std::string> run_id;
+  std::string role = "default";
+  std::string max_restarts = "0";
+  std::string failure_grace = "0.5";
+  std::string stop_grace = "30";
+  std::string signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  std::optional<std::string> local_ranks;
+  std::vector<std::string> without_effect;  // torchrun's flags that were given and cannot apply
+};
+
+// Parses the flags before the program, and returns the program and its arguments. Empty if the
+// flags ask for help; `help` is its text then. Throws UsageError.
+std::optional<std::vector<std::string>> parse_run_flags(const std::vector<std::string>& arguments,
+                                                        RunFlags& flags, std::string& help);
+
+}  // namespace paceline::app

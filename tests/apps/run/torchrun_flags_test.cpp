@@ -1,0 +1,111 @@
+// The real `paceline` with small shell programs as workers: torchrun's flags and variables.
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "launcher.h"
+
+namespace paceline {
+namespace {
+
+using test::ChildProcess;
+using test::Launcher;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(Launcher, ReadsTorchrunsVariables) {
+  const Environment variables{{"PET_NPROC_PER_NODE", "2"}, {"PET_NNODES", "1:1"},
+                              {"PET_ROLE", "trainer"},     {"PET_RDZV_ID", "job 7"},
+                              {"PET_STANDALONE", "1"},     {"PET_NO_PYTHON", "0"}};
+  const std::string show = "echo $ROLE_NAME, $TORCHELASTIC_RUN_ID, $WORLD_SIZE";
+  ChildProcess job({PACELINE_COMMAND, "run", "sh", "-c", show}, variables);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: trainer, job 7, 2\n"));
+  ChildProcess given(
+      {PACELINE_COMMAND, "run", "--nproc_per_node=1", "--role", "b", "sh", "-c", show}, variables);
+  EXPECT_EQ(given.wait(), 0) << given.err();
+  EXPECT_EQ(given.out(), "[rank0]: b, job 7, 1\n");
+  ChildProcess wrong({PACELINE_COMMAND, "run", "true"}, {{"PET_STANDALONE", "yes"}});
+  EXPECT_EQ(wrong.wait(), 2);
+  EXPECT_THAT(wrong.err(), HasSubstr("PET_STANDALONE=yes: expected 0 or 1"));
+}
+
+TEST_F(Launcher, StartsPythonAsTorchrunDoes) {
+  const test::TemporaryDirectory directory;
+  const auto script = directory.path() / "train.py";
+  std::ofstream(script) << "#!/bin/sh\nimport sys; print('python', *sys.argv[1:], "
+                           "sys.stdout.write_through)\n";
+  auto plain = paceline({"run", script.string(), "-m", "5"});
+  EXPECT_EQ(plain.wait(), 0) << plain.err();
+  EXPECT_EQ(plain.out(), "[rank0]: python -m 5 True\n");
+  auto module = paceline({"run", "-m", "json.tool", "--help"});
+  EXPECT_EQ(module.wait(), 0) << module.err();
+  EXPECT_THAT(module.out(), HasSubstr("json"));
+  std::ofstream(script) << "#!/bin/sh\necho shell $1\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  auto direct = paceline({"run", "--no-python", script.string(), "6"});
+  EXPECT_EQ(direct.wait(), 0) << direct.err();
+  EXPECT_EQ(direct.out(), "[rank0]: shell 6\n");
+  ChildProcess chosen({PACELINE_COMMAND, "run", script.string()}, {{"PYTHON_EXEC", "echo"}});
+  EXPECT_EQ(chosen.wait(), 0) << chosen.err();
+  EXPECT_EQ(chosen.out(), "[rank0]: -u " + script.string() + "\n");
+}
+
+TEST_F(Launcher, StartsAllProcessesAgainAfterAFailure) {
+  auto survived = run(2,
+                      "echo start=$TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; "
+                      "[ $RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3",
+                      {"--max-restarts", "4"});
+  EXPECT_EQ(survived.wait(), 0) << survived.err();
+  EXPECT_THAT(survived.out(), HasSubstr("[rank0]: start=0/4\n"));
+  EXPECT_THAT(survived.out(), HasSubstr("[rank0]: start=2/4\n"));
+  EXPECT_THAT(survived.out(), HasSubstr("[rank1]: start=2/4\n"));
+  EXPECT_THAT(survived.out(), Not(HasSubstr("start=3/4")));
+  EXPECT_THAT(survived.err(), HasSubstr("rank 1 failed first: exited with code 3"));
+  EXPECT_THAT(survived.err(), HasSubstr("paceline: starts all processes again, restart 2 of 4\n"));
+
+  auto lost = run(1, "echo start; exit 3", {"--max-restarts=1"});
+  EXPECT_EQ(lost.wait(), 3);
+  EXPECT_EQ(lost.out(), "[rank0]: start\n[rank0]: start\n");
+}
+
+TEST_F(Launcher, DoesNotStartAgainAfterASignal) {
+  auto job = run(1, "echo worker=$$; while :; do sleep 0.01; done", {"--max-restarts", "9"});
+  job.wait_for("worker=");
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_THAT(job.err(), Not(HasSubstr("restart")));
+}
+
+TEST_F(Launcher, PassesOnTheSignalsToHandle) {
+  auto job = run(1, "trap 'echo saved; exit 0' USR1; echo worker=$$; while :; do sleep 0.01; done",
+                 {"--signals-to-handle", "SIGTERM,SIGUSR1"});
+  job.wait_for("worker=");
+  job.signal(SIGUSR1);
+  EXPECT_EQ(job.wait(), 128 + SIGUSR1);
+  EXPECT_THAT(job.out(), HasSubstr("saved"));
+}
+
+TEST_F(Launcher, ShowsOnlyTheOutputOfTheFilteredRanks) {
+  auto job = run(4, "echo out; echo err >&2", {"--local_ranks_filter=1,3"});
+  EXPECT_EQ(job.wait(), 0);
+  for (const std::string& text : {job.out(), job.err()}) {
+    EXPECT_THAT(text, HasSubstr("[rank1]: "));
+    EXPECT_THAT(text, HasSubstr("[rank3]: "));
+    EXPECT_THAT(text, Not(HasSubstr("[rank0]: ")));
+    EXPECT_THAT(text, Not(HasSubstr("[rank2]: ")));
+  }
+}
+
+TEST_F(Launcher, SaysWhichFlagsCannotApply) {
+  auto job = run(1, "true", {"--rdzv-backend=c10d", "--monitor_interval", "5"});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(job.err(),
+              HasSubstr("paceline: without effect, as the processes are on one machine and have no "
+                        "agent: --rdzv-backend, --monitor-interval\n"));
+}
+
+}  // namespace
+}  // namespace paceline
