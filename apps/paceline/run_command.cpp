@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "launch/non_blocking_writer.h"
 #include "launch/program.h"
 #include "launch/report.h"
+#include "launch/signal_forwarding.h"
 #include "run_options.h"
 
 namespace paceline::app {
@@ -103,6 +105,8 @@ int run_command(const std::vector<std::string>& arguments) {
   const std::string threads = choose_threads(spec, cores);
   const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
   spec.writers = {&out, &err};
+  launch::SignalForwarding signals(options->signals);
+  spec.signals = &signals;
   err.write(options->notice + heading(*options, threads, cores));
   const auto run = [&] {
     launch::Console console(target(out), target(err), spec.processes,
@@ -117,7 +121,13 @@ int run_command(const std::vector<std::string>& arguments) {
     return result;
   };
   launch::JobResult result = run();
-  while (result.exit_code() != 0 && result.signal == 0 && spec.restart < spec.max_restarts) {
+  while (result.exit_code() != 0 && spec.restart < spec.max_restarts) {
+    // One may come when the job has ended already.
+    for (int late = -1; result.signal == 0 && late != 0;) {
+      late = signals.next();
+      if (late != SIGTSTP) result.signal = std::max(late, 0);
+    }
+    if (result.signal != 0) break;
     ++spec.restart;
     err.write(fmt::format("paceline: starts all processes again, restart {} of {}\n", spec.restart,
                           spec.max_restarts));

@@ -142,8 +142,23 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
   return result;
 }
 
+// torchrun's variables of flags that paceline run does not have.
+void check_unsupported() {
+  for (const char* const variable :
+       {"PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE", "PET_LOG_LINE_PREFIX_TEMPLATE",
+        "PET_DUPLICATE_STDOUT_FILTERS", "PET_DUPLICATE_STDERR_FILTERS", "PET_VIRTUAL_LOCAL_RANK",
+        "PET_RUN_PATH"}) {
+    const char* const value = std::getenv(variable);
+    if (value == nullptr || *value == '\0' || std::string(value) == "0") continue;
+    throw UsageError(
+        fmt::format("{}={}: paceline run does not have this flag of torchrun's; unset "
+                    "the variable",
+                    variable, value));
+  }
+}
+
 // Adds what torchrun's variables set and the command line does not.
-void add_variables(const CLI::App& app, SplitArguments& parts) {
+void add_variables(const CLI::App& app, SplitArguments& parts, RunFlags& flags) {
   for (const CLI::Option* const option : app.get_options()) {
     if (option->get_lnames().empty() || option == app.get_help_ptr()) continue;
     if (std::ranges::find(parts.given, option) != parts.given.end()) continue;
@@ -156,6 +171,7 @@ void add_variables(const CLI::App& app, SplitArguments& parts) {
       }
       const char* const value = std::getenv(variable.c_str());
       if (value == nullptr || *value == '\0') continue;
+      flags.variables["--" + option->get_lnames().front()] = variable;
       if (takes_value(*option)) {
         parts.flags.push_back(fmt::format("--{}={}", name, value));
       } else if (const std::string text = value; text == "1") {
@@ -163,6 +179,7 @@ void add_variables(const CLI::App& app, SplitArguments& parts) {
       } else if (text != "0") {
         throw UsageError(fmt::format("{}={}: expected 0 or 1", variable, value));
       }
+      break;
     }
   }
 }
@@ -174,7 +191,8 @@ std::optional<std::vector<std::string>> parse_run_flags(const std::vector<std::s
   CLI::App app("Starts a program as several processes on this machine.");
   describe(app, flags);
   SplitArguments parts = split(app, arguments);
-  add_variables(app, parts);
+  check_unsupported();
+  add_variables(app, parts, flags);
   std::reverse(parts.flags.begin(), parts.flags.end());  // as CLI11 wants them
   try {
     app.parse(parts.flags);

@@ -1,13 +1,14 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace paceline::app {
 
-// The flags of `paceline run` as they were written: on the command line, or in torchrun's variables
-// (PET_NNODES for --nnodes), which the command line goes before.
+// The flags of `paceline run` as they were written: on the command line, or if missing there, in
+// torchrun's variables (PET_NNODES for --nnodes).
 struct RunFlags {
   std::string nproc_per_node = "1";
   std::string nnodes = "1:1";
@@ -30,6 +31,7 @@ struct RunFlags {
   std::string stop_grace = "30";
   std::string signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::optional<std::string> local_ranks;
+  std::map<std::string, std::string> variables;  // by flag, those that set one
   std::vector<std::string> without_effect;  // torchrun's flags that were given and cannot apply
 };
 

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <string_view>
 
@@ -37,10 +39,16 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
-// CUDA_VISIBLE_DEVICES names the ones to use; else those that the driver shows.
+// As many as CUDA_VISIBLE_DEVICES names, of which CUDA takes those before an invalid one; if it is
+// not set, as many as the driver shows.
 int count_gpus() {
   if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
-    return *visible == '\0' ? 0 : static_cast<int>(split_at_commas(visible).size());
+    int count = 0;
+    for (const std::string& device : split_at_commas(visible)) {
+      if (device.empty() || device.front() == '-') break;
+      ++count;
+    }
+    return count;
   }
   std::error_code error;
   const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", error);
@@ -77,18 +85,19 @@ std::chrono::milliseconds parse_seconds(const char* flag, const std::string& tex
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
-// The signals that a program can handle, by their names.
+// By their names.
 std::vector<int> parse_signals(const std::string& text) {
+  constexpr int kAllowed[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
   std::vector<int> signals;
   for (const std::string& name : split_at_commas(text)) {
-    int number = 1;
-    while (number < SIGSYS && launch::signal_name(number) != name) ++number;
-    if (launch::signal_name(number) != name || number == SIGKILL || number == SIGSTOP) {
-      throw UsageError(fmt::format(
-          "--signals-to-handle {}: '{}' is not a signal that can be handled, such as SIGUSR1", text,
-          name));
+    const auto found = std::ranges::find(kAllowed, name, launch::signal_name);
+    if (found == std::end(kAllowed)) {
+      throw UsageError(
+          fmt::format("--signals-to-handle {}: '{}' is none of SIGTERM, SIGINT, SIGHUP, SIGQUIT, "
+                      "SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
+                      text, name));
     }
-    signals.push_back(number);
+    signals.push_back(*found);
   }
   return signals;
 }
@@ -161,7 +170,7 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   if (flags.deterministic) spec.environment.merge(deterministic_variables());
   if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
   spec.role = flags.role;
-  spec.run_id = flags.run_id.value_or("");
+  spec.run_id = flags.run_id ? *flags.run_id : launch::random_run_id();  // also after restarts
   spec.max_restarts = parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
   spec.master_addr = flags.master_addr;
   if (flags.master_port) {
@@ -169,20 +178,14 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   }
   spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);
   spec.stop_grace = parse_seconds("--stop-grace", flags.stop_grace);
-  spec.signals = parse_signals(flags.signals);
   return spec;
 }
 
-}  // namespace
-
-std::optional<RunOptions> parse_run_options(const std::vector<std::string>& arguments, int cores,
-                                            std::string& help) {
-  RunFlags flags;
-  auto command = parse_run_flags(arguments, flags, help);
-  if (!command) return std::nullopt;
+RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::string> command) {
   RunOptions options{.job = make_spec(flags, cores),
                      .bind_to_cores = flags.bind_to_cores,
-                     .deterministic = flags.deterministic};
+                     .deterministic = flags.deterministic,
+                     .signals = parse_signals(flags.signals)};
   if (flags.local_ranks) {
     options.shown_ranks = parse_ranks(*flags.local_ranks, options.job.processes);
   }
@@ -192,8 +195,27 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& argu
         "and have no agent: {}\n",
         fmt::join(flags.without_effect, ", "));
   }
-  options.job.command = make_command(flags, std::move(*command));
+  options.job.command = make_command(flags, std::move(command));
   return options;
+}
+
+}  // namespace
+
+std::optional<RunOptions> parse_run_options(const std::vector<std::string>& arguments, int cores,
+                                            std::string& help) {
+  RunFlags flags;
+  auto command = parse_run_flags(arguments, flags, help);
+  if (!command) return std::nullopt;
+  try {
+    return make_options(flags, cores, std::move(*command));
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    for (const auto& [flag, variable] : flags.variables) {
+      if (!text.starts_with(flag + " ")) continue;
+      throw UsageError(fmt::format("{} (from {})", text, variable));
+    }
+    throw;
+  }
 }
 
 }  // namespace paceline::app

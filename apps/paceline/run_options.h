@@ -15,7 +15,8 @@ struct RunOptions {
   bool deterministic = false;  // job.environment has what it sets
   // The ranks whose output is shown; unset: all.
   std::optional<std::set<int>> shown_ranks{};
-  std::string notice{};  // about flags that cannot apply: a line, or empty
+  std::vector<int> signals{};  // to be passed on
+  std::string notice{};        // about flags that cannot apply: a line, or empty
 };
 
 // Translates the arguments after `paceline run`. Empty if they ask for help; `help` is its text

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "base/malloc_thresholds.h"
 #include "launch/job.h"
 #include "launch/report.h"
+#include "launch/signal_forwarding.h"
 
 namespace paceline::bench {
 namespace {
@@ -41,7 +43,9 @@ int run_ranks(const std::vector<std::string>& arguments, int ranks, int threads,
   spec.command.insert(spec.command.end(), arguments.begin(), arguments.end());
   spec.environment = base::malloc_variables();  // as under paceline run
   spec.environment["OMP_NUM_THREADS"] = std::to_string(threads);
-  spec.signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+  constexpr int kSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+  launch::SignalForwarding signals(kSignals);
+  spec.signals = &signals;
   spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
     if (rank == 0 && stream == launch::Stream::out) {
       reader.feed(bytes);

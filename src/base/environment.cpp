@@ -26,9 +26,11 @@ void take_over(const LaunchedProcess& process, Environment& result) {
   if (!process.size) return;
   result.rank = process.rank;
   result.world_size = process.size;
-  if (!result.local_rank) result.local_rank = process.local_rank;
-  if (!result.local_world_size) result.local_world_size = process.local_size;
-  if (!result.node_rank) result.node_rank = process.node;
+  if (!result.local_rank && !result.local_world_size && !result.node_rank) {
+    result.local_rank = process.local_rank;
+    result.local_world_size = process.local_size;
+    result.node_rank = process.node;
+  }
   if (!result.master_addr && !process.is_local()) result.master_addr = process.host;
   if (!result.master_port) result.master_port = process.port;
   if (!result.master_port && process.is_job_global && !process.job.empty()) {
@@ -68,7 +70,11 @@ Environment parse_environment(const Getenv& getenv) {
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
   // What torchrun or `paceline run` says holds: another launcher may have started it.
   if (read.text("TORCHELASTIC_RUN_ID")) return result;
-  result.launched = find_launched_process(getenv);
+  try {
+    result.launched = find_launched_process(getenv);
+  } catch (const UsageError& error) {
+    result.launched_error = error.what();
+  }
   const bool is_unset = !result.rank && !result.world_size;
   if (result.launched && is_unset) {
     take_over(*result.launched, result);

@@ -28,6 +28,7 @@ struct Environment {
   // Set if another launcher (mpirun, srun, ...) started this process, and not torchrun or
   // `paceline run`.
   std::optional<LaunchedProcess> launched;
+  std::string launched_error{};       // why its variables make no sense; only ranks need them
   bool numbered_by_launched = false;  // rank and world_size are its
   bool sets_threads = false;          // OMP_NUM_THREADS or MKL_NUM_THREADS is set
 

@@ -12,7 +12,7 @@ namespace paceline::base {
 namespace {
 
 template <typename Integer>
-Integer parse_integer(const char* name, std::string_view text, Integer low, Integer high) {
+Integer parse(const char* name, std::string_view text, Integer low, Integer high) {
   Integer value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
@@ -35,7 +35,7 @@ std::optional<std::string> EnvironmentReader::text(const char* name) const {
 std::optional<int> EnvironmentReader::integer(const char* name, int low, int high) const {
   const auto value = text(name);
   if (!value) return std::nullopt;
-  return parse_integer(name, *value, low, high);
+  return parse(name, *value, low, high);
 }
 
 std::vector<std::int64_t> EnvironmentReader::integers(const char* name) const {
@@ -44,12 +44,15 @@ std::vector<std::int64_t> EnvironmentReader::integers(const char* name) const {
   if (!list) return values;
   for (std::size_t begin = 0; begin <= list->size();) {
     const std::size_t end = std::min(list->find(',', begin), list->size());
-    values.push_back(parse_integer<std::int64_t>(name,
-                                                 std::string_view(*list).substr(begin, end - begin),
-                                                 0, std::numeric_limits<std::int64_t>::max()));
+    values.push_back(parse<std::int64_t>(name, std::string_view(*list).substr(begin, end - begin),
+                                         0, std::numeric_limits<std::int64_t>::max()));
     begin = end + 1;
   }
   return values;
+}
+
+int parse_integer(const char* name, std::string_view text, int low, int high) {
+  return parse(name, text, low, high);
 }
 
 void check_below(const char* name, std::optional<int> value, const char* bound_name,

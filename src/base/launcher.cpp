@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <fstream>
@@ -55,22 +56,40 @@ LaunchedProcess read_process(const Reader& read, std::string launcher, const Nam
   return process;
 }
 
-// The process that made the pair of sockets of which this process has one: the launcher's on this
-// machine, whatever stands between the two. Empty if `fd` is none of them.
-std::string maker_of_socket(int fd) {
-  ucred maker{};
-  socklen_t size = sizeof(maker);
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &maker, &size) != 0 || maker.pid <= 0) return "";
-  // With the time of its start, since numbers of processes are used again.
-  std::ifstream file(fmt::format("/proc/{}/stat", maker.pid));
+// A field of /proc/PID/stat, by its number in proc(5), from 3 on; empty if there is no such
+// process.
+std::string stat_field(pid_t pid, int number) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
   const std::string stat{std::istreambuf_iterator<char>(file), {}};
-  std::size_t at = stat.rfind(')');
-  constexpr int kFieldsToStart = 20;  // proc(5): field 22, counted from the second
-  for (int field = 0; field < kFieldsToStart && at != std::string::npos; ++field) {
+  std::size_t at = stat.rfind(')');  // ends field 2
+  for (int field = 2; field < number && at != std::string::npos; ++field) {
     at = stat.find(' ', at + 1);
   }
   if (at == std::string::npos) return "";
-  return fmt::format("{}/{}", maker.pid, stat.substr(at + 1, stat.find(' ', at + 1) - at - 1));
+  return stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
+}
+
+bool is_ancestor(pid_t pid) {
+  constexpr int kParent = 4;
+  for (pid_t at = ::getppid(); at > 1;) {
+    if (at == pid) return true;
+    const std::string parent = stat_field(at, kParent);
+    at = 0;
+    std::from_chars(parent.data(), parent.data() + parent.size(), at);
+  }
+  return false;
+}
+
+// The process that made the pair of sockets to which `fd` belongs: the launcher's on this machine,
+// also if a shell is between the two. Empty if that is no ancestor of this process: then `fd` is
+// not the launcher's socket any more.
+std::string maker_of_socket(int fd) {
+  ucred maker{};
+  socklen_t size = sizeof(maker);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &maker, &size) != 0) return "";
+  if (!is_ancestor(maker.pid)) return "";
+  constexpr int kStart = 22;  // numbers of processes are used again
+  return fmt::format("{}/{}", maker.pid, stat_field(maker.pid, kStart));
 }
 
 Process find_open_mpi(const Reader& read) {
@@ -105,6 +124,12 @@ Process find_slurm(const Reader& read) {
   // The shell of salloc is a step of one task, and has no rank.
   if (read.text(size) == "1" && !read.text("SLURM_PROCID")) return std::nullopt;
   auto process = read_process(read, "srun", {"SLURM_PROCID", size, "SLURM_LOCALID", nullptr});
+  // A shell with a terminal is one process, however many tasks the step has.
+  if (read.text("SLURM_PTY_PORT") && *process.size > 1) {
+    process.rank.reset();
+    process.size.reset();
+    return process;
+  }
   const auto node = read.integer("SLURM_NODEID", 0);
   const auto tasks = read.text("SLURM_STEP_TASKS_PER_NODE");
   if (node && tasks) process.local_size = tasks_of_node(*tasks, *node);
@@ -115,8 +140,9 @@ Process find_slurm(const Reader& read) {
   return process;
 }
 
+// Others set PMI_SIZE too, for an MPI.
 Process find_hydra(const Reader& read) {
-  if (!read.text("PMI_SIZE")) return std::nullopt;
+  if (!read.text("PMI_SIZE") || !read.text("MPI_LOCALNRANKS")) return std::nullopt;
   auto process = read_process(read, "mpirun (Hydra)",
                               {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
   const auto job = read.text("I_MPI_HYDRA_UUID");
@@ -131,19 +157,18 @@ Process find_hydra(const Reader& read) {
 
 // Kubeflow Trainer sets these for torchrun, in each pod.
 Process find_kubeflow(const Reader& read) {
-  if (!read.text("PET_NNODES")) return std::nullopt;
+  const auto nodes = read.text("PET_NNODES");
+  if (!nodes || !read.text("PET_NODE_RANK") || !read.text("PET_MASTER_ADDR")) return std::nullopt;
   LaunchedProcess process{
       .launcher = "Kubeflow Trainer",
       .variables = quote(read, {"PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE"})};
   // Several processes in each pod, or a number of nodes that may change, need a launcher.
-  const auto nodes = read.text("PET_NNODES");
-  const bool is_fixed = nodes->find(':') == std::string::npos;
+  const std::size_t colon = nodes->find(':');
+  const bool is_fixed =
+      colon == std::string::npos || nodes->substr(0, colon) == nodes->substr(colon + 1);
   if (read.text("PET_NPROC_PER_NODE").value_or("1") != "1" || !is_fixed) return process;
-  process.size = read.integer("PET_NNODES", 1);
+  process.size = parse_integer("PET_NNODES", std::string_view(*nodes).substr(0, colon), 1);
   process.rank = read.integer("PET_NODE_RANK", 0);
-  if (!process.rank) {
-    throw UsageError(process.variables + " is set, but PET_NODE_RANK is not: which node is this?");
-  }
   check_below("PET_NODE_RANK", process.rank, "PET_NNODES", process.size);
   process.node = process.rank;
   process.local_rank = 0;
@@ -151,6 +176,13 @@ Process find_kubeflow(const Reader& read) {
   process.host = read.text("PET_MASTER_ADDR");
   process.port = read.integer("PET_MASTER_PORT", 0, 65535);
   return process;
+}
+
+// Some other launcher for MPI.
+Process find_pmi(const Reader& read) {
+  if (!read.text("PMI_SIZE")) return std::nullopt;
+  return read_process(read, "a launcher with PMI",
+                      {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", nullptr});
 }
 
 // PMIx has no variable for the size.
@@ -164,10 +196,10 @@ Process find_pmix(const Reader& read) {
 
 Process find_launched_process(const Getenv& getenv) {
   const Reader read(getenv);
-  // mpirun in a Slurm job starts its daemons by srun, and ranks inherit the variables of the
-  // daemons' step; flux and srun may set PMI_SIZE for an MPI.
+  // mpirun in a job of Slurm or Flux starts its daemons by srun or flux, and ranks inherit the
+  // variables of these.
   for (const auto find :
-       {find_open_mpi, find_flux, find_slurm, find_hydra, find_kubeflow, find_pmix}) {
+       {find_open_mpi, find_hydra, find_flux, find_slurm, find_kubeflow, find_pmi, find_pmix}) {
     if (Process found = find(read)) return found;
   }
   return std::nullopt;

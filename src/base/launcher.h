@@ -33,9 +33,9 @@ struct LaunchedProcess {
   std::optional<int> port{};          // of rank 0's store, if the launcher chooses one
 };
 
-// Looks for Open MPI, Flux, Slurm's srun, Hydra (MPICH, Intel MPI), Kubeflow Trainer (PET_*) and
-// PMIx, in this order: a launcher that another one started decides. Throws UsageError naming a
-// variable whose value cannot be, or that is missing.
+// Looks for Open MPI, Hydra (MPICH, Intel MPI), Flux, Slurm's srun, Kubeflow Trainer (PET_*), PMI
+// and PMIx, in this order: mpirun decides where srun or flux started it. Throws UsageError naming a
+// variable that is missing or has an invalid value.
 std::optional<LaunchedProcess> find_launched_process(const Getenv& getenv);
 
 // The first host of a list as Slurm writes it: "node[08-11,20],login" is "node08".

@@ -120,16 +120,17 @@ World init_process_group(InitOptions options) {
   auto& state = ProcessState::instance();
   state.run_deferred_abort();
   options.timeout = distributed::checked_timeout(options.timeout);
-  auto world = form_world(options, begin_attempt(options));
+  const Attempt attempt = begin_attempt(options);
+  const auto& environment = base::environment();
+  if (attempt.plan.launched && environment.numbered_by_launched) {
+    base::log(LogLevel::debug, "rank {} of {}, as {} says ({})", attempt.plan.rank,
+              attempt.plan.size, environment.launched->launcher, environment.launched->variables);
+  }
+  auto world = form_world(options, attempt);
   const int rank = world->group->getRank();
   const int size = world->group->getSize();
-  const auto& environment = base::environment();
-  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}{}", rank, size,
-            options.backend, options.init_method,
-            environment.numbered_by_launched
-                ? fmt::format(", started by {} ({})", environment.launched->launcher,
-                              environment.launched->variables)
-                : "");
+  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", rank, size,
+            options.backend, options.init_method);
   const auto place = distributed::place_in(world.get());
   trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   std::lock_guard lock(state.mutex);

@@ -15,7 +15,7 @@ void limit_intraop_threads(const base::Environment& environment, const Topology&
   const int node = topology.node_of(rank);
   int cores = topology.cores_of(node);
   if (const int quota = base::core_quota(); quota > 0) cores = std::min(cores, quota);
-  if (cores == 0) return;
+  if (cores == 0 || topology.has_cores_apart(node)) return;
   const int threads = std::max(1, cores / topology.local_size(node));
   if (threads >= at::get_num_threads()) return;
   base::log(LogLevel::info,

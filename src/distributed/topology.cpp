@@ -145,6 +145,7 @@ Topology::Topology(std::span<const Placement> placements)
     const auto before = static_cast<int>(its.ranks.size());
     its.ranks.push_back(size());
     its.cpus.insert(placement.cpus.begin(), placement.cpus.end());
+    its.masks += placement.cpus.size();
     places_.push_back({node, by_variables_ ? placement.variables->local_rank : before});
   }
 }

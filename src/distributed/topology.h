@@ -22,8 +22,8 @@ struct Placement {
     bool operator==(const Variables&) const = default;
   };
   std::optional<Variables> variables;
-  std::string machine;    // ranks with the same one can share memory
-  std::string host;       // its name, for messages
+  std::string machine;      // ranks with the same one can share memory
+  std::string host;         // its name, for messages
   std::vector<int> cpus{};  // that it may use; empty if unknown
 
   // This process's. The launcher's variables are about the ranks of a world only if these are the
@@ -57,6 +57,8 @@ class Topology {
   int leader_of(int node) const { return ranks_on(node).front(); }
   // The cores that the ranks of a node may use together; 0 if unknown.
   int cores_of(int node) const { return static_cast<int>(at(node).cpus.size()); }
+  // Whether no two ranks of a node may use the same core.
+  bool has_cores_apart(int node) const { return at(node).cpus.size() == at(node).masks; }
 
   // The nodes of some ranks, in order.
   std::vector<int> nodes_of(std::span<const int> ranks) const;
@@ -70,6 +72,7 @@ class Topology {
     std::vector<int> ranks;
     std::string host;
     std::set<int> cpus;
+    std::size_t masks = 0;  // the sizes of its ranks' masks, added up
   };
   struct Place {
     int node;

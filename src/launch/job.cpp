@@ -71,9 +71,10 @@ void check(const JobSpec& spec) {
   }
 }
 
-std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
+sigset_t own_mask() {
+  sigset_t mask;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  return mask;
 }
 
 // Identifies a pipe to the holder of its other end.
@@ -108,7 +109,6 @@ class Job {
   const std::string file_;
   const PrivateDirectory directory_;
   const JobIdentity identity_;
-  SignalForwarding signals_;
   std::vector<Source> sources_;
   std::vector<TailBuffer> last_lines_;
   int signal_ = 0;  // the first
@@ -118,9 +118,8 @@ class Job {
 Job::Job(const JobSpec& spec)
     : spec_(spec),
       file_(find_program(spec.command.front())),
-      identity_{spec.run_id.empty() ? random_id() : spec.run_id,
+      identity_{spec.run_id.empty() ? random_run_id() : spec.run_id,
                 spec.master_port != 0 ? spec.master_port : find_free_port(), directory_.path()},
-      signals_(spec.signals),
       last_lines_(static_cast<std::size_t>(spec.processes)) {}
 
 JobResult Job::run() {
@@ -132,7 +131,7 @@ JobResult Job::run() {
     if (!null) throw base::errno_error("cannot open /dev/null");
     std::vector<UniqueFd> write_ends;
     Plan plan{.workers = {},
-              .worker_mask = signals_.original_mask(),
+              .worker_mask = spec_.signals != nullptr ? spec_.signals->original_mask() : own_mask(),
               .failure_grace = spec_.failure_grace,
               .stop_grace = spec_.stop_grace,
               .directory = directory_.path()};
@@ -179,9 +178,10 @@ UniqueFd Job::add_source(int rank, Stream stream) {
 }
 
 void Job::pass_output_until_end(Supervision& supervision) {
+  const int signals_fd = spec_.signals != nullptr ? spec_.signals->fd() : -1;
   for (bool ended = false; !ended;) {
     NonBlockingWriter* const blocked = blocked_writer();
-    std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_.fd(), POLLIN, 0}};
+    std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_fd, POLLIN, 0}};
     if (blocked != nullptr) {
       fds.push_back({blocked->fd(), POLLOUT, 0});
     } else {
@@ -191,7 +191,9 @@ void Job::pass_output_until_end(Supervision& supervision) {
       if (errno == EINTR) continue;
       throw base::errno_error("cannot wait for the workers");
     }
-    while (const int signal = signals_.next()) forward_signal(supervision, signal);
+    while (const int signal = spec_.signals != nullptr ? spec_.signals->next() : 0) {
+      forward_signal(supervision, signal);
+    }
     if (blocked != nullptr) blocked->write_some();
     // Checked before the output is read, so that all of it is read after the end.
     ended = fds[0].revents != 0;
@@ -248,6 +250,11 @@ JobResult Job::collect(std::span<const WorkerState> workers) const {
 }
 
 }  // namespace
+
+std::string random_run_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
 
 JobResult run_job(const JobSpec& spec) {
   check(spec);

@@ -13,6 +13,11 @@ namespace paceline::launch {
 
 constexpr int kMaxProcesses = 1024;
 
+class SignalForwarding;
+
+// A name for a job that no other has.
+std::string random_run_id();
+
 // N processes of one program on this machine.
 struct JobSpec {
   int processes = 1;                 // 1 to kMaxProcesses
@@ -40,11 +45,9 @@ struct JobSpec {
   // signals still are.
   std::vector<NonBlockingWriter*> writers;
 
-  // These signals, and SIGTSTP, are taken from the calling thread while the job runs and passed on
-  // to the workers, except those that this process ignores. The first signal that ends the job is
-  // JobResult::signal; a second SIGINT kills at once. Other threads have to block them. Empty: none
-  // is, not even SIGTSTP.
-  std::vector<int> signals;
+  // Signals that are passed on to the workers. The first one that ends the job is
+  // JobResult::signal; a second SIGINT kills at once. Not owned; null: none is passed on.
+  SignalForwarding* signals = nullptr;
 
   // From the first failure to SIGTERM: the time in which the other ranks notice and report it. If a
   // rank has written its error file, or an error file blames it, its failure is under way: SIGTERM

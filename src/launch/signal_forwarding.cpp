@@ -24,17 +24,14 @@ SignalForwarding::SignalForwarding(std::span<const int> signals) {
   const auto add = [&](int signal) {
     if (!is_ignored(signal)) sigaddset(&set, signal);
   };
-  if (!signals.empty()) {
-    std::ranges::for_each(signals, add);
-    add(SIGTSTP);
-    fd_ = base::UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!fd_) throw base::errno_error("cannot receive signals");
-  }
+  std::ranges::for_each(signals, add);
+  add(SIGTSTP);
+  fd_ = base::UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_) throw base::errno_error("cannot receive signals");
   ::pthread_sigmask(SIG_BLOCK, &set, &original_mask_);
 }
 
 SignalForwarding::~SignalForwarding() {
-  if (!fd_) return;
   // A signal that came after the end of the job must not end the process now.
   while (next() != 0) {
   }
@@ -43,7 +40,7 @@ SignalForwarding::~SignalForwarding() {
 
 int SignalForwarding::next() {
   signalfd_siginfo info{};
-  if (!fd_ || ::read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return 0;
+  if (::read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return 0;
   return static_cast<int>(info.ssi_signo);
 }
 

@@ -7,11 +7,12 @@
 
 namespace paceline::launch {
 
-// While it lives, some signals and SIGTSTP are blocked on the thread that made it and can be read
-// from fd() instead; signals that the process ignores stay ignored.
+// While it lives, the given signals and SIGTSTP are blocked on the thread that made it and can be
+// read from fd() instead; signals that the process ignores stay ignored. Other threads have to
+// block them.
 class SignalForwarding {
  public:
-  // Throws Error. Without `signals` it does nothing and has no fd.
+  // Throws Error.
   explicit SignalForwarding(std::span<const int> signals);
   SignalForwarding(const SignalForwarding&) = delete;
   SignalForwarding& operator=(const SignalForwarding&) = delete;

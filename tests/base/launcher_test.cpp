@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
+#include <iostream>
 #include <map>
 #include <string>
 
@@ -87,6 +90,8 @@ TEST(Launcher, ReadsAStepOfSlurm) {
   // A job's script, in which no step has begun, and the shell of salloc.
   EXPECT_FALSE(find({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}));
   EXPECT_FALSE(find({{"SLURM_STEP_ID", "4294967290"}, {"SLURM_STEP_NUM_TASKS", "1"}}));
+  // A shell with a terminal; its step's other tasks have ended.
+  EXPECT_EQ(find(with(kSlurm, {{"SLURM_PTY_PORT", "40000"}}))->size, std::nullopt);
 }
 
 TEST(Launcher, ReadsFluxAndKubeflow) {
@@ -107,42 +112,63 @@ TEST(Launcher, ReadsFluxAndKubeflow) {
   // These need a launcher in the pod.
   EXPECT_FALSE(find(with(kKubeflow, {{"PET_NPROC_PER_NODE", "4"}}))->size);
   EXPECT_FALSE(find(with(kKubeflow, {{"PET_NNODES", "1:4"}}))->size);
+  EXPECT_EQ(find(with(kKubeflow, {{"PET_NNODES", "3:3"}}))->size, 3);
+  // These are for paceline run or torchrun.
+  EXPECT_FALSE(find({{"PET_NNODES", "1:1"}, {"PET_NPROC_PER_NODE", "2"}}));
 }
 
-// Hydra does not name its job, but each process has a socket of it.
+// Hydra does not name its job, but each process inherits a socket of it.
 TEST(Launcher, FindsTheJobOfHydraByItsSocket) {
   const auto found = find(kHydra);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->job, "");
   EXPECT_FALSE(found->is_local());
+  EXPECT_EQ(find(with(kHydra, {{"I_MPI_HYDRA_UUID", "4e16"}}))->job, "4e16");
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
-  const auto job = find(with(kHydra, {{"PMI_FD", std::to_string(ends[1])}}))->job;
-  EXPECT_THAT(job, HasSubstr(std::to_string(::getpid()) + "/"));
-  EXPECT_EQ(find(with(kHydra, {{"PMI_FD", std::to_string(ends[0])}}))->job, job);
-  for (const int end : ends) ::close(end);
-  for (const std::string& bad : {std::string("-1"), std::string("x"), std::to_string(ends[0])}) {
-    EXPECT_EQ(find(with(kHydra, {{"PMI_FD", bad}}))->job, "") << bad;
+  const auto job_of = [](const std::string& fd) {
+    return find(with(kHydra, {{"PMI_FD", fd}}))->job;
+  };
+  // Not of a socket that is the process's own, nor of anything else.
+  for (const std::string& bad :
+       {std::to_string(ends[0]), std::string("-1"), std::string("x"), std::string("1000000")}) {
+    EXPECT_EQ(job_of(bad), "") << bad;
   }
-  EXPECT_EQ(find(with(kHydra, {{"I_MPI_HYDRA_UUID", "4e16"}}))->job, "4e16");
+  const std::string launcher = std::to_string(::getpid()) + "/";
+  std::cout.flush();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const std::string job = job_of(std::to_string(ends[1]));
+    ::_exit(job.starts_with(launcher) && job == job_of(std::to_string(ends[0])) ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (const int end : ends) ::close(end);
 }
 
-// mpirun starts its daemons by srun; flux and srun speak PMI.
-TEST(Launcher, TheInnermostLauncherDecides) {
+// mpirun starts its daemons by srun or flux, whose variables ranks inherit.
+TEST(Launcher, MpirunDecidesWhereAnotherLauncherStartedIt) {
   Variables all = kOpenMpi;
-  for (const Variables& more : {kFlux, kSlurm, kHydra, kKubeflow})
+  for (const Variables& more : {kHydra, kFlux, kSlurm, kKubeflow})
     all.insert(more.begin(), more.end());
   EXPECT_EQ(find(all)->launcher, "mpirun (Open MPI)");
   for (const auto& [name, value] : kOpenMpi) all.erase(name);
+  EXPECT_EQ(find(all)->launcher, "mpirun (Hydra)");
+  all.erase("MPI_LOCALNRANKS");  // then PMI_SIZE is flux's or srun's
   EXPECT_EQ(find(all)->launcher, "flux run");
   all.erase("FLUX_JOB_SIZE");
   EXPECT_EQ(find(all)->launcher, "srun");
   all.erase("SLURM_STEP_ID");
-  EXPECT_EQ(find(all)->launcher, "mpirun (Hydra)");
-  all.erase("PMI_SIZE");
   EXPECT_EQ(find(all)->launcher, "Kubeflow Trainer");
+  all.erase("PET_NNODES");
+  EXPECT_EQ(find(all)->launcher, "a launcher with PMI");
   EXPECT_EQ(find({{"PMIX_RANK", "1"}})->size, std::nullopt);
   EXPECT_FALSE(find({}));
+  // A shell of one task, in which mpirun starts four.
+  const Variables shell{
+      {"SLURM_STEP_ID", "4"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}};
+  EXPECT_EQ(find(with(shell, with(kHydra, {{"PMI_SIZE", "4"}})))->size, 4);
 }
 
 TEST(Launcher, NamesWhatIsWrong) {
@@ -164,11 +190,6 @@ TEST(Launcher, NamesWhatIsWrong) {
       says("OMPI_COMM_WORLD_LOCAL_RANK=9 is not less than OMPI_COMM_WORLD_LOCAL_SIZE=4"));
   EXPECT_THAT([&] { find(with(kSlurm, {{"SLURM_PROCID", "a"}})); }, says("SLURM_PROCID=a is not"));
   EXPECT_THAT([&] { find(with(kHydra, {{"PMI_SIZE", "0"}})); }, says("PMI_SIZE=0 is not"));
-  EXPECT_THAT(
-      [&] {
-        find(with(kKubeflow, {{"PET_NODE_RANK", ""}}));
-      },
-      says("but PET_NODE_RANK is not"));
 }
 
 TEST(Launcher, ReadsListsOfHosts) {
@@ -226,6 +247,12 @@ TEST(Launcher, StandsInForMissingVariables) {
   EXPECT_TRUE(set.launched);
   EXPECT_EQ(environment(with(kSlurm, {{"MASTER_ADDR", "b"}, {"MASTER_PORT", "5"}})).master_addr,
             "b");
+  // Variables that make no sense trouble only those who need them.
+  const Environment broken = environment(with(kSlurm, {{"SLURM_PROCID", "x"}}));
+  EXPECT_FALSE(broken.rank);
+  EXPECT_THAT(broken.launched_error, HasSubstr("SLURM_PROCID=x is not"));
+  // The places of the launcher, or the given ones; no mixture.
+  EXPECT_EQ(environment(with(kSlurm, {{"LOCAL_RANK", "5"}})).local_world_size, std::nullopt);
   // torchrun and paceline run know better.
   EXPECT_FALSE(environment(with(kSlurm, {{"TORCHELASTIC_RUN_ID", "x"}})).launched);
 }

@@ -56,71 +56,78 @@ Failure lost(const Plan& plan, int rank) {
 }
 
 // A connection that has not said which rank it is, or a rank that waits for the others.
-struct Guest {
+struct Connection {
   UniqueFd socket;
   std::optional<int> rank;
 };
 
 // Rank 0: gives the file to all other ranks, once all have come.
-class Host {
+class FileSender {
  public:
-  Host(const Plan& plan, const std::string& name, const base::Deadline& deadline)
+  FileSender(const Plan& plan, const std::string& name, const base::Deadline& deadline)
       : plan_(plan), deadline_(deadline), listener_(shm::listen_abstract(name)) {}
 
   void give(int file) {
     while (!missing().empty()) wait_for_some();
-    for (const Guest& guest : guests_) {
-      if (guest.rank) shm::send_packet(guest.socket.get(), "store", {&file, 1}, deadline_);
+    for (const Connection& connection : connections_) {
+      if (connection.rank)
+        shm::send_packet(connection.socket.get(), "store", {&file, 1}, deadline_);
     }
   }
 
  private:
   shm::RankSet missing() const {
     shm::RankSet here{0};
-    for (const Guest& guest : guests_) {
-      if (guest.rank) here.insert(*guest.rank);
+    for (const Connection& connection : connections_) {
+      if (connection.rank) here.insert(*connection.rank);
     }
     return shm::RankSet::all(plan_.size) - here;
   }
 
   void wait_for_some() {
     std::vector<int> fds{listener_.get()};
-    for (const Guest& guest : guests_) fds.push_back(guest.socket.get());
+    for (const Connection& connection : connections_) fds.push_back(connection.socket.get());
     const auto ready = shm::wait_readable(fds, deadline_);
     if (std::ranges::none_of(ready, std::identity())) fail(late(plan_, missing(), deadline_));
-    // Backwards, as hear() may remove the guest.
-    for (std::size_t i = guests_.size(); i > 0; --i) {
+    // Backwards, as hear() may remove the connection.
+    for (std::size_t i = connections_.size(); i > 0; --i) {
       if (ready[i]) hear(i - 1);
     }
     if (!ready[0]) return;
     UniqueFd socket = shm::accept_from_same_user(listener_.get());
-    if (socket) guests_.push_back({std::move(socket), std::nullopt});
+    if (socket) connections_.push_back({std::move(socket), std::nullopt});
   }
 
-  // Strangers, who say anything but what a missing rank would, are sent away.
+  // Closes the connection of a process that is no rank.
   void hear(std::size_t index) {
-    Guest& guest = guests_[index];
-    const shm::Packet packet = shm::receive_packet(guest.socket.get(), kMaxBytes);
-    if (guest.rank && packet.bytes == kTimedOut) fail(late(plan_, missing(), deadline_));
-    if (guest.rank) fail(lost(plan_, *guest.rank));
+    Connection& connection = connections_[index];
+    const shm::Packet packet = shm::receive_packet(connection.socket.get(), kMaxBytes);
+    if (connection.rank && packet.bytes == kTimedOut) fail(late(plan_, missing(), deadline_));
+    if (connection.rank) fail(lost(plan_, *connection.rank));
+    const shm::RankSet missing_before = missing();
     const auto hello = shm::decode_hello(packet.bytes);
-    if (hello && hello->protocol == shm::kProtocol && hello->size == plan_.size) {
-      if (missing().contains(hello->rank)) {
-        guest.rank = hello->rank;
-        return;
-      }
-      const Failure twice{FailureKind::mismatch,
-                          {hello->rank},
-                          fmt::format("another process is rank {} of {} too, at {}", hello->rank,
-                                      plan_.size, local_place(plan_))};
-      shm::send_packet(guest.socket.get(), encode(twice), {}, deadline_);
+    if (!hello) {
+      connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(index));
+      return;
     }
-    guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(index));
+    connection.rank = hello->rank;
+    const bool is_new = missing_before.contains(hello->rank);
+    if (is_new && hello->protocol == shm::kProtocol && hello->size == plan_.size) return;
+    fail({FailureKind::mismatch,
+          {hello->rank},
+          hello->protocol != shm::kProtocol
+              ? fmt::format("a process of another version of Paceline came to {}",
+                            local_place(plan_))
+              : fmt::format("a process came to {} as rank {} of {}, where {}", local_place(plan_),
+                            hello->rank, hello->size,
+                            is_new ? fmt::format("{} ranks meet", plan_.size)
+                                   : "another process has that rank")});
   }
 
   [[noreturn]] void fail(const Failure& failure) {
-    for (const Guest& guest : guests_) {
-      if (guest.rank) shm::send_packet(guest.socket.get(), encode(failure), {}, deadline_);
+    for (const Connection& connection : connections_) {
+      if (connection.rank)
+        shm::send_packet(connection.socket.get(), encode(failure), {}, deadline_);
     }
     throw_failure(failure, shm::kConnecting);
   }
@@ -128,7 +135,7 @@ class Host {
   const Plan& plan_;
   base::Deadline deadline_;
   UniqueFd listener_;
-  std::vector<Guest> guests_;
+  std::vector<Connection> connections_;
 };
 
 // The other ranks: gets the file from rank 0, which may come later.
@@ -166,10 +173,10 @@ c10::intrusive_ptr<c10d::Store> open_local_store(const Plan& plan, const std::st
       fmt::format("paceline-{}-{:x}-{}", ::geteuid(), base::hash_of_job(plan.job), prefix);
   UniqueFd file;
   if (plan.rank == 0) {
-    Host host(plan, name, deadline);
+    FileSender sender(plan, name, deadline);
     file = UniqueFd(::memfd_create("paceline-store", MFD_CLOEXEC));
     if (!file) throw base::errno_error("cannot make memory for the store");
-    host.give(file.get());
+    sender.give(file.get());
   } else {
     file = get_file(plan, name, deadline);
   }

@@ -15,6 +15,9 @@ constexpr const char* kBareVariables =
 
 // For env:// with neither a rank nor a world size from anywhere.
 void check_alone(const base::Environment& environment) {
+  if (!environment.launched_error.empty()) {
+    throw UsageError("init_process_group: " + environment.launched_error);
+  }
   const auto& launched = environment.launched;
   if (!launched || launched->size) return;
   throw UsageError(fmt::format(
@@ -25,19 +28,19 @@ void check_alone(const base::Environment& environment) {
       launched->launcher, launched->variables, kBareVariables));
 }
 
-// Some clouds set RANK and WORLD_SIZE to the number of the node, and to how many there are.
+// Some clouds count machines by RANK and WORLD_SIZE. A program that starts the ranks itself sets
+// LOCAL_RANK, or more ranks than its launcher knows.
 void check_contradiction(const base::Environment& environment) {
   const auto& launched = environment.launched;
-  if (!launched || !launched->size || *launched->size == 1 || !environment.rank ||
-      !environment.world_size) {
+  if (!launched || !launched->size || !environment.world_size || environment.local_rank ||
+      *environment.world_size >= *launched->size) {
     return;
   }
-  if (environment.rank == launched->rank && environment.world_size == launched->size) return;
   throw UsageError(fmt::format(
-      "init_process_group: RANK={}, WORLD_SIZE={}, but {} started this process with {}: unset the "
-      "ones that are not about processes. If they are the number of this machine, and of machines, "
-      "unset RANK and WORLD_SIZE",
-      *environment.rank, *environment.world_size, launched->launcher, launched->variables));
+      "init_process_group: WORLD_SIZE={}, but {} started this process with {}. If WORLD_SIZE "
+      "counts "
+      "machines, unset RANK and WORLD_SIZE; if RANK and WORLD_SIZE are right, set LOCAL_RANK too",
+      *environment.world_size, launched->launcher, launched->variables));
 }
 
 // The first that is set: the option, the init_method's, the variable.

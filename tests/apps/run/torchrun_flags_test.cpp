@@ -30,6 +30,24 @@ TEST_F(Launcher, ReadsTorchrunsVariables) {
   ChildProcess wrong({PACELINE_COMMAND, "run", "true"}, {{"PET_STANDALONE", "yes"}});
   EXPECT_EQ(wrong.wait(), 2);
   EXPECT_THAT(wrong.err(), HasSubstr("PET_STANDALONE=yes: expected 0 or 1"));
+  ChildProcess nodes({PACELINE_COMMAND, "run", "true"}, {{"PET_NNODES", "2"}});
+  EXPECT_EQ(nodes.wait(), 2);
+  EXPECT_THAT(nodes.err(), HasSubstr("leave the flag out (from PET_NNODES)"));
+  ChildProcess logs({PACELINE_COMMAND, "run", "true"}, {{"PET_LOG_DIR", "/tmp"}});
+  EXPECT_EQ(logs.wait(), 2);
+  EXPECT_THAT(logs.err(), HasSubstr("PET_LOG_DIR=/tmp: paceline run does not have this flag"));
+}
+
+TEST_F(Launcher, CountsTheGpusToUse) {
+  for (const auto& [visible, ranks] :
+       {std::pair{"0", 1}, {"0,GPU-1,2", 3}, {"1,-1,2", 1}, {"-1", 0}}) {
+    ChildProcess job(
+        {PACELINE_COMMAND, "run", "--nproc-per-node", "gpu", "sh", "-c", "echo rank=1"},
+        {{"CUDA_VISIBLE_DEVICES", visible}});
+    EXPECT_EQ(job.wait(), ranks == 0 ? 2 : 0) << visible;
+    EXPECT_EQ(test::pids_after(job.out(), "rank").size(), static_cast<std::size_t>(ranks));
+    EXPECT_EQ(job.err().find("there is no NVIDIA GPU here") != std::string::npos, ranks == 0);
+  }
 }
 
 TEST_F(Launcher, StartsPythonAsTorchrunDoes) {
@@ -69,6 +87,10 @@ TEST_F(Launcher, StartsAllProcessesAgainAfterAFailure) {
   auto lost = run(1, "echo start; exit 3", {"--max-restarts=1"});
   EXPECT_EQ(lost.wait(), 3);
   EXPECT_EQ(lost.out(), "[rank0]: start\n[rank0]: start\n");
+  // Programs name their checkpoints by it.
+  auto id = run(1, "echo $TORCHELASTIC_RUN_ID; exit 3", {"--max-restarts=1"});
+  EXPECT_EQ(id.wait(), 3);
+  EXPECT_EQ(id.out().substr(0, id.out().size() / 2), id.out().substr(id.out().size() / 2));
 }
 
 TEST_F(Launcher, DoesNotStartAgainAfterASignal) {

@@ -89,24 +89,31 @@ TEST(Plan, AsksForWhatOtherLaunchersDoNotSay) {
   }
 }
 
-// As on clouds that set RANK and WORLD_SIZE for machines.
+// As on clouds that count machines by them.
 TEST(Plan, NamesVariablesThatContradictEachOther) {
   const Variables of_machines{
       {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}};
   EXPECT_THAT(plan_of(with(kMpirun, of_machines)),
-              HasSubstr("RANK=0, WORLD_SIZE=2, but mpirun (Open MPI) started this process with "
-                        "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4: unset"));
+              HasSubstr("WORLD_SIZE=2, but mpirun (Open MPI) started this process with "
+                        "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4. If WORLD_SIZE counts"));
+  // A program that starts ranks by itself, under any launcher: more ranks than that one knows, or
+  // with their places.
+  for (const Variables& more :
+       {Variables{{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}},
+        with(kMpirun, {{"LOCAL_RANK", "0"}}), with(kMpirun, {{"TORCHELASTIC_RUN_ID", "x"}})}) {
+    EXPECT_EQ(plan_of(with(of_machines, more)), "0 of 2 elsewhere");
+  }
   EXPECT_EQ(
       plan_of(with(
           kMpirun,
-          {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}})),
-      "1 of 4 elsewhere");
-  // One process of mpirun on each machine; and torchrun, which mpirun started.
-  EXPECT_EQ(
-      plan_of(with(of_machines, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}})),
-      "0 of 2 elsewhere");
-  EXPECT_EQ(plan_of(with(with(kMpirun, of_machines), {{"TORCHELASTIC_RUN_ID", "x"}})),
-            "0 of 2 elsewhere");
+          {{"RANK", "7"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}})),
+      "7 of 8 elsewhere");
+}
+
+TEST(Plan, NamesVariablesOfALauncherThatMakeNoSense) {
+  const Variables half{{"PMI_SIZE", "2"}};
+  EXPECT_THAT(plan_of(half), HasSubstr("PMI_SIZE=2 is set, but PMI_RANK is not"));
+  EXPECT_EQ(plan_of(half, {.world_size = 1, .rank = 0}), "0 of 1 alone");
 }
 
 TEST(Plan, AcceptsASingleProcessOfAnotherLauncher) {
