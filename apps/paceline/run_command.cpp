@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/cores.h"
 #include "launch/console.h"
@@ -68,6 +69,13 @@ std::optional<launch::CoreBinding> choose_cores(launch::JobSpec& spec, int cores
   return binding;
 }
 
+// One that came when the job had ended already; 0 if there is none.
+int late_signal(launch::SignalForwarding& signals) {
+  int signal = signals.next();
+  while (signal == SIGTSTP) signal = signals.next();
+  return signal;
+}
+
 // The line that says how the job starts.
 std::string heading(const RunOptions& options, const std::string& threads, int cores) {
   std::string binding;
@@ -105,8 +113,8 @@ int run_command(const std::vector<std::string>& arguments) {
   const std::string threads = choose_threads(spec, cores);
   const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
   spec.writers = {&out, &err};
-  launch::SignalForwarding signals(options->signals);
-  spec.signals = &signals;
+  std::optional<launch::SignalForwarding> signals(std::in_place, options->signals);
+  spec.signals = &*signals;
   err.write(options->notice + heading(*options, threads, cores));
   const auto run = [&] {
     launch::Console console(target(out), target(err), spec.processes,
@@ -122,17 +130,15 @@ int run_command(const std::vector<std::string>& arguments) {
   };
   launch::JobResult result = run();
   while (result.exit_code() != 0 && spec.restart < spec.max_restarts) {
-    // One may come when the job has ended already.
-    for (int late = -1; result.signal == 0 && late != 0;) {
-      late = signals.next();
-      if (late != SIGTSTP) result.signal = std::max(late, 0);
-    }
+    if (result.signal == 0) result.signal = late_signal(*signals);
     if (result.signal != 0) break;
     ++spec.restart;
     err.write(fmt::format("paceline: starts all processes again, restart {} of {}\n", spec.restart,
                           spec.max_restarts));
     result = run();
   }
+  if (result.signal == 0 && out.pending()) result.signal = late_signal(*signals);
+  signals.reset();  // from here on they end this process
   std::optional<std::chrono::seconds> timeout;
   if (result.exit_code() != 0) timeout = kOutputTimeoutAfterFailure;
   if (result.signal != 0) timeout = kOutputTimeoutAfterSignal;

@@ -90,6 +90,19 @@ TEST_F(Launcher, EndsAfterAFailureIfItsOutputIsNotRead) {
               HasSubstr("paceline: standard output was not read for 10 s; the rest is dropped\n"));
 }
 
+TEST_F(Launcher, ASignalEndsTheWaitForAReaderAfterASuccess) {
+  auto [reader, writer] = base::make_pipe();
+  fill(writer.get());
+  ::fcntl(writer.get(), F_SETFL, 0);
+  auto job = run(1, "echo worker=$$ >&2; seq 1 100", {}, {}, {base::UniqueFd(), std::move(writer)});
+  job.wait_for("worker=");
+  const pid_t worker = pid_after(job.err(), "worker");
+  ASSERT_TRUE(eventually([&] { return test::is_gone(worker); }));
+  // Whether the launcher knows of the end by now or not.
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
 // The inodes identify the pipes of rank 0 that lead to the terminal.
 TEST_F(Launcher, PassesTheTerminalToRankZero) {
   auto terminal = test::open_terminal(72);
