@@ -43,9 +43,9 @@ struct InitOptions {
   /// - `env://`: as the launcher's variables say: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
   ///   those of mpirun, srun and others (docs/launching.md). Ranks of one machine that a launcher
   ///   started open no port. If nothing gives a rank or a world size, this is a world of one.
-  ///   UsageError if variables are missing, or contradict each other. If the rank comes from the variables of
-  ///   mpirun and the like, and OMP_NUM_THREADS and MKL_NUM_THREADS are unset, LibTorch's intra-op
-  ///   threads become at most this rank's share of its machine's cores.
+  ///   UsageError if variables are missing, or contradict each other. If the rank comes from the
+  ///   variables of mpirun and the like, and OMP_NUM_THREADS and MKL_NUM_THREADS are unset,
+  ///   LibTorch's intra-op threads become at most this rank's share of its machine's cores.
   /// - `tcp://host:port`: rank 0 listens at that address only.
   /// - `file:///path`: a file on a file system with locks that all ranks see. It must not exist
   ///   before the job starts. Ranks that are killed leave it behind; a later job that finds it
