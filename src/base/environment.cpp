@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <limits>
 
 #include <paceline/error.h>
 
@@ -53,7 +54,8 @@ Environment parse_environment(const Getenv& getenv) {
   result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
-  for (const std::int64_t fd : read.integers("PACELINE_BOOTSTRAP_SOCKETS")) {
+  for (const std::int64_t fd :
+       read.integers("PACELINE_BOOTSTRAP_SOCKETS", std::numeric_limits<int>::max())) {
     result.bootstrap_sockets.push_back(static_cast<int>(fd));
   }
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);

@@ -38,14 +38,14 @@ std::optional<int> EnvironmentReader::integer(const char* name, int low, int hig
   return parse(name, *value, low, high);
 }
 
-std::vector<std::int64_t> EnvironmentReader::integers(const char* name) const {
+std::vector<std::int64_t> EnvironmentReader::integers(const char* name, std::int64_t high) const {
   std::vector<std::int64_t> values;
   const auto list = text(name);
   if (!list) return values;
   for (std::size_t begin = 0; begin <= list->size();) {
     const std::size_t end = std::min(list->find(',', begin), list->size());
-    values.push_back(parse<std::int64_t>(name, std::string_view(*list).substr(begin, end - begin),
-                                         0, std::numeric_limits<std::int64_t>::max()));
+    values.push_back(
+        parse<std::int64_t>(name, std::string_view(*list).substr(begin, end - begin), 0, high));
     begin = end + 1;
   }
   return values;

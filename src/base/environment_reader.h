@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
@@ -19,8 +20,9 @@ class EnvironmentReader {
   std::optional<std::string> text(const char* name) const;
   std::optional<int> integer(const char* name, int low,
                              int high = std::numeric_limits<int>::max()) const;
-  // Comma separated.
-  std::vector<std::int64_t> integers(const char* name) const;
+  // From 0 on, comma separated.
+  std::vector<std::int64_t> integers(
+      const char* name, std::int64_t high = std::numeric_limits<std::int64_t>::max()) const;
 
  private:
   const Getenv& getenv_;

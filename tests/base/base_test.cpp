@@ -92,7 +92,7 @@ TEST(Environment, NamesTheVariableOfAnInvalidValue) {
             "RANK=4 is not less than WORLD_SIZE=4");
   EXPECT_EQ(parse_failure({{"RANK", "99999999999"}}),
             "RANK=99999999999 is not an integer of at least 0");
-  for (const char* links : {"1,", ",", "1,,2", "x", "1;2", "-1"}) {
+  for (const char* links : {"1,", ",", "1,,2", "x", "1;2", "-1", "1,2147483648"}) {
     EXPECT_THAT(parse_failure({{"PACELINE_BOOTSTRAP_SOCKETS", links}}),
                 HasSubstr("PACELINE_BOOTSTRAP_SOCKETS="))
         << links;

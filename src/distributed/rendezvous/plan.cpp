@@ -38,8 +38,8 @@ void check_contradiction(const base::Environment& environment) {
   }
   throw UsageError(fmt::format(
       "init_process_group: WORLD_SIZE={}, but {} started this process with {}. If WORLD_SIZE "
-      "counts "
-      "machines, unset RANK and WORLD_SIZE; if RANK and WORLD_SIZE are right, set LOCAL_RANK too",
+      "counts machines, unset RANK and WORLD_SIZE; if RANK and WORLD_SIZE are right, set "
+      "LOCAL_RANK too",
       *environment.world_size, launched->launcher, launched->variables));
 }
 
