@@ -58,7 +58,7 @@ struct BackendRequest {
   // Inherited bootstrap sockets to rank 0 (on rank 0: to each other rank, in order), if a launcher
   // made them; else empty.
   std::vector<base::UniqueFd> sockets{};
-  // The rendezvous of the group's ranks, if all are known to have come; else empty.
+  // This machine's address by which the other ranks reach it; empty if it is not known.
   std::string host{};
   // Whether the ranks have just met in the store.
   bool met = false;

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/address.h"
 #include "base/deadline.h"
 #include "distributed/rendezvous/file_store.h"
 #include "distributed/rendezvous/local_store.h"
@@ -139,13 +140,18 @@ std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, c
   return sockets;
 }
 
-// The loopback address, if all ranks are known to be on this host; else empty.
+// This machine's address by which the other ranks can reach it: the loopback address if all ranks
+// are known to be on this host; the one that leads to rank 0; empty if neither is known.
 std::string host_of(const Plan& plan) {
   const std::string& host = plan.host;
   if (host == "localhost" || host == "::1" || host.starts_with("127.")) return host;
   const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited ||
                     plan.means == Plan::Means::local;
-  return here ? "127.0.0.1" : "";
+  if (here) return "127.0.0.1";
+  if (plan.means != Plan::Means::tcp) return "";
+  // The address that rank 0's machine has there is its own way to it.
+  const auto source = base::source_address(base::resolve(host, plan.port).front());
+  return source && !source->is_loopback() ? source->host() : "";
 }
 
 }  // namespace

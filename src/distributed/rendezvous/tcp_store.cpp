@@ -1,19 +1,18 @@
 #include "distributed/rendezvous/tcp_store.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "base/address.h"
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
 
@@ -22,31 +21,12 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-struct AddressListDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-
-using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
-
-AddressList resolve(const Plan& plan) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const std::string service = std::to_string(plan.port);
-  const int error = ::getaddrinfo(plan.host.c_str(), service.c_str(), &hints, &found);
-  if (error == 0) return AddressList(found);
-  throw UsageError(fmt::format("cannot resolve the rendezvous address {}: {}", plan.host,
-                               ::gai_strerror(error)));
-}
-
-// Binds the given address only; a TCPStore by itself listens on all addresses.
-base::UniqueFd listen_at(const addrinfo& address, const Plan& plan) {
-  base::UniqueFd socket(
-      ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, address.ai_protocol));
+// Binds one address only; a TCPStore by itself listens on all addresses.
+base::UniqueFd listen_at(const base::Address& address, const Plan& plan) {
+  base::UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      ::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0 ||
+      ::bind(socket.get(), address.data(), address.size()) != 0 ||
       ::listen(socket.get(), 4096) != 0) {
     throw base::errno_error(fmt::format(
         "rank 0 cannot listen at {}:{} for the rendezvous (is another job using the port?)",
@@ -57,11 +37,10 @@ base::UniqueFd listen_at(const addrinfo& address, const Plan& plan) {
 
 // Rank 0's stores, for as long as the process lives: a rank that is faster to the next world would
 // connect to the server of the last one just before it ends. A forked child has none of them.
-StorePtr& served_store(const addrinfo& address) {
+StorePtr& served_store(const base::Address& address) {
   using Key = std::pair<pid_t, std::string>;
   static auto* const stores = new std::map<Key, StorePtr>;
-  const auto* const bytes = reinterpret_cast<const char*>(address.ai_addr);
-  return (*stores)[Key(::getpid(), std::string(bytes, address.ai_addrlen))];
+  return (*stores)[Key(::getpid(), address.to_string())];
 }
 
 // `listener`: if this rank serves the store.
@@ -80,13 +59,13 @@ StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
 
 StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
   if (!plan.serve) return make_tcp_store(plan, timeout, std::nullopt);
-  const AddressList address = resolve(plan);
+  const base::Address address = base::listening_address(plan.host, plan.port);
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  StorePtr& store = served_store(*address);
+  StorePtr& store = served_store(address);
   // The store owns the listener, probably even if its constructor throws: leaking a descriptor is
   // better than closing it twice.
-  if (!store) store = make_tcp_store(plan, timeout, listen_at(*address, plan).release());
+  if (!store) store = make_tcp_store(plan, timeout, listen_at(address, plan).release());
   return store;
 }
 

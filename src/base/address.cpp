@@ -1,0 +1,121 @@
+#include "base/address.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "base/errno_error.h"
+#include "base/unique_fd.h"
+
+namespace paceline::base {
+namespace {
+
+Address read_name(int socket, int (*read)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+  auto* const generic = reinterpret_cast<sockaddr*>(&storage);
+  if (read(socket, generic, &size) != 0) throw errno_error("cannot read a socket's address");
+  return {generic, size};
+}
+
+UniqueFd datagram_socket(const Address& address) {
+  return UniqueFd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+}
+
+}  // namespace
+
+Address::Address(const sockaddr* address, socklen_t size)
+    : size_(std::min<socklen_t>(size, sizeof(storage_))) {
+  std::memcpy(&storage_, address, size_);
+}
+
+int Address::port() const {
+  if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(data())->sin6_port);
+  if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(data())->sin_port);
+  return 0;
+}
+
+Address Address::with_port(int port) const {
+  Address result = *this;
+  const auto network = htons(static_cast<std::uint16_t>(port));
+  if (family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&result.storage_)->sin6_port = network;
+  } else if (family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&result.storage_)->sin_port = network;
+  }
+  return result;
+}
+
+bool Address::is_loopback() const {
+  const std::string text = host();
+  return text.starts_with("127.") || text == "::1" || text.starts_with("::ffff:127.");
+}
+
+std::string Address::host() const {
+  std::array<char, NI_MAXHOST> text{};
+  const int error = ::getnameinfo(data(), size_, text.data(), text.size(), nullptr, 0,
+                                  NI_NUMERICHOST | NI_NUMERICSERV);
+  return error == 0 ? text.data() : "a local socket";
+}
+
+std::string Address::to_string() const {
+  if (family() == AF_INET6) return fmt::format("[{}]:{}", host(), port());
+  return family() == AF_INET ? fmt::format("{}:{}", host(), port()) : host();
+}
+
+std::vector<Address> resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (error != 0) {
+    throw UsageError(fmt::format("cannot resolve {}: {}", host, ::gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, ::freeaddrinfo);
+  std::vector<Address> addresses;
+  for (; list != nullptr; list = list->ai_next) {
+    if (list->ai_family != AF_INET && list->ai_family != AF_INET6) continue;
+    addresses.push_back(Address(list->ai_addr, list->ai_addrlen).with_port(port));
+  }
+  std::stable_partition(addresses.begin(), addresses.end(),
+                        [](const Address& one) { return one.family() == AF_INET; });
+  if (addresses.empty()) throw UsageError(fmt::format("{} has no IP address", host));
+  return addresses;
+}
+
+bool is_own(const Address& address) {
+  const UniqueFd socket = datagram_socket(address);
+  const Address any_port = address.with_port(0);
+  return socket && ::bind(socket.get(), any_port.data(), any_port.size()) == 0;
+}
+
+Address listening_address(const std::string& host, int port) {
+  const std::vector<Address> found = resolve(host, port);
+  const auto own = std::ranges::find_if(found, is_own);
+  return own != found.end() ? *own : resolve("0.0.0.0", port).front();
+}
+
+// Connecting a datagram socket sends nothing; it asks the kernel's routes.
+std::optional<Address> source_address(const Address& remote) {
+  const UniqueFd socket = datagram_socket(remote);
+  const Address target = remote.port() != 0 ? remote : remote.with_port(1);
+  if (!socket || ::connect(socket.get(), target.data(), target.size()) != 0) return std::nullopt;
+  return local_address(socket.get()).with_port(0);
+}
+
+Address local_address(int socket) {
+  return read_name(socket, ::getsockname);
+}
+
+Address remote_address(int socket) {
+  return read_name(socket, ::getpeername);
+}
+
+}  // namespace paceline::base

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paceline::base {
+
+// An IPv4 or IPv6 address with a port.
+class Address {
+ public:
+  Address(const sockaddr* address, socklen_t size);
+
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t size() const { return size_; }
+  int family() const { return storage_.ss_family; }
+  int port() const;
+  Address with_port(int port) const;
+  bool is_loopback() const;
+  std::string host() const;       // "10.0.0.1", "fe80::1%eth0"
+  std::string to_string() const;  // with the port: "10.0.0.1:29500", "[::1]:29500"
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t size_;
+};
+
+// All addresses of a host, which is a name or a number, IPv4 first. May take as long as the system
+// asks its name servers. Throws UsageError if there is none.
+std::vector<Address> resolve(const std::string& host, int port);
+
+// Whether an interface of this machine has it.
+bool is_own(const Address& address);
+
+// Where a server listens that others reach at `host`: at that address if this machine has it. Else
+// something between the machines leads here, such as a service of Kubernetes, and the server
+// listens at all IPv4 addresses. Throws UsageError.
+Address listening_address(const std::string& host, int port);
+
+// This machine's address on the way to `remote`, with port 0; nullopt if there is no way.
+std::optional<Address> source_address(const Address& remote);
+
+// Where the socket is bound, or what it is connected to. Throws Error.
+Address local_address(int socket);
+Address remote_address(int socket);
+
+}  // namespace paceline::base
