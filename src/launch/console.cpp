@@ -14,10 +14,11 @@ std::string prefix(int rank) {
 
 }  // namespace
 
-Console::Console(Target out, Target err, int ranks, std::function<int()> columns)
+Console::Console(Target out, Target err, int ranks, std::function<int()> columns, int first_rank)
     : targets_{std::move(out), std::move(err)},
       sources_(static_cast<std::size_t>(ranks)),
-      columns_(std::move(columns)) {}
+      columns_(std::move(columns)),
+      first_rank_(first_rank) {}
 
 Console::Source& Console::source(int rank, Stream stream) {
   return sources_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)];
@@ -40,7 +41,7 @@ void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
   source(rank, stream).plain.feed(bytes, [&](std::string_view line, char end) {
     // The '\r' that a bar starts with.
     if (line.empty() && end == '\r') return;
-    text.append(prefix(rank)).append(line).push_back(end);
+    text.append(prefix(first_rank_ + rank)).append(line).push_back(end);
   });
   if (!text.empty()) target(stream).write(text);
 }
@@ -48,10 +49,11 @@ void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
 void Console::write_screen(int rank, Stream stream, std::string_view bytes) {
   std::string lines;
   source(rank, stream).screen.feed(bytes, [&](std::string_view line) {
-    lines.append(prefix(rank)).append(line).push_back('\n');
+    lines.append(prefix(first_rank_ + rank)).append(line).push_back('\n');
   });
-  if (rank == 0) bar_stream_ = stream;
-  if (lines.empty() && rank != 0) return;
+  const bool has_bar = first_rank_ + rank == 0;
+  if (has_bar) bar_stream_ = stream;
+  if (lines.empty() && !has_bar) return;
   std::string text = erase_bar();
   text += lines;
   text += draw_bar();
@@ -63,6 +65,7 @@ std::string Console::erase_bar() {
 }
 
 std::string Console::draw_bar() {
+  if (first_rank_ != 0) return "";
   std::string_view bar = source(0, bar_stream_).screen.current();
   if (bar.empty()) {
     bar = source(0, bar_stream_ == Stream::out ? Stream::err : Stream::out).screen.current();
@@ -78,7 +81,7 @@ void Console::finish() {
     for (int rank = 0; rank < static_cast<int>(sources_.size()); ++rank) {
       const Source& from = source(rank, stream);
       const auto rest = target(stream).terminal ? from.screen.current() : from.plain.pending();
-      if (!rest.empty()) text.append(prefix(rank)).append(rest).push_back('\n');
+      if (!rest.empty()) text.append(prefix(first_rank_ + rank)).append(rest).push_back('\n');
     }
     if (!text.empty()) target(stream).write(text);
   }

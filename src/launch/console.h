@@ -24,10 +24,11 @@ class Console {
     bool terminal = false;  // if both are, they are one screen
   };
 
-  // `columns` returns the width of the terminal if there is one; it may change.
-  Console(Target out, Target err, int ranks, std::function<int()> columns);
+  // `columns` returns the width of the terminal if there is one; it may change. `first_rank` is
+  // that of local rank 0.
+  Console(Target out, Target err, int ranks, std::function<int()> columns, int first_rank = 0);
 
-  void write(int rank, Stream stream, std::string_view bytes);
+  void write(int local_rank, Stream stream, std::string_view bytes);
   // Ends all unfinished lines. Call after the last write.
   void finish();
 
@@ -50,6 +51,7 @@ class Console {
   std::array<Target, 2> targets_;
   std::vector<std::array<Source, 2>> sources_;
   std::function<int()> columns_;
+  int first_rank_;
   Stream bar_stream_ = Stream::err;  // rank 0's stream that was written last
   bool bar_drawn_ = false;
 };

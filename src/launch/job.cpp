@@ -65,6 +65,13 @@ void check(const JobSpec& spec) {
     throw UsageError(
         fmt::format("CPUs for {} ranks; expected them for {}", spec.cpus.size(), spec.processes));
   }
+  const int world_size = spec.world_size != 0 ? spec.world_size : spec.processes;
+  if (spec.node < 0 || spec.node >= spec.nodes || spec.first_rank < 0 ||
+      spec.first_rank + spec.processes > world_size) {
+    throw UsageError(fmt::format("node {} of {} cannot have ranks {} to {} of {}", spec.node,
+                                 spec.nodes, spec.first_rank, spec.first_rank + spec.processes - 1,
+                                 world_size));
+  }
   if (spec.master_port < 0 || spec.master_port > 65535) {
     throw UsageError(
         fmt::format("invalid port {}; expected 1 to 65535, or 0 for a free one", spec.master_port));
@@ -84,9 +91,9 @@ ino_t inode(int fd) {
   return info.st_ino;
 }
 
-// The output of one rank on its way to the caller.
+// The output of one worker on its way to the caller.
 struct Source {
-  int rank;
+  int local_rank;
   Stream stream;
   UniqueFd fd;
 };
@@ -97,9 +104,11 @@ class Job {
   JobResult run();
 
  private:
-  Worker make_worker(int rank, const InheritedFds& inherited_fds) const;
-  UniqueFd add_source(int rank, Stream stream);
+  Worker make_worker(int local_rank, const InheritedFds& inherited_fds) const;
+  UniqueFd add_source(int local_rank, Stream stream);
   void pass_output_until_end(Supervision& supervision);
+  bool handle_end(Supervision& supervision);
+  void handle_signals(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal);
   NonBlockingWriter* blocked_writer() const;
   bool read_some(Source& source);
@@ -111,6 +120,7 @@ class Job {
   const JobIdentity identity_;
   std::vector<Source> sources_;
   std::vector<TailBuffer> last_lines_;
+  const base::Deadline::Clock::time_point started_ = base::Deadline::Clock::now();
   int signal_ = 0;  // the first
   bool interrupted_ = false;
 };
@@ -126,21 +136,23 @@ JobResult Job::run() {
   std::optional<Supervision> supervision;
   {
     // Only the workers may hold these ends: a hang-up has to report their end.
-    const InheritedFds inherited_fds = make_inherited_fds(spec_.processes);
+    const InheritedFds inherited_fds =
+        spec_.nodes == 1 ? make_inherited_fds(spec_.processes) : InheritedFds();
     const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (!null) throw base::errno_error("cannot open /dev/null");
     std::vector<UniqueFd> write_ends;
     Plan plan{.workers = {},
+              .first_rank = spec_.first_rank,
               .worker_mask = spec_.signals != nullptr ? spec_.signals->original_mask() : own_mask(),
               .failure_grace = spec_.failure_grace,
               .stop_grace = spec_.stop_grace,
               .directory = directory_.path()};
-    for (int rank = 0; rank < spec_.processes; ++rank) {
-      Worker& worker = plan.workers.emplace_back(make_worker(rank, inherited_fds));
-      worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
-      worker.standard[1] = write_ends.emplace_back(add_source(rank, Stream::out)).get();
-      worker.standard[2] = write_ends.emplace_back(add_source(rank, Stream::err)).get();
-      if (rank == 0 && spec_.terminal_columns > 0) {
+    for (int local = 0; local < spec_.processes; ++local) {
+      Worker& worker = plan.workers.emplace_back(make_worker(local, inherited_fds));
+      worker.standard[0] = local == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
+      worker.standard[1] = write_ends.emplace_back(add_source(local, Stream::out)).get();
+      worker.standard[2] = write_ends.emplace_back(add_source(local, Stream::err)).get();
+      if (local == 0 && spec_.terminal_columns > 0) {
         worker.environment.push_back(fmt::format("PACELINE_TERMINAL={},{},{}",
                                                  spec_.terminal_columns, inode(worker.standard[1]),
                                                  inode(worker.standard[2])));
@@ -152,28 +164,31 @@ JobResult Job::run() {
   return collect(supervision->result());
 }
 
-Worker Job::make_worker(int rank, const InheritedFds& inherited_fds) const {
+Worker Job::make_worker(int local_rank, const InheritedFds& inherited_fds) const {
+  const auto index = static_cast<std::size_t>(local_rank);
   Worker worker;
   worker.file = file_;
   worker.arguments = spec_.command;
-  if (spec_.pass_local_rank) worker.arguments.push_back(fmt::format("--local_rank={}", rank));
-  for (const UniqueFd& socket : inherited_fds.bootstrap_sockets[static_cast<std::size_t>(rank)]) {
-    worker.inherited.push_back(socket.get());
+  if (spec_.pass_local_rank) worker.arguments.push_back(fmt::format("--local_rank={}", local_rank));
+  if (inherited_fds.store) {
+    for (const UniqueFd& socket : inherited_fds.bootstrap_sockets[index]) {
+      worker.inherited.push_back(socket.get());
+    }
   }
-  worker.environment = worker_environment(spec_, identity_, rank, worker.inherited,
+  worker.environment = worker_environment(spec_, identity_, local_rank, worker.inherited,
                                           inherited_fds.store.get(), ::environ);
-  worker.inherited.push_back(inherited_fds.store.get());
-  if (!spec_.cpus.empty()) worker.cpus = spec_.cpus[static_cast<std::size_t>(rank)];
-  worker.error_file = error_file_path(identity_, rank);
+  if (inherited_fds.store) worker.inherited.push_back(inherited_fds.store.get());
+  if (!spec_.cpus.empty()) worker.cpus = spec_.cpus[index];
+  worker.error_file = error_file_path(identity_, local_rank);
   return worker;
 }
 
-UniqueFd Job::add_source(int rank, Stream stream) {
+UniqueFd Job::add_source(int local_rank, Stream stream) {
   base::Pipe pipe = base::make_pipe();
   if (::fcntl(pipe.read_end.get(), F_SETFL, O_NONBLOCK) != 0) {
     throw base::errno_error("cannot make a pipe non-blocking");
   }
-  sources_.push_back({rank, stream, std::move(pipe.read_end)});
+  sources_.push_back({local_rank, stream, std::move(pipe.read_end)});
   return std::move(pipe.write_end);
 }
 
@@ -187,20 +202,44 @@ void Job::pass_output_until_end(Supervision& supervision) {
     } else {
       for (const Source& source : sources_) fds.push_back({source.fd.get(), POLLIN, 0});
     }
+    if (spec_.other_nodes != nullptr) spec_.other_nodes->add_to(fds);
     if (::poll(fds.data(), fds.size(), -1) < 0) {
       if (errno == EINTR) continue;
       throw base::errno_error("cannot wait for the workers");
     }
-    while (const int signal = spec_.signals != nullptr ? spec_.signals->next() : 0) {
-      forward_signal(supervision, signal);
-    }
+    handle_signals(supervision);
     if (blocked != nullptr) blocked->write_some();
     // Checked before the output is read, so that all of it is read after the end.
-    ended = fds[0].revents != 0;
+    ended = fds[0].revents != 0 && handle_end(supervision);
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       while (ended && read_some(sources_[i])) {
       }
       if (!ended && blocked == nullptr && fds[i + 2].revents != 0) read_some(sources_[i]);
+    }
+  }
+}
+
+// Whether nothing of the job is left.
+bool Job::handle_end(Supervision& supervision) {
+  Supervision::Event event = supervision.next_event();
+  for (; event == Supervision::Event::failed; event = supervision.next_event()) {
+    if (spec_.other_nodes != nullptr) spec_.other_nodes->report_failure();
+  }
+  return event == Supervision::Event::ended;
+}
+
+// Those of this process, and what other nodes ask for.
+void Job::handle_signals(Supervision& supervision) {
+  while (const int signal = spec_.signals != nullptr ? spec_.signals->next() : 0) {
+    forward_signal(supervision, signal);
+    if (spec_.other_nodes != nullptr && signal != SIGTSTP) spec_.other_nodes->report_signal(signal);
+  }
+  if (spec_.other_nodes == nullptr) return;
+  for (const int request : spec_.other_nodes->receive()) {
+    if (request != 0) {
+      forward_signal(supervision, request);
+    } else {
+      supervision.send(request);
     }
   }
 }
@@ -219,8 +258,8 @@ bool Job::read_some(Source& source) {
   if (size == 0) source.fd.reset();
   if (size <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<std::size_t>(size));
-  last_lines_[static_cast<std::size_t>(source.rank)].feed(source.stream, bytes);
-  if (spec_.output) spec_.output(source.rank, source.stream, bytes);
+  last_lines_[static_cast<std::size_t>(source.local_rank)].feed(source.stream, bytes);
+  if (spec_.output) spec_.output(source.local_rank, source.stream, bytes);
   return true;
 }
 
@@ -238,13 +277,13 @@ void Job::forward_signal(Supervision& supervision, int signal) {
 
 JobResult Job::collect(std::span<const WorkerState> workers) const {
   JobResult result{.ranks = {}, .signal = signal_};
-  for (std::size_t rank = 0; rank < workers.size(); ++rank) {
+  for (std::size_t local = 0; local < workers.size(); ++local) {
     result.ranks.push_back(
-        {.status = workers[rank].status,
-         .order = workers[rank].order,
-         .stopped = workers[rank].stopped,
-         .error = read_error_file(error_file_path(identity_, static_cast<int>(rank))),
-         .last_lines = last_lines_[rank].lines()});
+        {.status = workers[local].status,
+         .ended = workers[local].end - started_,
+         .stopped = workers[local].stopped,
+         .error = read_error_file(error_file_path(identity_, static_cast<int>(local))),
+         .last_lines = last_lines_[local].lines()});
   }
   return result;
 }

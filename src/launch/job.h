@@ -1,5 +1,7 @@
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
 #include <map>
 #include <string>
@@ -18,6 +20,20 @@ class SignalForwarding;
 // A name for a job that no other has.
 std::string random_run_id();
 
+// The rest of a job that runs on several nodes, as the node's launcher sees it.
+class OtherNodes {
+ public:
+  virtual ~OtherNodes() = default;
+  // Adds what receive() waits for.
+  virtual void add_to(std::vector<pollfd>& fds) const = 0;
+  // What the other nodes ask this one to do, in order: pass on a signal, or 0: stop, since the job
+  // has failed. Does not wait.
+  virtual std::vector<int> receive() = 0;
+  // Tells them that a process of this node has failed, or which signal it has passed on.
+  virtual void report_failure() = 0;
+  virtual void report_signal(int signal) = 0;
+};
+
 // N processes of one program on this machine.
 struct JobSpec {
   int processes = 1;                 // 1 to kMaxProcesses
@@ -25,6 +41,14 @@ struct JobSpec {
   bool pass_local_rank = false;      // append --local_rank=R to the arguments
   // The CPUs of each rank, its affinity mask; empty: all have this process's.
   std::vector<std::vector<int>> cpus;
+
+  // This node's part of a job on several nodes. Its processes have the ranks from first_rank on,
+  // and find rank 0 by MASTER_ADDR and MASTER_PORT; on one node they inherit what they need.
+  int nodes = 1;
+  int node = 0;
+  int first_rank = 0;
+  int world_size = 0;                 // 0: `processes`
+  OtherNodes* other_nodes = nullptr;  // not owned; null if there are none
 
   std::string master_addr = "127.0.0.1";
   int master_port = 0;           // 0: one that is free now
@@ -35,8 +59,9 @@ struct JobSpec {
 
   // Set for every worker, on top of this process's environment.
   std::map<std::string, std::string> environment;
-  // The columns that rank 0 has for a progress bar if its output ends on a terminal, which it
-  // cannot see itself; passed as PACELINE_TERMINAL, with the pipes that lead there. 0: no terminal.
+  // The columns that the first process has for a progress bar if its output ends on a terminal,
+  // which it cannot see itself; passed as PACELINE_TERMINAL, with the pipes that lead there. 0: no
+  // terminal.
   int terminal_columns = 0;
 
   // Called on the thread of run_job. May be empty.
@@ -59,8 +84,8 @@ struct JobSpec {
 
 // Starts the processes, waits for all of them and returns how they ended. Each leads a process
 // group of its own, has the variables of torchrun and of base/environment.h, and inherits only the
-// descriptors 0, 1, 2 and those that the variables name. Rank 0 has this process's standard input
-// unless that is a terminal; the other ranks have none.
+// descriptors 0, 1, 2 and those that the variables name. The first has this process's standard
+// input unless that is a terminal; the others have none. Results and output are by local rank.
 //
 // No process of the job outlives the call. The supervisor process is the parent of the workers,
 // adopts what they leave behind and ends all of it; the guard process does the same for the

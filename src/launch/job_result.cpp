@@ -6,7 +6,11 @@ namespace paceline::launch {
 namespace {
 
 bool failed_by_itself(const RankResult& rank) {
-  return rank.status != 0 && !rank.stopped;
+  return rank.lost || (rank.status != 0 && !rank.stopped);
+}
+
+int code_of(const RankResult& rank) {
+  return rank.lost ? 1 : exit_code_of(rank.status);
 }
 
 // The rank that `rank`'s error is about, if that ended by itself: with a failure, or else with 0.
@@ -27,7 +31,7 @@ std::optional<int> earliest_failure(const std::vector<RankResult>& ranks) {
   std::optional<int> first;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (failed_by_itself(ranks[rank]) &&
-        (!first || ranks[rank].order < ranks[static_cast<std::size_t>(*first)].order)) {
+        (!first || ranks[rank].ended < ranks[static_cast<std::size_t>(*first)].ended)) {
       first = static_cast<int>(rank);
     }
   }
@@ -51,12 +55,18 @@ std::optional<int> JobResult::first_failed() const {
 
 int JobResult::exit_code() const {
   if (const auto rank = first_failed()) {
-    const int code = exit_code_of(ranks[static_cast<std::size_t>(*rank)].status);
-    return code != 0
-               ? code
-               : exit_code_of(ranks[static_cast<std::size_t>(*earliest_failure(ranks))].status);
+    const int code = code_of(ranks[static_cast<std::size_t>(*rank)]);
+    return code != 0 ? code : code_of(ranks[static_cast<std::size_t>(*earliest_failure(ranks))]);
   }
   return signal != 0 ? 128 + signal : 0;
+}
+
+std::optional<int> JobResult::node_of(int rank) const {
+  for (std::size_t node = 0; node < nodes.size(); ++node) {
+    const int local = rank - nodes[node].first_rank;
+    if (local >= 0 && local < nodes[node].processes) return static_cast<int>(node);
+  }
+  return std::nullopt;
 }
 
 int exit_code_of(int status) {

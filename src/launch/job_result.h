@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,16 +10,26 @@
 namespace paceline::launch {
 
 struct RankResult {
-  int status = 0;        // as wait() gives it
-  int order = 0;         // 0 for the rank that ended first, and so on
-  bool stopped = false;  // it ended after the job was asked to stop
+  int status = 0;                    // as wait() gives it
+  std::chrono::nanoseconds ended{};  // after the start of the job on its node
+  bool stopped = false;              // it ended after the job was asked to stop
+  bool lost = false;                 // its node was lost; nothing else is known of it
   std::optional<ErrorFile> error;
   std::vector<std::string> last_lines;
 };
 
+// A node of a job that has several.
+struct NodeResult {
+  std::string host;
+  int first_rank = 0;
+  int processes = 0;
+  std::string problem;  // why it was lost or could not start its processes; empty if it could
+};
+
 struct JobResult {
   std::vector<RankResult> ranks;
-  int signal = 0;  // the signal that was passed on and ended the job, if one did
+  int signal = 0;                   // the signal that was passed on and ended the job, if one did
+  std::vector<NodeResult> nodes{};  // empty: there is one
 
   // The rank whose failure ended the job; empty if no rank failed before the job was asked to stop.
   // A rank that loses a peer may end before the peer does. So if the error file of the first failed
@@ -29,6 +40,9 @@ struct JobResult {
   // 0, or the code of the rank that failed first, or 128 + signal. If that rank ended with code 0,
   // the code of the first rank that did not.
   int exit_code() const;
+
+  // The node of a rank; empty if there is only one.
+  std::optional<int> node_of(int rank) const;
 };
 
 // The code for a status as wait() gives it: 128 + signal for a death by a signal.

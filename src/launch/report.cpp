@@ -64,7 +64,18 @@ bool was_stopped(const RankResult& rank) {
   return signal == SIGTERM || signal == SIGKILL || signal == SIGINT || signal == SIGHUP;
 }
 
-std::string describe_other(const RankResult& rank, const RankResult& first) {
+// "node 1 (host)" of a rank whose job has several nodes; else empty.
+std::string name_node(const JobResult& result, int rank) {
+  const auto node = result.node_of(rank);
+  if (!node) return "";
+  return fmt::format("node {} ({})", *node,
+                     printable(result.nodes[static_cast<std::size_t>(*node)].host));
+}
+
+std::string describe_other(const JobResult& result, int number, int first_number) {
+  const RankResult& rank = result.ranks[static_cast<std::size_t>(number)];
+  const RankResult& first = result.ranks[static_cast<std::size_t>(first_number)];
+  if (rank.lost) return "lost with " + name_node(result, number);
   std::string text;
   if (was_stopped(rank)) {
     text = fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));
@@ -96,15 +107,22 @@ std::string describe_others(const JobResult& result, int first) {
   const auto at = [&](int rank) -> const RankResult& {
     return result.ranks[static_cast<std::size_t>(rank)];
   };
-  std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return at(a).order < at(b).order; });
+  std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return at(a).ended < at(b).ended; });
 
   std::vector<std::pair<std::vector<int>, std::string>> groups;
   for (const int rank : ranks) {
     if (rank == first) continue;
-    std::string end = describe_other(at(rank), at(first));
+    std::string end = describe_other(result, rank, first);
     if (groups.empty() || groups.back().second != end)
       groups.emplace_back(std::vector<int>(), std::move(end));
     groups.back().first.push_back(rank);
+  }
+  // Those of a lost node that is the first have its end.
+  if (at(first).lost) {
+    std::erase_if(groups, [&](const auto& group) {
+      return at(group.first.front()).lost &&
+             result.node_of(group.first.front()) == result.node_of(first);
+    });
   }
   std::string text;
   for (auto& [members, end] : groups) {
@@ -125,6 +143,32 @@ std::string describe_end(int status) {
                      meaning.empty() ? "" : fmt::format(" ({})", meaning));
 }
 
+namespace {
+
+// The line that says what ended the job.
+std::string describe_first(const JobResult& result, int first) {
+  const RankResult& rank = result.ranks[static_cast<std::size_t>(first)];
+  const auto node = result.node_of(first);
+  if (rank.lost && node) {
+    const NodeResult& lost = result.nodes[static_cast<std::size_t>(*node)];
+    return fmt::format("paceline: {}, {}: {}\n", name_node(result, first),
+                       lost.processes == 1 ? fmt::format("rank {}", first)
+                                           : fmt::format("ranks {} to {}", lost.first_rank,
+                                                         lost.first_rank + lost.processes - 1),
+                       printable(lost.problem));
+  }
+  const std::string name = node ? fmt::format("rank {} on {}", first, name_node(result, first))
+                                : fmt::format("rank {}", first);
+  if (rank.status == 0) {
+    return fmt::format("paceline: {} ended early: {} while other ranks needed it\n", name,
+                       describe_end(rank.status));
+  }
+  return fmt::format("paceline: {}{} {}\n", name, result.ranks.size() > 1 ? " failed first:" : "",
+                     describe_end(rank.status));
+}
+
+}  // namespace
+
 std::string failure_report(const JobResult& result) {
   const auto first = result.first_failed();
   if (!first) {
@@ -133,12 +177,7 @@ std::string failure_report(const JobResult& result) {
                : fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
   }
   const RankResult& rank = result.ranks[static_cast<std::size_t>(*first)];
-  std::string text =
-      rank.status == 0
-          ? fmt::format("paceline: rank {} ended early: {} while other ranks needed it\n", *first,
-                        describe_end(rank.status))
-          : fmt::format("paceline: rank {}{} {}\n", *first,
-                        result.ranks.size() > 1 ? " failed first:" : "", describe_end(rank.status));
+  std::string text = describe_first(result, *first);
   if (rank.error) {
     const auto message =
         clip(printable(without_trailing_newlines(rank.error->message)), kMaxMessage);

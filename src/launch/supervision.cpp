@@ -95,6 +95,13 @@ void Supervision::send(int signal) {
   if (const pid_t supervisor = memory_.state().supervisor) ::kill(supervisor, SIGCONT);
 }
 
+Supervision::Event Supervision::next_event() {
+  char notice = 0;
+  const ssize_t size = ::recv(control_.get(), &notice, sizeof(notice), MSG_DONTWAIT);
+  if (size > 0) return Event::failed;
+  return size < 0 && (errno == EAGAIN || errno == EINTR) ? Event::none : Event::ended;
+}
+
 std::span<const WorkerState> Supervision::result() {
   const SharedState& state = memory_.state();
   if (state.start_error != 0) throw Error(start_failure(program_, state.start_error));

@@ -21,12 +21,15 @@ class Supervision {
   Supervision& operator=(const Supervision&) = delete;
   ~Supervision();
 
-  // Becomes readable when nothing of the job is left. Do not read from it.
+  enum class Event { none, failed, ended };
+  // Readable when next_event() is not none: once if a worker has failed, and when nothing of the
+  // job is left. Do not read from it.
   int fd() const { return control_.get(); }
+  Event next_event();
   // Sends a signal to the job; see guard.
   void send(int signal);
 
-  // How the workers ended. Call when fd() is readable. Throws Error if a worker could not be
+  // How the workers ended. Call after Event::ended. Throws Error if a worker could not be
   // started, or if the supervisor was killed; the job has ended then too.
   std::span<const WorkerState> result();
 

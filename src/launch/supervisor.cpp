@@ -66,6 +66,7 @@ class Supervisor {
   void receive_command();
   void collect_ends();
   void record_end(std::size_t rank, int status);
+  void begin_to_fail();
   bool failure_under_way() const;
   void check_deadline();
   void stop(int signal);
@@ -165,6 +166,8 @@ void Supervisor::receive_command() {
   int signal = 0;
   if (::recv(control_, &signal, sizeof(signal), 0) != sizeof(signal) || signal == SIGKILL) {
     kill_all();
+  } else if (signal == 0) {
+    begin_to_fail();
   } else if (signal == SIGSTOP || signal == SIGCONT) {
     signal_all(signal);
   } else {
@@ -193,14 +196,20 @@ void Supervisor::collect_ends() {
 void Supervisor::record_end(std::size_t rank, int status) {
   WorkerState& worker = state_.workers[rank];
   worker.status = status;
-  worker.order = ended_++;
+  worker.end = Deadline::Clock::now();
+  ++ended_;
   worker.stopped = stop_sent_;
   worker.ended = true;
   pidfds_[rank].reset();
-  if (status != 0 && phase_ == Phase::running) {
-    phase_ = Phase::failing;
-    deadline_ = Deadline::after(plan_.failure_grace);
-  }
+  if (status == 0 || phase_ != Phase::running) return;
+  begin_to_fail();
+  ::send(control_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void Supervisor::begin_to_fail() {
+  if (phase_ != Phase::running) return;
+  phase_ = Phase::failing;
+  deadline_ = Deadline::after(plan_.failure_grace);
 }
 
 // Whether a rank that has not ended has written an error file, or one that has ended blames it.
@@ -212,7 +221,7 @@ bool Supervisor::failure_under_way() const {
     if (!error) continue;
     if (!states[rank].ended) return true;
     for (const int blamed : error->blamed_ranks) {
-      const auto index = static_cast<std::size_t>(blamed);
+      const auto index = static_cast<std::size_t>(blamed - plan_.first_rank);
       if (index < states.size() && !states[index].ended) return true;
     }
   }

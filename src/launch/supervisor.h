@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/deadline.h"
 #include "launch/start_worker.h"
 
 namespace paceline::launch {
@@ -16,6 +17,7 @@ namespace paceline::launch {
 // What the guard and the supervisor get from the launcher.
 struct Plan {
   std::vector<Worker> workers;
+  int first_rank = 0;  // of the job, that of the first worker
   sigset_t worker_mask;
   std::chrono::milliseconds failure_grace;
   std::chrono::milliseconds stop_grace;
@@ -28,7 +30,8 @@ struct WorkerState {
   bool ended;
   bool stopped;  // it ended after the job was asked to stop
   int status;    // as wait() gives it
-  int order;     // of ending, from 0
+  // When it ended, on the clock of base::Deadline.
+  base::Deadline::Clock::time_point end;
 };
 
 struct SharedState {
@@ -47,9 +50,11 @@ struct SharedState {
 // The supervisor starts the workers and waits until they, and all processes that they left behind,
 // have ended.
 // `control` is connected to the launcher: each int read from it is a signal to send to the job
-// (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end); its hang-up,
-// or the end of the process `launcher` (a pidfd, or -1), ends the job at once. When nothing is left
-// it shuts down its side, waits for the launcher to do the same, and removes the directory.
+// (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end), or 0: the job
+// has failed elsewhere. The supervisor sends a byte when the first worker fails. `control`'s
+// hang-up, or the end of the process `launcher` (a pidfd, or -1), ends the job at once. When
+// nothing is left it shuts down its side, waits for the launcher to do the same, and removes the
+// directory.
 [[noreturn]] void guard(const Plan& plan, SharedState& state, int control, int launcher);
 
 }  // namespace paceline::launch

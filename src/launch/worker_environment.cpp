@@ -24,17 +24,18 @@ Variables parse_variables(const char* const* inherited) {
 
 }  // namespace
 
-std::filesystem::path error_file_path(const JobIdentity& job, int rank) {
-  return job.directory / fmt::format("rank{}.json", rank);
+std::filesystem::path error_file_path(const JobIdentity& job, int local_rank) {
+  return job.directory / fmt::format("rank{}.json", local_rank);
 }
 
-std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job, int rank,
+std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job,
+                                            int local_rank,
                                             const std::vector<int>& bootstrap_sockets, int store_fd,
                                             const char* const* inherited) {
   Variables variables = parse_variables(inherited);
   // An outer torchrun's store, an outer job's sockets and screen are not this job's.
-  for (const char* name :
-       {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS", "PACELINE_TERMINAL"}) {
+  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS",
+                           "PACELINE_STORE_FD", "PACELINE_TERMINAL"}) {
     variables.erase(name);
   }
   for (const auto& [name, value] : spec.environment) variables[name] = value;
@@ -42,20 +43,23 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   const auto set = [&](const char* name, std::string value) {
     variables.insert_or_assign(name, std::move(value));
   };
-  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) set(name, std::to_string(rank));
-  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
-    set(name, std::to_string(spec.processes));
-  }
-  set("GROUP_RANK", "0");
-  set("GROUP_WORLD_SIZE", "1");
+  const auto set_number = [&](const char* name, int value) { set(name, std::to_string(value)); };
+  const int rank = spec.first_rank + local_rank;
+  const int world_size = spec.world_size != 0 ? spec.world_size : spec.processes;
+  for (const char* name : {"RANK", "ROLE_RANK"}) set_number(name, rank);
+  for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) set_number(name, world_size);
+  set_number("LOCAL_RANK", local_rank);
+  set_number("LOCAL_WORLD_SIZE", spec.processes);
+  set_number("GROUP_RANK", spec.node);
+  set_number("GROUP_WORLD_SIZE", spec.nodes);
   set("ROLE_NAME", spec.role);
   set("MASTER_ADDR", spec.master_addr);
   set("MASTER_PORT", std::to_string(job.master_port));
   set("TORCHELASTIC_RESTART_COUNT", std::to_string(spec.restart));
   set("TORCHELASTIC_MAX_RESTARTS", std::to_string(spec.max_restarts));
   set("TORCHELASTIC_RUN_ID", job.run_id);
-  set("TORCHELASTIC_ERROR_FILE", error_file_path(job, rank).string());
-  set("PACELINE_STORE_FD", std::to_string(store_fd));
+  set("TORCHELASTIC_ERROR_FILE", error_file_path(job, local_rank).string());
+  if (store_fd >= 0) set_number("PACELINE_STORE_FD", store_fd);
   if (!bootstrap_sockets.empty())
     set("PACELINE_BOOTSTRAP_SOCKETS", fmt::format("{}", fmt::join(bootstrap_sockets, ",")));
 

@@ -16,11 +16,13 @@ struct JobIdentity {
   std::filesystem::path directory;  // of the error files
 };
 
-std::filesystem::path error_file_path(const JobIdentity& job, int rank);
+std::filesystem::path error_file_path(const JobIdentity& job, int local_rank);
 
 // The environment of one rank, "NAME=value" each, sorted: `inherited` (as environ), without what an
 // outer launcher set for this process, then spec.environment, then the launcher's own variables.
-std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job, int rank,
+// `store_fd`: -1 if there is none.
+std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job,
+                                            int local_rank,
                                             const std::vector<int>& bootstrap_sockets, int store_fd,
                                             const char* const* inherited);
 

@@ -243,7 +243,11 @@ TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {
 }
 
 RankResult ended(int order, int status, bool stopped = false) {
-  return {.status = status, .order = order, .stopped = stopped, .error = {}, .last_lines = {}};
+  return {.status = status,
+          .ended = std::chrono::nanoseconds(order),
+          .stopped = stopped,
+          .error = {},
+          .last_lines = {}};
 }
 
 constexpr int exited(int code) {
