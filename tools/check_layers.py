@@ -20,14 +20,19 @@ def listed(name):
     return re.search(rf"set\({name} ([a-z ]+)\)", text)[1].split()
 
 
-# A layer includes itself and those before it; `shm`, `launch` and `trace` stand side by side.
+# A layer includes itself and those before it; `shm`, `net`, `launch` and `trace` stand side by side.
+# The library is built without `net` and `nodes`.
 LIBRARY = listed("torch_free_layers") + listed("torch_layers")
 MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
-MAY_INCLUDE["launch"].remove("shm")
-MAY_INCLUDE["trace"] -= {"shm", "launch"}
+for beside in ("shm", "net", "launch", "trace"):
+    MAY_INCLUDE[beside] -= {"shm", "net", "launch", "nodes", "trace"} - {beside}
+MAY_INCLUDE["nodes"].remove("shm")
+for layer in listed("torch_layers"):
+    MAY_INCLUDE[layer] -= {"net", "nodes"}
 MAY_INCLUDE |= {
     "apps/paceline/report": {"base", "trace", "apps/paceline/report"},
-    "apps/paceline": {"base", "launch", "trace", "apps/paceline/report", "apps/paceline"},
+    "apps/paceline": {"base", "net", "launch", "nodes", "trace", "apps/paceline/report",
+                      "apps/paceline"},
     "models": {"models"},
     "examples": {"models", "examples"},
     "benchmarks": {*LIBRARY, "models", "benchmarks"},

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "net/connection.h"
+#include "net/listener.h"
+#include "nodes/messages.h"
+
+namespace paceline::nodes {
+
+// What a job on several nodes needs, and where its processes meet.
+struct JobRules {
+  int min_nodes = 1;  // also to go on after a node was lost
+  int max_nodes = 1;
+  bool numbered = false;  // each node says which number it has; min_nodes = max_nodes
+  std::string job;
+  int max_restarts = 0;
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(10);
+  // How long the job waits for more nodes once min_nodes are there.
+  std::chrono::milliseconds last_call = std::chrono::seconds(30);
+  std::string master_addr{};  // of this machine, where rank 0 will be
+};
+
+// The launcher among those of a job that decides: it accepts nodes, numbers them, has them start
+// their processes, has all of them stop if one fails, and gives the verdict. Runs on the thread
+// that calls it, and never waits.
+//
+// Gathers nodes until they suffice, then runs the job until each node has reported how its
+// processes ended. After a failure it gathers again, if restarts are left. A node that is lost
+// counts as a failure; a node that comes to a running job that has room has it start again, which
+// does not count as a restart.
+class Coordinator {
+ public:
+  // `own` is connected to this machine's launcher, which is node 0. Not null.
+  Coordinator(JobRules rules, net::Listener listener, const net::Key& key, base::UniqueFd own);
+
+  // Adds what advance() waits for, and when to call it at the latest.
+  void add_to(std::vector<pollfd>& fds) const;
+  std::optional<base::Deadline> deadline() const;
+  void advance();
+  // The verdict is given, and every node has got it or is lost.
+  bool finished() const;
+
+ private:
+  struct Node {
+    net::Connection connection;
+    std::optional<Join> join{};   // once it takes part
+    std::optional<int> member{};  // its number in the running job
+    bool leaving = false;         // to be closed when everything is sent
+  };
+  // A node of the running job, also after it is lost.
+  struct Member {
+    Join join;
+    int first_rank;
+    std::optional<Result> result{};
+    std::string problem{};                     // why it was lost
+    base::Deadline::Clock::time_point lost{};  // when
+  };
+  enum class Phase { gathering, running, over };
+
+  void add_node(base::UniqueFd socket);
+  void accept_all();
+  void drop_strangers();
+  void handle(Node& node, const Message& message);
+  void handle_join(Node& node, const Join& join);
+  std::string refusal(const Join& join) const;
+  void handle_loss(Node& node);
+  void handle_result(Node& node, const Result& result);
+  void handle_signal(const Node& from, int signal);
+  void stop_others(const Node* from);
+  void gather();
+  bool complete() const;
+  void start();
+  void check_gathering();
+  std::string missing() const;
+  void finish_if_all_reported();
+  launch::JobResult collect() const;
+  void give(const Verdict& verdict);
+  void send_to_all(const Message& message, const Node* except = nullptr);
+
+  const JobRules rules_;
+  std::optional<net::Listener> listener_;  // until the job is over
+  const net::Key key_;
+  std::vector<std::unique_ptr<Node>>
+      nodes_;  // in the order in which they came; the first is our own
+  std::vector<Member> members_;
+  Phase phase_ = Phase::gathering;
+  int restart_ = 0;
+  int signal_ = 0;
+  bool stopping_ = false;    // the members were asked to stop
+  bool regrouping_ = false;  // since a node came
+  std::optional<net::PortReservation> port_;
+  base::Deadline::Clock::time_point started_;
+  base::Deadline join_deadline_;
+  std::optional<base::Deadline> last_call_;
+  base::Deadline next_notice_;
+  base::Deadline flush_deadline_;
+};
+
+}  // namespace paceline::nodes

@@ -1,0 +1,165 @@
+#include "nodes/messages.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "launch/clip.h"
+#include "launch/job.h"
+#include "launch/tail_buffer.h"
+
+namespace paceline::launch {
+
+// Found by nlohmann's library, which looks in the type's namespace.
+void to_json(nlohmann::json& json, const RankResult& rank) {
+  json = {{"status", rank.status},
+          {"ended_ns", rank.ended.count()},
+          {"stopped", rank.stopped},
+          {"last_lines", rank.last_lines}};
+  if (!rank.error) return;
+  // A result of 1024 ranks has to fit into a message.
+  constexpr std::size_t kMaxText = 4096;
+  json["error"] = {{"message", clip(rank.error->message, kMaxText)},
+                   {"blamed_ranks", rank.error->blamed_ranks}};
+}
+
+void from_json(const nlohmann::json& json, RankResult& rank) {
+  rank.status = json.at("status");
+  rank.ended = std::chrono::nanoseconds(json.at("ended_ns").get<std::int64_t>());
+  rank.stopped = json.at("stopped");
+  rank.last_lines = json.at("last_lines").get<std::vector<std::string>>();
+  if (!json.contains("error")) return;
+  const auto& error = json.at("error");
+  rank.error = ErrorFile{error.at("message"), error.at("blamed_ranks").get<std::vector<int>>()};
+}
+
+}  // namespace paceline::launch
+
+namespace paceline::nodes {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array kNames{"join",   "refuse", "start",   "failed",
+                            "signal", "result", "verdict", "notice"};
+
+json encode_body(const Join& join) {
+  json body = {{"version", join.version},
+               {"job", join.job},
+               {"host", join.host},
+               {"processes", join.processes}};
+  if (join.node) body["node"] = *join.node;
+  return body;
+}
+
+json encode_body(const Refuse& refuse) {
+  return {{"reason", refuse.reason}};
+}
+
+json encode_body(const Start& start) {
+  return {{"restart", start.restart},
+          {"nodes", start.nodes},
+          {"node", start.node},
+          {"first_rank", start.first_rank},
+          {"world_size", start.world_size},
+          {"job", start.job},
+          {"master_addr", start.master_addr},
+          {"master_port", start.master_port}};
+}
+
+json encode_body(const Failed&) {
+  return json::object();
+}
+
+json encode_body(const Signal& signal) {
+  return {{"number", signal.number}};
+}
+
+json encode_body(const Result& result) {
+  return {{"ranks", result.ranks}, {"problem", result.problem}};
+}
+
+json encode_body(const Verdict& verdict) {
+  return {
+      {"restarts", verdict.restarts}, {"exit_code", verdict.exit_code}, {"report", verdict.report}};
+}
+
+json encode_body(const Notice& notice) {
+  return {{"text", notice.text}};
+}
+
+void decode_body(const json& body, Join& join) {
+  join.version = body.at("version");
+  join.job = body.at("job");
+  join.host = body.at("host");
+  join.processes = body.at("processes");
+  if (body.contains("node")) join.node = body.at("node").get<int>();
+}
+
+void decode_body(const json& body, Refuse& refuse) {
+  refuse.reason = body.at("reason");
+}
+
+void decode_body(const json& body, Start& start) {
+  start.restart = body.at("restart");
+  start.nodes = body.at("nodes");
+  start.node = body.at("node");
+  start.first_rank = body.at("first_rank");
+  start.world_size = body.at("world_size");
+  start.job = body.at("job");
+  start.master_addr = body.at("master_addr");
+  start.master_port = body.at("master_port");
+}
+
+void decode_body(const json&, Failed&) {}
+
+void decode_body(const json& body, Signal& signal) {
+  signal.number = body.at("number");
+}
+
+void decode_body(const json& body, Result& result) {
+  result.ranks = body.at("ranks").get<std::vector<launch::RankResult>>();
+  result.problem = body.at("problem");
+}
+
+void decode_body(const json& body, Verdict& verdict) {
+  verdict.restarts = body.at("restarts");
+  verdict.exit_code = body.at("exit_code");
+  verdict.report = body.at("report");
+}
+
+void decode_body(const json& body, Notice& notice) {
+  notice.text = body.at("text");
+}
+
+template <std::size_t index = 0>
+std::optional<Message> decode_as(std::string_view type, const json& body) {
+  if constexpr (index < std::variant_size_v<Message>) {
+    if (type != kNames[index]) return decode_as<index + 1>(type, body);
+    std::variant_alternative_t<index, Message> message;
+    decode_body(body, message);
+    return message;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+static_assert(kNames.size() == std::variant_size_v<Message>);
+
+std::string encode(const Message& message) {
+  json body = std::visit([](const auto& one) { return encode_body(one); }, message);
+  body["type"] = kNames[message.index()];
+  // What processes write need not be UTF-8.
+  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::optional<Message> decode(std::string_view text) {
+  try {
+    const json body = json::parse(text);
+    return decode_as(body.at("type").get<std::string>(), body);
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace paceline::nodes

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "launch/job_result.h"
+
+namespace paceline::nodes {
+
+// What the launchers of a job's nodes say to each other. One of them, the coordinator, has a
+// connection to each; a message is a JSON object with the member "type".
+
+// A node wants to take part. Its first message.
+struct Join {
+  std::string version;  // of Paceline; has to be the coordinator's
+  std::string job;      // --rdzv-id
+  std::string host;     // its name, for messages
+  int processes = 1;
+  std::optional<int> node{};  // --node-rank; empty: the coordinator chooses
+};
+
+// The coordinator does not let the node take part, or not any more.
+struct Refuse {
+  std::string reason;
+};
+
+// The processes are to be started. The answer is a Result.
+struct Start {
+  int restart = 0;
+  int nodes = 1;
+  int node = 0;
+  int first_rank = 0;
+  int world_size = 1;
+  std::string job;  // TORCHELASTIC_RUN_ID
+  std::string master_addr;
+  int master_port = 0;
+};
+
+// A process of the node has failed; from the coordinator: the job is to be stopped.
+struct Failed {};
+
+// The node passes on a signal to its processes; from the coordinator: it is to do so.
+struct Signal {
+  int number = 0;
+};
+
+// How the node's processes have ended. `ranks` are by local rank; empty if they could not be
+// started, for the reason `problem`.
+struct Result {
+  std::vector<launch::RankResult> ranks;
+  std::string problem;
+};
+
+// How the job has ended, on all nodes; or that it will be started again.
+struct Verdict {
+  bool restarts = false;
+  int exit_code = 0;
+  std::string report;  // to be printed; may be empty
+};
+
+// Something that the launcher should print.
+struct Notice {
+  std::string text;
+};
+
+using Message = std::variant<Join, Refuse, Start, Failed, Signal, Result, Verdict, Notice>;
+
+std::string encode(const Message& message);
+// nullopt for text that no encode() of this version makes.
+std::optional<Message> decode(std::string_view text);
+
+}  // namespace paceline::nodes

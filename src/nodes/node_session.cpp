@@ -1,0 +1,270 @@
+#include "nodes/node_session.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "base/address.h"
+#include "base/errno_error.h"
+#include "launch/report.h"
+
+namespace paceline::nodes {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+
+constexpr auto kFirstReminder = 10s;
+constexpr auto kNextReminder = 60s;
+// A program that accepts connections but is no launcher does not say so.
+constexpr auto kAnswerLimit = 10s;
+
+bool names_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+base::Address coordinators_address(const std::string& host, int port) {
+  const base::Address address = base::listening_address(host, port);
+  if (!address.is_loopback() || names_loopback(host)) return address;
+  throw UsageError(fmt::format(
+      "{} resolves to {} on this machine (/etc/hosts), where other machines cannot reach it: give "
+      "this machine's address in the network",
+      host, address.host()));
+}
+
+bool is_this_machine(const std::string& host, int port) {
+  return std::ranges::any_of(base::resolve(host, port), base::is_own);
+}
+
+// What others call this machine: `host` if that is one of its addresses, else the address by which
+// it would reach `host`.
+std::string own_name(const std::string& host, int port) {
+  if (is_this_machine(host, port)) return host;
+  const auto source = base::source_address(base::resolve(host, port).front());
+  return source ? source->host() : host;
+}
+
+std::array<base::UniqueFd, 2> socket_pair() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw base::errno_error("cannot create a pair of sockets");
+  }
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+}
+
+}  // namespace
+
+NodeSession::NodeSession(SessionOptions options, launch::SignalForwarding* signals,
+                         std::function<void(const std::string&)> print)
+    : options_(std::move(options)),
+      signals_(signals),
+      print_(std::move(print)),
+      join_deadline_(Deadline::after(options_.rules.join_timeout)),
+      next_notice_(Deadline::after(kFirstReminder)),
+      answer_deadline_(Deadline::after(kAnswerLimit)) {
+  find_role();
+}
+
+void NodeSession::find_role() {
+  const std::string where = fmt::format("{}:{}", options_.host, options_.port);
+  if (options_.coordinates.value_or(is_this_machine(options_.host, options_.port))) {
+    try {
+      return coordinate(net::Listener(coordinators_address(options_.host, options_.port)));
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& error) {
+      // Otherwise another launcher on this machine may be the coordinator.
+      if (options_.coordinates) {
+        throw Error(fmt::format("{}; is another job using the port?", error.what()));
+      }
+    }
+  }
+  print_(fmt::format("paceline: joins the job at {}\n", where));
+  connector_.emplace(options_.host, options_.port);
+}
+
+void NodeSession::coordinate(net::Listener listener) {
+  JobRules rules = options_.rules;
+  // The address as the user wrote it may mean something else to other machines only if it is not
+  // this machine's own.
+  if (rules.master_addr.empty()) rules.master_addr = own_name(options_.host, options_.port);
+  print_(fmt::format("paceline: waits for {} at {}{}\n",
+                     rules.min_nodes == rules.max_nodes
+                         ? fmt::format("{} nodes", rules.max_nodes)
+                         : fmt::format("{} to {} nodes", rules.min_nodes, rules.max_nodes),
+                     listener.address().to_string(),
+                     options_.has_secret ? ""
+                                         : "; without PACELINE_SECRET or --secret-file, whoever "
+                                           "reaches this address can join"));
+  auto [far_end, near_end] = socket_pair();
+  coordinator_.emplace(std::move(rules), std::move(listener), options_.key, std::move(far_end));
+  connection_.emplace(std::move(near_end), options_.key, net::SecureChannel::Side::connecting);
+  connection_->send(encode(options_.join));
+}
+
+std::optional<Start> NodeSession::await_start() {
+  while (!start_ && !(verdict_ && !verdict_->restarts)) {
+    if (!failure_.empty()) throw Error(failure_);
+    wait();
+  }
+  if (!start_) {
+    leave();
+    return std::nullopt;
+  }
+  verdict_.reset();
+  return std::exchange(start_, std::nullopt);
+}
+
+Verdict NodeSession::await_verdict(const Result& result) {
+  if (connection_) connection_->send(encode(result));
+  awaits_verdict_ = true;
+  while (!verdict_) {
+    if (!failure_.empty()) throw Error(failure_);
+    wait();
+  }
+  awaits_verdict_ = false;
+  if (!verdict_->restarts) leave();
+  return *verdict_;
+}
+
+// The coordinator goes last: every node has to get its verdict.
+void NodeSession::leave() {
+  while (coordinator_ && !coordinator_->finished()) wait();
+}
+
+void NodeSession::wait() {
+  std::vector<pollfd> fds;
+  if (signals_ != nullptr) fds.push_back({signals_->fd(), POLLIN, 0});
+  add_to(fds);
+  // An hour stands for no limit.
+  auto limit = Deadline::after(1h).remaining();
+  const auto lower_to = [&](const std::optional<Deadline>& deadline) {
+    if (deadline) limit = std::min(limit, deadline->remaining());
+  };
+  if (coordinator_) lower_to(coordinator_->deadline());
+  if (connector_) {
+    for (const Deadline& one : {connector_->deadline(), next_notice_, join_deadline_})
+      lower_to(one);
+  } else if (connection_ && !connection_->authenticated()) {
+    lower_to(answer_deadline_);
+  }
+  ::poll(fds.data(), fds.size(), static_cast<int>(limit.count()));
+  handle_signals();
+  advance();
+}
+
+void NodeSession::add_to(std::vector<pollfd>& fds) const {
+  if (connector_) connector_->add_to(fds);
+  if (connection_) connection_->add_to(fds);
+  if (coordinator_) coordinator_->add_to(fds);
+}
+
+void NodeSession::advance() {
+  if (coordinator_) coordinator_->advance();
+  if (!failure_.empty()) return;
+  if (!connection_) connect();
+  if (!connection_) return;
+  for (const std::string& text : connection_->receive()) {
+    if (const auto message = decode(text)) handle(*message);
+  }
+  if (!failure_.empty()) return;
+  const std::string where = fmt::format("{}:{}", options_.host, options_.port);
+  if (connection_->authenticated()) {
+    const bool is_over = verdict_ && !verdict_->restarts;
+    if (connection_->loss() && !is_over) {
+      fail(fmt::format("lost the launcher of node 0 at {}: {}", where, connection_->loss()->why));
+    }
+  } else if (connection_->loss() && connection_->greeted()) {
+    fail(
+        fmt::format("the launcher at {} closed the connection: its secret is another one; give all "
+                    "nodes the same PACELINE_SECRET or --secret-file",
+                    where));
+  } else if (connection_->loss() || answer_deadline_.expired()) {
+    // The launcher of an earlier job may be about to end.
+    connection_.reset();
+    connector_.emplace(options_.host, options_.port);
+  }
+}
+
+void NodeSession::connect() {
+  if (auto socket = connector_->advance()) {
+    connection_.emplace(std::move(*socket), options_.key, net::SecureChannel::Side::connecting);
+    connection_->send(encode(options_.join));
+    answer_deadline_ = Deadline::after(kAnswerLimit);
+    connector_.reset();
+    return;
+  }
+  const std::string& last = connector_->last_failure();
+  const std::string why = last.empty() ? "" : fmt::format(" ({})", last);
+  const std::string where = fmt::format("{}:{}", options_.host, options_.port);
+  if (join_deadline_.expired()) {
+    return fail(
+        fmt::format("no launcher answered at {} within {} s{}; start node 0 too, and see that "
+                    "this address is its address in the network",
+                    where, options_.rules.join_timeout.count() / 1000.0, why));
+  }
+  if (!next_notice_.expired()) return;
+  next_notice_ = Deadline::after(kNextReminder);
+  print_(fmt::format("paceline: no launcher answers at {} yet{}; waiting\n", where, why));
+}
+
+void NodeSession::handle(const Message& message) {
+  if (const auto* const refuse = std::get_if<Refuse>(&message)) {
+    fail(fmt::format("the launcher at {}:{} does not accept this node: {}", options_.host,
+                     options_.port, refuse->reason));
+  } else if (const auto* const start = std::get_if<Start>(&message)) {
+    start_ = *start;
+    requests_.clear();
+  } else if (const auto* const signal = std::get_if<Signal>(&message)) {
+    requests_.push_back(signal->number);
+  } else if (std::holds_alternative<Failed>(message)) {
+    requests_.push_back(0);
+  } else if (const auto* const verdict = std::get_if<Verdict>(&message)) {
+    verdict_ = *verdict;
+  } else if (const auto* const notice = std::get_if<Notice>(&message)) {
+    print_(notice->text);
+  }
+}
+
+// Those that come while no processes run. The others wait for another node in place of this one,
+// unless it is node 0 or the job is running on them.
+void NodeSession::handle_signals() {
+  while (const int signal = signals_ != nullptr ? signals_->next() : 0) {
+    if (signal == SIGTSTP) {
+      ::raise(SIGSTOP);
+    } else if (coordinator_ || awaits_verdict_) {
+      report_signal(signal);
+    } else {
+      launch::JobResult result;
+      result.signal = signal;
+      verdict_ = {.exit_code = result.exit_code(), .report = launch::failure_report(result)};
+    }
+  }
+}
+
+std::vector<int> NodeSession::receive() {
+  advance();
+  return std::exchange(requests_, {});
+}
+
+void NodeSession::report_failure() {
+  if (connection_) connection_->send(encode(Failed{}));
+}
+
+void NodeSession::report_signal(int signal) {
+  if (connection_) connection_->send(encode(Signal{signal}));
+}
+
+void NodeSession::fail(std::string why) {
+  failure_ = std::move(why);
+  requests_.push_back(0);
+}
+
+}  // namespace paceline::nodes

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/job.h"
+#include "launch/signal_forwarding.h"
+#include "net/connection.h"
+#include "net/connector.h"
+#include "nodes/coordinator.h"
+#include "nodes/messages.h"
+
+namespace paceline::nodes {
+
+struct SessionOptions {
+  // Where the coordinator listens.
+  std::string host;
+  int port = 0;
+  // Whether this launcher is the coordinator; unset: if it is the first on the machine that has the
+  // address.
+  std::optional<bool> coordinates{};
+  Join join{};  // what this node asks for
+  JobRules
+      rules{};  // if it is the coordinator; an empty master_addr becomes this machine's address
+  net::Key key{};
+  bool has_secret = false;  // or else anybody knows the key
+};
+
+// One launcher's part in a job on several nodes: finds the coordinator, or is it; is told when to
+// start processes, has run_job tell the others of failures and signals, and gets the verdict.
+class NodeSession : public launch::OtherNodes {
+ public:
+  // `print` gets lines for the user. Neither pointer is owned. Throws UsageError and Error.
+  NodeSession(SessionOptions options, launch::SignalForwarding* signals,
+              std::function<void(const std::string&)> print);
+
+  // Waits until processes are to be started; nullopt if the job is over before. Throws Error if the
+  // coordinator refuses this node, cannot be reached in time, or is lost.
+  std::optional<Start> await_start();
+  // Reports how they ended, and waits for all nodes. Throws Error if the coordinator was lost.
+  Verdict await_verdict(const Result& result);
+  // How the job has ended; after await_start() has returned nullopt.
+  const Verdict& verdict() const { return *verdict_; }
+
+  // For run_job.
+  void add_to(std::vector<pollfd>& fds) const override;
+  std::vector<int> receive() override;
+  void report_failure() override;
+  void report_signal(int signal) override;
+
+ private:
+  void find_role();
+  void coordinate(net::Listener listener);
+  void wait();
+  void advance();
+  void connect();
+  void handle(const Message& message);
+  void handle_signals();
+  void fail(std::string why);
+  void leave();
+
+  const SessionOptions options_;
+  launch::SignalForwarding* const signals_;
+  const std::function<void(const std::string&)> print_;
+  std::optional<Coordinator> coordinator_;
+  std::optional<net::Connector> connector_;
+  std::optional<net::Connection> connection_;
+  base::Deadline join_deadline_;
+  base::Deadline next_notice_;
+  base::Deadline answer_deadline_;  // of an end that has accepted the connection
+  bool awaits_verdict_ = false;
+  std::vector<int> requests_;
+  std::optional<Start> start_;
+  std::optional<Verdict> verdict_;
+  std::string failure_;  // why this node cannot take part any more
+};
+
+}  // namespace paceline::nodes

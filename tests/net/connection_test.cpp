@@ -1,0 +1,136 @@
+#include "net/connection.h"
+
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "net/connector.h"
+#include "net/listener.h"
+
+namespace paceline::net {
+namespace {
+
+using base::Address;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const Key kSharedKey = make_key("a secret of a job");
+
+Address loopback(int port = 0) {
+  return base::resolve("127.0.0.1", port).front();
+}
+
+template <typename... Ends>
+void wait_for(const Ends&... ends) {
+  std::vector<pollfd> fds;
+  (ends.add_to(fds), ...);
+  ::poll(fds.data(), fds.size(), 20);
+}
+
+base::UniqueFd connect_to(const Address& address) {
+  Connector connector(address.host(), address.port());
+  for (;;) {
+    if (auto socket = connector.advance()) return std::move(*socket);
+    wait_for(connector);
+  }
+}
+
+struct Pair {
+  Listener listener{loopback()};
+  Connection connecting{connect_to(listener.address()), kSharedKey,
+                        SecureChannel::Side::connecting};
+  Connection accepting{std::move(*listener.accept()), kSharedKey, SecureChannel::Side::accepting};
+
+  // Until `receiver` has `count` messages.
+  std::vector<std::string> receive(Connection& receiver, std::size_t count) {
+    std::vector<std::string> messages;
+    while (messages.size() < count && !receiver.loss()) {
+      wait_for(connecting, accepting);
+      Connection& other = &receiver == &connecting ? accepting : connecting;
+      other.receive();
+      for (std::string& message : receiver.receive()) messages.push_back(std::move(message));
+    }
+    return messages;
+  }
+};
+
+TEST(Connection, CarriesMessagesLargerThanTheSocketsBuffers) {
+  Pair pair;
+  const std::string large(SecureChannel::kMaxMessage, 'x');
+  pair.connecting.send("small");
+  pair.connecting.send(large);
+  EXPECT_THAT(pair.receive(pair.accepting, 2), ElementsAre("small", large));
+  EXPECT_FALSE(pair.connecting.pending());
+  pair.accepting.send("answer");
+  EXPECT_THAT(pair.receive(pair.connecting, 1), ElementsAre("answer"));
+}
+
+TEST(Connection, GivesWhatCameBeforeItWasLost) {
+  std::optional<Pair> pair(std::in_place);
+  pair->connecting.send("last words");
+  EXPECT_THAT(pair->receive(pair->accepting, 1), ElementsAre("last words"));
+  pair->connecting.send("indeed");
+  Connection gone = std::move(pair->connecting);
+  { const Connection closed = std::move(gone); }
+  std::vector<std::string> messages;
+  while (!pair->accepting.loss()) {
+    wait_for(pair->accepting);
+    for (const std::string& message : pair->accepting.receive()) messages.push_back(message);
+  }
+  EXPECT_THAT(messages, ElementsAre("indeed"));
+  EXPECT_THAT(pair->accepting.loss()->why, HasSubstr("it closed the connection"));
+  pair->accepting.send("into the void");
+  EXPECT_FALSE(pair->accepting.pending());
+}
+
+TEST(Connector, WaitsForAListener) {
+  const PortReservation port(loopback());
+  Connector connector("127.0.0.1", port.port());
+  while (connector.last_failure().empty()) {
+    EXPECT_FALSE(connector.advance());
+    wait_for(connector);
+  }
+  EXPECT_THAT(connector.last_failure(), HasSubstr("ECONNREFUSED"));
+  Listener listener(loopback(port.port()));
+  std::optional<base::UniqueFd> socket;
+  while (!socket) {
+    pollfd none{-1, 0, 0};
+    ::poll(&none, 1, static_cast<int>(connector.deadline().remaining().count()) / 10 + 1);
+    socket = connector.advance();
+  }
+  EXPECT_TRUE(listener.accept());
+}
+
+TEST(Connector, NamesAHostThatCannotBeResolved) {
+  Connector connector("no-such-host.invalid", 1);
+  EXPECT_FALSE(connector.advance());
+  EXPECT_THAT(connector.last_failure(), HasSubstr("cannot resolve no-such-host.invalid"));
+}
+
+// The kernel gives the port to nobody who asks for any port, and a server may still take it.
+TEST(PortReservation, KeepsThePortForAServer) {
+  const PortReservation port(loopback());
+  EXPECT_THROW(
+      [&] {
+        const base::UniqueFd other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        const Address address = loopback(port.port());
+        if (::bind(other.get(), address.data(), address.size()) != 0) throw Error("taken");
+      }(),
+      Error);
+  EXPECT_EQ(Listener(loopback(port.port())).address().port(), port.port());
+  EXPECT_EQ(Listener(loopback(port.port())).address().port(), port.port());
+}
+
+TEST(Listener, NamesAnAddressThatIsTaken) {
+  const Listener first(loopback());
+  try {
+    const Listener second(first.address());
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(first.address().to_string()));
+    EXPECT_THAT(error.what(), HasSubstr("EADDRINUSE"));
+  }
+}
+
+}  // namespace
+}  // namespace paceline::net

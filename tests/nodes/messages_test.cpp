@@ -1,0 +1,73 @@
+#include "nodes/messages.h"
+
+#include <gmock/gmock.h>
+
+namespace paceline::nodes {
+namespace {
+
+template <typename Kind>
+Kind after_a_journey(const Kind& message) {
+  const auto decoded = decode(encode(message));
+  EXPECT_TRUE(decoded && std::holds_alternative<Kind>(*decoded));
+  return std::get<Kind>(*decoded);
+}
+
+TEST(Messages, ArriveAsTheyWereSent) {
+  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 3});
+  EXPECT_EQ(join.version, "1.2");
+  EXPECT_EQ(join.job, "job");
+  EXPECT_EQ(join.host, "host");
+  EXPECT_EQ(join.processes, 4);
+  EXPECT_EQ(join.node, 3);
+  EXPECT_EQ(after_a_journey(Join{}).node, std::nullopt);
+
+  const Start start = after_a_journey(Start{1, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
+  EXPECT_EQ(start.restart, 1);
+  EXPECT_EQ(start.nodes, 2);
+  EXPECT_EQ(start.node, 1);
+  EXPECT_EQ(start.first_rank, 4);
+  EXPECT_EQ(start.world_size, 8);
+  EXPECT_EQ(start.job, "job");
+  EXPECT_EQ(start.master_addr, "10.0.0.1");
+  EXPECT_EQ(start.master_port, 2950);
+
+  after_a_journey(Failed{});
+  EXPECT_EQ(after_a_journey(Signal{15}).number, 15);
+  EXPECT_EQ(after_a_journey(Refuse{"why"}).reason, "why");
+  EXPECT_EQ(after_a_journey(Notice{"text"}).text, "text");
+  const Verdict verdict = after_a_journey(Verdict{true, 3, "report"});
+  EXPECT_TRUE(verdict.restarts);
+  EXPECT_EQ(verdict.exit_code, 3);
+  EXPECT_EQ(verdict.report, "report");
+}
+
+TEST(Messages, CarryResultsOfRanks) {
+  launch::RankResult failed;
+  failed.status = 256;
+  failed.ended = std::chrono::nanoseconds(5'000'000'000);
+  failed.stopped = true;
+  failed.error = launch::ErrorFile{"text", {1, 2}};
+  failed.last_lines = {"one", "not UTF-8: \xff"};
+  const Result result = after_a_journey(Result{{launch::RankResult(), failed}, "problem"});
+  EXPECT_EQ(result.problem, "problem");
+  ASSERT_EQ(result.ranks.size(), 2U);
+  EXPECT_FALSE(result.ranks[0].error);
+  EXPECT_EQ(result.ranks[1].status, 256);
+  EXPECT_EQ(result.ranks[1].ended, failed.ended);
+  EXPECT_TRUE(result.ranks[1].stopped);
+  EXPECT_EQ(result.ranks[1].error->message, "text");
+  EXPECT_EQ(result.ranks[1].error->blamed_ranks, (std::vector{1, 2}));
+  EXPECT_EQ(result.ranks[1].last_lines, (std::vector<std::string>{"one", "not UTF-8: \ufffd"}));
+}
+
+TEST(Messages, OfOtherKindsAreIgnored) {
+  for (const char* const text :
+       {"", "no JSON", "[]", "7", R"({"type": "other"})", R"({"type": 3})", R"({"type": "join"})",
+        R"({"type": "signal", "number": "nine"})",
+        R"({"type": "result", "problem": "", "ranks": [{"status": 0}]})"}) {
+    EXPECT_FALSE(decode(text)) << text;
+  }
+}
+
+}  // namespace
+}  // namespace paceline::nodes
