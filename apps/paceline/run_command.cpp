@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "launch/program.h"
 #include "launch/report.h"
 #include "launch/signal_forwarding.h"
+#include "run_nodes.h"
 #include "run_options.h"
 
 namespace paceline::app {
@@ -85,9 +87,38 @@ std::string heading(const RunOptions& options, const std::string& threads, int c
   } else if (options.bind_to_cores) {
     binding = ", not bound to cores: too few are free";
   }
+  const launch::JobSpec& job = options.job;
+  const std::string node =
+      job.nodes == 1
+          ? ""
+          : fmt::format("node {} of {}, ranks {} to {} of {}: ", job.node, job.nodes,
+                        job.first_rank, job.first_rank + job.processes - 1, job.world_size);
   return fmt::format(
-      "paceline: {}, {} ({}){}{}\n", plural(options.job.processes, "process", "processes"), threads,
+      "paceline: {}{}, {} ({}){}{}\n", node, plural(job.processes, "process", "processes"), threads,
       plural(cores, "core", "cores"), binding, options.deterministic ? ", deterministic" : "");
+}
+
+// How the job ended.
+struct Outcome {
+  int exit_code;
+  int signal;  // that ended it; 0: none did
+};
+
+// On this machine alone. `run` starts the processes once.
+Outcome run_here(launch::JobSpec& spec, const std::function<launch::JobResult()>& run,
+                 launch::NonBlockingWriter& err) {
+  launch::JobResult result = run();
+  err.write(launch::failure_report(result));
+  while (result.exit_code() != 0 && spec.restart < spec.max_restarts) {
+    if (result.signal == 0) result.signal = late_signal(*spec.signals);
+    if (result.signal != 0) break;
+    ++spec.restart;
+    err.write(fmt::format("paceline: starts all processes again, restart {} of {}\n", spec.restart,
+                          spec.max_restarts));
+    result = run();
+    err.write(launch::failure_report(result));
+  }
+  return {result.exit_code(), result.signal};
 }
 
 }  // namespace
@@ -115,40 +146,44 @@ int run_command(const std::vector<std::string>& arguments) {
   spec.writers = {&out, &err};
   std::optional<launch::SignalForwarding> signals(std::in_place, options->signals);
   spec.signals = &*signals;
-  err.write(options->notice + heading(*options, threads, cores));
+  err.write(options->notice);
+  if (!options->nodes) err.write(heading(*options, threads, cores));
   const auto run = [&] {
-    launch::Console console(target(out), target(err), spec.processes,
-                            [=] { return terminal_columns(screen); });
+    if (options->nodes) err.write(heading(*options, threads, cores));
+    if (spec.first_rank != 0) spec.terminal_columns = 0;
+    launch::Console console(
+        target(out), target(err), spec.processes, [=] { return terminal_columns(screen); },
+        spec.first_rank);
     spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
       const bool is_shown = !options->shown_ranks || options->shown_ranks->contains(rank);
       if (is_shown) console.write(rank, stream, bytes);
     };
     launch::JobResult result = launch::run_job(spec);
     console.finish();
-    err.write(launch::failure_report(result));
     return result;
   };
-  launch::JobResult result = run();
-  while (result.exit_code() != 0 && spec.restart < spec.max_restarts) {
-    if (result.signal == 0) result.signal = late_signal(*signals);
-    if (result.signal != 0) break;
-    ++spec.restart;
-    err.write(fmt::format("paceline: starts all processes again, restart {} of {}\n", spec.restart,
-                          spec.max_restarts));
-    result = run();
+  Outcome outcome{0, 0};
+  if (options->nodes) {
+    outcome.exit_code =
+        run_on_nodes(*options->nodes, spec, run, [&](const std::string& text) { err.write(text); });
+    outcome.signal = std::max(0, outcome.exit_code - 128);
+  } else {
+    outcome = run_here(spec, run, err);
   }
-  if (result.signal == 0 && out.pending()) result.signal = late_signal(*signals);
+  if (outcome.signal == 0 && out.pending()) {
+    if (const int signal = late_signal(*signals)) outcome = {128 + signal, signal};
+  }
   signals.reset();  // from here on they end this process
   std::optional<std::chrono::seconds> timeout;
-  if (result.exit_code() != 0) timeout = kOutputTimeoutAfterFailure;
-  if (result.signal != 0) timeout = kOutputTimeoutAfterSignal;
+  if (outcome.exit_code != 0) timeout = kOutputTimeoutAfterFailure;
+  if (outcome.signal != 0) timeout = kOutputTimeoutAfterSignal;
   out.finish(timeout);
   if (out.pending()) {
     err.write(fmt::format("paceline: standard output was not read for {} s; the rest is dropped\n",
                           timeout->count()));
   }
   err.finish(timeout);
-  return result.exit_code();
+  return outcome.exit_code;
 }
 
 }  // namespace paceline::app

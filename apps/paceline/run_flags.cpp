@@ -15,10 +15,9 @@
 namespace paceline::app {
 namespace {
 
-// Flags that torchrun needs, on one machine or at all, and paceline run does not.
-constexpr const char* kWithoutEffect[] = {
-    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf",         "--local-addr",
-    "--logs-specs",   "--start-method",  "--event-log-handler", "--monitor-interval"};
+// Flags that torchrun needs and paceline run does not.
+constexpr const char* kWithoutEffect[] = {"--logs-specs", "--start-method", "--event-log-handler",
+                                          "--monitor-interval"};
 
 void describe(CLI::App& app, RunFlags& flags) {
   app.formatter(std::make_shared<HelpFormatter>("paceline run [flags] PROGRAM [arguments]"));
@@ -40,8 +39,10 @@ void describe(CLI::App& app, RunFlags& flags) {
       "Number of processes (default 1); auto or cpu: one per core;\n"
       "gpu: one per NVIDIA GPU");
   add("--nnodes", flags.nnodes, "N", processes,
-      "Number of machines; only 1 (default) is supported");
-  add("--node-rank", flags.node_rank, "N", processes, "The number of this machine: 0 (default)");
+      "Number of machines (default 1), each of which runs this command;\n"
+      "MIN:MAX with --rdzv-backend c10d: at least and at most so many");
+  add("--node-rank", flags.node_rank, "N", processes,
+      "The number of this machine, from 0 (default)");
   add_flag("--pass-local-rank", flags.pass_local_rank, processes,
            "Append --local_rank=R to the arguments of local rank R's process");
   add_flag("--use-env", flags.use_env, processes, "Do not append it (default)");
@@ -63,11 +64,28 @@ void describe(CLI::App& app, RunFlags& flags) {
   add_flag("--no-python", flags.no_python, program,
            "Start PROGRAM itself, also if its name ends with .py");
   add("--master-addr", flags.master_addr, "HOST", rendezvous,
-      "MASTER_ADDR of the processes (default 127.0.0.1)");
+      "The address of machine 0 in the network; MASTER_ADDR of the processes\n"
+      "(default 127.0.0.1)");
   add("--master-port", flags.master_port, "PORT", rendezvous,
+      "The port there where the machines meet (default 29500); on one machine\n"
       "MASTER_PORT of the processes (default: a free one)");
+  add("--rdzv-backend", flags.rdzv_backend, "NAME", rendezvous,
+      "static (default): machines are numbered by --node-rank; c10d: as they come");
+  add("--rdzv-endpoint", flags.rdzv_endpoint, "HOST[:PORT]", rendezvous,
+      "Where the machines meet (default: --master-addr and --master-port;\n"
+      "the default port of c10d is 29400)");
+  add("--rdzv-conf", flags.rdzv_conf, "KEY=VALUE,...", rendezvous,
+      "join_timeout: seconds for all machines to come (default 600);\n"
+      "last_call_timeout: seconds for more than MIN to come (default 30);\n"
+      "is_host: 1 if this machine is the endpoint (default: if it has the address)");
   add("--rdzv-id", flags.run_id, "NAME", rendezvous,
-      "TORCHELASTIC_RUN_ID of the processes (default: a random one)");
+      "Name of the job, TORCHELASTIC_RUN_ID of the processes\n"
+      "(default: a random one; none with several machines)");
+  add("--local-addr", flags.local_addr, "HOST", rendezvous,
+      "MASTER_ADDR of the processes if this is machine 0 (default: the endpoint's)");
+  add("--secret-file", flags.secret_file, "FILE", rendezvous,
+      "File with a secret of at least 16 bytes, the same on all machines, without\n"
+      "which none can join (default: the variable PACELINE_SECRET)");
   add_flag("--standalone", flags.standalone, rendezvous, "This machine only (default)");
   add("--max-restarts", flags.max_restarts, "N", stopping,
       "How often all processes are started again after a failure (default 0)");
@@ -97,7 +115,9 @@ void describe(CLI::App& app, RunFlags& flags) {
       "it.\n"
       "\n"
       "Example:\n"
-      "  paceline run --nproc-per-node 2 ./train --epochs 5");
+      "  paceline run --nproc-per-node 2 ./train --epochs 5\n"
+      "On each of two machines, with --node-rank 0 on the one at 10.0.0.1 and 1 on the other:\n"
+      "  paceline run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc-per-node 2 ./train");
 }
 
 // The name that CLI11 knows: "--nproc_per_node=2" is "--nproc-per-node=2".
@@ -188,7 +208,7 @@ void add_variables(const CLI::App& app, SplitArguments& parts, RunFlags& flags) 
 
 std::optional<std::vector<std::string>> parse_run_flags(const std::vector<std::string>& arguments,
                                                         RunFlags& flags, std::string& help) {
-  CLI::App app("Starts a program as several processes on this machine.");
+  CLI::App app("Starts a program as several processes, on this machine or on several.");
   describe(app, flags);
   SplitArguments parts = split(app, arguments);
   check_unsupported();

@@ -13,6 +13,11 @@ struct RunFlags {
   std::string nproc_per_node = "1";
   std::string nnodes = "1:1";
   std::string node_rank = "0";
+  std::string rdzv_backend = "static";
+  std::optional<std::string> rdzv_endpoint;
+  std::optional<std::string> rdzv_conf;
+  std::optional<std::string> local_addr;
+  std::optional<std::string> secret_file;
   bool module = false;
   bool no_python = false;
   bool use_env = false;

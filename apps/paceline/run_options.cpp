@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -16,28 +15,12 @@
 
 #include "base/malloc_thresholds.h"
 #include "launch/signal_names.h"
+#include "parse_value.h"
 #include "run_flags.h"
+#include "run_nodes.h"
 
 namespace paceline::app {
 namespace {
-
-template <typename Number>
-std::optional<Number> parse_number(std::string_view text, Number low, Number high) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && value >= low && value <= high ? std::optional(value) : std::nullopt;
-}
-
-std::vector<std::string> split_at_commas(const std::string& text) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
 
 // As many as CUDA_VISIBLE_DEVICES names, of which CUDA takes those before an invalid one; if it is
 // not set, as many as the driver shows.
@@ -68,21 +51,6 @@ int parse_processes(const std::string& text, int cores) {
   throw UsageError(
       fmt::format("--nproc-per-node {}: expected a number from 1 to {}, auto, cpu or gpu", text,
                   launch::kMaxProcesses));
-}
-
-int parse_integer(const char* flag, const std::string& text, int low, int high) {
-  const auto value = parse_number(text, low, high);
-  if (value) return *value;
-  throw UsageError(fmt::format("{} {}: expected a number from {} to {}", flag, text, low, high));
-}
-
-std::chrono::milliseconds parse_seconds(const char* flag, const std::string& text) {
-  constexpr double kDay = 86400;
-  const auto seconds = parse_number(text, 0.0, kDay);
-  if (!seconds) {
-    throw UsageError(fmt::format("{} {}: expected 0 to {} seconds", flag, text, kDay));
-  }
-  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
 // By their names.
@@ -131,19 +99,6 @@ std::map<std::string, std::string> deterministic_variables() {
   return variables;
 }
 
-void check_one_machine(const RunFlags& flags) {
-  if (flags.nnodes != "1" && flags.nnodes != "1:1") {
-    throw UsageError(
-        fmt::format("--nnodes {}: paceline run starts processes on this machine only; leave the "
-                    "flag out",
-                    flags.nnodes));
-  }
-  if (flags.node_rank != "0") {
-    throw UsageError(
-        fmt::format("--node-rank {}: there is one machine, number 0", flags.node_rank));
-  }
-}
-
 // What to start, in place of torchrun's Python script or module.
 std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::string> command) {
   if (command.empty())
@@ -160,7 +115,6 @@ std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::st
 }
 
 launch::JobSpec make_spec(const RunFlags& flags, int cores) {
-  check_one_machine(flags);
   if (flags.use_env && flags.pass_local_rank)
     throw UsageError("--use-env and --pass-local-rank cannot be combined");
   launch::JobSpec spec;
@@ -170,7 +124,7 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   if (flags.deterministic) spec.environment.merge(deterministic_variables());
   if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
   spec.role = flags.role;
-  spec.run_id = flags.run_id ? *flags.run_id : launch::random_run_id();  // also after restarts
+  spec.run_id = flags.run_id.value_or(launch::random_run_id());  // also after restarts
   spec.max_restarts = parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
   spec.master_addr = flags.master_addr;
   if (flags.master_port) {
@@ -189,12 +143,8 @@ RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::strin
   if (flags.local_ranks) {
     options.shown_ranks = parse_ranks(*flags.local_ranks, options.job.processes);
   }
-  if (!flags.without_effect.empty()) {
-    options.notice = fmt::format(
-        "paceline: without effect, as the processes are on one machine "
-        "and have no agent: {}\n",
-        fmt::join(flags.without_effect, ", "));
-  }
+  options.nodes = make_session_options(flags, options.job);
+  options.notice = describe_without_effect(flags, options.nodes.has_value());
   options.job.command = make_command(flags, std::move(command));
   return options;
 }

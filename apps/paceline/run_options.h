@@ -6,14 +6,16 @@
 #include <vector>
 
 #include "launch/job.h"
+#include "nodes/node_session.h"
 
 namespace paceline::app {
 
 struct RunOptions {
   launch::JobSpec job;
   bool bind_to_cores = false;
-  bool deterministic = false;  // job.environment has what it sets
-  // The ranks whose output is shown; unset: all.
+  bool deterministic = false;                    // job.environment has what it sets
+  std::optional<nodes::SessionOptions> nodes{};  // of a job on several machines
+  // The local ranks whose output is shown; unset: all.
   std::optional<std::set<int>> shown_ranks{};
   std::vector<int> signals{};  // to be passed on
   std::string notice{};        // about flags that cannot apply: a line, or empty

@@ -1,0 +1,205 @@
+#include "run_nodes.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <paceline/error.h>
+#include <paceline/version.h>
+
+#include "parse_value.h"
+
+namespace paceline::app {
+namespace {
+
+constexpr int kStaticPort = 29500;
+constexpr int kDynamicPort = 29400;
+constexpr int kMaxNodes = 4096;
+constexpr std::size_t kMinSecret = 16;
+
+std::pair<int, int> parse_nnodes(const std::string& text) {
+  const std::size_t colon = text.find(':');
+  const auto min = parse_number(text.substr(0, colon), 1, kMaxNodes);
+  const auto max = colon == text.npos ? min : parse_number(text.substr(colon + 1), 1, kMaxNodes);
+  if (min && max && *min <= *max) return {*min, *max};
+  throw UsageError(fmt::format(
+      "--nnodes {}: expected a number from 1 to {}, or MIN:MAX, such as 2:4", text, kMaxNodes));
+}
+
+// HOST, HOST:PORT, [IPV6] or [IPV6]:PORT.
+std::pair<std::string, int> parse_endpoint(const std::string& text, int default_port) {
+  const std::size_t bracket = text.starts_with('[') ? text.find(']') : text.npos;
+  const std::size_t colon = text.find(':', bracket == text.npos ? 0 : bracket);
+  std::string host = bracket == text.npos ? text.substr(0, colon) : text.substr(1, bracket - 1);
+  const auto port = colon == text.npos ? std::optional(default_port)
+                                       : parse_number(text.substr(colon + 1), 1, 65535);
+  const bool ends_host = bracket == text.npos || bracket + 1 == std::min(colon, text.size());
+  if (!host.empty() && port && ends_host) return {std::move(host), *port};
+  throw UsageError(fmt::format(
+      "--rdzv-endpoint {}: expected HOST or HOST:PORT, such as 10.0.0.1:{} or [fd00::1]:{}", text,
+      default_port, default_port));
+}
+
+// The keys of torchrun's that mean something here.
+void apply_conf(const std::string& text, nodes::SessionOptions& options,
+                std::vector<std::string>& without_effect) {
+  for (const std::string& entry : split_at_commas(text)) {
+    const std::size_t equals = entry.find('=');
+    if (equals == entry.npos || equals == 0) {
+      throw UsageError(fmt::format("--rdzv-conf {}: '{}' is not KEY=VALUE", text, entry));
+    }
+    const std::string key = entry.substr(0, equals);
+    const std::string value = entry.substr(equals + 1);
+    const std::string flag = fmt::format("--rdzv-conf {}:", key);
+    if (key == "join_timeout" || key == "timeout") {
+      options.rules.join_timeout = parse_seconds(flag, value);
+    } else if (key == "last_call_timeout") {
+      options.rules.last_call = parse_seconds(flag, value);
+    } else if (key == "is_host") {
+      const bool no = value == "0" || value == "false" || value == "False";
+      if (!no && value != "1" && value != "true" && value != "True") {
+        throw UsageError(fmt::format("{} {}: expected 0 or 1", flag, value));
+      }
+      options.coordinates = !no;
+    } else {
+      without_effect.push_back(fmt::format("{} of --rdzv-conf", key));
+    }
+  }
+}
+
+std::string read_secret(const RunFlags& flags) {
+  std::string secret;
+  std::string source = "PACELINE_SECRET";
+  if (flags.secret_file) {
+    std::ifstream file(*flags.secret_file, std::ios::binary);
+    if (!file)
+      throw UsageError(fmt::format("--secret-file {}: cannot read it", *flags.secret_file));
+    secret.assign(std::istreambuf_iterator<char>(file), {});
+    source = fmt::format("--secret-file {}", *flags.secret_file);
+  } else if (const char* const value = std::getenv("PACELINE_SECRET"); value != nullptr) {
+    secret = value;
+  }
+  // An editor or `echo` ends the file's last line.
+  while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+  if (secret.size() >= kMinSecret || (secret.empty() && !flags.secret_file)) return secret;
+  throw UsageError(
+      fmt::format("{}: the secret has {} bytes; expected at least {}, such as `openssl "
+                  "rand -hex 16` prints",
+                  source, secret.size(), kMinSecret));
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+void apply(const nodes::Start& start, launch::JobSpec& spec) {
+  spec.nodes = start.nodes;
+  spec.node = start.node;
+  spec.first_rank = start.first_rank;
+  spec.world_size = start.world_size;
+  spec.restart = start.restart;
+  spec.run_id = start.job;
+  spec.master_addr = start.master_addr;
+  spec.master_port = start.master_port;
+}
+
+}  // namespace
+
+std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
+                                                          const launch::JobSpec& job) {
+  const auto [min, max] = parse_nnodes(flags.nnodes);
+  const bool is_static = flags.rdzv_backend == "static";
+  if (!is_static && flags.rdzv_backend != "c10d") {
+    throw UsageError(fmt::format("--rdzv-backend {}: expected static or c10d", flags.rdzv_backend));
+  }
+  const int node = parse_integer("--node-rank", flags.node_rank, 0, max - 1);
+  if (max == 1) return std::nullopt;
+  if (flags.standalone) {
+    throw UsageError(
+        fmt::format("--standalone means one machine, and --nnodes {} several", flags.nnodes));
+  }
+  if (is_static && min != max) {
+    throw UsageError(
+        fmt::format("--nnodes {}: a number of machines that may vary needs "
+                    "--rdzv-backend c10d and --rdzv-endpoint",
+                    flags.nnodes));
+  }
+  if (!is_static && !flags.rdzv_endpoint) {
+    throw UsageError(
+        "--rdzv-backend c10d needs --rdzv-endpoint HOST:PORT, the same on all machines");
+  }
+  nodes::SessionOptions options;
+  if (flags.rdzv_endpoint) {
+    std::tie(options.host, options.port) =
+        parse_endpoint(*flags.rdzv_endpoint, is_static ? kStaticPort : kDynamicPort);
+  } else {
+    options.host = flags.master_addr;
+    options.port = flags.master_port ? job.master_port : kStaticPort;
+  }
+  options.rules = {.min_nodes = min,
+                   .max_nodes = max,
+                   .numbered = is_static,
+                   .job = flags.run_id.value_or("none"),
+                   .max_restarts = job.max_restarts,
+                   .master_addr = flags.local_addr.value_or("")};
+  options.join = {.version = kVersion,
+                  .job = options.rules.job,
+                  .host = host_name(),
+                  .processes = job.processes};
+  if (is_static) options.join.node = node;
+  std::vector<std::string> ignored;
+  if (flags.rdzv_conf) apply_conf(*flags.rdzv_conf, options, ignored);
+  if (is_static) options.coordinates = node == 0;
+  const std::string secret = read_secret(flags);
+  options.has_secret = !secret.empty();
+  options.key = net::make_key(secret);
+  return options;
+}
+
+std::string describe_without_effect(const RunFlags& flags, bool several_machines) {
+  std::vector<std::string> names = flags.without_effect;
+  if (several_machines) {
+    nodes::SessionOptions ignored;
+    if (flags.rdzv_conf) apply_conf(*flags.rdzv_conf, ignored, names);
+  } else {
+    if (flags.rdzv_backend != "static") names.emplace_back("--rdzv-backend");
+    if (flags.rdzv_endpoint) names.emplace_back("--rdzv-endpoint");
+    if (flags.rdzv_conf) names.emplace_back("--rdzv-conf");
+    if (flags.local_addr) names.emplace_back("--local-addr");
+    if (flags.secret_file) names.emplace_back("--secret-file");
+  }
+  if (names.empty()) return "";
+  return fmt::format("paceline: without effect here: {}\n", fmt::join(names, ", "));
+}
+
+int run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
+                 const std::function<launch::JobResult()>& run,
+                 const std::function<void(const std::string&)>& print) {
+  nodes::NodeSession session(options, spec.signals, print);
+  spec.other_nodes = &session;
+  while (const auto start = session.await_start()) {
+    apply(*start, spec);
+    nodes::Result result;
+    try {
+      result.ranks = run().ranks;
+    } catch (const std::exception& error) {
+      result.problem = fmt::format("could not run its processes: {}", error.what());
+    }
+    const nodes::Verdict verdict = session.await_verdict(result);
+    print(verdict.report);
+    if (!verdict.restarts) return verdict.exit_code;
+  }
+  print(session.verdict().report);
+  return session.verdict().exit_code;
+}
+
+}  // namespace paceline::app

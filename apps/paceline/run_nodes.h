@@ -1,0 +1,26 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "launch/job.h"
+#include "nodes/node_session.h"
+#include "run_flags.h"
+
+namespace paceline::app {
+
+// What the flags say about a job on several machines; nullopt if it has one. Throws UsageError.
+std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
+                                                          const launch::JobSpec& job);
+
+// A line about flags that were given and cannot apply, or nothing.
+std::string describe_without_effect(const RunFlags& flags, bool several_machines);
+
+// Runs this machine's part of the job by `run`, which starts spec's processes and waits for them,
+// and does so again if the job restarts. Returns the job's exit code. Throws Error.
+int run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
+                 const std::function<launch::JobResult()>& run,
+                 const std::function<void(const std::string&)>& print);
+
+}  // namespace paceline::app

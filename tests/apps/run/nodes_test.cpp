@@ -1,0 +1,258 @@
+// Several real launchers on this machine, as if each were a machine of its own, with small shell
+// programs as workers.
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "launcher.h"
+#include "net/listener.h"
+
+namespace paceline {
+namespace {
+
+using test::ChildProcess;
+using test::eventually;
+using test::Launcher;
+using test::pid_after;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Nodes : public Launcher {
+ protected:
+  std::vector<std::string> endpoint() const {
+    return {"--master-addr", "127.0.0.1", "--master-port", std::to_string(port_.port())};
+  }
+
+  // Node `node` of `nodes`, with 2 - node processes.
+  ChildProcess start(int node, int nodes, const std::string& script,
+                     std::vector<std::string> flags = {}, Environment environment = {}) {
+    const auto where = endpoint();
+    flags.insert(flags.end(), where.begin(), where.end());
+    flags.insert(flags.end(),
+                 {"--nnodes", std::to_string(nodes), "--node-rank", std::to_string(node)});
+    return run(2 - node, script, flags, std::move(environment));
+  }
+
+  net::PortReservation port_{base::resolve("127.0.0.1", 0).front()};
+};
+
+TEST_F(Nodes, RanksHaveTorchrunsVariables) {
+  const std::string show =
+      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE "
+      "$ROLE_RANK/$ROLE_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RUN_ID $PACELINE_STORE_FD.; "
+      "echo port=$MASTER_PORT";
+  auto second = start(1, 2, show);
+  auto first = start(0, 2, show);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(first.out(), AllOf(HasSubstr("[rank0]: 0/3 0/2 0/2 0/3 127.0.0.1 none .\n"),
+                                 HasSubstr("[rank1]: 1/3 1/2 0/2 1/3 127.0.0.1 none .\n")));
+  EXPECT_THAT(second.out(), HasSubstr("[rank2]: 2/3 0/1 1/2 2/3 127.0.0.1 none .\n"));
+  const int port = pid_after(second.out(), "port");
+  EXPECT_NE(port, port_.port());
+  EXPECT_THAT(first.out(), HasSubstr("port=" + std::to_string(port) + "\n"));
+  EXPECT_THAT(second.err(), HasSubstr("paceline: node 1 of 2, ranks 2 to 2 of 3: 1 process"));
+}
+
+TEST_F(Nodes, AllLaunchersReportTheFirstFailure) {
+  const std::string script = "test $RANK = 2 && { echo last words; exit 7; }; exec sleep 1000";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  for (auto* const one : {&first, &second}) {
+    EXPECT_EQ(one->wait(), 7) << one->err();
+    EXPECT_THAT(one->err(), AllOf(HasSubstr("paceline: rank 2 on node 1 ("),
+                                  HasSubstr(") failed first: exited with code 7\n"
+                                            "  last lines of rank 2:\n"
+                                            "    | last words\n"
+                                            "  ranks 0, 1: stopped by SIGTERM\n")));
+  }
+}
+
+TEST_F(Nodes, ARankOfAnotherNodeIsBlamed) {
+  const std::string script = R"(
+    if [ $RANK = 0 ]; then
+      printf '{"message": {"message": "lost", "extraInfo": {"blamed_ranks": [2]}}}' \
+        > $TORCHELASTIC_ERROR_FILE
+      exit 1
+    fi
+    if [ $RANK = 2 ]; then exit 0; fi
+    exec sleep 1000)";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  EXPECT_EQ(first.wait(), 1) << first.err();
+  EXPECT_EQ(second.wait(), 1) << second.err();
+  EXPECT_THAT(second.err(), AllOf(HasSubstr("paceline: rank 2 on node 1 ("),
+                                  HasSubstr(") ended early: exited with code 0 while other ranks "
+                                            "needed it\n"),
+                                  HasSubstr("  rank 0: exited with code 1: lost\n")));
+}
+
+TEST_F(Nodes, AKilledLauncherIsNamed) {
+  const std::string script = "echo worker$RANK=$$; exec sleep 1000";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  for (const char* const worker : {"worker0=", "worker1="}) first.wait_for(worker);
+  second.wait_for("worker2=");
+  second.signal(SIGKILL);
+  EXPECT_EQ(first.wait(), 1) << first.err();
+  EXPECT_THAT(first.err(), AllOf(HasSubstr("paceline: node 1 ("),
+                                 HasSubstr("), rank 2: was lost: it closed the connection"),
+                                 HasSubstr("  ranks 0, 1: stopped by SIGTERM\n")));
+  const pid_t worker = pid_after(second.out(), "worker2");
+  EXPECT_TRUE(eventually([&] { return test::has_ended(worker); }));
+  second.wait();
+}
+
+TEST_F(Nodes, WithoutNode0TheOthersEnd) {
+  const std::string script = "echo worker$RANK=$$; exec sleep 1000";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  second.wait_for("worker2=");
+  first.wait_for("worker0=");
+  first.signal(SIGKILL);
+  EXPECT_EQ(second.wait(), 1) << second.err();
+  EXPECT_THAT(second.err(), HasSubstr("paceline run: lost the launcher of node 0 at 127.0.0.1:"));
+  EXPECT_TRUE(test::has_ended(pid_after(second.out(), "worker2")));
+  first.wait();
+}
+
+TEST_F(Nodes, AJobIsStartedAgainOnAllNodes) {
+  const std::string script =
+      "echo start=$TORCHELASTIC_RESTART_COUNT; "
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 2 ] && exit 3; exec sleep 1000; }";
+  auto first = start(0, 2, script, {"--max-restarts=1"});
+  auto second = start(1, 2, script);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(second.out(), AllOf(HasSubstr("start=0"), HasSubstr("start=1")));
+  EXPECT_THAT(second.err(), HasSubstr("paceline: starts all processes again, restart 1 of 1\n"));
+}
+
+TEST_F(Nodes, ALostNodeIsReplaced) {
+  const std::string script =
+      "echo worker$RANK=$$; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 1000";
+  auto first = start(0, 2, script, {"--max-restarts=1"});
+  auto second = start(1, 2, script);
+  first.wait_for("worker0=");
+  second.wait_for("worker2=");
+  second.signal(SIGKILL);
+  second.wait();
+  first.wait_for("restart 1 of 1");
+  auto replacement = start(1, 2, script);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(replacement.wait(), 0) << replacement.err();
+}
+
+// Two launchers of three go on when one is lost.
+TEST_F(Nodes, AJobGoesOnWithTheNodesThatAreLeft) {
+  const std::string script =
+      "echo size=$WORLD_SIZE; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 1000";
+  const std::vector<std::string> flags{"--nnodes=2:3", "--rdzv-backend=c10d",
+                                       "--rdzv-endpoint=127.0.0.1:" + std::to_string(port_.port()),
+                                       "--rdzv-conf=last_call_timeout=0.2", "--max-restarts=1"};
+  auto first = run(1, script, flags);
+  first.wait_for("waits for 2 to 3 nodes");
+  auto second = run(1, script, flags);
+  auto third = run(1, script, flags);
+  for (auto* const one : {&first, &second, &third}) one->wait_for("size=3");
+  third.signal(SIGKILL);
+  third.wait();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(first.out(), HasSubstr("size=2\n"));
+  EXPECT_THAT(second.err(), HasSubstr("was lost"));
+}
+
+TEST_F(Nodes, ASignalEndsTheWholeJob) {
+  const std::string script =
+      "trap 'echo saved; exit 0' INT; echo worker=$$; while :; do sleep 0.01; done";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  first.wait_for("worker=");
+  second.wait_for("worker=");
+  second.signal(SIGINT);
+  for (auto* const one : {&first, &second}) {
+    EXPECT_EQ(one->wait(), 128 + SIGINT) << one->err();
+    EXPECT_THAT(one->out(), HasSubstr("saved"));
+    EXPECT_THAT(one->err(), HasSubstr("paceline: stopped by SIGINT\n"));
+  }
+}
+
+TEST_F(Nodes, ASignalEndsTheWaitForOtherNodes) {
+  auto first = start(0, 2, "true");
+  first.wait_for("waits for 2 nodes");
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 128 + SIGTERM) << first.err();
+  auto second = start(1, 2, "true");
+  second.wait_for("joins the job");
+  second.signal(SIGTERM);
+  EXPECT_EQ(second.wait(), 128 + SIGTERM) << second.err();
+}
+
+TEST_F(Nodes, OnlyNodesWithTheSecretTakePart) {
+  std::ofstream(temporary_.path() / "secret") << "0123456789abcdef\n";
+  const std::string file = (temporary_.path() / "secret").string();
+  auto first = start(0, 2, "true", {"--secret-file", file});
+  auto other = start(1, 2, "true", {}, {{"PACELINE_SECRET", "0123456789abcdeX"}});
+  EXPECT_EQ(other.wait(), 1);
+  EXPECT_THAT(other.err(), HasSubstr("its secret is another one"));
+  auto without = start(1, 2, "true");
+  EXPECT_EQ(without.wait(), 1);
+  EXPECT_THAT(without.err(), HasSubstr("its secret is another one"));
+  auto second = start(1, 2, "true", {}, {{"PACELINE_SECRET", "0123456789abcdef"}});
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_THAT(first.err(), Not(HasSubstr("can join")));
+  std::filesystem::remove(file);
+}
+
+TEST_F(Nodes, WrongFlagsAreRefused) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"--nnodes=0"}, "--nnodes 0: expected a number from 1 to 4096, or MIN:MAX"},
+      {{"--nnodes=4:2"}, "--nnodes 4:2: expected"},
+      {{"--nnodes=two"}, "--nnodes two: expected"},
+      {{"--nnodes=1:2"}, "needs --rdzv-backend c10d and --rdzv-endpoint"},
+      {{"--nnodes=2", "--node-rank=2"}, "--node-rank 2: expected a number from 0 to 1"},
+      {{"--node-rank=1"}, "--node-rank 1: expected a number from 0 to 0"},
+      {{"--nnodes=2", "--rdzv-backend=c10d"}, "needs --rdzv-endpoint HOST:PORT"},
+      {{"--nnodes=2", "--rdzv-backend=etcd"}, "--rdzv-backend etcd: expected static or c10d"},
+      {{"--nnodes=2", "--rdzv-endpoint=host:port"}, "--rdzv-endpoint host:port: expected HOST"},
+      {{"--nnodes=2", "--rdzv-endpoint=[::1]5"}, "--rdzv-endpoint [::1]5: expected HOST"},
+      {{"--nnodes=2", "--rdzv-conf=join_timeout"}, "'join_timeout' is not KEY=VALUE"},
+      {{"--nnodes=2", "--rdzv-conf=join_timeout=soon"}, "join_timeout: soon: expected 0 to"},
+      {{"--nnodes=2", "--rdzv-conf=is_host=2"}, "is_host: 2: expected 0 or 1"},
+      {{"--nnodes=2", "--standalone"}, "--standalone means one machine, and --nnodes 2 several"},
+      {{"--nnodes=2", "--secret-file=/no/file"}, "--secret-file /no/file: cannot read it"},
+      {{"--nnodes=2", "--secret-file=/dev/null"}, "the secret has 0 bytes; expected at least 16"},
+      {{"--nnodes=2", "--master-addr=no-such-host.invalid"}, "cannot resolve no-such-host.invalid"},
+  };
+  for (const auto& [flags, message] : cases) {
+    auto job = run(1, "true", flags);
+    EXPECT_EQ(job.wait(), 2) << message;
+    EXPECT_THAT(job.err(), HasSubstr(message));
+  }
+  ChildProcess secret({PACELINE_COMMAND, "run", "--nnodes=2", "true"},
+                      {{"PACELINE_SECRET", "short"}});
+  EXPECT_EQ(secret.wait(), 2);
+  EXPECT_THAT(secret.err(), HasSubstr("PACELINE_SECRET: the secret has 5 bytes"));
+}
+
+TEST_F(Nodes, ATakenPortIsNamed) {
+  const net::Listener other(base::resolve("127.0.0.1", port_.port()).front());
+  auto job = start(0, 2, "true");
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.err(), HasSubstr("EADDRINUSE); is another job using the port?"));
+}
+
+TEST_F(Nodes, AJobThatNeverFillsEnds) {
+  auto job = start(0, 2, "true", {"--rdzv-conf=join_timeout=0.2"});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.err(), AllOf(HasSubstr("paceline: only 1 of 2 nodes has come ("),
+                               HasSubstr("), not node 1 within 0.2 s\n")));
+}
+
+}  // namespace
+}  // namespace paceline
