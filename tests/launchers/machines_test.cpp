@@ -1,0 +1,113 @@
+// Jobs on several machines: the real `paceline`, and a program that trains over Gloo.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <deque>
+
+#include "launchers/trained.h"
+#include "support/machines.h"
+
+namespace paceline {
+namespace {
+
+using test::ChildProcess;
+using test::Machines;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr const char* kWaits = "echo rank=$RANK; exec sleep 1000";
+
+class SeveralMachines : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = Machines::why_not(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  // One launcher on each of the first `count` machines, numbered.
+  static std::deque<ChildProcess> start(const Machines& machines, int count, int ranks,
+                                        const std::vector<std::string>& program,
+                                        const std::vector<std::string>& flags = {}) {
+    std::deque<ChildProcess> launchers;
+    for (int machine = 0; machine < count; ++machine) {
+      std::vector<std::string> command{PACELINE_COMMAND,
+                                       "run",
+                                       fmt::format("--nnodes={}", count),
+                                       fmt::format("--node-rank={}", machine),
+                                       fmt::format("--nproc-per-node={}", ranks),
+                                       "--master-addr=" + Machines::address(0)};
+      command.insert(command.end(), flags.begin(), flags.end());
+      command.insert(command.end(), program.begin(), program.end());
+      launchers.emplace_back(machines.on(machine, command));
+    }
+    return launchers;
+  }
+};
+
+TEST_F(SeveralMachines, TrainToTheResultOfOneProcess) {
+  for (const auto& [count, ranks] : {std::pair{2, 1}, {2, 3}, {3, 2}, {4, 4}}) {
+    const Machines machines(count);
+    auto launchers = start(machines, count, ranks, {TRAIN_PROGRAM, "gloo"});
+    for (auto& launcher : launchers) EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+    test::expect_trained(launchers.front().out(), count * ranks);
+  }
+}
+
+TEST_F(SeveralMachines, NameTheOneThatCannotBeReached) {
+  const Machines machines(3);
+  auto launchers = start(machines, 3, 2, {"sh", "-c", kWaits});
+  for (std::size_t i = 0; i < launchers.size(); ++i) {
+    launchers[i].wait_for(fmt::format("rank={}", 2 * i));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  machines.cut(1);
+  for (const std::size_t other : {0, 2}) {
+    EXPECT_EQ(launchers[other].wait(), 1) << launchers[other].err();
+    EXPECT_THAT(
+        launchers[other].err(),
+        AllOf(HasSubstr("paceline: node 1 (machine1), ranks 2 to 3: was lost: its machine has "
+                        "not answered for 8 s\n"),
+              HasSubstr("stopped by SIGTERM")));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_EQ(launchers[1].wait(), 1) << launchers[1].err();
+  EXPECT_THAT(launchers[1].err(), HasSubstr("lost the launcher of node 0 at 10.77.0.1:29500"));
+}
+
+// The last machine's launcher is killed; the others train on without it.
+TEST_F(SeveralMachines, TrainOnWithThoseThatAreLeft) {
+  const Machines machines(3);
+  const std::string script =
+      fmt::format("{} ; exec {} gloo",
+                  "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo rank=$RANK; "
+                  "exec sleep 1000; fi",
+                  TRAIN_PROGRAM);
+  auto launchers =
+      start(machines, 3, 2, {"sh", "-c", script},
+            {"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Machines::address(0),
+             "--max-restarts=1", "--rdzv-conf=last_call_timeout=1"});
+  for (auto& launcher : launchers) launcher.wait_for("rank=");
+  launchers[2].signal(SIGKILL);
+  launchers[2].wait();
+  for (const std::size_t other : {0, 1}) {
+    EXPECT_EQ(launchers[other].wait(), 0) << launchers[other].err();
+    EXPECT_THAT(launchers[other].err(), HasSubstr("(machine2), ranks "));
+  }
+  test::expect_trained(launchers[0].out(), 4);
+}
+
+// Until it reaches other machines, the default backend says which ranks are where.
+TEST_F(SeveralMachines, TheDefaultBackendNamesTheRanksOfEachMachine) {
+  const Machines machines(2);
+  auto launchers = start(machines, 2, 2, {TRAIN_PROGRAM});
+  for (auto& launcher : launchers) {
+    EXPECT_EQ(launcher.wait(), 1) << launcher.err();
+    EXPECT_THAT(launcher.err(),
+                AllOf(HasSubstr("ranks 0 and 1 on node 0 (machine0), ranks 2 and 3 on "
+                                "node 1 (machine1)"),
+                      HasSubstr("Use the backend gloo")));
+  }
+}
+
+}  // namespace
+}  // namespace paceline

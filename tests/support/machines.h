@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support/child_process.h"
+
+namespace paceline::test {
+
+// Machines made of network namespaces, each with an interface on one switch and a host name of its
+// own. They share everything else. Takes iproute2 and the rights of root.
+class Machines {
+ public:
+  // Why there can be none here; empty if there can.
+  static std::string why_not();
+
+  explicit Machines(int count);
+  Machines(const Machines&) = delete;
+  Machines& operator=(const Machines&) = delete;
+  ~Machines();
+
+  // The address of a machine in the network that they share.
+  static std::string address(int machine);
+  // `command` as it runs there.
+  std::vector<std::string> on(int machine, const std::vector<std::string>& command) const;
+  // Nothing reaches the machine any more, and it is told nothing about that.
+  void cut(int machine) const;
+
+ private:
+  std::string name(int machine) const;
+
+  int count_;
+};
+
+}  // namespace paceline::test
