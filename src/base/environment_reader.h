@@ -4,7 +4,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/launcher.h"
@@ -27,9 +26,6 @@ class EnvironmentReader {
  private:
   const Getenv& getenv_;
 };
-
-int parse_integer(const char* name, std::string_view text, int low,
-                  int high = std::numeric_limits<int>::max());
 
 // Throws UsageError if both values are known and the first is not less.
 void check_below(const char* name, std::optional<int> value, const char* bound_name,

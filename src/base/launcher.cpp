@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/environment_reader.h"
+#include "base/parse.h"
 
 namespace paceline::base {
 namespace {

@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
+#include <string>
 
 #include <paceline/tune_malloc.h>
 
@@ -19,6 +21,7 @@
 #include "base/environment.h"
 #include "base/errno_error.h"
 #include "base/log.h"
+#include "base/parse.h"
 #include "base/unique_fd.h"
 #include "support/temporary_directory.h"
 
@@ -206,6 +209,32 @@ long faults_of_using(std::size_t bytes) {
   asm volatile("" : : "r"(memory) : "memory");  // else the compiler omits all of it
   std::free(memory);
   return faults() - before;
+}
+
+TEST(Parse, CutsAtCommas) {
+  EXPECT_THAT(split_at_commas("a,,b c,"), ElementsAre("a", "", "b c", ""));
+  EXPECT_THAT(split_at_commas("a"), ElementsAre("a"));
+  EXPECT_THAT(split_at_commas(""), ElementsAre(""));
+}
+
+TEST(Parse, TakesWholeNumbersWithinTheirLimits) {
+  EXPECT_EQ(parse_number("7", 0, 7), 7);
+  EXPECT_EQ(parse_number("0.5", 0.0, 1.0), 0.5);
+  for (const char* const text : {"", "8", "-1", "7 ", " 7", "7x", "0x7", "+7", "99999999999"}) {
+    EXPECT_EQ(parse_number(text, 0, 7), std::nullopt) << text;
+  }
+  EXPECT_EQ(parse_number("nan", 0.0, 1.0), std::nullopt);
+  EXPECT_EQ(parse_integer("N", "-3", -5), -3);
+  const auto refusal = [](auto&& parse) -> std::string {
+    try {
+      parse();
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  EXPECT_EQ(refusal([] { parse_integer("--n", "", 1, 9); }), "--n= is not an integer from 1 to 9");
+  EXPECT_EQ(refusal([] { parse_integer("N", "0", 1); }), "N=0 is not an integer of at least 1");
 }
 
 TEST(TuneMalloc, KeepsLargeBlocksForTheNextUse) {
