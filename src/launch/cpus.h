@@ -12,6 +12,8 @@ struct Cpu {
   int package;
   int node;  // of memory (NUMA)
   int core;  // the lowest number among its hyper-threads
+  // The lowest number among the CPUs with the same last-level cache; -1: not described.
+  int cache = -1;
 
   bool operator==(const Cpu&) const = default;
 };
@@ -28,5 +30,21 @@ std::vector<Cpu> read_cpus(const std::vector<int>& numbers,
 // and on one package and node where that is possible. Otherwise each gets one CPU, and ranks share
 // physical cores only where none is free.
 std::vector<std::vector<int>> assign_cpus(const std::vector<Cpu>& cpus, int ranks);
+
+// Where torchrun's --numa-binding keeps a rank: on a NUMA node, a package, cores of its own on a
+// node, or the cores of a last-level cache.
+enum class NumaBinding { node, socket, exclusive, core_complex };
+
+struct NumaCpus {
+  std::vector<std::vector<int>> cpus;  // of each rank
+  int domains = 0;                     // nodes, packages or caches that were dealt out
+};
+
+// CPUs for each of `ranks` ranks, at least 1, in the order of ranks. The domains are dealt out
+// evenly: ranks that follow each other share one, or each has one to itself.
+//
+// Throws UsageError if a node has fewer physical cores than ranks that are to have cores of their
+// own there, or if there are no CPUs.
+NumaCpus bind_to_numa(const std::vector<Cpu>& cpus, int ranks, NumaBinding binding);
 
 }  // namespace paceline::launch

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include <paceline/error.h>
+
 #include "launch/core_binding.h"
 #include "launch/cpus.h"
 #include "launch/held_cpus.h"
@@ -13,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 using Assigned = std::vector<std::vector<int>>;
 
@@ -91,6 +94,81 @@ TEST(AssignCpus, GivesAllRanksTheSameNumber) {
   EXPECT_EQ(assign_cpus(cpus, 2), (Assigned{{0}, {1}}));
 }
 
+// Two packages of two nodes with two caches each; four cores share a cache. The second threads of
+// the cores have the numbers from 32 on.
+std::vector<Cpu> large_machine() {
+  std::vector<Cpu> cpus;
+  for (int number = 0; number < 64; ++number) {
+    const int core = number % 32;
+    cpus.push_back({number, core / 16, core / 8, core, core / 4 * 4});
+  }
+  return cpus;
+}
+
+// The CPUs of `size` cores from `first` on.
+std::vector<int> cores_of_large(int first, int size) {
+  std::vector<int> cpus;
+  for (const int thread : {0, 32}) {
+    for (int core = first; core < first + size; ++core) cpus.push_back(core + thread);
+  }
+  return cpus;
+}
+
+TEST(BindToNuma, DealsTheDomainsOutEvenly) {
+  const auto cpus = large_machine();
+  const auto nodes = bind_to_numa(cpus, 8, NumaBinding::node);
+  EXPECT_EQ(nodes.domains, 4);
+  ASSERT_EQ(nodes.cpus.size(), 8U);
+  for (int rank = 0; rank < 8; ++rank) {
+    EXPECT_EQ(nodes.cpus[static_cast<std::size_t>(rank)], cores_of_large(rank / 2 * 8, 8)) << rank;
+  }
+  const auto sockets = bind_to_numa(cpus, 3, NumaBinding::socket);
+  EXPECT_EQ(sockets.domains, 2);
+  EXPECT_EQ(sockets.cpus,
+            (Assigned{cores_of_large(0, 16), cores_of_large(0, 16), cores_of_large(16, 16)}));
+  const auto caches = bind_to_numa(cpus, 8, NumaBinding::core_complex);
+  EXPECT_EQ(caches.domains, 8);
+  for (int rank = 0; rank < 8; ++rank) {
+    EXPECT_EQ(caches.cpus[static_cast<std::size_t>(rank)], cores_of_large(rank * 4, 4)) << rank;
+  }
+}
+
+TEST(BindToNuma, SpreadsFewRanksOverTheMachine) {
+  EXPECT_EQ(bind_to_numa(large_machine(), 2, NumaBinding::node).cpus,
+            (Assigned{cores_of_large(0, 8), cores_of_large(16, 8)}));
+  EXPECT_EQ(bind_to_numa(large_machine(), 1, NumaBinding::socket).cpus,
+            (Assigned{cores_of_large(0, 16)}));
+}
+
+TEST(BindToNuma, ExclusiveCoresAreDividedAsTorchrunDoes) {
+  // A node's first ranks get a core more where they do not divide evenly.
+  EXPECT_EQ(
+      bind_to_numa(cpus_of({.packages = 2, .cores = 5, .threads = 2}), 4, NumaBinding::exclusive)
+          .cpus,
+      (Assigned{{0, 1, 2, 10, 11, 12}, {3, 4, 13, 14}, {5, 6, 7, 15, 16, 17}, {8, 9, 18, 19}}));
+  EXPECT_EQ(bind_to_numa(cpus_of({.packages = 2, .cores = 2}), 3, NumaBinding::exclusive).cpus,
+            (Assigned{{0}, {1}, {2, 3}}));
+}
+
+TEST(BindToNuma, NeedsACoreForEachExclusiveRank) {
+  try {
+    bind_to_numa(cpus_of({.packages = 2, .cores = 1, .threads = 2}), 3, NumaBinding::exclusive);
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), StartsWith("NUMA node 0 has 1 physical core for 2 ranks"));
+  }
+  EXPECT_EQ(bind_to_numa(cpus_of({.cores = 1}), 3, NumaBinding::node).cpus,
+            (Assigned{{0}, {0}, {0}}));
+  EXPECT_THROW(bind_to_numa({}, 1, NumaBinding::node), UsageError);
+}
+
+TEST(BindToNuma, TakesANodeWithoutDescribedCachesForOneCache) {
+  const auto bound =
+      bind_to_numa(cpus_of({.packages = 2, .cores = 2}), 2, NumaBinding::core_complex);
+  EXPECT_EQ(bound.cpus, (Assigned{{0, 1}, {2, 3}}));
+  EXPECT_EQ(bound.domains, 2);
+}
+
 class ReadCpus : public ::testing::Test {
  protected:
   void write(int cpu, const std::string& package, const std::string& siblings, int node) {
@@ -100,8 +178,27 @@ class ReadCpus : public ::testing::Test {
     std::ofstream(path / "topology/physical_package_id") << package << '\n';
     std::ofstream(path / "topology/thread_siblings_list") << siblings << '\n';
   }
+  void write_cache(int cpu, int index, int level, const std::string& shared) {
+    const auto path =
+        root_.path() / ("cpu" + std::to_string(cpu)) / "cache" / ("index" + std::to_string(index));
+    std::filesystem::create_directories(path);
+    std::ofstream(path / "level") << level << '\n';
+    std::ofstream(path / "shared_cpu_list") << shared << '\n';
+  }
   test::TemporaryDirectory root_;
 };
+
+TEST_F(ReadCpus, ReadsTheCacheOfTheHighestLevel) {
+  for (const int cpu : {4, 13}) {
+    write(cpu, "0", std::to_string(cpu), 0);
+    write_cache(cpu, 0, 1, std::to_string(cpu));
+    write_cache(cpu, 3, 3, cpu == 4 ? "2-5" : "8,13");
+    write_cache(cpu, 2, 2, std::to_string(cpu));
+    std::ofstream(root_.path() / ("cpu" + std::to_string(cpu)) / "cache/uevent") << '\n';
+  }
+  EXPECT_THAT(read_cpus({4, 13}, root_.path()),
+              ElementsAre(Cpu{4, 0, 0, 4, 2}, Cpu{13, 0, 0, 13, 8}));
+}
 
 TEST_F(ReadCpus, ReadsTheKernelsDirectories) {
   write(0, "0", "0,2", 0);
