@@ -166,7 +166,9 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 [[nodiscard]] PACELINE_API int get_rank(const ProcessGroup& group = {});
 /// The number of ranks in the group; -1 if this process is not a member.
 [[nodiscard]] PACELINE_API int get_world_size(const ProcessGroup& group = {});
-/// This process's rank on its node; 0 without a launcher.
+/// This process's rank on its node; 0 without a launcher. If torchrun or `paceline run` started the
+/// ranks with `--virtual-local-rank`, it is 0 for each: the index of the one device that a rank
+/// sees then. Such ranks have get_rank() to tell them apart.
 ///
 /// In a world, this and the next two functions follow LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK
 /// if the launcher set them for all ranks; otherwise each machine is a node, in the order of their

@@ -12,12 +12,16 @@
 namespace paceline::distributed {
 namespace {
 
-// In a world that `paceline run` started on one node.
-void check_launched_place(const Plan& plan, const base::Environment& environment) {
+// The place of this rank in a world that `paceline run` started on one node. All ranks with
+// --virtual-local-rank have LOCAL_RANK=0.
+Topology launched_topology(const Plan& plan, const base::Environment& environment) {
   const int node = environment.node_rank.value_or(0);
   const int local_rank = environment.local_rank.value_or(plan.rank);
   const int local_size = environment.local_world_size.value_or(plan.size);
-  if (node == 0 && local_rank == plan.rank && local_size == plan.size) return;
+  if (node == 0 && local_size == plan.size) {
+    if (local_rank == plan.rank) return Topology::one_node(plan.size);
+    if (local_rank == 0) return Topology::one_node_of_virtual_ranks(plan.size);
+  }
   constexpr const char* kVariables = "GROUP_RANK={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={}";
   throw UsageError(fmt::format(
       "rank {} of {} has {}, but `paceline run` started it with {}: leave these variables as they "
@@ -48,8 +52,8 @@ FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
                             const std::function<void(const Topology&)>& check) {
   if (plan.size == 1) return {Topology::one_node(1), false};
   if (plan.means == Plan::Means::inherited) {
-    if (plan.launched) check_launched_place(plan, environment);
-    return {Topology::one_node(plan.size), false};
+    return {plan.launched ? launched_topology(plan, environment) : Topology::one_node(plan.size),
+            false};
   }
   const auto own = Placement::own(environment, plan.launched);
   const auto deadline = base::Deadline::after(request.timeout);

@@ -51,12 +51,23 @@ std::optional<Placement::Variables> parse_variables(const std::string& text) {
       "correct them, or unset them on every rank to have each machine taken for a node");
 }
 
+// Whether these ranks are all of one node that was started with --virtual-local-rank.
+bool are_virtual(const std::vector<int>& ranks, std::span<const Placement> placements) {
+  const Placement& first = placements[static_cast<std::size_t>(ranks.front())];
+  return std::cmp_equal(ranks.size(), first.variables->local_size) &&
+         std::ranges::all_of(ranks, [&](int rank) {
+           const Placement& one = placements[static_cast<std::size_t>(rank)];
+           return one.variables->local_rank == 0 && one.machine == first.machine;
+         });
+}
+
 void check_node(int node, const std::vector<int>& ranks, std::span<const Placement> placements) {
   const auto said_by = [&](int rank) -> const Placement::Variables& {
     return *placements[static_cast<std::size_t>(rank)].variables;
   };
   const int first = ranks.front();
   const int size = said_by(first).local_size;
+  const bool virtual_ranks = are_virtual(ranks, placements);
   std::map<int, int> by_local_rank;
   for (const int rank : ranks) {
     if (said_by(rank).local_size != size) {
@@ -67,7 +78,7 @@ void check_node(int node, const std::vector<int>& ranks, std::span<const Placeme
     }
     const int local_rank = said_by(rank).local_rank;
     const auto [other, fresh] = by_local_rank.emplace(local_rank, rank);
-    if (!fresh) {
+    if (!fresh && !virtual_ranks) {
       refuse(fmt::format("ranks {} and {} have the same GROUP_RANK={} and LOCAL_RANK={}",
                          other->second, rank, node, local_rank));
     }
@@ -158,6 +169,11 @@ std::vector<int> every_rank(int size) {
 
 Topology Topology::one_node(int size) {
   return Topology(std::vector<Placement>(static_cast<std::size_t>(size)));
+}
+
+Topology Topology::one_node_of_virtual_ranks(int size) {
+  const Placement one{Placement::Variables{0, 0, size}, "", "", {}};
+  return Topology(std::vector<Placement>(static_cast<std::size_t>(size), one));
 }
 
 std::vector<int> Topology::nodes_of(std::span<const int> ranks) const {

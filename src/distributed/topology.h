@@ -16,7 +16,7 @@ struct Placement {
   // What its launcher says.
   struct Variables {
     int node;        // GROUP_RANK
-    int local_rank;  // LOCAL_RANK
+    int local_rank;  // LOCAL_RANK; 0 for all ranks of a node that are virtual ones
     int local_size;  // LOCAL_WORLD_SIZE
 
     bool operator==(const Variables&) const = default;
@@ -38,14 +38,17 @@ struct Placement {
 std::vector<int> every_rank(int size);
 
 // On which nodes the ranks of a world run. Nodes and local ranks come from the launcher's variables
-// if all ranks have them. Else each machine is a node, in the order of their first ranks, and local
-// ranks follow the ranks.
+// if all ranks have them; on a node where torchrun or `paceline run` started them with
+// --virtual-local-rank, all local ranks are 0. Else each machine is a node, in the order of their
+// first ranks, and local ranks follow the ranks.
 class Topology {
  public:
   // From what the ranks say, by rank. Throws UsageError naming the ranks whose variables contradict
   // each other.
   explicit Topology(std::span<const Placement> placements);
   static Topology one_node(int size);
+  // Whose local ranks are all 0.
+  static Topology one_node_of_virtual_ranks(int size);
 
   int size() const { return static_cast<int>(places_.size()); }
   int nodes() const { return static_cast<int>(nodes_.size()); }

@@ -8,6 +8,7 @@
 
 #include <paceline/error.h>
 
+#include "distributed/find_topology.h"
 #include "distributed/topology.h"
 
 namespace paceline::distributed {
@@ -88,6 +89,30 @@ TEST(Topology, RanksMayGoRoundTheNodes) {
   }
 }
 
+// As torchrun sets them with --virtual-local-rank.
+TEST(Topology, VirtualLocalRanksAreAllZero) {
+  for (const Topology& topology :
+       {Topology(std::vector<Placement>{by_variables(0, 0, 3), by_variables(0, 0, 3),
+                                        by_variables(0, 0, 3)}),
+        Topology::one_node_of_virtual_ranks(3)}) {
+    EXPECT_EQ(topology.nodes(), 1);
+    EXPECT_THAT(topology.ranks_on(0), ElementsAre(0, 1, 2));
+    for (const int rank : {0, 1, 2}) EXPECT_EQ(topology.local_rank_of(rank), 0);
+  }
+  const Topology two(std::vector<Placement>{by_variables(0, 0, 2), by_variables(0, 0, 2),
+                                            by_variables(1, 0, 2), by_variables(1, 1, 2)});
+  EXPECT_EQ(two.local_size(0), 2);
+  EXPECT_EQ(two.local_rank_of(1), 0);
+  EXPECT_EQ(two.local_rank_of(3), 1);
+  // Two machines that both believe to be the first, or that have a rank too many.
+  Placement elsewhere = by_variables(0, 0, 2);
+  elsewhere.machine = "another";
+  EXPECT_THAT(refusal({by_variables(0, 0, 2), elsewhere}),
+              StartsWith("ranks 0 and 1 have the same GROUP_RANK=0 and LOCAL_RANK=0. "));
+  EXPECT_THAT(refusal({by_variables(0, 0, 1), by_variables(0, 0, 1)}),
+              StartsWith("ranks 0 and 1 have the same GROUP_RANK=0 and LOCAL_RANK=0. "));
+}
+
 // As an agent may deal them.
 TEST(Topology, LocalRanksNeedNotFollowTheRanks) {
   const Topology topology(
@@ -123,8 +148,8 @@ TEST(Topology, ManyNodesAreCounted) {
 }
 
 TEST(Topology, ContradictionsNameRanksAndVariables) {
-  EXPECT_THAT(refusal({by_variables(0, 0, 2), by_variables(0, 0, 2)}),
-              StartsWith("ranks 0 and 1 have the same GROUP_RANK=0 and LOCAL_RANK=0. "));
+  EXPECT_THAT(refusal({by_variables(0, 1, 2), by_variables(0, 1, 2)}),
+              StartsWith("ranks 0 and 1 have the same GROUP_RANK=0 and LOCAL_RANK=1. "));
   EXPECT_THAT(refusal({by_variables(0, 0, 2), by_variables(0, 1, 3)}),
               StartsWith("rank 0 has LOCAL_WORLD_SIZE=2 and rank 1 has LOCAL_WORLD_SIZE=3, and "
                          "both have GROUP_RANK=0. "));
@@ -136,6 +161,39 @@ TEST(Topology, ContradictionsNameRanksAndVariables) {
               AllOf(StartsWith("ranks 0 and 1 have GROUP_RANK=1073741824, and no rank has "
                                "GROUP_RANK=0. "),
                     HasSubstr("unset them on every rank")));
+}
+
+// What rank 2 of 3 finds, which `paceline run` has started with these variables.
+std::string launched(int node, int local_rank, int local_size) {
+  base::Environment environment;
+  environment.node_rank = node;
+  environment.local_rank = local_rank;
+  environment.local_world_size = local_size;
+  Plan plan;
+  plan.means = Plan::Means::inherited;
+  plan.rank = 2;
+  plan.size = 3;
+  plan.launched = true;
+  try {
+    const auto found = find_topology({}, plan, environment, [](const Topology&) {});
+    EXPECT_FALSE(found.exchanged);
+    EXPECT_THAT(found.topology.ranks_on(0), ElementsAre(0, 1, 2));
+    return fmt::format("local rank {}", found.topology.local_rank_of(2));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+}
+
+TEST(FindTopology, HoldsRanksOfPacelineRunToWhatItSet) {
+  EXPECT_EQ(launched(0, 2, 3), "local rank 2");
+  EXPECT_EQ(launched(0, 0, 3), "local rank 0") << "--virtual-local-rank";
+  EXPECT_EQ(launched(0, 1, 3),
+            "rank 2 of 3 has GROUP_RANK=0, LOCAL_RANK=1, LOCAL_WORLD_SIZE=3, but `paceline run` "
+            "started it with GROUP_RANK=0, LOCAL_RANK=2, LOCAL_WORLD_SIZE=3: leave these variables "
+            "as they are");
+  for (const auto& text : {launched(1, 0, 3), launched(0, 0, 1), launched(0, 0, 2)}) {
+    EXPECT_THAT(text, HasSubstr("leave these variables as they are"));
+  }
 }
 
 TEST(Placement, SurvivesTheStore) {

@@ -155,13 +155,13 @@ TEST_F(Rendezvous, PlaceThatPacelineRunDidNotGiveIsRefused) {
   const base::UniqueFd memory(::memfd_create("store", 0));
   const base::UniqueFd link(::dup(memory.get()));
   EXPECT_THAT(failure_alone({}, {{"RANK", "1"},
-                                 {"WORLD_SIZE", "2"},
-                                 {"LOCAL_RANK", "0"},
+                                 {"WORLD_SIZE", "3"},
+                                 {"LOCAL_RANK", "2"},
                                  {"PACELINE_BOOTSTRAP_SOCKETS", std::to_string(link.get())},
                                  {"PACELINE_STORE_FD", std::to_string(memory.get())}}),
-              StartsWith("UsageError: rank 1 of 2 has GROUP_RANK=0, LOCAL_RANK=0, "
-                         "LOCAL_WORLD_SIZE=2, but `paceline run` started it with GROUP_RANK=0, "
-                         "LOCAL_RANK=1, LOCAL_WORLD_SIZE=2"));
+              StartsWith("UsageError: rank 1 of 3 has GROUP_RANK=0, LOCAL_RANK=2, "
+                         "LOCAL_WORLD_SIZE=3, but `paceline run` started it with GROUP_RANK=0, "
+                         "LOCAL_RANK=1, LOCAL_WORLD_SIZE=3"));
 }
 
 }  // namespace
