@@ -5,27 +5,36 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include <paceline/error.h>
 
 #include "base/cores.h"
 #include "launch/console.h"
-#include "launch/core_binding.h"
+#include "launch/filtered_log.h"
 #include "launch/job.h"
+#include "launch/log_directory.h"
 #include "launch/non_blocking_writer.h"
 #include "launch/program.h"
 #include "launch/report.h"
 #include "launch/signal_forwarding.h"
+#include "line_prefix.h"
+#include "run_cores.h"
 #include "run_nodes.h"
 #include "run_options.h"
 
 namespace paceline::app {
 namespace {
+
+namespace fs = std::filesystem;
 
 // How long the remaining output waits for a reader after a signal or a failure has ended the job.
 // After a success there is no limit.
@@ -43,34 +52,6 @@ int terminal_columns(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-std::string plural(int count, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", count, count == 1 ? one : many);
-}
-
-// Sets the threads of each process unless the user or a flag has, and returns what it has.
-std::string choose_threads(launch::JobSpec& spec, int cores) {
-  const char* const chosen = std::getenv("OMP_NUM_THREADS");
-  if (chosen != nullptr && *chosen != '\0') return fmt::format("OMP_NUM_THREADS={} each", chosen);
-  int share = std::max(1, cores / spec.processes);
-  if (!spec.cpus.empty()) share = std::min(share, static_cast<int>(spec.cpus[0].size()));
-  const auto variable = spec.environment.emplace("OMP_NUM_THREADS", std::to_string(share)).first;
-  const int threads = std::stoi(variable->second);
-  return plural(threads, "thread", "threads") + " each";
-}
-
-// Throws UsageError if the processes outnumber the cores. nullopt if too few of them are free.
-std::optional<launch::CoreBinding> choose_cores(launch::JobSpec& spec, int cores) {
-  if (spec.processes > cores) {
-    throw UsageError(
-        fmt::format("--bind-to-cores: {} processes cannot have cores of their own on {}; "
-                    "start fewer, or leave the flag out",
-                    spec.processes, plural(cores, "core", "cores")));
-  }
-  auto binding = launch::bind_to_cores(base::affinity(), spec.processes);
-  if (binding) spec.cpus = binding->cpus;
-  return binding;
-}
-
 // One that came when the job had ended already; 0 if there is none.
 int late_signal(launch::SignalForwarding& signals) {
   int signal = signals.next();
@@ -78,24 +59,76 @@ int late_signal(launch::SignalForwarding& signals) {
   return signal;
 }
 
-// The line that says how the job starts.
-std::string heading(const RunOptions& options, const std::string& threads, int cores) {
-  std::string binding;
-  if (!options.job.cpus.empty()) {
-    binding = fmt::format(", each on {} of its own",
-                          plural(static_cast<int>(options.job.cpus[0].size()), "core", "cores"));
-  } else if (options.bind_to_cores) {
-    binding = ", not bound to cores: too few are free";
-  }
+// What a user is told when the processes start.
+std::string heading(const RunOptions& options, const RunCores& chosen, int cores) {
   const launch::JobSpec& job = options.job;
   const std::string node =
       job.nodes == 1
           ? ""
           : fmt::format("node {} of {}, ranks {} to {} of {}: ", job.node, job.nodes,
                         job.first_rank, job.first_rank + job.processes - 1, job.world_size);
-  return fmt::format(
-      "paceline: {}{}, {} ({}){}{}\n", node, plural(job.processes, "process", "processes"), threads,
-      plural(cores, "core", "cores"), binding, options.deterministic ? ", deterministic" : "");
+  return fmt::format("paceline: {}{}, {} ({}){}{}\n", node,
+                     plural(job.processes, "process", "processes"), chosen.threads,
+                     plural(cores, "core", "cores"), chosen.binding,
+                     options.deterministic ? ", deterministic" : "");
+}
+
+// The logs of all ranks together, by stream; each may be missing.
+class FilteredLogs {
+ public:
+  FilteredLogs(const OutputOptions& output, const std::vector<std::string>& prefixes,
+               const fs::path& directory) {
+    for (const auto stream : {launch::Stream::out, launch::Stream::err}) {
+      const auto index = static_cast<std::size_t>(stream);
+      if (!output.filters[index]) continue;
+      logs_[index].emplace(directory / kNames[index], *output.filters[index], prefixes);
+    }
+  }
+
+  void write(int rank, launch::Stream stream, std::string_view bytes) {
+    if (auto& log = logs_[static_cast<std::size_t>(stream)]) log->write(rank, bytes);
+  }
+  void finish() {
+    for (auto& log : logs_) {
+      if (log) log->finish();
+    }
+  }
+
+ private:
+  static constexpr std::array<const char*, 2> kNames{"filtered_stdout.log", "filtered_stderr.log"};
+  std::array<std::optional<launch::FilteredLog>, 2> logs_;
+};
+
+// Starts all processes once. `logs`: the directory of the run; empty: none is kept.
+launch::JobResult run_once(RunOptions& options, const fs::path& logs,
+                           launch::NonBlockingWriter& out, launch::NonBlockingWriter& err) {
+  launch::JobSpec& spec = options.job;
+  const OutputOptions& output = options.output;
+  if (!logs.empty()) spec.directory = logs / fmt::format("attempt_{}", spec.restart);
+  const auto prefixes = make_line_prefixes(output.prefix_template, spec);
+  const std::optional<int> bar_rank = spec.first_rank == 0 ? std::optional(0) : std::nullopt;
+  // Passed to the worker only if both are terminals, so that a bar is seen on either.
+  const int least = std::min(terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO));
+  spec.terminal_columns =
+      least > 0 && bar_rank ? launch::Console::columns_beside(prefixes[0], least) : 0;
+  FilteredLogs filtered(output, prefixes, spec.directory);
+  const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
+  launch::Console console(target(out), target(err), prefixes, bar_rank,
+                          [=] { return terminal_columns(screen); });
+  spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
+    if (output.shown_ranks && !output.shown_ranks->contains(rank)) return;
+    console.write(rank, stream, bytes);
+    if (output.is_teed(rank, stream)) filtered.write(rank, stream, bytes);
+  };
+  launch::JobResult result = launch::run_job(spec);
+  console.finish();
+  try {
+    filtered.finish();
+    if (!logs.empty()) launch::check_writable(logs);
+  } catch (const Error& error) {
+    err.write(fmt::format("paceline: {}; output of this job may be missing there\n", error.what()));
+  }
+  return result;
 }
 
 // How the job ended.
@@ -136,31 +169,21 @@ int run_command(const std::vector<std::string>& arguments) {
   }
   launch::JobSpec& spec = options->job;
   launch::find_program(spec.command.front());  // throws before anything is printed
-  const int least = std::min(terminal_columns(STDOUT_FILENO), terminal_columns(STDERR_FILENO));
-  // Passed to the worker only if both are terminals, so that a bar is seen on either.
-  if (least > 0) spec.terminal_columns = launch::Console::columns_beside_prefix(least);
-  std::optional<launch::CoreBinding> binding;  // holds the cores until the job has ended
-  if (options->bind_to_cores) binding = choose_cores(spec, cores);
-  const std::string threads = choose_threads(spec, cores);
-  const int screen = ::isatty(STDOUT_FILENO) != 0 ? STDOUT_FILENO : STDERR_FILENO;
+  const RunCores chosen = choose_cores(*options, cores);
+  fs::path logs;
+  if (!options->output.run_directory.empty()) {
+    logs = launch::make_run_directory(options->output.run_directory);
+  }
   spec.writers = {&out, &err};
   std::optional<launch::SignalForwarding> signals(std::in_place, options->signals);
   spec.signals = &*signals;
-  err.write(options->notice);
-  if (!options->nodes) err.write(heading(*options, threads, cores));
+  const std::string logs_line =
+      logs.empty() ? "" : fmt::format("paceline: logs in {}\n", logs.string());
+  err.write(options->notice + logs_line);
   const auto run = [&] {
-    if (options->nodes) err.write(heading(*options, threads, cores));
-    if (spec.first_rank != 0) spec.terminal_columns = 0;
-    launch::Console console(
-        target(out), target(err), spec.processes, [=] { return terminal_columns(screen); },
-        spec.first_rank);
-    spec.output = [&](int rank, launch::Stream stream, std::string_view bytes) {
-      const bool is_shown = !options->shown_ranks || options->shown_ranks->contains(rank);
-      if (is_shown) console.write(rank, stream, bytes);
-    };
-    launch::JobResult result = launch::run_job(spec);
-    console.finish();
-    return result;
+    // On several nodes, only the start says which ranks these are.
+    if (options->nodes || spec.restart == 0) err.write(heading(*options, chosen, cores));
+    return run_once(*options, logs, out, err);
   };
   Outcome outcome{0, 0};
   if (options->nodes) {

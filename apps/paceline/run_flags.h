@@ -14,14 +14,16 @@ struct RunFlags {
   std::string nnodes = "1:1";
   std::string node_rank = "0";
   std::string rdzv_backend = "static";
-  std::optional<std::string> rdzv_endpoint;
-  std::optional<std::string> rdzv_conf;
-  std::optional<std::string> local_addr;
-  std::optional<std::string> secret_file;
+  std::string rdzv_endpoint;
+  std::string rdzv_conf;
+  std::string local_addr;
+  std::string secret_file;
   bool module = false;
   bool no_python = false;
+  bool run_path = false;
   bool use_env = false;
   bool pass_local_rank = false;
+  bool virtual_local_rank = false;
   bool bind_to_cores = false;
   bool no_tune_malloc = false;
   bool deterministic = false;
@@ -29,19 +31,27 @@ struct RunFlags {
   bool standalone = false;
   std::string master_addr = "127.0.0.1";
   std::optional<std::string> master_port;
-  std::optional<std::string> run_id;
+  std::string run_id;
   std::string role = "default";
   std::string max_restarts = "0";
   std::string failure_grace = "0.5";
   std::string stop_grace = "30";
   std::string signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
-  std::optional<std::string> local_ranks;
+  std::optional<std::string> numa_binding;
+  std::string log_dir;
+  std::string redirects = "0";
+  std::string tee = "0";
+  std::optional<std::string> stdout_filters;
+  std::optional<std::string> stderr_filters;
+  std::string prefix_template;
+  std::string local_ranks;
+  std::optional<std::string> completion_shell;
   std::map<std::string, std::string> variables;  // by flag, those that set one
   std::vector<std::string> without_effect;  // torchrun's flags that were given and cannot apply
 };
 
 // Parses the flags before the program, and returns the program and its arguments. Empty if the
-// flags ask for help; `help` is its text then. Throws UsageError.
+// flags ask for help or for a completion script; `help` is that text then. Throws UsageError.
 std::optional<std::vector<std::string>> parse_run_flags(const std::vector<std::string>& arguments,
                                                         RunFlags& flags, std::string& help);
 

@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
-#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -15,7 +13,9 @@
 #include <paceline/error.h>
 #include <paceline/version.h>
 
-#include "parse_value.h"
+#include "base/address.h"
+#include "base/parse.h"
+#include "parse_seconds.h"
 
 namespace paceline::app {
 namespace {
@@ -27,8 +27,9 @@ constexpr std::size_t kMinSecret = 16;
 
 std::pair<int, int> parse_nnodes(const std::string& text) {
   const std::size_t colon = text.find(':');
-  const auto min = parse_number(text.substr(0, colon), 1, kMaxNodes);
-  const auto max = colon == text.npos ? min : parse_number(text.substr(colon + 1), 1, kMaxNodes);
+  const auto min = base::parse_number(text.substr(0, colon), 1, kMaxNodes);
+  const auto max =
+      colon == text.npos ? min : base::parse_number(text.substr(colon + 1), 1, kMaxNodes);
   if (min && max && *min <= *max) return {*min, *max};
   throw UsageError(fmt::format(
       "--nnodes {}: expected a number from 1 to {}, or MIN:MAX, such as 2:4", text, kMaxNodes));
@@ -40,7 +41,7 @@ std::pair<std::string, int> parse_endpoint(const std::string& text, int default_
   const std::size_t colon = text.find(':', bracket == text.npos ? 0 : bracket);
   std::string host = bracket == text.npos ? text.substr(0, colon) : text.substr(1, bracket - 1);
   const auto port = colon == text.npos ? std::optional(default_port)
-                                       : parse_number(text.substr(colon + 1), 1, 65535);
+                                       : base::parse_number(text.substr(colon + 1), 1, 65535);
   const bool ends_host = bracket == text.npos || bracket + 1 == std::min(colon, text.size());
   if (!host.empty() && port && ends_host) return {std::move(host), *port};
   throw UsageError(fmt::format(
@@ -51,13 +52,13 @@ std::pair<std::string, int> parse_endpoint(const std::string& text, int default_
 // The keys of torchrun's that mean something here.
 void apply_conf(const std::string& text, nodes::SessionOptions& options,
                 std::vector<std::string>& without_effect) {
-  for (const std::string& entry : split_at_commas(text)) {
+  for (const std::string_view entry : base::split_at_commas(text)) {
     const std::size_t equals = entry.find('=');
     if (equals == entry.npos || equals == 0) {
       throw UsageError(fmt::format("--rdzv-conf {}: '{}' is not KEY=VALUE", text, entry));
     }
-    const std::string key = entry.substr(0, equals);
-    const std::string value = entry.substr(equals + 1);
+    const std::string_view key = entry.substr(0, equals);
+    const std::string_view value = entry.substr(equals + 1);
     const std::string flag = fmt::format("--rdzv-conf {}:", key);
     if (key == "join_timeout" || key == "timeout") {
       options.rules.join_timeout = parse_seconds(flag, value);
@@ -78,27 +79,21 @@ void apply_conf(const std::string& text, nodes::SessionOptions& options,
 std::string read_secret(const RunFlags& flags) {
   std::string secret;
   std::string source = "PACELINE_SECRET";
-  if (flags.secret_file) {
-    std::ifstream file(*flags.secret_file, std::ios::binary);
-    if (!file)
-      throw UsageError(fmt::format("--secret-file {}: cannot read it", *flags.secret_file));
+  if (!flags.secret_file.empty()) {
+    std::ifstream file(flags.secret_file, std::ios::binary);
+    if (!file) throw UsageError(fmt::format("--secret-file {}: cannot read it", flags.secret_file));
     secret.assign(std::istreambuf_iterator<char>(file), {});
-    source = fmt::format("--secret-file {}", *flags.secret_file);
+    source = fmt::format("--secret-file {}", flags.secret_file);
   } else if (const char* const value = std::getenv("PACELINE_SECRET"); value != nullptr) {
     secret = value;
   }
   // An editor or `echo` ends the file's last line.
   while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
-  if (secret.size() >= kMinSecret || (secret.empty() && !flags.secret_file)) return secret;
+  if (secret.size() >= kMinSecret || (secret.empty() && flags.secret_file.empty())) return secret;
   throw UsageError(
       fmt::format("{}: the secret has {} bytes; expected at least {}, such as `openssl "
                   "rand -hex 16` prints",
                   source, secret.size(), kMinSecret));
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
 void apply(const nodes::Start& start, launch::JobSpec& spec) {
@@ -121,7 +116,7 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
   if (!is_static && flags.rdzv_backend != "c10d") {
     throw UsageError(fmt::format("--rdzv-backend {}: expected static or c10d", flags.rdzv_backend));
   }
-  const int node = parse_integer("--node-rank", flags.node_rank, 0, max - 1);
+  const int node = base::parse_integer("--node-rank", flags.node_rank, 0, max - 1);
   if (max == 1) return std::nullopt;
   if (flags.standalone) {
     throw UsageError(
@@ -133,31 +128,31 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                     "--rdzv-backend c10d and --rdzv-endpoint",
                     flags.nnodes));
   }
-  if (!is_static && !flags.rdzv_endpoint) {
+  if (!is_static && flags.rdzv_endpoint.empty()) {
     throw UsageError(
         "--rdzv-backend c10d needs --rdzv-endpoint HOST:PORT, the same on all machines");
   }
   nodes::SessionOptions options;
-  if (flags.rdzv_endpoint) {
+  if (!flags.rdzv_endpoint.empty()) {
     std::tie(options.host, options.port) =
-        parse_endpoint(*flags.rdzv_endpoint, is_static ? kStaticPort : kDynamicPort);
+        parse_endpoint(flags.rdzv_endpoint, is_static ? kStaticPort : kDynamicPort);
   } else {
-    options.host = flags.master_addr;
+    options.host = job.master_addr;
     options.port = flags.master_port ? job.master_port : kStaticPort;
   }
   options.rules = {.min_nodes = min,
                    .max_nodes = max,
                    .numbered = is_static,
-                   .job = flags.run_id.value_or("none"),
+                   .job = flags.run_id.empty() ? "none" : flags.run_id,
                    .max_restarts = job.max_restarts,
-                   .master_addr = flags.local_addr.value_or("")};
+                   .master_addr = flags.local_addr};
   options.join = {.version = kVersion,
                   .job = options.rules.job,
-                  .host = host_name(),
+                  .host = base::host_name(),
                   .processes = job.processes};
   if (is_static) options.join.node = node;
   std::vector<std::string> ignored;
-  if (flags.rdzv_conf) apply_conf(*flags.rdzv_conf, options, ignored);
+  if (!flags.rdzv_conf.empty()) apply_conf(flags.rdzv_conf, options, ignored);
   if (is_static) options.coordinates = node == 0;
   const std::string secret = read_secret(flags);
   options.has_secret = !secret.empty();
@@ -169,13 +164,13 @@ std::string describe_without_effect(const RunFlags& flags, bool several_machines
   std::vector<std::string> names = flags.without_effect;
   if (several_machines) {
     nodes::SessionOptions ignored;
-    if (flags.rdzv_conf) apply_conf(*flags.rdzv_conf, ignored, names);
+    if (!flags.rdzv_conf.empty()) apply_conf(flags.rdzv_conf, ignored, names);
   } else {
     if (flags.rdzv_backend != "static") names.emplace_back("--rdzv-backend");
-    if (flags.rdzv_endpoint) names.emplace_back("--rdzv-endpoint");
-    if (flags.rdzv_conf) names.emplace_back("--rdzv-conf");
-    if (flags.local_addr) names.emplace_back("--local-addr");
-    if (flags.secret_file) names.emplace_back("--secret-file");
+    if (!flags.rdzv_endpoint.empty()) names.emplace_back("--rdzv-endpoint");
+    if (!flags.rdzv_conf.empty()) names.emplace_back("--rdzv-conf");
+    if (!flags.local_addr.empty()) names.emplace_back("--local-addr");
+    if (!flags.secret_file.empty()) names.emplace_back("--secret-file");
   }
   if (names.empty()) return "";
   return fmt::format("paceline: without effect here: {}\n", fmt::join(names, ", "));

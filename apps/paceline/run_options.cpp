@@ -10,12 +10,14 @@
 #include <iterator>
 #include <map>
 #include <string_view>
+#include <utility>
 
 #include <paceline/error.h>
 
 #include "base/malloc_thresholds.h"
+#include "base/parse.h"
 #include "launch/signal_names.h"
-#include "parse_value.h"
+#include "parse_seconds.h"
 #include "run_flags.h"
 #include "run_nodes.h"
 
@@ -27,7 +29,7 @@ namespace {
 int count_gpus() {
   if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
     int count = 0;
-    for (const std::string& device : split_at_commas(visible)) {
+    for (const std::string_view device : base::split_at_commas(visible)) {
       if (device.empty() || device.front() == '-') break;
       ++count;
     }
@@ -46,7 +48,7 @@ int parse_processes(const std::string& text, int cores) {
         "--nproc-per-node gpu: there is no NVIDIA GPU here (CUDA_VISIBLE_DEVICES, "
         "/proc/driver/nvidia/gpus); give a number, auto or cpu");
   }
-  const auto value = parse_number(text, 1, launch::kMaxProcesses);
+  const auto value = base::parse_number(text, 1, launch::kMaxProcesses);
   if (value) return *value;
   throw UsageError(
       fmt::format("--nproc-per-node {}: expected a number from 1 to {}, auto, cpu or gpu", text,
@@ -57,7 +59,8 @@ int parse_processes(const std::string& text, int cores) {
 std::vector<int> parse_signals(const std::string& text) {
   constexpr int kAllowed[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
   std::vector<int> signals;
-  for (const std::string& name : split_at_commas(text)) {
+  if (text.empty()) return signals;
+  for (const std::string_view name : base::split_at_commas(text)) {
     const auto found = std::ranges::find(kAllowed, name, launch::signal_name);
     if (found == std::end(kAllowed)) {
       throw UsageError(
@@ -70,19 +73,20 @@ std::vector<int> parse_signals(const std::string& text) {
   return signals;
 }
 
-std::set<int> parse_ranks(const std::string& text, int processes) {
-  std::set<int> ranks;
-  for (const std::string& one : split_at_commas(text)) {
-    const auto rank = parse_number(one, 0, processes - 1);
-    if (!rank) {
-      throw UsageError(
-          fmt::format("--local-ranks-filter {}: '{}' is not a rank from 0 to {}; separate ranks by "
-                      "commas",
-                      text, one, processes - 1));
-    }
-    ranks.insert(*rank);
+std::optional<launch::NumaBinding> parse_numa_binding(const RunFlags& flags) {
+  if (!flags.numa_binding) return std::nullopt;
+  if (flags.bind_to_cores) {
+    throw UsageError("--numa-binding and --bind-to-cores cannot be combined");
   }
-  return ranks;
+  using launch::NumaBinding;
+  const std::map<std::string_view, NumaBinding> modes{{"node", NumaBinding::node},
+                                                      {"socket", NumaBinding::socket},
+                                                      {"exclusive", NumaBinding::exclusive},
+                                                      {"core-complex", NumaBinding::core_complex}};
+  const auto found = modes.find(*flags.numa_binding);
+  if (found != modes.end()) return found->second;
+  throw UsageError(fmt::format(
+      "--numa-binding {}: expected node, socket, exclusive or core-complex", *flags.numa_binding));
 }
 
 // The variables of LibTorch, MKL, oneDNN and OpenMP. MKL's also makes results independent of the
@@ -99,17 +103,25 @@ std::map<std::string, std::string> deterministic_variables() {
   return variables;
 }
 
+// For Python: runs the script that is its first argument.
+constexpr const char* kRunPath =
+    "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
+
 // What to start, in place of torchrun's Python script or module.
 std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::string> command) {
   if (command.empty())
     throw UsageError("no program given: paceline run [flags] PROGRAM [arguments]");
-  if (flags.module && flags.no_python)
+  if (flags.module && flags.no_python && !flags.run_path)
     throw UsageError("--module and --no-python cannot be combined");
   const bool is_script = command.front().ends_with(".py") && !flags.no_python;
-  if (!flags.module && !is_script) return command;
+  if (!flags.module && !is_script && !flags.run_path) return command;
   const char* const chosen = std::getenv("PYTHON_EXEC");
   std::vector<std::string> python{chosen != nullptr && *chosen != '\0' ? chosen : "python3", "-u"};
-  if (flags.module) python.emplace_back("-m");
+  if (flags.run_path) {
+    python.insert(python.end(), {"-c", kRunPath});
+  } else if (flags.module) {
+    python.emplace_back("-m");
+  }
   command.insert(command.begin(), python.begin(), python.end());
   return command;
 }
@@ -120,15 +132,18 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   launch::JobSpec spec;
   spec.processes = parse_processes(flags.nproc_per_node, cores);
   spec.pass_local_rank = flags.pass_local_rank;
+  spec.virtual_local_rank = flags.virtual_local_rank;
   if (!flags.no_tune_malloc) spec.environment = base::malloc_variables();
   if (flags.deterministic) spec.environment.merge(deterministic_variables());
   if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
   spec.role = flags.role;
-  spec.run_id = flags.run_id.value_or(launch::random_run_id());  // also after restarts
-  spec.max_restarts = parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
-  spec.master_addr = flags.master_addr;
+  spec.environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] = flags.signals;
+  // Also after restarts.
+  spec.run_id = flags.run_id.empty() ? launch::random_run_id() : flags.run_id;
+  spec.max_restarts = base::parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
+  if (!flags.master_addr.empty()) spec.master_addr = flags.master_addr;
   if (flags.master_port) {
-    spec.master_port = parse_integer("--master-port", *flags.master_port, 1, 65535);
+    spec.master_port = base::parse_integer("--master-port", *flags.master_port, 1, 65535);
   }
   spec.failure_grace = parse_seconds("--failure-grace", flags.failure_grace);
   spec.stop_grace = parse_seconds("--stop-grace", flags.stop_grace);
@@ -136,13 +151,15 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
 }
 
 RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::string> command) {
-  RunOptions options{.job = make_spec(flags, cores),
+  launch::JobSpec job = make_spec(flags, cores);
+  OutputOptions output = make_output_options(flags, job);
+  job.destinations = output.destinations;
+  RunOptions options{.job = std::move(job),
                      .bind_to_cores = flags.bind_to_cores,
                      .deterministic = flags.deterministic,
+                     .numa_binding = parse_numa_binding(flags),
+                     .output = std::move(output),
                      .signals = parse_signals(flags.signals)};
-  if (flags.local_ranks) {
-    options.shown_ranks = parse_ranks(*flags.local_ranks, options.job.processes);
-  }
   options.nodes = make_session_options(flags, options.job);
   options.notice = describe_without_effect(flags, options.nodes.has_value());
   options.job.command = make_command(flags, std::move(command));
@@ -161,7 +178,7 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& argu
   } catch (const UsageError& error) {
     const std::string text = error.what();
     for (const auto& [flag, variable] : flags.variables) {
-      if (!text.starts_with(flag + " ")) continue;
+      if (!text.starts_with(flag + " ") && !text.starts_with(flag + "=")) continue;
       throw UsageError(fmt::format("{} (from {})", text, variable));
     }
     throw;

@@ -46,4 +46,7 @@ std::optional<Address> source_address(const Address& remote);
 Address local_address(int socket);
 Address remote_address(int socket);
 
+// This machine's name; empty if it has none.
+std::string host_name();
+
 }  // namespace paceline::base

@@ -14,6 +14,7 @@
 
 #include <paceline/error.h>
 
+#include "base/address.h"
 #include "base/cores.h"
 #include "shm/membership/endpoint.h"
 #include "shm/membership/rank_set.h"
@@ -26,12 +27,6 @@ constexpr std::size_t kMaxNodes = 8;
 
 using shm::describe_ranks;
 using shm::RankSet;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "";
-  return name.data();
-}
 
 // "0 1 2", as encode writes it.
 std::optional<Placement::Variables> parse_variables(const std::string& text) {
@@ -108,7 +103,7 @@ void check_variables(std::span<const Placement> placements) {
 }  // namespace
 
 Placement Placement::own(const base::Environment& environment, bool launched) {
-  Placement own{std::nullopt, shm::machine_identity(), host_name(), base::affinity()};
+  Placement own{std::nullopt, shm::machine_identity(), base::host_name(), base::affinity()};
   if (launched && environment.node_rank && environment.local_rank && environment.local_world_size) {
     own.variables = {*environment.node_rank, *environment.local_rank,
                      *environment.local_world_size};

@@ -1,31 +1,44 @@
 #include "launch/console.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
 namespace paceline::launch {
 namespace {
 
-std::string prefix(int rank) {
-  return fmt::format("[rank{}]: ", rank);
+// Calls visit(piece, columns) for each escape sequence and each other byte of the text.
+template <typename Visit>
+void for_each_piece(std::string_view text, Visit&& visit) {
+  for (std::size_t size = 0; !text.empty(); text.remove_prefix(size)) {
+    const auto byte = static_cast<unsigned char>(text.front());
+    size = 1;
+    if (text.starts_with("\x1b[")) {
+      // An escape sequence "\x1b[31m" ends with a byte from '@' to '~'.
+      for (size = 2; size < text.size() && (text[size] < '@' || text[size] > '~');) ++size;
+      size = std::min(size + 1, text.size());
+    }
+    // Neither a control character nor a continuation of a UTF-8 sequence.
+    const bool is_shown = byte >= 0x20 && (byte & 0xC0) != 0x80;
+    visit(text.substr(0, size), is_shown ? 1 : 0);
+  }
 }
 
 }  // namespace
 
-Console::Console(Target out, Target err, int ranks, std::function<int()> columns, int first_rank)
+Console::Console(Target out, Target err, std::vector<std::string> prefixes,
+                 std::optional<int> bar_rank, std::function<int()> columns)
     : targets_{std::move(out), std::move(err)},
-      sources_(static_cast<std::size_t>(ranks)),
-      columns_(std::move(columns)),
-      first_rank_(first_rank) {}
+      prefixes_(std::move(prefixes)),
+      sources_(prefixes_.size()),
+      bar_rank_(bar_rank),
+      columns_(std::move(columns)) {}
 
 Console::Source& Console::source(int rank, Stream stream) {
   return sources_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)];
 }
 
-int Console::columns_beside_prefix(int columns) {
-  return std::max(1, columns - static_cast<int>(prefix(0).size()));
+int Console::columns_beside(std::string_view prefix, int columns) {
+  return std::max(1, columns - width(prefix));
 }
 
 void Console::write(int rank, Stream stream, std::string_view bytes) {
@@ -41,7 +54,7 @@ void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
   source(rank, stream).plain.feed(bytes, [&](std::string_view line, char end) {
     // The '\r' that a bar starts with.
     if (line.empty() && end == '\r') return;
-    text.append(prefix(first_rank_ + rank)).append(line).push_back(end);
+    text.append(prefix(rank)).append(line).push_back(end);
   });
   if (!text.empty()) target(stream).write(text);
 }
@@ -49,11 +62,10 @@ void Console::write_plain(int rank, Stream stream, std::string_view bytes) {
 void Console::write_screen(int rank, Stream stream, std::string_view bytes) {
   std::string lines;
   source(rank, stream).screen.feed(bytes, [&](std::string_view line) {
-    lines.append(prefix(first_rank_ + rank)).append(line).push_back('\n');
+    lines.append(prefix(rank)).append(line).push_back('\n');
   });
-  const bool has_bar = first_rank_ + rank == 0;
-  if (has_bar) bar_stream_ = stream;
-  if (lines.empty() && !has_bar) return;
+  if (rank == bar_rank_) bar_stream_ = stream;
+  if (lines.empty() && rank != bar_rank_) return;
   std::string text = erase_bar();
   text += lines;
   text += draw_bar();
@@ -65,14 +77,17 @@ std::string Console::erase_bar() {
 }
 
 std::string Console::draw_bar() {
-  if (first_rank_ != 0) return "";
-  std::string_view bar = source(0, bar_stream_).screen.current();
+  if (!bar_rank_) return "";
+  std::string_view bar = source(*bar_rank_, bar_stream_).screen.current();
   if (bar.empty()) {
-    bar = source(0, bar_stream_ == Stream::out ? Stream::err : Stream::out).screen.current();
+    const Stream other = bar_stream_ == Stream::out ? Stream::err : Stream::out;
+    bar = source(*bar_rank_, other).screen.current();
   }
   bar_drawn_ = !bar.empty();
+  if (!bar_drawn_) return "";
   // A line that wraps could not be erased.
-  return bar_drawn_ ? prefix(0) + fit(bar, columns_beside_prefix(columns_())) : std::string();
+  const std::string& before = prefix(*bar_rank_);
+  return before + fit(bar, columns_beside(before, columns_()));
 }
 
 void Console::finish() {
@@ -81,28 +96,24 @@ void Console::finish() {
     for (int rank = 0; rank < static_cast<int>(sources_.size()); ++rank) {
       const Source& from = source(rank, stream);
       const auto rest = target(stream).terminal ? from.screen.current() : from.plain.pending();
-      if (!rest.empty()) text.append(prefix(first_rank_ + rank)).append(rest).push_back('\n');
+      if (!rest.empty()) text.append(prefix(rank)).append(rest).push_back('\n');
     }
     if (!text.empty()) target(stream).write(text);
   }
 }
 
+int width(std::string_view text) {
+  int columns = 0;
+  for_each_piece(text, [&](std::string_view, int own) { columns += own; });
+  return columns;
+}
+
 std::string fit(std::string_view text, int columns) {
   std::string result;
-  int width = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte == 0x1b && i + 1 < text.size() && text[i + 1] == '[') {
-      // An escape sequence "\x1b[31m" ends with a byte from '@' to '~'.
-      const std::size_t begin = i;
-      for (i += 2; i < text.size() && (text[i] < '@' || text[i] > '~');) ++i;
-      result += text.substr(begin, i + 1 - begin);
-      continue;
-    }
-    // Neither a control character nor a continuation of a UTF-8 sequence.
-    if (byte >= 0x20 && (byte & 0xC0) != 0x80) ++width;
-    if (width <= columns) result += text[i];
-  }
+  for_each_piece(text, [&](std::string_view piece, int own) {
+    columns -= own;
+    if (columns >= 0 || piece.size() > 1) result += piece;
+  });
   return result;
 }
 

@@ -10,7 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <optional>
 #include <random>
 #include <span>
@@ -18,42 +17,22 @@
 #include <utility>
 
 #include "base/errno_error.h"
-#include "base/pipe.h"
 #include "launch/inherited_fds.h"
+#include "launch/job_output.h"
+#include "launch/log_directory.h"
 #include "launch/program.h"
 #include "launch/signal_forwarding.h"
 #include "launch/supervision.h"
-#include "launch/tail_buffer.h"
 #include "launch/worker_environment.h"
 
 namespace paceline::launch {
 namespace {
 
-namespace fs = std::filesystem;
 using base::UniqueFd;
 
-class PrivateDirectory {
- public:
-  PrivateDirectory() {
-    std::error_code error;
-    const fs::path parent = fs::temp_directory_path(error);
-    std::string name = (error ? fs::path("/tmp") : parent) / "paceline-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw base::errno_error(fmt::format("cannot create the directory {} for error files", name));
-    }
-    path_ = name;
-  }
-  PrivateDirectory(const PrivateDirectory&) = delete;
-  PrivateDirectory& operator=(const PrivateDirectory&) = delete;
-  ~PrivateDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+// How long the rest of a job's output waits for a reader. After a success there is no limit.
+constexpr int kOutputTimeoutAfterSignalMs = 1000;
+constexpr int kOutputTimeoutAfterFailureMs = 10000;
 
 void check(const JobSpec& spec) {
   if (spec.processes < 1 || spec.processes > kMaxProcesses) {
@@ -71,6 +50,14 @@ void check(const JobSpec& spec) {
     throw UsageError(fmt::format("node {} of {} cannot have ranks {} to {} of {}", spec.node,
                                  spec.nodes, spec.first_rank, spec.first_rank + spec.processes - 1,
                                  world_size));
+  }
+  if (!spec.destinations.empty() &&
+      (spec.directory.empty() ||
+       spec.destinations.size() != static_cast<std::size_t>(spec.processes))) {
+    throw UsageError(fmt::format("destinations of {} ranks{}; expected them for {}, in a directory",
+                                 spec.destinations.size(),
+                                 spec.directory.empty() ? " without a directory" : "",
+                                 spec.processes));
   }
   if (spec.master_port < 0 || spec.master_port > 65535) {
     throw UsageError(
@@ -91,13 +78,6 @@ ino_t inode(int fd) {
   return info.st_ino;
 }
 
-// The output of one worker on its way to the caller.
-struct Source {
-  int local_rank;
-  Stream stream;
-  UniqueFd fd;
-};
-
 class Job {
  public:
   explicit Job(const JobSpec& spec);
@@ -105,21 +85,20 @@ class Job {
 
  private:
   Worker make_worker(int local_rank, const InheritedFds& inherited_fds) const;
-  UniqueFd add_source(int local_rank, Stream stream);
+  std::string describe_terminal(const Worker& worker) const;
   void pass_output_until_end(Supervision& supervision);
+  void pass_files(bool has_failed);
   bool handle_end(Supervision& supervision);
   void handle_signals(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal);
   NonBlockingWriter* blocked_writer() const;
-  bool read_some(Source& source);
   JobResult collect(std::span<const WorkerState> workers) const;
 
   const JobSpec& spec_;
   const std::string file_;
-  const PrivateDirectory directory_;
+  const JobDirectory directory_;
   const JobIdentity identity_;
-  std::vector<Source> sources_;
-  std::vector<TailBuffer> last_lines_;
+  JobOutput output_;
   const base::Deadline::Clock::time_point started_ = base::Deadline::Clock::now();
   int signal_ = 0;  // the first
   bool interrupted_ = false;
@@ -128,9 +107,10 @@ class Job {
 Job::Job(const JobSpec& spec)
     : spec_(spec),
       file_(find_program(spec.command.front())),
+      directory_(spec.directory, spec.processes),
       identity_{spec.run_id.empty() ? random_run_id() : spec.run_id,
                 spec.master_port != 0 ? spec.master_port : find_free_port(), directory_.path()},
-      last_lines_(static_cast<std::size_t>(spec.processes)) {}
+      output_(spec, directory_.path()) {}
 
 JobResult Job::run() {
   std::optional<Supervision> supervision;
@@ -146,22 +126,22 @@ JobResult Job::run() {
               .worker_mask = spec_.signals != nullptr ? spec_.signals->original_mask() : own_mask(),
               .failure_grace = spec_.failure_grace,
               .stop_grace = spec_.stop_grace,
-              .directory = directory_.path()};
-    for (int local = 0; local < spec_.processes; ++local) {
-      Worker& worker = plan.workers.emplace_back(make_worker(local, inherited_fds));
-      worker.standard[0] = local == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
-      worker.standard[1] = write_ends.emplace_back(add_source(local, Stream::out)).get();
-      worker.standard[2] = write_ends.emplace_back(add_source(local, Stream::err)).get();
-      if (local == 0 && spec_.terminal_columns > 0) {
-        worker.environment.push_back(fmt::format("PACELINE_TERMINAL={},{},{}",
-                                                 spec_.terminal_columns, inode(worker.standard[1]),
-                                                 inode(worker.standard[2])));
+              .directory = directory_.is_temporary() ? directory_.path() : ""};
+    for (int rank = 0; rank < spec_.processes; ++rank) {
+      Worker& worker = plan.workers.emplace_back(make_worker(rank, inherited_fds));
+      worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
+      worker.standard[1] = write_ends.emplace_back(output_.open(rank, Stream::out)).get();
+      worker.standard[2] = write_ends.emplace_back(output_.open(rank, Stream::err)).get();
+      if (rank == 0 && spec_.terminal_columns > 0) {
+        worker.environment.push_back(describe_terminal(worker));
       }
     }
     supervision.emplace(plan);
   }
   pass_output_until_end(*supervision);
-  return collect(supervision->result());
+  const auto workers = supervision->result();
+  pass_files(std::ranges::any_of(workers, [](const WorkerState& one) { return one.status != 0; }));
+  return collect(workers);
 }
 
 Worker Job::make_worker(int local_rank, const InheritedFds& inherited_fds) const {
@@ -183,13 +163,14 @@ Worker Job::make_worker(int local_rank, const InheritedFds& inherited_fds) const
   return worker;
 }
 
-UniqueFd Job::add_source(int local_rank, Stream stream) {
-  base::Pipe pipe = base::make_pipe();
-  if (::fcntl(pipe.read_end.get(), F_SETFL, O_NONBLOCK) != 0) {
-    throw base::errno_error("cannot make a pipe non-blocking");
+// The worker's pipes lead to the terminal; its files do too, but a bar is of no use in them.
+std::string Job::describe_terminal(const Worker& worker) const {
+  std::string text = fmt::format("PACELINE_TERMINAL={}", spec_.terminal_columns);
+  for (const Stream stream : {Stream::out, Stream::err}) {
+    if (output_.destination(0, stream) != Destination::console) continue;
+    text += fmt::format(",{}", inode(worker.standard[1 + static_cast<std::size_t>(stream)]));
   }
-  sources_.push_back({local_rank, stream, std::move(pipe.read_end)});
-  return std::move(pipe.write_end);
+  return text;
 }
 
 void Job::pass_output_until_end(Supervision& supervision) {
@@ -197,13 +178,15 @@ void Job::pass_output_until_end(Supervision& supervision) {
   for (bool ended = false; !ended;) {
     NonBlockingWriter* const blocked = blocked_writer();
     std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_fd, POLLIN, 0}};
+    int timeout = -1;
     if (blocked != nullptr) {
       fds.push_back({blocked->fd(), POLLOUT, 0});
     } else {
-      for (const Source& source : sources_) fds.push_back({source.fd.get(), POLLIN, 0});
+      timeout = output_.prepare_poll(fds);
     }
+    const std::size_t outputs = fds.size() - 2;
     if (spec_.other_nodes != nullptr) spec_.other_nodes->add_to(fds);
-    if (::poll(fds.data(), fds.size(), -1) < 0) {
+    if (::poll(fds.data(), fds.size(), timeout) < 0) {
       if (errno == EINTR) continue;
       throw base::errno_error("cannot wait for the workers");
     }
@@ -211,10 +194,28 @@ void Job::pass_output_until_end(Supervision& supervision) {
     if (blocked != nullptr) blocked->write_some();
     // Checked before the output is read, so that all of it is read after the end.
     ended = fds[0].revents != 0 && handle_end(supervision);
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-      while (ended && read_some(sources_[i])) {
+    if (!ended && blocked == nullptr) output_.read_ready(std::span(fds).subspan(2, outputs));
+  }
+  output_.read_pipes();
+}
+
+// Files may hold more than memory, so they are read as fast as the console takes it. What it does
+// not get is in the files.
+void Job::pass_files(bool has_failed) {
+  const int signals_fd = spec_.signals != nullptr ? spec_.signals->fd() : -1;
+  const int timeout = signal_ != 0 ? kOutputTimeoutAfterSignalMs
+                      : has_failed ? kOutputTimeoutAfterFailureMs
+                                   : -1;
+  while (output_.read_files()) {
+    while (NonBlockingWriter* const blocked = blocked_writer()) {
+      std::array<pollfd, 2> fds{{{blocked->fd(), POLLOUT, 0}, {signals_fd, POLLIN, 0}}};
+      if (::poll(fds.data(), fds.size(), timeout) == 0) return;
+      const int signal = fds[1].revents != 0 ? spec_.signals->next() : 0;
+      if (signal != 0 && signal != SIGTSTP) {
+        if (signal_ == 0) signal_ = signal;
+        return;
       }
-      if (!ended && blocked == nullptr && fds[i + 2].revents != 0) read_some(sources_[i]);
+      blocked->write_some();
     }
   }
 }
@@ -251,18 +252,6 @@ NonBlockingWriter* Job::blocked_writer() const {
   return found == spec_.writers.end() ? nullptr : *found;
 }
 
-// False if there is nothing to read now; closes the source at its end.
-bool Job::read_some(Source& source) {
-  std::array<char, 65536> buffer;
-  const ssize_t size = ::read(source.fd.get(), buffer.data(), buffer.size());
-  if (size == 0) source.fd.reset();
-  if (size <= 0) return false;
-  const std::string_view bytes(buffer.data(), static_cast<std::size_t>(size));
-  last_lines_[static_cast<std::size_t>(source.local_rank)].feed(source.stream, bytes);
-  if (spec_.output) spec_.output(source.local_rank, source.stream, bytes);
-  return true;
-}
-
 void Job::forward_signal(Supervision& supervision, int signal) {
   if (signal == SIGTSTP) {
     supervision.send(SIGSTOP);
@@ -277,13 +266,13 @@ void Job::forward_signal(Supervision& supervision, int signal) {
 
 JobResult Job::collect(std::span<const WorkerState> workers) const {
   JobResult result{.ranks = {}, .signal = signal_};
-  for (std::size_t local = 0; local < workers.size(); ++local) {
-    result.ranks.push_back(
-        {.status = workers[local].status,
-         .ended = workers[local].end - started_,
-         .stopped = workers[local].stopped,
-         .error = read_error_file(error_file_path(identity_, static_cast<int>(local))),
-         .last_lines = last_lines_[local].lines()});
+  for (int rank = 0; rank < spec_.processes; ++rank) {
+    const WorkerState& worker = workers[static_cast<std::size_t>(rank)];
+    result.ranks.push_back({.status = worker.status,
+                            .ended = worker.end - started_,
+                            .stopped = worker.stopped,
+                            .error = read_error_file(error_file_path(identity_, rank)),
+                            .last_lines = output_.last_lines(rank)});
   }
   return result;
 }

@@ -2,7 +2,9 @@
 
 #include <poll.h>
 
+#include <array>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -39,6 +41,8 @@ struct JobSpec {
   int processes = 1;                 // 1 to kMaxProcesses
   std::vector<std::string> command;  // the program, found as a shell would, and its arguments
   bool pass_local_rank = false;      // append --local_rank=R to the arguments
+  // LOCAL_RANK is 0 for every rank, and CUDA_VISIBLE_DEVICES names its own device only.
+  bool virtual_local_rank = false;
   // The CPUs of each rank, its affinity mask; empty: all have this process's.
   std::vector<std::vector<int>> cpus;
 
@@ -64,7 +68,14 @@ struct JobSpec {
   // terminal.
   int terminal_columns = 0;
 
-  // Called on the thread of run_job. May be empty.
+  // Where the files of the ranks are kept: DIRECTORY/LOCAL_RANK/error.json, and stdout.log and
+  // stderr.log of the streams that go to files. Empty: a temporary one, removed at the end.
+  std::filesystem::path directory;
+  // Where each rank's stdout and stderr go; empty: all of it to the console. A worker writes a file
+  // itself, so that nothing is lost whichever process ends first. Needs a `directory`.
+  std::vector<std::array<Destination, 2>> destinations;
+
+  // What the console gets. Called on the thread of run_job. May be empty.
   OutputSink output;
   // What `output` writes to. While one of these has text pending, the workers' output is not read;
   // signals still are.

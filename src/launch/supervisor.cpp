@@ -290,7 +290,7 @@ void await_hang_up(int control, int launcher) {
 // The last thing that the supervisor does, and the guard once more.
 [[noreturn]] void leave(const Plan& plan) {
   std::error_code error;
-  std::filesystem::remove_all(plan.directory, error);
+  if (!plan.directory.empty()) std::filesystem::remove_all(plan.directory, error);
   ::_exit(0);
 }
 

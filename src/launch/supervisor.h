@@ -21,7 +21,7 @@ struct Plan {
   sigset_t worker_mask;
   std::chrono::milliseconds failure_grace;
   std::chrono::milliseconds stop_grace;
-  std::filesystem::path directory;  // removed at the end
+  std::filesystem::path directory;  // removed at the end; empty: none is
 };
 
 // What they report, in memory that they share with the launcher; complete once they have hung up.

@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
+
+#include <paceline/error.h>
+
+#include "base/parse.h"
 
 namespace paceline::launch {
 namespace {
@@ -22,10 +27,42 @@ Variables parse_variables(const char* const* inherited) {
   return variables;
 }
 
+std::string text_of(const Variables& variables, const char* name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? "" : found->second;
+}
+
+std::string trim(std::string_view text) {
+  constexpr const char* kSpace = " \t\n\r\f\v";
+  const std::size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
+  return std::string(text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin));
+}
+
+// Leaves to a rank the device that its local rank numbers, as torchrun does. HIP's variable counts
+// before CUDA's.
+void narrow_devices(Variables& variables, int local_rank) {
+  const bool is_hip = !text_of(variables, "HIP_VISIBLE_DEVICES").empty();
+  const char* const name = is_hip ? "HIP_VISIBLE_DEVICES" : "CUDA_VISIBLE_DEVICES";
+  std::string device = std::to_string(local_rank);
+  if (variables.contains(name)) {
+    const std::string visible = variables[name];
+    const auto devices = base::split_at_commas(visible);
+    if (static_cast<std::size_t>(local_rank) >= devices.size()) {
+      throw UsageError(
+          fmt::format("{}={} names no device for local rank {}, and with --virtual-local-rank each "
+                      "process has one of its own: start at most {}, or name more devices",
+                      name, visible, local_rank, devices.size()));
+    }
+    device = trim(devices[static_cast<std::size_t>(local_rank)]);
+  }
+  variables["CUDA_VISIBLE_DEVICES"] = device;
+  if (is_hip) variables["HIP_VISIBLE_DEVICES"] = device;
+}
+
 }  // namespace
 
-std::filesystem::path error_file_path(const JobIdentity& job, int local_rank) {
-  return job.directory / fmt::format("rank{}.json", local_rank);
+std::filesystem::path error_file_path(const JobIdentity& job, int rank) {
+  return job.directory / std::to_string(rank) / "error.json";
 }
 
 std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job,
@@ -48,7 +85,8 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   const int world_size = spec.world_size != 0 ? spec.world_size : spec.processes;
   for (const char* name : {"RANK", "ROLE_RANK"}) set_number(name, rank);
   for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) set_number(name, world_size);
-  set_number("LOCAL_RANK", local_rank);
+  set_number("LOCAL_RANK", spec.virtual_local_rank ? 0 : local_rank);
+  if (spec.virtual_local_rank) narrow_devices(variables, local_rank);
   set_number("LOCAL_WORLD_SIZE", spec.processes);
   set_number("GROUP_RANK", spec.node);
   set_number("GROUP_WORLD_SIZE", spec.nodes);
@@ -59,6 +97,7 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   set("TORCHELASTIC_MAX_RESTARTS", std::to_string(spec.max_restarts));
   set("TORCHELASTIC_RUN_ID", job.run_id);
   set("TORCHELASTIC_ERROR_FILE", error_file_path(job, local_rank).string());
+  variables.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (store_fd >= 0) set_number("PACELINE_STORE_FD", store_fd);
   if (!bootstrap_sockets.empty())
     set("PACELINE_BOOTSTRAP_SOCKETS", fmt::format("{}", fmt::join(bootstrap_sockets, ",")));

@@ -16,6 +16,7 @@
 #include "base/unique_fd.h"
 #include "launch/error_file.h"
 #include "launch/job.h"
+#include "launch/log_directory.h"
 #include "launch/process_tree.h"
 #include "launch/program.h"
 #include "launch/report.h"
@@ -30,6 +31,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
+using ::testing::StartsWith;
 
 class ErrorFileTest : public ::testing::Test {
  protected:
@@ -187,11 +190,83 @@ TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
                   "LOCAL_WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1234",
                   "OMP_NUM_THREADS=4", "PACELINE_BOOTSTRAP_SOCKETS=5,6", "PACELINE_STORE_FD=8",
                   "RANK=0", "ROLE_NAME=default", "ROLE_RANK=0", "ROLE_WORLD_SIZE=3",
-                  "TORCHELASTIC_ERROR_FILE=/d/rank0.json", "TORCHELASTIC_MAX_RESTARTS=0",
-                  "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_RUN_ID=id", "WORLD_SIZE=3"));
+                  "TORCHELASTIC_ERROR_FILE=/d/0/error.json", "TORCHELASTIC_MAX_RESTARTS=0",
+                  "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_RUN_ID=id",
+                  "TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "WORLD_SIZE=3"));
   const auto second = worker_environment(spec, job, 2, {7}, 8, inherited);
   EXPECT_THAT(second, Contains("RANK=2"));
   EXPECT_THAT(second, Contains("PACELINE_BOOTSTRAP_SOCKETS=7"));
+}
+
+// What torchrun 2.15 sets; see _set_local_rank_env in its local_elastic_agent.py.
+TEST(WorkerEnvironment, VirtualLocalRanksSeeTheirOwnDevice) {
+  JobSpec spec;
+  spec.processes = 3;
+  spec.virtual_local_rank = true;
+  const JobIdentity job{"id", 1234, "/d"};
+  const auto environment = [&](int rank, std::vector<const char*> inherited) {
+    inherited.push_back(nullptr);
+    return worker_environment(spec, job, rank, {}, 8, inherited.data());
+  };
+  EXPECT_THAT(environment(2, {}), IsSupersetOf({"LOCAL_RANK=0", "RANK=2", "LOCAL_WORLD_SIZE=3",
+                                                "CUDA_VISIBLE_DEVICES=2"}));
+  EXPECT_THAT(environment(1, {"CUDA_VISIBLE_DEVICES=5, GPU-7 ,9"}),
+              Contains("CUDA_VISIBLE_DEVICES=GPU-7"));
+  EXPECT_THAT(environment(0, {"CUDA_VISIBLE_DEVICES="}), Contains("CUDA_VISIBLE_DEVICES="));
+  EXPECT_THAT(environment(1, {"CUDA_VISIBLE_DEVICES=1,2,3", "HIP_VISIBLE_DEVICES=6,4"}),
+              IsSupersetOf({"CUDA_VISIBLE_DEVICES=4", "HIP_VISIBLE_DEVICES=4"}));
+  EXPECT_THAT(environment(1, {"CUDA_VISIBLE_DEVICES=1,2", "HIP_VISIBLE_DEVICES="}),
+              IsSupersetOf({"CUDA_VISIBLE_DEVICES=2", "HIP_VISIBLE_DEVICES="}));
+  try {
+    environment(2, {"CUDA_VISIBLE_DEVICES=1,2"});
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(),
+                StartsWith("CUDA_VISIBLE_DEVICES=1,2 names no device for local rank 2, "));
+  }
+}
+
+TEST(LogDirectory, IsOfTheRunAlone) {
+  const test::TemporaryDirectory directory;
+  const auto start = directory.path() / "new" / "job_";
+  const auto one = make_run_directory(start);
+  const auto two = make_run_directory(start);
+  EXPECT_NE(one, two);
+  for (const auto& run : {one, two}) {
+    EXPECT_THAT(run.string(), StartsWith(start.string()));
+    EXPECT_TRUE(std::filesystem::is_empty(run));
+  }
+  std::ofstream(directory.path() / "file");
+  try {
+    make_run_directory(directory.path() / "file" / "job_");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/file: Not a directory (ENOTDIR)"));
+  }
+}
+
+TEST(LogDirectory, OneThatIsTemporaryGoes) {
+  std::filesystem::path path;
+  {
+    const JobDirectory temporary({}, 2);
+    path = temporary.path();
+    EXPECT_TRUE(std::filesystem::is_directory(path / "1"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  const test::TemporaryDirectory directory;
+  { const JobDirectory kept(directory.path() / "attempt_0", 1); }
+  EXPECT_TRUE(std::filesystem::is_directory(directory.path() / "attempt_0" / "0"));
+}
+
+TEST(LogDirectory, ReadsTheEndOfAFile) {
+  const test::TemporaryDirectory directory;
+  const auto path = directory.path() / "log";
+  EXPECT_EQ(read_end(path, 5), "");
+  std::ofstream(path) << "0123456789";
+  EXPECT_EQ(read_end(path, 4), "6789");
+  EXPECT_EQ(read_end(path, 10), "0123456789");
+  EXPECT_EQ(read_end(path, 99), "0123456789");
+  EXPECT_EQ(read_end(directory.path(), 5), "");
 }
 
 TEST(FindProgram, SearchesAsAShellDoes) {
@@ -228,6 +303,13 @@ TEST(RunJob, RejectsInvalidSpecs) {
   spec.cpus = {{0}, {0}};
   EXPECT_THROW(run_job(spec), UsageError);
   spec.cpus.clear();
+  spec.destinations = {{Destination::file, Destination::console}};
+  EXPECT_THROW(run_job(spec), UsageError);  // no directory
+  spec.directory = "/nonexistent/directory";
+  spec.destinations.push_back(spec.destinations.front());
+  EXPECT_THROW(run_job(spec), UsageError);
+  spec.destinations.clear();
+  spec.directory.clear();
   spec.master_port = 65536;
   EXPECT_THROW(run_job(spec), UsageError);
 }

@@ -1,9 +1,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <paceline/error.h>
+
 #include "launch/console.h"
+#include "launch/filtered_log.h"
 #include "launch/line_splitter.h"
 #include "launch/tail_buffer.h"
+#include "support/temporary_directory.h"
 
 namespace paceline::launch {
 namespace {
@@ -66,14 +78,42 @@ TEST(TailBuffer, KeepsTheLastLinesAsATerminalShowsThem) {
   EXPECT_EQ(lines.lines().back(), std::string(499, 'x') + "...") << "cut between characters";
 }
 
+TEST(FilteredLog, HasTheWholeLinesThatContainAText) {
+  const test::TemporaryDirectory directory;
+  const auto path = directory.path() / "attempt_0" / "filtered.log";
+  const auto content = [&] {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  FilteredLog log(path, {"apple", "a,b"}, {"0: ", "1: "});
+  log.write(0, "an app");
+  log.write(1, "a pear\nan apple\n");
+  EXPECT_EQ(content(), "1: an apple\n");
+  log.write(0, "le\r\nunrelated\nno newline a,b");
+  EXPECT_EQ(content(), "1: an apple\n0: an apple\n");
+  log.finish();
+  EXPECT_EQ(content(), "1: an apple\n0: an apple\n0: no newline a,b\n");
+}
+
+TEST(FilteredLog, SaysThatItCouldNotBeWritten) {
+  FilteredLog full("/dev/full", {"x"}, {""});
+  full.write(0, "no match\n");
+  EXPECT_NO_THROW(full.finish());
+  full.write(0, "x\n");
+  EXPECT_THROW(full.finish(), Error);
+  EXPECT_THROW(FilteredLog("/proc/none/log", {"x"}, {""}), Error);
+}
+
 struct Screen {
   std::string out;
   std::string err;
   Console console;
-  Screen(bool out_terminal, bool err_terminal, int columns = 40)
+  explicit Screen(bool out_terminal, bool err_terminal, int columns = 40,
+                  std::vector<std::string> prefixes = {"[rank0]: ", "[rank1]: "},
+                  std::optional<int> bar_rank = 0)
       : console({[this](std::string_view text) { out += text; }, out_terminal},
-                {[this](std::string_view text) { err += text; }, err_terminal}, 2,
-                [columns] { return columns; }) {}
+                {[this](std::string_view text) { err += text; }, err_terminal}, std::move(prefixes),
+                bar_rank, [columns] { return columns; }) {}
 };
 
 TEST(Console, PrefixesWholeLinesIntoFiles) {
@@ -142,6 +182,59 @@ TEST(Console, CutsABarThatWouldWrap) {
   EXPECT_EQ(screen.out, "[rank0]: 0123456789a");
   screen.console.finish();
   EXPECT_EQ(screen.out, "[rank0]: 0123456789a\r\x1b[K[rank0]: 0123456789ab\n");
+}
+
+// As on a node that is not the first: none of its ranks is global rank 0.
+TEST(Console, DrawsTheBarOfTheGivenRankOnly) {
+  Screen other(true, true, 40, {"[rank2]: ", "[rank3]: "}, std::nullopt);
+  other.console.write(0, Stream::err, "\r10%\r20%");
+  EXPECT_EQ(other.err, "");
+  other.console.write(1, Stream::err, "hello\n");
+  other.console.finish();
+  EXPECT_EQ(other.err, "[rank3]: hello\n[rank2]: 20%\n");
+  Screen second(true, true, 40, {"[rank1]: ", "[rank0]: "}, 1);
+  second.console.write(0, Stream::err, "\r10%");
+  second.console.write(1, Stream::err, "\r20%");
+  EXPECT_EQ(second.err, "[rank0]: 20%");
+}
+
+TEST(Console, PrefixesEachStateOfABarOnceInAFile) {
+  const std::string text = "\r10%\r\r20%\r\n\rdone\n";
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    Screen screen(false, false);
+    for (std::size_t at = 0; at < text.size(); at += size) {
+      screen.console.write(1, Stream::out, std::string_view(text).substr(at, size));
+      screen.console.write(0, Stream::out, "x\n");
+    }
+    std::string own;
+    for (std::size_t at = 0; at < screen.out.size();) {
+      const std::size_t end = screen.out.find_first_of("\r\n", at) + 1;
+      if (screen.out.substr(at, end - at) != "[rank0]: x\n") own += screen.out.substr(at, end - at);
+      at = end;
+    }
+    EXPECT_EQ(own, "[rank1]: 10%\r[rank1]: 20%\n[rank1]: done\n") << size;
+  }
+}
+
+TEST(Console, TheBarSurvivesTheLinesOfAllRanks) {
+  Screen screen(true, true);
+  screen.console.write(0, Stream::err, "\r10%");
+  screen.console.write(1, Stream::err, "one\r\ntwo\nthr");
+  screen.console.write(1, Stream::err, "ee\n");
+  screen.console.write(0, Stream::out, "\rfour\r\n");
+  EXPECT_EQ(screen.err + screen.out,
+            "[rank0]: 10%"
+            "\r\x1b[K[rank1]: one\n[rank1]: two\n[rank0]: 10%"
+            "\r\x1b[K[rank1]: three\n[rank0]: 10%"
+            "\r\x1b[K[rank0]: four\n[rank0]: 10%");
+}
+
+TEST(Console, CountsThePrefixesColumnsNotItsBytes) {
+  Screen screen(true, true, 8, {"\x1b[32m\u00e9>\x1b[0m "});
+  screen.console.write(0, Stream::out, "0123456789");
+  EXPECT_EQ(screen.out, "\x1b[32m\u00e9>\x1b[0m 01234");
+  EXPECT_EQ(Console::columns_beside("[rank0]: ", 40), 31);
+  EXPECT_EQ(Console::columns_beside("[rank0]: ", 5), 1);
 }
 
 TEST(Console, FinishEndsTheBarOnce) {

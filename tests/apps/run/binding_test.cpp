@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <utility>
 
 #include "base/cores.h"
 #include "launcher.h"
@@ -61,6 +62,27 @@ TEST_F(BindToCores, GivesEachRankACoreOfItsOwn) {
   EXPECT_THAT(job.out(), HasSubstr("[rank0]: cores=" + core(0) + " threads=1\n"));
   EXPECT_THAT(job.out(), HasSubstr("[rank1]: cores=" + core(1) + " threads=1\n"));
   EXPECT_THAT(job.err(), HasSubstr("), each on 1 core of its own\n"));
+}
+
+TEST_F(BindToCores, NumaBindingGivesExclusiveCores) {
+  auto job = start(cores_, 2, kShowCores, {"--numa_binding=exclusive"});
+  const int code = job.wait();
+  if (code == 2) GTEST_SKIP() << job.err();  // hyper-threads of one core, or nodes of one core
+  EXPECT_EQ(code, 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[rank0]: cores=" + core(0) + "\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: cores=" + core(1) + "\n"));
+  EXPECT_THAT(job.err(), HasSubstr("), each bound to 1 core of its own on "));
+}
+
+TEST_F(BindToCores, NumaBindingKeepsToTheAllowedCores) {
+  for (const auto& [mode, kind] : {std::pair{"node", " NUMA node"}, std::pair{"socket", " socket"},
+                                   std::pair{"core-complex", " cache"}}) {
+    auto job = start({cores_[1]}, 2, kShowCores, {"--numa-binding", mode});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_THAT(job.out(), HasSubstr("[rank0]: cores=" + core(1) + "\n"));
+    EXPECT_THAT(job.out(), HasSubstr("[rank1]: cores=" + core(1) + "\n"));
+    EXPECT_THAT(job.err(), HasSubstr(std::string("), each bound to the only") + kind + "\n"));
+  }
 }
 
 TEST_F(BindToCores, ChangesNothingWithoutTheFlag) {

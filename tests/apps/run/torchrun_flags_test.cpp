@@ -33,9 +33,12 @@ TEST_F(Launcher, ReadsTorchrunsVariables) {
   ChildProcess nodes({PACELINE_COMMAND, "run", "true"}, {{"PET_NNODES", "many"}});
   EXPECT_EQ(nodes.wait(), 2);
   EXPECT_THAT(nodes.err(), HasSubstr("or MIN:MAX, such as 2:4 (from PET_NNODES)"));
-  ChildProcess logs({PACELINE_COMMAND, "run", "true"}, {{"PET_LOG_DIR", "/tmp"}});
-  EXPECT_EQ(logs.wait(), 2);
-  EXPECT_THAT(logs.err(), HasSubstr("PET_LOG_DIR=/tmp: paceline run does not have this flag"));
+  ChildProcess tee({PACELINE_COMMAND, "run", "true"}, {{"PET_TEE", "5"}});
+  EXPECT_EQ(tee.wait(), 2);
+  EXPECT_THAT(tee.err(), HasSubstr("as in 0:1,1:3 (from PET_TEE)"));
+  ChildProcess port({PACELINE_COMMAND, "run", "true"}, {{"PET_MASTER_PORT", "x"}});
+  EXPECT_EQ(port.wait(), 2);
+  EXPECT_THAT(port.err(), HasSubstr("from 1 to 65535 (from PET_MASTER_PORT)"));
 }
 
 TEST_F(Launcher, CountsTheGpusToUse) {
@@ -69,6 +72,68 @@ TEST_F(Launcher, StartsPythonAsTorchrunDoes) {
   ChildProcess chosen({PACELINE_COMMAND, "run", script.string()}, {{"PYTHON_EXEC", "echo"}});
   EXPECT_EQ(chosen.wait(), 0) << chosen.err();
   EXPECT_EQ(chosen.out(), "[rank0]: -u " + script.string() + "\n");
+}
+
+TEST_F(Launcher, RunsAScriptByItsPath) {
+  const test::TemporaryDirectory directory;
+  const auto script = directory.path() / "train";  // not by its name
+  std::ofstream(script) << "import sys\nif __name__ == '__main__': print(sys.argv, __file__)\n";
+  const std::string path = script.string();
+  auto job = paceline({"run", "--run-path", "--no-python", path, "-m", "5"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "[rank0]: ['" + path + "', '-m', '5'] " + path + "\n");
+  std::ofstream(script) << "raise SystemExit(4)\n";
+  auto failing = paceline({"run", "--run_path", path});
+  EXPECT_EQ(failing.wait(), 4) << failing.err();
+}
+
+TEST_F(Launcher, PrefixesLinesByATemplate) {
+  const std::vector<std::string> flags{"--role=trainer", "--log-line-prefix-template",
+                                       "[${role_name}$local_rank/${rank}]$$${nope}$rank_x$ $1"};
+  auto given = run(2, "echo out; echo err >&2", flags, {{"PET_LOG_LINE_PREFIX_TEMPLATE", "no"}});
+  EXPECT_EQ(given.wait(), 0) << given.err();
+  EXPECT_THAT(given.out(), HasSubstr("[trainer0/0]$${nope}$rank_x$ $1out\n"));
+  EXPECT_THAT(given.out(), HasSubstr("[trainer1/1]$${nope}$rank_x$ $1out\n"));
+  EXPECT_THAT(given.err(), HasSubstr("[trainer1/1]$${nope}$rank_x$ $1err\n"));
+  const Environment variables{{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[x]"}};
+  auto torchruns = run(1, "echo out", {}, variables);
+  EXPECT_EQ(torchruns.wait(), 0);
+  EXPECT_EQ(torchruns.out(), "[x]out\n");
+  auto empty = run(1, "echo out", {"--log-line-prefix-template="}, variables);
+  EXPECT_EQ(empty.wait(), 0);
+  EXPECT_EQ(empty.out(), "[x]out\n");
+  auto bracketed = run(1, "echo out", {"--log-line-prefix-template=[a,b]"});
+  EXPECT_EQ(bracketed.wait(), 0) << bracketed.err();
+  EXPECT_EQ(bracketed.out(), "[a,b]out\n");
+}
+
+// torchrun takes these for the default, except for the role, which is empty then, and for the
+// signals, of which there are none.
+TEST_F(Launcher, TakesEmptyValuesAsTorchrunDoes) {
+  auto job = run(2, "echo $ROLE_NAME.$MASTER_ADDR.$TORCHELASTIC_SIGNALS_TO_HANDLE.$RANK",
+                 {"--role=", "--master-addr=", "--signals-to-handle=", "--local_ranks_filter=",
+                  "--rdzv-endpoint=", "--rdzv_conf=", "--local-addr=", "--rdzv-id=", "--log-dir=",
+                  "--log-line-prefix-template", ""});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[rank0]: .127.0.0.1..0\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: .127.0.0.1..1\n"));
+  auto unhandled = run(1, "echo worker=$$; exec sleep 1000", {"--signals-to-handle="});
+  unhandled.wait_for("worker=");
+  const pid_t worker = test::pid_after(unhandled.out(), "worker");
+  unhandled.signal(SIGTERM);
+  EXPECT_EQ(unhandled.wait(), 128 + SIGTERM);
+  EXPECT_TRUE(test::eventually([&] { return test::is_gone(worker); }));
+}
+
+TEST_F(Launcher, VirtualLocalRanksAreZero) {
+  auto job = run(2, "echo $RANK $LOCAL_RANK $CUDA_VISIBLE_DEVICES", {},
+                 {{"PET_VIRTUAL_LOCAL_RANK", "1"}, {"CUDA_VISIBLE_DEVICES", "3,7"}});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[rank0]: 0 0 3\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[rank1]: 1 0 7\n"));
+  auto few = run(2, "true", {"--virtual-local-rank"}, {{"CUDA_VISIBLE_DEVICES", "3"}});
+  EXPECT_EQ(few.wait(), 2);
+  EXPECT_THAT(few.err(), HasSubstr("CUDA_VISIBLE_DEVICES=3 names no device for local rank 1"));
 }
 
 TEST_F(Launcher, StartsAllProcessesAgainAfterAFailure) {

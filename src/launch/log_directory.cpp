@@ -1,0 +1,106 @@
+#include "launch/log_directory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include "base/errno_error.h"
+
+namespace paceline::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+// With random characters after `start`.
+fs::path make_unique_directory(const fs::path& start) {
+  std::string name = start.string() + "XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr) {
+    throw base::errno_error(fmt::format("cannot make the directory {}", name));
+  }
+  return name;
+}
+
+fs::path temporary_start() {
+  std::error_code error;
+  const fs::path parent = fs::temp_directory_path(error);
+  return (error ? fs::path("/tmp") : parent) / "paceline-";
+}
+
+}  // namespace
+
+void make_directories(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    throw base::errno_error(fmt::format("cannot make the directory {}", path.string()),
+                            error.value());
+  }
+}
+
+fs::path make_run_directory(const fs::path& start) {
+  const fs::path absolute = fs::absolute(start);
+  make_directories(absolute.parent_path());
+  const fs::path directory = make_unique_directory(absolute);
+  try {
+    check_writable(directory);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(directory, ignored);
+    throw;
+  }
+  return directory;
+}
+
+// By a write, which a quota may forbid too.
+void check_writable(const fs::path& directory) {
+  std::string name = directory / "XXXXXX";
+  const base::UniqueFd file(::mkostemp(name.data(), O_CLOEXEC));
+  constexpr std::array<char, 4096> kBlock{};
+  const bool is_written = file && ::write(file.get(), kBlock.data(), kBlock.size()) > 0;
+  const int code = errno;
+  if (file) ::unlink(name.c_str());
+  if (!is_written) {
+    throw base::errno_error(fmt::format("cannot write logs in {}", directory.string()), code);
+  }
+}
+
+JobDirectory::JobDirectory(fs::path path, bool is_temporary)
+    : path_(std::move(path)), is_temporary_(is_temporary) {}
+
+JobDirectory::JobDirectory(const fs::path& kept, int ranks)
+    : JobDirectory(kept.empty() ? make_unique_directory(temporary_start()) : kept, kept.empty()) {
+  for (int rank = 0; rank < ranks; ++rank) make_directories(path_ / std::to_string(rank));
+}
+
+JobDirectory::~JobDirectory() {
+  std::error_code ignored;
+  if (is_temporary_) fs::remove_all(path_, ignored);
+}
+
+base::UniqueFd make_log_file(const fs::path& path) {
+  base::UniqueFd file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
+  if (!file) throw base::errno_error(fmt::format("cannot make the log file {}", path.string()));
+  return file;
+}
+
+std::string read_end(const fs::path& path, std::size_t size) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const auto length = static_cast<std::streamoff>(file.tellg());
+  if (length <= 0) return "";
+  std::string text(std::min(size, static_cast<std::size_t>(length)), '\0');
+  file.seekg(-static_cast<std::streamoff>(text.size()), std::ios::end);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return text;
+}
+
+}  // namespace paceline::launch
