@@ -19,7 +19,7 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
   // Defaults stand in the descriptions: CLI11 would print its own type and range beside them.
   const auto add = [&](const std::string& name, auto& value, const char* unit, const char* group,
                        const char* description) {
-    return app.add_option(name, value, description)->type_name(unit)->group(group);
+    return app.add_option(name, value, description)->type_name(unit)->group(group)->take_last();
   };
   const auto add_flag = [&](const char* name, bool& value, const char* group,
                             const char* description) {
@@ -128,7 +128,8 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
   for (const char* const name : kWithoutEffect) {
     app.add_option_function<std::string>(
            name, [&flags, name](const std::string&) { flags.without_effect.emplace_back(name); })
-        ->group("");
+        ->group("")
+        ->take_last();
   }
   app.footer(
       "PROGRAM is started as it is; python3 -u runs one whose name ends with .py, or what\n"

@@ -75,9 +75,9 @@ std::optional<std::vector<std::string>> parse_filters(const std::optional<std::s
   return filters;
 }
 
-Destination destination(bool redirected, bool teed, bool shown) {
-  if (teed && shown) return Destination::file_and_console;
-  return redirected || teed ? Destination::file : Destination::console;
+Destination destination(bool redirected, bool teed) {
+  if (teed) return Destination::file_and_console;
+  return redirected ? Destination::file : Destination::console;
 }
 
 std::filesystem::path temporary_directory() {
@@ -95,11 +95,10 @@ void add_logs(const RunFlags& flags, const launch::JobSpec& job, OutputOptions& 
   options.filters = {parse_filters(flags.stdout_filters), parse_filters(flags.stderr_filters)};
   bool has_files = options.filters[0] || options.filters[1];
   for (int rank = 0; rank < processes; ++rank) {
-    const bool shown = !options.shown_ranks || options.shown_ranks->contains(rank);
     const unsigned to_file = redirects[static_cast<std::size_t>(rank)];
     const unsigned to_both = tee[static_cast<std::size_t>(rank)];
-    options.destinations.push_back({destination((to_file & 1) != 0, (to_both & 1) != 0, shown),
-                                    destination((to_file & 2) != 0, (to_both & 2) != 0, shown)});
+    options.destinations.push_back({destination((to_file & 1) != 0, (to_both & 1) != 0),
+                                    destination((to_file & 2) != 0, (to_both & 2) != 0)});
     has_files = has_files || (to_file | to_both) != 0;
   }
   if (!has_files) options.destinations.clear();

@@ -125,6 +125,14 @@ TEST_F(Launcher, TakesEmptyValuesAsTorchrunDoes) {
   EXPECT_TRUE(test::eventually([&] { return test::is_gone(worker); }));
 }
 
+TEST_F(Launcher, TakesTheLastOfSeveralValues) {
+  auto job = run(1, "echo $ROLE_NAME",
+                 {"--role=a", "-r", "1", "--role", "b", "--redirects=0", "--rdzv-conf=a=1",
+                  "--rdzv_conf=b=2"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "[rank0]: b\n");
+}
+
 TEST_F(Launcher, VirtualLocalRanksAreZero) {
   auto job = run(2, "echo $RANK $LOCAL_RANK $CUDA_VISIBLE_DEVICES", {},
                  {{"PET_VIRTUAL_LOCAL_RANK", "1"}, {"CUDA_VISIBLE_DEVICES", "3,7"}});
