@@ -12,6 +12,7 @@
 #include "base/errno_error.h"
 #include "collectives/mpi_libraries.h"
 #include "jobs.h"
+#include "start_up/start_job.h"
 #include "machine.h"
 #include "measure/external_peer.h"
 #include "models/models.h"
@@ -55,6 +56,17 @@ void add_python(const Options& options, std::vector<std::string>& arguments) {
                    {"--python", python, "--python-backends", plugin ? "gloo,paceline" : "gloo"});
 }
 
+// Empty if there is none.
+std::string torchruns_python(const Options& options) {
+  const std::string python = options.python.empty() ? "python3" : options.python;
+  if (can_import(python, "torch")) return python;
+  if (options.python.empty()) {
+    fmt::print("torchrun: absent, python3 cannot import torch; choose another by --python\n");
+    return "";
+  }
+  throw UsageError(fmt::format("--python {}: this program cannot import torch", python));
+}
+
 void report_absent_mpi(const Options& options) {
   for (const std::string& library : options.mpi) {
     std::string said;
@@ -80,13 +92,19 @@ int run(const Options& options, std::vector<std::string> arguments) {
   if (options.benchmark == Benchmark::collectives) report_absent_mpi(options);
 
   int code = 0;
+  const auto add = [&](const Result& result) {
+    for (auto& row : to_rows(result)) report["rows"].push_back(std::move(row));
+    fmt::print("{}", table_rows(result));
+    std::fflush(stdout);
+  };
   for (const int ranks : options.ranks) {
     fmt::print("{}", table_heading(options.benchmark, ranks));
-    code = run_ranks(arguments, ranks, options.threads, [&](const Result& result) {
-      for (auto& row : to_rows(result)) report["rows"].push_back(std::move(row));
-      fmt::print("{}", table_rows(result));
-      std::fflush(stdout);
-    });
+    std::fflush(stdout);
+    if (options.benchmark == Benchmark::launch) {
+      add(measure_launch(ranks, options.rounds, torchruns_python(options)));
+    } else {
+      code = run_ranks(arguments, ranks, options.threads, add);
+    }
     if (code != 0) break;
   }
   write_json(file, options, report);

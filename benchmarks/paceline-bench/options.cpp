@@ -13,7 +13,8 @@
 namespace paceline::bench {
 namespace {
 
-constexpr int kMinRounds = 30;  // fewer give no useful interval
+constexpr int kMinRounds = 30;       // fewer give no useful interval
+constexpr int kMinLaunchRounds = 5;  // torchrun takes seconds; the interval is from end to end
 constexpr int kMaxRounds = 100'000;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxLogicalRanks = 64;  // see DdpOptions
@@ -40,14 +41,16 @@ void describe(CLI::App& app, Options& options) {
   app.get_option("--help-all")->group("");
   app.fallthrough();
   app.add_option("--ranks", options.ranks,
-                 "Numbers of ranks, a job for each (default 2, collectives also 4 and 8)")
+                 "Numbers of ranks, a job for each (default 2, collectives also 4 and 8,\n"
+                 "launch also 8)")
       ->delimiter(',')
       ->type_name("N");
   app.add_option(
          "--rounds", options.rounds,
          fmt::format(
-             "Rounds; each implementation has a turn in each (default 40; quick {}, the minimum)",
-             kMinRounds))
+             "Rounds; each implementation has a turn in each (default 40; quick {}, the minimum;\n"
+             "launch 10 and {})",
+             kMinRounds, kMinLaunchRounds))
       ->type_name("N");
   app.add_option("--threads", options.threads, "Threads of each rank (default 1)")->type_name("N");
   app.add_option("--json", options.json, "Write all rows to this file")->type_name("FILE");
@@ -85,11 +88,19 @@ void describe(CLI::App& app, Options& options) {
       ->take_last()
       ->type_name("PROGRAM");
   ddp->add_option("--python-backends", options.python_backends)->delimiter(',')->group("");
-  for (CLI::App* const one : {collectives, ddp}) {
+  CLI::App* const launch = app.add_subcommand(
+      "launch", "Whole jobs: start, meet in a barrier, leave; 2 and 8 ranks, beside torchrun");
+  launch
+      ->add_option("--python", options.python,
+                   "The Python of torchrun (default python3, if it can import torch)")
+      ->take_last()
+      ->type_name("PROGRAM");
+  for (CLI::App* const one : {collectives, ddp, launch}) {
     one->footer("Takes the options of `paceline bench --help` too.\n\n" + app.get_footer());
   }
-  app.parse_complete_callback([&options, ddp] {
-    options.benchmark = !ddp->parsed()               ? Benchmark::collectives
+  app.parse_complete_callback([&options, ddp, launch] {
+    options.benchmark = launch->parsed()             ? Benchmark::launch
+                        : !ddp->parsed()             ? Benchmark::collectives
                         : options.micro_batches == 0 ? Benchmark::ddp
                                                      : Benchmark::accumulation;
   });
@@ -153,16 +164,22 @@ void set_bytes(Options& options) {
 
 void complete(Options& options, const std::vector<std::string>& models) {
   const bool collectives = options.benchmark == Benchmark::collectives;
+  const bool launch = options.benchmark == Benchmark::launch;
   if (options.ranks.empty()) {
-    options.ranks = collectives && !options.quick ? std::vector{2, 4, 8} : std::vector{2};
+    options.ranks = options.quick ? std::vector{2}
+                    : collectives ? std::vector{2, 4, 8}
+                    : launch      ? std::vector{2, 8}
+                                  : std::vector{2};
   }
-  if (options.rounds == 0) options.rounds = options.quick ? kMinRounds : 40;
+  const int least = launch ? kMinLaunchRounds : kMinRounds;
+  if (options.rounds == 0) options.rounds = options.quick ? least : launch ? 10 : 40;
   for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, shm::kMaxRanks);
-  check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
+  check_range("--rounds", options.rounds, least, kMaxRounds);
   check_range("--threads", options.threads, 1, kMaxThreads);
   for (const int ranks : options.ranks) {
     check_range("--micro-batches", options.micro_batches, 0, kMaxLogicalRanks / ranks);
   }
+  if (launch) return;
   if (collectives) {
     set_collectives(options);
     set_bytes(options);
@@ -189,7 +206,7 @@ std::optional<Options> parse_options(const std::vector<std::string>& arguments,
     help = app.help("", CLI::AppFormatMode::All);
     return std::nullopt;
   } catch (const CLI::RequiredError&) {  // only a subcommand is required
-    throw UsageError(fmt::format("no benchmark in '{}'; expected collectives or ddp",
+    throw UsageError(fmt::format("no benchmark in '{}'; expected collectives, ddp or launch",
                                  fmt::join(arguments, " ")));
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());

@@ -8,7 +8,7 @@
 
 namespace paceline::bench {
 
-enum class Benchmark { collectives, ddp, accumulation };
+enum class Benchmark { collectives, ddp, accumulation, launch };
 
 inline constexpr std::array kCollectives{"all_reduce",     "reduce", "broadcast", "all_gather",
                                          "reduce_scatter", "gather", "scatter",   "all_to_all",
@@ -28,7 +28,7 @@ struct Options {
   int rounds = 0;
   int threads = 1;                           // of each rank
   std::string json;                          // the file to write; empty: none
-  std::string python;                        // with torch, for python_ddp_*; empty: python3
+  std::string python;                        // with torch, for its peers; empty: python3
   std::vector<std::string> python_backends;  // the backends that this Python has
   bool worker = false;                       // this process is one of the ranks
 };

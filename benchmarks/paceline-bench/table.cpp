@@ -19,6 +19,7 @@ struct Yardstick {
 
 std::vector<Yardstick> yardsticks(Benchmark benchmark) {
   if (benchmark == Benchmark::accumulation) return {{"accumulation", "over accumulation"}};
+  if (benchmark == Benchmark::launch) return {{"torchrun", "over torchrun"}};
   if (benchmark == Benchmark::ddp) {
     return {{"barrier", "over barrier"},
             {"c10d_reducer_gloo", "over c10d_reducer"},
@@ -29,6 +30,7 @@ std::vector<Yardstick> yardsticks(Benchmark benchmark) {
 
 Benchmark benchmark_of(const Result& result) {
   if (result.benchmark == "accumulation") return Benchmark::accumulation;
+  if (result.benchmark == "launch") return Benchmark::launch;
   return result.benchmark == "ddp" ? Benchmark::ddp : Benchmark::collectives;
 }
 
@@ -87,13 +89,17 @@ std::string table_heading(Benchmark benchmark, int ranks) {
   std::vector<std::string> headings;
   for (const Yardstick& one : yardsticks(benchmark)) headings.emplace_back(one.heading);
   return fmt::format("\n{}, {} rank{}\n",
-                     benchmark == Benchmark::ddp ? "A training step"
+                     benchmark == Benchmark::ddp      ? "A training step"
+                     : benchmark == Benchmark::launch ? "A job"
                      : benchmark == Benchmark::accumulation
                          ? "A training step of micro-batches"
                          : "Collectives of float32, reductions with SUM",
                      ranks, ranks == 1 ? "" : "s") +
-         line(fmt::format(kCells, is_ddp ? "model" : "collective", is_ddp ? "" : "size",
-                          "implementation", "median", "cpu"),
+         line(fmt::format(kCells,
+                          benchmark == Benchmark::launch ? ""
+                          : is_ddp                       ? "model"
+                                                         : "collective",
+                          is_ddp ? "" : "size", "implementation", "median", "cpu"),
               headings);
 }
 
