@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "base/cgroup.h"
+
 namespace paceline::base {
 namespace {
 
@@ -35,30 +37,6 @@ Throttling read_throttling(const fs::path& directory) {
   for (std::int64_t value = 0; file >> name >> value;) {
     if (name == "nr_periods") found.periods = value;
     if (name == "nr_throttled") found.throttled = value;
-  }
-  return found;
-}
-
-// The process's path in the hierarchy that limits the CPU: "0::/a/b" (version 2) or
-// "4:cpu,cpuacct:/a/b" (version 1).
-struct Membership {
-  fs::path root;
-  fs::path group;
-};
-
-Membership find_membership() {
-  const fs::path mount = "/sys/fs/cgroup";
-  Membership found{mount, mount};
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const auto controllers = ',' + line.substr(first + 1, second - first - 1) + ',';
-    const fs::path path = fs::path(line.substr(second + 1)).relative_path();
-    if (controllers.find(",cpu,") != std::string::npos)
-      return {mount / "cpu", mount / "cpu" / path};
-    if (controllers == ",,") found.group = mount / path;
   }
   return found;
 }
@@ -92,8 +70,8 @@ int cgroup_cores(const fs::path& root, const fs::path& cgroup) {
 }
 
 int core_quota() {
-  const Membership membership = find_membership();
-  return cgroup_cores(membership.root, membership.group);
+  const Cgroup cgroup = find_cgroup("cpu");
+  return cgroup_cores(cgroup.root, cgroup.group);
 }
 
 std::vector<Throttling> cgroup_throttling(const fs::path& root, const fs::path& cgroup) {
@@ -117,8 +95,8 @@ Throttling most_throttled(const std::vector<Throttling>& before,
 }
 
 std::vector<Throttling> throttling() {
-  const Membership membership = find_membership();
-  return cgroup_throttling(membership.root, membership.group);
+  const Cgroup cgroup = find_cgroup("cpu");
+  return cgroup_throttling(cgroup.root, cgroup.group);
 }
 
 int available_cores() {

@@ -1,0 +1,44 @@
+#include "base/cgroup.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "support/temporary_directory.h"
+
+namespace paceline::base {
+namespace {
+
+class FindCgroup : public ::testing::Test {
+ protected:
+  Cgroup find(std::string_view controller, const std::string& membership) const {
+    const auto file = directory_.path() / "cgroup";
+    std::ofstream(file) << membership;
+    return find_cgroup(controller, file, "/cg");
+  }
+  const test::TemporaryDirectory directory_;
+};
+
+TEST_F(FindCgroup, ReadsTheOnePathOfVersionTwo) {
+  const Cgroup found = find("memory", "0::/user.slice/job 7\n");
+  EXPECT_EQ(found.root, "/cg");
+  EXPECT_EQ(found.group, "/cg/user.slice/job 7");
+}
+
+TEST_F(FindCgroup, ReadsTheControllersHierarchyOfVersionOne) {
+  const std::string both = "5:memory:/m\n4:cpu,cpuacct:/a/b\n3:cpuset:/s\n0::/unified\n";
+  EXPECT_EQ(find("cpu", both).root, "/cg/cpu");
+  EXPECT_EQ(find("cpu", both).group, "/cg/cpu/a/b");
+  EXPECT_EQ(find("memory", both).group, "/cg/memory/m");
+  EXPECT_EQ(find("pids", both).group, "/cg/unified");
+}
+
+TEST_F(FindCgroup, IsTheRootWithoutAMembership) {
+  EXPECT_EQ(find("cpu", "").group, "/cg");
+  EXPECT_EQ(find("cpu", "nonsense\n").group, "/cg");
+  EXPECT_EQ(find_cgroup("cpu", directory_.path() / "missing", "/cg").group, "/cg");
+}
+
+}  // namespace
+}  // namespace paceline::base
