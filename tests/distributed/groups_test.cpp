@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -163,6 +164,19 @@ TEST(Groups, UseTheGivenStagingBytes) {
       return new_group({}, {.backend = "gloo", .backend_options = PacelineOptions{}});
     };
     EXPECT_THAT(over_gloo, ThrowsMessage<UsageError>(HasSubstr("its backend is gloo")));
+  });
+}
+
+TEST(Groups, GlooUsesTheInterfacesThatItsVariableNames) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto over_gloo = [] { return new_group({}, {.backend = "gloo"}); };
+    ::setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+    const auto t = torch::full({1}, rank + 1.0);
+    all_reduce(t, {.group = over_gloo()});
+    EXPECT_EQ(t.item<double>(), 3);
+    ::setenv("GLOO_SOCKET_IFNAME", "lo,no-such-one", 1);
+    EXPECT_THAT(over_gloo, ThrowsMessage<Error>(HasSubstr("no-such-one")));
   });
 }
 

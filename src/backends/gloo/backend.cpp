@@ -1,7 +1,11 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <algorithm>
 #include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <paceline/error.h>
 
@@ -12,8 +16,28 @@
 namespace paceline::backends {
 namespace {
 
-// LibTorch's own Gloo. Ranks known to share a host use that address only. Otherwise Gloo uses the
-// interface of GLOO_SOCKET_IFNAME, or of this machine's name, as in PyTorch.
+using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
+
+// Only PyTorch's Python reads GLOO_SOCKET_IFNAME, one interface or several, comma separated.
+Devices make_devices(const std::string& host) {
+  const char* const given = std::getenv("GLOO_SOCKET_IFNAME");
+  const std::string names = given != nullptr ? given : "";
+  if (names.empty()) {
+    return {host.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
+                         : c10d::ProcessGroupGloo::createDeviceForHostname(host)};
+  }
+  Devices devices;
+  for (std::size_t begin = 0; begin <= names.size();) {
+    const std::size_t end = std::min(names.find(',', begin), names.size());
+    devices.push_back(
+        c10d::ProcessGroupGloo::createDeviceForInterface(names.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return devices;
+}
+
+// LibTorch's own Gloo. It uses the interfaces of GLOO_SOCKET_IFNAME. Without that variable, ranks
+// known to share a host use that address only, others the interface of this machine's name.
 c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
   if (!std::holds_alternative<std::monostate>(request.options)) {
     throw UsageError(fmt::format(
@@ -26,10 +50,7 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
     distributed::StoreExchange(request).all_gather("here", base::Deadline::after(request.timeout));
   }
   auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
-  const bool interface_given = std::getenv("GLOO_SOCKET_IFNAME") != nullptr;
-  options->devices.push_back(request.host.empty() || interface_given
-                                 ? c10d::ProcessGroupGloo::createDefaultDevice()
-                                 : c10d::ProcessGroupGloo::createDeviceForHostname(request.host));
+  options->devices = make_devices(request.host);
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank,
                                                              request.size, options);
   // A rank that left at once would close connections that other ranks still check.
