@@ -7,7 +7,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paceline)
 
 # Everything that is installed, except paceline-bench: it takes a minute to compile, and training does
 # not need it, so it is a component of its own.
-add_custom_target(installed DEPENDS paceline_library paceline)
+add_custom_target(installed DEPENDS paceline_library paceline paceline-doctor)
 
 # Any other LibTorch belongs to the user, and is used where it is.
 if(LibTorch_PREFIX STREQUAL LibTorch_FALLBACK)
@@ -32,9 +32,10 @@ else()
 endif()
 
 set_target_properties(paceline_library PROPERTIES INSTALL_RPATH ${LibTorch_rpath})
+file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_LIBEXECDIR}/paceline /${CMAKE_INSTALL_LIBDIR})
+string(REPLACE $ORIGIN $ORIGIN/${library_dir} rpath "${LibTorch_rpath}")
+set_target_properties(paceline-doctor PROPERTIES INSTALL_RPATH "${rpath}")
 if(TARGET paceline-bench)
-  file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_LIBEXECDIR}/paceline /${CMAKE_INSTALL_LIBDIR})
-  string(REPLACE $ORIGIN $ORIGIN/${library_dir} rpath "${LibTorch_rpath}")
   set_target_properties(paceline-bench PROPERTIES INSTALL_RPATH "${rpath}")
 endif()
 install(TARGETS paceline_library EXPORT paceline-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -33,6 +33,7 @@ MAY_INCLUDE |= {
     "apps/paceline/report": {"base", "trace", "apps/paceline/report"},
     "apps/paceline": {"base", "net", "launch", "nodes", "trace", "apps/paceline/report",
                       "apps/paceline"},
+    "apps/doctor": {*LIBRARY, "apps/doctor"},
     "models": {"models"},
     "examples": {"models", "examples"},
     "benchmarks": {*LIBRARY, "models", "benchmarks"},
@@ -43,7 +44,8 @@ SEES_PUBLIC_API = {"models", "examples"}
 TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/report"}
 
 TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
-INCLUDE_DIRECTORIES = ["include", "src", "apps/paceline", "benchmarks/paceline-bench", "", "tests"]
+INCLUDE_DIRECTORIES = ["include", "src", "apps/paceline",
+                       "benchmarks/paceline-bench", "apps/doctor", "", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 OTHER_SUFFIXES = {".c", ".cc", ".cxx", ".c++", ".hh", ".hpp", ".hxx", ".inl", ".ipp"}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
@@ -85,7 +87,7 @@ def layer_of(path):
     parts = path.parts
     if parts[0] == "src":
         return parts[1]
-    for app in ("apps/paceline/report", "apps/paceline"):
+    for app in ("apps/paceline/report", "apps/paceline", "apps/doctor"):
         if path.is_relative_to(app):
             return app
     return "public" if parts[0] == "include" else parts[0]

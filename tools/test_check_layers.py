@@ -20,6 +20,8 @@ CLEAN = {
     "src/parallel/ddp/ddp.cpp": '#include "paceline/ddp.h"\n#include "shm/group.h"',
     "apps/paceline/main.cpp": '#include "launch/job.h"\n#include "report/page.h"',
     "apps/paceline/report/page.h": '#include "trace/timeline.h"',
+    "apps/doctor/main.cpp": '#include <torch/torch.h>\n#include "launch/job.h"\n#include "check.h"',
+    "apps/doctor/check.h": "",
     "examples/one/main.cpp": "#include <paceline/ddp.h>",
     "tests/support/ranks.h": '#include "shm/group.h"',
 }
@@ -61,6 +63,12 @@ class CheckLayers(unittest.TestCase):
                     "1: includes launch/job.h, but apps/paceline/report must not include launch")
         self.expect("src/trace/bad.cpp", '#include "report/page.h"',
                     "1: includes report/page.h, but trace must not include apps/paceline/report")
+
+    def test_the_programs_stand_apart(self):
+        self.expect("apps/doctor/bad.cpp", '#include "report/page.h"',
+                    "1: includes report/page.h, but apps/doctor must not include apps/paceline/report")
+        self.expect("src/launch/bad.cpp", '#include "check.h"',
+                    "1: includes check.h, but launch must not include apps/doctor")
 
     def test_public_header_of_a_higher_layer(self):
         self.expect("src/distributed/init.cpp", "#include <paceline/ddp.h>",

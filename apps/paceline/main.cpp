@@ -27,6 +27,7 @@ Commands:
   run      start a program as several processes on this machine
   report   find the bottleneck in what PACELINE_TIMELINE recorded, and draw it
   bench    measure collectives and training steps
+  doctor   check whether Paceline works on this machine, and why not
 
 Run 'paceline COMMAND --help' for its flags. Example:
   paceline run --nproc-per-node 2 ./train
@@ -45,7 +46,9 @@ int dispatch(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "--help";
   if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
   if (command == "report") return paceline::app::report_command({argv + 2, argv + argc});
-  if (command == "bench") paceline::app::become_other_command(std::string(command), argv + 1);
+  if (command == "bench" || command == "doctor") {
+    paceline::app::become_other_command(std::string(command), argv + 1);
+  }
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(kHelp.data(), stdout);
     return 0;
@@ -55,7 +58,7 @@ int dispatch(int argc, char** argv) {
     return 0;
   }
   throw paceline::UsageError(
-      fmt::format("unknown command '{}'; expected run, report or bench", command));
+      fmt::format("unknown command '{}'; expected run, report, bench or doctor", command));
 }
 
 }  // namespace

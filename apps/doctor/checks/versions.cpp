@@ -1,0 +1,47 @@
+#include <fmt/format.h>
+
+#include <paceline/version.h>
+
+#include "checks/checks.h"
+
+namespace paceline::doctor {
+namespace {
+
+// "2.15" of "2.15.0+cpu".
+std::string minor_version(const std::string& version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
+Check check_libtorch(const VersionFacts& facts) {
+  Check check{.name = "libtorch",
+              .values = {{"version", facts.libtorch},
+                         {"compiled_with", facts.libtorch_compiled},
+                         {"path", facts.library.string()},
+                         {"found_by", facts.found_by}}};
+  const std::string where = fmt::format("{}, found by {}", facts.library.string(), facts.found_by);
+  if (minor_version(facts.libtorch) == minor_version(facts.libtorch_compiled)) {
+    check.text = fmt::format("{} ({})", facts.libtorch, where);
+    return check;
+  }
+  check.status = Status::error;
+  check.text = fmt::format("{} ({}), but Paceline was compiled with {}", facts.libtorch, where,
+                           facts.libtorch_compiled);
+  check.advice = facts.found_by == "RUNPATH"
+                     ? "build Paceline again with the LibTorch that is installed"
+                     : fmt::format("take the other LibTorch out of {}", facts.found_by);
+  return check;
+}
+
+}  // namespace
+
+Group check_versions(const VersionFacts& facts) {
+  return {"versions",
+          {{.name = "paceline", .text = kVersion, .values = {{"version", kVersion}}},
+           check_libtorch(facts),
+           {.name = "system",
+            .text = fmt::format("{}, glibc {}, {}", facts.kernel, facts.glibc, facts.compiler),
+            .values = {
+                {"kernel", facts.kernel}, {"glibc", facts.glibc}, {"compiler", facts.compiler}}}}};
+}
+
+}  // namespace paceline::doctor

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+namespace paceline::doctor {
+
+struct BackendFacts {
+  std::string name{};
+  bool available = false;  // in this build
+};
+
+}  // namespace paceline::doctor
