@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -72,9 +73,17 @@ VariableFacts gather_variables(const NetworkFacts& network, int cores) {
   return facts;
 }
 
+// Without /proc, the link itself: starting it then fails with a reason.
+std::string own_path() {
+  const std::filesystem::path link = "/proc/self/exe";
+  std::error_code error;
+  const auto target = std::filesystem::read_symlink(link, error);
+  return error ? link : target;
+}
+
 // Returns the signal that interrupted it, or 0.
 int self_test(const std::vector<BackendFacts>& backends, Report& report) {
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string self = own_path();
   Group group{"self_test", {}};
   for (const BackendFacts& one : backends) {
     if (!one.available) continue;

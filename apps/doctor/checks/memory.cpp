@@ -30,7 +30,10 @@ Check check_free(const MemoryFacts& facts, int ranks) {
                          {"available_bytes", facts.available},
                          {"swap_total_bytes", facts.swap_total},
                          {"swap_free_bytes", facts.swap_free}}};
-  if (free < kRank * static_cast<std::uint64_t>(ranks)) {
+  if (facts.total == 0) {
+    check.status = Status::note;
+    check.text = "not known: /proc/meminfo cannot be read";
+  } else if (free < kRank * static_cast<std::uint64_t>(ranks)) {
     check.status = Status::warning;
     check.text = fmt::format("{} can be used, but {} need {} before they have a model",
                              size_text(free), plural(ranks, "rank", "ranks"),

@@ -18,14 +18,11 @@ Check check_libtorch(const VersionFacts& facts) {
                          {"compiled_with", facts.libtorch_compiled},
                          {"path", facts.library.string()},
                          {"found_by", facts.found_by}}};
-  const std::string where = fmt::format("{}, found by {}", facts.library.string(), facts.found_by);
-  if (minor_version(facts.libtorch) == minor_version(facts.libtorch_compiled)) {
-    check.text = fmt::format("{} ({})", facts.libtorch, where);
-    return check;
-  }
+  check.text = fmt::format("{} in {} ({})", facts.libtorch, facts.library.parent_path().string(),
+                           facts.found_by);
+  if (minor_version(facts.libtorch) == minor_version(facts.libtorch_compiled)) return check;
   check.status = Status::error;
-  check.text = fmt::format("{} ({}), but Paceline was compiled with {}", facts.libtorch, where,
-                           facts.libtorch_compiled);
+  check.text += fmt::format(", but Paceline was compiled with {}", facts.libtorch_compiled);
   check.advice = facts.found_by == "RUNPATH"
                      ? "build Paceline again with the LibTorch that is installed"
                      : fmt::format("take the other LibTorch out of {}", facts.found_by);

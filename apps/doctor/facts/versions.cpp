@@ -78,7 +78,10 @@ VersionFacts read_system_versions() {
 
 fs::path path_of_loaded(const char* library) {
   const link_map* const map = find_loaded(library);
-  return map != nullptr ? map->l_name : "";
+  if (map == nullptr) return "";
+  std::error_code error;
+  const fs::path path = fs::canonical(map->l_name, error);
+  return error ? fs::path(map->l_name) : path;
 }
 
 LoaderPaths read_loader_paths() {

@@ -126,6 +126,10 @@ TEST(CheckMemory, IsSilentAboutLimitsThatAreNot) {
   EXPECT_EQ(find(group, "shared_memory").values.at("address_space_limit_bytes"), nullptr);
 }
 
+TEST(CheckMemory, DoesNotJudgeWhatItCannotRead) {
+  EXPECT_EQ(find(check_memory({}, {}, 2), "free").status, Status::note);
+}
+
 TEST(CheckMemory, CountsWhatTheControlGroupLeaves) {
   MemoryFacts facts = sixteen_gibibytes();
   facts.limit = 4 * kGibibyte;

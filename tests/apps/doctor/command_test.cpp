@@ -196,6 +196,17 @@ TEST(Doctor, WorksWithoutANetwork) {
   EXPECT_THAT(doctor.out(), Not(HasSubstr("a loopback address: other machines")));
 }
 
+TEST(Doctor, WorksWithoutProc) {
+  ChildProcess permitted({"unshare", "-m", "umount", "-l", "/proc"});
+  if (permitted.wait() != 0) GTEST_SKIP() << "unshare -m: " << permitted.err();
+  const auto program = std::filesystem::path(PACELINE_COMMAND).parent_path() / "paceline-doctor";
+  ChildProcess doctor(
+      {"unshare", "-m", "sh", "-c", "umount -l /proc && exec " + program.string() + " --json"});
+  EXPECT_EQ(doctor.wait(), 1) << doctor.err();
+  EXPECT_THAT(doctor.out(), HasSubstr("/proc/self/exe does not exist"));
+  EXPECT_THAT(doctor.out(), HasSubstr("\"self_test.paceline\""));
+}
+
 TEST(Doctor, EndsWithItsSignal) {
   ChildProcess doctor({PACELINE_COMMAND, "doctor"});
   doctor.wait_for("variables\n");
