@@ -219,7 +219,7 @@ TEST(CheckNetwork, WarnsOfAHostNameThatIsALoopbackAddress) {
     const Group group = check_network(network({address, "10.0.0.7"}));
     const Check check = find(group, "host_name");
     EXPECT_EQ(check.status, Status::warning) << address;
-    EXPECT_THAT(check.text, HasSubstr("node7 resolves to " + address));
+    EXPECT_THAT(check.text, HasSubstr("node7 resolves to " + address + ", a loopback address"));
     EXPECT_THAT(check.advice, AllOf(HasSubstr("MASTER_ADDR (or --master-addr) to 10.0.0.7"),
                                     HasSubstr("/etc/hosts")));
   }
