@@ -11,6 +11,7 @@
 
 #include "base/cores.h"
 #include "launch/cpus.h"
+#include "launch/omp_threads.h"
 
 namespace paceline::app {
 namespace {
@@ -22,13 +23,10 @@ int least_cpus(const launch::JobSpec& spec) {
 }
 
 std::string choose_threads(launch::JobSpec& spec, int cores) {
-  const char* const chosen = std::getenv("OMP_NUM_THREADS");
-  if (chosen != nullptr && *chosen != '\0') return fmt::format("OMP_NUM_THREADS={} each", chosen);
-  int share = std::max(1, cores / spec.processes);
-  if (!spec.cpus.empty()) share = std::min(share, least_cpus(spec));
-  const auto variable = spec.environment.emplace("OMP_NUM_THREADS", std::to_string(share)).first;
-  const int threads = std::stoi(variable->second);
-  return plural(threads, "thread", "threads") + " each";
+  if (const auto threads = launch::choose_omp_threads(spec, cores)) {
+    return plural(*threads, "thread", "threads") + " each";
+  }
+  return fmt::format("OMP_NUM_THREADS={} each", std::getenv("OMP_NUM_THREADS"));
 }
 
 void bind_to_cores(launch::JobSpec& spec, int cores, RunCores& chosen) {

@@ -4,6 +4,12 @@
 
 namespace paceline::base {
 
+sigset_t signal_mask() {
+  sigset_t mask;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  return mask;
+}
+
 SignalsBlocked::SignalsBlocked() {
   sigset_t blocked;
   ::sigfillset(&blocked);

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/errno_error.h"
+#include "base/signals_blocked.h"
 #include "launch/inherited_fds.h"
 #include "launch/job_output.h"
 #include "launch/log_directory.h"
@@ -63,12 +64,6 @@ void check(const JobSpec& spec) {
     throw UsageError(
         fmt::format("invalid port {}; expected 1 to 65535, or 0 for a free one", spec.master_port));
   }
-}
-
-sigset_t own_mask() {
-  sigset_t mask;
-  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-  return mask;
 }
 
 // Identifies a pipe to the holder of its other end.
@@ -122,8 +117,8 @@ JobResult Job::run() {
     if (!null) throw base::errno_error("cannot open /dev/null");
     std::vector<UniqueFd> write_ends;
     Plan plan{.workers = {},
-              .first_rank = spec_.first_rank,
-              .worker_mask = spec_.signals != nullptr ? spec_.signals->original_mask() : own_mask(),
+              .worker_mask =
+                  spec_.signals != nullptr ? spec_.signals->original_mask() : base::signal_mask(),
               .failure_grace = spec_.failure_grace,
               .stop_grace = spec_.stop_grace,
               .directory = directory_.is_temporary() ? directory_.path() : ""};

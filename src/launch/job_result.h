@@ -16,6 +16,7 @@ struct RankResult {
   bool lost = false;                 // its node was lost; nothing else is known of it
   std::optional<ErrorFile> error;
   std::vector<std::string> last_lines;
+  bool pending = false;  // a process of spawn that ended before it called the function
 };
 
 // A node of a job that has several.

@@ -151,7 +151,7 @@ std::string describe_first(const JobResult& result, int first) {
   const auto node = result.node_of(first);
   if (rank.lost && node) {
     const NodeResult& lost = result.nodes[static_cast<std::size_t>(*node)];
-    return fmt::format("paceline: {}, {}: {}\n", name_node(result, first),
+    return fmt::format("{}, {}: {}\n", name_node(result, first),
                        lost.processes == 1 ? fmt::format("rank {}", first)
                                            : fmt::format("ranks {} to {}", lost.first_rank,
                                                          lost.first_rank + lost.processes - 1),
@@ -160,34 +160,35 @@ std::string describe_first(const JobResult& result, int first) {
   const std::string name = node ? fmt::format("rank {} on {}", first, name_node(result, first))
                                 : fmt::format("rank {}", first);
   if (rank.status == 0) {
-    return fmt::format("paceline: {} ended early: {} while other ranks needed it\n", name,
+    return fmt::format("{} ended early: {} while other ranks needed it\n", name,
                        describe_end(rank.status));
   }
-  return fmt::format("paceline: {}{} {}\n", name, result.ranks.size() > 1 ? " failed first:" : "",
+  return fmt::format("{}{} {}\n", name, result.ranks.size() > 1 ? " failed first:" : "",
                      describe_end(rank.status));
 }
 
 }  // namespace
 
-std::string failure_report(const JobResult& result) {
-  const auto first = result.first_failed();
-  if (!first) {
-    return result.signal == 0
-               ? ""
-               : fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
-  }
-  const RankResult& rank = result.ranks[static_cast<std::size_t>(*first)];
-  std::string text = describe_first(result, *first);
+std::string describe_failure(const JobResult& result, int first) {
+  const RankResult& rank = result.ranks[static_cast<std::size_t>(first)];
+  std::string text = describe_first(result, first);
   if (rank.error) {
     const auto message =
         clip(printable(without_trailing_newlines(rank.error->message)), kMaxMessage);
     text += fmt::format("  error: {}\n", indent(message, "         "));
   }
   if (!rank.last_lines.empty() && !repeats_error(rank)) {
-    text += fmt::format("  last lines of rank {}:\n", *first);
+    text += fmt::format("  last lines of rank {}:\n", first);
     for (const std::string& line : rank.last_lines) text += fmt::format("    | {}\n", line);
   }
-  return text + describe_others(result, *first);
+  return text + describe_others(result, first);
+}
+
+std::string failure_report(const JobResult& result) {
+  const auto first = result.first_failed();
+  if (first) return "paceline: " + describe_failure(result, *first);
+  return result.signal == 0 ? ""
+                            : fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
 }
 
 }  // namespace paceline::launch

@@ -26,7 +26,9 @@ std::vector<char*> c_strings(const std::vector<std::string>& strings) {
 
 bool arrange_descriptors(const Worker& worker) {
   for (int number = 0; number < 3; ++number) {
-    if (::dup2(worker.standard[static_cast<std::size_t>(number)], number) < 0) return false;
+    const int fd = worker.standard[static_cast<std::size_t>(number)];
+    // dup2 onto itself would leave it closed on exec.
+    if ((fd == number ? ::fcntl(fd, F_SETFD, 0) : ::dup2(fd, number)) < 0) return false;
   }
   // Also descriptors that this process inherited by accident. A kernel before 5.11 cannot do this
   // and leaves them open; ours are closed on exec anyway.
@@ -46,15 +48,30 @@ void set_affinity(const std::vector<int>& cpus) {
   ::sched_setaffinity(0, sizeof(set), &set);
 }
 
-// In the new process: becomes the program once told to, or returns with errno set.
+// A handler would run here, in a copy of the parent, between unblocking its signal and exec.
+void reset_handlers() {
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action.sa_handler = SIG_DFL;
+    action.sa_flags = 0;
+    ::sigaction(signal, &action, nullptr);
+  }
+}
+
+// In the new process: becomes the program once told to, or returns with errno set. Makes system
+// calls only and allocates nothing: another thread of the parent may have held any lock at the
+// fork.
 void execute(const Worker& worker, const std::vector<char*>& arguments,
              const std::vector<char*>& environment, const sigset_t& mask, pid_t parent, int go) {
-  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
+  if (worker.own_group && ::setpgid(0, 0) != 0) return;
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(127);  // it ended before the line above
   char byte = 0;
   if (::read(go, &byte, sizeof(byte)) != sizeof(byte)) ::_exit(127);
   if (!arrange_descriptors(worker)) return;
   set_affinity(worker.cpus);
+  reset_handlers();
   ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   ::execve(worker.file.c_str(), arguments.data(), environment.data());
 }

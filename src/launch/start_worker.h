@@ -19,13 +19,15 @@ struct Worker {
   std::array<int, 3> standard{};  // become descriptors 0, 1 and 2
   std::vector<int> inherited;     // stay open under their numbers; all others do not
   std::vector<int> cpus;          // its affinity mask; empty: this process's
+  bool own_group = true;          // it leads a process group of its own
   std::filesystem::path error_file;
 };
 
-// Starts it as the leader of a process group of its own with the signal mask `mask`. It gets
-// SIGKILL when the calling thread ends. `created` is called with its process id before the program
-// begins. Returns once the program runs, with 0, or cannot, with an errno; then there is no
-// process.
+// Starts it with the signal mask `mask`. It gets SIGKILL when the calling thread ends. `created` is
+// called with its process id before the program begins. Returns once the program runs, with 0, or
+// cannot, with an errno; then there is no process.
+//
+// This process may have other threads. If it handles signals, the caller has to block them.
 int start_worker(const Worker& worker, const sigset_t& mask,
                  const std::function<void(pid_t)>& created);
 

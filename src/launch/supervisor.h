@@ -3,44 +3,22 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <chrono>
-#include <csignal>
-#include <filesystem>
 #include <span>
-#include <vector>
 
-#include "base/deadline.h"
-#include "launch/start_worker.h"
+#include "launch/worker_set.h"
 
 namespace paceline::launch {
 
-// What the guard and the supervisor get from the launcher.
-struct Plan {
-  std::vector<Worker> workers;
-  int first_rank = 0;  // of the job, that of the first worker
-  sigset_t worker_mask;
-  std::chrono::milliseconds failure_grace;
-  std::chrono::milliseconds stop_grace;
-  std::filesystem::path directory;  // removed at the end; empty: none is
-};
-
-// What they report, in memory that they share with the launcher; complete once they have hung up.
-struct WorkerState {
-  pid_t pid;  // 0: not started
-  bool ended;
-  bool stopped;  // it ended after the job was asked to stop
-  int status;    // as wait() gives it
-  // When it ended, on the clock of base::Deadline.
-  base::Deadline::Clock::time_point end;
-};
-
+// What the guard and the supervisor report, in memory that they share with the launcher; complete
+// once they have hung up.
 struct SharedState {
   std::atomic<pid_t> supervisor;  // 0: not started
   int start_error;  // an errno: the next worker could not be started, and the job was ended
   std::span<WorkerState> workers;
 };
 
-// The body of the guard process, which has one thread and has blocked all signals.
+// The body of the guard process, which has one thread and has blocked all signals. It removes the
+// plan's directory at the end.
 //
 // Starts the supervisor and waits for its end. If the supervisor is killed, the kernel kills the
 // workers, and the guard adopts and kills what they leave behind. So each of launcher, guard and

@@ -65,6 +65,10 @@ std::filesystem::path error_file_path(const JobIdentity& job, int rank) {
   return job.directory / std::to_string(rank) / "error.json";
 }
 
+std::filesystem::path pending_path(const std::filesystem::path& error_file) {
+  return error_file.string() + ".pending";
+}
+
 std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job,
                                             int local_rank,
                                             const std::vector<int>& bootstrap_sockets, int store_fd,
@@ -72,7 +76,7 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   Variables variables = parse_variables(inherited);
   // An outer torchrun's store, an outer job's sockets and screen are not this job's.
   for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS",
-                           "PACELINE_STORE_FD", "PACELINE_TERMINAL"}) {
+                           "PACELINE_STORE_FD", "PACELINE_TERMINAL", "PACELINE_SPAWN"}) {
     variables.erase(name);
   }
   for (const auto& [name, value] : spec.environment) variables[name] = value;

@@ -17,6 +17,9 @@ struct JobIdentity {
 };
 
 std::filesystem::path error_file_path(const JobIdentity& job, int local_rank);
+// Of a process of spawn, beside its error file: an empty file that exists until it calls the
+// function.
+std::filesystem::path pending_path(const std::filesystem::path& error_file);
 
 // The environment of one rank, "NAME=value" each, sorted: `inherited` (as environ), without what an
 // outer launcher set for this process, then spec.environment, then the launcher's own variables.

@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include "base/pipe.h"
 #include "base/unique_fd.h"
+#include "launch/child_job.h"
 #include "launch/error_file.h"
 #include "launch/job.h"
 #include "launch/log_directory.h"
@@ -182,6 +184,7 @@ TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
                                    "TORCHELASTIC_USE_AGENT_STORE=True",
                                    "PACELINE_BOOTSTRAP_SOCKETS=9",
                                    "PACELINE_TERMINAL=5",
+                                   "PACELINE_SPAWN=1,2",
                                    "broken",
                                    nullptr};
   EXPECT_THAT(
@@ -322,6 +325,37 @@ TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {
     if (bytes == "rank 1\n") throw std::runtime_error("enough");
   };
   EXPECT_THROW(run_job(spec), std::runtime_error);
+}
+
+TEST(RunChildJob, ReportsHowItsProcessesEndedAndLeavesNone) {
+  JobSpec spec;
+  spec.processes = 2;
+  spec.failure_grace = std::chrono::milliseconds(0);
+  spec.command = {"sh", "-c",
+                  "read line; test $RANK = 1 || exec sleep 1000; "
+                  "rm $TORCHELASTIC_ERROR_FILE.pending; exit 7"};
+  const JobResult result = run_child_job(spec, "/bin/sh");
+  EXPECT_EQ(result.first_failed(), 1);
+  EXPECT_EQ(exit_code_of(result.ranks[1].status), 7);
+  EXPECT_EQ(exit_code_of(result.ranks[0].status), 128 + SIGTERM);
+  EXPECT_TRUE(result.ranks[0].stopped);
+  EXPECT_TRUE(result.ranks[0].pending);
+  EXPECT_FALSE(result.ranks[1].pending);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+TEST(RunChildJob, NamesAProgramThatCannotBeStarted) {
+  JobSpec spec;
+  spec.processes = 2;
+  spec.command = {"nothing"};
+  try {
+    run_child_job(spec, "/nowhere/nothing");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/nowhere/nothing"));
+    EXPECT_THAT(error.what(), HasSubstr("ENOENT"));
+  }
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
 }
 
 RankResult ended(int order, int status, bool stopped = false) {

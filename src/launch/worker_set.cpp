@@ -1,0 +1,178 @@
+#include "launch/worker_set.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/errno_error.h"
+#include "launch/error_file.h"
+
+namespace paceline::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+using base::UniqueFd;
+
+// Killing is repeated, since processes may have been created meanwhile, at growing intervals, since
+// the kernel may not be able to end some of them yet.
+constexpr auto kFirstKillInterval = 10ms;
+constexpr auto kLastKillInterval = 500ms;
+// Between two looks at workers that the kernel gives no pidfd for.
+constexpr int kLookInterval = 10;
+
+}  // namespace
+
+WorkerSet::WorkerSet(const Plan& plan, std::span<WorkerState> states,
+                     std::function<void(int)> signal_all)
+    : plan_(plan),
+      states_(states),
+      signal_all_(std::move(signal_all)),
+      kill_interval_(kFirstKillInterval) {}
+
+int WorkerSet::start() {
+  exits_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!exits_) return errno;
+  for (std::size_t rank = 0; rank < plan_.workers.size(); ++rank) {
+    const int error =
+        start_worker(plan_.workers[rank], plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
+    if (error == 0) continue;
+    pidfds_.resize(rank);
+    states_[rank].pid = 0;
+    kill_all();
+    return error;
+  }
+  return 0;
+}
+
+void WorkerSet::watch(std::size_t rank, pid_t pid) {
+  states_[rank].pid = pid;
+  pidfds_.emplace_back(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
+  // Without it the worker's end is noticed later, with less certainty about the order.
+  ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_.back().get(), &event);
+}
+
+std::vector<int> WorkerSet::descriptors() const {
+  std::vector<int> all{exits_.get()};
+  for (const UniqueFd& pidfd : pidfds_) all.push_back(pidfd.get());
+  return all;
+}
+
+bool WorkerSet::runs(std::size_t rank) const {
+  return states_[rank].pid != 0 && !states_[rank].ended;
+}
+
+int WorkerSet::timeout() const {
+  const int left = deadline_ ? static_cast<int>(deadline_->remaining().count()) : -1;
+  for (std::size_t rank = 0; rank < pidfds_.size(); ++rank) {
+    if (runs(rank) && !pidfds_[rank])
+      return left < 0 ? kLookInterval : std::min(left, kLookInterval);
+  }
+  return left;
+}
+
+void WorkerSet::collect_ends() {
+  epoll_event event{};
+  while (::epoll_wait(exits_.get(), &event, 1, 0) == 1) reap(event.data.u64, 0);
+  for (std::size_t rank = 0; rank < pidfds_.size(); ++rank) {
+    if (runs(rank) && !pidfds_[rank]) reap(rank, WNOHANG);
+  }
+}
+
+void WorkerSet::reap(std::size_t rank, int options) {
+  int status = 0;
+  pid_t pid = 0;
+  do {
+    pid = ::waitpid(states_[rank].pid, &status, options);
+  } while (pid < 0 && errno == EINTR);
+  if (pid == 0) return;
+  const int code = errno;
+  record_end(rank, status);
+  if (pid > 0) return;
+  throw base::errno_error(
+      fmt::format(
+          "the end of rank {} (process {}) is unknown: something else in this process, such "
+          "as a handler of SIGCHLD, waits for its child processes",
+          rank, states_[rank].pid),
+      code);
+}
+
+void WorkerSet::record_end(pid_t pid, int status) {
+  for (std::size_t rank = 0; rank < states_.size(); ++rank) {
+    if (states_[rank].pid == pid && runs(rank)) record_end(rank, status);
+  }
+}
+
+void WorkerSet::record_end(std::size_t rank, int status) {
+  WorkerState& worker = states_[rank];
+  worker.status = status;
+  worker.end = Deadline::Clock::now();
+  worker.stopped = stop_sent_;
+  worker.ended = true;
+  pidfds_[rank].reset();
+  if (status != 0) fail();
+}
+
+void WorkerSet::fail() {
+  if (phase_ != Phase::running) return;
+  phase_ = Phase::failing;
+  deadline_ = Deadline::after(plan_.failure_grace);
+}
+
+bool WorkerSet::all_ended() const {
+  return std::ranges::all_of(
+      states_, [](const WorkerState& worker) { return worker.pid == 0 || worker.ended; });
+}
+
+// Whether a rank that has not ended has written an error file, or one that has ended blames it.
+bool WorkerSet::failure_under_way() const {
+  for (std::size_t rank = 0; rank < states_.size(); ++rank) {
+    if (states_[rank].ended && states_[rank].status == 0) continue;
+    const auto error = read_error_file(plan_.workers[rank].error_file);
+    if (!error) continue;
+    if (!states_[rank].ended) return true;
+    for (const int blamed : error->blamed_ranks) {
+      const auto index = static_cast<std::size_t>(blamed - plan_.first_rank);
+      if (index < states_.size() && !states_[index].ended) return true;
+    }
+  }
+  return false;
+}
+
+void WorkerSet::check_deadline() {
+  if (phase_ == Phase::awaiting_failures) {
+    if (deadline_->expired() || !failure_under_way()) stop(SIGTERM);
+  } else if (deadline_ && deadline_->expired()) {
+    if (phase_ != Phase::failing) return kill_all();
+    if (!failure_under_way()) return stop(SIGTERM);
+    phase_ = Phase::awaiting_failures;
+    deadline_ = Deadline::after(plan_.stop_grace);
+  }
+}
+
+void WorkerSet::stop(int signal) {
+  collect_ends();  // the ranks that have ended by themselves
+  stop_sent_ = true;
+  signal_all_(signal);
+  signal_all_(SIGCONT);  // a suspended process cannot end
+  if (phase_ >= Phase::stopping) return;
+  phase_ = Phase::stopping;
+  deadline_ = Deadline::after(plan_.stop_grace);
+}
+
+void WorkerSet::kill_all() {
+  stop_sent_ = true;
+  phase_ = Phase::killing;
+  signal_all_(SIGKILL);
+  deadline_ = Deadline::after(kill_interval_);
+  kill_interval_ = std::min<std::chrono::milliseconds>(2 * kill_interval_, kLastKillInterval);
+}
+
+}  // namespace paceline::launch

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "launch/start_worker.h"
+
+namespace paceline::launch {
+
+// The workers of a job before they start.
+struct Plan {
+  std::vector<Worker> workers;
+  int first_rank = 0;  // of the first worker
+  sigset_t worker_mask;
+  std::chrono::milliseconds failure_grace;
+  std::chrono::milliseconds stop_grace;
+  std::filesystem::path directory;  // removed at the end; empty: none is
+};
+
+struct WorkerState {
+  pid_t pid;  // 0: not started
+  bool ended;
+  bool stopped;  // it ended after the job was asked to stop
+  int status;    // as wait() gives it
+  base::Deadline::Clock::time_point end;
+};
+
+// The workers of a job, as children of this process. After the first failure the others are asked
+// to stop, and then killed, when the plan says. Belongs to one thread.
+class WorkerSet {
+ public:
+  // `plan` and `states`, one for each worker, must outlive it. `signal_all` sends a signal to all
+  // that is left of the job.
+  WorkerSet(const Plan& plan, std::span<WorkerState> states, std::function<void(int)> signal_all);
+
+  // Starts the workers. Returns 0; or an errno if one cannot be started, and kills the others.
+  int start();
+
+  // An epoll of pidfds that is readable while a worker has ended and has not been collected.
+  int exits() const { return exits_.get(); }
+  // All descriptors that it needs.
+  std::vector<int> descriptors() const;
+  // How long to wait for exits() at most, as poll() takes it.
+  int timeout() const;
+
+  // Reaps the workers that have ended, in this order. Throws Error if this process has reaped one
+  // elsewhere.
+  void collect_ends();
+  // For a child that was reaped elsewhere, which need not be a worker.
+  void record_end(pid_t pid, int status);
+  bool all_ended() const;
+
+  // The job has failed elsewhere: as if a worker had failed now.
+  void fail();
+  bool has_failed() const { return phase_ > Phase::running; }
+  // Stops or kills the job if it is time to.
+  void check_deadline();
+  void stop(int signal);
+  void kill_all();
+  bool is_stopping() const { return phase_ >= Phase::stopping; }
+  bool is_killing() const { return phase_ == Phase::killing; }
+
+ private:
+  // A job passes through these in this order, and may skip some.
+  enum class Phase { running, failing, awaiting_failures, stopping, killing };
+
+  void watch(std::size_t rank, pid_t pid);
+  bool runs(std::size_t rank) const;
+  void reap(std::size_t rank, int options);
+  void record_end(std::size_t rank, int status);
+  bool failure_under_way() const;
+
+  const Plan& plan_;
+  const std::span<WorkerState> states_;
+  const std::function<void(int)> signal_all_;
+  base::UniqueFd exits_;  // only it knows the order in which workers ended
+  std::vector<base::UniqueFd> pidfds_;
+  Phase phase_ = Phase::running;
+  std::optional<base::Deadline> deadline_;
+  std::chrono::milliseconds kill_interval_;
+  bool stop_sent_ = false;
+};
+
+}  // namespace paceline::launch
