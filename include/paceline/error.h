@@ -78,4 +78,45 @@ class PACELINE_API Mismatch : public PeerError {
   using PeerError::PeerError;
 };
 
+/// The base of what spawn throws if one of its processes failed.
+class PACELINE_API ProcessException : public Error {
+ public:
+  /// The arguments become what() and error_index().
+  ProcessException(const std::string& message, int error_index)
+      : Error(message), error_index_(error_index) {}
+
+  /// The rank of the process that failed first.
+  int error_index() const { return error_index_; }
+
+ private:
+  int error_index_;
+};
+
+/// A process of spawn failed with an exception. The message has its text.
+class PACELINE_API ProcessRaisedException : public ProcessException {
+ public:
+  using ProcessException::ProcessException;
+};
+
+/// A process of spawn ended by a signal or with an exit code, without an exception.
+class PACELINE_API ProcessExitedException : public ProcessException {
+ public:
+  /// The arguments become what(), error_index(), exit_code() and signal_name().
+  ProcessExitedException(const std::string& message, int error_index, int exit_code,
+                         std::string signal_name)
+      : ProcessException(message, error_index),
+        exit_code_(exit_code),
+        signal_name_(std::move(signal_name)) {}
+
+  /// The exit code, or the negative number of the signal: -9 for SIGKILL. 0 if the process ended
+  /// while other ranks needed it.
+  int exit_code() const { return exit_code_; }
+  /// "SIGKILL"; empty if no signal ended the process.
+  const std::string& signal_name() const { return signal_name_; }
+
+ private:
+  int exit_code_;
+  std::string signal_name_;
+};
+
 }  // namespace paceline

@@ -25,6 +25,7 @@
 #include <paceline/progress.h>
 #include <paceline/record.h>
 #include <paceline/sampler.h>
+#include <paceline/spawn.h>
 #include <paceline/sync_batch_norm.h>
 #include <paceline/tune_malloc.h>
 #include <paceline/version.h>

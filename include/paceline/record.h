@@ -22,6 +22,10 @@ PACELINE_API int record(const std::function<int()>& body);
 /// `record` in the same process removes that file. While `body` runs, the library's messages of
 /// level info and above go to stderr. stdout becomes line-buffered, and both streams are flushed at
 /// the end.
+///
+/// In a process that spawn started, `body` ends with the function of spawn, and the exit code is 0,
+/// or 1 if the function threw. A later call of `record` there returns the same code and runs
+/// nothing.
 template <typename Body>
 [[nodiscard]] int record(Body&& body) {
   if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {

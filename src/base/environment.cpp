@@ -22,6 +22,15 @@ std::optional<Environment::Terminal> parse_terminal(const std::vector<std::int64
   return Environment::Terminal{static_cast<int>(numbers[0]), {numbers.begin() + 1, numbers.end()}};
 }
 
+std::optional<Environment::Spawned> parse_spawned(const std::vector<std::int64_t>& numbers) {
+  if (numbers.empty()) return std::nullopt;
+  if (numbers.size() != 2) {
+    throw UsageError(fmt::format(
+        "PACELINE_SPAWN has {} numbers; expected CALL,PID, as spawn sets it", numbers.size()));
+  }
+  return Environment::Spawned{static_cast<int>(numbers[0]), static_cast<int>(numbers[1])};
+}
+
 // Where RANK and WORLD_SIZE are not set, another launcher's variables stand in for them.
 void take_over(const LaunchedProcess& process, Environment& result) {
   if (!process.size) return;
@@ -60,6 +69,7 @@ Environment parse_environment(const Getenv& getenv) {
   }
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
   result.terminal = parse_terminal(read.integers("PACELINE_TERMINAL"));
+  result.spawned = parse_spawned(read.integers("PACELINE_SPAWN", std::numeric_limits<int>::max()));
   result.sets_threads = read.text("OMP_NUM_THREADS") || read.text("MKL_NUM_THREADS");
   result.data_root = read.text("PACELINE_DATA");
   result.timeline = read.text("PACELINE_TIMELINE");

@@ -45,6 +45,13 @@ struct Environment {
     std::vector<std::int64_t> pipes;
   };
   std::optional<Terminal> terminal;
+  // PACELINE_SPAWN=CALL,PID, set by spawn: the process PID started this one for its CALL-th call of
+  // spawn. Programs that this process starts inherit the variable too, but have another parent.
+  struct Spawned {
+    int call;
+    int parent;
+  };
+  std::optional<Spawned> spawned;
   // PACELINE_DATA: the directory of the data sets.
   std::optional<std::string> data_root;
   // PACELINE_TIMELINE: the directory where each rank writes its timeline.

@@ -14,6 +14,7 @@
 #include "distributed/place.h"
 #include "distributed/process_state.h"
 #include "distributed/rendezvous/rendezvous.h"
+#include "distributed/spawn_calls.h"
 #include "trace/timeline.h"
 
 namespace paceline {
@@ -107,7 +108,8 @@ World& World::operator=(World&& other) noexcept {
 World::~World() {
   if (!owner_) return;
   auto& state = ProcessState::instance();
-  if (std::uncaught_exceptions() <= exceptions_at_start_) {
+  if (std::uncaught_exceptions() <= exceptions_at_start_ ||
+      distributed::SpawnCalls::instance().function_returned) {
     state.leave();
   } else if (state.in_record()) {
     state.defer_abort();

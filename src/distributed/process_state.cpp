@@ -111,6 +111,14 @@ void ProcessState::run_deferred_abort(const std::string& text) noexcept {
   if (ending) abort_world(*ending, text);
 }
 
+void ProcessState::enter_record() {
+  if (record_depth_++ == 0) record_thread_ = std::this_thread::get_id();
+}
+
+bool ProcessState::is_record_thread() const {
+  return in_record() && record_thread_ == std::this_thread::get_id();
+}
+
 void ProcessState::exit_record(const std::string& exception_text) noexcept {
   --record_depth_;
   run_deferred_abort(exception_text.empty() ? kCaught : exception_text);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/distributed.h>
@@ -68,9 +69,11 @@ class ProcessState {
 
   // Between these, an abort is deferred until its text is known; see record. Call
   // run_deferred_abort if the exception was caught instead.
-  void enter_record() { ++record_depth_; }
+  void enter_record();
   void exit_record(const std::string& exception_text) noexcept;
   bool in_record() const { return record_depth_ > 0; }
+  // Whether the calling thread runs the outermost record.
+  bool is_record_thread() const;
   void defer_abort() noexcept;
   void run_deferred_abort() noexcept { run_deferred_abort(kCaught); }
 
@@ -81,6 +84,7 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> take_world() noexcept;
 
   int record_depth_ = 0;
+  std::thread::id record_thread_;
   std::unique_ptr<ActiveWorld> aborting_;  // guarded by `mutex`
 };
 

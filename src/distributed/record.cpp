@@ -15,6 +15,7 @@
 
 #include "base/environment.h"
 #include "distributed/process_state.h"
+#include "distributed/spawn_calls.h"
 #include "distributed/translate.h"
 #include "launch/error_file.h"
 
@@ -66,10 +67,25 @@ std::vector<int> blamed_by_current_exception() {
   }
 }
 
+// Returns or throws as the function of spawn did if the body has called it.
+int run(const std::function<int()>& body) {
+  auto& calls = distributed::SpawnCalls::instance();
+  int code = 0;
+  try {
+    code = body();
+  } catch (const distributed::SpawnedFunctionEnded&) {
+    // `failure` says how.
+  }
+  if (const auto failure = std::exchange(calls.failure, nullptr)) std::rethrow_exception(failure);
+  return code;
+}
+
 }  // namespace
 
 int record(const std::function<int()>& body) {
   auto& state = distributed::ProcessState::instance();
+  auto& calls = distributed::SpawnCalls::instance();
+  if (calls.exit_code) return *calls.exit_code;
   set_log_callback(log_to_stderr);
   withdraw_report();
   // Under a launcher stdout is a pipe, which would be fully buffered and delay lines.
@@ -77,7 +93,7 @@ int record(const std::function<int()>& body) {
   state.enter_record();
   int code = 1;
   try {
-    code = body();
+    code = run(body);
     state.exit_record("");
   } catch (...) {
     const std::string text = distributed::current_exception_text();
@@ -88,6 +104,7 @@ int record(const std::function<int()>& body) {
   set_log_callback({});
   std::fflush(stdout);
   std::fflush(stderr);
+  if (calls.called_function && !state.in_record()) calls.exit_code = code;
   return code;
 }
 

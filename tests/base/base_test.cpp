@@ -68,6 +68,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"PACELINE_BOOTSTRAP_SOCKETS", "7,8,21"},
                                          {"PACELINE_STORE_FD", "9"},
                                          {"PACELINE_TERMINAL", "80,4000000000,7"},
+                                         {"PACELINE_SPAWN", "3,4711"},
                                          {"PACELINE_DATA", "/data"}});
   EXPECT_EQ(environment.rank, 3);
   EXPECT_EQ(environment.world_size, 4);
@@ -82,6 +83,9 @@ TEST(Environment, ReadsTorchrunsVariables) {
   ASSERT_TRUE(environment.terminal);
   EXPECT_EQ(environment.terminal->columns, 80);
   EXPECT_THAT(environment.terminal->pipes, ElementsAre(4000000000, 7));
+  ASSERT_TRUE(environment.spawned);
+  EXPECT_EQ(environment.spawned->call, 3);
+  EXPECT_EQ(environment.spawned->parent, 4711);
   EXPECT_EQ(environment.data_root, "/data");
 }
 
@@ -99,6 +103,9 @@ TEST(Environment, NamesTheVariableOfAnInvalidValue) {
     EXPECT_THAT(parse_failure({{"PACELINE_BOOTSTRAP_SOCKETS", links}}),
                 HasSubstr("PACELINE_BOOTSTRAP_SOCKETS="))
         << links;
+  }
+  for (const char* call : {"1", "1,2,3", "1,", "x,2", "1,2147483648"}) {
+    EXPECT_THAT(parse_failure({{"PACELINE_SPAWN", call}}), HasSubstr("PACELINE_SPAWN")) << call;
   }
 }
 

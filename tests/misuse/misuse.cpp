@@ -41,3 +41,7 @@ void ask_for_a_module(const at::Tensor& w) {
 void convert_a_script(torch::jit::Module& script) {
   paceline::convert_sync_batchnorm(script);  // build the model of torch::nn modules
 }
+
+void spawn_with_other_arguments() {
+  paceline::spawn([](int, const std::string&) {}, {.nprocs = 2}, 5);  // must take an int
+}
