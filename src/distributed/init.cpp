@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "distributed/backend.h"
 #include "distributed/find_topology.h"
+#include "distributed/forked_child.h"
 #include "distributed/intraop_threads.h"
 #include "distributed/make_group.h"
 #include "distributed/place.h"
@@ -119,6 +120,7 @@ World::~World() {
 }
 
 World init_process_group(InitOptions options) {
+  distributed::check_forked_child();
   auto& state = ProcessState::instance();
   state.run_deferred_abort();
   options.timeout = distributed::checked_timeout(options.timeout);

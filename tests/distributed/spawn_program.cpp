@@ -1,4 +1,5 @@
 // The program of spawn_test: its first argument says what it does.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -332,6 +333,32 @@ void environment(const Arguments&) {
       {.nprocs = std::getenv("ONE") != nullptr ? 1 : 2});
 }
 
+// Forks without exec, after the given preparation, and enters a world in the child.
+void forked(const Arguments& arguments) {
+  const std::string& after = arguments.at(0);
+  const auto use_threads = [] { torch::ones({1000, 1000}).add_(1); };
+  at::set_num_threads(4);
+  if (after == "use" || after == "use-then-one-thread") use_threads();
+  if (after == "use-on-another-thread") std::thread(use_threads).join();
+  if (after == "cuda" && ::dlopen(arguments.at(1).c_str(), RTLD_LAZY | RTLD_LOCAL) == nullptr) {
+    throw std::runtime_error(::dlerror());
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      if (after == "use-then-one-thread") at::set_num_threads(1);
+      for (int i = 0; i < 2; ++i) in_world([&](int) { use_threads(); });
+      say("child works");
+    } catch (const paceline::UsageError& error) {
+      say("usage: {}", error.what());
+    }
+    std::_Exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  say("child ended with {}", status);
+}
+
 const std::map<std::string, void (*)(const Arguments&)> kModes{
     {"ranks", ranks},
     {"train",
@@ -353,6 +380,7 @@ const std::map<std::string, void (*)(const Arguments&)> kModes{
     {"sigchld", with_sigchld},
     {"threads", with_threads},
     {"environment", environment},
+    {"forked", forked},
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// spawn, in real processes.
+// spawn, in real processes, and forks without exec.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -258,6 +258,26 @@ TEST_F(Spawn, SetsThreadsAndMallocAsPacelineRunDoes) {
   const std::string expected = line.substr(line.find("OMP_"));
   EXPECT_EQ(count(output({"environment"}, {{"OMP_NUM_THREADS", ""}}), expected), 2) << expected;
   EXPECT_EQ(count(output({"environment"}, {{"OMP_NUM_THREADS", "3"}}), "OMP_NUM_THREADS=3 "), 2);
+}
+
+class Forked : public Spawn {};
+
+TEST_F(Forked, ChildOfAThreadThatUsedIntraopThreadsIsRefused) {
+  EXPECT_THAT(output({"forked", "use"}),
+              AllOf(StartsWith("usage: "), HasSubstr("at::get_num_threads() = 4"),
+                    HasSubstr("paceline::spawn"), HasSubstr("child ended with 0\n")));
+}
+
+TEST_F(Forked, ChildWorksWhereTheForkIsHarmless) {
+  for (const char* after : {"nothing", "use-on-another-thread", "use-then-one-thread"}) {
+    EXPECT_EQ(output({"forked", after}), "child works\nchild ended with 0\n") << after;
+  }
+}
+
+TEST_F(Forked, ChildAfterCudaWasInitializedIsRefused) {
+  EXPECT_THAT(
+      output({"forked", "cuda", FAKE_CUDA_DRIVER}),
+      AllOf(StartsWith("usage: "), HasSubstr("initialized CUDA"), HasSubstr("paceline::spawn")));
 }
 
 }  // namespace
