@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -20,14 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-template <typename Number>
-bool take_number(std::string_view& text, Number& number) {
-  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-  return error == std::errc();
-}
-
 std::multimap<pid_t, Process> processes_by_parent() {
   std::multimap<pid_t, Process> processes;
   std::error_code error;
@@ -37,33 +28,13 @@ std::multimap<pid_t, Process> processes_by_parent() {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const base::UniqueFd file(::open((entry->path() / "stat").c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) continue;  // it has just ended
-    const auto process = parse_stat(read_stat(file.get()));
+    const auto process = base::parse_stat(base::read_stat(file.get()));
     if (process) processes.emplace(process->parent, *process);
   }
   return processes;
 }
 
 }  // namespace
-
-// Not through a stream: libstdc++'s throws when the process ends between open and read.
-std::string read_stat(int fd) {
-  std::string text(1024, '\0');  // some 350 are usual
-  const ssize_t size = ::read(fd, text.data(), text.size());
-  text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  return text;
-}
-
-std::optional<Process> parse_stat(std::string_view stat) {
-  Process process{};
-  std::string_view rest = stat;
-  if (!take_number(rest, process.pid)) return std::nullopt;
-  // "PID (name) state parent group": the name may hold anything, even parentheses and newlines.
-  const std::size_t name_end = rest.rfind(')');
-  if (name_end == std::string_view::npos || name_end + 3 >= rest.size()) return std::nullopt;
-  rest.remove_prefix(name_end + 3);
-  if (!take_number(rest, process.parent) || !take_number(rest, process.group)) return std::nullopt;
-  return process;
-}
 
 std::vector<Process> descendants(pid_t root) {
   auto processes = processes_by_parent();

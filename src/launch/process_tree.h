@@ -2,24 +2,13 @@
 
 #include <sys/types.h>
 
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
+
+#include "base/process_stat.h"
 
 namespace paceline::launch {
 
-struct Process {
-  pid_t pid;
-  pid_t parent;
-  pid_t group;
-};
-
-// The content of the open /proc/PID/stat `fd`; empty if the process has ended meanwhile.
-std::string read_stat(int fd);
-
-// The first fields of /proc/PID/stat; empty if `stat` is malformed.
-std::optional<Process> parse_stat(std::string_view stat);
+using Process = base::ProcessStat;
 
 // The children of `root`, their children and so on, as /proc shows them now. Processes that are
 // just being created may be missing: repeat until there are none.

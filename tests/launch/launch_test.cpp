@@ -118,31 +118,6 @@ TEST(SignalNames, HaveANameOrANumber) {
   EXPECT_EQ(signal_meaning(SIGUSR1), "");
 }
 
-TEST(ParseStat, AcceptsAnyProcessName) {
-  const auto process = parse_stat("42 (a) S 7 9 (b\n) R 12 34 34 0 -1 4194560");
-  ASSERT_TRUE(process);
-  EXPECT_EQ(process->pid, 42);
-  EXPECT_EQ(process->parent, 12);
-  EXPECT_EQ(process->group, 34);
-  for (const char* stat : {"", "42", "42 (sh", "42 (sh)", "42 (sh) ", "42 (sh) S", "42 (sh) S x 3",
-                           "42 (sh) S 3", "x (sh) S 1 2"}) {
-    EXPECT_FALSE(parse_stat(stat)) << stat;
-  }
-}
-
-TEST(ReadStat, IsEmptyForAProcessThatEndedAfterTheOpen) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::pause();
-    ::_exit(0);
-  }
-  const base::UniqueFd stat(::open(("/proc/" + std::to_string(child) + "/stat").c_str(), O_RDONLY));
-  ASSERT_TRUE(stat);
-  ::kill(child, SIGKILL);
-  ::waitpid(child, nullptr, 0);
-  EXPECT_EQ(read_stat(stat.get()), "");
-}
-
 TEST(Descendants, FindsGrandchildrenWhileOthersVanish) {
   const auto [reader, writer] = base::make_pipe();
   // A child with one child that stays, and others that live for a moment only: each of those may

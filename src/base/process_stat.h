@@ -1,0 +1,27 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace paceline::base {
+
+struct ProcessStat {
+  pid_t pid;
+  char state;  // of its main thread: 'R', 'S', 'T', ...
+  pid_t parent;
+  pid_t group;
+};
+
+// The content of the open /proc/PID/stat `fd`; empty if the process has ended meanwhile.
+std::string read_stat(int fd);
+
+// The first fields of /proc/PID/stat; empty if `stat` is malformed.
+std::optional<ProcessStat> parse_stat(std::string_view stat);
+
+// "its process 4711 is stopped", also by a debugger; empty if it is not, or not visible.
+std::string describe_stop(pid_t pid);
+
+}  // namespace paceline::base
