@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/wait_report.h"
 #include "distributed/store_calls.h"
 #include "distributed/topology.h"
 #include "distributed/translate.h"
@@ -79,7 +80,18 @@ class Gathering {
         size_(request.size),
         blob_(std::move(blob)),
         deadline_(deadline),
-        processes_(request.processes) {}
+        processes_(request.processes),
+        global_ranks_(request.global_ranks()),
+        place_(place_of(request)) {}
+
+  // "the rendezvous of group 1".
+  static std::string place_of(const BackendRequest& request) {
+    const bool world = request.group_name == "world";
+    return world ? "the rendezvous" : "the rendezvous of group " + request.group_name;
+  }
+  using Clock = std::chrono::steady_clock;
+  // When the store answered last, while this waits for the other ranks.
+  const std::shared_ptr<std::atomic<Clock::time_point>>& answered() const { return answered_; }
 
   struct Answer {
     std::vector<std::string> blobs;
@@ -150,17 +162,23 @@ class Gathering {
     translate("announcing this rank in the store",
               [&] { store_->set(key("rank", rank_), fmt::format("{} {}", size_, blob_)); });
     std::optional<Verdict> own;
+    base::WaitReport report;
     bool met_rank_0 = false;
     const auto keys = keys_of("rank", every_rank(size_));
     translate("waiting for the other ranks", [&] {
       wait_for(keys, [&] {
         if (cancelled || deadline_.expired() || store_->check({kVerdictKey})) return true;
+        *answered_ = Clock::now();
+        report.check([&](const std::string& waited, auto) { return describe_missing(waited); });
         own = find_obstacle(met_rank_0);
         return own.has_value();
       });
     });
     // check_peers knows more, and has thrown.
-    if (cancelled && !deadline_.expired()) return {};
+    if (cancelled && !deadline_.expired()) {
+      report.abandon();
+      return {};
+    }
     Answer answer;
     std::vector<Record> records;
     translate("agreeing with the other ranks on who has come", [&] {
@@ -168,6 +186,7 @@ class Gathering {
       answer.verdict = Verdict::decode(store_->compareSet(kVerdictKey, "", own->encode()));
     });
     Verdict& verdict = answer.verdict;
+    if (verdict.kind != Verdict::Kind::complete) report.abandon();
     if (verdict.kind == Verdict::Kind::complete) {
       const int other = verdict.numbers.front();
       if (other == size_) {
@@ -193,12 +212,27 @@ class Gathering {
     const int size = read(0).size;
     return size == size_ ? std::nullopt : std::optional(different_sizes(size));
   }
+  std::vector<int> find_missing() const {
+    std::vector<int> missing;
+    for (const int rank : every_rank(size_)) {
+      if (!has_come(rank)) missing.push_back(rank);
+    }
+    return missing;
+  }
+  // The lowest rank that has come reports.
+  std::optional<base::WaitReport::Text> describe_missing(const std::string& waited) const {
+    const shm::RankSet missing(find_missing());
+    const shm::RankSet here = shm::RankSet::all(size_) - missing;
+    if (missing.empty() || *here.begin() != rank_) return std::nullopt;
+    return base::WaitReport::Text{
+        fmt::format("{} {} waited {} for {}, which {} not come to {}", global_ranks_.describe(here),
+                    shm::has_or_have(here), waited, global_ranks_.describe(missing),
+                    shm::has_or_have(missing), place_),
+        place_};
+  }
   // Reads the records of all ranks, if all have come.
   Verdict judge(std::vector<Record>& records) const {
-    Verdict missing{Verdict::Kind::missing, {}};
-    for (const int rank : every_rank(size_)) {
-      if (!has_come(rank)) missing.numbers.push_back(rank);
-    }
+    Verdict missing{Verdict::Kind::missing, find_missing()};
     if (!missing.numbers.empty()) return missing;
     records = read_all();
     for (const Record& record : records) {
@@ -250,13 +284,23 @@ class Gathering {
   std::string blob_;
   base::Deadline deadline_;
   std::shared_ptr<const shm::Membership> processes_;
+  shm::GlobalRanks global_ranks_;
+  std::string place_;
+  std::shared_ptr<std::atomic<Clock::time_point>> answered_ =
+      std::make_shared<std::atomic<Clock::time_point>>(Clock::now());
 };
 
 }  // namespace
 
 std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
-  auto answer = call_store(deadline, Gathering(request_, blob, deadline), request_.check_peers);
+  const Gathering gathering(request_, blob, deadline);
+  base::WaitReport report;
+  auto answer = call_store(deadline, gathering, [&] {
+    request_.check_peers();
+    report_silence(report, *gathering.answered());
+  });
+  if (!answer || answer->verdict.kind != Verdict::Kind::complete) report.abandon();
   if (!answer) {
     throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
                               describe_store(*request_.store), deadline.budget().count() / 1000.0,
@@ -282,11 +326,21 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   }
   const shm::RankSet missing(numbers);
   throw Timeout(
-      fmt::format("{} did not come to the rendezvous{} within the timeout of {} s; this is "
-                  "rank {} of {}",
-                  global_ranks.describe(missing), world ? "" : " of group " + request_.group_name,
+      fmt::format("{} did not come to {} within the timeout of {} s; this is rank {} of {}",
+                  global_ranks.describe(missing), Gathering::place_of(request_),
                   deadline.budget().count() / 1000.0, global_ranks.of(rank()), size()),
       global_ranks.of(missing).list(), "connect", 0);
+}
+
+void StoreExchange::report_silence(base::WaitReport& report,
+                                   std::chrono::steady_clock::time_point answered) const {
+  report.check([&](const std::string& waited, auto since) -> std::optional<base::WaitReport::Text> {
+    if (rank() > base::WaitReport::kStrangers || answered > since) return std::nullopt;
+    const std::string store = describe_store(*request_.store);
+    return base::WaitReport::Text{fmt::format("rank {} has waited {}: {} does not answer yet",
+                                              request_.global_ranks().of(rank()), waited, store),
+                                  store};
+  });
 }
 
 void StoreExchange::let_others_read() noexcept {

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/wait_report.h"
 #include "distributed/backend.h"
 #include "shm/membership/exchange.h"
 #include "shm/membership/failure.h"
@@ -25,6 +27,10 @@ class StoreExchange final : public shm::Exchange {
   void let_others_read() noexcept;
 
  private:
+  // If the store has not answered since the report before was due.
+  void report_silence(base::WaitReport& report,
+                      std::chrono::steady_clock::time_point answered) const;
+
   const BackendRequest& request_;
 };
 

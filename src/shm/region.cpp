@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "base/cores.h"
+#include "shm/late_ranks.h"
 #include "shm/sync/fault_point.h"
 
 namespace paceline::shm {
@@ -132,23 +133,29 @@ void Region::check_progress(const Word& word, std::uint32_t target, int peer,
     if (other == peer) context.check(peer);  // which may know more about a rank that has left
     fail_lost(other, context.describe(), context.op);
   }
+  if (reached(word, target)) return;
+  report_late_ranks(*this, peer, context);
   if (!context.deadline.deadline->expired() || reached(word, target)) return;
   if (!context.may_learn_more()) fail_late(peer, context);
 }
 
 void Region::fail_late(int peer, const WaitContext& context) {
-  const RankSet on_other_nodes = context.missing_on_other_nodes();
-  const RankSet missing = on_other_nodes.empty() ? context.missing() | RankSet{peer} : RankSet();
-  std::string text =
-      fmt::format("{} did not arrive within the timeout of {} s at {}",
-                  on_other_nodes.empty() ? global_ranks().describe(missing)
-                                         : context.describe_on_other_nodes(on_other_nodes),
-                  context.deadline.deadline->budget().count() / 1000.0, context.describe());
-  for (int rank = 0; rank < size_; ++rank) {
-    const std::string last = context.last_seen(rank, missing.contains(rank));
-    if (!last.empty()) text += fmt::format("; rank {}: {}", global_ranks().of(rank), last);
-  }
-  fail({FailureKind::timeout, on_other_nodes | global_ranks().of(missing), text}, context.op);
+  const LateRanks late = find_late_ranks(*this, peer, context);
+  fail({FailureKind::timeout, late.on_other_nodes | global_ranks().of(late.ranks),
+        fmt::format("{} did not arrive within the timeout of {} s at {}", late.names,
+                    context.deadline.deadline->budget().count() / 1000.0, late.where)},
+       context.op);
+}
+
+bool Region::claim_report(int late, std::chrono::steady_clock::time_point since) {
+  const auto ticks = [](auto time) {
+    return static_cast<std::uint64_t>(time.time_since_epoch().count());
+  };
+  auto& claimed = memory_->rank_block(late).late_report;
+  std::uint64_t last = claimed.load(std::memory_order_relaxed);
+  return last <= ticks(since) &&
+         claimed.compare_exchange_strong(last, ticks(std::chrono::steady_clock::now()),
+                                         std::memory_order_relaxed);
 }
 
 Failure Region::failure() const {

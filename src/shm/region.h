@@ -94,6 +94,8 @@ class Region {
   [[noreturn]] void fail(const Failure& failure, const OpContext& op);
   // Makes the loss of a peer the group's failure; `where` describes the call that waits for it.
   [[noreturn]] void fail_lost(int peer, const std::string& where, const OpContext& op);
+  // Whether this rank is to report that a rank is late: no other rank has done so after `since`.
+  bool claim_report(int late, std::chrono::steady_clock::time_point since);
   // Throws if the group has failed, this rank has left it or this process is a forked child.
   void check_usable(const OpContext& op) const;
   // Throws the group's failure. The death of any peer becomes that failure, and so does the

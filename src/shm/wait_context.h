@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "base/wait_report.h"
 #include "shm/membership/failure.h"
 
 namespace paceline::shm {
@@ -36,6 +37,8 @@ class WaitContext {
   virtual std::string describe() const = 0;
   // The last call of `rank`; empty if unknown or not useful.
   virtual std::string last_seen(int /*rank*/, bool /*missing*/) const { return ""; }
+  // Whether a rank that is not missing waits too: else it has yet to come to where this rank waits.
+  virtual bool waits(int /*rank*/) const { return true; }
   // Throws if waiting for `peer` is pointless for a reason that the region does not know.
   virtual void check(int /*peer*/) const {}
   // Whether this rank has other work while it waits, which poll() drives. While poll() returns
@@ -46,6 +49,7 @@ class WaitContext {
 
   OpContext op;
   CallDeadline& deadline;
+  base::WaitReport report{};
 
  protected:
   ~WaitContext() = default;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -15,13 +16,16 @@
 #include <filesystem>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/record.h>
 
 #include "support/cases.h"
+#include "support/log_lines.h"
 #include "support/shared.h"
+#include "support/stopped.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
@@ -148,6 +152,65 @@ TEST_P(KilledRanks, InDdpConstructionIsNamed) {
   check_kill(GetParam(), [](const RankContext&) {
     const DistributedDataParallel model(torch::nn::Linear(300, 300));
   });
+}
+
+// A rank that computes, or is stopped, in its backward. What the log of the other says.
+std::vector<std::string> logs_of_late_backward(bool stops) {
+  struct SharedState {
+    test::Stopped victim;
+    std::atomic<bool> reported{false};
+  };
+  const test::Shared<SharedState> state;
+  const auto ends = test::run_torch_ranks(2, "paceline", [&](const RankContext& context) {
+    const test::LogLines log(2s);
+    const World world = init_process_group(context.init);
+    auto net = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    DistributedDataParallel model(net);
+    for (int step = 1; step <= 2; ++step) {
+      auto output = model(torch::ones({1, 4}));
+      const bool late = context.rank == 1 && step == 2;
+      if (late && stops) state->victim.stop();
+      if (late && !stops) {
+        EXPECT_TRUE(test::eventually([&] { return state->reported.load(); }));
+      }
+      std::jthread watcher;
+      if (context.rank == 0 && step == 2) {
+        watcher = std::jthread([&] {
+          EXPECT_TRUE(log.wait_for_line());
+          state->reported = true;
+          if (stops) state->victim.wake();
+        });
+      }
+      output.sum().backward();
+    }
+    return fmt::format("{}", fmt::join(log.all(), "\n"));
+  });
+  std::vector<std::string> logs;
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    logs.push_back(end.report);
+  }
+  return logs;
+}
+
+constexpr const char* kLateInBackward =
+    "rank 0 has waited .* s for rank 1 at backward, step 2 of group world, bucket 0 "
+    "\\(.*1.weight.*\\)"
+    "; rank 0: it has . of . buckets ready, .*; rank 1: it has no bucket of this step ready";
+
+TEST(Late, InBackwardIsReportedAndGoesOn) {
+  const auto logs = logs_of_late_backward(false);
+  EXPECT_THAT(logs[0], ::testing::MatchesRegex(std::string(kLateInBackward) +
+                                               "\nbackward, step 2 .* went on after .* s"));
+  EXPECT_EQ(logs[1], "");
+}
+
+TEST(Late, AndStoppedInBackwardIsReportedAsStopped) {
+  const auto logs = logs_of_late_backward(true);
+  EXPECT_THAT(logs[0],
+              ::testing::MatchesRegex(std::string(kLateInBackward) +
+                                      ", and its process [0-9]+ is stopped\nbackward, .*"));
+  EXPECT_EQ(logs[1], "");
 }
 
 TEST(Killed, InAGroupIsNamedByGlobalRank) {

@@ -34,8 +34,8 @@ PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensor
   auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
   const shm::Mailbox::Message message{
       flat->data(), flat->count(), flat->type(), peer, tag, effective_timeout(c10d::kUnsetTimeout)};
-  auto work = c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor},
-                                               message.timeout);
+  auto work =
+      c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor}, message);
   auto done = [work, flat, sending, hooks = hooks_, callbacks = callbacks_](
                   std::exception_ptr error, int source) {
     try {

@@ -114,7 +114,8 @@ int MessageWork::sourceRank() const {
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   std::optional<base::Deadline> deadline;
   if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
-  mailbox_->pump([&] { return isCompleted() || (deadline && deadline->expired()); });
+  mailbox_->pump_for(message_, opType_ == c10d::OpType::SEND,
+                     [&] { return isCompleted() || (deadline && deadline->expired()); });
   if (!isCompleted()) throw_late(timeout);
   return PacelineWork::wait(kNoTimeout);
 }

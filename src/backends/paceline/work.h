@@ -52,8 +52,10 @@ class PacelineWork : public c10d::Work {
 class MessageWork final : public PacelineWork {
  public:
   MessageWork(std::shared_ptr<shm::Mailbox> mailbox, c10d::OpType type, const char* title,
-              const std::vector<at::Tensor>& tensors, std::chrono::milliseconds timeout)
-      : PacelineWork(type, title, tensors, tensors, 0, timeout), mailbox_(std::move(mailbox)) {}
+              const std::vector<at::Tensor>& tensors, const shm::P2PMessage& message)
+      : PacelineWork(type, title, tensors, tensors, 0, message.timeout),
+        mailbox_(std::move(mailbox)),
+        message_(message) {}
 
   void set_source(int rank) { source_ = rank; }
 
@@ -62,6 +64,7 @@ class MessageWork final : public PacelineWork {
 
  private:
   std::shared_ptr<shm::Mailbox> mailbox_;
+  shm::P2PMessage message_;
   std::atomic<int> source_{-1};
 };
 

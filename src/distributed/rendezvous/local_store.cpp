@@ -15,6 +15,7 @@
 #include "base/errno_error.h"
 #include "base/launcher.h"
 #include "base/unique_fd.h"
+#include "base/wait_report.h"
 #include "distributed/rendezvous/file_store.h"
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/socket.h"
@@ -47,6 +48,14 @@ Failure late(const Plan& plan, const shm::RankSet& missing, const base::Deadline
       FailureKind::timeout, missing,
       fmt::format("{} did not come to {} within the timeout of {} s", shm::describe_ranks(missing),
                   local_place(plan), static_cast<double>(deadline.budget().count()) / 1000.0)};
+}
+
+std::optional<base::WaitReport::Text> report_late(const Plan& plan, const shm::RankSet& missing,
+                                                  const std::string& waited) {
+  return base::WaitReport::Text{
+      fmt::format("rank {} has waited {} for {}, which {} not come to {}", plan.rank, waited,
+                  shm::describe_ranks(missing), shm::has_or_have(missing), local_place(plan)),
+      local_place(plan)};
 }
 
 Failure lost(const Plan& plan, int rank) {
@@ -87,8 +96,12 @@ class FileSender {
   void wait_for_some() {
     std::vector<int> fds{listener_.get()};
     for (const Connection& connection : connections_) fds.push_back(connection.socket.get());
-    const auto ready = shm::wait_readable(fds, deadline_);
-    if (std::ranges::none_of(ready, std::identity())) fail(late(plan_, missing(), deadline_));
+    const auto ready = shm::wait_readable(fds, report_.next_check(deadline_));
+    report_.check(
+        [&](const std::string& waited, auto) { return report_late(plan_, missing(), waited); });
+    if (std::ranges::none_of(ready, std::identity()) && deadline_.expired()) {
+      fail(late(plan_, missing(), deadline_));
+    }
     // Backwards, as hear() may remove the connection.
     for (std::size_t i = connections_.size(); i > 0; --i) {
       if (ready[i]) hear(i - 1);
@@ -134,6 +147,7 @@ class FileSender {
 
   const Plan& plan_;
   base::Deadline deadline_;
+  base::WaitReport report_;
   UniqueFd listener_;
   std::vector<Connection> connections_;
 };
@@ -142,8 +156,12 @@ class FileSender {
 UniqueFd get_file(const Plan& plan, const std::string& name, const base::Deadline& deadline) {
   constexpr int kMilliseconds = 5;
   UniqueFd socket;
+  base::WaitReport report;
   while (!(socket = shm::connect_abstract(name))) {
     if (deadline.expired()) throw_failure(late(plan, {0}, deadline), shm::kConnecting);
+    if (plan.rank <= base::WaitReport::kStrangers) {
+      report.check([&](const std::string& waited, auto) { return report_late(plan, {0}, waited); });
+    }
     ::poll(nullptr, 0, kMilliseconds);
   }
   shm::send_packet(socket.get(), encode(shm::Hello{shm::kProtocol, plan.rank, plan.size, 0}), {},

@@ -6,8 +6,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <optional>
+
 #include "base/address.h"
 #include "base/deadline.h"
+#include "base/wait_report.h"
 #include "distributed/rendezvous/file_store.h"
 #include "distributed/rendezvous/local_store.h"
 #include "distributed/rendezvous/tcp_store.h"
@@ -95,9 +98,21 @@ void check_server(const shm::Membership& processes) {
   throw_lost({}, ended);
 }
 
+// Of ranks at a local store, those that have to wait report what they know: see local_store.
+void report_no_answer(base::WaitReport& report, const Plan& plan) {
+  if (plan.means == Plan::Means::local) return;
+  report.check([&](const std::string& waited, auto) -> std::optional<base::WaitReport::Text> {
+    if (plan.rank > base::WaitReport::kStrangers) return std::nullopt;
+    return base::WaitReport::Text{fmt::format("rank {} of {} has waited {}: {} does not answer yet",
+                                              plan.rank, plan.size, waited, place_of(plan)),
+                                  place_of(plan)};
+  });
+}
+
 StorePtr open_in_time(const Plan& plan, const InitOptions& options, const std::string& prefix,
                       const shm::Membership* processes) {
   const auto deadline = base::Deadline::after(options.timeout);
+  base::WaitReport report;
   try {
     const auto opened = call_store(
         deadline,
@@ -106,6 +121,7 @@ StorePtr open_in_time(const Plan& plan, const InitOptions& options, const std::s
         },
         [&] {
           if (processes != nullptr && !server_of(plan).empty()) check_server(*processes);
+          report_no_answer(report, plan);
         });
     if (!opened) throw no_answer(plan, deadline);
     return *opened;

@@ -230,13 +230,23 @@ bool ControlBlocks::reached_by_all(std::size_t bucket, Word BucketWords::*word) 
   return true;
 }
 
+bool ControlBlocks::has_settled(int rank, std::size_t bucket) const {
+  return reached(rank, bucket, &BucketWords::published) ||
+         words(rank, bucket).skipped.load(std::memory_order_acquire) == step_;
+}
+
 bool ControlBlocks::has_begun(int rank) const {
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const BucketWords& theirs = words(rank, bucket);
-    if (Region::reached(theirs.published, step_)) return true;
-    if (theirs.skipped.load(std::memory_order_acquire) == step_) return true;
+    if (has_settled(rank, bucket)) return true;
   }
   return false;
+}
+
+bool ControlBlocks::has_completed(int rank) const {
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (!has_settled(rank, bucket)) return false;
+  }
+  return true;
 }
 
 void ControlBlocks::place(std::size_t bucket, const void* memory) {

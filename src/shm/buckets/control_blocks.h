@@ -110,6 +110,8 @@ class ControlBlocks {
   bool reached_by_all(std::size_t bucket, Word BucketWords::*word) const;
   // Whether a rank has published or skipped a bucket in this step: then its summary can be read.
   bool has_begun(int rank) const;
+  // Whether a rank has published or skipped all buckets in this step.
+  bool has_completed(int rank) const;
 
   // Sets where this rank's bucket is stored in this step.
   void place(std::size_t bucket, const void* memory);
@@ -149,6 +151,7 @@ class ControlBlocks {
   using LeafWeight = std::atomic<double>;         // one for each leaf of the rank
   using PartOffset = std::atomic<std::uint64_t>;  // then by bucket and part
 
+  bool has_settled(int rank, std::size_t bucket) const;
   void exchange(Group& group);
   std::size_t count_leaf_weights() const;
   std::size_t count_part_offsets() const;

@@ -33,6 +33,8 @@ class BucketWait : public WaitContext {
   std::string describe() const override;
   // The rank's progress in this step.
   std::string last_seen(int rank, bool missing) const override;
+  // Before it has all its buckets ready, a rank is still in its backward.
+  bool waits(int rank) const override { return blocks_.has_completed(rank); }
   // Fails the group if the peer skipped the bucket, has left, or is in another call. Throws
   // Mismatch if it aborted the step, which is no failure of the group: all ranks may abort the step
   // and go on. Words that it set before count, so that all ranks that wait for the same bucket come

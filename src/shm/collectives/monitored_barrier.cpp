@@ -5,9 +5,11 @@
 
 #include <paceline/error.h>
 
+#include <string>
 #include <vector>
 
 #include "shm/collectives/cross_wait.h"
+#include "shm/late_ranks.h"
 
 namespace paceline::shm {
 namespace {
@@ -16,17 +18,45 @@ constexpr const char* kName = "monitored_barrier";
 
 }  // namespace
 
+// For the log: the errors have PyTorch's words.
+class MonitoredBarrier::ArrivalWait : public WaitContext {
+ public:
+  ArrivalWait(const MonitoredBarrier& barrier, CallDeadline& call_deadline)
+      : WaitContext({kName, barrier.round_}, call_deadline), barrier_(barrier) {}
+
+  RankSet missing() const override {
+    RankSet ranks;
+    for (int rank = 0; rank < barrier_.region_->size(); ++rank) {
+      if (!barrier_.has_arrived(rank)) ranks.insert(rank);
+    }
+    return ranks;
+  }
+  std::string describe() const override {
+    return fmt::format("{} {} of group {}", kName, barrier_.round_,
+                       barrier_.region_->options().name);
+  }
+
+ private:
+  const MonitoredBarrier& barrier_;
+};
+
+bool MonitoredBarrier::has_arrived(int rank) const {
+  return Region::reached(region_->memory().collectives(rank).barrier.arrived, round_);
+}
+
 void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks) {
   region_->check_usable({kName, round_});
   ++round_;
   settling_.reset();
   const int me = region_->rank();
   region_->publish(region_->memory().collectives(me).barrier.arrived, round_);
-  if (me == 0) return collect(timeout, wait_all_ranks);
+  CallDeadline call_deadline{timeout};
+  ArrivalWait context(*this, call_deadline);
+  if (me == 0) return collect(timeout, wait_all_ranks, context);
   region_->ring(0);
   const BarrierArrival& host = region_->memory().collectives(0).barrier;
   const auto deadline = base::Deadline::after(timeout).remaining() + kVerdict;
-  const bool told = wait_for(host.over, 0, base::Deadline::after(deadline));
+  const bool told = wait_for(host.over, 0, base::Deadline::after(deadline), context);
   if (told && Region::reached(host.complete, round_)) return;
   const int host_number = region_->global_ranks().of(0);
   const RankSet missing = region_->global_ranks().of(
@@ -37,11 +67,13 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
                 missing.list(), kName, round_);
 }
 
-void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks,
+                               ArrivalWait& context) {
   const auto deadline = base::Deadline::after(timeout);
   LocalRankMask bits = 0;
   for (int peer = 1; peer < region_->size(); ++peer) {
-    if (wait_for(region_->memory().collectives(peer).barrier.arrived, peer, deadline)) continue;
+    if (wait_for(region_->memory().collectives(peer).barrier.arrived, peer, deadline, context))
+      continue;
     bits |= local_rank_bit(peer);
     if (!wait_all_ranks) break;
   }
@@ -66,7 +98,8 @@ void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_
 }
 
 // False if the deadline came first.
-bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline& deadline) {
+bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline& deadline,
+                                ArrivalWait& context) {
   while (true) {
     const std::uint32_t heard = region_->rings();
     if (Region::reached(word, round_)) return true;
@@ -77,6 +110,8 @@ bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline
     const bool late = deadline.expired();
     check_calls(late);
     if (late) return false;
+    const RankSet missing = context.missing();  // rank 0 waits for these too
+    report_late_ranks(*region_, missing.empty() ? peer : *missing.begin(), context);
     region_->listen(heard);
   }
 }
@@ -90,7 +125,7 @@ void MonitoredBarrier::check_calls(bool late) {
   std::optional<CollectiveFingerprint> other;
   for (int rank = 0; rank < region_->size(); ++rank) {
     const auto call = call_without_this_rank(*region_, rank);
-    if (Region::reached(region_->memory().collectives(rank).barrier.arrived, round_)) {
+    if (has_arrived(rank)) {
       made.emplace_back(kName);
     } else if (call) {
       other = call;

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "shm/region.h"
 
@@ -23,8 +22,11 @@ class MonitoredBarrier {
   void pass(std::chrono::milliseconds timeout, bool wait_all_ranks);
 
  private:
-  void collect(std::chrono::milliseconds timeout, bool wait_all_ranks);
-  bool wait_for(const Word& word, int peer, const base::Deadline& deadline);
+  class ArrivalWait;
+
+  void collect(std::chrono::milliseconds timeout, bool wait_all_ranks, ArrivalWait& context);
+  bool wait_for(const Word& word, int peer, const base::Deadline& deadline, ArrivalWait& context);
+  bool has_arrived(int rank) const;
   void check_calls(bool late);
 
   std::shared_ptr<Region> region_;

@@ -53,6 +53,7 @@ Membership Coordinator::run() {
       failure = gather_some();
     }
     if (!failure) return welcome();
+    report_.abandon();
     if (failure->kind != FailureKind::timeout) admit_latecomers();
   } catch (const std::exception& error) {
     tell_all(encode(lost_on_the_way(0, global_ranks_, fmt::format(": {}", error.what()))), {});
@@ -66,8 +67,11 @@ std::optional<Failure> Coordinator::gather_some() {
   std::vector<int> fds{listener_.get()};
   for (const Connection& one : connections_) fds.push_back(one.socket.get());
   for (const Expected& one : expected_) fds.push_back(greeted_[one.rank] ? -1 : one.watch.get());
-  const auto ready = wait_readable(fds, deadline_);
-  if (std::find(ready.begin(), ready.end(), true) == ready.end()) return too_late();
+  const auto ready = wait_readable(fds, report_.next_check(deadline_));
+  report_missing();
+  if (std::find(ready.begin(), ready.end(), true) == ready.end()) {
+    return deadline_.expired() ? std::optional(too_late()) : std::nullopt;
+  }
 
   const std::size_t connections = connections_.size();
   for (std::size_t i = 0; i < connections; ++i) {
@@ -151,13 +155,29 @@ Failure Coordinator::too_late() const {
   return missing(fmt::format("within the timeout of {} s", deadline_.budget().count() / 1000.0));
 }
 
-Failure Coordinator::missing(const std::string& when) const {
+// As global ranks.
+RankSet Coordinator::missing() const {
   RankSet ranks;
   for (int rank = 0; rank < size_; ++rank) {
     if (!greeted_[rank]) ranks.insert(global_ranks_.of(rank));
   }
+  return ranks;
+}
+
+Failure Coordinator::missing(const std::string& when) const {
+  const RankSet ranks = missing();
   return {FailureKind::timeout, ranks,
           fmt::format("{} did not join the group {}", describe_ranks(ranks), when)};
+}
+
+void Coordinator::report_missing() {
+  report_.check([&](const std::string& waited, auto) -> std::optional<base::WaitReport::Text> {
+    const RankSet ranks = missing();
+    return base::WaitReport::Text{
+        fmt::format("rank {} has waited {} for {}, which {} not joined the group",
+                    global_ranks_.of(0), waited, describe_ranks(ranks), has_or_have(ranks)),
+        "forming the group"};
+  });
 }
 
 void Coordinator::tell_all(const std::string& bytes, const std::vector<int>& fds) {

@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "base/wait_report.h"
 #include "shm/membership/bootstrap.h"
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/failure.h"
@@ -47,13 +48,16 @@ class Coordinator {
   void admit_latecomers();
   Failure gone(int rank) const;
   Failure too_late() const;
+  RankSet missing() const;
   Failure missing(const std::string& when) const;
+  void report_missing();
   void tell_all(const std::string& bytes, const std::vector<int>& fds);
   Membership welcome();
 
   int size_;
   std::size_t memory_bytes_;
   base::Deadline deadline_;
+  base::WaitReport report_;
   const GlobalRanks& global_ranks_;
   base::UniqueFd listener_;
   std::vector<Connection> connections_;

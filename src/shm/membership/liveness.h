@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/process_stat.h"
 #include "shm/membership/bootstrap.h"
 #include "shm/memory/region_memory.h"
 
@@ -32,6 +33,8 @@ class Liveness {
   bool is_here(int peer) const { return !has_left(peer) && !has_died(peer); }
   // "has left the group", "was lost (its process 4711 ended)".
   std::string describe_loss(int peer) const;
+  // "its process 4711 is stopped"; empty if that is not so, or not known.
+  std::string describe_stop(int peer) const { return base::describe_stop(process_of(peer).pid); }
 
  private:
   const Peer& process_of(int rank) const {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/pipe.h"
+#include "base/wait_report.h"
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/socket.h"
 #include "shm/sync/fault_point.h"
@@ -13,9 +14,29 @@
 namespace paceline::shm {
 namespace {
 
+// Not if rank 0 has received the hello: it then reports which ranks are missing. Where ranks
+// inherit their sockets they do not know of each other.
+void report_rank_0(base::WaitReport& report, int socket, int rank,
+                   const GlobalRanks& global_ranks) {
+  report.check([&](const std::string& waited, auto) -> std::optional<base::WaitReport::Text> {
+    if (rank > base::WaitReport::kStrangers || !has_unread_packets(socket)) return std::nullopt;
+    return base::WaitReport::Text{
+        fmt::format("rank {} has waited {} for rank {}, which has not begun to form the group",
+                    global_ranks.of(rank), waited, global_ranks.of(0)),
+        "forming the group"};
+  });
+}
+
 // Waits for rank 0's answer; throws if there is none, or a failure.
-Packet receive_answer(int socket, const base::Deadline& deadline, const GlobalRanks& global_ranks) {
-  if (!wait_readable(socket, base::Deadline::after(deadline.remaining() + kVerdict))) {
+Packet receive_answer(int socket, int rank, const base::Deadline& deadline,
+                      const GlobalRanks& global_ranks) {
+  const auto verdict = base::Deadline::after(deadline.remaining() + kVerdict);
+  base::WaitReport report;
+  bool answered = false;
+  while (!(answered = wait_readable(socket, report.next_check(verdict))) && !verdict.expired()) {
+    report_rank_0(report, socket, rank, global_ranks);
+  }
+  if (!answered) {
     throw_failure({FailureKind::timeout,
                    {global_ranks.of(0)},
                    fmt::format("rank {} did not form the group within the timeout of {} s",
@@ -39,7 +60,7 @@ Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t
   send_packet(socket.get(), encode(Hello{kProtocol, rank, size, memory_bytes}), mine, deadline);
   own.read_end.reset();
 
-  Packet packet = receive_answer(socket.get(), deadline, global_ranks);
+  Packet packet = receive_answer(socket.get(), rank, deadline, global_ranks);
   const auto pids = decode_welcome(packet.bytes, size);
   if (!pids || packet.fds.size() != 1 + pids->size()) {
     throw_failure({FailureKind::mismatch,

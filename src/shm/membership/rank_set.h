@@ -96,6 +96,10 @@ inline constexpr std::size_t kMaxListed = 8;
 // "no rank", "rank 1", "ranks 1 and 3", "ranks 1, 2 and 5"; more than kMaxListed ranks in ranges:
 // "ranks 3-70, 80, 90-99 and 40 more".
 std::string describe_ranks(const RankSet& ranks);
+// The verb after it.
+inline const char* has_or_have(const RankSet& ranks) {
+  return ranks.count() == 1 ? "has" : "have";
+}
 
 // A bit for each rank of a region, which has at most kMaxRanks: for shared words and hot paths.
 using LocalRankMask = std::uint64_t;

@@ -1,6 +1,8 @@
 #include "shm/membership/socket.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -184,6 +186,11 @@ std::vector<bool> wait_readable(std::span<const int> fds, const base::Deadline& 
   std::vector<bool> result;
   for (const pollfd& one : polls) result.push_back(one.revents != 0);
   return result;
+}
+
+bool has_unread_packets(int socket) {
+  int bytes = 0;
+  return ::ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 bool has_news(int fd) {

@@ -48,6 +48,8 @@ std::vector<bool> wait_readable(std::span<const int> fds, const base::Deadline& 
 inline bool wait_readable(int fd, const base::Deadline& deadline) {
   return wait_readable(std::span(&fd, 1), deadline).front();
 }
+// Whether the other end has not received all that was sent here.
+bool has_unread_packets(int socket);
 // Whether something can be read, or the other end is gone.
 bool has_news(int fd);
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "shm/collectives/control_block.h"
 #include "shm/membership/failure.h"
@@ -22,6 +24,8 @@ struct RankBlock {
   alignas(kCacheLine) Word sleepers;  // how many sleep in the kernel for a word of this rank
   alignas(kCacheLine) Word departed;  // 1 once the rank has left in good order
   Word marked;                        // 1 once it has marked the memory as open: see Mapping
+  // When a rank last reported in the log that this one is late, in the ticks of steady_clock.
+  std::atomic<std::uint64_t> late_report;
   alignas(kCacheLine) Doorbell doorbell;
 };
 

@@ -4,6 +4,8 @@
 
 #include <paceline/error.h>
 
+#include "shm/late_ranks.h"
+
 namespace paceline::shm {
 namespace {
 
@@ -72,13 +74,23 @@ void Mailbox::close() {
 }
 
 void Mailbox::pump(const std::function<bool()>& enough) {
+  pump(enough, nullptr);
+}
+
+void Mailbox::pump_for(const Message& message, bool sending, const std::function<bool()>& enough) {
+  MessageWait wait(message, sending, *region_);
+  pump(enough, &wait);
+  if (region_->failed()) wait.report.abandon();
+}
+
+void Mailbox::pump(const std::function<bool()>& enough, MessageWait* wait) {
   if (region_->in_forked_child()) region_->check_usable({"recv", 0});
   while (true) {
     // Read first: any later progress of a peer rings.
     const std::uint32_t heard = region_->rings();
     if (enough()) return;
     if (!move_some()) region_->listen(heard);
-    look_after_peers();
+    look_after_peers(wait);
   }
 }
 
@@ -160,8 +172,11 @@ bool Mailbox::is_time_to_look() {
   return true;
 }
 
-void Mailbox::look_after_peers() {
+void Mailbox::look_after_peers(MessageWait* wait) {
   if (!is_time_to_look()) return;
+  if (wait != nullptr && region_->size() > 1) {
+    report_late_ranks(*region_, *wait->missing().begin(), *wait);
+  }
   std::vector<bool> here;
   for (int peer = 0; peer < region_->size(); ++peer) here.push_back(region_->peers().is_here(peer));
   with_lock([&](Ended& ended) {

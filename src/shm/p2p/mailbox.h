@@ -52,6 +52,8 @@ class Mailbox {
   // Moves messages until `enough` returns true. Errors go to the requests; throws UsageError in a
   // forked child only.
   void pump(const std::function<bool()>& enough);
+  // The same for a thread that waits for a message: if it waits for long, the log says so.
+  void pump_for(const Message& message, bool sending, const std::function<bool()>& enough);
   // Wakes the threads of this process that are in `pump`, to ask `enough` again.
   void wake() { region_->ring(region_->rank()); }
 
@@ -65,6 +67,7 @@ class Mailbox {
   };
   using Ended = std::vector<End>;
 
+  void pump(const std::function<bool()>& enough, MessageWait* wait);
   void check(bool sending, const Message& message) const;
   void post(Requests& requests, const Message& message, Done done, bool sending);
   bool move_some();
@@ -77,7 +80,8 @@ class Mailbox {
            std::exception_ptr error = nullptr);
   void tell(const Ended& ended);
   // Fails the group if a request can no longer complete; does nothing if called again too soon.
-  void look_after_peers();
+  // Reports `wait`, if there is one.
+  void look_after_peers(MessageWait* wait);
   bool is_time_to_look();
   void check_request(const Request& request, const std::vector<bool>& here);
   // Withdraws this rank's messages.

@@ -4,14 +4,13 @@
 
 namespace paceline::shm {
 
-std::string describe(const P2PRequest& request, const Region& region) {
-  const P2PMessage& message = request.message;
+std::string describe(const P2PMessage& message, bool sending, const Region& region) {
   const std::string peer = message.peer == P2PMessage::kAnyRank
                                ? "any rank"
                                : fmt::format("rank {}", region.global_ranks().of(message.peer));
-  return fmt::format("{} of {} {} {} {} with tag {} in group {}", context_of(request).operation,
-                     message.count, name(message.type), request.sending ? "to" : "from", peer,
-                     message.tag, region.options().name);
+  return fmt::format("{} of {} {} {} {} with tag {} in group {}", sending ? "send" : "recv",
+                     message.count, name(message.type), sending ? "to" : "from", peer, message.tag,
+                     region.options().name);
 }
 
 }  // namespace paceline::shm

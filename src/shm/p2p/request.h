@@ -11,6 +11,7 @@
 #include "shm/kernels/types.h"
 #include "shm/p2p/message_header.h"
 #include "shm/region.h"
+#include "shm/wait_context.h"
 
 namespace paceline::shm {
 
@@ -66,7 +67,35 @@ inline OpContext context_of(const P2PRequest& request) {
   return {request.sending ? "send" : "recv", 0};
 }
 // "send of 10 float32 to rank 1 with tag 0 in group world".
-std::string describe(const P2PRequest& request, const Region& region);
+std::string describe(const P2PMessage& message, bool sending, const Region& region);
+inline std::string describe(const P2PRequest& request, const Region& region) {
+  return describe(request.message, request.sending, region);
+}
+
+// Of a thread that waits for a message, for the log.
+class MessageWait : public WaitContext {
+ public:
+  MessageWait(const P2PMessage& message, bool sending, const Region& region)
+      : WaitContext({sending ? "send" : "recv", 0}, deadline_),
+        message_(message),
+        sending_(sending),
+        region_(region) {}
+
+  // The peer; each other rank, if any of them may send.
+  RankSet missing() const override {
+    return message_.peer == P2PMessage::kAnyRank
+               ? RankSet::all(region_.size()) - RankSet{region_.rank()}
+               : RankSet{message_.peer};
+  }
+  std::string describe() const override { return shm::describe(message_, sending_, region_); }
+  bool waits(int /*rank*/) const override { return false; }
+
+ private:
+  const P2PMessage& message_;
+  bool sending_;
+  const Region& region_;
+  CallDeadline deadline_{message_.timeout};
+};
 
 // The peers to ring at the end of a pass over the requests.
 class DeferredRings {

@@ -1,0 +1,62 @@
+#include "shm/late_ranks.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace paceline::shm {
+namespace {
+
+// Where a rank is in what is waited for, and whether its process is stopped.
+std::string state_of(const Region& region, int rank, bool missing, const WaitContext& context) {
+  std::string text = context.last_seen(rank, missing);
+  const std::string stop = missing ? region.peers().describe_stop(rank) : "";
+  if (!text.empty() && !stop.empty()) text += ", and ";
+  return text + stop;
+}
+
+std::string describe_waiting(const Region& region, const LateRanks& late,
+                             const WaitContext& context) {
+  RankSet waiting;
+  for (int rank = 0; rank < region.size(); ++rank) {
+    const bool waits = !late.ranks.contains(rank) && context.waits(rank);
+    if (waits || rank == region.rank()) waiting.insert(rank);
+  }
+  return fmt::format("{} {}", region.global_ranks().describe(waiting), has_or_have(waiting));
+}
+
+}  // namespace
+
+LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& context) {
+  LateRanks late;
+  late.on_other_nodes = context.missing_on_other_nodes();
+  if (late.on_other_nodes.empty()) {
+    late.ranks = context.missing() | RankSet{peer};
+    late.names = region.global_ranks().describe(late.ranks);
+  } else {
+    late.names = context.describe_on_other_nodes(late.on_other_nodes);
+  }
+  late.where = context.describe();
+  for (int rank = 0; rank < region.size(); ++rank) {
+    const std::string state = state_of(region, rank, late.ranks.contains(rank), context);
+    if (!state.empty()) {
+      late.where += fmt::format("; rank {}: {}", region.global_ranks().of(rank), state);
+    }
+  }
+  return late;
+}
+
+void report_late_ranks(Region& region, int peer, WaitContext& context) {
+  using Report = base::WaitReport;
+  context.report.check([&](const std::string& waited,
+                           Report::Clock::time_point since) -> std::optional<Report::Text> {
+    const LateRanks late = find_late_ranks(region, peer, context);
+    if (!region.claim_report(late.ranks.empty() ? peer : *late.ranks.begin(), since)) return {};
+    return Report::Text{
+        fmt::format("{} waited {} for {} at {}", describe_waiting(region, late, context), waited,
+                    late.names, late.where),
+        context.describe()};
+  });
+}
+
+}  // namespace paceline::shm

@@ -1,0 +1,113 @@
+// What the log says of ranks that others wait for at the rendezvous.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "distributed/rendezvous/rendezvous_fixture.h"
+#include "support/log_lines.h"
+#include "support/process_ranks.h"
+#include "support/shared.h"
+
+namespace paceline {
+namespace {
+
+using namespace std::chrono_literals;
+using test::failure_to_join;
+using test::Port;
+using test::Rendezvous;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+
+// What a rank that comes `late`, or not, and then joins a world of three, finds in its log.
+std::string log_of_rank(const InitOptions& options, bool late, std::atomic<int>& reports) {
+  const test::LogLines log(1500ms);
+  if (late) {
+    EXPECT_TRUE(test::eventually([&] { return reports > 0; }));
+  }
+  const std::jthread watcher([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && log.all().empty()) std::this_thread::sleep_for(2ms);
+    reports += static_cast<int>(log.all().size());
+  });
+  EXPECT_EQ(failure_to_join(options), "joined");
+  return fmt::format("{}", fmt::join(log.all(), "\n"));
+}
+
+using Variables = std::map<std::string, std::string>;
+
+std::vector<std::string> logs_of_ranks(
+    int late, const std::string& method,
+    const std::function<Variables(int rank)>& variables = [](int) { return Variables(); }) {
+  const test::Shared<std::atomic<int>> reports;
+  const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+    InitOptions options{.init_method = method, .timeout = 20s};
+    if (method != "env://") {
+      options.world_size = 3;
+      options.rank = rank;
+    }
+    test::set_variables(variables(rank));
+    return log_of_rank(options, rank == late, *reports);
+  });
+  std::vector<std::string> logs;
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    logs.push_back(end.report);
+  }
+  return logs;
+}
+
+TEST_F(Rendezvous, TheLowestRankReportsWhoHasNotCome) {
+  const auto logs = logs_of_ranks(1, method());
+  EXPECT_THAT(logs[0], MatchesRegex("ranks 0 and 2 have waited .* s for rank 1, which has not come "
+                                    "to the rendezvous\nthe rendezvous went on after .* s"));
+  EXPECT_THAT(logs[1], IsEmpty());
+  EXPECT_THAT(logs[2], IsEmpty());
+}
+
+TEST_F(Rendezvous, RanksReportThatRankZeroServesNoStoreYet) {
+  const std::string where = Port().method();
+  const auto logs = logs_of_ranks(0, where);
+  EXPECT_THAT(logs[0], IsEmpty());
+  // The second may come so much later that it need not report.
+  EXPECT_THAT(logs[1] + logs[2],
+              ::testing::ContainsRegex("rank [12] of 3 has waited .* s: the rendezvous at "
+                                       "127.0.0.1:[0-9]+, which rank 0 serves, does not answer yet"
+                                       "\nthe rendezvous at .* went on after .* s"));
+}
+
+Variables mpirun_of_this_test(int rank) {
+  return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+          {"OMPI_COMM_WORLD_SIZE", "3"},
+          {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(rank)},
+          {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
+          {"PMIX_NAMESPACE", "late-" + std::to_string(::getppid())}};
+}
+
+TEST_F(Rendezvous, RankZeroReportsRanksOfMpirunThatHaveNotCome) {
+  const auto logs = logs_of_ranks(2, "env://", mpirun_of_this_test);
+  EXPECT_THAT(logs[0], MatchesRegex("rank 0 has waited .* s for rank 2, which has not come to the "
+                                    "rendezvous of the processes on this machine .*\n.* went on "
+                                    "after .* s"));
+  EXPECT_THAT(logs[1] + logs[2], IsEmpty());
+}
+
+TEST_F(Rendezvous, RanksOfMpirunReportThatRankZeroHasNotCome) {
+  const auto logs = logs_of_ranks(0, "env://", mpirun_of_this_test);
+  EXPECT_THAT(logs[0], IsEmpty());
+  EXPECT_THAT(logs[1] + logs[2],
+              ::testing::HasSubstr("s for rank 0, which has not come to the rendezvous of the "
+                                   "processes on this machine"));
+}
+
+}  // namespace
+}  // namespace paceline

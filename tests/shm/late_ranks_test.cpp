@@ -1,0 +1,245 @@
+// What the log says of ranks that keep others waiting.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "shm/buckets/bucket_reducer.h"
+#include "shm/collectives/group.h"
+#include "shm/collectives/monitored_barrier.h"
+#include "shm/p2p/mailbox.h"
+#include "support/bucket_steps.h"
+#include "support/log_lines.h"
+#include "support/process_ranks.h"
+#include "support/shared.h"
+#include "support/stopped.h"
+#include "support/thread_ranks.h"
+
+namespace paceline::shm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::run_thread_ranks;
+using test::small_region;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::StartsWith;
+
+// Long enough for all ranks of a busy machine to come to the wait.
+constexpr std::chrono::milliseconds kFirst{1500};
+
+TEST(LateRanks, AreReportedByOneOfTheRanksThatWait) {
+  const test::LogLines log(kFirst);
+  auto options = small_region();
+  options.global_ranks = GlobalRanks({4, 7, 70, 1023});
+  run_thread_ranks(
+      4,
+      [&](auto region) {
+        Group group(region);
+        group.barrier();
+        if (region->rank() == 2) {
+          EXPECT_TRUE(log.wait_for_line());
+        }
+        std::vector<float> data(10);
+        group.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+      },
+      options);
+  EXPECT_THAT(
+      log.all(),
+      ElementsAre(
+          MatchesRegex("ranks 4, 7 and 1023 have waited .* s for rank 70 at "
+                       "all_reduce of 10 float32, call 2 of group test; rank 70: its last "
+                       "was call 1, barrier"),
+          MatchesRegex("all_reduce of 10 float32, call 2 of group test went on after .* s")));
+}
+
+TEST(LateRanks, AreNotReportedIfNobodyWaitsForLong) {
+  const test::LogLines log(1min);
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    for (int i = 0; i < 100; ++i) group.barrier();
+  });
+  EXPECT_THAT(log.all(), IsEmpty());
+}
+
+TEST(LateRanks, AreNotSaidToGoOnAfterATimeout) {
+  const test::LogLines log(50ms);
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    group.barrier();
+    if (region->rank() == 1) {
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    group.set_timeout(1s);
+    EXPECT_THROW(group.barrier(), Timeout);
+  });
+  for (const std::string& line : log.all()) EXPECT_THAT(line, StartsWith("rank 0 has waited"));
+}
+
+TEST(LateRanks, InAStepAreReportedWithTheirBuckets) {
+  const test::LogLines log(kFirst);
+  run_thread_ranks(3, [&](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, test::kBuckets, test::bucket_name);
+    reducer.begin_step({.forwards = 1});
+    for (const std::size_t bucket : {2u, 0u, 1u}) {
+      // Ranks 0 and 1 are late, rank 0 with its last bucket only.
+      const bool late = region->rank() == 0 ? bucket == 1 : region->rank() == 1 && bucket == 0;
+      if (late) {
+        EXPECT_TRUE(log.wait_for_line());
+      }
+      test::fill_bucket(reducer, bucket, test::value_of(region->rank(), 1, bucket));
+      reducer.publish(bucket);
+    }
+    reducer.finish();
+    test::check_step(reducer, 3, 1);
+  });
+  const auto lines = log.all();
+  ASSERT_FALSE(lines.empty());
+  EXPECT_THAT(lines[0],
+              MatchesRegex("rank 2 has waited .* s for rank 1 at backward, step 1 of group test, "
+                           "bucket 0 \\(layer0\\); rank 0: it has 2 of 3 buckets ready, 0 "
+                           "\\(layer0\\) last; rank 1: it has 1 of 3 buckets ready, 2 \\(layer2\\) "
+                           "last; rank 2: it has 3 of 3 buckets ready, 1 \\(layer1\\) last"));
+}
+
+TEST(LateRanks, InAMonitoredBarrierAreReportedOnce) {
+  const test::LogLines log(kFirst);
+  run_thread_ranks(4, [&](auto region) {
+    MonitoredBarrier barrier(region);
+    barrier.pass(1min, true);
+    if (region->rank() == 2) {
+      EXPECT_TRUE(log.wait_for_line());
+    }
+    barrier.pass(1min, true);
+  });
+  EXPECT_THAT(log.all(),
+              ElementsAre(MatchesRegex("ranks 0, 1 and 3 have waited .* s for rank 2 at "
+                                       "monitored_barrier 2 of group test"),
+                          MatchesRegex("monitored_barrier 2 of group test went on after .* s")));
+}
+
+TEST(LateRanks, OfMessagesAreReportedByTheRankThatWaits) {
+  const test::LogLines log(200ms);
+  run_thread_ranks(3, [&](auto region) {
+    Mailbox mailbox(region);
+    std::vector<int> data(3);
+    std::atomic<bool> done{false};
+    const auto end = [&](const std::exception_ptr& error, int) {
+      EXPECT_FALSE(error);
+      done = true;
+    };
+    Mailbox::Message message{data.data(), 3, DataType::int32, 2, 5, 1min};
+    if (region->rank() == 1) return region->check_usable({"test", 0});
+    if (region->rank() == 2) {
+      EXPECT_TRUE(log.wait_for_line());
+      message.peer = 0;
+      mailbox.send(message, end);
+      return mailbox.pump([&] { return done.load(); });
+    }
+    mailbox.receive(message, end);
+    mailbox.pump_for(message, false, [&] { return done.load(); });
+  });
+  const auto lines = log.all();
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_THAT(lines.front(), MatchesRegex("rank 0 has waited .* s for rank 2 at recv of 3 int32 "
+                                          "from rank 2 with tag 5 in group test"));
+  EXPECT_THAT(lines.back(), MatchesRegex("recv of 3 int32 from rank 2 with tag 5 in group test "
+                                         "went on after .* s"));
+}
+
+struct SharedState {
+  test::Stopped victim;
+  std::atomic<bool> awake{false};
+};
+
+// The ranks write one report together, though they are processes.
+TEST(LateRanks, WhoseProcessesAreStoppedAreReportedAsStopped) {
+  const test::Shared<SharedState> state;
+  const auto ends =
+      test::run_process_ranks(3, [&](int rank, BootstrapSockets sockets) -> std::string {
+        const test::LogLines log(kFirst);
+        Group group(Region::create(std::move(sockets), rank, 3, small_region()));
+        group.barrier();
+        std::jthread waker;
+        if (rank == 1) {
+          state->victim.stop();
+          state->awake = true;
+        } else {
+          waker = std::jthread([&] {
+            EXPECT_TRUE(test::eventually([&] { return !log.all().empty() || state->awake; }));
+            state->victim.wake();
+          });
+        }
+        group.barrier();
+        return fmt::format("{}", fmt::join(log.all(), "\n"));
+      });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_EQ(ends[1].report, "");
+  EXPECT_THAT(ends[0].report + ends[2].report,
+              MatchesRegex("ranks 0 and 2 have waited .* s for rank 1 at barrier, call 2 of group "
+                           "test; rank 1: its last was call 1, barrier, and its process [0-9]+ is "
+                           "stopped\nbarrier, call 2 of group test went on after .* s"));
+}
+
+TEST(LateRanks, ThatHaveNotJoinedAreReportedByRankZero) {
+  const test::Shared<std::atomic<bool>> reported;
+  const auto ends =
+      test::run_process_ranks(3, [&](int rank, BootstrapSockets sockets) -> std::string {
+        const test::LogLines log(kFirst);
+        if (rank == 2) {
+          EXPECT_TRUE(test::eventually([&] { return reported->load(); }));
+        }
+        std::jthread reporter;
+        if (rank == 0) {
+          reporter = std::jthread([&] {
+            EXPECT_TRUE(log.wait_for_line());
+            *reported = true;
+          });
+        }
+        const auto region = Region::create(std::move(sockets), rank, 3, small_region());
+        return fmt::format("{}", fmt::join(log.all(), "\n"));
+      });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_THAT(ends[0].report,
+              MatchesRegex("rank 0 has waited .* s for rank 2, which has not joined the group\n"
+                           "forming the group went on after .* s"));
+  EXPECT_EQ(ends[1].report + ends[2].report, "");
+}
+
+TEST(LateRanks, ReportThatRankZeroHasNotCome) {
+  const test::Shared<std::atomic<bool>> reported;
+  const auto ends =
+      test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) -> std::string {
+        const test::LogLines log(kFirst);
+        if (rank == 0) {
+          EXPECT_TRUE(test::eventually([&] { return reported->load(); }));
+        }
+        std::jthread reporter;
+        if (rank == 1) {
+          reporter = std::jthread([&] {
+            EXPECT_TRUE(log.wait_for_line());
+            *reported = true;
+          });
+        }
+        const auto region = Region::create(std::move(sockets), rank, 2, small_region());
+        return fmt::format("{}", fmt::join(log.all(), "\n"));
+      });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_EQ(ends[0].report, "");
+  EXPECT_THAT(ends[1].report, MatchesRegex("rank 1 has waited .* s for rank 0, which has not begun "
+                                           "to form the group\nforming the group went on .*"));
+}
+
+}  // namespace
+}  // namespace paceline::shm
