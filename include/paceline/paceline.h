@@ -15,6 +15,7 @@
 #include <paceline/data_loader.h>
 #include <paceline/datasets.h>
 #include <paceline/ddp.h>
+#include <paceline/debug.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 #include <paceline/for_each_tensor.h>

@@ -72,6 +72,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.spawned = parse_spawned(read.integers("PACELINE_SPAWN", std::numeric_limits<int>::max()));
   result.sets_threads = read.text("OMP_NUM_THREADS") || read.text("MKL_NUM_THREADS");
   result.data_root = read.text("PACELINE_DATA");
+  result.worker_server_socket = read.text("TORCH_WORKER_SERVER_SOCKET");
   result.timeline = read.text("PACELINE_TIMELINE");
   // An Indexed Job of Kubernetes numbers its pods, but does not say how many there are.
   if (!result.rank && result.world_size) {

@@ -54,6 +54,8 @@ struct Environment {
   std::optional<Spawned> spawned;
   // PACELINE_DATA: the directory of the data sets.
   std::optional<std::string> data_root;
+  // TORCH_WORKER_SERVER_SOCKET: where record() starts a debug server.
+  std::optional<std::string> worker_server_socket;
   // PACELINE_TIMELINE: the directory where each rank writes its timeline.
   std::optional<std::string> timeline;
 };

@@ -8,6 +8,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "distributed/debug/flight_recorder.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -48,12 +49,14 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_nam
   const auto& kind = find_backend(backend_name);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
   const std::string name = request.group_name;
+  const std::vector<int> members = request.members;
   auto backend =
       translate(fmt::format("forming group {} over the backend {}", name, backend_name).c_str(),
                 [&] { return kind.make(std::move(request)); });
   group->setBackend(c10::DeviceType::CPU, kind.type, backend);
   group->setDefaultBackend(kind.type);
   group->setGroupName(name);
+  attach_flight_recorder(group, members);
   return group;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "distributed/backend.h"
+#include "distributed/debug/flight_recorder.h"
 
 namespace paceline::distributed {
 namespace {
@@ -21,7 +22,13 @@ void for_each_backend(const ActiveWorld& world, Body&& body) {
   for_each_backend(*world.group, body);
 }
 
+void detach_flight_recorders(const ActiveWorld& world) noexcept {
+  for (const auto& member : world.groups) detach_flight_recorder(*member.group);
+  detach_flight_recorder(*world.group);
+}
+
 void shut_down(const ActiveWorld& world) noexcept {
+  detach_flight_recorders(world);
   try {
     for_each_backend(world, [](c10d::Backend& backend) { backend.shutdown(); });
   } catch (const std::exception& error) {
@@ -30,6 +37,7 @@ void shut_down(const ActiveWorld& world) noexcept {
 }
 
 void abort_world(const ActiveWorld& world, const std::string& text) noexcept {
+  detach_flight_recorders(world);
   try {
     for_each_backend(world, [&](c10d::Backend& backend) {
       if (auto* const ours = dynamic_cast<ExtendedBackend*>(&backend)) {
@@ -67,6 +75,7 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
     ending = std::move(*found);
     groups.erase(found);
   }
+  detach_flight_recorder(*group);
   for_each_backend(*group, [](c10d::Backend& backend) { backend.shutdown(); });
   group->release_resources();
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include <paceline/debug.h>
 #include <paceline/distributed.h>
 #include <paceline/log.h>
 
@@ -57,6 +58,17 @@ void withdraw_report() noexcept {
   ::unlink(base::environment().error_file->c_str());
 }
 
+// As PyTorch's worker_main does. Training goes on without it: it only helps to debug.
+std::optional<DebugServer> serve_if_asked() {
+  try {
+    const auto& path = base::environment().worker_server_socket;
+    if (path) return start_debug_server({.socket = *path});
+  } catch (const std::exception& error) {
+    log_to_stderr(LogLevel::warning, fmt::format("TORCH_WORKER_SERVER_SOCKET: {}", error.what()));
+  }
+  return std::nullopt;
+}
+
 std::vector<int> blamed_by_current_exception() {
   try {
     throw;
@@ -90,6 +102,7 @@ int record(const std::function<int()>& body) {
   withdraw_report();
   // Under a launcher stdout is a pipe, which would be fully buffered and delay lines.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  const auto debug_server = serve_if_asked();
   state.enter_record();
   int code = 1;
   try {

@@ -18,7 +18,8 @@ static Work start_all_reduce(const at::Tensor& tensor, const AllReduceOptions& o
                });
 }
 static bool all_reduce_now(const at::Tensor& tensor, const AllReduceOptions& options) {
-  if (!options.group.is_member()) return false;
+  const bool recorded = distributed::any_flight_recorder.load(std::memory_order_relaxed);
+  if (recorded || !options.group.is_member()) return false;
   const auto device = distributed::device_of(tensor, "all_reduce");
   const auto backend = distributed::backend_of(options.group, device, "all_reduce");
   auto* const ours = dynamic_cast<distributed::ExtendedBackend*>(backend.get());

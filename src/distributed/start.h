@@ -5,9 +5,11 @@
 
 #include <paceline/collectives.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "distributed/debug/flight_recorder.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
 
@@ -45,7 +47,12 @@ Work start(const ProcessGroup& group, const char* operation, Tensors outputs, co
     for (const at::Tensor& output : outputs) check_no_overlap(output, operation);
     Tensors to = contiguous(outputs);
     Tensors from = contiguous(inputs);
+    std::optional<RecordedCall> call;
+    if (any_flight_recorder.load(std::memory_order_relaxed)) {
+      call.emplace(group.c10d(), operation, inputs.empty() ? to : from, to);
+    }
     auto work = body(*backend, to, from);
+    if (call) call->issued(work);
     return Work(std::move(work), std::move(outputs), std::move(to), group);
   });
 }

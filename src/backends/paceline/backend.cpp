@@ -9,6 +9,7 @@
 #include <new>
 
 #include "backends/paceline/shm_bucket_reducer.h"
+#include "backends/paceline/state.h"
 #include "distributed/store_exchange.h"
 
 namespace paceline::backends {
@@ -48,7 +49,8 @@ PacelineBackend::PacelineBackend(std::shared_ptr<shm::Region> region)
       options_(c10::make_intrusive<PacelineOptions>(region_->options().timeout)),
       timeout_(region_->options().timeout),
       progress_(std::make_unique<ProgressThreads>()),
-      p2p_progress_(std::make_unique<P2PProgressThread>(mailbox_)) {
+      p2p_progress_(std::make_unique<P2PProgressThread>(mailbox_)),
+      source_("groups", [this] { return describe_group(*region_, *mailbox_); }) {
   options_->group_name = region_->options().name;
   options_->staging_bytes = region_->options().staging_bytes;
   for (int rank = 0; rank < region_->size(); ++rank) {

@@ -13,6 +13,7 @@
 #include "backends/paceline/progress_threads.h"
 #include "backends/paceline/tensors.h"
 #include "backends/paceline/work.h"
+#include "base/state_source.h"
 #include "distributed/backend.h"
 #include "shm/collectives/group.h"
 #include "shm/collectives/monitored_barrier.h"
@@ -190,6 +191,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   std::unique_ptr<P2PProgressThread> p2p_progress_;
   // Runs the callbacks of messages, which keep it alive.
   std::shared_ptr<ProgressThreads> callbacks_ = std::make_shared<ProgressThreads>();
+  base::StateSource source_;
 };
 
 }  // namespace paceline::backends

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "backends/paceline/gradient_memory.h"
+#include "base/state_source.h"
 #include "distributed/bucket_reducer.h"
 #include "shm/buckets/bucket_reducer.h"
 
@@ -50,6 +52,8 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   GradientMemory gradients_;
   std::vector<at::Tensor> tensors_;
   std::vector<std::vector<at::Tensor>> parts_;  // by bucket, those with memory of their own
+  std::vector<std::string> names_;              // by bucket: its parameters
+  base::StateSource source_;
 };
 
 }  // namespace paceline::backends

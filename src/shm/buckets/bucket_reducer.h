@@ -69,6 +69,7 @@ class BucketReducer {
   void begin_step(const StepSummary& summary, std::span<const double> weights = {},
                   FrozenFlags frozen = {});
   bool in_step() const { return in_step_; }
+  const ControlBlocks& blocks() const { return blocks_; }
   std::uint32_t steps() const { return blocks_.step(); }
 
   // Makes `memory` the bucket in this step, in place of data(b); or that part of it, and the bucket

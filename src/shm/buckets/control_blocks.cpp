@@ -21,15 +21,15 @@ ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, Leaf
   std::memset(own_, 0, bytes());
   // Peers read them after the exchange. Zero would seem to be ahead of late steps.
   auto* const own = reinterpret_cast<Progress*>(own_);
-  own->aborted = own->finished = own->gathered = step_;
+  own->aborted = own->finished = own->gathered = step();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     auto& bucket = reinterpret_cast<BucketWords*>(own + 1)[b];
-    bucket.published = bucket.reduced = bucket.skipped = step_;
-    bucket.accumulated = bucket.combined = step_;
+    bucket.published = bucket.reduced = bucket.skipped = step();
+    bucket.accumulated = bucket.combined = step();
   }
   if (job_ranks_ != 0) {
     auto* const job = reinterpret_cast<JobBlock*>(own_ + job_block_offset());
-    job->missing.step = job->at_fault.step = step_;
+    job->missing.step = job->at_fault.step = step();
   }
   exchange(group);
 }
@@ -168,20 +168,20 @@ std::optional<RankSet> ControlBlocks::RanksOfStep::load(std::uint32_t of_step) c
 
 void ControlBlocks::publish_missing(const RankSet& ranks) const {
   JobBlock& own = job_block(rank());
-  own.missing.store(ranks, step_);
+  own.missing.store(ranks, step());
   own.checks.fetch_add(1, std::memory_order_release);
 }
 
 RankSet ControlBlocks::missing_of(int rank) const {
-  return job_block(rank).missing.load(step_).value_or(RankSet());
+  return job_block(rank).missing.load(step()).value_or(RankSet());
 }
 
 void ControlBlocks::publish_at_fault(const RankSet& ranks) const {
-  job_block(rank()).at_fault.store(ranks, step_);
+  job_block(rank()).at_fault.store(ranks, step());
 }
 
 std::optional<RankSet> ControlBlocks::at_fault_of(int rank) const {
-  return job_block(rank).at_fault.load(step_);
+  return job_block(rank).at_fault.load(step());
 }
 
 std::uint8_t* ControlBlocks::frozen_flags(int rank) const {
@@ -190,7 +190,7 @@ std::uint8_t* ControlBlocks::frozen_flags(int rank) const {
 
 void ControlBlocks::begin_step(const StepSummary& summary, std::span<const double> weights,
                                FrozenFlags frozen) {
-  ++step_;
+  step_.store(step() + 1, std::memory_order_relaxed);
   // Ranks that have seen a published bucket of this step read these.
   Progress& own = own_progress();
   if (own.frozen.load(std::memory_order_relaxed) != summary.frozen) {
@@ -206,7 +206,7 @@ void ControlBlocks::begin_step(const StepSummary& summary, std::span<const doubl
     leaf_weights(rank())[leaf].store(weights[leaf], std::memory_order_relaxed);
   }
   // Kept near the step; otherwise it would one day seem to be ahead of it.
-  own.aborted.store(step_ - 1, std::memory_order_release);
+  own.aborted.store(step() - 1, std::memory_order_release);
 }
 
 StepSummary ControlBlocks::summary_of(int rank) const {
@@ -232,7 +232,7 @@ bool ControlBlocks::reached_by_all(std::size_t bucket, Word BucketWords::*word) 
 
 bool ControlBlocks::has_settled(int rank, std::size_t bucket) const {
   return reached(rank, bucket, &BucketWords::published) ||
-         words(rank, bucket).skipped.load(std::memory_order_acquire) == step_;
+         words(rank, bucket).skipped.load(std::memory_order_acquire) == step();
 }
 
 bool ControlBlocks::has_begun(int rank) const {
@@ -285,7 +285,7 @@ std::string ControlBlocks::name_of(int rank) const {
 }
 
 std::string ControlBlocks::position() const {
-  return fmt::format("step {} of group {}", step_, region_->options().name);
+  return fmt::format("step {} of group {}", step(), region_->options().name);
 }
 
 void ControlBlocks::fail(const RankSet& ranks, const std::string& text) const {
@@ -293,7 +293,7 @@ void ControlBlocks::fail(const RankSet& ranks, const std::string& text) const {
 }
 
 void ControlBlocks::fail(const Failure& failure) const {
-  region_->fail(failure, {"backward", step_});
+  region_->fail(failure, {"backward", step()});
 }
 
 RankSet ControlBlocks::ranks_in_minority(std::span<const std::string> said) const {

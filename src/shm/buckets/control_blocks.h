@@ -76,7 +76,8 @@ class ControlBlocks {
   const LeafPlan& leaves() const { return leaves_; }
   const std::vector<std::string>& parameters() const { return parameters_; }
 
-  std::uint32_t step() const { return step_; }
+  // May be called from any thread; so may what only reads words of the ranks.
+  std::uint32_t step() const { return step_.load(std::memory_order_relaxed); }
   // Begins the next step and publishes this rank's values for it. `weights`: of its leaves.
   void begin_step(const StepSummary& summary, std::span<const double> weights, FrozenFlags frozen);
 
@@ -105,7 +106,7 @@ class ControlBlocks {
   std::optional<RankSet> at_fault_of(int rank) const;
   // Whether a word of a bucket has reached the current step, on a rank or on every rank.
   bool reached(int rank, std::size_t bucket, Word BucketWords::*word) const {
-    return Region::reached(words(rank, bucket).*word, step_);
+    return Region::reached(words(rank, bucket).*word, step());
   }
   bool reached_by_all(std::size_t bucket, Word BucketWords::*word) const;
   // Whether a rank has published or skipped a bucket in this step: then its summary can be read.
@@ -171,7 +172,7 @@ class ControlBlocks {
   std::byte* own_ = nullptr;
   std::vector<Progress*> progress_;  // by rank
   std::size_t job_ranks_;
-  std::uint32_t step_;
+  std::atomic<std::uint32_t> step_;  // written by the thread that uses the reducer
 };
 
 }  // namespace paceline::shm

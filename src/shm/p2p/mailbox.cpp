@@ -62,6 +62,15 @@ bool Mailbox::idle() const {
   return sends_.empty() && receives_.empty();
 }
 
+std::vector<std::string> Mailbox::describe_requests() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> texts;
+  for (const Requests* const requests : {&sends_, &receives_}) {
+    for (const Request& request : *requests) texts.push_back(describe(request, *region_));
+  }
+  return texts;
+}
+
 bool Mailbox::move() {
   if (region_->in_forked_child()) region_->check_usable({"send", 0});
   move_some();

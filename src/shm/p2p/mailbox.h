@@ -44,6 +44,9 @@ class Mailbox {
   void receive(const Message& message, Done done);
 
   bool idle() const;
+  // The requests under way, for debuggers: "recv of 10 float32 from rank 1 with tag 0 in group
+  // world".
+  std::vector<std::string> describe_requests() const;
   // Moves messages once, without waiting; returns whether no request is left. Throws UsageError in
   // a forked child.
   bool move();

@@ -1,0 +1,174 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include <paceline/debug.h>
+#include <paceline/distributed.h>
+#include <paceline/error.h>
+
+#include "base/environment.h"
+#include "base/errno_error.h"
+#include "base/unique_fd.h"
+#include "distributed/debug/handlers.h"
+#include "distributed/debug/http_server.h"
+#include "distributed/rendezvous/plan.h"
+#include "distributed/rendezvous/tcp_store.h"
+#include "distributed/store_calls.h"
+#include "distributed/translate.h"
+
+namespace paceline {
+namespace {
+
+using base::UniqueFd;
+using distributed::HttpServer;
+
+constexpr int kBacklog = 128;
+
+UniqueFd listen_at_path(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    throw UsageError(
+        fmt::format("the debug server's socket has a path of {} bytes: up to {} are "
+                    "allowed",
+                    path.size(), sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  // Linux gives the file the mode of the socket, so nobody else can connect in between.
+  if (!socket || ::fchmod(socket.get(), S_IRUSR | S_IWUSR) != 0 ||
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    throw base::errno_error(fmt::format("the debug server cannot listen at {}", path));
+  }
+  if (::listen(socket.get(), kBacklog) != 0) {
+    const auto error = base::errno_error(fmt::format("the debug server cannot listen at {}", path));
+    ::unlink(path.c_str());
+    throw error;
+  }
+  return socket;
+}
+
+UniqueFd listen_at_port(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int unknown = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (unknown != 0) {
+    throw UsageError(fmt::format("the debug server's host {:?} cannot be resolved: {}", host,
+                                 ::gai_strerror(unknown)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, &::freeaddrinfo);
+  UniqueFd socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+      ::bind(socket.get(), address->ai_addr, address->ai_addrlen) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0) {
+    throw base::errno_error(fmt::format("the debug server cannot listen at {}:{}", host, port));
+  }
+  return socket;
+}
+
+int port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// Under which other machines reach the host.
+std::string host_in_address(const std::string& host) {
+  if (host == "::" || host == "0.0.0.0") {
+    std::array<char, 256> name{};
+    if (::gethostname(name.data(), name.size() - 1) == 0) return name.data();
+  }
+  return host.find(':') == std::string::npos ? host : "[" + host + "]";
+}
+
+// As PyTorch's start_debug_server does.
+void publish(const std::string& address) {
+  constexpr std::chrono::seconds kTimeout{30};
+  const auto& environment = base::environment();
+  if (!environment.master_addr || !environment.master_port) return;
+  distributed::Plan plan;
+  plan.means = distributed::Plan::Means::tcp;
+  plan.rank = get_rank();
+  plan.size = get_world_size();
+  plan.host = *environment.master_addr;
+  plan.port = *environment.master_port;
+  plan.serve = plan.rank == 0 && !environment.use_agent_store;
+  const auto done = distributed::call_store(base::Deadline::after(kTimeout), [=](const auto&) {
+    distributed::translate("writing the debug server's address into the store", [&] {
+      auto store = distributed::open_tcp_store(plan, kTimeout);
+      c10::make_intrusive<c10d::PrefixStore>("debug_server", store)
+          ->set(fmt::format("rank{}", plan.rank), address);
+    });
+    return true;
+  });
+  if (done) return;
+  throw Timeout(fmt::format("the store at {}:{}, in which rank {} publishes its debug server, did "
+                            "not answer within {} s",
+                            plan.host, plan.port, plan.rank, kTimeout.count()),
+                {}, "start_debug_server", 0);
+}
+
+}  // namespace
+
+struct DebugServer::State {
+  std::string path;  // of a Unix socket
+  int port;
+  std::string address;
+  std::unique_ptr<HttpServer> server;
+  pid_t process = ::getpid();
+
+  ~State() {
+    server.reset();
+    if (!path.empty() && process == ::getpid()) ::unlink(path.c_str());
+  }
+};
+
+DebugServer::DebugServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+DebugServer::DebugServer(DebugServer&& other) noexcept = default;
+DebugServer& DebugServer::operator=(DebugServer&& other) noexcept = default;
+DebugServer::~DebugServer() = default;
+
+int DebugServer::port() const {
+  return state_ ? state_->port : -1;
+}
+std::string DebugServer::address() const {
+  return state_ ? state_->address : "";
+}
+
+DebugServer start_debug_server(const DebugServerOptions& options) {
+  if (options.worker_port < 0 || options.worker_port > 65535) {
+    throw UsageError(fmt::format("the debug server's worker_port is {}: 0 to 65535 are allowed",
+                                 options.worker_port));
+  }
+  distributed::register_debug_handlers();
+  const bool at_path = !options.socket.empty();
+  UniqueFd listener =
+      at_path ? listen_at_path(options.socket) : listen_at_port(options.host, options.worker_port);
+  auto state = std::make_unique<DebugServer::State>();
+  state->path = options.socket;
+  state->port = at_path ? -1 : port_of(listener.get());
+  state->address = at_path
+                       ? options.socket
+                       : fmt::format("http://{}:{}", host_in_address(options.host), state->port);
+  state->server = std::make_unique<HttpServer>(std::move(listener), distributed::call_handler);
+  if (options.publish && !at_path) publish(state->address);
+  return DebugServer(std::move(state));
+}
+
+}  // namespace paceline

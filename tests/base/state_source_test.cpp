@@ -1,0 +1,44 @@
+#include "base/state_source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+namespace paceline::base {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(StateSource, IsDescribedByKindWhileItLives) {
+  auto first = std::make_unique<StateSource>("a", [] { return "1"; });
+  const StateSource other("b", [] { return "2"; });
+  const StateSource broken("a", []() -> std::string { throw std::runtime_error("broken"); });
+  const StateSource last("a", [] { return "3"; });
+  EXPECT_THAT(StateSource::describe_all("a"), ElementsAre("1", "3"));
+  EXPECT_THAT(StateSource::describe_all("b"), ElementsAre("2"));
+  first.reset();
+  EXPECT_THAT(StateSource::describe_all("a"), ElementsAre("3"));
+  EXPECT_THAT(StateSource::describe_all("c"), IsEmpty());
+}
+
+// TSan would see a description that uses an object after its end.
+TEST(StateSource, IsNotDescribedAfterItsEnd) {
+  std::atomic<bool> stop{false};
+  std::thread asker([&] {
+    while (!stop) StateSource::describe_all("object");
+  });
+  for (int i = 0; i < 2000; ++i) {
+    const auto object = std::make_unique<std::string>("an object");
+    const StateSource source("object", [&] { return *object; });
+  }
+  stop = true;
+  asker.join();
+}
+
+}  // namespace
+}  // namespace paceline::base
