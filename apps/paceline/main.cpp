@@ -24,7 +24,7 @@ constexpr std::string_view kHelp =
 Usage: paceline COMMAND [arguments...]
 
 Commands:
-  run      start a program as several processes on this machine
+  run      start a program as several processes, on one machine or on several
   report   find the bottleneck in what PACELINE_TIMELINE recorded, and draw it
   bench    measure collectives and training steps
   doctor   check whether Paceline works on this machine, and why not

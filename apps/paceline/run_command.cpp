@@ -65,8 +65,8 @@ std::string heading(const RunOptions& options, const RunCores& chosen, int cores
   const std::string node =
       job.nodes == 1
           ? ""
-          : fmt::format("node {} of {}, ranks {} to {} of {}: ", job.node, job.nodes,
-                        job.first_rank, job.first_rank + job.processes - 1, job.world_size);
+          : fmt::format("node {} of {}, {} of {}: ", job.node, job.nodes,
+                        launch::name_ranks(job.first_rank, job.processes), job.world_size);
   return fmt::format("paceline: {}{}, {} ({}){}{}\n", node,
                      plural(job.processes, "process", "processes"), chosen.threads,
                      plural(cores, "core", "cores"), chosen.binding,
@@ -99,12 +99,13 @@ class FilteredLogs {
   std::array<std::optional<launch::FilteredLog>, 2> logs_;
 };
 
-// Starts all processes once. `logs`: the directory of the run; empty: none is kept.
-launch::JobResult run_once(RunOptions& options, const fs::path& logs,
+// Starts all processes once. `logs`: the directory of the run; empty: none is kept. `attempt`
+// counts the starts, of which some are no restart after a failure.
+launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attempt,
                            launch::NonBlockingWriter& out, launch::NonBlockingWriter& err) {
   launch::JobSpec& spec = options.job;
   const OutputOptions& output = options.output;
-  if (!logs.empty()) spec.directory = logs / fmt::format("attempt_{}", spec.restart);
+  if (!logs.empty()) spec.directory = logs / fmt::format("attempt_{}", attempt);
   const auto prefixes = make_line_prefixes(output.prefix_template, spec);
   const std::optional<int> bar_rank = spec.first_rank == 0 ? std::optional(0) : std::nullopt;
   // Passed to the worker only if both are terminals, so that a bar is seen on either.
@@ -180,16 +181,16 @@ int run_command(const std::vector<std::string>& arguments) {
   const std::string logs_line =
       logs.empty() ? "" : fmt::format("paceline: logs in {}\n", logs.string());
   err.write(options->notice + logs_line);
-  const auto run = [&] {
+  const auto run = [&, attempt = 0]() mutable {
     // On several nodes, only the start says which ranks these are.
     if (options->nodes || spec.restart == 0) err.write(heading(*options, chosen, cores));
-    return run_once(*options, logs, out, err);
+    return run_once(*options, logs, attempt++, out, err);
   };
   Outcome outcome{0, 0};
   if (options->nodes) {
-    outcome.exit_code =
+    const auto verdict =
         run_on_nodes(*options->nodes, spec, run, [&](const std::string& text) { err.write(text); });
-    outcome.signal = std::max(0, outcome.exit_code - 128);
+    outcome = {verdict.exit_code, verdict.signal};
   } else {
     outcome = run_here(spec, run, err);
   }

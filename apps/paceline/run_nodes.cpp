@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -15,6 +16,7 @@
 
 #include "base/address.h"
 #include "base/parse.h"
+#include "launch/clip.h"
 #include "parse_seconds.h"
 
 namespace paceline::app {
@@ -94,6 +96,24 @@ std::string read_secret(const RunFlags& flags) {
       fmt::format("{}: the secret has {} bytes; expected at least {}, such as `openssl "
                   "rand -hex 16` prints",
                   source, secret.size(), kMinSecret));
+}
+
+// All of them have to fit into a message, and what ended by request says nothing new.
+std::vector<launch::RankResult> shorten(std::vector<launch::RankResult> ranks) {
+  constexpr std::size_t kMaxText = 4096;  // of an error
+  constexpr std::size_t kMaxBlamed = 64;
+  std::size_t left = std::size_t{1} << 20;
+  for (launch::RankResult& rank : ranks) {
+    std::size_t size = 0;
+    for (const std::string& line : rank.last_lines) size += line.size();
+    if (rank.stopped || size > left) rank.last_lines.clear();
+    left -= rank.last_lines.empty() ? 0 : size;
+    if (!rank.error) continue;
+    rank.error->message = launch::clip(rank.error->message, std::min(left, kMaxText));
+    rank.error->blamed_ranks.resize(std::min(rank.error->blamed_ranks.size(), kMaxBlamed));
+    left -= std::min(left, rank.error->message.size());
+  }
+  return ranks;
 }
 
 void apply(const nodes::Start& start, launch::JobSpec& spec) {
@@ -176,25 +196,25 @@ std::string describe_without_effect(const RunFlags& flags, bool several_machines
   return fmt::format("paceline: without effect here: {}\n", fmt::join(names, ", "));
 }
 
-int run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
-                 const std::function<launch::JobResult()>& run,
-                 const std::function<void(const std::string&)>& print) {
+nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
+                            const std::function<launch::JobResult()>& run,
+                            const std::function<void(const std::string&)>& print) {
   nodes::NodeSession session(options, spec.signals, print);
   spec.other_nodes = &session;
   while (const auto start = session.await_start()) {
     apply(*start, spec);
     nodes::Result result;
     try {
-      result.ranks = run().ranks;
+      result.ranks = shorten(run().ranks);
     } catch (const std::exception& error) {
       result.problem = fmt::format("could not run its processes: {}", error.what());
     }
     const nodes::Verdict verdict = session.await_verdict(result);
     print(verdict.report);
-    if (!verdict.restarts) return verdict.exit_code;
+    if (!verdict.restarts) return verdict;
   }
   print(session.verdict().report);
-  return session.verdict().exit_code;
+  return session.verdict();
 }
 
 }  // namespace paceline::app

@@ -18,9 +18,9 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
 std::string describe_without_effect(const RunFlags& flags, bool several_machines);
 
 // Runs this machine's part of the job by `run`, which starts spec's processes and waits for them,
-// and does so again if the job restarts. Returns the job's exit code. Throws Error.
-int run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
-                 const std::function<launch::JobResult()>& run,
-                 const std::function<void(const std::string&)>& print);
+// and does so again if the job restarts. Returns how the job ended, on all nodes. Throws Error.
+nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
+                            const std::function<launch::JobResult()>& run,
+                            const std::function<void(const std::string&)>& print);
 
 }  // namespace paceline::app

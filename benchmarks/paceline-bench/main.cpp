@@ -12,11 +12,11 @@
 #include "base/errno_error.h"
 #include "collectives/mpi_libraries.h"
 #include "jobs.h"
-#include "start_up/start_job.h"
 #include "machine.h"
 #include "measure/external_peer.h"
 #include "models/models.h"
 #include "options.h"
+#include "start_up/start_job.h"
 #include "table.h"
 #include "worker.h"
 

@@ -98,8 +98,12 @@ bool is_own(const Address& address) {
 
 Address listening_address(const std::string& host, int port) {
   const std::vector<Address> found = resolve(host, port);
+  const auto in_network = std::ranges::find_if(
+      found, [](const Address& one) { return is_own(one) && !one.is_loopback(); });
+  if (in_network != found.end()) return *in_network;
   const auto own = std::ranges::find_if(found, is_own);
-  return own != found.end() ? *own : resolve("0.0.0.0", port).front();
+  if (own != found.end()) return *own;
+  return resolve(found.front().family() == AF_INET6 ? "::" : "0.0.0.0", port).front();
 }
 
 // Connecting a datagram socket sends nothing; it asks the kernel's routes.

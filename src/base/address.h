@@ -36,7 +36,7 @@ bool is_own(const Address& address);
 
 // Where a server listens that others reach at `host`: at that address if this machine has it. Else
 // something between the machines leads here, such as a service of Kubernetes, and the server
-// listens at all IPv4 addresses. Throws UsageError.
+// listens at all addresses. Throws UsageError.
 Address listening_address(const std::string& host, int port);
 
 // This machine's address on the way to `remote`, with port 0; nullopt if there is no way.

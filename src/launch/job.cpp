@@ -73,6 +73,8 @@ ino_t inode(int fd) {
   return info.st_ino;
 }
 
+using SignalCounts = std::map<int, int>;  // how often each has come
+
 class Job {
  public:
   explicit Job(const JobSpec& spec);
@@ -85,7 +87,7 @@ class Job {
   void pass_files(bool has_failed);
   bool handle_end(Supervision& supervision);
   void handle_signals(Supervision& supervision);
-  void forward_signal(Supervision& supervision, int signal);
+  void forward_signal(Supervision& supervision, int signal, SignalCounts& from);
   NonBlockingWriter* blocked_writer() const;
   JobResult collect(std::span<const WorkerState> workers) const;
 
@@ -96,7 +98,8 @@ class Job {
   JobOutput output_;
   const base::Deadline::Clock::time_point started_ = base::Deadline::Clock::now();
   int signal_ = 0;  // the first
-  bool interrupted_ = false;
+  SignalCounts own_signals_;
+  SignalCounts others_signals_;
 };
 
 Job::Job(const JobSpec& spec)
@@ -170,6 +173,7 @@ std::string Job::describe_terminal(const Worker& worker) const {
 
 void Job::pass_output_until_end(Supervision& supervision) {
   const int signals_fd = spec_.signals != nullptr ? spec_.signals->fd() : -1;
+  handle_signals(supervision);  // other nodes' requests may have come before
   for (bool ended = false; !ended;) {
     NonBlockingWriter* const blocked = blocked_writer();
     std::vector<pollfd> fds{{supervision.fd(), POLLIN, 0}, {signals_fd, POLLIN, 0}};
@@ -203,8 +207,10 @@ void Job::pass_files(bool has_failed) {
                                    : -1;
   while (output_.read_files()) {
     while (NonBlockingWriter* const blocked = blocked_writer()) {
-      std::array<pollfd, 2> fds{{{blocked->fd(), POLLOUT, 0}, {signals_fd, POLLIN, 0}}};
+      std::vector<pollfd> fds{{blocked->fd(), POLLOUT, 0}, {signals_fd, POLLIN, 0}};
+      if (spec_.other_nodes != nullptr) spec_.other_nodes->add_to(fds);
       if (::poll(fds.data(), fds.size(), timeout) == 0) return;
+      if (spec_.other_nodes != nullptr) spec_.other_nodes->receive();  // this node has ended
       const int signal = fds[1].revents != 0 ? spec_.signals->next() : 0;
       if (signal != 0 && signal != SIGTSTP) {
         if (signal_ == 0) signal_ = signal;
@@ -227,13 +233,13 @@ bool Job::handle_end(Supervision& supervision) {
 // Those of this process, and what other nodes ask for.
 void Job::handle_signals(Supervision& supervision) {
   while (const int signal = spec_.signals != nullptr ? spec_.signals->next() : 0) {
-    forward_signal(supervision, signal);
+    forward_signal(supervision, signal, own_signals_);
     if (spec_.other_nodes != nullptr && signal != SIGTSTP) spec_.other_nodes->report_signal(signal);
   }
   if (spec_.other_nodes == nullptr) return;
   for (const int request : spec_.other_nodes->receive()) {
     if (request != 0) {
-      forward_signal(supervision, request);
+      forward_signal(supervision, request, others_signals_);
     } else {
       supervision.send(request);
     }
@@ -247,15 +253,19 @@ NonBlockingWriter* Job::blocked_writer() const {
   return found == spec_.writers.end() ? nullptr : *found;
 }
 
-void Job::forward_signal(Supervision& supervision, int signal) {
+// One that comes to this launcher and to others is the same; only if it comes again to one of them,
+// it is a second one.
+void Job::forward_signal(Supervision& supervision, int signal, SignalCounts& from) {
   if (signal == SIGTSTP) {
     supervision.send(SIGSTOP);
     ::raise(SIGSTOP);
     supervision.send(SIGCONT);
     return;
   }
-  supervision.send(signal == SIGINT && interrupted_ ? SIGKILL : signal);
-  interrupted_ = interrupted_ || signal == SIGINT;
+  const int before = std::max(own_signals_[signal], others_signals_[signal]);
+  const int times = ++from[signal];
+  if (times <= before) return;
+  supervision.send(signal == SIGINT && times > 1 ? SIGKILL : signal);
   if (signal_ == 0) signal_ = signal;
 }
 

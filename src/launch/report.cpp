@@ -30,25 +30,6 @@ std::string indent(std::string_view text, std::string_view space) {
   return result;
 }
 
-// An error's text, in which control characters are spelled out: a terminal would obey them. JSON
-// has made sure that it is UTF-8, where U+0080 to U+009F are C2 80 to C2 9F.
-std::string printable(std::string_view text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if (byte == 0xC2 && next < 0xA0) {
-      result += fmt::format("\\u{:04x}", next);
-      ++i;
-    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
-      result += fmt::format("\\x{:02x}", byte);
-    } else {
-      result += text[i];
-    }
-  }
-  return result;
-}
-
 std::string_view first_line(std::string_view text) {
   return text.substr(0, text.find('\n'));
 }
@@ -135,6 +116,28 @@ std::string describe_others(const JobResult& result, int first) {
 
 }  // namespace
 
+std::string printable(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xC2 && next < 0xA0) {
+      result += fmt::format("\\u{:04x}", next);
+      ++i;
+    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
+std::string name_ranks(int first, int count) {
+  if (count == 1) return fmt::format("rank {}", first);
+  return fmt::format("ranks {} to {}", first, first + count - 1);
+}
+
 std::string describe_end(int status) {
   if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
   const int signal = WTERMSIG(status);
@@ -152,10 +155,7 @@ std::string describe_first(const JobResult& result, int first) {
   if (rank.lost && node) {
     const NodeResult& lost = result.nodes[static_cast<std::size_t>(*node)];
     return fmt::format("{}, {}: {}\n", name_node(result, first),
-                       lost.processes == 1 ? fmt::format("rank {}", first)
-                                           : fmt::format("ranks {} to {}", lost.first_rank,
-                                                         lost.first_rank + lost.processes - 1),
-                       printable(lost.problem));
+                       name_ranks(lost.first_rank, lost.processes), printable(lost.problem));
   }
   const std::string name = node ? fmt::format("rank {} on {}", first, name_node(result, first))
                                 : fmt::format("rank {}", first);

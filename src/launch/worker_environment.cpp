@@ -74,9 +74,11 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
                                             const std::vector<int>& bootstrap_sockets, int store_fd,
                                             const char* const* inherited) {
   Variables variables = parse_variables(inherited);
-  // An outer torchrun's store, an outer job's sockets and screen are not this job's.
-  for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS",
-                           "PACELINE_STORE_FD", "PACELINE_TERMINAL", "PACELINE_SPAWN"}) {
+  // An outer torchrun's store, an outer job's sockets and screen are not this job's; and programs
+  // log their variables.
+  for (const char* name :
+       {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS", "PACELINE_STORE_FD",
+        "PACELINE_TERMINAL", "PACELINE_SPAWN", "PACELINE_SECRET"}) {
     variables.erase(name);
   }
   for (const auto& [name, value] : spec.environment) variables[name] = value;

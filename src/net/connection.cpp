@@ -82,8 +82,7 @@ std::string Connection::read_some() {
   if (size == 0) {
     lose(kClosed);
   } else if (is_silence(errno)) {
-    lose(fmt::format("its machine has not answered for {} s", kSilenceLimit.count()),
-         kSilenceLimit);
+    lose_silent();
   } else if (errno == ECONNRESET) {
     lose(kClosed);
   } else if (errno != EAGAIN && errno != EINTR) {
@@ -100,12 +99,18 @@ void Connection::write_some() {
       output_.erase(0, static_cast<std::size_t>(size));
     } else if (errno == EAGAIN) {
       return;
+    } else if (is_silence(errno)) {
+      return lose_silent();
     } else if (errno != EINTR) {
       // What has arrived before is still read.
       output_.clear();
       return;
     }
   }
+}
+
+void Connection::lose_silent() {
+  lose(fmt::format("its machine has not answered for {} s", kSilenceLimit.count()), kSilenceLimit);
 }
 
 void Connection::lose(std::string why, std::chrono::seconds ago) {

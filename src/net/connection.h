@@ -48,6 +48,7 @@ class Connection {
  private:
   void write_some();
   std::string read_some();
+  void lose_silent();
   void lose(std::string why, std::chrono::seconds ago = {});
 
   base::UniqueFd socket_;

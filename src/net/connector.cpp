@@ -20,8 +20,8 @@ constexpr auto kPause = 200ms;
 
 }  // namespace
 
-Connector::Connector(std::string host, int port)
-    : host_(std::move(host)), port_(port), next_(base::Deadline::after(0ms)) {}
+Connector::Connector(std::string host, int port, std::chrono::milliseconds pause)
+    : host_(std::move(host)), port_(port), next_(base::Deadline::after(pause)) {}
 
 void Connector::add_to(std::vector<pollfd>& fds) const {
   if (socket_) fds.push_back({socket_.get(), POLLOUT, 0});

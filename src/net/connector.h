@@ -16,7 +16,8 @@ namespace paceline::net {
 // yet: tries its addresses in turn, again and again. No call waits, except for name servers.
 class Connector {
  public:
-  Connector(std::string host, int port);
+  // `pause`: before the first attempt.
+  Connector(std::string host, int port, std::chrono::milliseconds pause = {});
 
   void add_to(std::vector<pollfd>& fds) const;
   // When to call advance() at the latest.

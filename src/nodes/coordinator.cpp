@@ -4,10 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include <paceline/version.h>
 
+#include "launch/clip.h"
 #include "launch/job.h"
 #include "launch/report.h"
 
@@ -22,11 +25,17 @@ constexpr auto kNextNotice = 60s;
 constexpr auto kFlushLimit = 5s;
 // Connections that have not proved to be nodes.
 constexpr auto kStrangerLimit = 10s;
-constexpr std::size_t kMaxStrangers = 64;
+constexpr int kMaxStrangers = 64;
+constexpr auto kAcceptPause = 1s;
+constexpr std::size_t kMaxReport = std::size_t{1} << 20;
 
-template <typename Container>
-std::string name_nodes(const Container& numbers) {
-  return fmt::format("{} {}", numbers.size() == 1 ? "node" : "nodes", fmt::join(numbers, ", "));
+// A name that another machine has sent, for messages.
+std::string clean(std::string_view name) {
+  std::string result = launch::clip(name, 255);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  }
+  return result;
 }
 
 }  // namespace
@@ -36,25 +45,22 @@ Coordinator::Coordinator(JobRules rules, net::Listener listener, const net::Key&
     : rules_(std::move(rules)),
       listener_(std::move(listener)),
       key_(key),
+      own_(&add_node(std::move(own))),
       join_deadline_(Deadline::after(rules_.join_timeout)),
       next_notice_(Deadline::after(kFirstNotice)),
-      flush_deadline_(Deadline::after(0ms)) {
-  add_node(std::move(own));
-}
+      flush_deadline_(Deadline::after(0ms)),
+      accept_again_(Deadline::after(0ms)) {}
 
 void Coordinator::add_to(std::vector<pollfd>& fds) const {
-  if (listener_) fds.push_back({listener_->fd(), POLLIN, 0});
+  if (accepts()) fds.push_back({listener_->fd(), POLLIN, 0});
   for (const auto& node : nodes_) node->connection.add_to(fds);
 }
 
 std::optional<Deadline> Coordinator::deadline() const {
   if (phase_ == Phase::running) return std::nullopt;
   if (phase_ == Phase::over) return flush_deadline_;
-  const auto earlier = [](const Deadline& a, const Deadline& b) {
-    return a.remaining() < b.remaining() ? a : b;
-  };
-  const Deadline first = earlier(join_deadline_, next_notice_);
-  return last_call_ ? earlier(first, *last_call_) : first;
+  if (last_call_) return *last_call_;
+  return join_deadline_.remaining() < next_notice_.remaining() ? join_deadline_ : next_notice_;
 }
 
 bool Coordinator::finished() const {
@@ -65,125 +71,171 @@ bool Coordinator::finished() const {
 
 void Coordinator::advance() {
   accept_all();
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    Node& node = *nodes_[i];
-    for (const std::string& text : node.connection.receive()) {
-      const auto message = decode(text);
-      if (message) handle(node, *message);
-    }
-    if (node.connection.loss()) handle_loss(node);
+  for (Node* const node : find_ready()) {
+    for (const std::string& text : node->connection.receive()) handle(*node, text);
+    if (node->connection.loss()) handle_loss(*node);
   }
-  std::erase_if(nodes_, [](const auto& node) {
-    return node->connection.loss() || (node->leaving && !node->connection.pending());
+  std::erase_if(nodes_, [&](const auto& node) {
+    return node.get() != own_ &&
+           (node->connection.loss() || (node->leaving && !node->connection.pending()));
   });
   drop_strangers();
   if (phase_ == Phase::running) finish_if_all_reported();
   if (phase_ == Phase::gathering) check_gathering();
 }
 
-void Coordinator::add_node(base::UniqueFd socket) {
+Coordinator::Node& Coordinator::add_node(base::UniqueFd socket) {
   net::Connection connection(std::move(socket), key_, net::SecureChannel::Side::accepting);
   nodes_.push_back(std::make_unique<Node>(Node{.connection = std::move(connection)}));
+  return *nodes_.back();
 }
 
 void Coordinator::accept_all() {
-  while (auto socket = listener_ ? listener_->accept() : std::nullopt) {
+  while (accepts()) {
+    auto socket = listener_->accept();
+    if (!socket && (errno == EMFILE || errno == ENFILE)) {
+      // The listener stays readable, and nothing can be done about it now.
+      accept_again_ = Deadline::after(kAcceptPause);
+    }
+    if (!socket) return;
     add_node(std::move(*socket));
   }
 }
 
-// Those that do not say in time who they are, and the oldest if there are too many.
+// Further connections wait in the kernel while there are many that have not said who they are.
+bool Coordinator::accepts() const {
+  const auto strangers = std::ranges::count_if(
+      nodes_, [](const auto& node) { return !node->connection.authenticated(); });
+  return listener_ && accept_again_.expired() && strangers < kMaxStrangers + 2 * rules_.max_nodes;
+}
+
+std::vector<Coordinator::Node*> Coordinator::find_ready() const {
+  std::vector<pollfd> fds;
+  std::vector<Node*> polled;
+  for (const auto& node : nodes_) {
+    node->connection.add_to(fds);
+    polled.resize(fds.size(), node.get());
+  }
+  ::poll(fds.data(), fds.size(), 0);
+  std::vector<Node*> ready;
+  for (std::size_t i = 0; i < fds.size(); ++i) {
+    if (fds[i].revents != 0) ready.push_back(polled[i]);
+  }
+  return ready;
+}
+
+// Those that do not say in time who they are.
 void Coordinator::drop_strangers() {
-  const auto is_stranger = [](const auto& node) { return !node->connection.authenticated(); };
-  auto strangers = static_cast<std::size_t>(std::ranges::count_if(nodes_, is_stranger));
-  const auto oldest = Deadline::Clock::now() - kStrangerLimit;
+  const auto oldest = Clock::now() - kStrangerLimit;
   std::erase_if(nodes_, [&](const auto& node) {
-    if (!is_stranger(node) || node == nodes_.front()) return false;
-    const bool drops = strangers > kMaxStrangers || node->connection.began() < oldest;
-    if (drops) --strangers;
-    return drops;
+    return node.get() != own_ && !node->connection.authenticated() &&
+           node->connection.began() < oldest;
   });
 }
 
-void Coordinator::handle(Node& node, const Message& message) {
+void Coordinator::handle(Node& node, const std::string& text) {
   if (node.leaving) return;
-  if (const auto* const join = std::get_if<Join>(&message)) {
-    if (!node.join) handle_join(node, *join);
-  } else if (const auto* const result = std::get_if<Result>(&message)) {
+  const auto message = decode(text);
+  const auto* const join = message ? std::get_if<Join>(&*message) : nullptr;
+  if (!node.join) {
+    return join != nullptr ? handle_join(node, *join)
+                           : refuse(node, "it cannot read what this version of Paceline sends");
+  }
+  if (!message) return;
+  if (const auto* const result = std::get_if<Result>(&*message)) {
     handle_result(node, *result);
-  } else if (const auto* const signal = std::get_if<Signal>(&message)) {
+  } else if (const auto* const signal = std::get_if<Signal>(&*message)) {
     handle_signal(node, signal->number);
-  } else if (std::holds_alternative<Failed>(message) && node.member) {
+  } else if (std::holds_alternative<Failed>(*message) && node.member) {
+    Member& member = member_of(node);
+    if (!member.failed) member.failed = Clock::now();
     stop_others(&node);
   }
 }
 
 void Coordinator::handle_join(Node& node, const Join& join) {
-  if (const std::string reason = refusal(join); !reason.empty()) {
-    node.leaving = true;
-    return node.connection.send(encode(Refuse{reason}));
-  }
+  if (const std::string reason = refusal(join); !reason.empty()) return refuse(node, reason);
   node.join = join;
-  if (phase_ != Phase::running || rules_.numbered) return;
+  node.join->host = clean(join.host);
+  node.connection.send(encode(Welcome{}));
+  // A job that has room starts again with the new node, unless it is about to end.
+  const auto alive =
+      std::ranges::count_if(members_, [](const Member& m) { return m.problem.empty(); });
+  const bool ends =
+      std::ranges::any_of(members_, [](const Member& m) { return m.result.has_value(); });
+  if (phase_ != Phase::running || rules_.numbered || stopping_ || ends ||
+      alive >= rules_.max_nodes) {
+    return;
+  }
   regrouping_ = true;
   stop_others(nullptr);
+}
+
+void Coordinator::refuse(Node& node, const std::string& reason) {
+  node.leaving = true;
+  node.connection.send(encode(Refuse{reason}));
 }
 
 // Why the node may not take part; empty if it may.
 std::string Coordinator::refusal(const Join& join) const {
   if (join.version != kVersion) {
     return fmt::format("Paceline {} here and {} on node 0: install the same version on all nodes",
-                       join.version, kVersion);
+                       clean(join.version), kVersion);
   }
   if (join.job != rules_.job) {
-    return fmt::format("the job '{}' meets there, and not '{}' (--rdzv-id)", rules_.job, join.job);
+    return fmt::format("the job '{}' meets there, and not '{}' (--rdzv-id)", rules_.job,
+                       clean(join.job));
   }
-  if (join.processes < 1 || join.processes > launch::kMaxProcesses) return "invalid request";
-  std::size_t present = 0;
-  for (const auto& other : nodes_) {
-    if (!other->join || other->leaving) continue;
-    ++present;
-    if (!rules_.numbered || other->join->node != join.node) continue;
-    return fmt::format("node {} is taken by {}: give each node its own --node-rank",
-                       join.node.value_or(0), other->join->host);
-  }
-  if (rules_.numbered && (!join.node || *join.node < 0 || *join.node >= rules_.max_nodes)) {
+  if (!rules_.numbered) return "";  // one too many waits until another is lost
+  if (!join.node || *join.node >= rules_.max_nodes) {
     return fmt::format("--node-rank {}, but the job has {} nodes, numbered from 0",
                        join.node ? std::to_string(*join.node) : "is missing", rules_.max_nodes);
   }
-  if (present < static_cast<std::size_t>(rules_.max_nodes)) return "";
-  return fmt::format("the job has its {} nodes already", rules_.max_nodes);
+  for (const auto& other : nodes_) {
+    if (!other->join || other->leaving || other->join->node != join.node) continue;
+    return fmt::format("node {} is taken by {}: give each node its own --node-rank", *join.node,
+                       other->join->host);
+  }
+  return "";
 }
 
 void Coordinator::handle_loss(Node& node) {
   if (!node.member || phase_ != Phase::running) return;
-  Member& member = members_[static_cast<std::size_t>(*node.member)];
+  Member& member = member_of(node);
   if (member.result) return;  // its processes have ended
   member.problem = "was lost: " + node.connection.loss()->why;
-  member.lost = node.connection.loss()->since;
+  if (!member.failed) member.failed = node.connection.loss()->since;
   stop_others(&node);
 }
 
 void Coordinator::handle_result(Node& node, const Result& result) {
   if (!node.member || phase_ != Phase::running) return;
-  Member& member = members_[static_cast<std::size_t>(*node.member)];
-  const bool fits = result.ranks.size() == static_cast<std::size_t>(member.join.processes);
+  Member& member = member_of(node);
   member.result = result;
-  if (fits) return;
+  if (result.ranks.size() == static_cast<std::size_t>(member.join.processes)) return;
   member.problem =
-      result.problem.empty() ? "reported something else than its processes" : result.problem;
-  member.lost = started_;
+      result.problem.empty() ? "reported something else than its processes" : clean(result.problem);
+  member.failed = started_;
   stop_others(&node);
 }
 
-void Coordinator::handle_signal(const Node& from, int signal) {
-  const bool is_own = &from == nodes_.front().get();
-  if (!from.join || (phase_ == Phase::gathering && !is_own)) return;
+// Passed on to all, the sender too: its processes may have started since. Each launcher counts it
+// once, from wherever it came first; it is passed on again when one of them gets it again.
+void Coordinator::handle_signal(Node& node, int signal) {
+  if (phase_ == Phase::over) return;
+  if (phase_ == Phase::gathering && !rules_.numbered && &node != own_) return;
   if (signal_ == 0) signal_ = signal;
-  if (phase_ == Phase::running) return send_to_all(Signal{signal}, &from);
+  if (phase_ == Phase::running) {
+    const int times = ++node.signals[signal];
+    if (times <= signals_[signal]) return;
+    signals_[signal] = times;
+    return send_to_all(Signal{signal});
+  }
   launch::JobResult result;
   result.signal = signal;
-  give({.exit_code = result.exit_code(), .report = launch::failure_report(result)});
+  give({.exit_code = result.exit_code(),
+        .signal = signal,
+        .report = launch::failure_report(result)});
 }
 
 void Coordinator::stop_others(const Node* from) {
@@ -191,25 +243,33 @@ void Coordinator::stop_others(const Node* from) {
   send_to_all(Failed{}, from);
 }
 
+int Coordinator::present() const {
+  return static_cast<int>(
+      std::ranges::count_if(nodes_, [](const auto& node) { return node->join && !node->leaving; }));
+}
+
 void Coordinator::gather() {
   phase_ = Phase::gathering;
   members_.clear();
   for (const auto& node : nodes_) node->member.reset();
-  port_.reset();
   last_call_.reset();
   join_deadline_ = Deadline::after(rules_.join_timeout);
   next_notice_ = Deadline::after(kFirstNotice);
 }
 
 void Coordinator::check_gathering() {
-  const auto present =
-      std::ranges::count_if(nodes_, [](const auto& n) { return n->join.has_value(); });
-  if (present >= rules_.min_nodes && !last_call_) last_call_ = Deadline::after(rules_.last_call);
-  if (present < rules_.min_nodes) last_call_.reset();
-  if (present == rules_.max_nodes || (last_call_ && last_call_->expired() && !rules_.numbered)) {
-    return start();
+  if (!own_->join) return;
+  const int count = present();
+  if (count >= rules_.max_nodes) return start();
+  if (count < rules_.min_nodes) {
+    last_call_.reset();
+  } else if (!last_call_) {
+    last_call_ = Deadline::after(rules_.last_call);
   }
-  if (last_call_) return;
+  if (last_call_) {
+    if (last_call_->expired()) start();
+    return;
+  }
   if (join_deadline_.expired()) {
     return give({.exit_code = 1,
                  .report = fmt::format("paceline: {} within {} s\n", missing(),
@@ -226,22 +286,30 @@ std::string Coordinator::missing() const {
   std::vector<int> absent;
   for (int number = 0; number < rules_.max_nodes; ++number) absent.push_back(number);
   for (const auto& node : nodes_) {
-    if (!node->join) continue;
+    if (!node->join || node->leaving) continue;
     hosts.push_back(node->join->host);
     std::erase(absent, node->join->node.value_or(-1));
   }
+  const std::string numbers =
+      fmt::format(", not {} {}", absent.size() == 1 ? "node" : "nodes", fmt::join(absent, ", "));
   return fmt::format("only {} of {} nodes {} come ({}){}", hosts.size(), rules_.min_nodes,
                      hosts.size() == 1 ? "has" : "have", fmt::join(hosts, ", "),
-                     rules_.numbered ? ", not " + name_nodes(absent) : "");
+                     rules_.numbered ? numbers : "");
 }
 
 void Coordinator::start() {
   std::vector<Node*> order;
   for (const auto& node : nodes_) {
-    if (node->join) order.push_back(node.get());
+    node->signals.clear();
+    if (node->join && !node->leaving) order.push_back(node.get());
   }
   if (rules_.numbered) {
     std::ranges::sort(order, {}, [](const Node* node) { return node->join->node; });
+  } else {
+    // Rank 0 is on this machine, where its address leads; nodes that are too many wait.
+    std::stable_partition(order.begin(), order.end(),
+                          [&](const Node* node) { return node == own_; });
+    order.resize(std::min(order.size(), static_cast<std::size_t>(rules_.max_nodes)));
   }
   int ranks = 0;
   for (Node* const node : order) {
@@ -249,21 +317,21 @@ void Coordinator::start() {
     members_.push_back({.join = *node->join, .first_rank = ranks});
     ranks += node->join->processes;
   }
-  port_.emplace(listener_->address());
+  port_ = net::PortReservation(listener_->address());  // the last one is still held
   for (Node* const node : order) {
-    node->connection.send(
-        encode(Start{.restart = restart_,
-                     .nodes = static_cast<int>(order.size()),
-                     .node = *node->member,
-                     .first_rank = members_[static_cast<std::size_t>(*node->member)].first_rank,
-                     .world_size = ranks,
-                     .job = rules_.job,
-                     .master_addr = rules_.master_addr,
-                     .master_port = port_->port()}));
+    node->connection.send(encode(Start{.restart = restart_,
+                                       .nodes = static_cast<int>(order.size()),
+                                       .node = *node->member,
+                                       .first_rank = member_of(*node).first_rank,
+                                       .world_size = ranks,
+                                       .job = rules_.job,
+                                       .master_addr = rules_.master_addr,
+                                       .master_port = port_->port()}));
   }
-  started_ = Deadline::Clock::now();
+  started_ = Clock::now();
   phase_ = Phase::running;
   stopping_ = regrouping_ = false;
+  signals_.clear();
 }
 
 void Coordinator::finish_if_all_reported() {
@@ -271,41 +339,55 @@ void Coordinator::finish_if_all_reported() {
       members_, [](const Member& member) { return member.result || !member.problem.empty(); });
   if (!all) return;
   const launch::JobResult result = collect();
-  Verdict verdict{.exit_code = result.exit_code(), .report = launch::failure_report(result)};
   const bool is_failure = result.first_failed().has_value();
-  const bool stopped = std::ranges::any_of(result.ranks, &launch::RankResult::stopped);
   const bool cannot_start = std::ranges::any_of(
       members_, [](const Member& member) { return member.result && !member.problem.empty(); });
-  if (signal_ != 0 || cannot_start || (!is_failure && !(regrouping_ && stopped)))
-    return give(verdict);
-  if (is_failure && restart_ == rules_.max_restarts) return give(verdict);
-  verdict.restarts = true;
-  if (is_failure) {
-    ++restart_;
-    verdict.report += fmt::format("paceline: starts all processes again, restart {} of {}\n",
-                                  restart_, rules_.max_restarts);
+  const bool has_stopped = std::ranges::any_of(
+      result.ranks, [](const launch::RankResult& rank) { return rank.status != 0 || rank.lost; });
+  // What ends after the request to stop is no failure of its own.
+  const bool regroups = regrouping_ && has_stopped;
+  const bool restarts = is_failure && restart_ < rules_.max_restarts;
+  if (signal_ != 0 || cannot_start || (!regroups && !restarts)) {
+    return give({.exit_code = result.exit_code(),
+                 .signal = result.first_failed() ? 0 : signal_,
+                 .report = launch::clip(launch::failure_report(result), kMaxReport)});
+  }
+  Verdict verdict{.restarts = true, .report = ""};
+  if (regroups) {
+    verdict.report = "paceline: starts all processes again, as a node has come\n";
   } else {
-    verdict.report += "paceline: starts all processes again, as a node has come\n";
+    ++restart_;
+    verdict.report = launch::clip(launch::failure_report(result), kMaxReport) +
+                     fmt::format("paceline: starts all processes again, restart {} of {}\n",
+                                 restart_, rules_.max_restarts);
   }
   send_to_all(verdict);
   gather();
 }
 
+// Ends on this machine's clock: a node's first failure was when it reported it.
 launch::JobResult Coordinator::collect() const {
   launch::JobResult result{.ranks = {}, .signal = signal_, .nodes = {}};
   for (const Member& member : members_) {
     result.nodes.push_back(
         {member.join.host, member.first_rank, member.join.processes, member.problem});
-    if (member.problem.empty()) {
-      const auto& ranks = member.result->ranks;
-      result.ranks.insert(result.ranks.end(), ranks.begin(), ranks.end());
-    } else {
+    if (!member.problem.empty()) {
       launch::RankResult lost;
-      lost.ended = member.lost - started_;
+      lost.ended = member.failed.value_or(started_) - started_;
       lost.lost = true;
       result.ranks.insert(result.ranks.end(), static_cast<std::size_t>(member.join.processes),
                           lost);
+      continue;
     }
+    std::vector<launch::RankResult> ranks = member.result->ranks;
+    std::optional<std::chrono::nanoseconds> first;
+    for (const auto& rank : ranks) {
+      if (rank.status != 0 && !rank.stopped && (!first || rank.ended < *first)) first = rank.ended;
+    }
+    if (first && member.failed) {
+      for (auto& rank : ranks) rank.ended += (*member.failed - started_) - *first;
+    }
+    result.ranks.insert(result.ranks.end(), ranks.begin(), ranks.end());
   }
   return result;
 }

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,34 +51,40 @@ class Coordinator {
   bool finished() const;
 
  private:
+  using Clock = base::Deadline::Clock;
+
   struct Node {
     net::Connection connection;
-    std::optional<Join> join{};   // once it takes part
-    std::optional<int> member{};  // its number in the running job
-    bool leaving = false;         // to be closed when everything is sent
+    std::optional<Join> join{};    // once it takes part
+    std::optional<int> member{};   // its number in the running job
+    bool leaving = false;          // to be closed when everything is sent
+    std::map<int, int> signals{};  // how often it has reported each in the running job
   };
   // A node of the running job, also after it is lost.
   struct Member {
     Join join;
     int first_rank;
     std::optional<Result> result{};
-    std::string problem{};                     // why it was lost
-    base::Deadline::Clock::time_point lost{};  // when
+    std::string problem{};                      // why it was lost
+    std::optional<Clock::time_point> failed{};  // when it was lost, or reported a failure
   };
   enum class Phase { gathering, running, over };
 
-  void add_node(base::UniqueFd socket);
+  Node& add_node(base::UniqueFd socket);
   void accept_all();
+  bool accepts() const;
+  std::vector<Node*> find_ready() const;
   void drop_strangers();
-  void handle(Node& node, const Message& message);
+  void handle(Node& node, const std::string& text);
   void handle_join(Node& node, const Join& join);
+  void refuse(Node& node, const std::string& reason);
   std::string refusal(const Join& join) const;
   void handle_loss(Node& node);
   void handle_result(Node& node, const Result& result);
-  void handle_signal(const Node& from, int signal);
+  void handle_signal(Node& node, int signal);
   void stop_others(const Node* from);
+  int present() const;
   void gather();
-  bool complete() const;
   void start();
   void check_gathering();
   std::string missing() const;
@@ -85,24 +92,27 @@ class Coordinator {
   launch::JobResult collect() const;
   void give(const Verdict& verdict);
   void send_to_all(const Message& message, const Node* except = nullptr);
+  Member& member_of(const Node& node) { return members_[static_cast<std::size_t>(*node.member)]; }
 
   const JobRules rules_;
   std::optional<net::Listener> listener_;  // until the job is over
   const net::Key key_;
-  std::vector<std::unique_ptr<Node>>
-      nodes_;  // in the order in which they came; the first is our own
+  std::vector<std::unique_ptr<Node>> nodes_;  // in the order in which they came
+  const Node* own_;                           // this machine's
   std::vector<Member> members_;
   Phase phase_ = Phase::gathering;
   int restart_ = 0;
-  int signal_ = 0;
-  bool stopping_ = false;    // the members were asked to stop
-  bool regrouping_ = false;  // since a node came
+  int signal_ = 0;              // the first that a node reported
+  std::map<int, int> signals_;  // how often each was passed on in the running job
+  bool stopping_ = false;       // the members were asked to stop
+  bool regrouping_ = false;     // since a node came, and nothing had failed
   std::optional<net::PortReservation> port_;
-  base::Deadline::Clock::time_point started_;
+  Clock::time_point started_;
   base::Deadline join_deadline_;
   std::optional<base::Deadline> last_call_;
   base::Deadline next_notice_;
   base::Deadline flush_deadline_;
+  base::Deadline accept_again_;  // not before: descriptors have run out
 };
 
 }  // namespace paceline::nodes

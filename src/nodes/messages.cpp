@@ -1,11 +1,12 @@
 #include "nodes/messages.h"
 
 #include <array>
+#include <csignal>
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 
-#include "launch/clip.h"
 #include "launch/job.h"
-#include "launch/tail_buffer.h"
 
 namespace paceline::launch {
 
@@ -16,14 +17,11 @@ void to_json(nlohmann::json& json, const RankResult& rank) {
           {"stopped", rank.stopped},
           {"last_lines", rank.last_lines}};
   if (!rank.error) return;
-  // A result of 1024 ranks has to fit into a message.
-  constexpr std::size_t kMaxText = 4096;
-  json["error"] = {{"message", clip(rank.error->message, kMaxText)},
-                   {"blamed_ranks", rank.error->blamed_ranks}};
+  json["error"] = {{"message", rank.error->message}, {"blamed_ranks", rank.error->blamed_ranks}};
 }
 
 void from_json(const nlohmann::json& json, RankResult& rank) {
-  rank.status = json.at("status");
+  json.at("status").get_to(rank.status);
   rank.ended = std::chrono::nanoseconds(json.at("ended_ns").get<std::int64_t>());
   rank.stopped = json.at("stopped");
   rank.last_lines = json.at("last_lines").get<std::vector<std::string>>();
@@ -39,8 +37,17 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array kNames{"join",   "refuse", "start",   "failed",
-                            "signal", "result", "verdict", "notice"};
+constexpr std::array kNames{"join",   "welcome", "refuse",  "start", "failed",
+                            "signal", "result",  "verdict", "notice"};
+
+// nlohmann's own conversion would cut a number that does not fit. Throws its exception.
+int integer(const json& body, const char* name, int low = 0,
+            int high = std::numeric_limits<int>::max()) {
+  const json& value = body.at(name);
+  const auto number = value.is_number_integer() ? value.get<std::int64_t>() : std::int64_t{low} - 1;
+  if (number < low || number > high) throw json::other_error::create(500, name, &body);
+  return static_cast<int>(number);
+}
 
 json encode_body(const Join& join) {
   json body = {{"version", join.version},
@@ -70,6 +77,10 @@ json encode_body(const Failed&) {
   return json::object();
 }
 
+json encode_body(const Welcome&) {
+  return json::object();
+}
+
 json encode_body(const Signal& signal) {
   return {{"number", signal.number}};
 }
@@ -79,8 +90,10 @@ json encode_body(const Result& result) {
 }
 
 json encode_body(const Verdict& verdict) {
-  return {
-      {"restarts", verdict.restarts}, {"exit_code", verdict.exit_code}, {"report", verdict.report}};
+  return {{"restarts", verdict.restarts},
+          {"exit_code", verdict.exit_code},
+          {"signal", verdict.signal},
+          {"report", verdict.report}};
 }
 
 json encode_body(const Notice& notice) {
@@ -91,8 +104,8 @@ void decode_body(const json& body, Join& join) {
   join.version = body.at("version");
   join.job = body.at("job");
   join.host = body.at("host");
-  join.processes = body.at("processes");
-  if (body.contains("node")) join.node = body.at("node").get<int>();
+  join.processes = integer(body, "processes", 1, launch::kMaxProcesses);
+  if (body.contains("node")) join.node = integer(body, "node");
 }
 
 void decode_body(const json& body, Refuse& refuse) {
@@ -100,20 +113,22 @@ void decode_body(const json& body, Refuse& refuse) {
 }
 
 void decode_body(const json& body, Start& start) {
-  start.restart = body.at("restart");
-  start.nodes = body.at("nodes");
-  start.node = body.at("node");
-  start.first_rank = body.at("first_rank");
-  start.world_size = body.at("world_size");
+  start.restart = integer(body, "restart");
+  start.nodes = integer(body, "nodes");
+  start.node = integer(body, "node");
+  start.first_rank = integer(body, "first_rank");
+  start.world_size = integer(body, "world_size");
   start.job = body.at("job");
   start.master_addr = body.at("master_addr");
-  start.master_port = body.at("master_port");
+  start.master_port = integer(body, "master_port");
 }
 
 void decode_body(const json&, Failed&) {}
 
+void decode_body(const json&, Welcome&) {}
+
 void decode_body(const json& body, Signal& signal) {
-  signal.number = body.at("number");
+  signal.number = integer(body, "number", 1, SIGRTMAX);
 }
 
 void decode_body(const json& body, Result& result) {
@@ -123,7 +138,8 @@ void decode_body(const json& body, Result& result) {
 
 void decode_body(const json& body, Verdict& verdict) {
   verdict.restarts = body.at("restarts");
-  verdict.exit_code = body.at("exit_code");
+  verdict.exit_code = integer(body, "exit_code", 0, 255);
+  verdict.signal = integer(body, "signal");
   verdict.report = body.at("report");
 }
 

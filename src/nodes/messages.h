@@ -22,6 +22,9 @@ struct Join {
   std::optional<int> node{};  // --node-rank; empty: the coordinator chooses
 };
 
+// The coordinator has accepted the node, which waits for the start now.
+struct Welcome {};
+
 // The coordinator does not let the node take part, or not any more.
 struct Refuse {
   std::string reason;
@@ -58,6 +61,7 @@ struct Result {
 struct Verdict {
   bool restarts = false;
   int exit_code = 0;
+  int signal = 0;      // that ended the job; 0: none did
   std::string report;  // to be printed; may be empty
 };
 
@@ -66,7 +70,7 @@ struct Notice {
   std::string text;
 };
 
-using Message = std::variant<Join, Refuse, Start, Failed, Signal, Result, Verdict, Notice>;
+using Message = std::variant<Join, Welcome, Refuse, Start, Failed, Signal, Result, Verdict, Notice>;
 
 std::string encode(const Message& message);
 // nullopt for text that no encode() of this version makes.

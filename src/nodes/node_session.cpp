@@ -23,8 +23,7 @@ using base::Deadline;
 
 constexpr auto kFirstReminder = 10s;
 constexpr auto kNextReminder = 60s;
-// A program that accepts connections but is no launcher does not say so.
-constexpr auto kAnswerLimit = 10s;
+constexpr auto kReconnectPause = 1s;
 
 bool names_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
@@ -39,8 +38,13 @@ base::Address coordinators_address(const std::string& host, int port) {
       host, address.host()));
 }
 
+// A name that cannot be resolved yet is not this machine's.
 bool is_this_machine(const std::string& host, int port) {
-  return std::ranges::any_of(base::resolve(host, port), base::is_own);
+  try {
+    return std::ranges::any_of(base::resolve(host, port), base::is_own);
+  } catch (const UsageError&) {
+    return false;
+  }
 }
 
 // What others call this machine: `host` if that is one of its addresses, else the address by which
@@ -68,13 +72,13 @@ NodeSession::NodeSession(SessionOptions options, launch::SignalForwarding* signa
       print_(std::move(print)),
       join_deadline_(Deadline::after(options_.rules.join_timeout)),
       next_notice_(Deadline::after(kFirstReminder)),
-      answer_deadline_(Deadline::after(kAnswerLimit)) {
+      answer_deadline_(Deadline::after(options_.answer_limit)) {
   find_role();
 }
 
 void NodeSession::find_role() {
-  const std::string where = fmt::format("{}:{}", options_.host, options_.port);
-  if (options_.coordinates.value_or(is_this_machine(options_.host, options_.port))) {
+  if (options_.coordinates ? *options_.coordinates
+                           : is_this_machine(options_.host, options_.port)) {
     try {
       return coordinate(net::Listener(coordinators_address(options_.host, options_.port)));
     } catch (const UsageError&) {
@@ -84,10 +88,16 @@ void NodeSession::find_role() {
       if (options_.coordinates) {
         throw Error(fmt::format("{}; is another job using the port?", error.what()));
       }
+      print_(fmt::format("paceline: {}; another launcher here may be node 0\n", error.what()));
     }
   }
-  print_(fmt::format("paceline: joins the job at {}\n", where));
+  print_(fmt::format("paceline: looks for node 0 at {}\n", endpoint()));
   connector_.emplace(options_.host, options_.port);
+}
+
+std::string NodeSession::endpoint() const {
+  const bool is_ipv6 = options_.host.find(':') != options_.host.npos;
+  return fmt::format(fmt::runtime(is_ipv6 ? "[{}]:{}" : "{}:{}"), options_.host, options_.port);
 }
 
 void NodeSession::coordinate(net::Listener listener) {
@@ -95,11 +105,14 @@ void NodeSession::coordinate(net::Listener listener) {
   // The address as the user wrote it may mean something else to other machines only if it is not
   // this machine's own.
   if (rules.master_addr.empty()) rules.master_addr = own_name(options_.host, options_.port);
-  print_(fmt::format("paceline: waits for {} at {}{}\n",
+  const bool everywhere =
+      !listener.address().is_loopback() && !is_this_machine(options_.host, options_.port);
+  print_(fmt::format("paceline: waits for {} at {}{}{}\n",
                      rules.min_nodes == rules.max_nodes
                          ? fmt::format("{} nodes", rules.max_nodes)
                          : fmt::format("{} to {} nodes", rules.min_nodes, rules.max_nodes),
                      listener.address().to_string(),
+                     everywhere ? fmt::format(", as no interface has {}", options_.host) : "",
                      options_.has_secret ? ""
                                          : "; without PACELINE_SECRET or --secret-file, whoever "
                                            "reaches this address can join"));
@@ -110,11 +123,15 @@ void NodeSession::coordinate(net::Listener listener) {
 }
 
 std::optional<Start> NodeSession::await_start() {
-  while (!start_ && !(verdict_ && !verdict_->restarts)) {
+  own_signals_.clear();
+  const auto is_over = [&] { return verdict_ && !verdict_->restarts; };
+  while (!start_ && !is_over()) {
     if (!failure_.empty()) throw Error(failure_);
     wait();
   }
-  if (!start_) {
+  // A start that came with the loss of the coordinator is none.
+  if (!failure_.empty() && !is_over()) throw Error(failure_);
+  if (is_over()) {
     leave();
     return std::nullopt;
   }
@@ -125,6 +142,7 @@ std::optional<Start> NodeSession::await_start() {
 Verdict NodeSession::await_verdict(const Result& result) {
   if (connection_) connection_->send(encode(result));
   awaits_verdict_ = true;
+  own_signals_.clear();
   while (!verdict_) {
     if (!failure_.empty()) throw Error(failure_);
     wait();
@@ -170,55 +188,66 @@ void NodeSession::advance() {
   if (coordinator_) coordinator_->advance();
   if (!failure_.empty()) return;
   if (!connection_) connect();
-  if (!connection_) return;
-  for (const std::string& text : connection_->receive()) {
-    if (const auto message = decode(text)) handle(*message);
+  if (connection_) {
+    for (const std::string& text : connection_->receive()) {
+      if (const auto message = decode(text)) handle(*message);
+    }
   }
   if (!failure_.empty()) return;
-  const std::string where = fmt::format("{}:{}", options_.host, options_.port);
-  if (connection_->authenticated()) {
-    const bool is_over = verdict_ && !verdict_->restarts;
-    if (connection_->loss() && !is_over) {
-      fail(fmt::format("lost the launcher of node 0 at {}: {}", where, connection_->loss()->why));
-    }
-  } else if (connection_->loss() && connection_->greeted()) {
+  if (!is_joined()) return check_joining();
+  const bool is_over = verdict_ && !verdict_->restarts;
+  if (connection_->loss() && !is_over) {
     fail(
-        fmt::format("the launcher at {} closed the connection: its secret is another one; give all "
-                    "nodes the same PACELINE_SECRET or --secret-file",
-                    where));
-  } else if (connection_->loss() || answer_deadline_.expired()) {
-    // The launcher of an earlier job may be about to end.
-    connection_.reset();
-    connector_.emplace(options_.host, options_.port);
+        fmt::format("lost the launcher of node 0 at {}: {}", endpoint(), connection_->loss()->why));
   }
 }
 
+bool NodeSession::is_joined() const {
+  return connection_ && connection_->authenticated();
+}
+
 void NodeSession::connect() {
-  if (auto socket = connector_->advance()) {
-    connection_.emplace(std::move(*socket), options_.key, net::SecureChannel::Side::connecting);
-    connection_->send(encode(options_.join));
-    answer_deadline_ = Deadline::after(kAnswerLimit);
-    connector_.reset();
-    return;
+  auto socket = connector_->advance();
+  if (!connector_->last_failure().empty()) why_not_ = connector_->last_failure();
+  if (!socket) return;
+  connection_.emplace(std::move(*socket), options_.key, net::SecureChannel::Side::connecting);
+  connection_->send(encode(options_.join));
+  answer_deadline_ = Deadline::after(options_.answer_limit);
+  connector_.reset();
+}
+
+// While the coordinator has not accepted this node. Not node 0's, which reaches itself at once.
+void NodeSession::check_joining() {
+  if (coordinator_) return;
+  if (connection_ && connection_->loss() && connection_->greeted()) {
+    return fail(
+        fmt::format("the launcher at {} closed the connection: its secret is another one; "
+                    "give all nodes the same PACELINE_SECRET or --secret-file",
+                    endpoint()));
   }
-  const std::string& last = connector_->last_failure();
-  const std::string why = last.empty() ? "" : fmt::format(" ({})", last);
-  const std::string where = fmt::format("{}:{}", options_.host, options_.port);
+  if (connection_ && (connection_->loss() || answer_deadline_.expired())) {
+    // The launcher of an earlier job may be about to end, or something else has the port.
+    why_not_ =
+        connection_->loss() ? connection_->loss()->why : "what listens there does not answer";
+    connection_.reset();
+    connector_.emplace(options_.host, options_.port, kReconnectPause);
+  }
+  const std::string why = why_not_.empty() ? "" : fmt::format(" ({})", why_not_);
   if (join_deadline_.expired()) {
     return fail(
-        fmt::format("no launcher answered at {} within {} s{}; start node 0 too, and see that "
-                    "this address is its address in the network",
-                    where, options_.rules.join_timeout.count() / 1000.0, why));
+        fmt::format("no launcher answered at {} within {} s{}; start node 0 too, and see "
+                    "that this is its address in the network",
+                    endpoint(), options_.rules.join_timeout.count() / 1000.0, why));
   }
   if (!next_notice_.expired()) return;
   next_notice_ = Deadline::after(kNextReminder);
-  print_(fmt::format("paceline: no launcher answers at {} yet{}; waiting\n", where, why));
+  print_(fmt::format("paceline: no launcher answers at {} yet{}; waiting\n", endpoint(), why));
 }
 
 void NodeSession::handle(const Message& message) {
   if (const auto* const refuse = std::get_if<Refuse>(&message)) {
-    fail(fmt::format("the launcher at {}:{} does not accept this node: {}", options_.host,
-                     options_.port, refuse->reason));
+    fail(fmt::format("the launcher at {} does not accept this node: {}", endpoint(),
+                     launch::printable(refuse->reason)));
   } else if (const auto* const start = std::get_if<Start>(&message)) {
     start_ = *start;
     requests_.clear();
@@ -233,19 +262,27 @@ void NodeSession::handle(const Message& message) {
   }
 }
 
-// Those that come while no processes run. The others wait for another node in place of this one,
-// unless it is node 0 or the job is running on them.
+// Those that come while no processes run. While nodes gather as they come, the others do without
+// this one; else the whole job ends. If node 0 does not react, a repeated signal ends this
+// launcher.
 void NodeSession::handle_signals() {
   while (const int signal = signals_ != nullptr ? signals_->next() : 0) {
     if (signal == SIGTSTP) {
       ::raise(SIGSTOP);
-    } else if (coordinator_ || awaits_verdict_) {
-      report_signal(signal);
-    } else {
-      launch::JobResult result;
-      result.signal = signal;
-      verdict_ = {.exit_code = result.exit_code(), .report = launch::failure_report(result)};
+      continue;
     }
+    const bool is_shared = coordinator_ || awaits_verdict_ || options_.rules.numbered;
+    const int most = coordinator_ ? 2 : 1;
+    if (is_joined() && is_shared && ++own_signals_[signal] <= most) {
+      report_signal(signal);
+      continue;
+    }
+    launch::JobResult result;
+    result.signal = signal;
+    verdict_ = {.exit_code = result.exit_code(),
+                .signal = signal,
+                .report = launch::failure_report(result)};
+    coordinator_.reset();
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,7 +29,9 @@ struct SessionOptions {
   JobRules
       rules{};  // if it is the coordinator; an empty master_addr becomes this machine's address
   net::Key key{};
-  bool has_secret = false;  // or else anybody knows the key
+  std::chrono::milliseconds answer_limit =
+      std::chrono::seconds(10);  // of what accepts a connection
+  bool has_secret = false;       // or else anybody knows the key
 };
 
 // One launcher's part in a job on several nodes: finds the coordinator, or is it; is told when to
@@ -59,6 +62,9 @@ class NodeSession : public launch::OtherNodes {
   void wait();
   void advance();
   void connect();
+  bool is_joined() const;
+  void check_joining();
+  std::string endpoint() const;
   void handle(const Message& message);
   void handle_signals();
   void fail(std::string why);
@@ -73,7 +79,9 @@ class NodeSession : public launch::OtherNodes {
   base::Deadline join_deadline_;
   base::Deadline next_notice_;
   base::Deadline answer_deadline_;  // of an end that has accepted the connection
+  std::string why_not_;             // the last attempt to join failed
   bool awaits_verdict_ = false;
+  std::map<int, int> own_signals_;  // how often each came during this wait
   std::vector<int> requests_;
   std::optional<Start> start_;
   std::optional<Verdict> verdict_;

@@ -214,8 +214,8 @@ TEST(Options, SelectBenchmarks) {
 
 TEST(Options, NameInvalidValues) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes{
-      {{}, "expected collectives or ddp"},
-      {{"collective"}, "expected collectives or ddp"},
+      {{}, "expected collectives, ddp or launch"},
+      {{"collective"}, "expected collectives, ddp or launch"},
       {{"collectives", "ddp"}, "not expected: ddp"},
       {{"collectives", "--models", "lenet"}, "--models"},
       {{"collectives", "--ranks", "0"}, "--ranks 0: expected 1 to 64"},

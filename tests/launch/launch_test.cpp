@@ -12,6 +12,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "base/pipe.h"
 #include "base/unique_fd.h"
@@ -450,6 +451,32 @@ TEST(FailureReport, IsEmptyIfNothingFailed) {
   result.ranks = {ended(0, 0)};
   EXPECT_EQ(failure_report(result), "");
   EXPECT_EQ(result.exit_code(), 0);
+}
+
+// What came before the processes, with the request to start them.
+class FailedElsewhere : public OtherNodes {
+ public:
+  void add_to(std::vector<pollfd>&) const override {}
+  std::vector<int> receive() override { return std::exchange(requests_, {}); }
+  void report_failure() override {}
+  void report_signal(int) override {}
+
+ private:
+  std::vector<int> requests_{0};
+};
+
+TEST(RunJob, HeedsRequestsThatCameBeforeItsProcesses) {
+  FailedElsewhere others;
+  JobSpec spec;
+  spec.command = {"sleep", "1000"};
+  spec.nodes = 2;
+  spec.world_size = 2;
+  spec.other_nodes = &others;
+  spec.failure_grace = std::chrono::milliseconds(0);
+  const JobResult result = run_job(spec);
+  ASSERT_EQ(result.ranks.size(), 1U);
+  EXPECT_EQ(result.ranks[0].status, SIGTERM);
+  EXPECT_TRUE(result.ranks[0].stopped);
 }
 
 }  // namespace

@@ -32,10 +32,12 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(start.master_port, 2950);
 
   after_a_journey(Failed{});
+  after_a_journey(Welcome{});
   EXPECT_EQ(after_a_journey(Signal{15}).number, 15);
   EXPECT_EQ(after_a_journey(Refuse{"why"}).reason, "why");
   EXPECT_EQ(after_a_journey(Notice{"text"}).text, "text");
-  const Verdict verdict = after_a_journey(Verdict{true, 3, "report"});
+  const Verdict verdict = after_a_journey(Verdict{true, 3, 2, "report"});
+  EXPECT_EQ(verdict.signal, 2);
   EXPECT_TRUE(verdict.restarts);
   EXPECT_EQ(verdict.exit_code, 3);
   EXPECT_EQ(verdict.report, "report");
@@ -63,7 +65,8 @@ TEST(Messages, CarryResultsOfRanks) {
 TEST(Messages, OfOtherKindsAreIgnored) {
   for (const char* const text :
        {"", "no JSON", "[]", "7", R"({"type": "other"})", R"({"type": 3})", R"({"type": "join"})",
-        R"({"type": "signal", "number": "nine"})",
+        R"({"type": "signal", "number": "nine"})", R"({"type": "signal", "number": 0})",
+        R"({"type": "signal", "number": 1e300})", R"({"type": "signal", "number": 4294967305})",
         R"({"type": "result", "problem": "", "ranks": [{"status": 0}]})"}) {
     EXPECT_FALSE(decode(text)) << text;
   }

@@ -140,8 +140,8 @@ TEST_F(Session, StopsAllNodesAfterAFailure) {
   });
   EXPECT_THAT(ends,
               Each("false 3 paceline: rank 1 on node 1 (host1) failed first: exited with code 3\n"
-                   "  rank 0: stopped by SIGTERM\n"
-                   "  rank 2: exited with code 3\n"));
+                   "  rank 2: exited with code 3\n"
+                   "  rank 0: stopped by SIGTERM\n"));
 }
 
 TEST_F(Session, StartsAgainAtAnotherPort) {
@@ -239,6 +239,121 @@ TEST_F(Session, TakesInANodeThatComesLate) {
   EXPECT_EQ(session.await_start()->nodes, 2);
   EXPECT_EQ(session.await_verdict(ended(1)).exit_code, 0);
   late.join();
+}
+
+// What ends because the others stop is no failure, and uses no restart.
+TEST_F(Session, StartsAgainWithALateNodeWhateverTheOthersEndWith) {
+  auto first = options(0, 2, false);
+  first.rules.min_nodes = 1;
+  first.rules.last_call = 1ms;
+  std::atomic<bool> started = false;
+  std::thread late([&] {
+    started.wait(false);
+    NodeSession session = make(options(1, 2, false));
+    EXPECT_EQ(session.await_start()->nodes, 2);
+    EXPECT_EQ(session.await_verdict(ended(2)).exit_code, 0);
+  });
+  NodeSession session = make(first);
+  session.await_start();
+  started = true;
+  started.notify_one();
+  await_requests(session);
+  session.report_failure();
+  EXPECT_TRUE(session.await_verdict(ended(1, kExit3)).restarts);
+  EXPECT_EQ(session.await_start()->nodes, 2);
+  EXPECT_EQ(session.await_verdict(ended(1)).exit_code, 0);
+  late.join();
+}
+
+// One that is too many waits, and takes the place of a node that is lost.
+TEST_F(Session, KeepsSpareNodes) {
+  std::vector<SessionOptions> all{options(0, 2, false), options(1, 2, false), options(2, 2, false)};
+  all[0].rules.max_restarts = 1;
+  std::atomic<int> starts = 0;
+  const auto ends = run(all, [&](NodeSession& session, int node) {
+    auto start = session.await_start();
+    ++starts;
+    if (node != 0 && start->restart == 0) return std::string("gone");
+    if (start->restart == 0) {
+      await_requests(session);
+      session.await_verdict(ended(node + 1, SIGTERM, true));
+      start = session.await_start();
+    }
+    session.await_verdict(ended(node + 1));
+    return describe(*start);
+  });
+  EXPECT_EQ(starts, 3);
+  EXPECT_THAT(ends[0], HasSubstr("restart 1"));
+}
+
+// Nodes that have been accepted wait as long as it takes, whatever limit an answer has.
+TEST_F(Session, WaitsLongerThanForAnAnswer) {
+  std::vector<SessionOptions> all{options(0, 3), options(1, 3), options(2, 3)};
+  for (auto& one : all) one.answer_limit = 50ms;
+  std::thread late([&] {
+    std::this_thread::sleep_for(300ms);  // the time that has to pass
+    NodeSession session = make(all[2]);
+    EXPECT_EQ(describe(*session.await_start()), "2/3 ranks from 3 of 6 restart 0 job 127.0.0.1");
+    session.await_verdict(ended(3));
+  });
+  const auto ends = run({all[0], all[1]}, [&](NodeSession& session, int node) {
+    const auto start = session.await_start();
+    session.await_verdict(ended(node + 1));
+    return describe(*start);
+  });
+  late.join();
+  EXPECT_THAT(ends, ElementsAre("0/3 ranks from 0 of 6 restart 0 job 127.0.0.1",
+                                "1/3 ranks from 1 of 6 restart 0 job 127.0.0.1"));
+}
+
+// Each node's clock begins when it starts. The rank that failed first is the one of which node 0
+// heard first.
+TEST_F(Session, ComparesFailuresOfNodesByOneClock) {
+  const auto ends = run({options(0, 2), options(1, 2)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 0) session.report_failure();
+    if (node == 1) {
+      await_requests(session);
+      session.report_failure();
+    }
+    Result result = ended(node + 1, (5 + node) << 8);
+    for (auto& rank : result.ranks) rank.ended = node == 0 ? 5s : 1s;
+    return session.await_verdict(result).report;
+  });
+  EXPECT_THAT(ends, Each(HasSubstr("rank 0 on node 0 (host0) failed first: exited with code 5")));
+}
+
+TEST_F(Session, WaitsForAHostThatHasNoAddressYet) {
+  auto second = options(1, 2);
+  second.host = "no-such-host.invalid";
+  second.rules.join_timeout = 300ms;
+  NodeSession session = make(second);
+  try {
+    session.await_start();
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cannot resolve no-such-host.invalid"));
+  }
+}
+
+// Something that accepts connections and closes them: a proxy whose server does not run.
+TEST_F(Session, DoesNotConnectAgainAndAgainWithoutPause) {
+  net::Listener proxy(base::resolve("127.0.0.1", port_.port()).front());
+  std::atomic<bool> done = false;
+  int connections = 0;
+  std::thread serve_none([&] {
+    while (!done) {
+      pollfd ready{proxy.fd(), POLLIN, 0};
+      if (::poll(&ready, 1, 10) > 0 && proxy.accept()) ++connections;
+    }
+  });
+  auto second = options(1, 2);
+  second.rules.join_timeout = 300ms;
+  NodeSession session = make(second);
+  EXPECT_THROW(session.await_start(), Error);
+  done = true;
+  serve_none.join();
+  EXPECT_LE(connections, 2);
 }
 
 TEST_F(Session, ReportsANodeThatCannotStart) {

@@ -54,7 +54,7 @@ TEST_F(Nodes, RanksHaveTorchrunsVariables) {
   const int port = pid_after(second.out(), "port");
   EXPECT_NE(port, port_.port());
   EXPECT_THAT(first.out(), HasSubstr("port=" + std::to_string(port) + "\n"));
-  EXPECT_THAT(second.err(), HasSubstr("paceline: node 1 of 2, ranks 2 to 2 of 3: 1 process"));
+  EXPECT_THAT(second.err(), HasSubstr("paceline: node 1 of 2, rank 2 of 3: 1 process"));
 }
 
 TEST_F(Nodes, AllLaunchersReportTheFirstFailure) {
@@ -181,13 +181,62 @@ TEST_F(Nodes, ASignalEndsTheWholeJob) {
   }
 }
 
+// Each launcher gets the signal itself and from the other: it is one signal.
+TEST_F(Nodes, ASignalToAllLaunchersIsOneSignal) {
+  const std::string script =
+      "trap 'sleep 0.5; echo saved; exit 0' INT; echo worker=$$; while :; do sleep 0.01; done";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  first.wait_for("worker=");
+  second.wait_for("worker=");
+  first.signal(SIGINT);
+  second.signal(SIGINT);
+  for (auto* const one : {&first, &second}) {
+    EXPECT_EQ(one->wait(), 128 + SIGINT) << one->err();
+    EXPECT_THAT(one->out(), HasSubstr("saved"));
+  }
+}
+
+TEST_F(Nodes, ASecondCtrlCKillsAtOnce) {
+  const std::string script = "trap 'echo deaf' INT; echo worker=$$; while :; do sleep 0.01; done";
+  auto first = start(0, 2, script);
+  auto second = start(1, 2, script);
+  first.wait_for("worker=");
+  second.wait_for("worker=");
+  second.signal(SIGINT);
+  first.wait_for("deaf");
+  second.wait_for("deaf");
+  second.signal(SIGINT);
+  for (auto* const one : {&first, &second}) EXPECT_EQ(one->wait(), 128 + SIGINT) << one->err();
+}
+
+// A start that follows no failure has files of its own, too.
+TEST_F(Nodes, ANodeMayComeLateAlsoIfFilesAreKept) {
+  const std::string logs = (temporary_.path() / "logs").string();
+  const std::vector<std::string> flags{"--nnodes=1:2",
+                                       "--rdzv-backend=c10d",
+                                       "--rdzv-endpoint=127.0.0.1:" + std::to_string(port_.port()),
+                                       "--rdzv-conf=last_call_timeout=0",
+                                       "--log-dir=" + logs,
+                                       "-t3"};
+  const std::string script = "echo size=$WORLD_SIZE; [ $WORLD_SIZE = 2 ] || exec sleep 1000";
+  auto first = run(1, script, flags);
+  first.wait_for("size=1");
+  auto second = run(1, script, flags);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(first.out(), HasSubstr("size=2"));
+  EXPECT_THAT(first.err(), HasSubstr("as a node has come"));
+  std::filesystem::remove_all(logs);
+}
+
 TEST_F(Nodes, ASignalEndsTheWaitForOtherNodes) {
   auto first = start(0, 2, "true");
   first.wait_for("waits for 2 nodes");
   first.signal(SIGTERM);
   EXPECT_EQ(first.wait(), 128 + SIGTERM) << first.err();
   auto second = start(1, 2, "true");
-  second.wait_for("joins the job");
+  second.wait_for("looks for node 0");
   second.signal(SIGTERM);
   EXPECT_EQ(second.wait(), 128 + SIGTERM) << second.err();
 }
