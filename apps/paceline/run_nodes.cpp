@@ -209,7 +209,7 @@ nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpe
     } catch (const std::exception& error) {
       result.problem = fmt::format("could not run its processes: {}", error.what());
     }
-    const nodes::Verdict verdict = session.await_verdict(result);
+    nodes::Verdict verdict = session.await_verdict(result);
     print(verdict.report);
     if (!verdict.restarts) return verdict;
   }

@@ -58,7 +58,7 @@ void add_python(const Options& options, std::vector<std::string>& arguments) {
 
 // Empty if there is none.
 std::string torchruns_python(const Options& options) {
-  const std::string python = options.python.empty() ? "python3" : options.python;
+  std::string python = options.python.empty() ? "python3" : options.python;
   if (can_import(python, "torch")) return python;
   if (options.python.empty()) {
     fmt::print("torchrun: absent, python3 cannot import torch; choose another by --python\n");

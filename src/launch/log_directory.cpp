@@ -48,7 +48,7 @@ void make_directories(const fs::path& path) {
 fs::path make_run_directory(const fs::path& start) {
   const fs::path absolute = fs::absolute(start);
   make_directories(absolute.parent_path());
-  const fs::path directory = make_unique_directory(absolute);
+  fs::path directory = make_unique_directory(absolute);
   try {
     check_writable(directory);
   } catch (...) {

@@ -79,12 +79,10 @@ std::string Connection::read_some() {
   std::array<char, 65536> buffer;
   const ssize_t size = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
   if (size > 0) return {buffer.data(), static_cast<std::size_t>(size)};
-  if (size == 0) {
+  if (size == 0 || errno == ECONNRESET) {
     lose(kClosed);
   } else if (is_silence(errno)) {
     lose_silent();
-  } else if (errno == ECONNRESET) {
-    lose(kClosed);
   } else if (errno != EAGAIN && errno != EINTR) {
     lose(base::errno_error("the connection failed").what());
   }

@@ -249,9 +249,9 @@ TEST_F(Spawn, PassesNothingOfAnOuterJob) {
 }
 
 TEST_F(Spawn, SetsThreadsAndMallocAsPacelineRunDoes) {
-  auto launched = run({PACELINE_COMMAND, "run", "--nproc-per-node", "2", "sh", "-c",
-                       "echo OMP_NUM_THREADS=$OMP_NUM_THREADS "
-                       "MALLOC_TRIM_THRESHOLD_=$MALLOC_TRIM_THRESHOLD_"},
+  const std::string script =
+      "echo OMP_NUM_THREADS=$OMP_NUM_THREADS MALLOC_TRIM_THRESHOLD_=$MALLOC_TRIM_THRESHOLD_";
+  auto launched = run({PACELINE_COMMAND, "run", "--nproc-per-node", "2", "sh", "-c", script},
                       {{"OMP_NUM_THREADS", ""}});
   EXPECT_EQ(launched.wait(), 0);
   const std::string line = launched.out().substr(0, launched.out().find('\n'));

@@ -215,7 +215,7 @@ TEST(LogDirectory, IsOfTheRunAlone) {
     EXPECT_THAT(run.string(), StartsWith(start.string()));
     EXPECT_TRUE(std::filesystem::is_empty(run));
   }
-  std::ofstream(directory.path() / "file");
+  std::ofstream(directory.path() / "file") << "no directory";
   try {
     make_run_directory(directory.path() / "file" / "job_");
     FAIL();

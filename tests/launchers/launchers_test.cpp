@@ -51,6 +51,10 @@ TEST(Launchers, PacelineRun) {
   expect_trained_by({PACELINE_COMMAND, "run", "--nproc-per-node=2", TRAIN_PROGRAM, "gloo"});
 }
 
+TEST(Launchers, Spawn) {
+  expect_trained_by({TRAIN_PROGRAM, "spawn", "2"});
+}
+
 TEST(Launchers, Torchrun) {
   const fs::path torchrun = fs::path(VENV_DIRECTORY) / "bin/torchrun";
   if (!fs::exists(torchrun)) GTEST_SKIP() << "`make python` installs torchrun into .venv";

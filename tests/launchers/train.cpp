@@ -1,6 +1,7 @@
 // Trains a small net for some steps, whoever has started it. Rank 0 prints its parameters' norms.
 //
 //   train BACKEND      as one of the ranks of a job
+//   train spawn RANKS  starts RANKS ranks itself
 //   train alone RANKS  in one process without Paceline, on the batches of all RANKS ranks
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -58,6 +59,8 @@ int main(int argc, char** argv) {
     const std::string backend = argc > 1 ? argv[1] : "paceline";
     if (backend == "alone") {
       train_alone(std::stoi(argv[2]));
+    } else if (backend == "spawn") {
+      paceline::spawn([](int) { train("paceline"); }, {.nprocs = std::stoi(argv[2])});
     } else {
       train(backend);
     }

@@ -27,8 +27,9 @@ struct Ends {
       }
       return !bytes.empty();
     };
-    while (carry(connecting, accepting, arrived.second) |
-           carry(accepting, connecting, arrived.first)) {
+    for (bool moves = true; moves;) {
+      moves = carry(connecting, accepting, arrived.second);
+      moves = carry(accepting, connecting, arrived.first) || moves;
     }
     return arrived;
   }

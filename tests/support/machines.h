@@ -17,7 +17,7 @@ class Machines {
   explicit Machines(int count);
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
-  ~Machines();
+  ~Machines();  // NOLINT(bugprone-exception-escape)
 
   // The address of a machine in the network that they share.
   static std::string address(int machine);

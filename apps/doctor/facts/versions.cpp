@@ -45,6 +45,7 @@ std::string linked_runpath() {
   const char* strings = nullptr;
   std::size_t offset = 0;
   for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the loader has made it an address
     if (entry->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(entry->d_un.d_ptr);
     if (entry->d_tag == DT_RUNPATH || entry->d_tag == DT_RPATH) offset = entry->d_un.d_val;
   }

@@ -73,7 +73,7 @@ TEST_F(ReadMemory, ReadsVersionOneWhoseLimitMayBeMeaningless) {
 
 TEST(FoundBy, FollowsTheOrderOfTheLoader) {
   const test::TemporaryDirectory directory;
-  const auto root = directory.path();
+  const auto& root = directory.path();
   for (const char* const one : {"a", "b", "c"}) std::filesystem::create_directory(root / one);
   const auto library = root / "a/lib.so";
   std::ofstream(library) << "";

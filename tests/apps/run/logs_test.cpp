@@ -1,4 +1,5 @@
 // The real `paceline` with small shell programs as workers: files with their output.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -161,16 +162,16 @@ TEST_F(Logs, LoseNothingWhenTheLauncherIsKilled) {
     const test::TemporaryDirectory marks;
     const std::string go = (marks.path() / "go").string();
     const std::string done = (marks.path() / "done").string();
-    auto job =
-        run_logged(1,
-                   "echo worker=$$ >&2; until [ -e " + go +
-                       " ]; do sleep 0.01; done; seq 1 30000; echo > " + done + "; exec sleep 1000",
-                   {flag, "1"});
+    const std::string script = fmt::format(
+        "echo worker=$$ >&2; until [ -e {} ]; do sleep 0.01; done; seq 1 30000; echo > {}; "
+        "exec sleep 1000",
+        go, done);
+    auto job = run_logged(1, script, {flag, "1"});
     job.wait_for("worker=");
     const pid_t worker = pid_after(job.err(), "worker");
     job.signal(SIGSTOP);
     ASSERT_TRUE(eventually([&] { return test::process_state(job.pid()) == 'T'; }));
-    std::ofstream{go};
+    std::ofstream(go) << "now";
     ASSERT_TRUE(eventually([&] { return fs::exists(done); }));
     job.signal(SIGKILL);
     EXPECT_EQ(job.wait(), 128 + SIGKILL);
@@ -220,7 +221,7 @@ TEST_F(Logs, WithoutADirectoryTheyAreInANewOneThatStays) {
 }
 
 TEST_F(Logs, ADirectoryThatCannotBeMadeIsOneSentence) {
-  std::ofstream(logs_.path() / "file");
+  std::ofstream(logs_.path() / "file") << "no directory";
   const std::string path = (logs_.path() / "file").string();
   auto job = run(1, "true", {"--log-dir", path});
   EXPECT_EQ(job.wait(), 1);
