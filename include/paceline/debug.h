@@ -30,7 +30,9 @@ struct DebugServerOptions {
 /// A rank's debug server, for as long as this object lives. Move-only.
 class [[nodiscard]] PACELINE_API DebugServer {
  public:
+  /// The server goes on in the new object; `other` has none any more.
   DebugServer(DebugServer&& other) noexcept;
+  /// The same; a server that this object had ends.
   DebugServer& operator=(DebugServer&& other) noexcept;
   ~DebugServer();
 
