@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <exception>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -11,14 +13,19 @@ namespace paceline::base {
 namespace {
 
 struct Sources {
-  std::mutex mutex;
-  std::list<const StateSource*> list;
+  const pid_t process = ::getpid();
+  std::mutex mutex{};
+  std::list<const StateSource*> list{};
 };
 
-// Never destroyed: static objects may have sources.
+// Those that this process made. What a forked child inherits is its parent's: objects may be gone
+// there, and the mutex may be held for ever. Never destroyed: static objects may have sources.
 Sources& all_sources() {
-  static Sources* const instance = new Sources;
-  return *instance;
+  static std::atomic<Sources*> instance = new Sources;
+  Sources* current = instance;
+  if (current->process == ::getpid()) return *current;
+  auto own = std::make_unique<Sources>();
+  return instance.compare_exchange_strong(current, own.get()) ? *own.release() : *current;
 }
 
 }  // namespace

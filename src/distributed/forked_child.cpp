@@ -42,11 +42,11 @@ bool is_cuda_initialized() {
 // From before the first fork on.
 struct Forks {
   Forks() {
-    ::pthread_atfork([] { instance.cuda_at_fork = is_cuda_initialized(); }, nullptr, nullptr);
+    ::pthread_atfork([] { instance.cuda_at_fork |= is_cuda_initialized(); }, nullptr, nullptr);
   }
   static Forks instance;
 
-  bool cuda_at_fork = false;  // the last
+  bool cuda_at_fork = false;  // any of this process or of those that it was forked from
   shm::OwningProcess loaded_by{};
   shm::OwningProcess checked_by{};
 };

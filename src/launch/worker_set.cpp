@@ -116,6 +116,8 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   worker.end = Deadline::Clock::now();
   worker.stopped = stop_sent_;
   worker.ended = true;
+  // Closing it is not enough: a process that another thread forked may have a copy.
+  ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
   pidfds_[rank].reset();
   if (status != 0) fail();
 }

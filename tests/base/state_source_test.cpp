@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -38,6 +40,22 @@ TEST(StateSource, IsNotDescribedAfterItsEnd) {
   }
   stop = true;
   asker.join();
+}
+
+// The child drops its copy of an object, and asks for what it has itself.
+TEST(StateSource, OfAForkedChildAreItsOwn) {
+  auto inherited = std::make_unique<StateSource>("a", [] { return "parent's"; });
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    inherited.reset();
+    const StateSource own("a", [] { return "child's"; });
+    ::_exit(StateSource::describe_all("a") == std::vector<std::string>{"child's"} ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(StateSource::describe_all("a"), ElementsAre("parent's"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <utility>
 
 #include "base/pipe.h"
@@ -318,6 +319,36 @@ TEST(RunChildJob, ReportsHowItsProcessesEndedAndLeavesNone) {
   EXPECT_TRUE(result.ranks[0].pending);
   EXPECT_FALSE(result.ranks[1].pending);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+// The other thread's child has copies of what watches the processes.
+TEST(RunChildJob, IsNotConfusedByAForkOfAnotherThread) {
+  const test::TemporaryDirectory directory;
+  pid_t bystander = -1;
+  std::thread forker([&] {
+    const auto is_there = [&](const char* name) {
+      return std::filesystem::exists(directory.path() / name);
+    };
+    while (!is_there("started0") || !is_there("started1")) std::this_thread::yield();
+    bystander = ::fork();
+    while (bystander == 0) ::pause();
+    std::ofstream(directory.path() / "go") << "now";
+  });
+  JobSpec spec;
+  spec.processes = 2;
+  spec.environment["MARKS"] = directory.path().string();
+  spec.command = {"sh", "-c",
+                  "echo > $MARKS/started$RANK; until [ -e $MARKS/go ]; do sleep 0.01; done; "
+                  "[ $RANK = 0 ] || sleep 0.2"};
+  const JobResult result = run_child_job(spec, "/bin/sh");
+  forker.join();
+  for (const RankResult& rank : result.ranks) {
+    EXPECT_EQ(rank.status, 0);
+    EXPECT_FALSE(rank.stopped);
+  }
+  ASSERT_GT(bystander, 0);
+  ::kill(bystander, SIGKILL);
+  EXPECT_EQ(::waitpid(bystander, nullptr, 0), bystander);
 }
 
 TEST(RunChildJob, NamesAProgramThatCannotBeStarted) {

@@ -32,6 +32,7 @@ using test::small_region;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 // Long enough for all ranks of a busy machine to come to the wait.
@@ -83,6 +84,7 @@ TEST(LateRanks, AreNotSaidToGoOnAfterATimeout) {
     group.set_timeout(1s);
     EXPECT_THROW(group.barrier(), Timeout);
   });
+  EXPECT_THAT(log.all(), Not(IsEmpty()));
   for (const std::string& line : log.all()) EXPECT_THAT(line, StartsWith("rank 0 has waited"));
 }
 

@@ -44,6 +44,7 @@ TEST(Completion, OffersTheFlagsThatBeginSo) {
   EXPECT_THAT(complete("paceline run --nproc_per"), ElementsAre("--nproc-per-node"));
   EXPECT_THAT(complete("paceline run -m --rdzv-b"), ElementsAre("--rdzv-backend"));
   EXPECT_THAT(complete("paceline re"), ElementsAre("report"));
+  EXPECT_THAT(complete("paceline d"), ElementsAre("doctor"));
   const auto all = complete("paceline run --nnodes=1 --");
   for (const char* const flag : {"--help", "--tee", "--stop-grace", "--shutdown-timeout"}) {
     EXPECT_THAT(all, Contains(flag));
