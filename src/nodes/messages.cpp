@@ -8,6 +8,29 @@
 
 #include "launch/job.h"
 
+namespace paceline::nodes {
+namespace {
+
+// nlohmann's own conversion would cut a number that does not fit. Throws its exception.
+template <typename Integer = int>
+Integer to_integer(const nlohmann::json& value, Integer low = 0,
+                   Integer high = std::numeric_limits<Integer>::max()) {
+  if (value.is_number_integer()) {
+    const auto number = value.get<std::int64_t>();
+    const bool is_too_large = value.is_number_unsigned() && number < 0;
+    if (number >= low && number <= high && !is_too_large) return static_cast<Integer>(number);
+  }
+  throw nlohmann::json::other_error::create(500, "a number out of range", &value);
+}
+
+int integer(const nlohmann::json& body, const char* name, int low = 0,
+            int high = std::numeric_limits<int>::max()) {
+  return to_integer(body.at(name), low, high);
+}
+
+}  // namespace
+}  // namespace paceline::nodes
+
 namespace paceline::launch {
 
 // Found by nlohmann's library, which looks in the type's namespace.
@@ -21,13 +44,18 @@ void to_json(nlohmann::json& json, const RankResult& rank) {
 }
 
 void from_json(const nlohmann::json& json, RankResult& rank) {
-  json.at("status").get_to(rank.status);
-  rank.ended = std::chrono::nanoseconds(json.at("ended_ns").get<std::int64_t>());
+  rank.status = nodes::integer(json, "status");
+  constexpr std::int64_t kLongest = std::int64_t{1} << 60;
+  rank.ended = std::chrono::nanoseconds(
+      nodes::to_integer<std::int64_t>(json.at("ended_ns"), -kLongest, kLongest));
   rank.stopped = json.at("stopped");
   rank.last_lines = json.at("last_lines").get<std::vector<std::string>>();
   if (!json.contains("error")) return;
   const auto& error = json.at("error");
-  rank.error = ErrorFile{error.at("message"), error.at("blamed_ranks").get<std::vector<int>>()};
+  rank.error = ErrorFile{error.at("message"), {}};
+  for (const auto& blamed : error.at("blamed_ranks")) {
+    rank.error->blamed_ranks.push_back(nodes::to_integer(blamed));
+  }
 }
 
 }  // namespace paceline::launch
@@ -39,15 +67,6 @@ using nlohmann::json;
 
 constexpr std::array kNames{"join",   "welcome", "refuse",  "start", "failed",
                             "signal", "result",  "verdict", "notice"};
-
-// nlohmann's own conversion would cut a number that does not fit. Throws its exception.
-int integer(const json& body, const char* name, int low = 0,
-            int high = std::numeric_limits<int>::max()) {
-  const json& value = body.at(name);
-  const auto number = value.is_number_integer() ? value.get<std::int64_t>() : std::int64_t{low} - 1;
-  if (number < low || number > high) throw json::other_error::create(500, name, &body);
-  return static_cast<int>(number);
-}
 
 json encode_body(const Join& join) {
   json body = {{"version", join.version},

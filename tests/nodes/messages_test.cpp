@@ -63,11 +63,16 @@ TEST(Messages, CarryResultsOfRanks) {
 }
 
 TEST(Messages, OfOtherKindsAreIgnored) {
-  for (const char* const text :
-       {"", "no JSON", "[]", "7", R"({"type": "other"})", R"({"type": 3})", R"({"type": "join"})",
-        R"({"type": "signal", "number": "nine"})", R"({"type": "signal", "number": 0})",
-        R"({"type": "signal", "number": 1e300})", R"({"type": "signal", "number": 4294967305})",
-        R"({"type": "result", "problem": "", "ranks": [{"status": 0}]})"}) {
+  for (
+      const char* const text :
+      {"", "no JSON", "[]", "7", R"({"type": "other"})", R"({"type": 3})", R"({"type": "join"})",
+       R"({"type": "signal", "number": "nine"})", R"({"type": "signal", "number": 0})",
+       R"({"type": "signal", "number": 1e300})", R"({"type": "signal", "number": 4294967305})",
+       R"({"type": "result", "problem": "", "ranks": [{"status": 0}]})",
+       R"({"type": "result", "problem": "", "ranks": [{"status": 7e55, "ended_ns": 5,
+            "stopped": false, "last_lines": []}]})",
+       R"({"type": "result", "problem": "", "ranks": [{"status": 0, "ended_ns": 18446744073709551615,
+            "stopped": false, "last_lines": []}]})"}) {
     EXPECT_FALSE(decode(text)) << text;
   }
 }
