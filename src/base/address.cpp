@@ -17,14 +17,6 @@
 namespace paceline::base {
 namespace {
 
-Address read_name(int socket, int (*read)(int, sockaddr*, socklen_t*)) {
-  sockaddr_storage storage{};
-  socklen_t size = sizeof(storage);
-  auto* const generic = reinterpret_cast<sockaddr*>(&storage);
-  if (read(socket, generic, &size) != 0) throw errno_error("cannot read a socket's address");
-  return {generic, size};
-}
-
 UniqueFd datagram_socket(const Address& address) {
   return UniqueFd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
 }
@@ -115,11 +107,13 @@ std::optional<Address> source_address(const Address& remote) {
 }
 
 Address local_address(int socket) {
-  return read_name(socket, ::getsockname);
-}
-
-Address remote_address(int socket) {
-  return read_name(socket, ::getpeername);
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+  auto* const generic = reinterpret_cast<sockaddr*>(&storage);
+  if (::getsockname(socket, generic, &size) != 0) {
+    throw errno_error("cannot read a socket's address");
+  }
+  return {generic, size};
 }
 
 std::string host_name() {

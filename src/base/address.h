@@ -42,9 +42,8 @@ Address listening_address(const std::string& host, int port);
 // This machine's address on the way to `remote`, with port 0; nullopt if there is no way.
 std::optional<Address> source_address(const Address& remote);
 
-// Where the socket is bound, or what it is connected to. Throws Error.
+// Where the socket is bound. Throws Error.
 Address local_address(int socket);
-Address remote_address(int socket);
 
 // This machine's name; empty if it has none.
 std::string host_name();

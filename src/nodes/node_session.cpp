@@ -124,7 +124,6 @@ void NodeSession::coordinate(net::Listener listener) {
 
 std::optional<Start> NodeSession::await_start() {
   own_signals_.clear();
-  const auto is_over = [&] { return verdict_ && !verdict_->restarts; };
   while (!start_ && !is_over()) {
     if (!failure_.empty()) throw Error(failure_);
     wait();
@@ -195,11 +194,14 @@ void NodeSession::advance() {
   }
   if (!failure_.empty()) return;
   if (!is_joined()) return check_joining();
-  const bool is_over = verdict_ && !verdict_->restarts;
-  if (connection_->loss() && !is_over) {
+  if (connection_->loss() && !is_over()) {
     fail(
         fmt::format("lost the launcher of node 0 at {}: {}", endpoint(), connection_->loss()->why));
   }
+}
+
+bool NodeSession::is_over() const {
+  return verdict_ && !verdict_->restarts;
 }
 
 bool NodeSession::is_joined() const {

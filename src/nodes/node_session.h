@@ -62,6 +62,7 @@ class NodeSession : public launch::OtherNodes {
   void wait();
   void advance();
   void connect();
+  bool is_over() const;
   bool is_joined() const;
   void check_joining();
   std::string endpoint() const;

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <string>
+#include <string_view>
 #include <system_error>
 
+#include "base/parse.h"
 #include "checks/checks.h"
 #include "checks/units.h"
 #include "launch/clip.h"
@@ -106,19 +108,15 @@ void add_threads(const VariableFacts& facts, const char* variable, Group& group)
 void add_gloo_interface(const VariableFacts& facts, Group& group) {
   const auto found = facts.set.find("GLOO_SOCKET_IFNAME");
   if (found == facts.set.end()) return;
-  const std::string& list = found->second;
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const std::size_t end = std::min(list.find(',', begin), list.size());
-    const std::string name = list.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string_view name : base::split_at_commas(found->second)) {
     if (std::ranges::count(facts.interfaces, name) > 0) continue;
     group.checks.push_back(
         {.name = "gloo_interface",
          .status = Status::error,
-         .text = fmt::format("GLOO_SOCKET_IFNAME={}: no interface '{}' with an address is up", list,
-                             name),
+         .text = fmt::format("GLOO_SOCKET_IFNAME={}: no interface '{}' with an address is up",
+                             found->second, name),
          .advice = fmt::format("name one of {}, or unset it", fmt::join(facts.interfaces, ", ")),
-         .values = {{"value", list}}});
+         .values = {{"value", found->second}}});
     return;
   }
 }
