@@ -13,6 +13,7 @@
 #include "launch/clip.h"
 #include "launch/job.h"
 #include "launch/report.h"
+#include "launch/signal_names.h"
 
 namespace paceline::nodes {
 namespace {
@@ -150,6 +151,8 @@ void Coordinator::handle(Node& node, const std::string& text) {
     Member& member = member_of(node);
     if (!member.failed) member.failed = Clock::now();
     stop_others(&node);
+  } else if (const auto* const leave = std::get_if<Leave>(&*message)) {
+    handle_leave(node, leave->signal);
   }
 }
 
@@ -202,9 +205,19 @@ std::string Coordinator::refusal(const Join& join) const {
 void Coordinator::handle_loss(Node& node) {
   if (!node.member || phase_ != Phase::running) return;
   Member& member = member_of(node);
-  if (member.result) return;  // its processes have ended
+  if (member.result || member.left_by != 0) return;  // its processes have ended, or will
   member.problem = "was lost: " + node.connection.loss()->why;
   if (!member.failed) member.failed = node.connection.loss()->since;
+  stop_others(&node);
+}
+
+void Coordinator::handle_leave(Node& node, int signal) {
+  node.leaving = true;
+  if (!node.member || phase_ != Phase::running) return;
+  Member& member = member_of(node);
+  member.left_by = signal;
+  member.problem = fmt::format("left: {} ended its launcher", launch::signal_name(signal));
+  if (!member.failed) member.failed = Clock::now();
   stop_others(&node);
 }
 
@@ -231,11 +244,7 @@ void Coordinator::handle_signal(Node& node, int signal) {
     signals_[signal] = times;
     return send_to_all(Signal{signal});
   }
-  launch::JobResult result;
-  result.signal = signal;
-  give({.exit_code = result.exit_code(),
-        .signal = signal,
-        .report = launch::failure_report(result)});
+  give(stopped_by(signal));
 }
 
 void Coordinator::stop_others(const Node* from) {
@@ -369,14 +378,18 @@ void Coordinator::finish_if_all_reported() {
 launch::JobResult Coordinator::collect() const {
   launch::JobResult result{.ranks = {}, .signal = signal_, .nodes = {}};
   for (const Member& member : members_) {
-    result.nodes.push_back(
-        {member.join.host, member.first_rank, member.join.processes, member.problem});
+    // The signal came to all launchers, and ends the job.
+    const bool was_stopped = member.left_by != 0 && signal_ != 0;
+    result.nodes.push_back({member.join.host, member.first_rank, member.join.processes,
+                            was_stopped ? "" : member.problem});
     if (!member.problem.empty()) {
-      launch::RankResult lost;
-      lost.ended = member.failed.value_or(started_) - started_;
-      lost.lost = true;
+      launch::RankResult rank;
+      rank.ended = member.failed.value_or(started_) - started_;
+      rank.status = member.left_by;
+      rank.stopped = was_stopped;
+      rank.lost = !was_stopped;
       result.ranks.insert(result.ranks.end(), static_cast<std::size_t>(member.join.processes),
-                          lost);
+                          rank);
       continue;
     }
     std::vector<launch::RankResult> ranks = member.result->ranks;

@@ -66,6 +66,7 @@ class Coordinator {
     int first_rank;
     std::optional<Result> result{};
     std::string problem{};                      // why it was lost
+    int left_by = 0;                            // the signal that made it leave
     std::optional<Clock::time_point> failed{};  // when it was lost, or reported a failure
   };
   enum class Phase { gathering, running, over };
@@ -80,6 +81,7 @@ class Coordinator {
   void refuse(Node& node, const std::string& reason);
   std::string refusal(const Join& join) const;
   void handle_loss(Node& node);
+  void handle_leave(Node& node, int signal);
   void handle_result(Node& node, const Result& result);
   void handle_signal(Node& node, int signal);
   void stop_others(const Node* from);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launch/job.h"
+#include "launch/report.h"
 
 namespace paceline::nodes {
 namespace {
@@ -65,8 +66,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array kNames{"join",   "welcome", "refuse",  "start", "failed",
-                            "signal", "result",  "verdict", "notice"};
+constexpr std::array kNames{"join",   "welcome", "refuse", "start",   "failed",
+                            "signal", "leave",   "result", "verdict", "notice"};
 
 json encode_body(const Join& join) {
   json body = {{"version", join.version},
@@ -102,6 +103,10 @@ json encode_body(const Welcome&) {
 
 json encode_body(const Signal& signal) {
   return {{"number", signal.number}};
+}
+
+json encode_body(const Leave& leave) {
+  return {{"signal", leave.signal}};
 }
 
 json encode_body(const Result& result) {
@@ -150,6 +155,10 @@ void decode_body(const json& body, Signal& signal) {
   signal.number = integer(body, "number", 1, SIGRTMAX);
 }
 
+void decode_body(const json& body, Leave& leave) {
+  leave.signal = integer(body, "signal", 1, SIGRTMAX);
+}
+
 void decode_body(const json& body, Result& result) {
   result.ranks = body.at("ranks").get<std::vector<launch::RankResult>>();
   result.problem = body.at("problem");
@@ -180,6 +189,12 @@ std::optional<Message> decode_as(std::string_view type, const json& body) {
 }  // namespace
 
 static_assert(kNames.size() == std::variant_size_v<Message>);
+
+Verdict stopped_by(int signal) {
+  const launch::JobResult result{.ranks = {}, .signal = signal};
+  return {
+      .exit_code = result.exit_code(), .signal = signal, .report = launch::failure_report(result)};
+}
 
 std::string encode(const Message& message) {
   json body = std::visit([](const auto& one) { return encode_body(one); }, message);

@@ -50,6 +50,11 @@ struct Signal {
   int number = 0;
 };
 
+// A signal ends the node's launcher, and the job goes on without the node.
+struct Leave {
+  int signal = 0;
+};
+
 // How the node's processes have ended. `ranks` are by local rank; empty if they could not be
 // started, for the reason `problem`.
 struct Result {
@@ -70,7 +75,11 @@ struct Notice {
   std::string text;
 };
 
-using Message = std::variant<Join, Welcome, Refuse, Start, Failed, Signal, Result, Verdict, Notice>;
+// Of a job, or of a launcher that leaves it.
+Verdict stopped_by(int signal);
+
+using Message =
+    std::variant<Join, Welcome, Refuse, Start, Failed, Signal, Leave, Result, Verdict, Notice>;
 
 std::string encode(const Message& message);
 // nullopt for text that no encode() of this version makes.

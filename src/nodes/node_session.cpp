@@ -24,6 +24,8 @@ using base::Deadline;
 constexpr auto kFirstReminder = 10s;
 constexpr auto kNextReminder = 60s;
 constexpr auto kReconnectPause = 1s;
+// Others, such as SIGUSR1, are for the program.
+constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 bool names_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
@@ -139,14 +141,13 @@ std::optional<Start> NodeSession::await_start() {
 }
 
 Verdict NodeSession::await_verdict(const Result& result) {
+  if (left_by_ != 0) return stopped_by(left_by_);
   if (connection_) connection_->send(encode(result));
-  awaits_verdict_ = true;
   own_signals_.clear();
   while (!verdict_) {
     if (!failure_.empty()) throw Error(failure_);
     wait();
   }
-  awaits_verdict_ = false;
   if (!verdict_->restarts) leave();
   return *verdict_;
 }
@@ -192,7 +193,7 @@ void NodeSession::advance() {
       if (const auto message = decode(text)) handle(*message);
     }
   }
-  if (!failure_.empty()) return;
+  if (!failure_.empty() || left_by_ != 0) return;
   if (!is_joined()) return check_joining();
   if (connection_->loss() && !is_over()) {
     fail(
@@ -264,8 +265,7 @@ void NodeSession::handle(const Message& message) {
   }
 }
 
-// Those that come while no processes run. While nodes gather as they come, the others do without
-// this one; else the whole job ends. If node 0 does not react, a repeated signal ends this
+// Those that come while no processes run. If node 0 does not react, a repeated signal ends this
 // launcher.
 void NodeSession::handle_signals() {
   while (const int signal = signals_ != nullptr ? signals_->next() : 0) {
@@ -273,17 +273,12 @@ void NodeSession::handle_signals() {
       ::raise(SIGSTOP);
       continue;
     }
-    const bool is_shared = coordinator_ || awaits_verdict_ || options_.rules.numbered;
     const int most = coordinator_ ? 2 : 1;
-    if (is_joined() && is_shared && ++own_signals_[signal] <= most) {
+    if (is_joined() && !may_leave(signal) && ++own_signals_[signal] <= most) {
       report_signal(signal);
       continue;
     }
-    launch::JobResult result;
-    result.signal = signal;
-    verdict_ = {.exit_code = result.exit_code(),
-                .signal = signal,
-                .report = launch::failure_report(result)};
+    verdict_ = stopped_by(signal);
     coordinator_.reset();
   }
 }
@@ -297,8 +292,16 @@ void NodeSession::report_failure() {
   if (connection_) connection_->send(encode(Failed{}));
 }
 
+// The job goes on without a node that has no number of its own.
+bool NodeSession::may_leave(int signal) const {
+  return !coordinator_ && !options_.rules.numbered &&
+         std::ranges::count(kEndingSignals, signal) > 0;
+}
+
 void NodeSession::report_signal(int signal) {
-  if (connection_) connection_->send(encode(Signal{signal}));
+  if (!connection_) return;
+  if (!may_leave(signal)) return connection_->send(encode(Signal{signal}));
+  if (std::exchange(left_by_, signal) == 0) connection_->send(encode(Leave{signal}));
 }
 
 void NodeSession::fail(std::string why) {

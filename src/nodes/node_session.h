@@ -68,6 +68,7 @@ class NodeSession : public launch::OtherNodes {
   std::string endpoint() const;
   void handle(const Message& message);
   void handle_signals();
+  bool may_leave(int signal) const;
   void fail(std::string why);
   void leave();
 
@@ -81,7 +82,7 @@ class NodeSession : public launch::OtherNodes {
   base::Deadline next_notice_;
   base::Deadline answer_deadline_;  // of an end that has accepted the connection
   std::string why_not_;             // the last attempt to join failed
-  bool awaits_verdict_ = false;
+  int left_by_ = 0;                 // the signal that took this node out of the job
   std::map<int, int> own_signals_;  // how often each came during this wait
   std::vector<int> requests_;
   std::optional<Start> start_;

@@ -175,6 +175,45 @@ TEST_F(Session, PassesOnSignals) {
   EXPECT_THAT(ends, Each("130 paceline: stopped by SIGINT\n"));
 }
 
+// Where nodes come and go, a signal takes out the one that gets it, unless node 0 gets it too.
+TEST_F(Session, ASignalTakesANodeOutOfAJobThatGoesOnWithoutIt) {
+  for (const bool all_get_it : {false, true}) {
+    SCOPED_TRACE(all_get_it);
+    std::vector<SessionOptions> all{options(0, 2, false), options(1, 2, false)};
+    all[0].rules.min_nodes = 1;
+    all[0].rules.last_call = 5s;
+    all[0].rules.max_restarts = 1;
+    const auto ends = run(all, [&](NodeSession& session, int node) {
+      session.await_start();
+      if (node == 1) {
+        session.report_signal(SIGTERM);
+        const Verdict verdict = session.await_verdict(ended(2, SIGTERM, true));
+        return fmt::format("{} {} {}", verdict.restarts, verdict.exit_code, verdict.report);
+      }
+      EXPECT_THAT(await_requests(session), ElementsAre(0));
+      if (all_get_it) session.report_signal(SIGTERM);
+      const Verdict verdict = session.await_verdict(ended(1, SIGTERM, true));
+      return fmt::format("{} {} {}", verdict.restarts, verdict.exit_code, verdict.report);
+    });
+    EXPECT_EQ(ends[1], "false 143 paceline: stopped by SIGTERM\n");
+    EXPECT_EQ(ends[0],
+              all_get_it ? "false 143 paceline: stopped by SIGTERM\n"
+                         : "true 0 paceline: node 1 (host1), ranks 1 to 2: left: SIGTERM ended its "
+                           "launcher\n  rank 0: stopped by SIGTERM\n"
+                           "paceline: starts all processes again, restart 1 of 1\n");
+  }
+}
+
+TEST_F(Session, OtherSignalsAreForAllNodes) {
+  run({options(0, 2, false), options(1, 2, false)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 1) session.report_signal(SIGUSR1);
+    EXPECT_THAT(await_requests(session), ElementsAre(SIGUSR1));
+    EXPECT_EQ(session.await_verdict(ended(node + 1)).exit_code, 128 + SIGUSR1);
+    return std::string();
+  });
+}
+
 TEST_F(Session, NamesANodeThatIsLost) {
   const auto ends = run({options(0, 2), options(1, 2)}, [&](NodeSession& session, int node) {
     session.await_start();
