@@ -82,10 +82,10 @@ std::vector<Address> resolve(const std::string& host, int port) {
   return addresses;
 }
 
+// Asks the routes, since bind() may accept foreign addresses, too (net.ipv4.ip_nonlocal_bind).
 bool is_own(const Address& address) {
-  const UniqueFd socket = datagram_socket(address);
-  const Address any_port = address.with_port(0);
-  return socket && ::bind(socket.get(), any_port.data(), any_port.size()) == 0;
+  const auto source = source_address(address);
+  return source && (source->is_loopback() || source->host() == address.host());
 }
 
 Address listening_address(const std::string& host, int port) {

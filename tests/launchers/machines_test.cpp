@@ -96,6 +96,21 @@ TEST_F(SeveralMachines, TrainOnWithThoseThatAreLeft) {
   test::expect_trained(launchers[0].out(), 4);
 }
 
+// A machine that may bind any address, as with keepalived, is not node 0 for that.
+TEST_F(SeveralMachines, FindNodeZeroByItsRoute) {
+  const Machines machines(2);
+  std::deque<ChildProcess> launchers;
+  for (const int machine : {1, 0}) {
+    const std::string command = fmt::format(
+        "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind; exec {} run --nnodes=2 --rdzv-backend=c10d "
+        "--rdzv-endpoint={} --rdzv-conf=join_timeout=30 --nproc-per-node=1 sh -c 'echo $RANK'",
+        PACELINE_COMMAND, Machines::address(0));
+    launchers.emplace_back(machines.on(machine, {"sh", "-c", command}));
+  }
+  for (auto& launcher : launchers) EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_THAT(launchers[1].out(), HasSubstr("rank0"));
+}
+
 // Until it reaches other machines, the default backend says which ranks are where.
 TEST_F(SeveralMachines, TheDefaultBackendNamesTheRanksOfEachMachine) {
   const Machines machines(2);
