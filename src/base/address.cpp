@@ -98,6 +98,19 @@ Address listening_address(const std::string& host, int port) {
   return resolve(found.front().family() == AF_INET6 ? "::" : "0.0.0.0", port).front();
 }
 
+Address listening_address_for_machines(const std::string& host, int port) {
+  const Address address = listening_address(host, port);
+  if (!address.is_loopback() || names_loopback(host)) return address;
+  throw UsageError(fmt::format(
+      "{} resolves to {} on this machine (/etc/hosts), where other machines cannot reach it: use "
+      "this machine's address in the network as MASTER_ADDR, --master-addr or --rdzv-endpoint",
+      host, address.host()));
+}
+
+bool names_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 // Connecting a datagram socket sends nothing; it asks the kernel's routes.
 std::optional<Address> source_address(const Address& remote) {
   const UniqueFd socket = datagram_socket(remote);

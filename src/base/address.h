@@ -39,6 +39,13 @@ bool is_own(const Address& address);
 // listens at all addresses. Throws UsageError.
 Address listening_address(const std::string& host, int port);
 
+// The same for a job on several machines: throws UsageError, too, if `host` is a name that means
+// the loopback on this machine only.
+Address listening_address_for_machines(const std::string& host, int port);
+
+// Whether `host` means the loopback on every machine.
+bool names_loopback(const std::string& host);
+
 // This machine's address on the way to `remote`, with port 0; nullopt if there is no way.
 std::optional<Address> source_address(const Address& remote);
 

@@ -27,19 +27,6 @@ constexpr auto kReconnectPause = 1s;
 // Others, such as SIGUSR1, are for the program.
 constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
-bool names_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
-base::Address coordinators_address(const std::string& host, int port) {
-  const base::Address address = base::listening_address(host, port);
-  if (!address.is_loopback() || names_loopback(host)) return address;
-  throw UsageError(fmt::format(
-      "{} resolves to {} on this machine (/etc/hosts), where other machines cannot reach it: give "
-      "this machine's address in the network",
-      host, address.host()));
-}
-
 // A name that cannot be resolved yet is not this machine's.
 bool is_this_machine(const std::string& host, int port) {
   try {
@@ -82,7 +69,8 @@ void NodeSession::find_role() {
   if (options_.coordinates ? *options_.coordinates
                            : is_this_machine(options_.host, options_.port)) {
     try {
-      return coordinate(net::Listener(coordinators_address(options_.host, options_.port)));
+      return coordinate(
+          net::Listener(base::listening_address_for_machines(options_.host, options_.port)));
     } catch (const UsageError&) {
       throw;
     } catch (const Error& error) {

@@ -71,7 +71,7 @@ TEST_F(SeveralMachines, NameTheOneThatCannotBeReached) {
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
   EXPECT_EQ(launchers[1].wait(), 1) << launchers[1].err();
-  EXPECT_THAT(launchers[1].err(), HasSubstr("lost the launcher of node 0 at 10.77.0.1:29500"));
+  EXPECT_THAT(launchers[1].err(), HasSubstr("lost the launcher of node 0 at 10.0.0.1:29500"));
 }
 
 // The last machine's launcher is killed; the others train on without it.
@@ -109,6 +109,34 @@ TEST_F(SeveralMachines, FindNodeZeroByItsRoute) {
   }
   for (auto& launcher : launchers) EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_THAT(launchers[1].out(), HasSubstr("rank0"));
+}
+
+// Debian writes a machine's own name as 127.0.1.1 into its /etc/hosts.
+TEST_F(SeveralMachines, NeedANameThatIsNotTheLoopback) {
+  const Machines machines(1);
+  const auto command = [&](const std::string& program) {
+    return machines.on(0, {"sh", "-c",
+                           "echo 127.0.1.1 node1 > hosts.$$; mount --bind hosts.$$ /etc/hosts; "
+                           "rm hosts.$$; exec " +
+                               program});
+  };
+  ChildProcess task(command(fmt::format("{} gloo", TRAIN_PROGRAM)),
+                    {{"SLURM_JOB_ID", "1"},
+                     {"SLURM_STEP_ID", "0"},
+                     {"SLURM_PROCID", "0"},
+                     {"SLURM_LOCALID", "0"},
+                     {"SLURM_NODEID", "0"},
+                     {"SLURM_STEP_NUM_TASKS", "2"},
+                     {"SLURM_STEP_NUM_NODES", "2"},
+                     {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                     {"SLURM_STEP_NODELIST", "node[1-2]"}});
+  ChildProcess launcher(command(
+      fmt::format("{} run --nnodes=2 --node-rank=0 --master-addr=node1 true", PACELINE_COMMAND)));
+  for (ChildProcess* const one : {&task, &launcher}) {
+    EXPECT_NE(one->wait(), 0);
+    EXPECT_THAT(one->err(), HasSubstr("node1 resolves to 127.0.1.1 on this machine (/etc/hosts), "
+                                      "where other machines cannot reach it"));
+  }
 }
 
 // Until it reaches other machines, the default backend says which ranks are where.

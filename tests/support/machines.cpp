@@ -59,7 +59,7 @@ Machines::~Machines() {
 }
 
 std::string Machines::address(int machine) {
-  return fmt::format("10.77.0.{}", machine + 1);
+  return fmt::format("10.0.0.{}", machine + 1);
 }
 
 std::string Machines::name(int machine) const {

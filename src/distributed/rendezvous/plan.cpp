@@ -133,6 +133,8 @@ void plan_environment(const base::Environment& environment, bool first, Plan& pl
   plan.host = *environment.master_addr;
   plan.port = *environment.master_port;
   check_port(plan, "MASTER_PORT=0");
+  plan.several_machines =
+      plan.launched && environment.local_world_size.value_or(plan.size) < plan.size;
   plan.agent = environment.use_agent_store;
   plan.serve = plan.rank == 0 && !plan.agent;
 }

@@ -19,9 +19,10 @@ struct Plan {
   bool serve = false;  // this rank runs the store's server
   bool agent = false;  // the launcher does
   std::string path;
-  std::string job{};          // by which the processes of this machine find each other
-  bool launched = false;      // the ranks are the processes that a launcher started
-  bool take_sockets = false;  // the inherited ones, which serve only once
+  std::string job{};              // by which the processes of this machine find each other
+  bool launched = false;          // the ranks are the processes that a launcher started
+  bool several_machines = false;  // the launcher says that ranks are on others, too
+  bool take_sockets = false;      // the inherited ones, which serve only once
 };
 
 // Throws UsageError naming the option or variable that is missing or invalid. `first`: whether this

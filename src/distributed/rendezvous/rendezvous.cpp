@@ -159,14 +159,13 @@ std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, c
 // This machine's address by which the other ranks can reach it: the loopback address if all ranks
 // are known to be on this host; the one that leads to rank 0; empty if neither is known.
 std::string host_of(const Plan& plan) {
-  const std::string& host = plan.host;
-  if (host == "localhost" || host == "::1" || host.starts_with("127.")) return host;
+  if (base::names_loopback(plan.host)) return plan.host;
   const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited ||
                     plan.means == Plan::Means::local;
   if (here) return "127.0.0.1";
   if (plan.means != Plan::Means::tcp) return "";
   // The address that rank 0's machine has there is its own way to it.
-  const auto source = base::source_address(base::resolve(host, plan.port).front());
+  const auto source = base::source_address(base::resolve(plan.host, plan.port).front());
   return source && !source->is_loopback() ? source->host() : "";
 }
 

@@ -59,7 +59,9 @@ StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
 
 StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
   if (!plan.serve) return make_tcp_store(plan, timeout, std::nullopt);
-  const base::Address address = base::listening_address(plan.host, plan.port);
+  const auto find_address =
+      plan.several_machines ? base::listening_address_for_machines : base::listening_address;
+  const base::Address address = find_address(plan.host, plan.port);
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   StorePtr& store = served_store(address);
