@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <utility>
@@ -20,6 +21,8 @@ using test::ChildProcess;
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 constexpr int kRanks = 2;
+const Variables kAllowRoot{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                           {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
 
 // A port that nothing uses now.
 std::string free_port() {
@@ -65,12 +68,18 @@ TEST(Launchers, Torchrun) {
 class Mpirun : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Mpirun, Trains) {
-  const std::string root = fs::path(MPI_DIRECTORY) / GetParam();
-  if (!fs::exists(root + "/bin/mpiexec")) GTEST_SKIP() << "`make peers` fetches " << GetParam();
-  std::vector<std::string> command{root + "/bin/mpiexec", "-n", "2", TRAIN_PROGRAM};
-  if (GetParam() == std::string("openmpi")) {
+  const std::string name = GetParam();
+  const std::string root = fs::path(MPI_DIRECTORY) / name;
+  const bool is_package = name.starts_with("mpirun.");
+  const std::string mpirun = is_package ? "/usr/bin/" + name : root + "/bin/mpiexec";
+  if (!fs::exists(mpirun)) {
+    GTEST_SKIP() << (is_package ? "Debian has packages of " : "`make peers` fetches ") << name;
+  }
+  std::vector<std::string> command{mpirun, "-n", "2", TRAIN_PROGRAM};
+  if (name.ends_with("openmpi")) {
     command.insert(command.begin() + 1, {"--oversubscribe", "--bind-to", "none"});
   }
+  if (is_package) return expect_trained_by(command, kAllowRoot);
   // Wheels are not where their libraries were built to be.
   expect_trained_by(command, {{"LD_LIBRARY_PATH", root + "/lib"},
                               {"OPAL_PREFIX", root},
@@ -78,12 +87,19 @@ TEST_P(Mpirun, Trains) {
                               {"FI_PROVIDER_PATH", root + "/lib"},
                               {"I_MPI_FABRICS", "shm"},
                               {"I_MPI_PIN", "0"},
-                              {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                              {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+                              kAllowRoot[0],
+                              kAllowRoot[1]});
 }
 
-INSTANTIATE_TEST_SUITE_P(OfEachLibrary, Mpirun, ::testing::Values("mpich", "intel_mpi", "openmpi"),
-                         [](const auto& one) { return std::string(one.param); });
+// Debian has version 4 of Open MPI.
+INSTANTIATE_TEST_SUITE_P(OfEachLibrary, Mpirun,
+                         ::testing::Values("mpich", "intel_mpi", "openmpi", "mpirun.mpich",
+                                           "mpirun.openmpi"),
+                         [](const auto& one) {
+                           std::string name = one.param;
+                           std::ranges::replace(name, '.', '_');
+                           return name;
+                         });
 
 TEST(Launchers, BareVariables) {
   for (const char* const backend : {"paceline", "gloo"}) {
