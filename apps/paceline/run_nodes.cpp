@@ -93,8 +93,8 @@ std::string read_secret(const RunFlags& flags) {
   while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
   if (secret.size() >= kMinSecret || (secret.empty() && flags.secret_file.empty())) return secret;
   throw UsageError(
-      fmt::format("{}: the secret has {} bytes; expected at least {}, such as `openssl "
-                  "rand -hex 16` prints",
+      fmt::format("{}: the secret has {} bytes; expected at least {}, such as `head -c 16 "
+                  "/dev/urandom | base64` prints",
                   source, secret.size(), kMinSecret));
 }
 
