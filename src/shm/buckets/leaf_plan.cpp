@@ -27,10 +27,21 @@ int first_part(const LeafRange& range) {
 
 }  // namespace
 
-LeafPlan::LeafPlan(int ranks) : LeafPlan(one_leaf_each(ranks)) {}
+LeafPlan::LeafPlan(int ranks) {
+  set(one_leaf_each(ranks), Parts::fewest);
+}
 
-LeafPlan::LeafPlan(std::vector<LeafRange> ranges, Parts parts)
-    : ranges_(std::move(ranges)), first_(ranges_.size()) {
+LeafPlan::LeafPlan(std::vector<LeafRange> ranges, Parts parts) {
+  set(std::move(ranges), parts);
+  if (parts_.size() > kMaxSources) {
+    throw UsageError(fmt::format("{} leaves on {} ranks are {} sums; {} are allowed", leaves_,
+                                 ranges_.size(), parts_.size(), kMaxSources));
+  }
+}
+
+void LeafPlan::set(std::vector<LeafRange> ranges, Parts parts) {
+  ranges_ = std::move(ranges);
+  first_.resize(ranges_.size());
   std::vector<std::size_t> by_leaf(ranges_.size());
   std::iota(by_leaf.begin(), by_leaf.end(), 0);
   std::ranges::sort(by_leaf, {}, [&](std::size_t rank) { return ranges_[rank].first; });
@@ -54,10 +65,6 @@ LeafPlan::LeafPlan(std::vector<LeafRange> ranges, Parts parts)
       rest = {rest.first + size, rest.count - size};
       most_parts_ = std::max(most_parts_, part + 1);
     }
-  }
-  if (parts_.size() > kMaxSources) {
-    throw UsageError(fmt::format("{} leaves on {} ranks are {} sums; {} are allowed", leaves_,
-                                 ranges_.size(), parts_.size(), kMaxSources));
   }
 }
 

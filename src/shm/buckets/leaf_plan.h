@@ -24,7 +24,7 @@ class LeafPlan {
   // more pass over memory.
   enum class Parts { fewest, last_leaf_apart };
 
-  // Leaf r is rank r's.
+  // Leaf r is rank r's. For any number of ranks; average() takes kMaxSources at most.
   explicit LeafPlan(int ranks);
   // By rank. Throws UsageError unless each leaf from 0 on is in one range, no range is empty, and
   // they have kMaxSources parts at most.
@@ -62,6 +62,8 @@ class LeafPlan {
                double divisor, std::span<void* const> destinations, std::size_t count) const;
 
  private:
+  void set(std::vector<LeafRange> ranges, Parts parts);
+
   std::vector<LeafRange> ranges_;  // by rank
   std::vector<LeafRange> parts_;   // by source, as are the next two
   std::vector<int> first_leaves_;

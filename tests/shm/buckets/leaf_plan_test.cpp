@@ -35,6 +35,14 @@ TEST(LeafPlan, CutsEachRangeIntoAsFewNodesAsPossible) {
   EXPECT_EQ(plan.most_parts(), 2u);
 }
 
+// Other backends add for themselves.
+TEST(LeafPlan, HasOneLeafForEachOfAnyNumberOfRanks) {
+  const LeafPlan plan(256);
+  EXPECT_EQ(plan.leaves(), 256);
+  EXPECT_EQ(plan.range(255), (LeafRange{255, 1}));
+  EXPECT_THROW(LeafPlan::even(256, 256), UsageError);
+}
+
 TEST(LeafPlan, LeavesTheLastLeafApart) {
   const LeafPlan plan({{0, 8}, {8, 1}, {9, 2}}, LeafPlan::Parts::last_leaf_apart);
   EXPECT_THAT(plan.parts(0), ::testing::ElementsAre(LeafRange{0, 4}, LeafRange{4, 2},
