@@ -13,13 +13,14 @@ namespace paceline {
 /// Where a rank's debug server listens.
 struct DebugServerOptions {
   /// The address to listen at. Whoever reaches it may read the state of the rank: nobody is
-  /// authenticated. The frontend of a job on several machines needs "::", or the machine's address
-  /// in a trusted network.
+  /// authenticated; only requests of web pages in a browser are refused. The frontend of a job on
+  /// several machines needs "::", or the machine's address in a trusted network.
   std::string host = "127.0.0.1";
   /// The TCP port, as in PyTorch; 0: any free one.
   int worker_port = 0;
   /// A path: listen at a Unix socket of this name in place of host and port. Only this user may
-  /// connect. Nothing may be there yet; the server removes it at its end.
+  /// connect. Nothing may be there yet, except the socket of a process that was killed; the server
+  /// removes it at its end.
   std::string socket{};
   /// Writes the address into the store at MASTER_ADDR:MASTER_PORT, where the frontend looks for it.
   /// If no launcher serves that store, rank 0 does. Nothing is written for a Unix socket, or if

@@ -96,6 +96,8 @@ launch::JobSpec make_spec(const SpawnOptions& options, int call) {
   spec.environment["PACELINE_SPAWN"] = fmt::format("{},{}", call, ::getpid());
   // A rank of another job writes its timeline there, under one of the same names.
   if (base::environment().rank) spec.environment["PACELINE_TIMELINE"] = "";
+  // Under record, this process has a debug server there.
+  spec.environment["TORCH_WORKER_SERVER_SOCKET"] = "";
   spec.failure_grace = options.failure_grace;
   spec.stop_grace = options.stop_grace;
   launch::choose_omp_threads(spec, base::available_cores());

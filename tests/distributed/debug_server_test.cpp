@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,12 +11,18 @@
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
+#include <utility>
+#include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
@@ -39,15 +46,32 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-// All that the server sends after `request`, until it closes the connection.
-std::string ask_socket(const std::string& path, const std::string& request) {
-  const base::UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+base::UniqueFd connect_to(int port) {
+  base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool connects =
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  return connects ? std::move(socket) : base::UniqueFd();
+}
+
+base::UniqueFd connect_to(const std::string& path) {
+  base::UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return "no connection";
-  }
+  const bool connects =
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  return connects ? std::move(socket) : base::UniqueFd();
+}
+
+// All that the server at a port or a path sends after `request`, until it closes the connection.
+template <typename Where>
+std::string ask_socket(const Where& where, const std::string& request) {
+  const base::UniqueFd socket = connect_to(where);
+  if (!socket) return "no connection";
   EXPECT_EQ(::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(request.size()));
   std::string answer;
@@ -69,6 +93,9 @@ std::string get(const std::string& path, const std::string& target) {
 std::string post(const std::string& path, const std::string& target) {
   return body_of(
       ask_socket(path, "POST " + target + " HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"));
+}
+std::string ask_as(int port, const std::string& headers) {
+  return ask_socket(port, "GET /handler/ HTTP/1.1\r\n" + headers + "\r\n");
 }
 json state_at(const std::string& path) {
   return json::parse(post(path, "/handler/paceline_state"));
@@ -210,6 +237,86 @@ TEST_F(DebugServers, RefuseWhatIsNoRequestOfTheirs) {
   EXPECT_EQ(state_at(path(0))["pid"], ::getpid()) << "it goes on";
 }
 
+// As a page does that has the name of its own server lead here, or that asks across sites.
+TEST_F(DebugServers, RefuseRequestsOfPagesInABrowser) {
+  const DebugServer server = start_debug_server({.publish = false});
+  for (const char* host : {"localhost", "LocalHost:80", "127.0.0.1:1", "127.9.9.9", "[::1]:80"}) {
+    EXPECT_THAT(ask_as(server.port(), fmt::format("Host: {}\r\n", host)),
+                StartsWith("HTTP/1.1 200 "))
+        << host;
+  }
+  for (const char* host :
+       {"evil.example", "evil.example:80", "127.0.0.1.evil.example", "127.evil.example",
+        "localhost.evil.example", "10.1.2.3", "[fe80::1]:80", "[", ""}) {
+    EXPECT_THAT(ask_as(server.port(), fmt::format("Host: {}\r\n", host)),
+                AllOf(StartsWith("HTTP/1.1 403 Forbidden"), HasSubstr("expected 127.0.0.1")))
+        << host;
+  }
+  EXPECT_THAT(ask_as(server.port(), ""), StartsWith("HTTP/1.1 403 "));
+  EXPECT_THAT(ask_as(server.port(), "Host: localhost\r\nHost: localhost\r\n"),
+              StartsWith("HTTP/1.1 400 "));
+  for (const char* origin : {"Origin: http://evil.example", "origin: null", "ORIGIN:"}) {
+    EXPECT_THAT(ask_as(server.port(), fmt::format("Host: localhost\r\n{}\r\n", origin)),
+                AllOf(StartsWith("HTTP/1.1 403 "), HasSubstr("web pages")))
+        << origin;
+  }
+}
+
+TEST_F(DebugServers, AnswerAtTheNameAndTheAddressesOfTheirMachine) {
+  std::array<char, 256> name{};
+  ASSERT_EQ(::gethostname(name.data(), name.size() - 1), 0);
+  const DebugServer server = start_debug_server({.host = "0.0.0.0", .publish = false});
+  EXPECT_EQ(server.address(), fmt::format("http://{}:{}", name.data(), server.port()));
+  for (const std::string& host :
+       std::vector<std::string>{name.data(), "10.1.2.3", "[fd00::1]", "localhost"}) {
+    EXPECT_THAT(ask_as(server.port(), fmt::format("Host: {}:{}\r\n", host, server.port())),
+                StartsWith("HTTP/1.1 200 "))
+        << host;
+  }
+  EXPECT_THAT(ask_as(server.port(), "Host: evil.example\r\n"), StartsWith("HTTP/1.1 403 "));
+}
+
+TEST_F(DebugServers, AnswerWhileOtherConnectionsAreIdle) {
+  const DebugServer server = start_debug_server({.socket = path(0)});
+  std::vector<base::UniqueFd> idle;
+  for (int i = 0; i < 40; ++i) idle.push_back(connect_to(path(0)));
+  idle.push_back(connect_to(path(0)));
+  ASSERT_EQ(::send(idle.back().get(), "GET //// HTTP", 13, MSG_NOSIGNAL), 13);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(state_at(path(0))["pid"], ::getpid());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(9))
+      << "an idle connection may last 10 s";
+  // The oldest have given way; the newest goes on.
+  std::array<char, 1> byte{};
+  EXPECT_EQ(::recv(idle.front().get(), byte.data(), 1, 0), 0);
+  const std::string rest = "/1.1\r\n\r\n";
+  ASSERT_EQ(::send(idle.back().get(), rest.data(), rest.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(rest.size()));
+  EXPECT_EQ(::recv(idle.back().get(), byte.data(), 1, 0), 1);
+}
+
+TEST_F(DebugServers, ReplaceTheSocketThatAKilledProcessLeft) {
+  const auto ends = test::run_torch_ranks(1, "paceline", [&](const RankContext&) -> std::string {
+    const DebugServer server = start_debug_server({.socket = path(0)});
+    ::raise(SIGKILL);
+    return "";
+  });
+  ASSERT_TRUE(std::filesystem::exists(path(0))) << ends[0].report;
+  const DebugServer server = start_debug_server({.socket = path(0)});
+  EXPECT_EQ(state_at(path(0))["pid"], ::getpid());
+}
+
+TEST_F(DebugServers, DoNotReplaceAnythingElse) {
+  std::ofstream(path(0)) << "data";
+  std::filesystem::create_symlink(path(1), path(2));
+  for (const int taken : {0, 2}) {
+    EXPECT_THAT([&] { static_cast<void>(start_debug_server({.socket = path(taken)})); },
+                ::testing::ThrowsMessage<Error>(HasSubstr("EADDRINUSE")));
+  }
+  EXPECT_EQ(std::filesystem::file_size(path(0)), 4u);
+  EXPECT_TRUE(std::filesystem::is_symlink(path(2)));
+}
+
 TEST_F(DebugServers, LeaveNothingAndKeepOthersOut) {
   {
     DebugServer server = start_debug_server({.socket = path(0)});
@@ -219,7 +326,8 @@ TEST_F(DebugServers, LeaveNothingAndKeepOthersOut) {
     EXPECT_EQ(server.port(), -1);
     EXPECT_EQ(server.address(), path(0));
     EXPECT_THAT([&] { static_cast<void>(start_debug_server({.socket = path(0)})); },
-                ::testing::ThrowsMessage<Error>(HasSubstr("EADDRINUSE")));
+                ::testing::ThrowsMessage<Error>(
+                    AllOf(HasSubstr("EADDRINUSE"), HasSubstr("needs a path of its own"))));
     EXPECT_EQ(state_at(path(0))["pid"], ::getpid()) << "it is still there";
   }
   EXPECT_FALSE(std::filesystem::exists(path(0)));
@@ -248,6 +356,37 @@ TEST_F(DebugServers, StartInRecordAtTheSocketThatPyTorchsVariableNames) {
     return std::string();
   });
   EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
+}
+
+// As all ranks of a job do that inherit one variable, after a job that was killed.
+TEST_F(DebugServers, OfRanksWithOnePathAreOneAndTheOthersSayWhy) {
+  ASSERT_EQ(::mknod(path(0).c_str(), S_IFSOCK | 0600, 0), 0);
+  constexpr int kRanks = 4;
+  const test::Shared<std::atomic<int>> started;
+  const test::Shared<std::atomic<int>> refused;
+  const auto ends = test::run_torch_ranks(kRanks, "paceline", [&](const RankContext&) {
+    ::setenv("TORCH_WORKER_SERVER_SOCKET", path(0).c_str(), 1);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(record([&] {
+                ++*started;
+                EXPECT_TRUE(test::eventually([&] { return *started >= kRanks; }));
+                if (state_at(path(0))["pid"] != ::getpid()) ++*refused;
+                ++*started;
+                EXPECT_TRUE(test::eventually([&] { return *started >= 2 * kRanks; }));
+              }),
+              0);
+    return ::testing::internal::GetCapturedStderr();
+  });
+  int warned = 0;
+  for (const auto& end : ends) {
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    if (end.report.empty()) continue;
+    ++warned;
+    EXPECT_THAT(end.report, AllOf(HasSubstr("TORCH_WORKER_SERVER_SOCKET: "), HasSubstr(path(0)),
+                                  HasSubstr("rank, needs a path of its own")));
+  }
+  EXPECT_EQ(warned, kRanks - 1);
+  EXPECT_EQ(refused->load(), kRanks - 1);
 }
 
 }  // namespace

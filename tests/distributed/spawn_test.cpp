@@ -248,6 +248,13 @@ TEST_F(Spawn, PassesNothingOfAnOuterJob) {
   }
 }
 
+TEST_F(Spawn, LeavesTheDebugServersSocketToTheParent) {
+  const std::string socket = temporary_.path() / "socket";
+  auto program = run({SPAWN_PROGRAM, "ranks", "2"}, {{"TORCH_WORKER_SERVER_SOCKET", socket}});
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_EQ(program.err(), "");
+}
+
 TEST_F(Spawn, SetsThreadsAndMallocAsPacelineRunDoes) {
   const std::string script =
       "echo OMP_NUM_THREADS=$OMP_NUM_THREADS MALLOC_TRIM_THRESHOLD_=$MALLOC_TRIM_THRESHOLD_";

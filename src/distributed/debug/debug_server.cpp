@@ -1,26 +1,23 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <array>
-#include <cstring>
 #include <utility>
 
 #include <paceline/debug.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 
+#include "base/address.h"
 #include "base/environment.h"
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
 #include "distributed/debug/handlers.h"
 #include "distributed/debug/http_server.h"
+#include "distributed/debug/served_hosts.h"
+#include "distributed/debug/unix_listener.h"
 #include "distributed/rendezvous/plan.h"
 #include "distributed/rendezvous/tcp_store.h"
 #include "distributed/store_calls.h"
@@ -30,33 +27,10 @@ namespace paceline {
 namespace {
 
 using base::UniqueFd;
+using distributed::HttpRequest;
+using distributed::HttpResponse;
 using distributed::HttpServer;
-
-constexpr int kBacklog = 128;
-
-UniqueFd listen_at_path(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    throw UsageError(
-        fmt::format("the debug server's socket has a path of {} bytes: up to {} are "
-                    "allowed",
-                    path.size(), sizeof(address.sun_path) - 1));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  // Linux gives the file the mode of the socket, so nobody else can connect in between.
-  if (!socket || ::fchmod(socket.get(), S_IRUSR | S_IWUSR) != 0 ||
-      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    throw base::errno_error(fmt::format("the debug server cannot listen at {}", path));
-  }
-  if (::listen(socket.get(), kBacklog) != 0) {
-    const auto error = base::errno_error(fmt::format("the debug server cannot listen at {}", path));
-    ::unlink(path.c_str());
-    throw error;
-  }
-  return socket;
-}
+using distributed::ServedHosts;
 
 UniqueFd listen_at_port(const std::string& host, int port) {
   addrinfo hints{};
@@ -73,28 +47,36 @@ UniqueFd listen_at_port(const std::string& host, int port) {
   const int on = 1;
   if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(socket.get(), address->ai_addr, address->ai_addrlen) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0) {
+      ::listen(socket.get(), distributed::kBacklog) != 0) {
     throw base::errno_error(fmt::format("the debug server cannot listen at {}:{}", host, port));
   }
   return socket;
 }
 
-int port_of(int socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+// Under which other machines reach the host.
+std::string reachable_name(const std::string& host) {
+  const std::string own = host == "::" || host == "0.0.0.0" ? base::host_name() : "";
+  return own.empty() ? host : own;
 }
 
-// Under which other machines reach the host.
-std::string host_in_address(const std::string& host) {
-  if (host == "::" || host == "0.0.0.0") {
-    std::array<char, 256> name{};
-    if (::gethostname(name.data(), name.size() - 1) == 0) return name.data();
-  }
+std::string in_brackets(const std::string& host) {
   return host.find(':') == std::string::npos ? host : "[" + host + "]";
+}
+
+// Refuses what a page in a browser may have sent, which would read the answer or have this process
+// run a handler.
+HttpServer::Answer answer_for(ServedHosts hosts) {
+  return [hosts = std::move(hosts)](const HttpRequest& request) -> HttpResponse {
+    if (request.is_from_page) {
+      return {403, "text/plain", "requests of web pages, which have an Origin, are refused\n"};
+    }
+    if (!hosts.contains(request.host)) {
+      return {403, "text/plain",
+              fmt::format("Host {:?} does not name this server; expected {}\n", request.host,
+                          hosts.describe())};
+    }
+    return distributed::call_handler(request);
+  };
 }
 
 // As PyTorch's start_debug_server does.
@@ -128,7 +110,7 @@ void publish(const std::string& address) {
 
 struct DebugServer::State {
   std::string path;  // of a Unix socket
-  int port;
+  int port = -1;
   std::string address;
   std::unique_ptr<HttpServer> server;
   pid_t process = ::getpid();
@@ -158,15 +140,19 @@ DebugServer start_debug_server(const DebugServerOptions& options) {
   }
   distributed::register_debug_handlers();
   const bool at_path = !options.socket.empty();
-  UniqueFd listener =
-      at_path ? listen_at_path(options.socket) : listen_at_port(options.host, options.worker_port);
+  UniqueFd listener = at_path ? distributed::listen_at_path(options.socket)
+                              : listen_at_port(options.host, options.worker_port);
   auto state = std::make_unique<DebugServer::State>();
-  state->path = options.socket;
-  state->port = at_path ? -1 : port_of(listener.get());
-  state->address = at_path
-                       ? options.socket
-                       : fmt::format("http://{}:{}", host_in_address(options.host), state->port);
-  state->server = std::make_unique<HttpServer>(std::move(listener), distributed::call_handler);
+  state->path = state->address = options.socket;
+  ServedHosts hosts;
+  if (!at_path) {
+    const auto bound = base::local_address(listener.get());
+    const std::string name = reachable_name(options.host);
+    hosts = ServedHosts({options.host, name}, bound);
+    state->port = bound.port();
+    state->address = fmt::format("http://{}:{}", in_brackets(name), state->port);
+  }
+  state->server = std::make_unique<HttpServer>(std::move(listener), answer_for(std::move(hosts)));
   if (options.publish && !at_path) publish(state->address);
   return DebugServer(std::move(state));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 namespace paceline::distributed {
 namespace {
@@ -35,9 +36,12 @@ bool is_named(std::string_view header, std::string_view name) {
 
 bool read_header(std::string_view line, HttpRequest& request) {
   const std::string_view name = take_until(line, ":");
+  line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+  line = line.substr(0, line.find_last_not_of(" \t") + 1);
   if (is_named(name, "transfer-encoding")) return false;
+  if (is_named(name, "origin")) request.is_from_page = true;
+  if (is_named(name, "host")) return std::exchange(request.host, line).empty();
   if (!is_named(name, "content-length")) return true;
-  line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
   const char* const end = line.data() + line.size();
   const auto [behind, error] = std::from_chars(line.data(), end, request.body_size);
   return error == std::errc() && behind == end;
@@ -61,6 +65,11 @@ std::optional<HttpRequest> parse_head(std::string_view head) {
     if (!read_header(take_until(head, "\r\n"), request)) return std::nullopt;
   }
   return request;
+}
+
+std::string_view name_in_host(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.find(':'));
 }
 
 }  // namespace paceline::distributed

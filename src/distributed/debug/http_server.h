@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <list>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -10,14 +12,17 @@
 
 namespace paceline::distributed {
 
+// Of a listening socket.
+inline constexpr int kBacklog = 128;
+
 struct HttpResponse {
   int status = 200;
   std::string type = "text/plain";
   std::string body{};
 };
 
-// Answers HTTP requests at a listening socket, one at a time, on a thread of its own. For a few
-// requests of trusted clients.
+// Answers HTTP requests at a listening socket, one at a time, on a thread of its own. Clients that
+// are slow to send a request or to read an answer hold up nobody else.
 class HttpServer {
  public:
   // Must not throw.
@@ -31,12 +36,19 @@ class HttpServer {
   ~HttpServer();
 
  private:
+  struct Connection {
+    base::UniqueFd socket;
+    base::Deadline deadline;  // to send the request, or to read the answer
+    std::string received{};
+    std::string unsent{};  // of the answer
+  };
+
   void serve() const;
-  void serve_one(int socket) const;
-  // Whether `socket` is ready for `events` before the deadline, and the server does not stop.
-  bool wait(int socket, short events, const base::Deadline& deadline) const;
-  bool read_more(int socket, std::string& text, const base::Deadline& deadline) const;
-  void send(int socket, const HttpResponse& response) const;
+  void accept(std::list<Connection>& connections) const;
+  // Goes on with a connection that is ready; false once it is over.
+  bool advance(Connection& connection) const;
+  // The response to what was received; nullopt until that is a whole request.
+  std::optional<HttpResponse> respond(const std::string& received) const;
 
   base::UniqueFd listener_;
   base::UniqueFd stop_;  // readable once the server stops
