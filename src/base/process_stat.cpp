@@ -39,14 +39,21 @@ std::optional<ProcessStat> parse_stat(std::string_view stat) {
   if (name_end == std::string_view::npos || name_end + 3 >= rest.size()) return std::nullopt;
   process.state = rest[name_end + 2];
   rest.remove_prefix(name_end + 3);
-  if (!take_number(rest, process.parent) || !take_number(rest, process.group)) return std::nullopt;
-  return process;
+  int skipped = 0;  // the session, the terminal and its foreground group
+  const bool is_whole = take_number(rest, process.parent) && take_number(rest, process.group) &&
+                        take_number(rest, skipped) && take_number(rest, skipped) &&
+                        take_number(rest, skipped) && take_number(rest, process.flags);
+  return is_whole ? std::optional(process) : std::nullopt;
+}
+
+std::optional<ProcessStat> stat_of(pid_t pid) {
+  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  return file ? parse_stat(read_stat(file.get())) : std::nullopt;
 }
 
 std::string describe_stop(pid_t pid) {
   if (pid <= 0) return "";
-  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  const auto process = file ? parse_stat(read_stat(file.get())) : std::nullopt;
+  const auto process = stat_of(pid);
   if (!process || (process->state != 'T' && process->state != 't')) return "";
   return fmt::format("its process {} is stopped{}", pid,
                      process->state == 't' ? " by a debugger" : "");

@@ -13,6 +13,7 @@ struct ProcessStat {
   char state;  // of its main thread: 'R', 'S', 'T', ...
   pid_t parent;
   pid_t group;
+  unsigned flags;  // the kernel's PF_*
 };
 
 // The content of the open /proc/PID/stat `fd`; empty if the process has ended meanwhile.
@@ -20,6 +21,9 @@ std::string read_stat(int fd);
 
 // The first fields of /proc/PID/stat; empty if `stat` is malformed.
 std::optional<ProcessStat> parse_stat(std::string_view stat);
+
+// Those of a process now; empty if there is none, or if it is not visible.
+std::optional<ProcessStat> stat_of(pid_t pid);
 
 // "its process 4711 is stopped", also by a debugger; empty if it is not, or not visible.
 std::string describe_stop(pid_t pid);

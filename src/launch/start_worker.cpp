@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -11,10 +12,13 @@
 
 #include <cerrno>
 
+#include "base/process_stat.h"
 #include "base/unique_fd.h"
 
 namespace paceline::launch {
 namespace {
+
+constexpr int kWatchInterval = 10;  // milliseconds
 
 std::vector<char*> c_strings(const std::vector<std::string>& strings) {
   std::vector<char*> pointers;
@@ -76,6 +80,14 @@ void execute(const Worker& worker, const std::vector<char*>& arguments,
   ::execve(worker.file.c_str(), arguments.data(), environment.data());
 }
 
+// Whether the new process executes its program, or has ended.
+bool has_begun(pid_t child) {
+  constexpr unsigned kForkedWithoutExec = 0x40;  // the kernel's PF_FORKNOEXEC, which ps shows as F
+  const auto process = base::stat_of(child);
+  if (!process) return ::kill(child, 0) != 0;
+  return process->state == 'Z' || (process->flags & kForkedWithoutExec) == 0;
+}
+
 }  // namespace
 
 int start_worker(const Worker& worker, const sigset_t& mask,
@@ -101,8 +113,13 @@ int start_worker(const Worker& worker, const sigset_t& mask,
   far_end.reset();
   created(pid);
   ::send(near_end.get(), "", 1, MSG_NOSIGNAL);
+  // A successful exec hangs up, but not while a process that another thread has forked meanwhile
+  // has a copy of the far end. So the new process is watched, too.
+  pollfd answer{near_end.get(), POLLIN, 0};
+  while (::poll(&answer, 1, kWatchInterval) <= 0 && !has_begun(pid)) {
+  }
   int error = 0;
-  if (::recv(near_end.get(), &error, sizeof(error), MSG_WAITALL) <= 0) return 0;
+  if (::recv(near_end.get(), &error, sizeof(error), MSG_DONTWAIT) <= 0) return 0;
   ::waitpid(pid, nullptr, 0);
   return error;
 }

@@ -21,8 +21,9 @@ TEST(ParseStat, AcceptsAnyProcessName) {
   EXPECT_EQ(process->state, 'R');
   EXPECT_EQ(process->parent, 12);
   EXPECT_EQ(process->group, 34);
+  EXPECT_EQ(process->flags, 4194560u);
   for (const char* stat : {"", "42", "42 (sh", "42 (sh)", "42 (sh) ", "42 (sh) S", "42 (sh) S x 3",
-                           "42 (sh) S 3", "x (sh) S 1 2"}) {
+                           "42 (sh) S 3", "42 (sh) S 1 2 3 4 5", "x (sh) S 1 2 3 4 5 6"}) {
     EXPECT_FALSE(parse_stat(stat)) << stat;
   }
 }

@@ -1,13 +1,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -17,6 +21,7 @@
 #include <utility>
 
 #include "base/pipe.h"
+#include "base/signals_blocked.h"
 #include "base/unique_fd.h"
 #include "launch/child_job.h"
 #include "launch/error_file.h"
@@ -26,7 +31,9 @@
 #include "launch/program.h"
 #include "launch/report.h"
 #include "launch/signal_names.h"
+#include "launch/start_worker.h"
 #include "launch/worker_environment.h"
+#include "support/eventually.h"
 #include "support/temporary_directory.h"
 
 namespace paceline::launch {
@@ -356,6 +363,48 @@ TEST(RunChildJob, IsNotConfusedByAForkOfAnotherThread) {
   ASSERT_GT(bystander, 0);
   held.write_end.reset();
   EXPECT_EQ(::waitpid(bystander, nullptr, 0), bystander);
+}
+
+// A bystander that is forked at the worst moment, as another thread might do.
+struct ForkedBystander {
+  static inline base::Pipe* held = nullptr;  // it ends when the write end is closed
+  static inline pid_t pid = -1;
+
+  static void fork_one() {
+    if (held == nullptr || pid > 0) return;
+    pid = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+    if (pid != 0) return;
+    ::close(held->write_end.get());
+    pollfd end{held->read_end.get(), POLLIN, 0};
+    ::_exit(::poll(&end, 1, 1000 * static_cast<int>(test::kTestTimeout.count())) == 1 ? 0 : 1);
+  }
+};
+
+TEST(StartWorker, DoesNotWaitForABystanderThatHasTheConnection) {
+  const base::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  Worker worker;
+  worker.arguments = {"true"};
+  worker.standard.fill(null.get());
+  static const int registered = ::pthread_atfork(&ForkedBystander::fork_one, nullptr, nullptr);
+  ASSERT_EQ(registered, 0);
+  for (const char* file : {"/bin/true", "/nowhere/true"}) {
+    base::Pipe held = base::make_pipe();
+    ForkedBystander::held = &held;
+    ForkedBystander::pid = -1;
+    worker.file = file;
+    pid_t started = -1;
+    const int error = start_worker(worker, base::signal_mask(), [&](pid_t pid) { started = pid; });
+    ForkedBystander::held = nullptr;
+    ASSERT_GT(ForkedBystander::pid, 0);
+    EXPECT_EQ(error, worker.file == "/bin/true" ? 0 : ENOENT);
+    if (error == 0) {
+      EXPECT_EQ(::waitpid(started, nullptr, 0), started);
+    }
+    held.write_end.reset();
+    int status = -1;
+    EXPECT_EQ(::waitpid(ForkedBystander::pid, &status, 0), ForkedBystander::pid);
+    EXPECT_EQ(status, 0) << "the start took as long as the bystander lived";
+  }
 }
 
 TEST(RunChildJob, NamesAProgramThatCannotBeStarted) {
