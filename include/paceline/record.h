@@ -20,8 +20,8 @@ PACELINE_API int record(const std::function<int()>& body);
 /// An exception is reported on stderr, to the other ranks, and to the launcher. The launcher gets
 /// it in the file that TORCHELASTIC_ERROR_FILE names, in torchrun's format. A later call of
 /// `record` in the same process removes that file. While `body` runs, the library's messages of
-/// level info and above go to stderr. stdout becomes line-buffered, and both streams are flushed at
-/// the end.
+/// level info and above go to stderr; what stderr does not take at once, as a full pipe that nobody
+/// reads, is dropped. stdout becomes line-buffered, and both streams are flushed at the end.
 ///
 /// In a process that spawn started, `body` ends with the function of spawn, and the exit code is 0,
 /// or 1 if the function threw. A later call of `record` there returns the same code and runs

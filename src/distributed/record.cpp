@@ -1,8 +1,14 @@
 #include <paceline/record.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <exception>
 #include <mutex>
@@ -15,6 +21,7 @@
 #include <paceline/log.h>
 
 #include "base/environment.h"
+#include "base/unique_fd.h"
 #include "distributed/process_state.h"
 #include "distributed/spawn_calls.h"
 #include "distributed/translate.h"
@@ -23,11 +30,36 @@
 namespace paceline::detail {
 namespace {
 
+std::string line_of(LogLevel level, std::string_view message) {
+  constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error"};
+  return fmt::format("paceline {}: {}\n", kLevels[static_cast<std::size_t>(level)], message);
+}
+
+// The same pipe, opened anew to be non-blocking: O_NONBLOCK of stderr itself is shared with other
+// processes. Other files share their offset, too.
+base::UniqueFd non_blocking_stderr() {
+  struct stat info {};
+  if (::fstat(STDERR_FILENO, &info) != 0 || !S_ISFIFO(info.st_mode)) return {};
+  return base::UniqueFd(::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+}
+
+// A wait logs too, and must keep its deadline if nobody reads stderr: what stderr does not take at
+// once is dropped.
 void log_to_stderr(LogLevel level, std::string_view message) {
   if (level == LogLevel::debug) return;
-  constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error"};
-  const std::string line =
-      fmt::format("paceline {}: {}\n", kLevels[static_cast<std::size_t>(level)], message);
+  const base::UniqueFd own = non_blocking_stderr();
+  pollfd stream{own ? own.get() : STDERR_FILENO, POLLOUT, 0};
+  const std::string line = line_of(level, message);
+  for (std::string_view rest = line; !rest.empty() && ::poll(&stream, 1, 0) > 0;) {
+    const ssize_t size =
+        ::write(stream.fd, rest.data(), std::min<std::size_t>(rest.size(), PIPE_BUF));
+    if (size < 0 && errno != EINTR) return;
+    rest.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  }
+}
+
+void print_error(const std::string& text) {
+  const std::string line = line_of(LogLevel::error, text);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
@@ -112,7 +144,7 @@ int record(const std::function<int()>& body) {
     const std::string text = distributed::current_exception_text();
     state.exit_record(text);
     tell_launcher(text, blamed_by_current_exception());
-    log_to_stderr(LogLevel::error, text);
+    print_error(text);
   }
   set_log_callback({});
   std::fflush(stdout);

@@ -1,7 +1,9 @@
 // The error files that `record` leaves for the launcher, when ranks go on after a failure.
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -9,10 +11,13 @@
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/record.h>
 
+#include "base/pipe.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
@@ -90,6 +95,27 @@ TEST_F(ErrorFiles, GoWhenTheRankTriesAgain) {
   });
   EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
   EXPECT_FALSE(std::filesystem::exists(path(0)));
+}
+
+// The rank would otherwise wait for its reader, also within a wait that has a deadline.
+TEST(LogOnStderr, IsDroppedIfNobodyReadsTheStream) {
+  const auto ends = test::run_torch_ranks(1, "paceline", [](const RankContext&) {
+    const base::Pipe unread = base::make_pipe();
+    const int fd = unread.write_end.get();
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    const std::vector<char> bytes(4096);
+    while (::write(fd, bytes.data(), bytes.size()) > 0) {
+    }
+    ::fcntl(fd, F_SETFL, 0);
+    ::dup2(fd, STDERR_FILENO);
+    ::setenv("TORCH_WORKER_SERVER_SOCKET", "/nowhere/socket", 1);  // which record warns of
+    bool ran = false;
+    EXPECT_EQ(record([&] { ran = true; }), 0);
+    EXPECT_TRUE(ran);
+    EXPECT_EQ(::fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK, 0);
+    return std::string();
+  });
+  EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
 }
 
 }  // namespace
