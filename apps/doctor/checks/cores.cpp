@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <set>
 #include <string>
 #include <utility>
@@ -91,6 +92,14 @@ Check check_auto(const CoreFacts& facts) {
     check.status = Status::warning;
     check.text += fmt::format(", but the backend paceline has at most {} ranks", shm::kMaxRanks);
     check.advice = fmt::format("give a number: --nproc-per-node {}", shm::kMaxRanks);
+  } else if (const std::int64_t all = std::int64_t{thread_count(chosen).value_or(1)} * processes;
+             all > facts.available) {
+    check.status = Status::warning;
+    check.text += fmt::format(": {} threads on {}, which wait for each other in every operator",
+                              all, plural(facts.available, "core", "cores"));
+    check.advice =
+        "unset OMP_NUM_THREADS, so that `paceline run` gives each process its share, or "
+        "start fewer processes";
   }
   return check;
 }

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace paceline::doctor {
 
@@ -20,6 +23,16 @@ inline std::string size_text(std::uint64_t bytes) {
   };
   if (bytes >> 30 != 0) return in(30, "GiB");
   return bytes >> 20 != 0 ? in(20, "MiB") : in(10, "KiB");
+}
+
+// The number in OMP_NUM_THREADS, which may be a list with a number for each level; empty if it is
+// not one.
+inline std::optional<int> thread_count(std::string_view text) {
+  int number = 0;
+  const char* const text_end = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), text_end, number);
+  const bool ends = end == text_end || *end == ',';
+  return error == std::errc() && ends && number > 0 ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace paceline::doctor

@@ -2,10 +2,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "base/parse.h"
 #include "checks/checks.h"
@@ -75,18 +73,10 @@ Check check_closed(const VariableFacts& facts) {
           .values = {{"closed", facts.closed}}};
 }
 
-// Of OpenMP's variable, which may be a list, one number for each level.
-std::optional<int> first_number(const std::string& text) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool ends = end == text.data() + text.size() || *end == ',';
-  return error == std::errc() && ends && number > 0 ? std::optional(number) : std::nullopt;
-}
-
 void add_threads(const VariableFacts& facts, const char* variable, Group& group) {
   const auto found = facts.set.find(variable);
   if (found == facts.set.end()) return;
-  const auto number = first_number(found->second);
+  const auto number = thread_count(found->second);
   if (number && *number <= facts.cores) return;
   std::string name = variable;
   std::ranges::transform(name, name.begin(), [](char c) { return c == '_' ? c : char(c | 0x20); });

@@ -21,6 +21,15 @@ Check check_libtorch(const VersionFacts& facts) {
   check.text = fmt::format("{} in {} ({})", facts.libtorch, facts.library.parent_path().string(),
                            facts.found_by);
   if (minor_version(facts.libtorch) == minor_version(facts.libtorch_compiled)) return check;
+  if (facts.libtorch.empty()) {
+    check.status = Status::warning;
+    check.text =
+        fmt::format("in {} ({}); it does not say its version, and Paceline was compiled with {}",
+                    facts.library.parent_path().string(), facts.found_by, facts.libtorch_compiled);
+    check.advice =
+        "make sure that it is the one that Paceline was compiled with; the self test tries it";
+    return check;
+  }
   check.status = Status::error;
   check.text += fmt::format(", but Paceline was compiled with {}", facts.libtorch_compiled);
   check.advice = facts.found_by == "RUNPATH"

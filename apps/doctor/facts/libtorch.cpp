@@ -11,12 +11,13 @@
 namespace paceline::doctor {
 namespace {
 
-// LibTorch has no function for its version, but names it among the settings of its build.
+// LibTorch has no function for its version, but names it among the settings of its build. Empty if
+// it does not.
 std::string running_version() {
   const std::string settings = at::show_config();
   const std::string name = "TORCH_VERSION=";
   const std::size_t at = settings.find(name);
-  if (at == std::string::npos) return "unknown";
+  if (at == std::string::npos) return "";
   const std::size_t begin = at + name.size();
   return settings.substr(begin, settings.find_first_of(", \n", begin) - begin);
 }

@@ -7,7 +7,7 @@
 namespace paceline::doctor {
 
 struct VersionFacts {
-  std::string libtorch{};           // the version that runs
+  std::string libtorch{};           // the version that runs; empty if it does not say
   std::string libtorch_compiled{};  // the version whose headers Paceline was compiled with
   std::filesystem::path library{};  // libtorch_cpu.so, as it was loaded
   std::string found_by{};           // see below

@@ -17,6 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr std::uint64_t kGibibyte = std::uint64_t{1} << 30;
 
@@ -64,6 +65,15 @@ TEST(CheckVersions, NamesTheVariableThatBringsAnotherMinorVersion) {
   EXPECT_EQ(find(check_versions(versions("2.16.0", "RUNPATH")), "libtorch").status, Status::error);
 }
 
+// A build of one's own may leave it out.
+TEST(CheckVersions, WarnsIfLibTorchDoesNotSayItsVersion) {
+  const Group group = check_versions(versions("", "RUNPATH"));
+  const Check check = find(group, "libtorch");
+  EXPECT_EQ(check.status, Status::warning);
+  EXPECT_THAT(check.text, StartsWith("in /opt/torch/lib (RUNPATH); it does not say its version"));
+  expect_advice(group);
+}
+
 TEST(CheckBackends, SaysHowToGetGloo) {
   const Group group = check_backends({{"paceline", true}, {"gloo", false}});
   EXPECT_EQ(find(group, "paceline").status, Status::ok);
@@ -99,6 +109,24 @@ TEST(CheckCores, WarnsOfASingleCore) {
   EXPECT_EQ(find(group, "available").values.at("control_group_cores"), 1);
   EXPECT_THAT(find(group, "auto").text, HasSubstr("starts 1 process,"));
   expect_advice(group);
+}
+
+TEST(CheckCores, WarnsWhereAutoStartsMoreThreadsThanCores) {
+  CoreFacts facts = four_threads();
+  for (const char* threads : {"", "1", "1,2", "many"}) {
+    facts.omp_num_threads = threads;
+    EXPECT_EQ(find(check_cores(facts), "auto").status, Status::ok) << threads;
+  }
+  for (const char* threads : {"2", "2,1"}) {
+    facts.omp_num_threads = threads;
+    const Group group = check_cores(facts);
+    EXPECT_EQ(find(group, "auto").status, Status::warning);
+    EXPECT_THAT(find(group, "auto").text, HasSubstr("8 threads on 4 cores"));
+    EXPECT_THAT(find(group, "auto").advice, HasSubstr("unset OMP_NUM_THREADS"));
+    expect_advice(group);
+  }
+  facts.omp_num_threads = "2147483647";
+  EXPECT_THAT(find(check_cores(facts), "auto").text, HasSubstr("8589934588 threads"));
 }
 
 TEST(CheckCores, WarnsWhereAutoStartsMoreRanksThanTheBackendHas) {
