@@ -70,6 +70,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
   result.terminal = parse_terminal(read.integers("PACELINE_TERMINAL"));
   result.spawned = parse_spawned(read.integers("PACELINE_SPAWN", std::numeric_limits<int>::max()));
+  result.error_fd = read.integer("PACELINE_ERROR_FD", 0);
   result.sets_threads = read.text("OMP_NUM_THREADS") || read.text("MKL_NUM_THREADS");
   result.data_root = read.text("PACELINE_DATA");
   result.worker_server_socket = read.text("TORCH_WORKER_SERVER_SOCKET");

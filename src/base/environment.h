@@ -52,6 +52,9 @@ struct Environment {
     int parent;
   };
   std::optional<Spawned> spawned;
+  // PACELINE_ERROR_FD, set by spawn: an inherited memfd for the error of this process, which is
+  // empty until the process has reached the call.
+  std::optional<int> error_fd;
   // PACELINE_DATA: the directory of the data sets.
   std::optional<std::string> data_root;
   // TORCH_WORKER_SERVER_SOCKET: where record() starts a debug server.

@@ -11,9 +11,11 @@
 #include <climits>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <paceline/debug.h>
@@ -72,7 +74,7 @@ std::optional<int> last_node() {
 void tell_launcher(const std::string& text, const std::vector<int>& blamed) noexcept {
   auto& state = distributed::ProcessState::instance();
   try {
-    const auto& path = base::environment().error_file;
+    const auto path = distributed::error_file();
     if (!path) return;
     launch::write_error_file(*path, text, state.numbered_by_launcher ? blamed : std::vector<int>(),
                              last_node());
@@ -87,7 +89,12 @@ void tell_launcher(const std::string& text, const std::vector<int>& blamed) noex
 void withdraw_report() noexcept {
   auto& state = distributed::ProcessState::instance();
   if (!std::exchange(state.error_reported, false)) return;
-  ::unlink(base::environment().error_file->c_str());
+  const auto path = distributed::error_file();
+  std::error_code error;
+  if (!path || (std::filesystem::remove(*path, error), !error)) return;
+  // In memory it only gets empty again: what says that spawn's function was called stays.
+  const bool has_reached_call = distributed::SpawnCalls::instance().called_function;
+  std::filesystem::resize_file(*path, has_reached_call ? 1 : 0, error);
 }
 
 // As PyTorch's worker_main does. Training goes on without it: it only helps to debug.

@@ -1,13 +1,14 @@
 #include <paceline/spawn.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/cores.h"
@@ -19,7 +20,6 @@
 #include "launch/omp_threads.h"
 #include "launch/report.h"
 #include "launch/signal_names.h"
-#include "launch/worker_environment.h"
 
 namespace paceline::detail {
 namespace {
@@ -51,15 +51,23 @@ void check(const SpawnOptions& options, const SpawnCalls& calls) {
   }
 }
 
-// The call for which spawn has started this process; 0 if it has not.
-int spawned_for() {
-  const auto& spawned = base::environment().spawned;
-  return spawned && spawned->parent == ::getppid() ? spawned->call : 0;
+// The parent sees that this process has reached the call.
+void mark_reached() {
+  const auto file = distributed::error_file();
+  std::error_code error;
+  if (file) std::filesystem::resize_file(*file, 1, error);
+  if (!file || error) {
+    throw Error(fmt::format(
+        "descriptor {} (PACELINE_ERROR_FD), which spawn passes to its processes, is closed; main "
+        "must not close descriptors before it calls spawn",
+        base::environment().error_fd.value_or(-1)));
+  }
+  ::fcntl(*base::environment().error_fd, F_SETFD, FD_CLOEXEC);
 }
 
 [[noreturn]] void call_function(const std::function<void(int)>& function, SpawnCalls& calls) {
   const auto& environment = base::environment();
-  ::unlink(launch::pending_path(environment.error_file.value_or("")).c_str());
+  mark_reached();
   calls.called_function = true;
   try {
     function(environment.rank.value_or(0));
@@ -79,13 +87,15 @@ std::string own_program() {
   return !error && std::filesystem::equivalent(path, kSelf, error) ? path.string() : kSelf;
 }
 
-std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> arguments;
-  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
-  if (arguments.empty())
-    throw Error("spawn cannot read this program's arguments from /proc/self/cmdline");
+// As this program got them. Afterwards main may write into its strings, as strtok does.
+std::vector<std::string>& own_arguments() {
+  static std::vector<std::string> arguments;
   return arguments;
+}
+
+// glibc calls constructors with the arguments of main.
+[[gnu::constructor]] void save_arguments(int count, char** arguments) {
+  own_arguments().assign(arguments, arguments + count);
 }
 
 launch::JobSpec make_spec(const SpawnOptions& options, int call) {
@@ -137,8 +147,8 @@ void spawn(const std::function<void(int rank)>& function, const SpawnOptions& op
   SpawnCalls& calls = SpawnCalls::instance();
   check(options, calls);
   const int call = ++calls.count;
-  if (const int target = spawned_for(); target != 0) {
-    if (call == target) call_function(function, calls);
+  if (const auto* const spawned = distributed::spawned_process(); spawned != nullptr) {
+    if (call == spawned->call) call_function(function, calls);
     return;
   }
   const auto result = launch::run_child_job(make_spec(options, call), own_program());

@@ -9,13 +9,12 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <vector>
 
 #include "base/errno_error.h"
 #include "base/signals_blocked.h"
+#include "launch/error_file.h"
 #include "launch/inherited_fds.h"
-#include "launch/log_directory.h"
 #include "launch/worker_environment.h"
 #include "launch/worker_set.h"
 
@@ -82,9 +81,9 @@ class ChildJob {
 
   const JobSpec& spec_;
   const std::string& file_;
-  const JobDirectory directory_;
   const EndsKept ends_kept_;
   const JobIdentity identity_;
+  std::vector<base::UniqueFd> errors_;  // of the ranks, in memory
   Plan plan_;
   std::vector<WorkerState> states_;
   WorkerSet workers_;
@@ -94,15 +93,13 @@ class ChildJob {
 ChildJob::ChildJob(const JobSpec& spec, const std::string& file)
     : spec_(spec),
       file_(file),
-      directory_({}, spec.processes),
-      identity_{spec.run_id.empty() ? random_run_id() : spec.run_id, find_free_port(),
-                directory_.path()},
+      identity_{spec.run_id.empty() ? random_run_id() : spec.run_id, find_free_port()},
       plan_{.workers = {},
             .first_rank = 0,
             .worker_mask = base::signal_mask(),
             .failure_grace = spec.failure_grace,
             .stop_grace = spec.stop_grace,
-            .directory = directory_.path()},
+            .directory = {}},
       states_(static_cast<std::size_t>(spec.processes)),
       workers_(plan_, states_, [this](int signal) { signal_all(signal); }) {}
 
@@ -128,7 +125,10 @@ Worker ChildJob::make_worker(int rank, const InheritedFds& inherited_fds,
   worker.inherited.push_back(inherited_fds.store.get());
   worker.standard = streams.of_child();
   worker.own_group = false;
-  worker.error_file = error_file_path(identity_, rank);
+  const int error = errors_[static_cast<std::size_t>(rank)].get();
+  worker.environment.push_back(fmt::format("PACELINE_ERROR_FD={}", error));
+  worker.inherited.push_back(error);
+  worker.error_file = error_memory_path(error);
   return worker;
 }
 
@@ -136,11 +136,8 @@ void ChildJob::start() {
   const StandardStreams streams;
   const InheritedFds inherited_fds = make_inherited_fds(spec_.processes);
   for (int rank = 0; rank < spec_.processes; ++rank) {
+    errors_.push_back(make_error_memory());
     plan_.workers.push_back(make_worker(rank, inherited_fds, streams));
-    const auto pending = pending_path(plan_.workers.back().error_file);
-    if (!std::ofstream(pending)) {
-      throw base::errno_error(fmt::format("cannot create {}", pending.string()));
-    }
   }
   const base::SignalsBlocked blocked;
   if (const int code = workers_.start(); code != 0) {
@@ -180,7 +177,7 @@ JobResult ChildJob::collect() const {
                             .lost = false,
                             .error = read_error_file(error_file),
                             .last_lines = {},
-                            .pending = std::filesystem::exists(pending_path(error_file), ignored)});
+                            .pending = std::filesystem::file_size(error_file, ignored) == 0});
   }
   return result;
 }

@@ -13,8 +13,10 @@ namespace paceline::launch {
 // The children are in this process's group, write to its standard output and error, have an empty
 // standard input, and get SIGKILL when the calling thread ends. Of `spec` it uses `processes`,
 // `command` as the arguments, `environment`, `role`, `run_id` and the grace times. After a failure
-// they are stopped as run_job stops its workers. While SIGCHLD is ignored, it gets its default
-// handling for the time of the call, since the kernel would drop the ends of children.
+// they are stopped as run_job stops its workers. Each inherits PACELINE_ERROR_FD, a file in memory
+// for its error, which it has to make longer than nothing as soon as it does what it was started
+// for. While SIGCHLD is ignored, it gets its default handling for the time of the call, since the
+// kernel would drop the ends of children.
 //
 // Throws Error if the system refuses something, or if another wait of this process takes the end of
 // a child. However the call is left, no child is left.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,10 +11,10 @@
 #include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "base/errno_error.h"
-#include "base/unique_fd.h"
 
 namespace paceline::launch {
 namespace {
@@ -21,6 +22,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 1 << 20;
+const std::filesystem::path kDescriptors = "/proc/self/fd";
+constexpr const char* kMemory = "paceline-error";
 
 // A worker may have put anything there, even a FIFO: only a regular file is read, without blocking.
 std::optional<std::string> read_small_file(const std::filesystem::path& path) {
@@ -62,6 +65,22 @@ std::vector<int> blamed_ranks_of(const json& message) {
 
 }  // namespace
 
+base::UniqueFd make_error_memory() {
+  base::UniqueFd memory(::memfd_create(kMemory, MFD_CLOEXEC));
+  if (!memory) throw base::errno_error("cannot make a file in memory for a rank's error");
+  return memory;
+}
+
+std::filesystem::path error_memory_path(int fd) {
+  return kDescriptors / std::to_string(fd);
+}
+
+bool is_error_memory(int fd) {
+  std::error_code ignored;
+  return std::filesystem::read_symlink(error_memory_path(fd), ignored).string() ==
+         fmt::format("/memfd:{} (deleted)", kMemory);
+}
+
 void write_error_file(const std::filesystem::path& path, std::string_view message,
                       std::span<const int> blamed_ranks, std::optional<int> node) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -71,13 +90,15 @@ void write_error_file(const std::filesystem::path& path, std::string_view messag
   if (node) extra["node"] = *node;
   const json content = {{"message", {{"message", message}, {"extraInfo", extra}}}};
 
-  const auto temporary = fmt::format("{}.{}", path.string(), ::getpid());
+  const bool is_in_memory = path.parent_path() == kDescriptors;
+  std::filesystem::path temporary = path;
+  if (!is_in_memory) temporary += fmt::format(".{}", ::getpid());
   std::ofstream file(temporary);
   file << content.dump(-1, ' ', false, json::error_handler_t::replace);
   file.close();
-  if (!file || ::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (!file || (!is_in_memory && ::rename(temporary.c_str(), path.c_str()) != 0)) {
     const int code = errno;
-    ::unlink(temporary.c_str());
+    if (!is_in_memory) ::unlink(temporary.c_str());
     throw base::errno_error(fmt::format("cannot write the error file {}", path.string()), code);
   }
 }

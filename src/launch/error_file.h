@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/unique_fd.h"
+
 namespace paceline::launch {
 
 // The content of the file that TORCHELASTIC_ERROR_FILE names, which a failed worker leaves for its
@@ -18,9 +20,17 @@ struct ErrorFile {
   std::vector<int> blamed_ranks;
 };
 
+// In memory, in place of that file, for a process that inherits it: nothing is left of it however
+// the processes end. Throws Error.
+base::UniqueFd make_error_memory();
+// Its name in each process that has it under the number `fd`.
+std::filesystem::path error_memory_path(int fd);
+// Whether this process still has it there.
+bool is_error_memory(int fd);
+
 // Writes torchrun's format, {"message": {"message": ..., "extraInfo": {"timestamp": ...}}}, with
-// the blamed ranks and the rank's node in extraInfo. The file appears whole or not at all. Throws
-// Error.
+// the blamed ranks and the rank's node in extraInfo. The file appears whole or not at all, unless
+// it is in memory. Throws Error.
 void write_error_file(const std::filesystem::path& path, std::string_view message,
                       std::span<const int> blamed_ranks = {}, std::optional<int> node = {});
 

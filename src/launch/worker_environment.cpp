@@ -62,11 +62,7 @@ void narrow_devices(Variables& variables, int local_rank) {
 }  // namespace
 
 std::filesystem::path error_file_path(const JobIdentity& job, int rank) {
-  return job.directory / std::to_string(rank) / "error.json";
-}
-
-std::filesystem::path pending_path(const std::filesystem::path& error_file) {
-  return error_file.string() + ".pending";
+  return job.directory.empty() ? "" : job.directory / std::to_string(rank) / "error.json";
 }
 
 std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdentity& job,
@@ -78,7 +74,7 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   // log their variables.
   for (const char* name :
        {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS", "PACELINE_STORE_FD",
-        "PACELINE_TERMINAL", "PACELINE_SPAWN", "PACELINE_SECRET"}) {
+        "PACELINE_TERMINAL", "PACELINE_SPAWN", "PACELINE_ERROR_FD", "PACELINE_SECRET"}) {
     variables.erase(name);
   }
   for (const auto& [name, value] : spec.environment) variables[name] = value;

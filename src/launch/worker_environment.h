@@ -13,13 +13,10 @@ namespace paceline::launch {
 struct JobIdentity {
   std::string run_id;
   int master_port;
-  std::filesystem::path directory;  // of the error files
+  std::filesystem::path directory{};  // of the error files; empty: there are none
 };
 
 std::filesystem::path error_file_path(const JobIdentity& job, int local_rank);
-// Of a process of spawn, beside its error file: an empty file that exists until it calls the
-// function.
-std::filesystem::path pending_path(const std::filesystem::path& error_file);
 
 // The environment of one rank, "NAME=value" each, sorted: `inherited` (as environ), without what an
 // outer launcher set for this process, then spec.environment, then the launcher's own variables.

@@ -69,6 +69,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"PACELINE_STORE_FD", "9"},
                                          {"PACELINE_TERMINAL", "80,4000000000,7"},
                                          {"PACELINE_SPAWN", "3,4711"},
+                                         {"PACELINE_ERROR_FD", "12"},
                                          {"PACELINE_DATA", "/data"}});
   EXPECT_EQ(environment.rank, 3);
   EXPECT_EQ(environment.world_size, 4);
@@ -86,6 +87,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
   ASSERT_TRUE(environment.spawned);
   EXPECT_EQ(environment.spawned->call, 3);
   EXPECT_EQ(environment.spawned->parent, 4711);
+  EXPECT_EQ(environment.error_fd, 12);
   EXPECT_EQ(environment.data_root, "/data");
 }
 

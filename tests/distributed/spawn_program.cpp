@@ -12,6 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -185,6 +186,26 @@ void retry(const Arguments&) {
   } catch (const paceline::ProcessRaisedException&) {
     spawn_and_tell([](int) {}, paceline::SpawnOptions{.nprocs = 2});
   }
+}
+
+// main has changed its arguments.
+void overwritten(const Arguments& arguments) {
+  paceline::spawn([&](int rank) { say("rank {} got {}", rank, arguments.at(0)); }, {.nprocs = 2});
+}
+
+// A record before this one has failed. The spawned processes end before the call.
+void second_record(const Arguments&) {
+  if (std::getenv("PACELINE_SPAWN") != nullptr) return;
+  spawn_and_tell([](int) {}, paceline::SpawnOptions{.nprocs = 2});
+}
+
+// The spawned processes have a file of their own under the number of an inherited descriptor.
+void reused_descriptor(const Arguments& arguments) {
+  if (std::getenv("PACELINE_SPAWN") != nullptr) {
+    const int file = ::open(arguments.at(0).c_str(), O_RDWR);
+    ::dup2(file, std::stoi(variable("PACELINE_ERROR_FD")));
+  }
+  spawn_and_tell([](int) {});
 }
 
 // The ranks leave the world of main by the end of the function, one of them early.
@@ -370,6 +391,9 @@ const std::map<std::string, void (*)(const Arguments&)> kModes{
     {"hang", hang},
     {"twice", twice},
     {"retry", retry},
+    {"overwritten", overwritten},
+    {"second-record", second_record},
+    {"reused-descriptor", reused_descriptor},
     {"nested", nested},
     {"inner-program", inner_program},
     {"world-in-main", world_in_main},
@@ -391,6 +415,10 @@ int main(int argc, char** argv) {
   if (mode == "outside-record") {
     spawn_and_tell([](int) {});
     return 0;
+  }
+  if (mode == "overwritten") std::strtok(argv[2], ",");
+  if (mode == "second-record") {
+    static_cast<void>(paceline::record([] { throw std::runtime_error("first"); }));
   }
   const int code = paceline::record([&] { kModes.at(mode)(arguments); });
   if (mode == "twice") {

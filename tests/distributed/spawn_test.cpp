@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,10 +122,6 @@ TEST_F(Spawn, LeavesNoRankIfTheParentIsKilled) {
     const pid_t pid = pid_after(program.out(), rank);
     EXPECT_TRUE(eventually([&] { return test::has_ended(pid); })) << rank;
   }
-  // A killed process cannot remove the directory for error files, which is empty then.
-  for (const auto& left : std::filesystem::directory_iterator(temporary_.path())) {
-    std::filesystem::remove_all(left);
-  }
 }
 
 TEST_F(Spawn, EndsAllByASignalToTheProcessGroup) {
@@ -136,9 +133,6 @@ TEST_F(Spawn, EndsAllByASignalToTheProcessGroup) {
   for (const char* rank : {"rank0", "rank1"}) {
     const pid_t pid = pid_after(program.out(), rank);
     EXPECT_TRUE(eventually([&] { return test::has_ended(pid); })) << rank;
-  }
-  for (const auto& left : std::filesystem::directory_iterator(temporary_.path())) {
-    std::filesystem::remove_all(left);
   }
 }
 
@@ -155,6 +149,27 @@ TEST_F(Spawn, RunsTwoJobsAndOnlyTheParentGoesOn) {
 TEST_F(Spawn, SaysWhenMainDoesNotReachTheCall) {
   const std::string out = output({"retry"});
   EXPECT_THAT(out, AllOf(HasSubstr("usage: "), HasSubstr("ranks 0, 1 before it reached call 2")));
+}
+
+TEST_F(Spawn, SaysWhenMainDoesNotReachTheCallAfterAnErrorOfAnotherRecord) {
+  EXPECT_THAT(output({"second-record"}),
+              AllOf(HasSubstr("usage: "), HasSubstr("ranks 0, 1 before")));
+}
+
+TEST_F(Spawn, PassesTheArgumentsThatMainHasOverwritten) {
+  const std::string out = output({"overwritten", "a,b,c"});
+  EXPECT_THAT(out, AllOf(HasSubstr("rank 0 got a,b,c\n"), HasSubstr("rank 1 got a,b,c\n")));
+}
+
+TEST_F(Spawn, WritesNoErrorIntoAFileOfTheProgram) {
+  const test::TemporaryDirectory directory;
+  const auto file = directory.path() / "file";
+  std::ofstream(file) << "data";
+  auto program = run({SPAWN_PROGRAM, "reused-descriptor", file.string()});
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_THAT(program.out(),
+              HasSubstr("(PACELINE_ERROR_FD), which spawn passes to its processes, is closed"));
+  EXPECT_EQ(std::filesystem::file_size(file), 4u);
 }
 
 TEST_F(Spawn, IsAUsageErrorOutsideRecordAndOnAnotherThread) {

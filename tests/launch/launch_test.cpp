@@ -56,6 +56,19 @@ class ErrorFileTest : public ::testing::Test {
   std::filesystem::path path_ = directory_.path() / "error.json";
 };
 
+TEST_F(ErrorFileTest, InMemoryRoundTrips) {
+  const base::UniqueFd memory = make_error_memory();
+  const auto path = error_memory_path(memory.get());
+  EXPECT_TRUE(is_error_memory(memory.get()));
+  EXPECT_FALSE(is_error_memory(STDERR_FILENO));
+  EXPECT_FALSE(is_error_memory(-1));
+  EXPECT_FALSE(read_error_file(path));
+  for (const std::string text : {"a long text", "short"}) {
+    write_error_file(path, text);
+    EXPECT_EQ(read_error_file(path).value().message, text);
+  }
+}
+
 TEST_F(ErrorFileTest, RoundTrips) {
   write_error_file(path_, "line 1\n\"quoted\" \xff not UTF-8", std::vector<int>{70, 3, 1023});
   const auto error = read_error_file(path_);
@@ -170,6 +183,7 @@ TEST(WorkerEnvironment, TorchrunsVariablesReplaceInheritedOnes) {
                                    "PACELINE_BOOTSTRAP_SOCKETS=9",
                                    "PACELINE_TERMINAL=5",
                                    "PACELINE_SPAWN=1,2",
+                                   "PACELINE_ERROR_FD=7",
                                    "broken",
                                    nullptr};
   EXPECT_THAT(
@@ -318,7 +332,7 @@ TEST(RunChildJob, ReportsHowItsProcessesEndedAndLeavesNone) {
   spec.failure_grace = std::chrono::milliseconds(0);
   spec.command = {"sh", "-c",
                   "read line; test $RANK = 1 || exec sleep 1000; "
-                  "rm $TORCHELASTIC_ERROR_FILE.pending; exit 7"};
+                  "echo > /proc/self/fd/$PACELINE_ERROR_FD; exit 7"};
   const JobResult result = run_child_job(spec, "/bin/sh");
   EXPECT_EQ(result.first_failed(), 1);
   EXPECT_EQ(exit_code_of(result.ranks[1].status), 7);
