@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <system_error>
 
 #include "base/unique_fd.h"
 
@@ -18,6 +20,17 @@ bool take_number(std::string_view& text, Number& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return error == std::errc();
+}
+
+bool skip_numbers(std::string_view& text, int count) {
+  long long skipped = 0;
+  while (count > 0 && take_number(text, skipped)) --count;
+  return count == 0;
+}
+
+std::optional<ProcessStat> stat_in(const std::string& directory) {
+  const UniqueFd file(::open((directory + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  return file ? parse_stat(read_stat(file.get())) : std::nullopt;
 }
 
 }  // namespace
@@ -39,16 +52,26 @@ std::optional<ProcessStat> parse_stat(std::string_view stat) {
   if (name_end == std::string_view::npos || name_end + 3 >= rest.size()) return std::nullopt;
   process.state = rest[name_end + 2];
   rest.remove_prefix(name_end + 3);
-  int skipped = 0;  // the session, the terminal and its foreground group
   const bool is_whole = take_number(rest, process.parent) && take_number(rest, process.group) &&
-                        take_number(rest, skipped) && take_number(rest, skipped) &&
-                        take_number(rest, skipped) && take_number(rest, process.flags);
+                        skip_numbers(rest, 3) && take_number(rest, process.flags) &&
+                        skip_numbers(rest, 4) && take_number(rest, process.user_ticks) &&
+                        take_number(rest, process.system_ticks);
   return is_whole ? std::optional(process) : std::nullopt;
 }
 
 std::optional<ProcessStat> stat_of(pid_t pid) {
-  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  return file ? parse_stat(read_stat(file.get())) : std::nullopt;
+  return stat_in(fmt::format("/proc/{}", pid));
+}
+
+bool is_asleep(pid_t pid) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (fs::directory_iterator thread(fmt::format("/proc/{}/task", pid), error), end;
+       !error && thread != end; thread.increment(error)) {
+    const auto stat = stat_in(thread->path());
+    if (stat && stat->state != 'S' && stat->state != 'Z') return false;
+  }
+  return true;
 }
 
 std::string describe_stop(pid_t pid) {

@@ -19,6 +19,7 @@
 #include "base/deadline.h"
 #include "base/errno_error.h"
 #include "base/pipe.h"
+#include "base/process_stat.h"
 #include "shm/sync/fork_generation.h"
 
 namespace paceline::distributed {
@@ -52,10 +53,35 @@ struct Forks {
 };
 Forks Forks::instance;
 
+// Whether a process that ought to end hangs. It may have to wait for the processor: so it hangs
+// only if it slept at all of several looks, or if it used the processor for seconds, since OpenMP's
+// threads may spin while they wait.
+class HangDetector {
+ public:
+  explicit HangDetector(pid_t process) : process_(process) {}
+
+  // Call once a second.
+  bool look() {
+    const auto stat = base::stat_of(process_);
+    const long used = stat ? static_cast<long>(stat->user_ticks + stat->system_ticks) : used_;
+    const bool rests = used == used_ && base::is_asleep(process_);
+    used_ = used;
+    looks_asleep_ = rests ? looks_asleep_ + 1 : 0;
+    return looks_asleep_ == kSeconds || used_ >= kSeconds * ::sysconf(_SC_CLK_TCK);
+  }
+
+ private:
+  static constexpr int kSeconds = 5;
+
+  pid_t process_;
+  long used_ = 0;
+  int looks_asleep_ = 0;
+};
+
 // OpenMP's library does not say whether the thread that forked had threads, which the child would
-// wait for. So a copy of this process runs a parallel operator, and is killed if that does not end.
+// wait for. So a copy of this process runs a parallel operator, and is killed if it hangs.
 bool intraop_threads_work() {
-  constexpr std::chrono::seconds kLongest{5};
+  constexpr std::chrono::seconds kSecond{1};
   constexpr std::int64_t kElementsOfThread = 1 << 16;  // LibTorch starts one for half as many
   base::Pipe pipe = base::make_pipe();
   const pid_t copy = ::fork();
@@ -66,9 +92,13 @@ bool intraop_threads_work() {
     ::_exit(written == 1 ? 0 : 1);
   }
   pipe.write_end.reset();
-  const auto deadline = base::Deadline::after(kLongest);
+  HangDetector detector(copy);
   pollfd answer{pipe.read_end.get(), POLLIN, 0};
-  while (::poll(&answer, 1, static_cast<int>(deadline.remaining().count())) < 0 && errno == EINTR) {
+  auto next_look = base::Deadline::after(kSecond);
+  while (::poll(&answer, 1, static_cast<int>(next_look.remaining().count())) <= 0) {
+    if (!next_look.expired()) continue;
+    if (detector.look()) break;
+    next_look = base::Deadline::after(kSecond);
   }
   char byte = 0;
   const bool works = (answer.revents & POLLIN) != 0 && ::read(answer.fd, &byte, 1) == 1;

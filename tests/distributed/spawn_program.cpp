@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <paceline/paceline.h>
@@ -354,6 +356,14 @@ void environment(const Arguments&) {
       {.nprocs = std::getenv("ONE") != nullptr ? 1 : 2});
 }
 
+// A process that is stopped does not get the processor, as on a machine that is stalled.
+void stop_once() {
+  static bool stopped = false;
+  if (std::exchange(stopped, true)) return;
+  say("trial={}", ::getpid());
+  ::raise(SIGSTOP);
+}
+
 // Forks without exec, after the given preparation, and enters a world in the child.
 void forked(const Arguments& arguments) {
   const std::string& after = arguments.at(0);
@@ -368,6 +378,7 @@ void forked(const Arguments& arguments) {
   if (child == 0) {
     try {
       if (after == "use-then-one-thread") at::set_num_threads(1);
+      if (after == "stalled") ::pthread_atfork(nullptr, nullptr, &stop_once);
       for (int i = 0; i < 2; ++i) in_world([&](int) { use_threads(); });
       say("child works");
     } catch (const paceline::UsageError& error) {

@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -283,6 +285,18 @@ TEST_F(Spawn, SetsThreadsAndMallocAsPacelineRunDoes) {
 }
 
 class Forked : public Spawn {};
+
+// Longer than a trial takes that hangs.
+TEST_F(Forked, ChildIsNotRefusedBecauseTheMachineIsStalled) {
+  auto program = run({SPAWN_PROGRAM, "forked", "stalled"});
+  program.wait_for("trial=");
+  const pid_t trial = pid_after(program.out(), "trial");
+  EXPECT_TRUE(eventually([&] { return test::process_state(trial) == 'T'; }));
+  std::this_thread::sleep_for(std::chrono::seconds(7));  // the input of this test
+  ::kill(trial, SIGCONT);
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_THAT(program.out(), HasSubstr("child works\nchild ended with 0\n"));
+}
 
 TEST_F(Forked, ChildOfAThreadThatUsedIntraopThreadsIsRefused) {
   EXPECT_THAT(output({"forked", "use"}),
