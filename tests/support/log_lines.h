@@ -38,8 +38,14 @@ class LogLines {
     const std::lock_guard lock(mutex_);
     return lines_;
   }
-  bool wait_for_line() const {
-    return eventually([&] { return !all().empty(); });
+  // Whether a line matches the regular expression.
+  bool has(const std::string& line) const {
+    return ::testing::Value(all(), ::testing::Contains(::testing::MatchesRegex(line)));
+  }
+  // Waits for such a line. On a busy machine, lines may come before it that name fewer ranks,
+  // because the others have yet to come to the wait.
+  bool wait_for_line(const std::string& line = ".*") const {
+    return eventually([&] { return has(line); });
   }
 
  private:
