@@ -186,7 +186,6 @@ class Gathering {
       answer.verdict = Verdict::decode(store_->compareSet(kVerdictKey, "", own->encode()));
     });
     Verdict& verdict = answer.verdict;
-    if (verdict.kind != Verdict::Kind::complete) report.abandon();
     if (verdict.kind == Verdict::Kind::complete) {
       const int other = verdict.numbers.front();
       if (other == size_) {
@@ -198,6 +197,7 @@ class Gathering {
       }
       verdict = different_sizes(other);
     }
+    report.abandon();
     part(verdict);
     return answer;
   }

@@ -8,12 +8,14 @@
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <thread>
@@ -211,6 +213,35 @@ TEST(Late, AndStoppedInBackwardIsReportedAsStopped) {
               ::testing::MatchesRegex(std::string(kLateInBackward) +
                                       ", and its process [0-9]+ is stopped\nbackward, .*"));
   EXPECT_EQ(logs[1], "");
+}
+
+// What rank 0's log says of a wait for a message that does not come. It ends after the `timeout` of
+// the wait, or of the group.
+std::string log_of_late_message(std::optional<std::chrono::milliseconds> timeout) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [&](const RankContext& context) {
+    const test::LogLines log(200ms);
+    const World world = init_process_group(context.init);
+    auto tensor = torch::zeros({4});
+    if (context.rank == 1) {
+      EXPECT_THROW(barrier(), PeerError);
+      return std::string();
+    }
+    ProcessGroup().c10d()->getBackend(at::kCPU)->setTimeout(timeout ? 1min : 1s);
+    auto works = batch_isend_irecv({{P2POp::Kind::irecv, tensor, 1}});
+    EXPECT_THROW(timeout ? works[0].wait(*timeout) : works[0].wait(), Timeout);
+    return fmt::format("{}", fmt::join(log.all(), "\n"));
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  return ends[0].report;
+}
+
+constexpr const char* kLateMessage =
+    "(rank 0 has waited .* s for rank 1 at recv of 4 float32 from rank 1 with tag 0 in group "
+    "world\n?)+";
+
+TEST(Late, WithAMessageIsNotSaidToGoOnAfterATimeout) {
+  EXPECT_THAT(log_of_late_message(1s), ::testing::MatchesRegex(kLateMessage));
+  EXPECT_THAT(log_of_late_message({}), ::testing::MatchesRegex(kLateMessage));
 }
 
 TEST(Killed, InAGroupIsNamedByGlobalRank) {

@@ -99,6 +99,38 @@ TEST(LateRanks, AreNotSaidToGoOnAfterATimeout) {
   for (const std::string& line : log.all()) EXPECT_THAT(line, StartsWith("rank 0 has waited"));
 }
 
+TEST(LateRanks, AreNotSaidToGoOnAfterAMismatch) {
+  const test::LogLines log(100ms);
+  run_thread_ranks(2, [&](auto region) {
+    Group group(region);
+    if (region->rank() == 1) {
+      EXPECT_TRUE(log.wait_for_line());
+    }
+    std::vector<float> data(region->rank() == 0 ? 10 : 11);
+    EXPECT_THROW(
+        group.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum),
+        Mismatch);
+  });
+  EXPECT_THAT(log.all(), Each(StartsWith("rank 0 has waited")));
+}
+
+TEST(LateRanks, AreNotSaidToGoOnAfterADifferentStep) {
+  const test::LogLines log(100ms);
+  run_thread_ranks(2, [&](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, test::kBuckets, test::bucket_name);
+    const bool late = region->rank() == 1;
+    reducer.begin_step({.forwards = late ? 2u : 1u});
+    if (late) {
+      EXPECT_TRUE(log.wait_for_line());
+    }
+    for (std::size_t bucket = 0; bucket < std::size(test::kBuckets); ++bucket)
+      reducer.publish(bucket);
+    EXPECT_THROW(reducer.finish(), Mismatch);
+  });
+  EXPECT_THAT(log.all(), Each(StartsWith("rank 0 has waited")));
+}
+
 TEST(LateRanks, InAStepAreReportedWithTheirBuckets) {
   const test::LogLines log(kFirst);
   const std::string report =

@@ -114,10 +114,12 @@ int MessageWork::sourceRank() const {
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   std::optional<base::Deadline> deadline;
   if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
-  mailbox_->pump_for(message_, opType_ == c10d::OpType::SEND,
-                     [&] { return isCompleted() || (deadline && deadline->expired()); });
-  if (!isCompleted()) throw_late(timeout);
-  return PacelineWork::wait(kNoTimeout);
+  mailbox_->pump_for(message_, opType_ == c10d::OpType::SEND, [&] {
+    if (isCompleted()) return PacelineWork::wait(kNoTimeout);
+    if (deadline && deadline->expired()) throw_late(timeout);
+    return false;
+  });
+  return true;
 }
 
 bool CoalescedWork::isCompleted() {

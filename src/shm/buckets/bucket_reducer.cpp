@@ -233,8 +233,9 @@ void BucketReducer::finish() {
   waits_.clear();
   if (two_level_) return run_or_cancel([&] { finish_two_levels(); });
   for (const std::size_t bucket : pending_) {
-    await_all(bucket, &BucketWords::published);
-    reduce_slice(bucket);
+    BucketWait context(blocks_, deadline_, bucket, &BucketWords::published, nullptr);
+    await_all(context);
+    reduce_slice(bucket);  // in the scope of `context`: a wait for a different step has failed
   }
   pending_.clear();
   // Only now will every rank reach finish, where it may wait first.
@@ -287,6 +288,10 @@ void BucketReducer::await_all(Word BucketWords::*word) {
 
 void BucketReducer::await_all(std::size_t bucket, Word BucketWords::*word) {
   BucketWait context(blocks_, deadline_, bucket, word, two_level_.get());
+  await_all(context);
+}
+
+void BucketReducer::await_all(BucketWait& context) {
   for (int rank = 0; rank < blocks_.size(); ++rank) await(context, rank);
 }
 

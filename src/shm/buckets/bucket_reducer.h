@@ -131,6 +131,7 @@ class BucketReducer {
   void reset_places(std::size_t bucket);
   void* own_part(std::size_t bucket, std::size_t part) const;
   void await(BucketWait& context, int rank);
+  void await_all(BucketWait& context);
   void await_all(std::size_t bucket, Word BucketWords::*word);
   void await_all(Word BucketWords::*word);
   void restart_deadline();

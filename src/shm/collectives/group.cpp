@@ -85,20 +85,25 @@ void Group::set_splits(std::span<const Input> to, std::span<const Output> from) 
 
 void Group::first_round() {
   if (call_.uneven) region_->memory().splits(rank(), round_ + 1) = own_splits_;
-  next_round();
+  RoundWait context(*this);
+  next_round(context);
   for (int peer = 0; peer < size(); ++peer) {
     calls_[static_cast<std::size_t>(peer)] = region_->memory().slot(peer, round_).call;
   }
-  check_agreement();
+  check_agreement();  // in the scope of `context`: a wait for another call has failed
 }
 
 void Group::next_round() {
+  RoundWait context(*this);
+  next_round(context);
+}
+
+void Group::next_round(RoundWait& context) {
   ++round_;
   // With every round: the other slot may hold a call from before this one, and a rank that waits
   // for this one looks into both.
   region_->memory().slot(rank(), round_).call = call_;
   region_->publish(region_->memory().slot(rank(), round_).round, round_);
-  RoundWait context(*this);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank())
       region_->await(region_->memory().slot(peer, round_).round, round_, peer, context);

@@ -80,6 +80,7 @@ class Group {
   // first round of a call fills `calls_` and compares the calls.
   void first_round();
   void next_round();
+  void next_round(RoundWait& context);
   void check_agreement();
   [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
   std::string last_call_of(int rank) const;

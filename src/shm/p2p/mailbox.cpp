@@ -89,7 +89,6 @@ void Mailbox::pump(const std::function<bool()>& enough) {
 void Mailbox::pump_for(const Message& message, bool sending, const std::function<bool()>& enough) {
   MessageWait wait(message, sending, *region_);
   pump(enough, &wait);
-  if (region_->failed()) wait.report.abandon();
 }
 
 void Mailbox::pump(const std::function<bool()>& enough, MessageWait* wait) {

@@ -55,7 +55,8 @@ class Mailbox {
   // Moves messages until `enough` returns true. Errors go to the requests; throws UsageError in a
   // forked child only.
   void pump(const std::function<bool()>& enough);
-  // The same for a thread that waits for a message: if it waits for long, the log says so.
+  // The same for a thread that waits for a message: if it waits for long, the log says so. Passes
+  // on what `enough` throws; the wait has then failed, and the log does not say that it went on.
   void pump_for(const Message& message, bool sending, const std::function<bool()>& enough);
   // Wakes the threads of this process that are in `pump`, to ask `enough` again.
   void wake() { region_->ring(region_->rank()); }

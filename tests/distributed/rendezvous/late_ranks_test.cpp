@@ -79,6 +79,32 @@ TEST_F(Rendezvous, TheLowestRankReportsWhoHasNotCome) {
   EXPECT_THAT(logs[2], Not(ContainsRegex(report)));
 }
 
+// Two ranks make a world of two, before or while rank 2 learns of it.
+TEST_F(Rendezvous, ARankWhoseWorldSizeDiffersIsNotSaidToGoOn) {
+  const test::Shared<std::atomic<bool>> reported;
+  const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+    const test::LogLines log(200ms);
+    if (rank != 2) {
+      EXPECT_TRUE(test::eventually([&] { return reported->load(); }));
+    }
+    std::jthread watcher;
+    if (rank == 2) {
+      watcher = std::jthread([&] {
+        EXPECT_TRUE(log.wait_for_line());
+        *reported = true;
+      });
+    }
+    const std::string failure = failure_to_join(
+        {.init_method = method(), .timeout = 20s, .world_size = rank == 2 ? 3 : 2, .rank = rank});
+    return failure + "\n" + fmt::format("{}", fmt::join(log.all(), "\n"));
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_THAT(
+      ends[2].report,
+      MatchesRegex("(.* )?the ranks disagree on the size of the world.*\n(rank 2 has waited "
+                   ".* s for ranks 0 and 1, which have not come to the rendezvous\n?)+"));
+}
+
 TEST_F(Rendezvous, RanksReportThatRankZeroServesNoStoreYet) {
   const std::string where = Port().method();
   const std::string report =
