@@ -15,6 +15,7 @@
 
 #include "backends/paceline/backend.h"
 #include "ddp.h"
+#include "distributed/debug/handlers.h"
 #include "errors.h"
 
 namespace py = pybind11;
@@ -80,4 +81,5 @@ PYBIND11_MODULE(_C, module) {
           "staging_bytes", &PacelineOptions::staging_bytes,
           "The size in bytes of the staging buffers of all ranks of the group together.");
   paceline::python::bind_ddp(module);
+  paceline::distributed::register_debug_handlers();
 }

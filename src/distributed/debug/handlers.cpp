@@ -43,11 +43,25 @@ class HandlerResponse final : public control::Response {
   HttpResponse response;
 };
 
-HttpResponse call(const std::string& name, const HttpRequest& request) {
+bool has_handler(const std::string& name) {
   const auto names = control::getHandlerNames();
-  if (std::ranges::find(names, name) == names.end()) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// Not if there is one: PyTorch's own, or that of another copy of the library in the process.
+void add_handler(const char* name, std::string (*describe)(), const char* type) {
+  if (has_handler(name)) return;
+  control::registerHandler(name, [=](const control::Request&, control::Response& response) {
+    response.setContent(describe(), type);
+    response.setStatus(200);
+  });
+}
+
+HttpResponse call(const std::string& name, const HttpRequest& request) {
+  if (!has_handler(name)) {
     return {404, "text/plain",
-            fmt::format("no handler {}; there are {}\n", name, fmt::join(names, ", "))};
+            fmt::format("no handler {}; there are {}\n", name,
+                        fmt::join(control::getHandlerNames(), ", "))};
   }
   HandlerResponse response;
   control::getHandler(name)(HandlerRequest(request), response);
@@ -89,18 +103,8 @@ std::string describe_process() {
 void register_debug_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
-    control::registerHandler("paceline_state",
-                             [](const control::Request&, control::Response& response) {
-                               response.setContent(describe_process(), "application/json");
-                               response.setStatus(200);
-                             });
-    const auto names = control::getHandlerNames();
-    if (std::ranges::find(names, "dump_traceback") != names.end()) return;
-    control::registerHandler("dump_traceback",
-                             [](const control::Request&, control::Response& response) {
-                               response.setContent(describe_threads(), "text/plain");
-                               response.setStatus(200);
-                             });
+    add_handler("paceline_state", &describe_process, "application/json");
+    add_handler("dump_traceback", &describe_threads, "text/plain");
   });
 }
 

@@ -6,8 +6,8 @@
 
 namespace paceline::distributed {
 
-// Registers `paceline_state` with PyTorch's control plane and, where PyTorch does not (it does in
-// Python), `dump_traceback`. Does nothing if called again.
+// Registers `paceline_state` and `dump_traceback` with PyTorch's control plane, unless they exist:
+// in Python, PyTorch has the second. Does nothing if called again.
 void register_debug_handlers();
 
 // Answers as c10d::control_plane::WorkerServer does: GET / and /handler/ list the registered
