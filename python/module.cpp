@@ -17,6 +17,7 @@
 #include "ddp.h"
 #include "distributed/debug/handlers.h"
 #include "errors.h"
+#include "logging.h"
 
 namespace py = pybind11;
 
@@ -81,5 +82,6 @@ PYBIND11_MODULE(_C, module) {
           "staging_bytes", &PacelineOptions::staging_bytes,
           "The size in bytes of the staging buffers of all ranks of the group together.");
   paceline::python::bind_ddp(module);
+  paceline::python::log_to_python();
   paceline::distributed::register_debug_handlers();
 }
