@@ -172,8 +172,7 @@ void Mailbox::end(Requests& requests, Requests::iterator request, Ended& ended,
   requests.erase(request);
 }
 
-bool Mailbox::is_time_to_look() {
-  const auto now = std::chrono::steady_clock::now();
+bool Mailbox::is_time_to_look(Clock::time_point now) {
   std::lock_guard lock(mutex_);
   if (!region_->failed() && now - looked_ < kLookInterval) return false;
   looked_ = now;
@@ -181,10 +180,13 @@ bool Mailbox::is_time_to_look() {
 }
 
 void Mailbox::look_after_peers(MessageWait* wait) {
-  if (!is_time_to_look()) return;
-  if (wait != nullptr && region_->size() > 1) {
+  const auto now = Clock::now();
+  // Apart from the other looks, which the P2P progress thread may make each time.
+  if (wait != nullptr && region_->size() > 1 && now - wait->looked >= kLookInterval) {
+    wait->looked = now;
     report_late_ranks(*region_, *wait->missing().begin(), *wait);
   }
+  if (!is_time_to_look(now)) return;
   std::vector<bool> here;
   for (int peer = 0; peer < region_->size(); ++peer) here.push_back(region_->peers().is_here(peer));
   with_lock([&](Ended& ended) {

@@ -62,6 +62,7 @@ class Mailbox {
   void wake() { region_->ring(region_->rank()); }
 
  private:
+  using Clock = std::chrono::steady_clock;
   using Request = P2PRequest;
   using Requests = std::list<Request>;
   struct End {
@@ -86,7 +87,7 @@ class Mailbox {
   // Fails the group if a request can no longer complete; does nothing if called again too soon.
   // Reports `wait`, if there is one.
   void look_after_peers(MessageWait* wait);
-  bool is_time_to_look();
+  bool is_time_to_look(Clock::time_point now);
   void check_request(const Request& request, const std::vector<bool>& here);
   // Withdraws this rank's messages.
   void end_all(const std::exception_ptr& error);
@@ -98,7 +99,7 @@ class Mailbox {
   DeferredRings rings_;
   MessageSender sender_;
   MessageReceiver receiver_;
-  std::chrono::steady_clock::time_point looked_;
+  Clock::time_point looked_;
 };
 
 }  // namespace paceline::shm

@@ -90,6 +90,8 @@ class MessageWait : public WaitContext {
   std::string describe() const override { return shm::describe(message_, sending_, region_); }
   bool waits(int /*rank*/) const override { return false; }
 
+  std::chrono::steady_clock::time_point looked{};  // whether a report is due
+
  private:
   const P2PMessage& message_;
   bool sending_;
