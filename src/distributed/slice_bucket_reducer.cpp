@@ -14,6 +14,7 @@
 
 #include "distributed/data_type.h"
 #include "distributed/process_state.h"
+#include "distributed/reported_wait.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -256,7 +257,7 @@ void SliceBucketReducer::gather(SliceBucket& bucket) {
 
 void SliceBucketReducer::wait_for_works() {
   translate("backward", [&] {
-    for (const auto& work : works_) work->wait();
+    for (const auto& work : works_) wait_and_report(*work, group_);
   });
 }
 

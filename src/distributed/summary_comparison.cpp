@@ -8,6 +8,7 @@
 #include <paceline/error.h>
 
 #include "distributed/process_state.h"
+#include "distributed/reported_wait.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -47,7 +48,7 @@ shm::Disagreement SummaryComparison::compare_frozen(std::span<const shm::StepSum
   own[0] = own[0].to(options);
   std::vector<std::vector<at::Tensor>> flags(1);
   while (flags[0].size() < all.size()) flags[0].push_back(at::empty({count}, options));
-  translate("backward", [&] { backend_->allgather(flags, own)->wait(); });
+  translate("backward", [&] { wait_and_report(*backend_->allgather(flags, own), group_); });
   std::vector<shm::FrozenFlags> by_rank;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     flags[0][rank] = flags[0][rank].cpu();

@@ -7,6 +7,7 @@
 
 #include "base/deadline.h"
 #include "base/log.h"
+#include "distributed/reported_wait.h"
 #include "distributed/start.h"
 
 namespace paceline {
@@ -67,7 +68,7 @@ Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
 void Work::wait() {
   if (!work_) return;
   translate("wait", [&] {
-    c10d_work(work_).wait();
+    distributed::wait_and_report(c10d_work(work_), group_);
     write_back();
   });
 }

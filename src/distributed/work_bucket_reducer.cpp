@@ -10,6 +10,7 @@
 #include <paceline/error.h>
 
 #include "distributed/process_state.h"
+#include "distributed/reported_wait.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -100,7 +101,7 @@ void WorkBucketReducer::time_out(const std::string& text) {
 
 double WorkBucketReducer::total_of(double weight) {
   std::vector<at::Tensor> total{at::full({1}, weight, at::kDouble)};
-  translate("backward", [&] { backend_->allreduce(total, {})->wait(); });
+  translate("backward", [&] { wait_and_report(*backend_->allreduce(total, {}), group_); });
   const double sum = total[0].item<double>();
   if (sum > 0 && std::isfinite(sum)) return sum;
   throw Mismatch(fmt::format("the ranks' weights add up to {}: there is nothing to average", sum),
@@ -115,7 +116,8 @@ void WorkBucketReducer::compare_early(const shm::StepSummary& summary) {
   std::vector<at::Tensor> tensors{rows};
   c10d::AllreduceOptions all_reduce;
   all_reduce.reduceOp = c10d::ReduceOp::MAX;
-  translate("backward", [&] { backend_->allreduce(tensors, all_reduce)->wait(); });
+  translate("backward",
+            [&] { wait_and_report(*backend_->allreduce(tensors, all_reduce), group_); });
   compare_summaries(rows.cpu(), step_ + 1);
 }
 
@@ -165,7 +167,7 @@ void WorkBucketReducer::wait_for_works() {
   const auto begin = Clock::now();
   translate("backward", [&] {
     for (const auto& work : works_) {
-      if (work) work->wait();
+      if (work) wait_and_report(*work, group_);
     }
   });
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = Clock::now()}};

@@ -157,13 +157,14 @@ TEST_P(KilledRanks, InDdpConstructionIsNamed) {
 }
 
 // A rank that computes, or is stopped, in its backward. What the log of the other says.
-std::vector<std::string> logs_of_late_backward(bool stops) {
+std::vector<std::string> logs_of_late_backward(bool stops,
+                                               const std::string& backend = "paceline") {
   struct SharedState {
     test::Stopped victim;
     std::atomic<bool> reported{false};
   };
   const test::Shared<SharedState> state;
-  const auto ends = test::run_torch_ranks(2, "paceline", [&](const RankContext& context) {
+  const auto ends = test::run_torch_ranks(2, backend, [&](const RankContext& context) {
     const test::LogLines log(2s);
     const World world = init_process_group(context.init);
     auto net = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
@@ -213,6 +214,83 @@ TEST(Late, AndStoppedInBackwardIsReportedAsStopped) {
               ::testing::MatchesRegex(std::string(kLateInBackward) +
                                       ", and its process [0-9]+ is stopped\nbackward, .*"));
   EXPECT_EQ(logs[1], "");
+}
+
+TEST(Late, InBackwardOverGlooIsReportedAndGoesOn) {
+  const auto logs = logs_of_late_backward(false, "gloo");
+  EXPECT_THAT(logs[0], ::testing::MatchesRegex(
+                           "rank 0 has waited .* s for rank 1 at ALLREDUCE, call [0-9]+ of group "
+                           "world\nALLREDUCE, call [0-9]+ of group world went on after .* s"));
+  EXPECT_EQ(logs[1], "");
+}
+
+TEST(Late, OverGlooIsReportedByTheLowestRankThatWaits) {
+  struct SharedState {
+    test::Stopped victim;
+    std::atomic<bool> awake{false};
+  };
+  const test::Shared<SharedState> state;
+  const auto ends = test::run_torch_ranks(3, "gloo", [&](const RankContext& context) {
+    const test::LogLines log(2s);
+    const World world = init_process_group(context.init);
+    barrier();
+    std::jthread waker;
+    if (context.rank == 1) {
+      state->victim.stop();
+      state->awake = true;
+    } else {
+      waker = std::jthread([&] {
+        EXPECT_TRUE(test::eventually([&] { return !log.all().empty() || state->awake; }));
+        state->victim.wake();
+      });
+    }
+    const auto tensor = torch::ones({3});
+    all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<float>(), 3);
+    return fmt::format("{}", fmt::join(log.all(), "\n"));
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_THAT(ends[0].report,
+              ::testing::MatchesRegex(
+                  "ranks 0 and 2 have waited .* s for rank 1 at ALLREDUCE, call [0-9]+ of group "
+                  "world\nALLREDUCE, call [0-9]+ of group world went on after .* s"));
+  EXPECT_EQ(ends[1].report + ends[2].report, "");
+}
+
+// Each waits for what the other sends.
+TEST(Late, OverGlooAreNamedIfAllWaitAndAreNotSaidToGoOn) {
+  const auto ends = test::run_torch_ranks(2, "gloo", [](const RankContext& context) {
+    const test::LogLines log(1s);
+    auto init = context.init;
+    init.timeout = 8s;
+    const World world = init_process_group(init);
+    const auto tensor = torch::ones({3});
+    EXPECT_THROW(broadcast(tensor, {.src = 1 - context.rank}), Error);
+    return fmt::format("{}", fmt::join(log.all(), "\n"));
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_THAT(ends[0].report, ::testing::MatchesRegex(
+                                  "(ranks 0 and 1 have waited .* s at BROADCAST, call [0-9]+ of "
+                                  "group world: every rank waits in a collective of the "
+                                  "group\n?)+"));
+  EXPECT_EQ(ends[1].report, "");
+}
+
+TEST(Late, WithAMessageOverGlooIsWaitedFor) {
+  const auto ends = test::run_torch_ranks(2, "gloo", [](const RankContext& context) {
+    const test::LogLines log(50ms);
+    const World world = init_process_group(context.init);
+    const auto tensor = torch::full({3}, context.rank);
+    if (context.rank == 1) {
+      std::this_thread::sleep_for(500ms);  // the input of this test
+      send(tensor, 0);
+    } else {
+      EXPECT_EQ(recv(tensor, {.src = 1}), 1);
+      EXPECT_EQ(tensor[0].item<float>(), 1);
+    }
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
 }
 
 // What rank 0's log says of a wait for a message that does not come. It ends after the `timeout` of

@@ -41,8 +41,8 @@ PacelineWork::PacelineWork(c10d::OpType type, const char* title,
                            const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
                            std::uint64_t sequence, std::chrono::milliseconds timeout)
     // With a title c10d prepares a record even if nobody wants it.
-    : c10d::Work(-1, type, is_profiled() ? title : nullptr,
-                 is_profiled() ? std::optional(inputs) : std::nullopt),
+    : distributed::SelfReportingWork(-1, type, is_profiled() ? title : nullptr,
+                                     is_profiled() ? std::optional(inputs) : std::nullopt),
       outputs_(std::move(outputs)),
       sequence_(sequence),
       timeout_(timeout),

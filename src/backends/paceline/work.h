@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "backends/paceline/hooks.h"
+#include "distributed/reported_wait.h"
 #include "shm/p2p/mailbox.h"
 
 namespace paceline::backends {
 
 // The Work of the backend paceline: complete when complete() has been called.
-class PacelineWork : public c10d::Work {
+class PacelineWork : public distributed::SelfReportingWork {
  public:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -69,10 +70,10 @@ class MessageWork final : public PacelineWork {
 };
 
 // Complete when all of them are.
-class CoalescedWork final : public c10d::Work {
+class CoalescedWork final : public distributed::SelfReportingWork {
  public:
   explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
-      : c10d::Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+      : distributed::SelfReportingWork(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
   bool isCompleted() override;
   bool isSuccess() const override;

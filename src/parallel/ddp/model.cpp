@@ -13,6 +13,7 @@
 #include <paceline/collectives.h>
 
 #include "distributed/process_state.h"
+#include "distributed/reported_wait.h"
 #include "distributed/translate.h"
 #include "parallel/gather.h"
 #include "shm/collectives/fingerprint.h"
@@ -66,7 +67,8 @@ void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const Proc
     options.asyncOp = false;
     options.rootRank = root;
     distributed::translate("broadcasting the model", [&] {
-      group.c10d()->getBackend(flat[0].device().type())->broadcast(flat, options)->wait();
+      const auto backend = group.c10d()->getBackend(flat[0].device().type());
+      distributed::wait_and_report(*backend->broadcast(flat, options), group);
     });
     const auto parts = torch::utils::unflatten_dense_tensors(flat[0], same);
     for (std::size_t i = 0; i < same.size(); ++i) same[i].copy_(parts[i]);

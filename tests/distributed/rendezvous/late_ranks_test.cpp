@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
+#include <torch/torch.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,10 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include <paceline/collectives.h>
+
 #include "distributed/rendezvous/rendezvous_fixture.h"
 #include "support/log_lines.h"
 #include "support/process_ranks.h"
 #include "support/shared.h"
+#include "support/stopped.h"
 
 namespace paceline {
 namespace {
@@ -116,6 +120,33 @@ TEST_F(Rendezvous, RanksReportThatRankZeroServesNoStoreYet) {
   // The second may come so much later that it need not report.
   EXPECT_THAT(logs[1] + logs[2],
               ContainsRegex(report + "\nthe rendezvous at .* went on after .* s"));
+}
+
+// Rank 0 serves the store, in which ranks look up who waits.
+TEST_F(Rendezvous, ARankThatWaitsOverGlooReportsThatTheStoreDoesNotAnswer) {
+  const test::Shared<test::Stopped> victim;
+  const std::string where = Port().method();
+  const auto ends = test::run_process_ranks(2, [&](int rank, shm::BootstrapSockets) {
+    const test::LogLines log(1500ms);
+    const World world = init_process_group(
+        {.backend = "gloo", .init_method = where, .timeout = 1min, .world_size = 2, .rank = rank});
+    std::jthread waker;
+    if (rank == 0) {
+      victim->stop();
+    } else {
+      waker = std::jthread([&] {
+        EXPECT_TRUE(log.wait_for_line());
+        victim->wake();
+      });
+    }
+    all_reduce(torch::ones({3}));
+    return fmt::format("{}", fmt::join(log.all(), "\n"));
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_THAT(ends[1].report,
+              MatchesRegex("rank 1 has waited .* s at ALLREDUCE, call [0-9]+ of group world; the "
+                           "store at tcp://127.0.0.1:[0-9]+, which knows who waits, does not "
+                           "answer\nALLREDUCE, .* went on after .* s"));
 }
 
 Variables mpirun_of_this_test(int rank) {

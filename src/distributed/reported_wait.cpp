@@ -1,0 +1,149 @@
+#include "distributed/reported_wait.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/wait_report.h"
+#include "distributed/process_state.h"
+#include "distributed/store_calls.h"
+#include "shm/membership/failure.h"
+
+namespace paceline::distributed {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using base::WaitReport;
+
+// This rank's wait, which it has counted in the store.
+class CountedWait {
+ public:
+  // Throws if the group has ended, or lacks what a group of the library has.
+  CountedWait(const c10d::Work& work, const ProcessGroup& group)
+      : store_(group.c10d()->getStore()),
+        rank_(group.c10d()->getRank()),
+        size_(group.c10d()->getSize()),
+        call_(fmt::format("{}, call {} of group {}", c10d::opTypeToString(work.retrieveOpType()),
+                          work.getSequencenumber(), group.c10d()->getGroupName())) {
+    TORCH_CHECK(store_, "a group without a store");
+    std::vector<int> members;
+    for (int rank = 0; rank < size_; ++rank) members.push_back(global_rank_of(group, rank));
+    global_ranks_ = shm::GlobalRanks(std::move(members));
+    add(1);
+  }
+  CountedWait(const CountedWait&) = delete;
+  CountedWait& operator=(const CountedWait&) = delete;
+  ~CountedWait() { add(-1); }
+
+  // Of the ranks that wait, the lowest reports.
+  std::optional<WaitReport::Text> describe(const std::string& waited) const {
+    const auto waiting = find_waiting();
+    if (!waiting) {
+      return text("rank {} has waited {} at {}; {}, which knows who waits, does not answer",
+                  global_ranks_.of(rank_), waited, call_, describe_store(*store_));
+    }
+    if (*waiting->begin() != rank_) return std::nullopt;
+    const std::string who =
+        fmt::format("{} {}", global_ranks_.describe(*waiting), shm::has_or_have(*waiting));
+    const shm::RankSet late = shm::RankSet::all(size_) - *waiting;
+    if (late.empty()) {
+      return text("{} waited {} at {}: every rank waits in a collective of the group", who, waited,
+                  call_);
+    }
+    return text("{} waited {} for {} at {}", who, waited, global_ranks_.describe(late), call_);
+  }
+
+ private:
+  static constexpr std::chrono::seconds kAnswer{1};
+
+  template <typename... Args>
+  WaitReport::Text text(fmt::format_string<Args...> format, Args&&... args) const {
+    return {fmt::format(format, std::forward<Args>(args)...), call_};
+  }
+
+  static std::string key(int rank) { return fmt::format("waits {}", rank); }
+
+  void add(int change) const noexcept {
+    try {
+      call_store(base::Deadline::after(kAnswer), [=, store = store_, rank = rank_](const auto&) {
+        return store->add(key(rank), change);
+      });
+    } catch (const std::exception&) {
+      // The store has ended: there will be a report without names, or none.
+    }
+  }
+
+  // Up to this rank, if a lower one waits; nothing if the store does not answer.
+  std::optional<shm::RankSet> find_waiting() const {
+    using Answer = std::optional<shm::RankSet>;
+    try {
+      return call_store(base::Deadline::after(kAnswer),
+                        [store = store_, me = rank_, size = size_](const auto& cancelled) {
+                          shm::RankSet waiting;
+                          for (int rank = 0; rank < size; ++rank) {
+                            if (cancelled) return Answer();
+                            if (rank == me || store->add(key(rank), 0) > 0) waiting.insert(rank);
+                            if (rank == me && *waiting.begin() < me) break;
+                          }
+                          return Answer(waiting);
+                        })
+          .value_or(Answer());
+    } catch (const std::exception&) {
+      return {};
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int size_;
+  std::string call_;
+  shm::GlobalRanks global_ranks_;
+};
+
+// Whether the work has ended. Throws its error.
+bool wait_within(c10d::Work& work, Milliseconds time) {
+  const auto deadline = base::Deadline::after(time);
+  try {
+    work.wait(std::max(time, Milliseconds(1)));  // zero means for ever
+    return true;
+  } catch (const std::exception&) {
+    if (!work.isCompleted() && !deadline.expired()) throw;
+  }
+  if (!work.isCompleted()) return false;
+  work.wait();
+  return true;
+}
+
+}  // namespace
+
+void wait_and_report(c10d::Work& work, const ProcessGroup& group) {
+  // The timeout of a wait for Gloo's messages would end their connection.
+  if (work.isCompleted() || c10d::isP2POp(work.retrieveOpType()) ||
+      dynamic_cast<SelfReportingWork*>(&work) != nullptr) {
+    work.wait();
+    return;
+  }
+  const auto forever = base::Deadline::after(base::Deadline::kLongest);
+  WaitReport report;
+  std::optional<CountedWait> counted;
+  auto time = std::min(report.next_check(forever).remaining(), WaitReport::first.load() / 10);
+  while (!wait_within(work, time)) {
+    try {
+      if (!counted) counted.emplace(work, group);
+    } catch (const std::exception&) {  // nothing can be said
+      work.wait();
+      return;
+    }
+    report.check([&](const std::string& waited, auto) { return counted->describe(waited); });
+    time = report.next_check(forever).remaining();
+  }
+}
+
+}  // namespace paceline::distributed

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <paceline/distributed.h>
+
+namespace paceline::distributed {
+
+// The Work of a backend that reports long waits itself.
+class SelfReportingWork : public c10d::Work {
+ public:
+  using c10d::Work::Work;
+};
+
+// Waits as work.wait() does. If another backend's collective takes long, the log says so: such a
+// backend does not know which ranks are late, so each rank that has waited for a second counts
+// itself in the store of `group`. Messages are not reported.
+void wait_and_report(c10d::Work& work, const ProcessGroup& group);
+
+}  // namespace paceline::distributed
