@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <unistd.h>
@@ -82,10 +83,19 @@ std::vector<Address> resolve(const std::string& host, int port) {
   return addresses;
 }
 
-// Asks the routes, since bind() may accept foreign addresses, too (net.ipv4.ip_nonlocal_bind).
+// bind() may accept foreign addresses, too (net.ipv4.ip_nonlocal_bind). No interface has those of
+// the loopback, such as 127.0.0.2.
 bool is_own(const Address& address) {
   const auto source = source_address(address);
-  return source && (source->is_loopback() || source->host() == address.host());
+  if (source && source->is_loopback()) return true;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return false;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  for (; list != nullptr; list = list->ifa_next) {
+    if (list->ifa_addr == nullptr || list->ifa_addr->sa_family != address.family()) continue;
+    if (Address(list->ifa_addr, address.size()).host() == address.host()) return true;
+  }
+  return false;
 }
 
 Address listening_address(const std::string& host, int port) {

@@ -22,17 +22,26 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using base::WaitReport;
 
+// Not every backend numbers its calls.
+std::string describe_call(const c10d::Work& work, const c10d::ProcessGroup& group) {
+  const std::string operation = c10d::opTypeToString(work.retrieveOpType());
+  try {
+    return fmt::format("{}, call {} of group {}", operation, work.getSequencenumber(),
+                       group.getGroupName());
+  } catch (const std::exception&) {
+    return fmt::format("{} of group {}", operation, group.getGroupName());
+  }
+}
+
 // This rank's wait, which it has counted in the store.
 class CountedWait {
  public:
-  // Throws if the group has ended, or lacks what a group of the library has.
+  // Throws if the group has ended, or has no store.
   CountedWait(const c10d::Work& work, const ProcessGroup& group)
       : store_(group.c10d()->getStore()),
         rank_(group.c10d()->getRank()),
         size_(group.c10d()->getSize()),
-        call_(fmt::format("{}, call {} of group {}", c10d::opTypeToString(work.retrieveOpType()),
-                          work.getSequencenumber(), group.c10d()->getGroupName())) {
-    TORCH_CHECK(store_, "a group without a store");
+        call_(describe_call(work, *group.c10d())) {
     std::vector<int> members;
     for (int rank = 0; rank < size_; ++rank) members.push_back(global_rank_of(group, rank));
     global_ranks_ = shm::GlobalRanks(std::move(members));
@@ -107,21 +116,19 @@ class CountedWait {
   shm::GlobalRanks global_ranks_;
 };
 
-// Whether the work has ended. Throws its error.
+}  // namespace
+
 bool wait_within(c10d::Work& work, Milliseconds time) {
   const auto deadline = base::Deadline::after(time);
   try {
-    work.wait(std::max(time, Milliseconds(1)));  // zero means for ever
+    work.wait(std::max(time, Milliseconds(1)));
     return true;
-  } catch (const std::exception&) {
-    if (!work.isCompleted() && !deadline.expired()) throw;
+  } catch (const std::exception&) {  // of no one type over the backends
+    if (!work.isCompleted() && deadline.expired()) return false;
   }
-  if (!work.isCompleted()) return false;
   work.wait();
   return true;
 }
-
-}  // namespace
 
 void wait_and_report(c10d::Work& work, const ProcessGroup& group) {
   // The timeout of a wait for Gloo's messages would end their connection.

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
+
 #include <paceline/distributed.h>
 
 namespace paceline::distributed {
@@ -11,6 +13,11 @@ class SelfReportingWork : public c10d::Work {
  public:
   using c10d::Work::Work;
 };
+
+// Whether the work ends within the time, of which backends think differently: zero means for ever
+// to c10d, and some cannot wait for a limited time, but only until the end. Throws the work's
+// error.
+bool wait_within(c10d::Work& work, std::chrono::milliseconds time);
 
 // Waits as work.wait() does. If another backend's collective takes long, the log says so: such a
 // backend does not know which ranks are late, so each rank that has waited for a second counts

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -87,15 +88,19 @@ std::string own_program() {
   return !error && std::filesystem::equivalent(path, kSelf, error) ? path.string() : kSelf;
 }
 
-// As this program got them. Afterwards main may write into its strings, as strtok does.
-std::vector<std::string>& own_arguments() {
-  static std::vector<std::string> arguments;
+std::vector<std::string> read_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
   return arguments;
 }
 
-// glibc calls constructors with the arguments of main.
-[[gnu::constructor]] void save_arguments(int count, char** arguments) {
-  own_arguments().assign(arguments, arguments + count);
+// Of own_program(). Before main, which may write into their strings, as strtok does.
+const std::vector<std::string> kOwnArguments = read_arguments();
+
+const std::vector<std::string>& own_arguments() {
+  if (!kOwnArguments.empty()) return kOwnArguments;
+  throw Error("spawn cannot read this program's arguments from /proc/self/cmdline");
 }
 
 launch::JobSpec make_spec(const SpawnOptions& options, int call) {

@@ -84,19 +84,14 @@ void Work::write_back() {
 
 void Work::wait(std::chrono::milliseconds timeout) {
   if (!work_) return;
-  // Zero means for ever to c10d, and its own timeout error is not of one type over the backends.
-  const auto deadline = base::Deadline::after(timeout);
-  try {
-    c10d_work(work_).wait(std::max(timeout, std::chrono::milliseconds(1)));
+  translate("wait", [&] {
+    if (!distributed::wait_within(c10d_work(work_), timeout)) {
+      throw Timeout("the operation is not complete after " +
+                        std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
+                    {}, "wait", 0);
+    }
     write_back();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception&) {
-    if (c10d_work(work_).isCompleted() || !deadline.expired()) return wait();
-    throw Timeout("the operation is not complete after " +
-                      std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
-                  {}, "wait", 0);
-  }
+  });
 }
 
 int Work::source_rank() const {

@@ -215,6 +215,7 @@ void Coordinator::handle_leave(Node& node, int signal) {
   node.leaving = true;
   if (!node.member || phase_ != Phase::running) return;
   Member& member = member_of(node);
+  if (member.result) return;  // its processes have ended
   member.left_by = signal;
   member.problem = fmt::format("left: {} ended its launcher", launch::signal_name(signal));
   if (!member.failed) member.failed = Clock::now();
@@ -235,8 +236,7 @@ void Coordinator::handle_result(Node& node, const Result& result) {
 // Passed on to all, the sender too: its processes may have started since. Each launcher counts it
 // once, from wherever it came first; it is passed on again when one of them gets it again.
 void Coordinator::handle_signal(Node& node, int signal) {
-  if (phase_ == Phase::over) return;
-  if (phase_ == Phase::gathering && !rules_.numbered && &node != own_) return;
+  if (phase_ == Phase::over || (phase_ == Phase::gathering && !asks_for_end(signal))) return;
   if (signal_ == 0) signal_ = signal;
   if (phase_ == Phase::running) {
     const int times = ++node.signals[signal];

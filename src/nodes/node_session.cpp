@@ -24,8 +24,6 @@ using base::Deadline;
 constexpr auto kFirstReminder = 10s;
 constexpr auto kNextReminder = 60s;
 constexpr auto kReconnectPause = 1s;
-// Others, such as SIGUSR1, are for the program.
-constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 // A name that cannot be resolved yet is not this machine's.
 bool is_this_machine(const std::string& host, int port) {
@@ -253,19 +251,18 @@ void NodeSession::handle(const Message& message) {
   }
 }
 
-// Those that come while no processes run. If node 0 does not react, a repeated signal ends this
-// launcher.
+// Those that come while no processes run, of which node 0 passes on no signal for the program. If
+// it does not react, a repeated signal ends this launcher.
 void NodeSession::handle_signals() {
   while (const int signal = signals_ != nullptr ? signals_->next() : 0) {
     if (signal == SIGTSTP) {
       ::raise(SIGSTOP);
       continue;
     }
+    if (is_joined()) report_signal(signal);
     const int most = coordinator_ ? 2 : 1;
-    if (is_joined() && !may_leave(signal) && ++own_signals_[signal] <= most) {
-      report_signal(signal);
-      continue;
-    }
+    const bool is_shared = is_joined() && !may_leave(signal);
+    if (!asks_for_end(signal) || (is_shared && ++own_signals_[signal] <= most)) continue;
     verdict_ = stopped_by(signal);
     coordinator_.reset();
   }
@@ -282,8 +279,7 @@ void NodeSession::report_failure() {
 
 // The job goes on without a node that has no number of its own.
 bool NodeSession::may_leave(int signal) const {
-  return !coordinator_ && !options_.rules.numbered &&
-         std::ranges::count(kEndingSignals, signal) > 0;
+  return !coordinator_ && !options_.rules.numbered && asks_for_end(signal);
 }
 
 void NodeSession::report_signal(int signal) {

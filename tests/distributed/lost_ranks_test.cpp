@@ -229,6 +229,8 @@ TEST(Late, OverGlooIsReportedByTheLowestRankThatWaits) {
     test::Stopped victim;
     std::atomic<bool> awake{false};
   };
+  const std::string report =
+      "ranks 0 and 2 have waited .* s for rank 1 at ALLREDUCE, call [0-9]+ of group world";
   const test::Shared<SharedState> state;
   const auto ends = test::run_torch_ranks(3, "gloo", [&](const RankContext& context) {
     const test::LogLines log(2s);
@@ -240,7 +242,7 @@ TEST(Late, OverGlooIsReportedByTheLowestRankThatWaits) {
       state->awake = true;
     } else {
       waker = std::jthread([&] {
-        EXPECT_TRUE(test::eventually([&] { return !log.all().empty() || state->awake; }));
+        EXPECT_TRUE(test::eventually([&] { return log.has(report) || state->awake; }));
         state->victim.wake();
       });
     }
@@ -251,10 +253,9 @@ TEST(Late, OverGlooIsReportedByTheLowestRankThatWaits) {
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
   EXPECT_THAT(ends[0].report,
-              ::testing::MatchesRegex(
-                  "ranks 0 and 2 have waited .* s for rank 1 at ALLREDUCE, call [0-9]+ of group "
-                  "world\nALLREDUCE, call [0-9]+ of group world went on after .* s"));
-  EXPECT_EQ(ends[1].report + ends[2].report, "");
+              ::testing::ContainsRegex(
+                  report + "\nALLREDUCE, call [0-9]+ of group world went on after .* s"));
+  EXPECT_EQ(ends[1].report, "");
 }
 
 // Each waits for what the other sends.
@@ -264,16 +265,16 @@ TEST(Late, OverGlooAreNamedIfAllWaitAndAreNotSaidToGoOn) {
     auto init = context.init;
     init.timeout = 8s;
     const World world = init_process_group(init);
+    barrier();
     const auto tensor = torch::ones({3});
     EXPECT_THROW(broadcast(tensor, {.src = 1 - context.rank}), Error);
     return fmt::format("{}", fmt::join(log.all(), "\n"));
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
-  EXPECT_THAT(ends[0].report, ::testing::MatchesRegex(
-                                  "(ranks 0 and 1 have waited .* s at BROADCAST, call [0-9]+ of "
-                                  "group world: every rank waits in a collective of the "
-                                  "group\n?)+"));
-  EXPECT_EQ(ends[1].report, "");
+  EXPECT_THAT(ends[0].report,
+              ::testing::ContainsRegex("ranks 0 and 1 have waited .* s at BROADCAST, call [0-9]+ "
+                                       "of group world: every rank waits in a collective"));
+  EXPECT_THAT(ends[0].report + ends[1].report, ::testing::Not(HasSubstr("went on")));
 }
 
 TEST(Late, WithAMessageOverGlooIsWaitedFor) {

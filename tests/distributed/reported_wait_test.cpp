@@ -5,9 +5,13 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <chrono>
+#include <cstdint>
 #include <exception>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "support/log_lines.h"
 
@@ -15,17 +19,39 @@ namespace paceline::distributed {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 
 class TestWork : public c10d::Work {
  public:
   TestWork() : c10d::Work(0, c10d::OpType::ALLREDUCE) {}
   using c10d::Work::finish;
+  std::uint64_t getSequencenumber() const override { return 7; }
+};
+
+// As c10d::FutureWrappingWork.
+class WorkWithoutTimeout : public TestWork {
+ public:
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (timeout != kNoTimeout) throw std::runtime_error("not implemented");
+    return TestWork::wait(timeout);
+  }
+};
+
+class TestBackend : public c10d::Backend {
+ public:
+  TestBackend() : c10d::Backend(0, 2) {}
+  const std::string getBackendName() const override { return "test"; }
 };
 
 // `store` may be null.
 ProcessGroup group_of_two(const c10::intrusive_ptr<c10d::Store>& store) {
-  return ProcessGroup(c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2));
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2);
+  group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                    c10::make_intrusive<TestBackend>());
+  group->setGroupName("test");
+  return ProcessGroup(std::move(group));
 }
 
 // Ends `work` well after its wait was due for a report.
@@ -45,14 +71,25 @@ TEST(ReportedWait, OfAGroupWithoutAStoreEnds) {
   EXPECT_THAT(log.all(), IsEmpty());
 }
 
-TEST(ReportedWait, ThrowsTheErrorOfTheWork) {
-  const test::LogLines log(1min);
+TEST(ReportedWait, ThrowsTheErrorOfTheWorkAndCountsNoMore) {
+  const test::LogLines log(50ms);
   TestWork work;
   const auto ending = end_late(work, std::make_exception_ptr(std::runtime_error("of the work")));
-  const auto group = group_of_two(c10::make_intrusive<c10d::HashStore>());
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto group = group_of_two(store);
   EXPECT_THAT([&] { wait_and_report(work, group); },
               ::testing::ThrowsMessage<std::runtime_error>("of the work"));
-  EXPECT_THAT(log.all(), IsEmpty());
+  EXPECT_THAT(log.all(),
+              ElementsAre(MatchesRegex("rank 0 has waited .* s for rank 1 at ALLREDUCE, call 7 of "
+                                       "group test")));
+  EXPECT_EQ(store->add("waits 0", 0), 0);
+}
+
+TEST(ReportedWait, WaitsForWorksThatCannotTimeOut) {
+  WorkWithoutTimeout work;
+  const auto ending = end_late(work);
+  wait_and_report(work, group_of_two(c10::make_intrusive<c10d::HashStore>()));
+  EXPECT_TRUE(work.isCompleted());
 }
 
 }  // namespace

@@ -206,7 +206,7 @@ def main(page, paceline, train):
         pathlib.Path(f"{stand_ins}/hosts").write_text(HOSTS)
         blocks = BLOCK.findall(pathlib.Path(page).read_text())
         for kind, block in blocks:
-            if "mpirun" in block and not shutil.which("mpirun.mpich"):
+            if "mpirun" in block and not (shutil.which("mpirun.mpich") and shutil.which("mpirun.openmpi")):
                 print(f"skipped without mpirun.mpich and mpirun.openmpi:\n{block}")
                 continue
             problem = check_block(kind, block, jobs, train)

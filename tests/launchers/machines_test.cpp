@@ -96,19 +96,23 @@ TEST_F(SeveralMachines, TrainOnWithThoseThatAreLeft) {
   test::expect_trained(launchers[0].out(), 4);
 }
 
-// A machine that may bind any address, as with keepalived, is not node 0 for that.
-TEST_F(SeveralMachines, FindNodeZeroByItsRoute) {
+// A machine that may bind any address, as with keepalived, is not node 0 for that. Node 0 is the
+// one with the address, also if that is its second one.
+TEST_F(SeveralMachines, FindNodeZeroByItsAddress) {
   const Machines machines(2);
   std::deque<ChildProcess> launchers;
   for (const int machine : {1, 0}) {
     const std::string command = fmt::format(
-        "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind; exec {} run --nnodes=2 --rdzv-backend=c10d "
-        "--rdzv-endpoint={} --rdzv-conf=join_timeout=30 --nproc-per-node=1 sh -c 'echo $RANK'",
-        PACELINE_COMMAND, Machines::address(0));
+        "{}; exec {} run --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.99 "
+        "--rdzv-conf=join_timeout=30 --nproc-per-node=1 sh -c 'echo $RANK'",
+        machine == 0 ? "ip addr add 10.0.0.99/24 dev eth0"
+                     : "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind",
+        PACELINE_COMMAND);
     launchers.emplace_back(machines.on(machine, {"sh", "-c", command}));
   }
   for (auto& launcher : launchers) EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_THAT(launchers[1].out(), HasSubstr("rank0"));
+  EXPECT_THAT(launchers[1].err(), HasSubstr("waits for 2 nodes at 10.0.0.99:29400;"));
 }
 
 // Debian writes a machine's own name as 127.0.1.1 into its /etc/hosts.

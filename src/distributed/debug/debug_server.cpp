@@ -116,7 +116,7 @@ struct DebugServer::State {
   pid_t process = ::getpid();
 
   ~State() {
-    server.reset();
+    // While it listens: afterwards the name may be another server's.
     if (!path.empty() && process == ::getpid()) ::unlink(path.c_str());
   }
 };

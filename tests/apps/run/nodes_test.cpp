@@ -146,8 +146,11 @@ TEST_F(Nodes, ALostNodeIsReplaced) {
   EXPECT_EQ(replacement.wait(), 0) << replacement.err();
 }
 
-// Two launchers of three go on when one is lost.
-TEST_F(Nodes, AJobGoesOnWithTheNodesThatAreLeft) {
+class NodesAfter : public Nodes, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(ASignal, NodesAfter, ::testing::Values(SIGKILL, SIGTERM));
+
+// Two launchers of three go on when one is lost, or leaves.
+TEST_P(NodesAfter, AJobGoesOnWithThoseThatAreLeft) {
   const std::string script =
       "echo size=$WORLD_SIZE; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 1000";
   const std::vector<std::string> flags{"--nnodes=2:3", "--rdzv-backend=c10d",
@@ -158,12 +161,13 @@ TEST_F(Nodes, AJobGoesOnWithTheNodesThatAreLeft) {
   auto second = run(1, script, flags);
   auto third = run(1, script, flags);
   for (auto* const one : {&first, &second, &third}) one->wait_for("size=3");
-  third.signal(SIGKILL);
-  third.wait();
+  third.signal(GetParam());
+  EXPECT_EQ(third.wait(), 128 + GetParam());
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
   EXPECT_THAT(first.out(), HasSubstr("size=2\n"));
-  EXPECT_THAT(second.err(), HasSubstr("was lost"));
+  EXPECT_THAT(second.err(),
+              HasSubstr(GetParam() == SIGKILL ? "was lost: " : "left: SIGTERM ended its launcher"));
 }
 
 TEST_F(Nodes, ASignalEndsTheWholeJob) {

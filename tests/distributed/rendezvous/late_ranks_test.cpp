@@ -32,6 +32,7 @@ using test::Port;
 using test::Rendezvous;
 using ::testing::ContainsRegex;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 
 // What a rank that comes `late`, or not, and then joins a world of three, finds in its log. A late
@@ -144,9 +145,9 @@ TEST_F(Rendezvous, ARankThatWaitsOverGlooReportsThatTheStoreDoesNotAnswer) {
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
   EXPECT_THAT(ends[1].report,
-              MatchesRegex("rank 1 has waited .* s at ALLREDUCE, call [0-9]+ of group world; the "
-                           "store at tcp://127.0.0.1:[0-9]+, which knows who waits, does not "
-                           "answer\nALLREDUCE, .* went on after .* s"));
+              ContainsRegex("rank 1 has waited .* s at ALLREDUCE, call [0-9]+ of group world; the "
+                            "store at tcp://127.0.0.1:[0-9]+, which knows who waits, does not "
+                            "answer\nALLREDUCE, .* went on after .* s"));
 }
 
 Variables mpirun_of_this_test(int rank) {
