@@ -42,6 +42,7 @@ class CountedWait {
         rank_(group.c10d()->getRank()),
         size_(group.c10d()->getSize()),
         call_(describe_call(work, *group.c10d())) {
+    TORCH_CHECK(store_, "a group without a store");
     std::vector<int> members;
     for (int rank = 0; rank < size_; ++rank) members.push_back(global_rank_of(group, rank));
     global_ranks_ = shm::GlobalRanks(std::move(members));

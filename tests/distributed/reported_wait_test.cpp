@@ -50,6 +50,7 @@ ProcessGroup group_of_two(const c10::intrusive_ptr<c10d::Store>& store) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2);
   group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
                     c10::make_intrusive<TestBackend>());
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
   group->setGroupName("test");
   return ProcessGroup(std::move(group));
 }
