@@ -79,6 +79,8 @@ void tell_launcher(const std::string& text, const std::vector<int>& blamed) noex
     launch::write_error_file(*path, text, state.numbered_by_launcher ? blamed : std::vector<int>(),
                              last_node());
     state.error_reported = true;
+  } catch (const UsageError&) {
+    // A variable cannot be read, and the text is about that.
   } catch (const std::exception& error) {
     log_to_stderr(LogLevel::warning, error.what());
   }
@@ -99,8 +101,13 @@ void withdraw_report() noexcept {
 
 // As PyTorch's worker_main does. Training goes on without it: it only helps to debug.
 std::optional<DebugServer> serve_if_asked() {
+  std::optional<std::string> path;
   try {
-    const auto& path = base::environment().worker_server_socket;
+    path = base::environment().worker_server_socket;
+  } catch (const UsageError&) {
+    return std::nullopt;  // of another variable: init_process_group throws it too
+  }
+  try {
     if (path) return start_debug_server({.socket = *path});
   } catch (const std::exception& error) {
     log_to_stderr(LogLevel::warning, fmt::format("TORCH_WORKER_SERVER_SOCKET: {}", error.what()));

@@ -209,10 +209,10 @@ void NodeSession::connect() {
 void NodeSession::check_joining() {
   if (coordinator_) return;
   if (connection_ && connection_->loss() && connection_->greeted()) {
-    return fail(
-        fmt::format("the launcher at {} closed the connection: its secret is another one; "
-                    "give all nodes the same PACELINE_SECRET or --secret-file",
-                    endpoint()));
+    return fail(fmt::format(
+        "the launcher at {} closed the connection: it has another secret, or is not Paceline's; "
+        "give all nodes the same PACELINE_SECRET or --secret-file",
+        endpoint()));
   }
   if (connection_ && (connection_->loss() || answer_deadline_.expired())) {
     // The launcher of an earlier job may be about to end, or something else has the port.

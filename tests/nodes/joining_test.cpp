@@ -91,7 +91,7 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
     return std::string("undisturbed");
   });
   EXPECT_EQ(ends[0], "undisturbed");
-  EXPECT_THAT(ends[1], HasSubstr("its secret is another one"));
+  EXPECT_THAT(ends[1], HasSubstr("it has another secret, or is not Paceline's"));
   EXPECT_THAT(ends[2], HasSubstr("the job 'job' meets there, and not 'other'"));
   EXPECT_THAT(ends[3], HasSubstr("install the same version on all nodes"));
   EXPECT_THAT(ends[4], HasSubstr("--node-rank 2, but the job has 2 nodes"));

@@ -125,10 +125,10 @@ void plan_environment(const base::Environment& environment, bool first, Plan& pl
   }
   plan.means = Plan::Means::tcp;
   if (!environment.master_addr || !environment.master_port) {
-    throw UsageError(
-        fmt::format("env:// with RANK and WORLD_SIZE needs {} too: the address of rank "
-                    "0's machine and a free port there",
-                    environment.master_addr ? "MASTER_PORT" : "MASTER_ADDR"));
+    throw UsageError(fmt::format("env:// with RANK and WORLD_SIZE needs {} too",
+                                 environment.master_addr
+                                     ? "MASTER_PORT, a free port on rank 0's machine,"
+                                     : "MASTER_ADDR, the address of rank 0's machine,"));
   }
   plan.host = *environment.master_addr;
   plan.port = *environment.master_port;

@@ -251,10 +251,10 @@ TEST_F(Nodes, OnlyNodesWithTheSecretTakePart) {
   auto first = start(0, 2, "true", {"--secret-file", file});
   auto other = start(1, 2, "true", {}, {{"PACELINE_SECRET", "0123456789abcdeX"}});
   EXPECT_EQ(other.wait(), 1);
-  EXPECT_THAT(other.err(), HasSubstr("its secret is another one"));
+  EXPECT_THAT(other.err(), HasSubstr("it has another secret"));
   auto without = start(1, 2, "true");
   EXPECT_EQ(without.wait(), 1);
-  EXPECT_THAT(without.err(), HasSubstr("its secret is another one"));
+  EXPECT_THAT(without.err(), HasSubstr("it has another secret"));
   auto second = start(1, 2, "true", {}, {{"PACELINE_SECRET", "0123456789abcdef"}});
   EXPECT_EQ(second.wait(), 0) << second.err();
   EXPECT_EQ(first.wait(), 0) << first.err();
