@@ -120,6 +120,11 @@ std::vector<int> blamed_by_current_exception() {
     throw;
   } catch (const PeerError& error) {
     return error.ranks();
+  } catch (const Error& error) {
+    // Gloo does not say whose connection has ended.
+    const bool is_gloo =
+        std::string_view(error.what()).find("gloo/transport/") != std::string::npos;
+    return is_gloo ? std::vector{launch::kUnknownRank} : std::vector<int>();
   } catch (...) {
     return {};
   }

@@ -90,9 +90,13 @@ class CountedWait {
     }
   }
 
+  // A type that the shared library does not export.
+  struct Answer {
+    std::optional<shm::RankSet> waiting{};
+  };
+
   // Up to this rank, if a lower one waits; nothing if the store does not answer.
   std::optional<shm::RankSet> find_waiting() const {
-    using Answer = std::optional<shm::RankSet>;
     try {
       return call_store(base::Deadline::after(kAnswer),
                         [store = store_, me = rank_, size = size_](const auto& cancelled) {
@@ -102,9 +106,10 @@ class CountedWait {
                             if (rank == me || store->add(key(rank), 0) > 0) waiting.insert(rank);
                             if (rank == me && *waiting.begin() < me) break;
                           }
-                          return Answer(waiting);
+                          return Answer{waiting};
                         })
-          .value_or(Answer());
+          .value_or(Answer())
+          .waiting;
     } catch (const std::exception&) {
       return {};
     }

@@ -11,6 +11,9 @@
 
 namespace paceline::launch {
 
+// Among an error's blamed ranks: one of the others, the worker does not know which.
+inline constexpr int kUnknownRank = -1;
+
 // The content of the file that TORCHELASTIC_ERROR_FILE names, which a failed worker leaves for its
 // launcher.
 struct ErrorFile {

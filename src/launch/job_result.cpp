@@ -2,6 +2,9 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <numeric>
+
 namespace paceline::launch {
 namespace {
 
@@ -13,27 +16,34 @@ int code_of(const RankResult& rank) {
   return rank.lost ? 1 : exit_code_of(rank.status);
 }
 
-// The rank that `rank`'s error is about, if that ended by itself: with a failure, or else with 0.
-std::optional<int> culprit(const std::vector<RankResult>& ranks, int rank) {
+bool earlier(const std::vector<RankResult>& ranks, int a, std::optional<int> b) {
+  const auto ended = [&](int rank) { return ranks[static_cast<std::size_t>(rank)].ended; };
+  return !b || ended(a) < ended(*b);
+}
+
+// The other ranks that `rank`'s error is about, of those that ended by themselves.
+std::vector<int> blamed_by(const std::vector<RankResult>& ranks, int rank) {
+  std::vector<int> blamed;
   const auto& error = ranks[static_cast<std::size_t>(rank)].error;
-  if (!error) return std::nullopt;
-  std::optional<int> ended_early;
-  for (const int blamed : error->blamed_ranks) {
-    if (blamed < 0 || blamed >= static_cast<int>(ranks.size()) || blamed == rank) continue;
-    const RankResult& other = ranks[static_cast<std::size_t>(blamed)];
-    if (failed_by_itself(other)) return blamed;
-    if (!other.stopped && !ended_early) ended_early = blamed;
+  if (!error) return blamed;
+  std::vector<int> named = error->blamed_ranks;
+  if (std::ranges::count(named, kUnknownRank) > 0) {
+    named.resize(ranks.size());
+    std::iota(named.begin(), named.end(), 0);
   }
-  return ended_early;
+  for (const int other : named) {
+    if (other < 0 || other >= static_cast<int>(ranks.size()) || other == rank) continue;
+    const RankResult& its = ranks[static_cast<std::size_t>(other)];
+    if (its.lost || !its.stopped) blamed.push_back(other);
+  }
+  return blamed;
 }
 
 std::optional<int> earliest_failure(const std::vector<RankResult>& ranks) {
   std::optional<int> first;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (failed_by_itself(ranks[rank]) &&
-        (!first || ranks[rank].ended < ranks[static_cast<std::size_t>(*first)].ended)) {
-      first = static_cast<int>(rank);
-    }
+    const int number = static_cast<int>(rank);
+    if (failed_by_itself(ranks[rank]) && earlier(ranks, number, first)) first = number;
   }
   return first;
 }
@@ -43,14 +53,22 @@ std::optional<int> earliest_failure(const std::vector<RankResult>& ranks) {
 std::optional<int> JobResult::first_failed() const {
   const auto first = earliest_failure(ranks);
   if (!first) return std::nullopt;
-  // Ranks may blame each other in a circle; as many steps as there are ranks are enough.
-  int at = *first;
-  for (std::size_t step = 0; step < ranks.size(); ++step) {
-    const auto next = culprit(ranks, at);
-    if (!next) return at;
-    at = *next;
+  std::vector<int> found{*first};  // and who they blame; they may do so in a circle
+  std::optional<int> failed;       // the earliest that blames nobody
+  std::optional<int> ended_early;  // with code 0
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const int rank = found[i];
+    const auto blamed = blamed_by(ranks, rank);
+    if (!failed_by_itself(ranks[static_cast<std::size_t>(rank)])) {
+      if (earlier(ranks, rank, ended_early)) ended_early = rank;
+    } else if (blamed.empty() && earlier(ranks, rank, failed)) {
+      failed = rank;
+    }
+    for (const int other : blamed) {
+      if (std::ranges::count(found, other) == 0) found.push_back(other);
+    }
   }
-  return first;
+  return failed ? failed : ended_early ? ended_early : first;
 }
 
 int JobResult::exit_code() const {

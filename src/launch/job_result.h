@@ -33,9 +33,10 @@ struct JobResult {
   std::vector<NodeResult> nodes{};  // empty: there is one
 
   // The rank whose failure ended the job; empty if no rank failed before the job was asked to stop.
-  // A rank that loses a peer may end before the peer does. So if the error file of the first failed
-  // rank blames a rank that failed by itself too, this is the blamed rank. A blamed rank that ended
-  // with code 0 failed the others by ending early.
+  // A rank that loses a peer may end before the peer does. So this is the earliest of those that
+  // the first failed rank blames in its error file, or that these blame, and so on, which failed by
+  // itself and blames nobody. If there is none, it is one that ended with code 0, which failed the
+  // others by ending early.
   std::optional<int> first_failed() const;
 
   // 0, or the code of the rank that failed first, or 128 + signal. If that rank ended with code 0,

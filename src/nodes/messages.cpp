@@ -55,7 +55,7 @@ void from_json(const nlohmann::json& json, RankResult& rank) {
   const auto& error = json.at("error");
   rank.error = ErrorFile{error.at("message"), {}};
   for (const auto& blamed : error.at("blamed_ranks")) {
-    rank.error->blamed_ranks.push_back(nodes::to_integer(blamed));
+    rank.error->blamed_ranks.push_back(nodes::to_integer(blamed, kUnknownRank));
   }
 }
 

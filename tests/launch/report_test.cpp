@@ -32,7 +32,7 @@ TEST(FirstFailed, IsTheEarliestUnlessItBlamesAnother) {
   result.ranks[0].error = ErrorFile{"PeerLost", {1}};
   EXPECT_EQ(result.first_failed(), 1);
   EXPECT_EQ(result.exit_code(), 128 + SIGSEGV);
-  result.ranks[0].error = ErrorFile{"blames itself and nobody", {0, 9, -1}};
+  result.ranks[0].error = ErrorFile{"blames itself and nobody", {0, 9, -2}};
   EXPECT_EQ(result.first_failed(), 0);
 }
 
@@ -47,6 +47,18 @@ TEST(FirstFailed, IsABlamedRankThatEndedEarlyWithCodeZero) {
   result.ranks[0].error = ErrorFile{"blames one that ended when told to", {1}};
   result.ranks[1].stopped = true;
   EXPECT_EQ(result.first_failed(), 0);
+}
+
+// As over Gloo.
+TEST(FirstFailed, IsTheOneThatBlamesNobodyIfOthersDoNotKnow) {
+  JobResult result;
+  result.ranks = {ended(1, exited(1)), ended(0, exited(1)), ended(2, exited(1))};
+  result.ranks[0].error = ErrorFile{"connection closed by peer", {kUnknownRank}};
+  result.ranks[1].error = ErrorFile{"connection reset by peer", {kUnknownRank}};
+  result.ranks[2].error = ErrorFile{"its own", {}};
+  EXPECT_EQ(result.first_failed(), 2);
+  result.ranks[2] = ended(2, exited(0));
+  EXPECT_EQ(result.first_failed(), 2);
 }
 
 TEST(FirstFailed, ToleratesCircularBlame) {

@@ -54,6 +54,27 @@ TEST(Launchers, PacelineRun) {
   expect_trained_by({PACELINE_COMMAND, "run", "--nproc-per-node=2", TRAIN_PROGRAM, "gloo"});
 }
 
+// Gloo names nobody.
+TEST(Launchers, PacelineRunNamesWhoFailedOverGloo) {
+  const std::vector<std::string> run{PACELINE_COMMAND, "run",  "--nproc-per-node=3",
+                                     TRAIN_PROGRAM,    "gloo", ""};
+  for (const auto& [how, what] :
+       {std::pair{"throws", "rank 1 failed first: exited with code 1\n  error: no more data\n"},
+        {"leaves", "rank 1 ended early: exited with code 0"}}) {
+    auto command = run;
+    command.back() = how;
+    ChildProcess launcher(command);
+    EXPECT_EQ(launcher.wait(), 1) << launcher.err();
+    EXPECT_THAT(launcher.err(), ::testing::HasSubstr(what));
+  }
+}
+
+TEST(Launchers, SaysOnceWhichVariableIsWrong) {
+  ChildProcess rank({TRAIN_PROGRAM}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}});
+  EXPECT_EQ(rank.wait(), 1);
+  EXPECT_EQ(rank.err(), "paceline error: RANK=2 is not less than WORLD_SIZE=2\n");
+}
+
 TEST(Launchers, Spawn) {
   expect_trained_by({TRAIN_PROGRAM, "spawn", "2"});
 }

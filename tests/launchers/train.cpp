@@ -1,12 +1,14 @@
 // Trains a small net for some steps, whoever has started it. Rank 0 prints its parameters' norms.
 //
 //   train BACKEND      as one of the ranks of a job
+//   train BACKEND HOW  the same, but rank 1 fails after some steps: it throws, or it leaves
 //   train spawn RANKS  starts RANKS ranks itself
 //   train alone RANKS  in one process without Paceline, on the batches of all RANKS ranks
 #include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <stdexcept>
 #include <string>
 
 #include <paceline/paceline.h>
@@ -39,11 +41,15 @@ void train_alone(int ranks) {
   print_norms(net->parameters(), ranks);
 }
 
-void train(const std::string& backend) {
+void train(const std::string& backend, const std::string& how = "") {
   const auto world = paceline::init_process_group({.backend = backend});
   paceline::DistributedDataParallel model(paceline::test::make_net(at::kDouble));
   torch::optim::SGD sgd(model.parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
+    if (paceline::get_rank() == 1 && step == 2 && how == "throws") {
+      throw std::runtime_error("no more data");
+    }
+    if (paceline::get_rank() == 1 && step == 2 && how == "leaves") return;
     sgd.zero_grad();
     const auto x = paceline::test::batch_of(paceline::get_rank(), step, at::kDouble);
     paceline::test::loss_of(model(x), x).backward();
@@ -62,7 +68,7 @@ int main(int argc, char** argv) {
     } else if (backend == "spawn") {
       paceline::spawn([](int) { train("paceline"); }, {.nprocs = std::stoi(argv[2])});
     } else {
-      train(backend);
+      train(backend, argc > 2 ? argv[2] : "");
     }
   });
 }

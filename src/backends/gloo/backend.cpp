@@ -2,6 +2,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -36,6 +37,16 @@ Devices make_devices(const std::string& host) {
   return devices;
 }
 
+// Gloo writes to connections that a lost rank has closed, and this rank would die of the signal
+// before it says what happened. Python ignores it, too.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  ::sigaction(SIGPIPE, nullptr, &action);
+  if ((action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL) {
+    ::signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 // LibTorch's own Gloo. It uses the interfaces of GLOO_SOCKET_IFNAME. Without that variable, ranks
 // known to share a host use that address only, others the interface of this machine's name.
 c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
@@ -45,6 +56,7 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
         "has none: leave them out, or use the backend paceline",
         request.group_name));
   }
+  ignore_broken_pipes();
   // Gloo also waits for missing ranks, but does not name them.
   if (!request.met) {
     distributed::StoreExchange(request).all_gather("here", base::Deadline::after(request.timeout));
