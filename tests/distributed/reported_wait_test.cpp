@@ -19,7 +19,7 @@ namespace paceline::distributed {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::ElementsAre;
+using ::testing::Each;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
@@ -81,8 +81,9 @@ TEST(ReportedWait, ThrowsTheErrorOfTheWorkAndCountsNoMore) {
   EXPECT_THAT([&] { wait_and_report(work, group); },
               ::testing::ThrowsMessage<std::runtime_error>("of the work"));
   EXPECT_THAT(log.all(),
-              ElementsAre(MatchesRegex("rank 0 has waited .* s for rank 1 at ALLREDUCE, call 7 of "
-                                       "group test")));
+              Each(MatchesRegex("rank 0 has waited .* s for rank 1 at ALLREDUCE, call 7 of "
+                                "group test")));
+  EXPECT_THAT(log.all(), ::testing::Not(IsEmpty()));
   EXPECT_EQ(store->add("waits 0", 0), 0);
 }
 
