@@ -54,6 +54,8 @@ std::optional<int> JobResult::first_failed() const {
   const auto first = earliest_failure(ranks);
   if (!first) return std::nullopt;
   std::vector<int> found{*first};  // and who they blame; they may do so in a circle
+  std::vector<bool> is_found(ranks.size());
+  is_found[static_cast<std::size_t>(*first)] = true;
   std::optional<int> failed;       // the earliest that blames nobody
   std::optional<int> ended_early;  // with code 0
   for (std::size_t i = 0; i < found.size(); ++i) {
@@ -65,7 +67,9 @@ std::optional<int> JobResult::first_failed() const {
       failed = rank;
     }
     for (const int other : blamed) {
-      if (std::ranges::count(found, other) == 0) found.push_back(other);
+      if (is_found[static_cast<std::size_t>(other)]) continue;
+      is_found[static_cast<std::size_t>(other)] = true;
+      found.push_back(other);
     }
   }
   return failed ? failed : ended_early ? ended_early : first;
