@@ -1,16 +1,17 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "base/parse.h"
 #include "distributed/backend.h"
 #include "distributed/store_exchange.h"
 
@@ -28,11 +29,8 @@ Devices make_devices(const std::string& host) {
                          : c10d::ProcessGroupGloo::createDeviceForHostname(host)};
   }
   Devices devices;
-  for (std::size_t begin = 0; begin <= names.size();) {
-    const std::size_t end = std::min(names.find(',', begin), names.size());
-    devices.push_back(
-        c10d::ProcessGroupGloo::createDeviceForInterface(names.substr(begin, end - begin)));
-    begin = end + 1;
+  for (const std::string_view name : base::split_at_commas(names)) {
+    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(std::string(name)));
   }
   return devices;
 }
