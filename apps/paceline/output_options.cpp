@@ -26,9 +26,10 @@ std::optional<unsigned> parse_streams(std::string_view text) {
       flag, text));
 }
 
-// The streams of each rank that --redirects or --tee names. Ranks that there are not may be named.
+// The streams of each rank that --redirects or --tee names. Ranks that there are not may be named,
+// since all machines have the same command: they are added to `absent`.
 std::vector<unsigned> parse_streams_of_ranks(const char* flag, const std::string& text,
-                                             int processes) {
+                                             int processes, std::vector<std::string>& absent) {
   const auto all = parse_streams(text);
   std::vector<unsigned> streams(static_cast<std::size_t>(processes), all.value_or(0));
   if (all) return streams;
@@ -38,7 +39,11 @@ std::vector<unsigned> parse_streams_of_ranks(const char* flag, const std::string
     const auto rank = base::parse_number(one.substr(0, colon), 0U, ~0U);
     const auto own = parse_streams(one.substr(colon + 1));
     if (!rank || !own) refuse_streams(flag, text);
-    if (*rank < streams.size()) streams[*rank] = *own;
+    if (*rank < streams.size()) {
+      streams[*rank] = *own;
+    } else {
+      absent.push_back(fmt::format("rank {} of {}", *rank, flag));
+    }
   }
   return streams;
 }
@@ -90,8 +95,9 @@ std::filesystem::path temporary_directory() {
 void add_logs(const RunFlags& flags, const launch::JobSpec& job, OutputOptions& options) {
   if (flags.log_dir == "/dev/null") return;
   const int processes = job.processes;
-  const auto redirects = parse_streams_of_ranks("--redirects", flags.redirects, processes);
-  const auto tee = parse_streams_of_ranks("--tee", flags.tee, processes);
+  const auto redirects =
+      parse_streams_of_ranks("--redirects", flags.redirects, processes, options.without_effect);
+  const auto tee = parse_streams_of_ranks("--tee", flags.tee, processes, options.without_effect);
   options.filters = {parse_filters(flags.stdout_filters), parse_filters(flags.stderr_filters)};
   bool has_files = options.filters[0] || options.filters[1];
   for (int rank = 0; rank < processes; ++rank) {

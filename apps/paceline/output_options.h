@@ -23,6 +23,7 @@ struct OutputOptions {
   std::array<std::optional<std::vector<std::string>>, 2> filters;
   // What the name of the run's directory starts with; empty: no files are kept.
   std::filesystem::path run_directory;
+  std::vector<std::string> without_effect;  // "rank 4 of --tee", which this machine does not have
 
   bool is_teed(int rank, launch::Stream stream) const {
     return !destinations.empty() &&

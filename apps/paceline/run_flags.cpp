@@ -1,6 +1,7 @@
 #include "run_flags.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -34,6 +35,24 @@ WrittenFlag parse_flag(const std::string& text) {
   return flag;
 }
 
+// Throws the error for a flag that there is not: an abbreviation, as torchrun takes it, or
+// mpirun's.
+[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& text,
+                                 const std::string& name) {
+  std::vector<std::string> meant;
+  if (name == "-n") meant.emplace_back("--nproc-per-node");
+  for (const CLI::Option* const option : app.get_options()) {
+    for (const std::string& full : option->get_lnames()) {
+      if (name.size() > 2 && ("--" + full).starts_with(name)) meant.push_back("--" + full);
+    }
+  }
+  constexpr std::size_t kMost = 3;
+  throw UsageError(
+      meant.empty() || meant.size() > kMost
+          ? fmt::format("unknown flag {}", text)
+          : fmt::format("unknown flag {}; did you mean {}?", text, fmt::join(meant, " or ")));
+}
+
 // Separates our flags from the program and its arguments.
 struct SplitArguments {
   std::vector<std::string> flags;  // each value by itself
@@ -48,7 +67,7 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
     const std::string& text = *at++;
     WrittenFlag flag = parse_flag(text);
     const CLI::Option* const option = app.get_option_no_throw(flag.name);
-    if (option == nullptr) throw UsageError(fmt::format("unknown flag {}", text));
+    if (option == nullptr) refuse_unknown(app, text, flag.name);
     result.given.push_back(option);
     result.flags.push_back(flag.name);
     if (!takes_value(*option)) {

@@ -1,7 +1,6 @@
 #include "run_nodes.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -169,7 +168,9 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
   options.join = {.version = kVersion,
                   .job = options.rules.job,
                   .host = base::host_name(),
-                  .processes = job.processes};
+                  .processes = job.processes,
+                  .min_nodes = min,
+                  .max_nodes = max};
   if (is_static) options.join.node = node;
   std::vector<std::string> ignored;
   if (!flags.rdzv_conf.empty()) apply_conf(flags.rdzv_conf, options, ignored);
@@ -180,8 +181,8 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
   return options;
 }
 
-std::string describe_without_effect(const RunFlags& flags, bool several_machines) {
-  std::vector<std::string> names = flags.without_effect;
+std::vector<std::string> flags_without_effect(const RunFlags& flags, bool several_machines) {
+  std::vector<std::string> names;
   if (several_machines) {
     nodes::SessionOptions ignored;
     if (!flags.rdzv_conf.empty()) apply_conf(flags.rdzv_conf, ignored, names);
@@ -192,8 +193,7 @@ std::string describe_without_effect(const RunFlags& flags, bool several_machines
     if (!flags.local_addr.empty()) names.emplace_back("--local-addr");
     if (!flags.secret_file.empty()) names.emplace_back("--secret-file");
   }
-  if (names.empty()) return "";
-  return fmt::format("paceline: without effect here: {}\n", fmt::join(names, ", "));
+  return names;
 }
 
 nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,

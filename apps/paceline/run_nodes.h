@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "launch/job.h"
 #include "nodes/node_session.h"
@@ -14,8 +15,8 @@ namespace paceline::app {
 std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                                                           const launch::JobSpec& job);
 
-// A line about flags that were given and cannot apply, or nothing.
-std::string describe_without_effect(const RunFlags& flags, bool several_machines);
+// Those of the flags about machines that were given and cannot apply.
+std::vector<std::string> flags_without_effect(const RunFlags& flags, bool several_machines);
 
 // Runs this machine's part of the job by `run`, which starts spec's processes and waits for them,
 // and does so again if the job restarts. Returns how the job ended, on all nodes. Throws Error.

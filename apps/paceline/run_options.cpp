@@ -150,6 +150,14 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   return spec;
 }
 
+// A line about flags that were given and cannot apply, or nothing.
+std::string describe_without_effect(const std::vector<std::vector<std::string>>& flags) {
+  std::vector<std::string> names;
+  for (const auto& some : flags) names.insert(names.end(), some.begin(), some.end());
+  if (names.empty()) return "";
+  return fmt::format("paceline: without effect here: {}\n", fmt::join(names, ", "));
+}
+
 RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::string> command) {
   launch::JobSpec job = make_spec(flags, cores);
   OutputOptions output = make_output_options(flags, job);
@@ -161,7 +169,9 @@ RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::strin
                      .output = std::move(output),
                      .signals = parse_signals(flags.signals)};
   options.nodes = make_session_options(flags, options.job);
-  options.notice = describe_without_effect(flags, options.nodes.has_value());
+  options.notice = describe_without_effect({flags.without_effect,
+                                            flags_without_effect(flags, options.nodes.has_value()),
+                                            options.output.without_effect});
   options.job.command = make_command(flags, std::move(command));
   return options;
 }

@@ -59,8 +59,8 @@ std::string Address::host() const {
 }
 
 std::string Address::to_string() const {
-  if (family() == AF_INET6) return fmt::format("[{}]:{}", host(), port());
-  return family() == AF_INET ? fmt::format("{}:{}", host(), port()) : host();
+  const bool has_port = family() == AF_INET || family() == AF_INET6;
+  return has_port ? join_host_port(host(), port()) : host();
 }
 
 std::vector<Address> resolve(const std::string& host, int port) {
@@ -117,6 +117,11 @@ Address listening_address_for_machines(const std::string& host, int port) {
       host, address.host()));
 }
 
+std::string join_host_port(const std::string& host, int port) {
+  const bool is_ipv6 = host.find(':') != host.npos;
+  return is_ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
 bool names_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
@@ -137,6 +142,14 @@ Address local_address(int socket) {
     throw errno_error("cannot read a socket's address");
   }
   return {generic, size};
+}
+
+std::string peer_host(int socket) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+  auto* const generic = reinterpret_cast<sockaddr*>(&storage);
+  const bool is_known = ::getpeername(socket, generic, &size) == 0;
+  return is_known ? Address(generic, size).host() : "an unknown address";
 }
 
 std::string host_name() {

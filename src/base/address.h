@@ -43,6 +43,9 @@ Address listening_address(const std::string& host, int port);
 // the loopback on this machine only.
 Address listening_address_for_machines(const std::string& host, int port);
 
+// "10.0.0.1:29500", "[::1]:29500", "node0:29500"
+std::string join_host_port(const std::string& host, int port);
+
 // Whether `host` means the loopback on every machine.
 bool names_loopback(const std::string& host);
 
@@ -51,6 +54,9 @@ std::optional<Address> source_address(const Address& remote);
 
 // Where the socket is bound. Throws Error.
 Address local_address(int socket);
+
+// The host at the other end of a connected socket, for messages.
+std::string peer_host(int socket);
 
 // This machine's name; empty if it has none.
 std::string host_name();

@@ -1,14 +1,10 @@
 #include "nodes/coordinator.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <string_view>
 #include <utility>
-
-#include <paceline/version.h>
 
 #include "launch/clip.h"
 #include "launch/job.h"
@@ -30,15 +26,6 @@ constexpr int kMaxStrangers = 64;
 constexpr auto kAcceptPause = 1s;
 constexpr std::size_t kMaxReport = std::size_t{1} << 20;
 
-// A name that another machine has sent, for messages.
-std::string clean(std::string_view name) {
-  std::string result = launch::clip(name, 255);
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  }
-  return result;
-}
-
 }  // namespace
 
 Coordinator::Coordinator(JobRules rules, net::Listener listener, const net::Key& key,
@@ -49,6 +36,7 @@ Coordinator::Coordinator(JobRules rules, net::Listener listener, const net::Key&
       own_(&add_node(std::move(own))),
       join_deadline_(Deadline::after(rules_.join_timeout)),
       next_notice_(Deadline::after(kFirstNotice)),
+      next_stranger_notice_(Deadline::after(0ms)),
       flush_deadline_(Deadline::after(0ms)),
       accept_again_(Deadline::after(0ms)) {}
 
@@ -86,8 +74,10 @@ void Coordinator::advance() {
 }
 
 Coordinator::Node& Coordinator::add_node(base::UniqueFd socket) {
+  std::string address = base::peer_host(socket.get());
   net::Connection connection(std::move(socket), key_, net::SecureChannel::Side::accepting);
-  nodes_.push_back(std::make_unique<Node>(Node{.connection = std::move(connection)}));
+  nodes_.push_back(std::make_unique<Node>(
+      Node{.connection = std::move(connection), .address = std::move(address)}));
   return *nodes_.back();
 }
 
@@ -157,7 +147,9 @@ void Coordinator::handle(Node& node, const std::string& text) {
 }
 
 void Coordinator::handle_join(Node& node, const Join& join) {
-  if (const std::string reason = refusal(join); !reason.empty()) return refuse(node, reason);
+  if (const std::string reason = refusal(rules_, join, present()); !reason.empty()) {
+    return refuse(node, reason);
+  }
   node.join = join;
   node.join->host = clean(join.host);
   node.connection.send(encode(Welcome{}));
@@ -179,30 +171,18 @@ void Coordinator::refuse(Node& node, const std::string& reason) {
   node.connection.send(encode(Refuse{reason}));
 }
 
-// Why the node may not take part; empty if it may.
-std::string Coordinator::refusal(const Join& join) const {
-  if (join.version != kVersion) {
-    return fmt::format("Paceline {} here and {} on node 0: install the same version on all nodes",
-                       clean(join.version), kVersion);
-  }
-  if (join.job != rules_.job) {
-    return fmt::format("the job '{}' meets there, and not '{}' (--rdzv-id)", rules_.job,
-                       clean(join.job));
-  }
-  if (!rules_.numbered) return "";  // one too many waits until another is lost
-  if (!join.node || *join.node >= rules_.max_nodes) {
-    return fmt::format("--node-rank {}, but the job has {} nodes, numbered from 0",
-                       join.node ? std::to_string(*join.node) : "is missing", rules_.max_nodes);
-  }
-  for (const auto& other : nodes_) {
-    if (!other->join || other->leaving || other->join->node != join.node) continue;
-    return fmt::format("node {} is taken by {}: give each node its own --node-rank", *join.node,
-                       other->join->host);
-  }
-  return "";
+// A launcher with another secret, and perhaps somebody who tries many: so not of each.
+void Coordinator::handle_stranger_loss(const Node& node) {
+  if (!node.connection.greeted() || !next_stranger_notice_.expired()) return;
+  next_stranger_notice_ = Deadline::after(kNextNotice);
+  send_to_all(Notice{
+      fmt::format("paceline: refused a launcher at {}, which does not know the secret of this job: "
+                  "give all nodes the same PACELINE_SECRET or --secret-file\n",
+                  node.address)});
 }
 
 void Coordinator::handle_loss(Node& node) {
+  if (!node.connection.authenticated()) return handle_stranger_loss(node);
   if (!node.member || phase_ != Phase::running) return;
   Member& member = member_of(node);
   if (member.result || member.left_by != 0) return;  // its processes have ended, or will
@@ -252,9 +232,12 @@ void Coordinator::stop_others(const Node* from) {
   send_to_all(Failed{}, from);
 }
 
-int Coordinator::present() const {
-  return static_cast<int>(
-      std::ranges::count_if(nodes_, [](const auto& node) { return node->join && !node->leaving; }));
+Joins Coordinator::present() const {
+  Joins joins;
+  for (const auto& node : nodes_) {
+    if (node->join && !node->leaving) joins.push_back(&*node->join);
+  }
+  return joins;
 }
 
 void Coordinator::gather() {
@@ -268,7 +251,7 @@ void Coordinator::gather() {
 
 void Coordinator::check_gathering() {
   if (!own_->join) return;
-  const int count = present();
+  const auto count = static_cast<int>(present().size());
   if (count >= rules_.max_nodes) return start();
   if (count < rules_.min_nodes) {
     last_call_.reset();
@@ -280,30 +263,21 @@ void Coordinator::check_gathering() {
     return;
   }
   if (join_deadline_.expired()) {
-    return give({.exit_code = 1,
-                 .report = fmt::format("paceline: {} within {} s\n", missing(),
-                                       rules_.join_timeout.count() / 1000.0)});
+    return give(
+        {.exit_code = 1,
+         .report = missing(fmt::format("within {} s", rules_.join_timeout.count() / 1000.0))});
   }
   if (!next_notice_.expired()) return;
   next_notice_ = Deadline::after(kNextNotice);
-  send_to_all(Notice{fmt::format("paceline: {} yet; waiting\n", missing())});
+  send_to_all(Notice{missing("yet")});
 }
 
-// "only 1 of 2 nodes has come (host-a), not node 1"
-std::string Coordinator::missing() const {
-  std::vector<std::string> hosts;
-  std::vector<int> absent;
-  for (int number = 0; number < rules_.max_nodes; ++number) absent.push_back(number);
-  for (const auto& node : nodes_) {
-    if (!node->join || node->leaving) continue;
-    hosts.push_back(node->join->host);
-    std::erase(absent, node->join->node.value_or(-1));
-  }
-  const std::string numbers =
-      fmt::format(", not {} {}", absent.size() == 1 ? "node" : "nodes", fmt::join(absent, ", "));
-  return fmt::format("only {} of {} nodes {} come ({}){}", hosts.size(), rules_.min_nodes,
-                     hosts.size() == 1 ? "has" : "have", fmt::join(hosts, ", "),
-                     rules_.numbered ? numbers : "");
+// Who has not come, and what they have to do.
+std::string Coordinator::missing(std::string_view until) const {
+  return fmt::format(
+      "paceline: {} {}: start the same command there{}, and see that it reaches {}\n",
+      describe_missing(rules_, present()), until, rules_.numbered ? ", with its --node-rank" : "",
+      rules_.endpoint);
 }
 
 void Coordinator::start() {

@@ -13,22 +13,10 @@
 #include "base/unique_fd.h"
 #include "net/connection.h"
 #include "net/listener.h"
+#include "nodes/job_rules.h"
 #include "nodes/messages.h"
 
 namespace paceline::nodes {
-
-// What a job on several nodes needs, and where its processes meet.
-struct JobRules {
-  int min_nodes = 1;  // also to go on after a node was lost
-  int max_nodes = 1;
-  bool numbered = false;  // each node says which number it has; min_nodes = max_nodes
-  std::string job;
-  int max_restarts = 0;
-  std::chrono::milliseconds join_timeout = std::chrono::minutes(10);
-  // How long the job waits for more nodes once min_nodes are there.
-  std::chrono::milliseconds last_call = std::chrono::seconds(30);
-  std::string master_addr{};  // of this machine, where rank 0 will be
-};
 
 // The launcher among those of a job that decides: it accepts nodes, numbers them, has them start
 // their processes, has all of them stop if one fails, and gives the verdict. Runs on the thread
@@ -55,6 +43,7 @@ class Coordinator {
 
   struct Node {
     net::Connection connection;
+    std::string address;           // of its end; "" of this machine's
     std::optional<Join> join{};    // once it takes part
     std::optional<int> member{};   // its number in the running job
     bool leaving = false;          // to be closed when everything is sent
@@ -79,17 +68,17 @@ class Coordinator {
   void handle(Node& node, const std::string& text);
   void handle_join(Node& node, const Join& join);
   void refuse(Node& node, const std::string& reason);
-  std::string refusal(const Join& join) const;
+  void handle_stranger_loss(const Node& node);
   void handle_loss(Node& node);
   void handle_leave(Node& node, int signal);
   void handle_result(Node& node, const Result& result);
   void handle_signal(Node& node, int signal);
   void stop_others(const Node* from);
-  int present() const;
+  Joins present() const;
   void gather();
   void start();
   void check_gathering();
-  std::string missing() const;
+  std::string missing(std::string_view until) const;
   void finish_if_all_reported();
   launch::JobResult collect() const;
   void give(const Verdict& verdict);
@@ -113,6 +102,7 @@ class Coordinator {
   base::Deadline join_deadline_;
   std::optional<base::Deadline> last_call_;
   base::Deadline next_notice_;
+  base::Deadline next_stranger_notice_;
   base::Deadline flush_deadline_;
   base::Deadline accept_again_;  // not before: descriptors have run out
 };

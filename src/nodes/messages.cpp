@@ -70,10 +70,9 @@ constexpr std::array kNames{"join",   "welcome", "refuse", "start",   "failed",
                             "signal", "leave",   "result", "verdict", "notice"};
 
 json encode_body(const Join& join) {
-  json body = {{"version", join.version},
-               {"job", join.job},
-               {"host", join.host},
-               {"processes", join.processes}};
+  json body = {{"version", join.version},     {"job", join.job},
+               {"host", join.host},           {"processes", join.processes},
+               {"min_nodes", join.min_nodes}, {"max_nodes", join.max_nodes}};
   if (join.node) body["node"] = *join.node;
   return body;
 }
@@ -129,6 +128,8 @@ void decode_body(const json& body, Join& join) {
   join.job = body.at("job");
   join.host = body.at("host");
   join.processes = integer(body, "processes", 1, launch::kMaxProcesses);
+  join.min_nodes = integer(body, "min_nodes", 1);
+  join.max_nodes = integer(body, "max_nodes", 1);
   if (body.contains("node")) join.node = integer(body, "node");
 }
 

@@ -19,6 +19,8 @@ struct Join {
   std::string job;      // --rdzv-id
   std::string host;     // its name, for messages
   int processes = 1;
+  int min_nodes = 1;  // --nnodes
+  int max_nodes = 1;
   std::optional<int> node{};  // --node-rank; empty: the coordinator chooses
 };
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <string_view>
 #include <utility>
 
 #include <paceline/error.h>
@@ -66,11 +67,15 @@ NodeSession::NodeSession(SessionOptions options, launch::SignalForwarding* signa
 void NodeSession::find_role() {
   if (options_.coordinates ? *options_.coordinates
                            : is_this_machine(options_.host, options_.port)) {
+    std::optional<base::Address> address;
     try {
-      return coordinate(
-          net::Listener(base::listening_address_for_machines(options_.host, options_.port)));
-    } catch (const UsageError&) {
-      throw;
+      address = base::listening_address_for_machines(options_.host, options_.port);
+    } catch (const UsageError& error) {
+      throw UsageError(
+          fmt::format("cannot be node 0 (--master-addr, --rdzv-endpoint): {}", error.what()));
+    }
+    try {
+      return coordinate(net::Listener(*address));
     } catch (const Error& error) {
       // Otherwise another launcher on this machine may be the coordinator.
       if (options_.coordinates) {
@@ -79,13 +84,18 @@ void NodeSession::find_role() {
       print_(fmt::format("paceline: {}; another launcher here may be node 0\n", error.what()));
     }
   }
-  print_(fmt::format("paceline: looks for node 0 at {}\n", endpoint()));
+  print_(fmt::format("paceline: looks for node 0 at {}\n", described_endpoint()));
   connector_.emplace(options_.host, options_.port);
 }
 
 std::string NodeSession::endpoint() const {
-  const bool is_ipv6 = options_.host.find(':') != options_.host.npos;
-  return fmt::format(fmt::runtime(is_ipv6 ? "[{}]:{}" : "{}:{}"), options_.host, options_.port);
+  return base::join_host_port(options_.host, options_.port);
+}
+
+// With the mistake that the default of --master-addr invites.
+std::string NodeSession::described_endpoint() const {
+  return endpoint() +
+         (base::names_loopback(options_.host) ? " (only this machine reaches it)" : "");
 }
 
 void NodeSession::coordinate(net::Listener listener) {
@@ -93,14 +103,19 @@ void NodeSession::coordinate(net::Listener listener) {
   // The address as the user wrote it may mean something else to other machines only if it is not
   // this machine's own.
   if (rules.master_addr.empty()) rules.master_addr = own_name(options_.host, options_.port);
+  rules.endpoint = described_endpoint();
   const bool everywhere =
       !listener.address().is_loopback() && !is_this_machine(options_.host, options_.port);
   print_(fmt::format("paceline: waits for {} at {}{}{}\n",
                      rules.min_nodes == rules.max_nodes
                          ? fmt::format("{} nodes", rules.max_nodes)
                          : fmt::format("{} to {} nodes", rules.min_nodes, rules.max_nodes),
-                     listener.address().to_string(),
-                     everywhere ? fmt::format(", as no interface has {}", options_.host) : "",
+                     everywhere ? listener.address().to_string() : rules.endpoint,
+                     everywhere
+                         ? fmt::format(", as no interface here has {} (is this machine node 0, and "
+                                       "the address right?)",
+                                       options_.host)
+                         : "",
                      options_.has_secret ? ""
                                          : "; without PACELINE_SECRET or --secret-file, whoever "
                                            "reaches this address can join"));
@@ -221,16 +236,21 @@ void NodeSession::check_joining() {
     connection_.reset();
     connector_.emplace(options_.host, options_.port, kReconnectPause);
   }
-  const std::string why = why_not_.empty() ? "" : fmt::format(" ({})", why_not_);
+  std::string_view reason = why_not_;
+  if (const std::string prefix = endpoint() + ": "; reason.starts_with(prefix)) {
+    reason.remove_prefix(prefix.size());
+  }
+  const std::string why = reason.empty() ? "" : fmt::format(": {}", reason);
   if (join_deadline_.expired()) {
     return fail(
         fmt::format("no launcher answered at {} within {} s{}; start node 0 too, and see "
                     "that this is its address in the network",
-                    endpoint(), options_.rules.join_timeout.count() / 1000.0, why));
+                    described_endpoint(), options_.rules.join_timeout.count() / 1000.0, why));
   }
   if (!next_notice_.expired()) return;
   next_notice_ = Deadline::after(kNextReminder);
-  print_(fmt::format("paceline: no launcher answers at {} yet{}; waiting\n", endpoint(), why));
+  print_(fmt::format("paceline: no launcher answers at {} yet{}; waiting\n", described_endpoint(),
+                     why));
 }
 
 void NodeSession::handle(const Message& message) {

@@ -26,8 +26,9 @@ struct SessionOptions {
   // address.
   std::optional<bool> coordinates{};
   Join join{};  // what this node asks for
-  JobRules
-      rules{};  // if it is the coordinator; an empty master_addr becomes this machine's address
+  // If it is the coordinator. An empty master_addr becomes this machine's address; `endpoint` is
+  // set.
+  JobRules rules{};
   net::Key key{};
   std::chrono::milliseconds answer_limit =
       std::chrono::seconds(10);  // of what accepts a connection
@@ -66,6 +67,7 @@ class NodeSession : public launch::OtherNodes {
   bool is_joined() const;
   void check_joining();
   std::string endpoint() const;
+  std::string described_endpoint() const;
   void handle(const Message& message);
   void handle_signals();
   bool may_leave(int signal) const;

@@ -69,12 +69,14 @@ TEST_F(Session, DoesNotConnectAgainAndAgainWithoutPause) {
 }
 
 TEST_F(Session, RefusesNodesThatDoNotFit) {
-  std::vector<SessionOptions> all(5, options(1, 2));
+  std::vector<SessionOptions> all(7, options(1, 2));
   all[0] = options(0, 2);
   all[1].key = net::make_key("the secret of another job");
   all[2].join.job = "other";
   all[3].join.version = "0.0.1";
   all[4].join.node = 2;
+  all[5].join.max_nodes = 3;
+  all[6].join.node.reset();
   std::atomic<int> refused = 0;
   std::atomic<bool> all_refused = false;
   const auto ends = run(all, [&](NodeSession& session, int node) {
@@ -82,7 +84,7 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
       try {
         session.await_start();
       } catch (const Error& error) {
-        if (++refused == 4) all_refused = true;
+        if (++refused == 6) all_refused = true;
         return std::string(error.what());
       }
       return std::string("accepted");
@@ -95,6 +97,11 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
   EXPECT_THAT(ends[2], HasSubstr("the job 'job' meets there, and not 'other'"));
   EXPECT_THAT(ends[3], HasSubstr("install the same version on all nodes"));
   EXPECT_THAT(ends[4], HasSubstr("--node-rank 2, but the job has 2 nodes"));
+  EXPECT_THAT(ends[5], HasSubstr("--nnodes 2:3 here and 2 on node 0"));
+  EXPECT_THAT(ends[6], HasSubstr("--rdzv-backend c10d here and static on node 0"));
+  // The node that was refused for its secret said nothing else.
+  EXPECT_THAT(printed(), HasSubstr("paceline: refused a launcher at 127.0.0.1, which does not know "
+                                   "the secret of this job"));
 }
 
 TEST_F(Session, RefusesASecondNodeOfTheSameNumber) {
@@ -152,9 +159,11 @@ TEST_F(Session, GivesUpOnAWorldThatNeverFills) {
     EXPECT_FALSE(session.await_start());
     return fmt::format("{} {}", session.verdict().exit_code, session.verdict().report);
   });
-  EXPECT_THAT(ends,
-              Each("1 paceline: only 2 of 3 nodes have come (host0, host1), not node 2 within "
-                   "0.3 s\n"));
+  EXPECT_THAT(ends, Each(fmt::format("1 paceline: only 2 of 3 nodes have come (host0, host1), not "
+                                     "node 2 within 0.3 s: start the same command there, with its "
+                                     "--node-rank, and see that it reaches 127.0.0.1:{} (only this "
+                                     "machine reaches it)\n",
+                                     port_.port())));
 }
 
 TEST_F(Session, GivesUpOnACoordinatorThatNeverComes) {
@@ -165,8 +174,11 @@ TEST_F(Session, GivesUpOnACoordinatorThatNeverComes) {
     session.await_start();
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("no launcher answered at 127.0.0.1"),
-                                    HasSubstr("within 0.3 s"), HasSubstr("ECONNREFUSED")));
+    EXPECT_EQ(error.what(),
+              fmt::format("no launcher answered at 127.0.0.1:{} (only this machine reaches it) "
+                          "within 0.3 s: Connection refused (ECONNREFUSED); start node 0 too, and "
+                          "see that this is its address in the network",
+                          port_.port()));
   }
 }
 
@@ -201,7 +213,23 @@ TEST_F(Session, FindsTheCoordinatorByItsAddress) {
 TEST_F(Session, RefusesAHostThatCannotBeResolved) {
   auto first = options(0, 2);
   first.host = "no-such-host.invalid";
-  EXPECT_THROW(make(first), UsageError);
+  try {
+    make(first);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cannot be node 0 (--master-addr, --rdzv-endpoint): cannot "
+                                        "resolve no-such-host.invalid: "));
+  }
+}
+
+TEST_F(Session, SaysThatNoInterfaceHasItsAddress) {
+  auto first = options(0, 2);
+  first.host = "192.0.2.1";
+  make(first);
+  EXPECT_THAT(printed(), HasSubstr(fmt::format("waits for 2 nodes at 0.0.0.0:{}, as no interface "
+                                               "here has 192.0.2.1 (is this machine node 0, and "
+                                               "the address right?)",
+                                               port_.port())));
 }
 
 }  // namespace

@@ -13,11 +13,13 @@ Kind after_a_journey(const Kind& message) {
 }
 
 TEST(Messages, ArriveAsTheyWereSent) {
-  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 3});
+  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 2, 5, 3});
   EXPECT_EQ(join.version, "1.2");
   EXPECT_EQ(join.job, "job");
   EXPECT_EQ(join.host, "host");
   EXPECT_EQ(join.processes, 4);
+  EXPECT_EQ(join.min_nodes, 2);
+  EXPECT_EQ(join.max_nodes, 5);
   EXPECT_EQ(join.node, 3);
   EXPECT_EQ(after_a_journey(Join{}).node, std::nullopt);
 

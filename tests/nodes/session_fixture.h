@@ -33,9 +33,18 @@ class Session : public ::testing::Test {
     result.join = {.version = kVersion,
                    .job = "job",
                    .host = fmt::format("host{}", node),
-                   .processes = node + 1};
+                   .processes = node + 1,
+                   .min_nodes = nodes,
+                   .max_nodes = nodes};
     if (numbered) result.join.node = node;
     result.coordinates = node == 0;
+    return result;
+  }
+
+  // Of a job of `min` to `max` nodes, numbered as they come.
+  SessionOptions elastic(int node, int min, int max) {
+    SessionOptions result = options(node, max, false);
+    result.rules.min_nodes = result.join.min_nodes = min;
     return result;
   }
 

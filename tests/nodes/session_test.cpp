@@ -83,8 +83,7 @@ TEST_F(Session, PassesOnSignals) {
 TEST_F(Session, ASignalTakesANodeOutOfAJobThatGoesOnWithoutIt) {
   for (const bool all_get_it : {false, true}) {
     SCOPED_TRACE(all_get_it);
-    std::vector<SessionOptions> all{options(0, 2, false), options(1, 2, false)};
-    all[0].rules.min_nodes = 1;
+    std::vector<SessionOptions> all{elastic(0, 1, 2), elastic(1, 1, 2)};
     all[0].rules.last_call = 5s;
     all[0].rules.max_restarts = 1;
     const auto ends = run(all, [&](NodeSession& session, int node) {
@@ -132,8 +131,7 @@ TEST_F(Session, NamesANodeThatIsLost) {
 }
 
 TEST_F(Session, GoesOnWithTheNodesThatAreLeft) {
-  std::vector<SessionOptions> all{options(0, 3, false), options(1, 3, false), options(2, 3, false)};
-  all[0].rules.min_nodes = 2;
+  std::vector<SessionOptions> all{elastic(0, 2, 3), elastic(1, 2, 3), elastic(2, 2, 3)};
   all[0].rules.max_restarts = 1;
   all[0].rules.last_call = 50ms;
   std::atomic<int> left = 0;
@@ -161,13 +159,12 @@ TEST_F(Session, GoesOnWithTheNodesThatAreLeft) {
 
 // A node that comes when the job has room has it start again, which is no restart after a failure.
 TEST_F(Session, TakesInANodeThatComesLate) {
-  auto first = options(0, 2, false);
-  first.rules.min_nodes = 1;
+  auto first = elastic(0, 1, 2);
   first.rules.last_call = 1ms;
   std::atomic<bool> started = false;
   std::thread late([&] {
     started.wait(false);
-    NodeSession session = make(options(1, 2, false));
+    NodeSession session = make(elastic(1, 1, 2));
     EXPECT_EQ(describe(*session.await_start()), "1/2 ranks from 1 of 3 restart 0 job 127.0.0.1");
     EXPECT_EQ(session.await_verdict(ended(2)).exit_code, 0);
   });
@@ -186,13 +183,12 @@ TEST_F(Session, TakesInANodeThatComesLate) {
 
 // What ends because the others stop is no failure, and uses no restart.
 TEST_F(Session, StartsAgainWithALateNodeWhateverTheOthersEndWith) {
-  auto first = options(0, 2, false);
-  first.rules.min_nodes = 1;
+  auto first = elastic(0, 1, 2);
   first.rules.last_call = 1ms;
   std::atomic<bool> started = false;
   std::thread late([&] {
     started.wait(false);
-    NodeSession session = make(options(1, 2, false));
+    NodeSession session = make(elastic(1, 1, 2));
     EXPECT_EQ(session.await_start()->nodes, 2);
     EXPECT_EQ(session.await_verdict(ended(2)).exit_code, 0);
   });

@@ -303,8 +303,9 @@ TEST_F(Nodes, ATakenPortIsNamed) {
 TEST_F(Nodes, AJobThatNeverFillsEnds) {
   auto job = start(0, 2, "true", {"--rdzv-conf=join_timeout=0.2"});
   EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.err(), AllOf(HasSubstr("paceline: only 1 of 2 nodes has come ("),
-                               HasSubstr("), not node 1 within 0.2 s\n")));
+  EXPECT_THAT(job.err(),
+              AllOf(HasSubstr("paceline: only 1 of 2 nodes has come ("),
+                    HasSubstr("), not node 1 within 0.2 s: start the same command there")));
 }
 
 }  // namespace

@@ -195,10 +195,13 @@ TEST_F(Launcher, ShowsOnlyTheOutputOfTheFilteredRanks) {
 }
 
 TEST_F(Launcher, SaysWhichFlagsCannotApply) {
-  auto job = run(1, "true", {"--rdzv-backend=c10d", "--monitor_interval", "5"});
+  const std::string logs = (temporary_.path() / "logs").string();
+  auto job = run(1, "true",
+                 {"--rdzv-backend=c10d", "--monitor_interval=5", "-t0:1,4:1", "--log-dir=" + logs});
   EXPECT_EQ(job.wait(), 0);
-  EXPECT_THAT(job.err(),
-              HasSubstr("paceline: without effect here: --monitor-interval, --rdzv-backend\n"));
+  EXPECT_THAT(job.err(), HasSubstr("paceline: without effect here: --monitor-interval, "
+                                   "--rdzv-backend, rank 4 of --tee\n"));
+  std::filesystem::remove_all(logs);
 }
 
 }  // namespace
