@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/address.h"
+
 namespace paceline::distributed {
 
 std::string describe_store(c10d::Store& store) {
@@ -12,7 +14,7 @@ std::string describe_store(c10d::Store& store) {
     return describe_store(*prefixed->getUnderlyingNonPrefixStore());
   }
   if (const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(&store)) {
-    return fmt::format("the store at tcp://{}:{}", tcp->getHost(), tcp->getPort());
+    return "the store at tcp://" + base::join_host_port(tcp->getHost(), tcp->getPort());
   }
   if (const auto* const file = dynamic_cast<const c10d::FileStore*>(&store)) {
     return "the store at file://" + file->getPath();

@@ -56,10 +56,10 @@ ProcessGroup group_of_two(const c10::intrusive_ptr<c10d::Store>& store) {
 }
 
 // Ends `work` well after its wait was due for a report.
-std::jthread end_late(TestWork& work, const std::exception_ptr& error = nullptr) {
-  return std::jthread([&work, error] {
+std::jthread end_late(TestWork& work) {
+  return std::jthread([&work] {
     std::this_thread::sleep_for(300ms);  // the input of these tests
-    work.finish(error);
+    work.finish();
   });
 }
 
@@ -75,7 +75,10 @@ TEST(ReportedWait, OfAGroupWithoutAStoreEnds) {
 TEST(ReportedWait, ThrowsTheErrorOfTheWorkAndCountsNoMore) {
   const test::LogLines log(50ms);
   TestWork work;
-  const auto ending = end_late(work, std::make_exception_ptr(std::runtime_error("of the work")));
+  const std::jthread ending([&] {
+    log.wait_for_line();
+    work.finish(std::make_exception_ptr(std::runtime_error("of the work")));
+  });
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto group = group_of_two(store);
   EXPECT_THAT([&] { wait_and_report(work, group); },

@@ -48,7 +48,8 @@ UniqueFd listen_at_port(const std::string& host, int port) {
   if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(socket.get(), address->ai_addr, address->ai_addrlen) != 0 ||
       ::listen(socket.get(), distributed::kBacklog) != 0) {
-    throw base::errno_error(fmt::format("the debug server cannot listen at {}:{}", host, port));
+    throw base::errno_error(
+        fmt::format("the debug server cannot listen at {}", base::join_host_port(host, port)));
   }
   return socket;
 }
@@ -57,10 +58,6 @@ UniqueFd listen_at_port(const std::string& host, int port) {
 std::string reachable_name(const std::string& host) {
   const std::string own = host == "::" || host == "0.0.0.0" ? base::host_name() : "";
   return own.empty() ? host : own;
-}
-
-std::string in_brackets(const std::string& host) {
-  return host.find(':') == std::string::npos ? host : "[" + host + "]";
 }
 
 // Refuses what a page in a browser may have sent, which would read the answer or have this process
@@ -100,10 +97,11 @@ void publish(const std::string& address) {
     return true;
   });
   if (done) return;
-  throw Timeout(fmt::format("the store at {}:{}, in which rank {} publishes its debug server, did "
-                            "not answer within {} s",
-                            plan.host, plan.port, plan.rank, kTimeout.count()),
-                {}, "start_debug_server", 0);
+  throw Timeout(
+      fmt::format("the store at {}, in which rank {} publishes its debug server, did "
+                  "not answer within {} s",
+                  base::join_host_port(plan.host, plan.port), plan.rank, kTimeout.count()),
+      {}, "start_debug_server", 0);
 }
 
 }  // namespace
@@ -150,7 +148,7 @@ DebugServer start_debug_server(const DebugServerOptions& options) {
     const std::string name = reachable_name(options.host);
     hosts = ServedHosts({options.host, name}, bound);
     state->port = bound.port();
-    state->address = fmt::format("http://{}:{}", in_brackets(name), state->port);
+    state->address = "http://" + base::join_host_port(name, state->port);
   }
   state->server = std::make_unique<HttpServer>(std::move(listener), answer_for(std::move(hosts)));
   if (options.publish && !at_path) publish(state->address);

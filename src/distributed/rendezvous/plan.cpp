@@ -1,8 +1,11 @@
 #include "distributed/rendezvous/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "distributed/rendezvous/init_method.h"
 #include "shm/membership/rank_set.h"
@@ -28,19 +31,31 @@ void check_alone(const base::Environment& environment) {
       launched->launcher, launched->variables, kBareVariables));
 }
 
-// Some clouds count machines by RANK and WORLD_SIZE. A program that starts the ranks itself sets
-// LOCAL_RANK, or more ranks than its launcher knows.
-void check_contradiction(const base::Environment& environment) {
+// The launcher's own variables, if RANK or WORLD_SIZE hides them.
+std::string hidden(const base::Environment& environment) {
   const auto& launched = environment.launched;
-  if (!launched || !launched->size || !environment.world_size || environment.local_rank ||
-      *environment.world_size >= *launched->size) {
-    return;
+  const bool is_hidden = launched && launched->size && !environment.numbered_by_launched;
+  return is_hidden ? fmt::format("{} started this process with {}", launched->launcher,
+                                 launched->variables)
+                   : "";
+}
+
+// Some clouds count machines by RANK and WORLD_SIZE, and a shell may have them from something else.
+// A program that starts the ranks itself sets LOCAL_RANK, or more ranks than its launcher knows.
+void check_contradiction(const base::Environment& environment) {
+  const std::string launched = hidden(environment);
+  if (launched.empty() || environment.local_rank) return;
+  const bool is_whole = environment.rank && environment.world_size;
+  if (is_whole && *environment.world_size >= *environment.launched->size) return;
+  std::vector<std::string> given;
+  if (environment.rank) given.push_back(fmt::format("RANK={}", *environment.rank));
+  if (environment.world_size) {
+    given.push_back(fmt::format("WORLD_SIZE={}", *environment.world_size));
   }
   throw UsageError(fmt::format(
-      "init_process_group: WORLD_SIZE={}, but {} started this process with {}. If WORLD_SIZE "
-      "counts machines, unset RANK and WORLD_SIZE; if RANK and WORLD_SIZE are right, set "
-      "LOCAL_RANK too",
-      *environment.world_size, launched->launcher, launched->variables));
+      "init_process_group: {}, but {}. If they count machines, or are left from something else, "
+      "unset RANK and WORLD_SIZE; if they are right, set {}LOCAL_RANK too",
+      fmt::join(given, " and "), launched, is_whole ? "" : "both and "));
 }
 
 // The first that is set: the option, the init_method's, the variable.
@@ -125,10 +140,13 @@ void plan_environment(const base::Environment& environment, bool first, Plan& pl
   }
   plan.means = Plan::Means::tcp;
   if (!environment.master_addr || !environment.master_port) {
-    throw UsageError(fmt::format("env:// with RANK and WORLD_SIZE needs {} too",
-                                 environment.master_addr
-                                     ? "MASTER_PORT, a free port on rank 0's machine,"
-                                     : "MASTER_ADDR, the address of rank 0's machine,"));
+    const std::string launched = hidden(environment);
+    throw UsageError(fmt::format(
+        "env:// with RANK and WORLD_SIZE needs {} too{}",
+        environment.master_addr ? "MASTER_PORT, a free port on rank 0's machine,"
+                                : "MASTER_ADDR, the address of rank 0's machine,",
+        launched.empty() ? ""
+                         : fmt::format("; {}: to use these, unset RANK and WORLD_SIZE", launched)));
   }
   plan.host = *environment.master_addr;
   plan.port = *environment.master_port;

@@ -6,7 +6,12 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <atomic>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
+#include <utility>
 
 #include "base/address.h"
 #include "base/deadline.h"
@@ -23,6 +28,40 @@ namespace paceline::distributed {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// Why the rendezvous cannot be reached for now, as the thread that tries knows it; empty if it does
+// not.
+class Obstacle {
+ public:
+  void set(std::string text) {
+    const std::lock_guard lock(mutex_);
+    text_ = std::move(text);
+  }
+  // " (cannot resolve node0: ...)"
+  std::string in_parentheses() const {
+    const std::lock_guard lock(mutex_);
+    return text_.empty() ? "" : fmt::format(" ({})", text_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+// A host may get its name late, as in Kubernetes. A TCPStore tries again as well, but does not say
+// why it has to.
+void await_address(const Plan& plan, const std::atomic<bool>& cancelled, Obstacle& obstacle) {
+  constexpr std::chrono::milliseconds kPause{200};
+  while (!cancelled) {
+    try {
+      base::resolve(plan.host, plan.port);
+      return obstacle.set("");
+    } catch (const UsageError& error) {
+      obstacle.set(error.what());
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
 
 StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::milliseconds timeout,
                     const std::string& prefix, const base::Deadline& deadline) {
@@ -65,7 +104,8 @@ std::string place_of(const Plan& plan) {
     case Plan::Means::given_store:
       return "the store that was given";
     case Plan::Means::tcp:
-      return fmt::format("the rendezvous at {}:{}, which {} serves,", plan.host, plan.port,
+      return fmt::format("the rendezvous at {}, which {} serves,",
+                         base::join_host_port(plan.host, plan.port),
                          plan.agent ? "the launcher" : "rank 0");
     case Plan::Means::local:
       return local_place(plan);
@@ -77,13 +117,14 @@ std::string place_of(const Plan& plan) {
   return "the rendezvous at file://" + plan.path;
 }
 
-Timeout no_answer(const Plan& plan, const base::Deadline& deadline) {
+Timeout no_answer(const Plan& plan, const base::Deadline& deadline, const Obstacle& obstacle) {
   const char* const advice = plan.means == Plan::Means::tcp
                                  ? ": see that it runs and that nothing else holds the port"
                                  : "";
   return Timeout(
-      fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}{}",
-                  place_of(plan), deadline.budget().count() / 1000.0, plan.rank, plan.size, advice),
+      fmt::format("{} did not answer within the timeout of {} s{}; this is rank {} of {}{}",
+                  place_of(plan), deadline.budget().count() / 1000.0, obstacle.in_parentheses(),
+                  plan.rank, plan.size, advice),
       server_of(plan), "connect", 0);
 }
 
@@ -99,13 +140,14 @@ void check_server(const shm::Membership& processes) {
 }
 
 // Of ranks at a local store, those that have to wait report what they know: see local_store.
-void report_no_answer(base::WaitReport& report, const Plan& plan) {
+void report_no_answer(base::WaitReport& report, const Plan& plan, const Obstacle& obstacle) {
   if (plan.means == Plan::Means::local) return;
   report.check([&](const std::string& waited, auto) -> std::optional<base::WaitReport::Text> {
     if (plan.rank > base::WaitReport::kStrangers) return std::nullopt;
-    return base::WaitReport::Text{fmt::format("rank {} of {} has waited {}: {} does not answer yet",
-                                              plan.rank, plan.size, waited, place_of(plan)),
-                                  place_of(plan)};
+    return base::WaitReport::Text{
+        fmt::format("rank {} of {} has waited {}: {} does not answer yet{}", plan.rank, plan.size,
+                    waited, place_of(plan), obstacle.in_parentheses()),
+        place_of(plan)};
   });
 }
 
@@ -113,20 +155,24 @@ StorePtr open_in_time(const Plan& plan, const InitOptions& options, const std::s
                       const shm::Membership* processes) {
   const auto deadline = base::Deadline::after(options.timeout);
   base::WaitReport report;
+  const auto obstacle = std::make_shared<Obstacle>();
   try {
     const auto opened = call_store(
         deadline,
-        [=, given = options.store, timeout = options.timeout](const auto&) {
-          return open_store(plan, given, timeout, prefix, deadline);
+        [=, given = options.store, timeout = options.timeout](const auto& cancelled) {
+          if (plan.means == Plan::Means::tcp && !plan.serve) {
+            await_address(plan, cancelled, *obstacle);
+          }
+          return cancelled ? nullptr : open_store(plan, given, timeout, prefix, deadline);
         },
         [&] {
           if (processes != nullptr && !server_of(plan).empty()) check_server(*processes);
-          report_no_answer(report, plan);
+          report_no_answer(report, plan, *obstacle);
         });
-    if (!opened) throw no_answer(plan, deadline);
+    if (!opened || !*opened) throw no_answer(plan, deadline, *obstacle);
     return *opened;
   } catch (const c10d::TimeoutError&) {
-    throw no_answer(plan, deadline);
+    throw no_answer(plan, deadline, *obstacle);
   } catch (const Error&) {
     throw;
   } catch (const std::exception&) {

@@ -29,8 +29,8 @@ base::UniqueFd listen_at(const base::Address& address, const Plan& plan) {
       ::bind(socket.get(), address.data(), address.size()) != 0 ||
       ::listen(socket.get(), 4096) != 0) {
     throw base::errno_error(fmt::format(
-        "rank 0 cannot listen at {}:{} for the rendezvous (is another job using the port?)",
-        plan.host, plan.port));
+        "rank 0 cannot listen at {} for the rendezvous (is another job using the port?)",
+        base::join_host_port(plan.host, plan.port)));
   }
   return socket;
 }

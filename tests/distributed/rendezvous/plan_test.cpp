@@ -94,8 +94,15 @@ TEST(Plan, NamesVariablesThatContradictEachOther) {
   const Variables of_machines{
       {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}};
   EXPECT_THAT(plan_of(with(kMpirun, of_machines)),
-              HasSubstr("WORLD_SIZE=2, but mpirun (Open MPI) started this process with "
-                        "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4. If WORLD_SIZE counts"));
+              HasSubstr("RANK=0 and WORLD_SIZE=2, but mpirun (Open MPI) started this process with "
+                        "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4. If they count"));
+  // Or as a shell has them from something else.
+  EXPECT_THAT(plan_of(with(kMpirun, {{"RANK", "0"}})),
+              AllOf(HasSubstr("RANK=0, but mpirun (Open MPI) started"),
+                    HasSubstr("unset RANK and WORLD_SIZE; if they are right, set both and ")));
+  EXPECT_THAT(plan_of(with(kMpirun, {{"RANK", "0"}, {"WORLD_SIZE", "8"}})),
+              AllOf(HasSubstr("needs MASTER_ADDR, the address of rank 0's machine, too; mpirun "),
+                    HasSubstr("OMPI_COMM_WORLD_SIZE=4: to use these, unset RANK and WORLD_SIZE")));
   // A program that starts ranks by itself, under any launcher: more ranks than that one knows, or
   // with their places.
   for (const Variables& more :

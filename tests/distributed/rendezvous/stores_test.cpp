@@ -116,6 +116,15 @@ TEST_F(Rendezvous, MissingServerTimesOutAndBlamesRankZero) {
                     HasSubstr("which rank 0 serves, did not answer within the timeout of 1 s")));
 }
 
+TEST_F(Rendezvous, SaysThatTheHostCannotBeResolved) {
+  EXPECT_THAT(
+      failure_alone(rank_1_of_2("tcp://no-such-host.invalid:29500")),
+      AllOf(StartsWith("PeerError(0): the rendezvous at no-such-host.invalid:29500, which rank 0 "
+                       "serves, did not answer within the timeout of 1 s (cannot resolve "
+                       "no-such-host.invalid: "),
+            HasSubstr("; this is rank 1 of 2")));
+}
+
 // Behaves as if its server were stopped.
 class SilentStore : public c10d::HashStore {
  public:
