@@ -13,8 +13,8 @@
 namespace paceline::bench {
 namespace {
 
-constexpr int kMinRounds = 30;       // fewer give no useful interval
-constexpr int kMinLaunchRounds = 5;  // torchrun takes seconds; the interval is from end to end
+constexpr int kMinRounds = 5;  // the 90 % interval is from end to end then; fewer have none
+constexpr int kQuickRounds = 30;
 constexpr int kMaxRounds = 100'000;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxLogicalRanks = 64;  // see DdpOptions
@@ -48,9 +48,9 @@ void describe(CLI::App& app, Options& options) {
   app.add_option(
          "--rounds", options.rounds,
          fmt::format(
-             "Rounds; each implementation has a turn in each (default 40; quick {}, the minimum;\n"
-             "launch 10 and {})",
-             kMinRounds, kMinLaunchRounds))
+             "Rounds; each implementation has a turn in each (default 40, quick {}; launch 10\n"
+             "and {}, the minimum)",
+             kQuickRounds, kMinRounds))
       ->type_name("N");
   app.add_option("--threads", options.threads, "Threads of each rank (default 1)")->type_name("N");
   app.add_option("--json", options.json, "Write all rows to this file")->type_name("FILE");
@@ -171,10 +171,12 @@ void complete(Options& options, const std::vector<std::string>& models) {
                     : launch      ? std::vector{2, 8}
                                   : std::vector{2};
   }
-  const int least = launch ? kMinLaunchRounds : kMinRounds;
-  if (options.rounds == 0) options.rounds = options.quick ? least : launch ? 10 : 40;
+  if (options.rounds == 0) {
+    options.rounds =
+        launch ? (options.quick ? kMinRounds : 10) : (options.quick ? kQuickRounds : 40);
+  }
   for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, shm::kMaxRanks);
-  check_range("--rounds", options.rounds, least, kMaxRounds);
+  check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
   check_range("--threads", options.threads, 1, kMaxThreads);
   for (const int ranks : options.ranks) {
     check_range("--micro-batches", options.micro_batches, 0, kMaxLogicalRanks / ranks);
