@@ -26,3 +26,6 @@ if(missing)
                       "prefix in CMAKE_PREFIX_PATH.")
 endif()
 find_package(Threads REQUIRED)
+if(NOT PACELINE_COMMAND)
+  find_package(Sodium QUIET)  # the library can do without it
+endif()

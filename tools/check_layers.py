@@ -20,13 +20,14 @@ def listed(name):
     return re.search(rf"set\({name} ([a-z ]+)\)", text)[1].split()
 
 
-# A layer includes itself and those before it; `shm`, `net`, `launch` and `trace` stand side by side.
-# The library is built without `net` and `nodes`.
+# A layer includes itself and those before it; `shm`, `net`, `launch` and `trace` stand side by side,
+# and so do `internode` and `nodes`. The library is built without `nodes`.
 LIBRARY = listed("torch_free_layers") + listed("torch_layers")
 MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
 for beside in ("shm", "net", "launch", "trace"):
-    MAY_INCLUDE[beside] -= {"shm", "net", "launch", "nodes", "trace"} - {beside}
-MAY_INCLUDE["nodes"].remove("shm")
+    MAY_INCLUDE[beside] = {"base", beside}
+MAY_INCLUDE["internode"] = {"base", "shm", "net", "internode"}
+MAY_INCLUDE["nodes"] = {"base", "net", "launch", "nodes"}
 for layer in listed("torch_layers"):
     MAY_INCLUDE[layer] -= {"net", "nodes"}
 MAY_INCLUDE |= {

@@ -32,16 +32,15 @@ void watch_other_end(int socket) {
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, kLimit * 1000);
 }
 
-constexpr const char* kClosed = "it closed the connection, so its launcher has ended";
-
 bool is_silence(int code) {
   return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH;
 }
 
 }  // namespace
 
-Connection::Connection(base::UniqueFd socket, const Key& key, SecureChannel::Side side)
-    : socket_(std::move(socket)), channel_(key, side) {
+Connection::Connection(base::UniqueFd socket, const Key& key, SecureChannel::Side side,
+                       std::string owner)
+    : socket_(std::move(socket)), channel_(key, side), owner_(std::move(owner)) {
   if (::fcntl(socket_.get(), F_SETFL, O_NONBLOCK) != 0) {
     throw base::errno_error("cannot make a socket non-blocking");
   }
@@ -80,7 +79,7 @@ std::string Connection::read_some() {
   const ssize_t size = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
   if (size > 0) return {buffer.data(), static_cast<std::size_t>(size)};
   if (size == 0 || errno == ECONNRESET) {
-    lose(kClosed);
+    lose(fmt::format("it closed the connection, so its {} has ended", owner_));
   } else if (is_silence(errno)) {
     lose_silent();
   } else if (errno != EAGAIN && errno != EINTR) {
@@ -109,6 +108,7 @@ void Connection::write_some() {
 
 void Connection::lose_silent() {
   lose(fmt::format("its machine has not answered for {} s", kSilenceLimit.count()), kSilenceLimit);
+  loss_->silent = true;
 }
 
 void Connection::lose(std::string why, std::chrono::seconds ago) {

@@ -21,8 +21,8 @@ class Connection {
  public:
   static constexpr std::chrono::seconds kSilenceLimit{8};
 
-  // Throws Error.
-  Connection(base::UniqueFd socket, const Key& key, SecureChannel::Side side);
+  // `owner`: what has the other end, for messages: "launcher". Throws Error.
+  Connection(base::UniqueFd socket, const Key& key, SecureChannel::Side side, std::string owner);
 
   // Adds what receive() waits for.
   void add_to(std::vector<pollfd>& fds) const;
@@ -34,6 +34,7 @@ class Connection {
   struct Loss {
     std::string why;                          // about the other end: "it closed the connection"
     base::Deadline::Clock::time_point since;  // when it happened at the earliest
+    bool silent = false;                      // the other machine does not answer
   };
   // Set if nothing arrives any more.
   const std::optional<Loss>& loss() const { return loss_; }
@@ -53,6 +54,7 @@ class Connection {
 
   base::UniqueFd socket_;
   SecureChannel channel_;
+  std::string owner_;
   std::string output_;
   std::optional<Loss> loss_;
   base::Deadline::Clock::time_point began_ = base::Deadline::Clock::now();

@@ -59,10 +59,23 @@ Key direction_key(const Key& key, SecureChannel::Side sender, const Random& conn
   return result;
 }
 
+void start_sodium() {
+  if (::sodium_init() < 0) throw Error("libsodium cannot be used on this machine");
+}
+
 }  // namespace
 
+std::string make_secret() {
+  start_sodium();
+  std::array<unsigned char, sizeof(Key)> bytes;
+  ::randombytes_buf(bytes.data(), bytes.size());
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
 Key make_key(std::string_view secret) {
-  if (::sodium_init() < 0) throw Error("libsodium cannot be used on this machine");
+  start_sodium();
   Key key;
   crypto_generichash(key.bytes.data(), key.bytes.size(), bytes_of(secret), secret.size(), nullptr,
                      0);
@@ -109,8 +122,9 @@ bool SecureChannel::take_greeting() {
   std::string_view greeting = input_;
   if (side_ == Side::accepting) {
     const std::string_view magic = greeting.substr(0, kMagic.size());
-    if (magic != kMagic.substr(0, magic.size()))
-      throw ChannelError("it is no launcher of Paceline");
+    if (magic != kMagic.substr(0, magic.size())) {
+      throw ChannelError("it is no process of Paceline");
+    }
     greeting.remove_prefix(magic.size());
   }
   Random other{};
@@ -148,7 +162,7 @@ bool SecureChannel::open_one(std::vector<std::string>& messages) {
   const std::string_view length = std::string_view(input_).substr(0, kLengthBytes);
   const std::size_t size = decode_length(length);
   if (size > (authenticated() ? kMaxMessage : kMaxFirstMessage)) {
-    throw ChannelError("it sent what no launcher of Paceline sends");
+    throw ChannelError("it sent what no process of Paceline sends");
   }
   if (input_.size() < kLengthBytes + size + kTagBytes) return false;
   const std::string_view sealed = std::string_view(input_).substr(kLengthBytes, size + kTagBytes);

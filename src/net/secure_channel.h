@@ -17,6 +17,8 @@ struct Key {
 
 // Throws Error if the cryptographic library does not work on this machine.
 Key make_key(std::string_view secret);
+// Random, of printable characters; nobody can guess it. Throws as make_key does.
+std::string make_secret();
 
 // The other end does not follow the protocol, or does not know the key.
 class ChannelError : public Error {

@@ -75,7 +75,8 @@ void Coordinator::advance() {
 
 Coordinator::Node& Coordinator::add_node(base::UniqueFd socket) {
   std::string address = base::peer_host(socket.get());
-  net::Connection connection(std::move(socket), key_, net::SecureChannel::Side::accepting);
+  net::Connection connection(std::move(socket), key_, net::SecureChannel::Side::accepting,
+                             "launcher");
   nodes_.push_back(std::make_unique<Node>(
       Node{.connection = std::move(connection), .address = std::move(address)}));
   return *nodes_.back();

@@ -121,7 +121,8 @@ void NodeSession::coordinate(net::Listener listener) {
                                            "reaches this address can join"));
   auto [far_end, near_end] = socket_pair();
   coordinator_.emplace(std::move(rules), std::move(listener), options_.key, std::move(far_end));
-  connection_.emplace(std::move(near_end), options_.key, net::SecureChannel::Side::connecting);
+  connection_.emplace(std::move(near_end), options_.key, net::SecureChannel::Side::connecting,
+                      "launcher");
   connection_->send(encode(options_.join));
 }
 
@@ -214,7 +215,8 @@ void NodeSession::connect() {
   auto socket = connector_->advance();
   if (!connector_->last_failure().empty()) why_not_ = connector_->last_failure();
   if (!socket) return;
-  connection_.emplace(std::move(*socket), options_.key, net::SecureChannel::Side::connecting);
+  connection_.emplace(std::move(*socket), options_.key, net::SecureChannel::Side::connecting,
+                      "launcher");
   connection_->send(encode(options_.join));
   answer_deadline_ = Deadline::after(options_.answer_limit);
   connector_.reset();

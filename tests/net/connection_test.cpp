@@ -37,9 +37,10 @@ base::UniqueFd connect_to(const Address& address) {
 
 struct Pair {
   Listener listener{loopback()};
-  Connection connecting{connect_to(listener.address()), kSharedKey,
-                        SecureChannel::Side::connecting};
-  Connection accepting{std::move(*listener.accept()), kSharedKey, SecureChannel::Side::accepting};
+  Connection connecting{connect_to(listener.address()), kSharedKey, SecureChannel::Side::connecting,
+                        "launcher"};
+  Connection accepting{std::move(*listener.accept()), kSharedKey, SecureChannel::Side::accepting,
+                       "launcher"};
 
   // Until `receiver` has `count` messages.
   std::vector<std::string> receive(Connection& receiver, std::size_t count) {

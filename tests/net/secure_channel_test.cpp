@@ -97,7 +97,7 @@ TEST(SecureChannel, TellsAStrangerNothing) {
 TEST(SecureChannel, RefusesOtherProtocols) {
   SecureChannel accepting(kKey, Side::accepting);
   EXPECT_THAT(failure([&] { accepting.receive("GET / HTTP/1.1\r\n"); }),
-              HasSubstr("no launcher of Paceline"));
+              HasSubstr("no process of Paceline"));
 }
 
 TEST(SecureChannel, RefusesAChangedARepeatedAndALongMessage) {

@@ -37,19 +37,15 @@ std::string in_words(const at::Tensor& row) {
                      told[kSparseDimensions]);
 }
 
-void check_shapes(shm::Group& group, const at::Tensor& shapes) {
+void check_shapes(shm::Collectives& group, const at::Tensor& shapes) {
   std::vector<std::string> words;
   for (std::int64_t rank = 0; rank < group.size(); ++rank) words.push_back(in_words(shapes[rank]));
-  const auto& region = *group.region();
-  const auto found = shm::explain_disagreement(words, region.global_ranks());
   if (std::equal(words.begin() + 1, words.end(), words.begin())) return;
-  group.region()->fail(
-      {shm::FailureKind::mismatch, region.global_ranks().of(found.ranks),
-       fmt::format("{}; call {} of group {}", found.text, group.sequence(), region.options().name)},
-      {"all_reduce", group.sequence()});
+  const auto found = shm::explain_disagreement(words, group.global_ranks());
+  group.fail(found.ranks, found.text);
 }
 
-at::Tensor gather_rows(shm::Group& group, const at::Tensor& rows,
+at::Tensor gather_rows(shm::Collectives& group, const at::Tensor& rows,
                        const std::vector<std::int64_t>& counts) {
   auto sizes = rows.sizes().vec();
   sizes[0] = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
@@ -74,7 +70,7 @@ void check_sparse(const Tensors& tensors, const c10d::ReduceOp& op) {
       "SUM");
 }
 
-at::Tensor sum_of_sparse(shm::Group& group, const at::Tensor& tensor) {
+at::Tensor sum_of_sparse(shm::Collectives& group, const at::Tensor& tensor) {
   const std::int64_t ranks = group.size();
   const at::Tensor shapes =
       gather_rows(group, describe_shape(tensor).unsqueeze(0),

@@ -11,12 +11,6 @@
 namespace paceline::shm {
 namespace {
 
-FailureKind kind_of(const PeerError& error) {
-  if (dynamic_cast<const Timeout*>(&error) != nullptr) return FailureKind::timeout;
-  if (dynamic_cast<const Mismatch*>(&error) != nullptr) return FailureKind::mismatch;
-  return FailureKind::peer_lost;
-}
-
 // FNV-1a, 64 bits.
 std::uint64_t fingerprint_of_buckets(const ControlBlocks& blocks) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -43,9 +37,10 @@ void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
   try {
     throw;
   } catch (const PeerError& error) {
-    failure.kind = kind_of(error);
-    if (!error.ranks().empty()) failure.ranks = RankSet(error.ranks());
-    why = error.what();
+    const Failure cause = failure_of(error);
+    failure.kind = cause.kind;
+    if (!cause.ranks.empty()) failure.ranks = cause.ranks;
+    why = cause.text;
   } catch (const std::exception& error) {
     why = error.what();
   }

@@ -74,13 +74,12 @@ Disagreement explain_disagreement(std::span<const std::string> calls,
   return result;
 }
 
-Disagreement compare_splits(std::span<const Splits* const> splits,
-                            const GlobalRanks& global_ranks) {
+Disagreement compare_splits(std::span<const SplitRow> splits, const GlobalRanks& global_ranks) {
   Disagreement result;
   for (std::size_t from = 0; from < splits.size(); ++from) {
     for (std::size_t to = 0; to < splits.size(); ++to) {
-      const std::uint64_t given = splits[from]->to[to];
-      const std::uint64_t expected = splits[to]->from[from];
+      const std::uint64_t given = splits[from].to[to];
+      const std::uint64_t expected = splits[to].from[from];
       if (given == expected) continue;
       // The text describes the first pair; all ranks at fault are named.
       if (result.ranks.empty()) {

@@ -39,6 +39,11 @@ struct Splits {
   std::array<std::uint64_t, kMaxRanks> to;
   std::array<std::uint64_t, kMaxRanks> from;
 };
+// The same of a group of any size.
+struct SplitRow {
+  std::span<const std::uint64_t> to;
+  std::span<const std::uint64_t> from;
+};
 
 // "all_reduce of 10 float32 with MAX".
 std::string describe(const CollectiveFingerprint& call, const GlobalRanks& global_ranks);
@@ -56,7 +61,7 @@ Disagreement explain_disagreement(std::span<const CollectiveFingerprint> calls,
 // The same for descriptions.
 Disagreement explain_disagreement(std::span<const std::string> calls,
                                   const GlobalRanks& global_ranks);
-// The same for the splits of an uneven call; names no rank if they agree.
-Disagreement compare_splits(std::span<const Splits* const> splits, const GlobalRanks& global_ranks);
+// The same for the splits of an uneven call, by rank; names no rank if they agree.
+Disagreement compare_splits(std::span<const SplitRow> splits, const GlobalRanks& global_ranks);
 
 }  // namespace paceline::shm

@@ -13,8 +13,7 @@ namespace paceline::shm {
 class Group::RoundWait : public WaitContext {
  public:
   explicit RoundWait(Group& group)
-      : WaitContext({name(group.call_.operation), group.sequence_}, group.deadline_),
-        group_(group) {}
+      : WaitContext(group.context(), group.deadline()), group_(group) {}
 
   RankSet missing() const override {
     RankSet ranks;
@@ -24,28 +23,28 @@ class Group::RoundWait : public WaitContext {
     }
     return ranks;
   }
-  std::string describe() const override {
-    return fmt::format("{}, call {} of group {}",
-                       shm::describe(group_.call_, group_.region_->global_ranks()),
-                       group_.sequence_, group_.region_->options().name);
+  RankSet missing_on_other_nodes() const override {
+    return outer() != nullptr ? outer()->missing_on_other_nodes() : RankSet();
   }
+  bool may_learn_more() override { return outer() != nullptr && outer()->may_learn_more(); }
+  std::string describe_on_other_nodes(const RankSet& ranks) const override {
+    return outer() != nullptr ? outer()->describe_on_other_nodes(ranks) : describe_ranks(ranks);
+  }
+  std::string describe() const override { return group_.describe_call(); }
   std::string last_seen(int rank, bool missing) const override {
-    return missing ? group_.last_call_of(rank) : "";
+    return missing && outer() == nullptr ? group_.last_call_of(rank) : "";
   }
 
  private:
+  OuterCall* outer() const { return group_.outer_call_; }
+
   const Group& group_;
 };
 
 Group::Group(std::shared_ptr<Region> region)
-    : region_(std::move(region)),
-      deadline_{region_->options().timeout},
+    : Collectives(region->options().timeout),
+      region_(std::move(region)),
       calls_(static_cast<std::size_t>(size())) {}
-
-void Group::set_timeout(std::chrono::milliseconds timeout, std::size_t together) {
-  deadline_ = {timeout, std::nullopt};
-  sharing_ = together;
-}
 
 void check_root(const char* operation, std::int64_t root, int size) {
   if (root >= 0 && root < size) return;
@@ -66,12 +65,8 @@ void Group::begin(CollectiveFingerprint call) {
   region_->threads().note_this_thread();
   call_ = call;
   call_.sequence = ++sequence_;
-  if (sharing_ == 0) {
-    deadline_.deadline.reset();
-  } else {
-    --sharing_;
-  }
-  region_->check_usable({name(call_.operation), sequence_});
+  begin_deadline();
+  region_->check_usable(context());
 }
 
 void Group::set_splits(std::span<const Input> to, std::span<const Output> from) {
@@ -116,9 +111,11 @@ void Group::check_agreement() {
     fail(found.ranks, found.text);
   }
   if (call_.uneven) {
-    std::vector<const Splits*> splits;
-    for (int peer = 0; peer < size(); ++peer)
-      splits.push_back(&region_->memory().splits(peer, round_));
+    std::vector<SplitRow> splits;
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& [to, from] = region_->memory().splits(peer, round_);
+      splits.push_back({std::span(to).first(calls_.size()), std::span(from).first(calls_.size())});
+    }
     const auto found = compare_splits(splits, region_->global_ranks());
     if (!found.ranks.empty()) {
       fail(found.ranks, describe(call_, region_->global_ranks()) + ": " + found.text);
@@ -135,6 +132,12 @@ void Group::fail(const RankSet& ranks, const std::string& text) {
   region_->fail({FailureKind::mismatch, region_->global_ranks().of(ranks),
                  fmt::format("{}; call {} of group {}", text, sequence_, region_->options().name)},
                 {name(call_.operation), sequence_});
+}
+
+std::string Group::describe_call() const {
+  if (outer_call_ != nullptr) return outer_call_->describe();
+  return fmt::format("{}, call {} of group {}", describe(call_, region_->global_ranks()), sequence_,
+                     region_->options().name);
 }
 
 // `rank` has not reached this rank's round yet.

@@ -7,65 +7,62 @@
 #include <string>
 #include <vector>
 
+#include "shm/collectives/collectives.h"
 #include "shm/kernels/types.h"
 #include "shm/region.h"
+#include "shm/wait_context.h"
 
 namespace paceline::shm {
 
-// One rank's part of what a call moves. Counts are elements.
-struct Input {
-  const void* data;
-  std::size_t count;
-};
-struct Output {
-  void* data;
-  std::size_t count;
+// A call of which calls of a Group are parts: errors and reports are about it, and the parts share
+// its deadline.
+class OuterCall {
+ public:
+  virtual OpContext context() const = 0;
+  virtual CallDeadline& deadline() = 0;
+  // "all_reduce of 10 float32, call 17 of group world".
+  virtual std::string describe() const = 0;
+  // As those of WaitContext.
+  virtual RankSet missing_on_other_nodes() const = 0;
+  virtual bool may_learn_more() = 0;
+  virtual std::string describe_on_other_nodes(const RankSet& ranks) const = 0;
+
+ protected:
+  ~OuterCall() = default;
 };
 
-// The collectives of the ranks that share a region. Every rank must make the same calls in the same
-// order. If the calls differ, all ranks throw the same Mismatch before any data is touched.
-// A call that throws a PeerError leaves the group unusable: every later call throws the same.
+// The collectives of the ranks that share a region.
 //
 // Memory allocated from the region is read and written in place; other memory goes through staging
-// buffers, with results identical bit for bit. Not thread-safe: one call at a time.
-// docs/collectives.md describes how each call works and what it costs.
-class Group {
+// buffers, with results identical bit for bit. docs/collectives.md describes how each call works
+// and what it costs.
+class Group final : public Collectives {
  public:
   explicit Group(std::shared_ptr<Region> region);
 
-  int rank() const { return region_->rank(); }
-  int size() const { return region_->size(); }
+  int rank() const override { return region_->rank(); }
+  int size() const override { return region_->size(); }
+  const GlobalRanks& global_ranks() const override { return region_->global_ranks(); }
   const std::shared_ptr<Region>& region() const { return region_; }
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
-  // How long each later call may wait; initially the region's timeout. The next `together` calls
-  // share it.
-  void set_timeout(std::chrono::milliseconds timeout, std::size_t together = 1);
-  std::chrono::milliseconds timeout() const { return deadline_.timeout; }
+  // Later calls are parts of this one; null: of none.
+  void set_outer_call(OuterCall* call) { outer_call_ = call; }
 
-  void barrier();
-  // `data` holds `count` elements of `type` on every rank.
-  void broadcast(void* data, std::size_t count, DataType type, int root);
-  // `input` and `output` may be the same; in reduce_scatter, `output` and inputs[rank()].
-  void all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op);
-  // `output` is written on the root only, and may be null on others.
+  void barrier() override;
+  void broadcast(void* data, std::size_t count, DataType type, int root) override;
+  void all_reduce(const void* input, void* output, std::size_t count, DataType type,
+                  ReduceOp op) override;
   void reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-              int root);
-  // outputs[r] receives the input of rank r, on the root; other ranks may pass none. All parts have
-  // the same size.
-  void gather(Input input, std::span<const Output> outputs, DataType type, int root);
-  // inputs[r] goes to rank r, from the root; other ranks may pass none. All parts have the same
-  // size.
-  void scatter(std::span<const Input> inputs, Output output, DataType type, int root);
-  // outputs[r] receives the input of rank r, which may differ in size. outputs[rank()] may be
-  // `input`.
-  void all_gather(Input input, std::span<const Output> outputs, DataType type);
-  // `output` receives the reduction of every rank's inputs[r], r being this rank. Parts may differ
-  // in size, alike on all ranks.
-  void reduce_scatter(std::span<const Input> inputs, Output output, DataType type, ReduceOp op);
-  // inputs[r] goes to rank r; outputs[r] receives rank r's input for this rank. Sizes are free, as
-  // long as each pair agrees.
-  void all_to_all(std::span<const Input> inputs, std::span<const Output> outputs, DataType type);
+              int root) override;
+  void gather(Input input, std::span<const Output> outputs, DataType type, int root) override;
+  void scatter(std::span<const Input> inputs, Output output, DataType type, int root) override;
+  void all_gather(Input input, std::span<const Output> outputs, DataType type) override;
+  void reduce_scatter(std::span<const Input> inputs, Output output, DataType type,
+                      ReduceOp op) override;
+  void all_to_all(std::span<const Input> inputs, std::span<const Output> outputs,
+                  DataType type) override;
+  [[noreturn]] void fail(const RankSet& ranks, const std::string& text) override;
 
  private:
   class RoundWait;
@@ -82,8 +79,14 @@ class Group {
   void next_round();
   void next_round(RoundWait& context);
   void check_agreement();
-  [[noreturn]] void fail(const RankSet& ranks, const std::string& text);
   std::string last_call_of(int rank) const;
+  // Of the current call.
+  CallDeadline& deadline() { return outer_call_ != nullptr ? outer_call_->deadline() : deadline_; }
+  OpContext context() const {
+    return outer_call_ != nullptr ? outer_call_->context()
+                                  : OpContext{name(call_.operation), sequence_};
+  }
+  std::string describe_call() const;
 
   // The staging buffer that the rank filled for the last round.
   std::byte* staging_of(int rank) const { return region_->memory().staging(rank, round_); }
@@ -111,8 +114,7 @@ class Group {
   void reduce_shared();
 
   std::shared_ptr<Region> region_;
-  CallDeadline deadline_;    // of the current call
-  std::size_t sharing_ = 0;  // calls to come that share the deadline with the one before
+  OuterCall* outer_call_ = nullptr;
   std::uint64_t sequence_ = 0;
   std::uint32_t round_ = 0;
   CollectiveFingerprint call_;  // the current one

@@ -93,9 +93,10 @@ std::string GlobalRanks::describe_global(const RankSet& global) const {
   std::map<int, RankSet> by_node;
   RankSet without_node = global;
   for (std::size_t rank = 0; rank < nodes_.size(); ++rank) {
-    if (!global.contains(ranks_[rank])) continue;
-    by_node[nodes_[rank]].insert(ranks_[rank]);
-    without_node -= {ranks_[rank]};
+    const int number = of(static_cast<int>(rank));
+    if (!global.contains(number)) continue;
+    by_node[nodes_[rank]].insert(number);
+    without_node -= {number};
   }
   if (!without_node.empty()) by_node[-1] = without_node;
   if (by_node.size() > kMaxListed) {
@@ -107,6 +108,13 @@ std::string GlobalRanks::describe_global(const RankSet& global) const {
     if (node >= 0) text += fmt::format(" on node {}", node);
   }
   return text.empty() ? describe_ranks({}) : text;
+}
+
+Failure failure_of(const PeerError& error) {
+  FailureKind kind = FailureKind::peer_lost;
+  if (dynamic_cast<const Timeout*>(&error) != nullptr) kind = FailureKind::timeout;
+  if (dynamic_cast<const Mismatch*>(&error) != nullptr) kind = FailureKind::mismatch;
+  return {kind, RankSet(error.ranks()), error.what()};
 }
 
 void throw_failure(const Failure& failure, const OpContext& op) {

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <paceline/error.h>
+
 #include "shm/membership/rank_set.h"
 
 namespace paceline::shm {
@@ -81,6 +83,9 @@ struct OpContext {
   const char* operation;
   std::uint64_t sequence;
 };
+
+// What the error says.
+Failure failure_of(const PeerError& error);
 
 // Throws PeerLost, Timeout or Mismatch.
 [[noreturn]] void throw_failure(const Failure& failure, const OpContext& op);

@@ -183,6 +183,8 @@ TEST(Failure, NodesAreNamedWhereThereAreSeveral) {
   EXPECT_EQ(global_ranks.describe_global({1, 71}), "ranks 1 and 71");
   EXPECT_EQ(global_ranks.describe_global({9, 71}), "rank 71 and rank 9 on node 1");
   EXPECT_EQ(GlobalRanks().describe_global({9, 70}), "ranks 9 and 70");
+  // The world: its ranks are not listed.
+  EXPECT_EQ(GlobalRanks({}, {0, 0, 1}).describe({1, 2}), "rank 1 on node 0 and rank 2 on node 1");
 }
 
 TEST(Failure, ManyNodesAreCounted) {

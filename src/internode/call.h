@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/deadline.h"
+#include "internode/group.h"
+
+namespace paceline::internode {
+
+// The call that a Group makes. All ranks have agreed on it once it is constructed.
+class Group::Call final : public shm::OuterCall {
+ public:
+  Call(Group& group, shm::CollectiveFingerprint call, const OwnSplits* splits = nullptr);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() { group_.local_.set_outer_call(nullptr); }
+
+  shm::OpContext context() const override;
+  shm::CallDeadline& deadline() override;
+  std::string describe() const override;
+  shm::RankSet missing_on_other_nodes() const override;
+  bool may_learn_more() override;
+  std::string describe_on_other_nodes(const shm::RankSet& ranks) const override;
+
+ private:
+  Group& group_;
+  std::optional<base::Deadline> learning_;
+};
+
+// Messages between nodes, under way from the constructor on until finish.
+class Group::Exchange {
+ public:
+  Exchange(Group& group, const Messages& sends, const Messages& receives, std::uint32_t number);
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Waits until all messages have arrived.
+  void finish();
+
+ private:
+  Group& group_;
+  shm::RankSet peers_;  // global
+  shm::Word done_ = 0;
+  std::unique_ptr<Engine::Transfer> transfer_;  // none if there is nothing to move
+};
+
+}  // namespace paceline::internode

@@ -1,0 +1,254 @@
+#include "internode/connect_leaders.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <paceline/error.h>
+#include <paceline/version.h>
+
+#include "base/address.h"
+#include "base/parse.h"
+#include "internode/link_messages.h"
+#include "net/connection.h"
+#include "net/connector.h"
+#include "net/listener.h"
+#include "net/secure_channel.h"
+
+namespace paceline::internode {
+namespace {
+
+using namespace std::chrono_literals;
+using net::SecureChannel;
+
+constexpr const char* kOwner = "process";
+// A stranger gets no more than this, and no more than so many are heard at a time.
+constexpr auto kStrangerLimit = 5s;
+constexpr auto kPause = 200ms;
+constexpr std::size_t kMaxStrangers = 64;
+
+// In the exchange, before an encoded Failed.
+constexpr std::string_view kFailed = "failed ";
+// How long a leader that has failed waits for others to hear it.
+constexpr auto kReportLimit = 5s;
+
+// What a leader tells the others in the exchange: "PORT SECRET HOST", with node 0's secret.
+struct Endpoint {
+  int port = 0;
+  std::string secret;
+  std::string host;
+
+  std::string encode() const { return fmt::format("{} {} {}", port, secret, host); }
+  // Throws the failure if that is what it is.
+  static Endpoint decode(const std::string& text) {
+    if (text.starts_with(kFailed)) {
+      const auto message = decode_link_message(std::string_view(text).substr(kFailed.size()));
+      const auto* const failed = message ? std::get_if<Failed>(&*message) : nullptr;
+      if (failed != nullptr) shm::throw_failure(failed->failure, {"connect", 0});
+    }
+    const std::size_t first = text.find(' ');
+    const std::size_t second = text.find(' ', first + 1);
+    Endpoint endpoint;
+    const auto port = base::parse_number(text.substr(0, first), 1, 65535);
+    if (!port || second == std::string::npos) {
+      throw Error(fmt::format("\"{:.60}\" is not the address of a node's leader", text));
+    }
+    endpoint.port = *port;
+    endpoint.secret = text.substr(first + 1, second - first - 1);
+    endpoint.host = text.substr(second + 1);
+    return endpoint;
+  }
+};
+
+// Connects to the leaders of lower nodes, and is connected to by those of higher ones.
+class Meeting {
+ public:
+  Meeting(const NodeMap& map, const LeaderOptions& options, net::Listener listener)
+      : map_(map),
+        options_(options),
+        listener_(std::move(listener)),
+        links_(static_cast<std::size_t>(map.nodes())),
+        connectors_(links_.size()),
+        present_(links_.size(), false) {
+    present_[static_cast<std::size_t>(map.node())] = true;
+  }
+
+  void begin(std::vector<Endpoint> endpoints) {
+    endpoints_ = std::move(endpoints);
+    key_ = net::make_key(endpoints_[0].secret);
+    for (std::size_t node = 0; node < static_cast<std::size_t>(map_.node()); ++node) {
+      connect_to(node, 0ms);
+    }
+  }
+
+  bool complete() const {
+    return std::ranges::all_of(present_, [](bool here) { return here; });
+  }
+
+  void advance(const base::Deadline& deadline) {
+    wait(deadline);
+    for (std::size_t node = 0; node < connectors_.size(); ++node) connect(node);
+    accept();
+    for (std::size_t node = 0; node < links_.size(); ++node) {
+      if (links_[node].connection && !present_[node]) hear(node);
+    }
+    hear_strangers();
+  }
+
+  NodeLinks::Connections take() { return std::move(links_); }
+
+  [[noreturn]] void fail(const base::Deadline& deadline) const {
+    shm::RankSet late;
+    std::string why;
+    for (std::size_t node = 0; node < present_.size(); ++node) {
+      if (present_[node]) continue;
+      late.insert(options_.ranks.of(map_.leader_of(static_cast<int>(node))));
+      const auto& connector = connectors_[node];
+      if (connector && !connector->last_failure().empty()) why = "; " + connector->last_failure();
+    }
+    shm::throw_failure({shm::FailureKind::timeout, late,
+                        fmt::format("{} did not connect to the leader of node {} within {} s{}",
+                                    options_.ranks.describe_global(late), map_.node(),
+                                    static_cast<double>(deadline.budget().count()) / 1000, why)},
+                       {"connect", 0});
+  }
+
+ private:
+  using Connection = net::Connection;
+
+  LinkMessage hello() const { return Hello{kVersion, options_.group, map_.node()}; }
+
+  void wait(const base::Deadline& deadline) const {
+    std::vector<pollfd> fds{{listener_.fd(), POLLIN, 0}};
+    auto pause = std::min(deadline.remaining(), 50ms);  // then check_peers is asked again
+    for (const auto& connector : connectors_) {
+      if (!connector) continue;
+      connector->add_to(fds);
+      pause = std::min(pause, connector->deadline().remaining());
+    }
+    for (const auto& link : links_) {
+      if (link.connection) link.connection->add_to(fds);
+    }
+    for (const auto& stranger : strangers_) stranger->add_to(fds);
+    ::poll(fds.data(), fds.size(), static_cast<int>(pause.count()));
+  }
+
+  void connect_to(std::size_t node, std::chrono::milliseconds pause) {
+    connectors_[node].emplace(endpoints_[node].host, endpoints_[node].port, pause);
+  }
+
+  void connect(std::size_t node) {
+    if (!connectors_[node] || links_[node].connection) return;
+    auto socket = connectors_[node]->advance();
+    if (!socket) return;
+    links_[node].connection = std::make_unique<Connection>(std::move(*socket), key_,
+                                                           SecureChannel::Side::connecting, kOwner);
+    links_[node].connection->send(encode(hello()));
+  }
+
+  void accept() {
+    while (strangers_.size() < kMaxStrangers) {
+      auto socket = listener_.accept();
+      if (!socket) return;
+      strangers_.push_back(std::make_unique<Connection>(std::move(*socket), key_,
+                                                        SecureChannel::Side::accepting, kOwner));
+    }
+  }
+
+  // The connected leader answers with its own Hello. What follows is not for this meeting.
+  void hear(std::size_t node) {
+    auto& [connection, received] = links_[node];
+    received = connection->receive();
+    if (!received.empty()) {
+      check(received.front(), static_cast<int>(node));
+      received.erase(received.begin());
+      present_[node] = true;
+    } else if (connection->loss()) {
+      // A stranger may have had the port before.
+      connection.reset();
+      connect_to(node, kPause);
+    }
+  }
+
+  void hear_strangers() {
+    std::erase_if(strangers_, [&](std::unique_ptr<Connection>& stranger) {
+      const auto messages = stranger->receive();
+      if (!messages.empty()) {
+        take_in(std::move(stranger), messages.front());
+        return true;
+      }
+      return stranger->loss() || base::Deadline::Clock::now() - stranger->began() > kStrangerLimit;
+    });
+  }
+
+  void take_in(std::unique_ptr<Connection> connection, const std::string& text) {
+    const int node = check(text, std::nullopt);
+    connection->send(encode(hello()));
+    links_[static_cast<std::size_t>(node)].connection = std::move(connection);
+    present_[static_cast<std::size_t>(node)] = true;
+  }
+
+  // Whoever sent it knows the secret.
+  int check(const std::string& text, std::optional<int> node) const {
+    const auto message = decode_link_message(text);
+    const auto* const hello = message ? std::get_if<Hello>(&*message) : nullptr;
+    const bool valid = hello != nullptr && hello->group == options_.group && hello->node >= 0 &&
+                       hello->node < map_.nodes() && hello->node == node.value_or(hello->node);
+    if (valid && hello->version == kVersion) return hello->node;
+    if (hello != nullptr && hello->version != kVersion) {
+      throw Error(fmt::format("node {} runs Paceline {}, and this one {}: all nodes need the same",
+                              hello->node, hello->version, kVersion));
+    }
+    throw Error("a leader of another group connected to this one");
+  }
+
+  const NodeMap& map_;
+  const LeaderOptions& options_;
+  net::Listener listener_;
+  net::Key key_;
+  std::vector<Endpoint> endpoints_;  // by node, as are the next three
+  NodeLinks::Connections links_;
+  std::vector<std::optional<net::Connector>> connectors_;  // to the lower ones
+  std::vector<bool> present_;                              // it has said hello
+  std::vector<std::unique_ptr<Connection>> strangers_;
+};
+
+}  // namespace
+
+NodeLinks::Connections connect_leaders(shm::Exchange& exchange, const NodeMap& map,
+                                       const LeaderOptions& options,
+                                       const base::Deadline& deadline) {
+  const std::string host = options.host.empty() ? base::host_name() : options.host;
+  net::Listener listener(base::listening_address(host, 0));
+  const Endpoint own{listener.address().port(), map.node() == 0 ? net::make_secret() : "-", host};
+  Meeting meeting(map, options, std::move(listener));
+  std::vector<Endpoint> endpoints;
+  for (const std::string& blob : exchange.all_gather(own.encode(), deadline)) {
+    endpoints.push_back(Endpoint::decode(blob));
+  }
+  meeting.begin(std::move(endpoints));
+  while (!meeting.complete()) {
+    if (deadline.expired()) meeting.fail(deadline);
+    options.check_peers();
+    meeting.advance(deadline);
+  }
+  return meeting.take();
+}
+
+void report_to_leaders(shm::Exchange& exchange, const shm::Failure& failure) noexcept {
+  try {
+    const std::string text = encode(Failed{failure});
+    exchange.all_gather(std::string(kFailed) + text, base::Deadline::after(kReportLimit));
+  } catch (const std::exception&) {
+    // They have failed, too, or come later and read it then.
+  }
+}
+
+}  // namespace paceline::internode

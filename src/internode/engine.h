@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace paceline::internode {
+
+// Carries bytes between ranks on different nodes. Ranks are group ranks. No call waits.
+class Engine {
+ public:
+  struct Message {
+    int rank;  // to which it goes, or from which it comes
+    std::byte* data;
+    std::size_t bytes;  // the same at both ends
+  };
+
+  // Messages that are complete together.
+  class Transfer {
+   public:
+    // Nothing accesses the memory afterwards, and `when_done` is not called any more. If the
+    // transfer was not done, the engine is of no use afterwards.
+    virtual ~Transfer() = default;
+    // Call when it is done: throws Error if it has failed.
+    virtual void check() = 0;
+  };
+
+  virtual ~Engine() = default;
+
+  // Both ends of a message give the same tag. Messages of one rank with one tag arrive in the order
+  // in which both ends have started them. `when_done` is called once, on any thread, as soon as the
+  // transfer is complete or has failed; it must not wait.
+  virtual std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
+                                          const std::vector<Message>& receives,
+                                          std::function<void()> when_done) = 0;
+};
+
+}  // namespace paceline::internode

@@ -1,0 +1,378 @@
+#include "internode/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "base/deadline.h"
+#include "internode/call.h"
+#include "shm/kernels/kernels.h"
+
+namespace paceline::internode {
+
+using shm::RankSet;
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// Past its deadline, a leader learns for so long which ranks of other nodes are late; the other
+// ranks of the node wait a little longer for what it says.
+constexpr auto kQuestionTime = 1500ms;
+constexpr auto kVerdictTime = 500ms;
+
+// The streams of gathers.
+constexpr std::uint32_t kCalls = 0;
+constexpr std::uint32_t kFormation = 1;
+
+std::span<const std::byte> bytes_of(const std::vector<std::uint64_t>& numbers) {
+  return std::as_bytes(std::span(numbers));
+}
+
+}  // namespace
+
+// A wait for other nodes, for a word of this rank.
+class Group::Wait : public shm::WaitContext {
+ public:
+  explicit Wait(Group& group) : WaitContext(group.context(), group.deadline_), group_(group) {}
+  RankSet missing() const override { return {}; }
+  std::string describe() const override { return group_.describe_call(); }
+  std::string describe_on_other_nodes(const RankSet& ranks) const override {
+    return group_.global_ranks_.describe_global(ranks);
+  }
+
+ protected:
+  ~Wait() = default;
+  Group& group_;
+};
+
+// A leader's wait for the calls of other nodes.
+class Group::GatherWait final : public Wait {
+ public:
+  GatherWait(Group& group, const Topic& topic) : Wait(group), topic_(topic) {}
+  ~GatherWait() { group_.publish_awaited({}); }
+
+  RankSet missing_on_other_nodes() const override { return group_.links_->awaited(topic_); }
+  bool may_learn_more() override {
+    if (!learning_) learning_ = base::Deadline::after(kQuestionTime);
+    return !learning_->expired();
+  }
+  void check(int /*peer*/) const override {
+    const RankSet awaited = missing_on_other_nodes();
+    group_.publish_awaited(awaited);
+    const RankSet left = group_.links_->left_of(awaited);
+    if (left.empty()) return;
+    group_.region()->fail(
+        {shm::FailureKind::peer_lost, left,
+         fmt::format("{} {} left the group and {} missing in {}",
+                     group_.global_ranks_.describe_global(left), shm::has_or_have(left),
+                     left.count() == 1 ? "is" : "are", describe())},
+        op);
+  }
+
+ private:
+  Topic topic_;
+  std::optional<base::Deadline> learning_;
+};
+
+// A wait for a transfer between nodes.
+class Group::TransferWait final : public Wait {
+ public:
+  TransferWait(Group& group, const RankSet& peers) : Wait(group), peers_(peers) {}
+  RankSet missing_on_other_nodes() const override { return peers_; }
+
+ private:
+  RankSet peers_;  // global
+};
+
+Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks ranks,
+             NodeLinks::Connections connections, std::unique_ptr<Engine> engine)
+    : Collectives(region->options().timeout),
+      local_(std::move(region)),
+      map_(std::move(map)),
+      global_ranks_(std::move(ranks)),
+      engine_(std::move(engine)) {
+  for (int node = 0; node < map_.nodes(); ++node) {
+    const auto& parts = map_.parts(node);
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      parts_.push_back({node, part, parts[part].first_leaf()});
+    }
+    most_parts_ = std::max(most_parts_, parts.size());
+  }
+  if (parts_.size() > shm::kMaxSources) {
+    throw UsageError(fmt::format(
+        "group {} of {} ranks on {} nodes: its sums have {} parts, and at most {} are possible. "
+        "There are fewer if the ranks of a node follow each other, and if it has 2, 4, 8, ... of "
+        "them",
+        local_.region()->options().name, size(), map_.nodes(), parts_.size(), shm::kMaxSources));
+  }
+  std::ranges::sort(parts_, {}, &PartOfSum::first_leaf);
+  // First, so that a failure from here on becomes known on all nodes.
+  if (map_.is_leader()) {
+    links_ =
+        std::make_unique<NodeLinks>(local_.region(), map_, global_ranks_, std::move(connections),
+                                    [this](const Topic& topic) { return find_late(topic); });
+  }
+  board_ = &make_board();
+  // Now every rank has its engine, which others may connect to.
+  if (map_.is_leader()) gather_texts({kFormation, 0}, "");
+  local_.barrier();
+}
+
+// In the leader's memory, which the node's other ranks have mapped.
+Group::Board& Group::make_board() {
+  const auto& region = local_.region();
+  std::uint64_t offset = 0;
+  if (local_.rank() == 0) {
+    void* const memory = region->allocate_or_throw(sizeof(Board));
+    std::memset(memory, 0, sizeof(Board));
+    offset = *region->memory().shared_offset(memory, sizeof(Board));
+  }
+  local_.broadcast(&offset, sizeof(offset), shm::DataType::byte, 0);
+  std::byte* const memory = region->memory().resolve(0, offset, sizeof(Board));
+  if (memory == nullptr) {
+    throw Error(fmt::format("rank {} published memory that is not its own (offset {})",
+                            region->global_ranks().of(0), offset));
+  }
+  return *reinterpret_cast<Board*>(memory);
+}
+
+// The ranks of this node that have not arrived at a call.
+RankSet Group::find_late(const Topic& topic) const {
+  RankSet late;
+  const Board* const board = board_;
+  for (int rank = 0; board && topic.stream == kCalls && rank < local_.size(); ++rank) {
+    const shm::Word& arrived = board->ranks[static_cast<std::size_t>(rank)].arrived;
+    if (!shm::Region::reached(arrived, static_cast<std::uint32_t>(topic.number))) {
+      late.insert(local_.region()->global_ranks().of(rank));
+    }
+  }
+  return late;
+}
+
+void Group::publish_awaited(const RankSet& ranks) {
+  auto& awaited = board_.load()->awaited;
+  for (std::size_t word = 0; word < awaited.size(); ++word) {
+    awaited[word].store(ranks.words()[word], std::memory_order_relaxed);
+  }
+}
+
+RankSet Group::read_awaited() const {
+  RankSet::Words words;
+  for (std::size_t word = 0; word < words.size(); ++word) {
+    words[word] = board_.load()->awaited[word].load(std::memory_order_relaxed);
+  }
+  return RankSet(words);
+}
+
+std::string Group::describe_call() const {
+  const std::string& name = local_.region()->options().name;
+  if (call_.sequence == 0) return "forming group " + name;
+  return fmt::format("{}, call {} of group {}", describe(call_, global_ranks_), call_.sequence,
+                     name);
+}
+
+Group::Call::Call(Group& group, shm::CollectiveFingerprint call, const OwnSplits* splits)
+    : group_(group) {
+  const shm::OperationTraits operation = traits(call.operation);
+  if (operation.root != shm::RootRole::none) {
+    shm::check_root(operation.name, call.root, group.size());
+  }
+  if (operation.reduces && !is_reducible(call.type, call.op)) {
+    throw UsageError(fmt::format("{} of {} with {}: unsupported combination", operation.name,
+                                 name(call.type), name(call.op)));
+  }
+  call.sequence = group.call_.sequence + 1;
+  group.call_ = call;
+  group.begin_deadline();
+  group.local_.set_outer_call(this);
+  try {
+    group.agree(group.call_, splits);
+  } catch (...) {
+    group.local_.set_outer_call(nullptr);
+    throw;
+  }
+}
+
+shm::OpContext Group::Call::context() const {
+  return group_.context();
+}
+shm::CallDeadline& Group::Call::deadline() {
+  return group_.deadline_;
+}
+std::string Group::Call::describe() const {
+  return group_.describe_call();
+}
+RankSet Group::Call::missing_on_other_nodes() const {
+  return group_.read_awaited();
+}
+bool Group::Call::may_learn_more() {
+  if (group_.read_awaited().empty()) return false;  // the leader does not wait for other nodes
+  if (!learning_) learning_ = base::Deadline::after(kQuestionTime + kVerdictTime);
+  return !learning_->expired();
+}
+std::string Group::Call::describe_on_other_nodes(const RankSet& ranks) const {
+  return group_.global_ranks_.describe_global(ranks);
+}
+
+void Group::agree(shm::CollectiveFingerprint& call, const OwnSplits* splits) {
+  auto& arrived = board_.load()->ranks[static_cast<std::size_t>(local_.rank())].arrived;
+  arrived.store(static_cast<std::uint32_t>(call.sequence), std::memory_order_release);
+  std::string share;
+  const auto collect = [&](std::span<const std::byte> own) {
+    const std::size_t before = share.size();
+    std::vector<shm::Output> parts;
+    if (map_.is_leader()) {
+      share.resize(before + own.size() * local_size());
+      for (std::size_t rank = 0; rank < local_size(); ++rank) {
+        parts.push_back({share.data() + before + rank * own.size(), own.size()});
+      }
+    }
+    local_.gather({own.data(), own.size()}, parts, shm::DataType::byte, 0);
+  };
+  collect(std::as_bytes(std::span(&call, 1)));
+  if (map_.is_leader() && splits != nullptr) {
+    // Ranks that make another call would not take part in collecting the splits.
+    std::vector<shm::CollectiveFingerprint> calls(local_size());
+    std::memcpy(calls.data(), share.data(), share.size());
+    if (!shm::agree(calls)) {
+      const auto found = explain_disagreement(calls, local_.global_ranks());
+      RankSet ranks;
+      for (const int rank : found.ranks) ranks.insert(map_.rank_at(map_.node(), rank));
+      fail(ranks, found.text);
+    }
+  }
+  if (splits != nullptr) {
+    collect(bytes_of(splits->to));
+    collect(bytes_of(splits->from));
+  }
+  if (map_.is_leader()) {
+    compare(gather_texts({kCalls, call.sequence}, std::move(share)), splits != nullptr);
+  }
+  local_.barrier();
+}
+
+std::vector<std::string> Group::gather_texts(const Topic& topic, std::string own) {
+  const std::uint32_t number = gathered_ + 1;
+  links_->gather(topic, std::move(own), [this, number] { region()->publish(gathered_, number); });
+  GatherWait wait(*this, topic);
+  region()->await(gathered_, number, local_.rank(), wait);
+  return links_->take(topic);
+}
+
+void Group::compare(const std::vector<std::string>& shares, bool uneven) {
+  const auto all = static_cast<std::size_t>(size());
+  std::vector<shm::CollectiveFingerprint> calls(all);
+  std::vector<OwnSplits> splits(uneven ? all : 0);
+  for (int node = 0; node < map_.nodes(); ++node) {
+    const std::string& share = shares[static_cast<std::size_t>(node)];
+    const std::size_t ranks = map_.ranks_on(node).size();
+    const std::size_t row = all * sizeof(std::uint64_t);
+    const std::size_t calls_size = ranks * sizeof(shm::CollectiveFingerprint);
+    const bool has_splits = share.size() == calls_size + 2 * ranks * row;
+    if (share.size() != calls_size && !has_splits) {
+      fail({map_.leader_of(node)},
+           fmt::format("node {} sent an invalid description of {} bytes", node, share.size()));
+    }
+    for (std::size_t local = 0; local < ranks; ++local) {
+      const auto rank = static_cast<std::size_t>(map_.rank_at(node, static_cast<int>(local)));
+      std::memcpy(&calls[rank], share.data() + local * sizeof(calls[rank]), sizeof(calls[rank]));
+      if (!uneven || !has_splits) continue;
+      splits[rank].to.resize(all);
+      splits[rank].from.resize(all);
+      std::memcpy(splits[rank].to.data(), share.data() + calls_size + local * row, row);
+      std::memcpy(splits[rank].from.data(), share.data() + calls_size + (ranks + local) * row, row);
+    }
+  }
+  if (!shm::agree(calls)) {
+    const auto found = explain_disagreement(calls, global_ranks_);
+    fail(found.ranks, found.text);
+  }
+  if (!uneven) return;
+  std::vector<shm::SplitRow> rows;
+  for (const OwnSplits& one : splits) rows.push_back({one.to, one.from});
+  const auto found = compare_splits(rows, global_ranks_);
+  if (found.ranks.empty()) return;
+  fail(found.ranks, describe(call_, global_ranks_) + ": " + found.text);
+}
+
+void Group::fail(const RankSet& ranks, const std::string& text) {
+  region()->fail(
+      {shm::FailureKind::mismatch, global_ranks_.of(ranks),
+       fmt::format("{}; call {} of group {}", text, call_.sequence, region()->options().name)},
+      context());
+}
+
+Group::Exchange::Exchange(Group& group, const Messages& sends, const Messages& receives,
+                          std::uint32_t number)
+    : group_(group) {
+  constexpr std::uint32_t kNumbers = 1 << 12;  // of a call
+  constexpr std::uint32_t kCallsApart = 1 << 16;
+  for (const Messages* const messages : {&sends, &receives}) {
+    for (const Engine::Message& message : *messages) {
+      peers_.insert(group_.global_ranks_.of(message.rank));
+    }
+  }
+  if (peers_.empty()) return;
+  const auto call = static_cast<std::uint32_t>(group_.call_.sequence % kCallsApart);
+  try {
+    transfer_ = group_.engine_->start(call * kNumbers + number % kNumbers, sends, receives,
+                                      [this] { group_.region()->publish(done_, 1); });
+  } catch (const std::exception& error) {
+    group_.fail_transfer(error.what(), peers_);
+  }
+}
+
+void Group::Exchange::finish() {
+  if (!transfer_) return;
+  {
+    TransferWait wait(group_, peers_);
+    group_.region()->await(done_, 1, group_.local_.rank(), wait);
+  }
+  const auto transfer = std::move(transfer_);
+  std::string why;
+  try {
+    return transfer->check();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  group_.fail_transfer(why, peers_);
+}
+
+void Group::exchange(const Messages& sends, const Messages& receives, std::uint32_t number) {
+  Exchange(*this, sends, receives, number).finish();
+}
+
+// An engine notices that a rank is lost, but not which, and before the leaders know.
+void Group::fail_transfer(const std::string& why, const RankSet& peers) {
+  const auto limit = base::Deadline::after(kCauseTime);
+  while (!limit.expired()) {
+    region()->check_usable(context());
+    region()->listen(region()->rings());
+  }
+  region()->fail({shm::FailureKind::peer_lost, peers,
+                  fmt::format("the exchange with {} failed in {}: {}",
+                              global_ranks_.describe_global(peers), describe_call(), why)},
+                 context());
+}
+
+Group::OwnSplits Group::splits_of(std::span<const shm::Input> to,
+                                  std::span<const shm::Output> from) const {
+  OwnSplits splits;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(size()); ++rank) {
+    splits.to.push_back(to[to.size() == 1 ? 0 : rank].count);
+    splits.from.push_back(from[from.size() == 1 ? 0 : rank].count);
+  }
+  return splits;
+}
+
+void Group::barrier() {
+  const Call call(*this, {.operation = shm::Operation::barrier});
+}
+
+}  // namespace paceline::internode

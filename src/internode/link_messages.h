@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "shm/membership/failure.h"
+#include "shm/membership/rank_set.h"
+
+namespace paceline::internode {
+
+// What the leaders of a group's nodes say to each other. A message is a byte for its type and the
+// fields, integers least significant byte first.
+
+// The first message on a connection.
+struct Hello {
+  std::string version;  // of Paceline; has to be the same
+  std::string group;
+  std::int32_t node = 0;
+};
+
+// What a gather collects, on all nodes.
+struct Topic {
+  std::uint32_t stream = 0;
+  std::uint64_t number = 0;  // in the stream
+
+  auto operator<=>(const Topic&) const = default;
+};
+
+// A node's share of a gather.
+struct Share {
+  Topic topic;
+  std::string text;
+};
+
+// Waits for the share of the receiving node.
+struct Question {
+  Topic topic;
+};
+
+// The answer: the global ranks that the share waits for.
+struct Answer {
+  Topic topic;
+  shm::RankSet late;
+};
+
+// The failure of the group, as the node has it.
+struct Failed {
+  shm::Failure failure;
+};
+
+// Ranks of the node, as global ranks, that have left the group: all so far.
+struct Left {
+  shm::RankSet ranks;
+};
+
+using LinkMessage = std::variant<Hello, Share, Question, Answer, Failed, Left>;
+
+std::string encode(const LinkMessage& message);
+// nullopt for text that no encode() makes.
+std::optional<LinkMessage> decode_link_message(std::string_view text);
+
+}  // namespace paceline::internode

@@ -1,0 +1,266 @@
+#include "internode/node_links.h"
+
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <tuple>
+#include <utility>
+
+#include "base/errno_error.h"
+#include "base/signals_blocked.h"
+
+namespace paceline::internode {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How often the thread looks at what wakes nobody: the region's failure, and ranks that leave.
+constexpr auto kTick = 20ms;
+// How long a gather lasts before the nodes that are late are asked why, and how often they are.
+constexpr auto kPatience = 500ms;
+// A node whose leader does not answer for so long does not run.
+constexpr auto kAnswerLimit = 1s;
+// For the last messages.
+constexpr auto kFlushLimit = 2s;
+
+}  // namespace
+
+std::vector<std::string> NodeLinks::Link::receive() {
+  std::vector<std::string> messages = std::exchange(received, {});
+  for (std::string& message : connection->receive()) messages.push_back(std::move(message));
+  return messages;
+}
+
+NodeLinks::NodeLinks(std::shared_ptr<shm::Region> region, const NodeMap& map,
+                     shm::GlobalRanks ranks, Connections connections, Late late)
+    : region_(std::move(region)),
+      global_ranks_(std::move(ranks)),
+      node_(static_cast<std::size_t>(map.node())),
+      late_(std::move(late)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_) throw base::errno_error("cannot make an eventfd");
+  for (int node = 0; node < map.nodes(); ++node) {
+    nodes_.push_back({.link = std::move(connections[static_cast<std::size_t>(node)]),
+                      .ranks = global_ranks_.of(shm::RankSet(map.ranks_on(node))),
+                      .leader = global_ranks_.of(map.leader_of(node))});
+  }
+  const base::SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+NodeLinks::~NodeLinks() {
+  if (process_.is_forked_child()) {
+    // The thread exists in the parent only.
+    std::ignore = new (std::nothrow) std::thread(std::move(thread_));
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = base::Deadline::after(kFlushLimit);
+  }
+  wake();
+  thread_.join();
+}
+
+void NodeLinks::wake() {
+  const std::uint64_t one = 1;
+  std::ignore = ::write(wake_.get(), &one, sizeof(one));
+}
+
+void NodeLinks::gather(const Topic& topic, std::string share, std::function<void()> when_complete) {
+  Callbacks complete;
+  bool unsent = false;
+  {
+    const std::lock_guard lock(mutex_);
+    Gather& gather = gather_of(topic);
+    gather.since = Clock::now();
+    gather.when_complete = std::move(when_complete);
+    send_to_all(Share{topic, share});
+    give(gather, node_, std::move(share), complete);
+    unsent = !is_flushed();
+  }
+  if (unsent) wake();  // the thread waits for the sockets then
+  for (const auto& callback : complete) callback();
+}
+
+std::vector<std::string> NodeLinks::take(const Topic& topic) {
+  const std::lock_guard lock(mutex_);
+  auto entry = gathers_.extract(topic);
+  std::vector<std::string> shares;
+  for (auto& share : entry.mapped().shares) shares.push_back(std::move(share).value());
+  return shares;
+}
+
+shm::RankSet NodeLinks::awaited(const Topic& topic) const {
+  const std::lock_guard lock(mutex_);
+  shm::RankSet ranks;
+  const auto entry = gathers_.find(topic);
+  if (entry == gathers_.end()) return ranks;
+  const Gather& gather = entry->second;
+  for (std::size_t node = 0; node < nodes_.size(); ++node) {
+    if (gather.shares[node]) continue;
+    const bool is_known = gather.late[node] && !gather.late[node]->empty();
+    const bool is_silent = !gather.late[node] && gather.asked && gather.since &&
+                           Clock::now() - *gather.since > kPatience + kAnswerLimit;
+    if (is_known) {
+      ranks |= *gather.late[node];
+    } else if (is_silent) {
+      ranks.insert(nodes_[node].leader);
+    } else {
+      ranks |= nodes_[node].ranks;
+    }
+  }
+  return ranks;
+}
+
+shm::RankSet NodeLinks::left_of(const shm::RankSet& ranks) const {
+  const std::lock_guard lock(mutex_);
+  return ranks - (ranks - left_);
+}
+
+void NodeLinks::run() {
+  try {
+    bool stopped = false;
+    while (!stopped) {
+      wait_for_events();
+      for (const auto& callback : serve()) callback();
+      const std::lock_guard lock(mutex_);
+      stopped = stop_ && (is_flushed() || stop_->expired());
+    }
+  } catch (const std::exception& error) {  // no memory
+    record({nodes_[node_].leader}, fmt::format("can no longer hear other nodes: {}", error.what()));
+  }
+}
+
+void NodeLinks::wait_for_events() {
+  std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}};
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Node& node : nodes_) {
+      if (node.link.connection) node.link.connection->add_to(fds);
+    }
+    if (stop_ && is_flushed()) return;
+  }
+  for (int rank = 0; rank < region_->size() && !region_->failed(); ++rank) {
+    const auto& watch = region_->peers().membership()->peers[static_cast<std::size_t>(rank)].watch;
+    if (watch && region_->peers().is_here(rank)) fds.push_back({watch.get(), POLLIN, 0});
+  }
+  ::poll(fds.data(), fds.size(), static_cast<int>(std::chrono::milliseconds(kTick).count()));
+  std::uint64_t wakes = 0;
+  std::ignore = ::read(wake_.get(), &wakes, sizeof(wakes));
+}
+
+// Returns what to call without the lock.
+NodeLinks::Callbacks NodeLinks::serve() {
+  const std::lock_guard lock(mutex_);
+  Callbacks complete;
+  for (std::size_t node = 0; node < nodes_.size(); ++node) {
+    if (!nodes_[node].link.connection) continue;
+    for (const std::string& text : nodes_[node].link.receive()) handle(node, text, complete);
+  }
+  for (Node& node : nodes_) check_connection(node);
+  check_region();
+  ask();
+  return complete;
+}
+
+NodeLinks::Gather& NodeLinks::gather_of(const Topic& topic) {
+  return gathers_.try_emplace(topic, nodes_.size()).first->second;
+}
+
+void NodeLinks::give(Gather& gather, std::size_t node, std::string share, Callbacks& complete) {
+  if (gather.shares[node]) return;
+  gather.shares[node] = std::move(share);
+  if (++gather.given == nodes_.size()) complete.push_back(std::move(gather.when_complete));
+}
+
+void NodeLinks::handle(std::size_t node, const std::string& text, Callbacks& complete) {
+  const auto message = decode_link_message(text);
+  if (!message) {
+    return record({nodes_[node].leader}, "sent a message that Paceline does not know");
+  }
+  if (const auto* const share = std::get_if<Share>(&*message)) {
+    give(gather_of(share->topic), node, share->text, complete);
+  } else if (const auto* const question = std::get_if<Question>(&*message)) {
+    answer(node, question->topic);
+  } else if (const auto* const known = std::get_if<Answer>(&*message)) {
+    const auto entry = gathers_.find(known->topic);
+    if (entry != gathers_.end()) entry->second.late[node] = known->late;
+  } else if (const auto* const failed = std::get_if<Failed>(&*message)) {
+    region_->memory().group_block().failure.record(failed->failure);
+  } else if (const auto* const left = std::get_if<Left>(&*message)) {
+    left_ |= left->ranks;
+  }
+}
+
+void NodeLinks::answer(std::size_t node, const Topic& topic) {
+  const auto entry = gathers_.find(topic);
+  // A share that was given meanwhile is on its way.
+  if (entry != gathers_.end() && entry->second.shares[node_]) return;
+  send(node, Answer{topic, late_(topic)});
+}
+
+void NodeLinks::check_connection(Node& node) {
+  const auto& connection = node.link.connection;
+  if (!connection || node.lost || !connection->loss()) return;
+  node.lost = true;
+  if (stop_ || left_.contains(node.leader)) return;
+  const auto& loss = *connection->loss();
+  const shm::RankSet ranks = loss.silent ? node.ranks : shm::RankSet{node.leader};
+  record(ranks, fmt::format("{} lost: {}", ranks.count() == 1 ? "was" : "were", loss.why));
+}
+
+void NodeLinks::check_region() {
+  shm::RankSet left;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const int global = region_->global_ranks().of(rank);
+    if (region_->peers().has_left(rank)) {
+      left.insert(global);
+    } else if (!region_->failed() && rank != region_->rank() && region_->peers().has_died(rank)) {
+      record({global}, region_->peers().describe_loss(rank));
+    }
+  }
+  if (left != own_left_) send_to_all(Left{own_left_ = left});
+  if (region_->failed() && !std::exchange(told_failure_, true)) {
+    send_to_all(Failed{region_->failure()});
+  }
+}
+
+void NodeLinks::ask() {
+  const auto now = Clock::now();
+  for (auto& [topic, gather] : gathers_) {
+    if (!gather.since || gather.given == nodes_.size() || now - *gather.since < kPatience) continue;
+    if (gather.asked && now - *gather.asked < kPatience) continue;
+    gather.asked = now;
+    for (std::size_t node = 0; node < nodes_.size(); ++node) {
+      if (!gather.shares[node]) send(node, Question{topic});
+    }
+  }
+}
+
+void NodeLinks::send(std::size_t node, const LinkMessage& message) {
+  const auto& connection = nodes_[node].link.connection;
+  if (connection && !connection->loss()) connection->send(encode(message));
+}
+
+void NodeLinks::send_to_all(const LinkMessage& message) {
+  for (std::size_t node = 0; node < nodes_.size(); ++node) send(node, message);
+}
+
+bool NodeLinks::is_flushed() const {
+  return std::ranges::none_of(nodes_, [](const Node& node) {
+    return node.link.connection && node.link.connection->pending();
+  });
+}
+
+void NodeLinks::record(const shm::RankSet& ranks, const std::string& why) {
+  region_->memory().group_block().failure.record(
+      {shm::FailureKind::peer_lost, ranks,
+       fmt::format("{} {}", global_ranks_.describe_global(ranks), why)});
+}
+
+}  // namespace paceline::internode

@@ -1,0 +1,249 @@
+#include "internode/remote_messages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "base/deadline.h"
+#include "internode/node_links.h"
+
+namespace paceline::internode {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::uint32_t header_tag(int tag) {
+  return 2 * static_cast<std::uint32_t>(tag);
+}
+constexpr std::uint32_t payload_tag(std::uint32_t number) {
+  return 2 * (number % RemoteMessages::kTags) + 1;
+}
+
+}  // namespace
+
+// A callback of a transfer must not destroy it: both are kept until the request is finished.
+class RemoteMessages::Request {
+ public:
+  struct Header {
+    std::uint64_t count;
+    std::uint32_t type;
+    std::uint32_t payload;  // the number of the message among those to this receiver
+  };
+
+  Request(const Message& what, Done when_done, bool sends)
+      : message(what),
+        done(std::move(when_done)),
+        sending(sends),
+        deadline(base::Deadline::after(what.timeout)) {}
+
+  Message message;
+  Done done;
+  bool sending;
+  base::Deadline deadline;
+  Header header{};
+  std::mutex mutex{};  // guards what follows
+  std::unique_ptr<Engine::Transfer> header_transfer{};
+  std::unique_ptr<Engine::Transfer> payload_transfer{};
+  // What the engine said, and how long its cause may be unknown.
+  std::string engine_error{};
+  std::optional<base::Deadline> cause_deadline{};
+  bool transferred = false;  // one of two transfers of a send is complete
+  bool ended = false;        // with or without an error
+  bool finished = false;     // `done` has returned
+};
+
+RemoteMessages::RemoteMessages(std::shared_ptr<shm::Region> region, shm::GlobalRanks ranks,
+                               int rank, std::unique_ptr<Engine> engine)
+    : region_(std::move(region)),
+      global_ranks_(std::move(ranks)),
+      rank_(rank),
+      engine_(std::move(engine)) {}
+
+RemoteMessages::~RemoteMessages() {
+  if (!region_->in_forked_child()) close();
+}
+
+std::shared_ptr<RemoteMessages::Request> RemoteMessages::send(const Message& message, Done done) {
+  return post(message, std::move(done), true);
+}
+
+std::shared_ptr<RemoteMessages::Request> RemoteMessages::receive(const Message& message,
+                                                                 Done done) {
+  return post(message, std::move(done), false);
+}
+
+std::shared_ptr<RemoteMessages::Request> RemoteMessages::post(const Message& message, Done done,
+                                                              bool sending) {
+  const char* const operation = sending ? "send" : "recv";
+  if (message.tag < 0 || message.tag >= kTags) {
+    throw UsageError(
+        fmt::format("{} with tag {} to or from rank {} on another node: tags are from 0 "
+                    "to {} there",
+                    operation, message.tag, global_ranks_.of(message.peer), kTags - 1));
+  }
+  region_->check_usable({operation, 0});
+  auto request = std::make_shared<Request>(message, std::move(done), sending);
+  std::list<std::shared_ptr<Request>> finished;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  for (auto one = requests_.begin(); one != requests_.end();) {
+    const auto next = std::next(one);
+    const std::lock_guard own((*one)->mutex);
+    if ((*one)->finished) finished.splice(finished.end(), requests_, one);
+    one = next;
+  }
+  // With the lock: headers with one tag arrive in the order in which they were started.
+  start(request);
+  requests_.push_back(request);
+  return request;
+}
+
+void RemoteMessages::start(const std::shared_ptr<Request>& request) {
+  Request& own = *request;
+  const Engine::Message header{own.message.peer, reinterpret_cast<std::byte*>(&own.header),
+                               sizeof(own.header)};
+  const std::lock_guard lock(own.mutex);
+  if (own.sending) {
+    own.header = {own.message.count, static_cast<std::uint32_t>(own.message.type),
+                  payloads_sent_[own.message.peer]++};
+  }
+  const auto messages = [&](bool sends) {
+    return own.sending == sends ? std::vector{header} : std::vector<Engine::Message>();
+  };
+  own.header_transfer = engine_->start(header_tag(own.message.tag), messages(true), messages(false),
+                                       [this, &own] { handle(own, false); });
+  if (own.sending && own.message.bytes() > 0) start_payload(own);
+}
+
+// With the request's lock.
+void RemoteMessages::start_payload(Request& request) {
+  const Engine::Message payload{request.message.peer, static_cast<std::byte*>(request.message.data),
+                                request.message.bytes()};
+  const auto messages = [&](bool sends) {
+    return request.sending == sends ? std::vector{payload} : std::vector<Engine::Message>();
+  };
+  request.payload_transfer =
+      engine_->start(payload_tag(request.header.payload), messages(true), messages(false),
+                     [this, &request] { handle(request, true); });
+}
+
+// A transfer has ended. On a thread of the engine.
+void RemoteMessages::handle(Request& request, bool is_payload) {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(request.mutex);
+    if (request.ended) return;
+    try {
+      advance(request, is_payload);
+    } catch (...) {
+      error = std::current_exception();
+      request.ended = true;
+    }
+    if (!request.ended) return;
+  }
+  finish(request, error);
+}
+
+// With the request's lock.
+void RemoteMessages::advance(Request& request, bool is_payload) {
+  try {
+    (is_payload ? request.payload_transfer : request.header_transfer)->check();
+  } catch (const std::exception& error) {
+    request.engine_error = error.what();
+    request.cause_deadline = base::Deadline::after(kCauseTime);
+    return;
+  }
+  const Message& message = request.message;
+  const bool has_payload = message.bytes() > 0;
+  if (request.sending) {
+    request.ended = !has_payload || std::exchange(request.transferred, true);
+    return;
+  }
+  const auto& [count, type, number] = request.header;
+  if (count != message.count || type != static_cast<std::uint32_t>(message.type)) {
+    fail(request, shm::FailureKind::mismatch,
+         fmt::format("{} sent {} {} with tag {} to {}, which received {} {}",
+                     global_ranks_.describe({message.peer}), count,
+                     name(static_cast<shm::DataType>(type)), message.tag,
+                     global_ranks_.describe({rank_}), message.count, name(message.type)));
+  }
+  request.ended = is_payload || !has_payload;
+  if (!request.ended) start_payload(request);
+}
+
+void RemoteMessages::check(Request& request) {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(request.mutex);
+    if (request.ended) return;
+    try {
+      region_->check_usable({request.sending ? "send" : "recv", 0});
+      if (request.cause_deadline && request.cause_deadline->expired()) {
+        fail(request, shm::FailureKind::peer_lost,
+             fmt::format("{} failed: {}", describe(request), request.engine_error));
+      }
+      if (!request.deadline.expired()) return;
+      fail(request, shm::FailureKind::timeout,
+           fmt::format(
+               "{} did not {} within the timeout of {} s: {}",
+               global_ranks_.describe({request.message.peer}), request.sending ? "receive" : "send",
+               static_cast<double>(request.deadline.budget().count()) / 1000, describe(request)));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  end(request, error);
+}
+
+// Not on a thread of the engine.
+void RemoteMessages::end(Request& request, const std::exception_ptr& error) {
+  std::unique_ptr<Engine::Transfer> header;
+  std::unique_ptr<Engine::Transfer> payload;
+  {
+    const std::lock_guard lock(request.mutex);
+    if (request.ended) return;
+    request.ended = true;
+    header = std::move(request.header_transfer);
+    payload = std::move(request.payload_transfer);
+  }
+  header.reset();
+  payload.reset();
+  finish(request, error);
+}
+
+void RemoteMessages::finish(Request& request, const std::exception_ptr& error) {
+  std::exchange(request.done, nullptr)(error);  // it may hold what holds the request
+  const std::lock_guard lock(request.mutex);
+  request.finished = true;
+}
+
+void RemoteMessages::close() {
+  std::list<std::shared_ptr<Request>> requests;
+  {
+    const std::lock_guard lock(mutex_);
+    requests = std::move(requests_);
+  }
+  const auto error = std::make_exception_ptr(UsageError(fmt::format(
+      "the rank left group {} before its message was complete", region_->options().name)));
+  for (const auto& request : requests) end(*request, error);
+}
+
+void RemoteMessages::fail(const Request& request, shm::FailureKind kind, std::string what) {
+  region_->fail({kind, global_ranks_.of(shm::RankSet{request.message.peer}), std::move(what)},
+                {request.sending ? "send" : "recv", 0});
+}
+
+std::string RemoteMessages::describe(const Request& request) const {
+  return fmt::format(
+      "{} of {} {} {} {} with tag {} in group {}", request.sending ? "send" : "recv",
+      request.message.count, name(request.message.type), request.sending ? "to" : "from",
+      global_ranks_.describe({request.message.peer}), request.message.tag, region_->options().name);
+}
+
+}  // namespace paceline::internode

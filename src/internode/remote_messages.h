@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "internode/engine.h"
+#include "shm/p2p/request.h"
+#include "shm/region.h"
+
+namespace paceline::internode {
+
+// Messages between ranks on different nodes, any number at once, beside the calls of the group;
+// what shm::Mailbox is on one node, but for messages from any rank. A header goes first, since an
+// engine may end the process if both ends of a message do not agree on its size.
+//
+// Thread-safe. In a forked child, only destroy it.
+class RemoteMessages {
+ public:
+  using Message = shm::P2PMessage;
+  // Called once for each request, on any thread. Must not wait.
+  using Done = std::function<void(std::exception_ptr error)>;
+  class Request;
+
+  static constexpr int kTags = 1 << 28;  // from 0
+  // The engine has to take this many tags.
+  static constexpr std::uint32_t kEngineTags = std::uint32_t{2} * kTags;
+
+  // `region`: this node's, of which failures become known. `ranks`: the global ranks of the group.
+  RemoteMessages(std::shared_ptr<shm::Region> region, shm::GlobalRanks ranks, int rank,
+                 std::unique_ptr<Engine> engine);
+  RemoteMessages(const RemoteMessages&) = delete;
+  RemoteMessages& operator=(const RemoteMessages&) = delete;
+  ~RemoteMessages();
+
+  // `message.peer` is a rank of the group on another node. Throw UsageError for an invalid tag, and
+  // the group's failure.
+  std::shared_ptr<Request> send(const Message& message, Done done);
+  std::shared_ptr<Request> receive(const Message& message, Done done);
+  // Call now and then while a thread waits for a request: ends it if the group has failed, or if
+  // its time is over, which fails the group.
+  void check(Request& request);
+  // Ends all requests with an error.
+  void close();
+
+ private:
+  std::shared_ptr<Request> post(const Message& message, Done done, bool sending);
+  void start(const std::shared_ptr<Request>& request);
+  void start_payload(Request& request);
+  void handle(Request& request, bool is_payload);
+  void advance(Request& request, bool is_payload);
+  static void end(Request& request, const std::exception_ptr& error);
+  static void finish(Request& request, const std::exception_ptr& error);
+  [[noreturn]] void fail(const Request& request, shm::FailureKind kind, std::string what);
+  std::string describe(const Request& request) const;
+
+  const std::shared_ptr<shm::Region> region_;
+  const shm::GlobalRanks global_ranks_;
+  const int rank_;
+  const std::unique_ptr<Engine> engine_;
+
+  std::mutex mutex_;                              // guards what follows
+  std::list<std::shared_ptr<Request>> requests_;  // those that are finished are forgotten later
+  std::map<int, std::uint32_t> payloads_sent_;    // by receiver
+};
+
+}  // namespace paceline::internode

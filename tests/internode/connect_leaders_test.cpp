@@ -1,0 +1,179 @@
+#include "internode/connect_leaders.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "base/address.h"
+#include "base/unique_fd.h"
+
+namespace paceline::internode {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Between threads of this process.
+class Blackboard {
+ public:
+  explicit Blackboard(int size) : blobs_(static_cast<std::size_t>(size)) {}
+
+  class Rank final : public shm::Exchange {
+   public:
+    Rank(Blackboard& board, int rank) : board_(board), rank_(rank) {}
+    int rank() const override { return rank_; }
+    int size() const override { return static_cast<int>(board_.blobs_.size()); }
+    std::vector<std::string> all_gather(const std::string& blob,
+                                        const base::Deadline& /*deadline*/) override {
+      std::unique_lock lock(board_.mutex_);
+      board_.blobs_[static_cast<std::size_t>(rank_)] = blob;
+      ++board_.given_;
+      board_.changed_.notify_all();
+      board_.changed_.wait(lock, [&] { return board_.given_ == size(); });
+      return board_.blobs_;
+    }
+
+   private:
+    Blackboard& board_;
+    int rank_;
+  };
+
+  // All blobs, once there are so many.
+  std::vector<std::string> read() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return given_ == static_cast<int>(blobs_.size()); });
+    return blobs_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> blobs_;
+  int given_ = 0;
+};
+
+NodeMap map_of(int nodes, int node) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < nodes; ++rank) ranks.push_back(rank);
+  return {ranks, node};
+}
+
+// One rank on each node.
+NodeLinks::Connections connect(Blackboard& board, int nodes, int node,
+                               std::chrono::milliseconds timeout = 1min) {
+  Blackboard::Rank exchange(board, node);
+  const NodeMap map = map_of(nodes, node);
+  return connect_leaders(exchange, map, {.group = "test", .host = "127.0.0.1"},
+                         base::Deadline::after(timeout));
+}
+
+base::UniqueFd connect_to(int port) {
+  const base::Address address = base::resolve("127.0.0.1", port).front();
+  base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), address.data(), address.size()), 0);
+  return socket;
+}
+
+int port_in(const std::string& blob) {
+  return std::stoi(blob.substr(0, blob.find(' ')));
+}
+
+TEST(ConnectLeaders, ConnectsEachNodeToEachOther) {
+  constexpr int kNodes = 4;
+  Blackboard board(kNodes);
+  std::vector<NodeLinks::Connections> links(kNodes);
+  std::vector<std::thread> threads;
+  for (int node = 0; node < kNodes; ++node) {
+    threads.emplace_back(
+        [&, node] { links[static_cast<std::size_t>(node)] = connect(board, kNodes, node); });
+  }
+  for (auto& thread : threads) thread.join();
+  for (std::size_t a = 0; a < kNodes; ++a) {
+    for (std::size_t b = 0; b < kNodes; ++b) {
+      EXPECT_EQ(links[a][b].connection != nullptr, a != b);
+      if (a != b) links[a][b].connection->send("from " + std::to_string(a));
+    }
+  }
+  for (std::size_t a = 0; a < kNodes; ++a) {
+    for (std::size_t b = 0; b < kNodes; ++b) {
+      if (a == b) continue;
+      std::vector<std::string> messages;
+      while (messages.empty() && !links[a][b].connection->loss()) messages = links[a][b].receive();
+      EXPECT_THAT(messages, ElementsAre("from " + std::to_string(b)));
+    }
+  }
+}
+
+TEST(ConnectLeaders, IgnoresStrangers) {
+  Blackboard board(2);
+  NodeLinks::Connections first;
+  NodeLinks::Connections second;
+  std::thread one([&] { first = connect(board, 2, 0); });
+  Blackboard::Rank late(board, 1);
+  // Node 1 comes last, so node 0 has listened before it hears of anything.
+  std::vector<base::UniqueFd> strangers;
+  std::thread other([&] { second = connect(board, 2, 1); });
+  const int port = port_in(board.read().front());
+  for (int i = 0; i < 200; ++i) {
+    base::UniqueFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const base::Address address = base::resolve("127.0.0.1", port).front();
+    // It may be over already.
+    if (::connect(stranger.get(), address.data(), address.size()) != 0) break;
+    const std::string garbage(static_cast<std::size_t>(i), i % 2 == 0 ? 'x' : '\0');
+    static_cast<void>(::send(stranger.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL));
+    strangers.push_back(std::move(stranger));
+  }
+  one.join();
+  other.join();
+  EXPECT_TRUE(first[1].connection->authenticated());
+  EXPECT_TRUE(second[0].connection->authenticated());
+}
+
+// A node that gives its address and does not come.
+TEST(ConnectLeaders, NamesALeaderThatDoesNotConnect) {
+  Blackboard board(2);
+  std::thread silent([&] {
+    Blackboard::Rank exchange(board, 1);
+    exchange.all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
+    // Whoever gets the port alone knows nothing that helps.
+    const auto stranger = connect_to(port_in(board.read().front()));
+    static_cast<void>(::send(stranger.get(), "paceline channel 1\n", 19, MSG_NOSIGNAL));
+  });
+  try {
+    connect(board, 2, 0, 500ms);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Timeout& timeout) {
+    EXPECT_THAT(timeout.what(),
+                AllOf(HasSubstr("rank 1 did not connect to the leader of node 0 within 0.5 s")));
+    EXPECT_THAT(timeout.ranks(), ElementsAre(1));
+  }
+  silent.join();
+}
+
+TEST(ConnectLeaders, RefusesAnAddressThatIsNone) {
+  for (const std::string blob : {"", "29500", "x - host", "0 - host", "70000 - host"}) {
+    Blackboard board(2);
+    std::thread other([&] {
+      Blackboard::Rank exchange(board, 1);
+      exchange.all_gather(blob, base::Deadline::after(1min));
+    });
+    EXPECT_THAT(
+        [&] { connect(board, 2, 0); },
+        ::testing::ThrowsMessage<Error>(HasSubstr("is not the address of a node's leader")));
+    other.join();
+  }
+}
+
+}  // namespace
+}  // namespace paceline::internode

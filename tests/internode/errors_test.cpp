@@ -1,0 +1,204 @@
+// What the ranks of all nodes throw if a call fails.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <latch>
+#include <string>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "internode/nodes_of_threads.h"
+
+namespace paceline::internode {
+namespace {
+
+using namespace std::chrono_literals;
+using shm::DataType;
+using shm::ReduceOp;
+using test::FakeNetwork;
+using test::run_on_nodes;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::vector<int> kNodes{0, 0, 1, 1, 2};
+
+// What a rank's body threw, which has to be of this type.
+template <typename Error>
+Error thrown(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const Error& expected) {
+    return expected;
+  } catch (const std::exception& other) {
+    ADD_FAILURE() << "another exception: " << other.what();
+  }
+  ADD_FAILURE() << "the expected exception was not thrown";
+  return Error("", {}, "", 0);
+}
+
+void all_reduce_once(Group& group, std::size_t count) {
+  std::vector<float> data(count, 1);
+  group.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::sum);
+}
+
+TEST(ErrorsAcrossNodes, DifferentCallsAreAMismatchBeforeAnythingIsMoved) {
+  FakeNetwork network;
+  const auto errors = run_on_nodes(kNodes, network, [](Group& group) {
+    group.barrier();
+    all_reduce_once(group, group.rank() == 3 ? 11 : 10);
+  });
+  for (const auto& error : errors) {
+    const auto mismatch = thrown<Mismatch>(error);
+    EXPECT_THAT(mismatch.what(),
+                AllOf(HasSubstr(", rank 103 all_reduce of 11 float32"),
+                      HasSubstr("called all_reduce of 10 float32"), HasSubstr("call 2")));
+    EXPECT_THAT(mismatch.ranks(), ElementsAre(103));
+    EXPECT_EQ(mismatch.operation(), "all_reduce");
+    EXPECT_EQ(mismatch.sequence(), 2);
+  }
+  EXPECT_EQ(network.carried(), 0);
+}
+
+TEST(ErrorsAcrossNodes, PartsThatDoNotFitAreAMismatch) {
+  FakeNetwork network;
+  const auto errors = run_on_nodes(kNodes, network, [](Group& group) {
+    std::vector<char> memory(1000);
+    std::vector<shm::Input> inputs(5, {memory.data(), 2});
+    std::vector<shm::Output> outputs(5, {memory.data(), 2});
+    if (group.rank() == 1) inputs[4].count = 3;
+    group.all_to_all(inputs, outputs, DataType::int8);
+  });
+  for (const auto& error : errors) {
+    const auto mismatch = thrown<Mismatch>(error);
+    EXPECT_THAT(mismatch.what(),
+                HasSubstr("rank 101 gives 3 elements to rank 104, which expects 2"));
+    EXPECT_THAT(mismatch.ranks(), ElementsAre(101, 104));
+  }
+}
+
+TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
+  for (const int late : {0, 1, 3, 4}) {
+    FakeNetwork network;
+    std::latch others(4);
+    const auto errors = run_on_nodes(
+        kNodes, network,
+        [&](Group& group) {
+          group.barrier();
+          if (group.rank() == late) return others.wait();
+          try {
+            group.barrier();
+          } catch (...) {
+            others.count_down();
+            throw;
+          }
+        },
+        1s);
+    for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+      if (static_cast<int>(rank) == late) continue;
+      const auto timeout = thrown<Timeout>(errors[rank]);
+      EXPECT_THAT(timeout.ranks(), ElementsAre(100 + late)) << timeout.what();
+      EXPECT_THAT(timeout.what(),
+                  AllOf(HasSubstr(std::to_string(100 + late)), HasSubstr("did not arrive"),
+                        HasSubstr("barrier, call 2 of group test")));
+    }
+  }
+}
+
+TEST(ErrorsAcrossNodes, ARankThatHasLeftIsMissing) {
+  FakeNetwork network;
+  const auto errors = run_on_nodes(kNodes, network, [](Group& group) {
+    group.barrier();
+    if (group.rank() != 4) all_reduce_once(group, 10);
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    const auto lost = thrown<PeerLost>(errors[rank]);
+    EXPECT_THAT(lost.what(), AllOf(HasSubstr("rank 104 on node 2 has left the group"),
+                                   HasSubstr("all_reduce of 10 float32, call 2")));
+    EXPECT_THAT(lost.ranks(), ElementsAre(104));
+  }
+}
+
+TEST(ErrorsAcrossNodes, AnAbortIsTheFailureOfAllNodes) {
+  for (const int aborting : {0, 1, 3}) {
+    FakeNetwork network;
+    const auto errors = run_on_nodes(kNodes, network, [&](Group& group) {
+      group.barrier();
+      if (group.rank() == aborting) {
+        group.region()->abort("out of cheese");
+        throw PeerLost("mine", {}, "", 0);
+      }
+      all_reduce_once(group, 10);
+    });
+    for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+      if (static_cast<int>(rank) == aborting) continue;
+      const auto lost = thrown<PeerLost>(errors[rank]);
+      EXPECT_THAT(lost.what(), HasSubstr("out of cheese"));
+      EXPECT_THAT(lost.ranks(), ElementsAre(100 + aborting));
+    }
+  }
+}
+
+// An engine's error says little, and comes before the leaders know the cause.
+TEST(ErrorsAcrossNodes, TheCauseOfAnEnginesErrorIsNamed) {
+  FakeNetwork network;
+  std::atomic<int> failed = 0;
+  const auto errors = run_on_nodes(kNodes, network, [&](Group& group) {
+    group.barrier();
+    if (group.rank() == 4) {
+      for (int rank = 0; rank < 4; ++rank) network.fail(rank);
+      failed = 1;
+    }
+    while (failed == 0) std::this_thread::yield();
+    if (group.rank() != 4) return all_reduce_once(group, 10);
+    // The rank makes the call, and ends before it has moved anything.
+    network.hold(true);
+    std::thread([&] {
+      std::this_thread::sleep_for(200ms);
+      group.region()->abort("a fault of rank 4");
+    }).join();
+    all_reduce_once(group, 10);
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT(thrown<PeerLost>(error).what(), HasSubstr("a fault of rank 4"));
+  }
+}
+
+TEST(ErrorsAcrossNodes, LaterCallsThrowTheSame) {
+  FakeNetwork network;
+  run_on_nodes(kNodes, network, [](Group& group) {
+    std::string texts[2];
+    for (std::string& text : texts) {
+      try {
+        all_reduce_once(group, static_cast<std::size_t>(group.rank()));
+      } catch (const Mismatch& error) {
+        text = error.what();
+      }
+    }
+    EXPECT_THAT(texts[0], Not(::testing::IsEmpty()));
+    EXPECT_EQ(texts[0].substr(0, 100), texts[1].substr(0, 100));
+  });
+}
+
+TEST(ErrorsAcrossNodes, TooManyPartsAreRefused) {
+  // Every other rank of 160 is on the same node: no two of a node are one part of the tree.
+  std::vector<int> nodes;
+  for (int rank = 0; rank < 80; ++rank) nodes.push_back(rank % 2);
+  FakeNetwork network;
+  for (const auto& error : run_on_nodes(nodes, network, [](Group&) {})) {
+    try {
+      if (error) std::rethrow_exception(error);
+      ADD_FAILURE() << "it was not refused";
+    } catch (const UsageError& refusal) {
+      EXPECT_THAT(refusal.what(), HasSubstr("its sums have 80 parts, and at most 64 are possible"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace paceline::internode

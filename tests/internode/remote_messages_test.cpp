@@ -1,0 +1,187 @@
+#include "internode/remote_messages.h"
+
+#include <gmock/gmock.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "internode/nodes_of_threads.h"
+
+namespace paceline::internode {
+namespace {
+
+using namespace std::chrono_literals;
+using shm::DataType;
+using test::FakeNetwork;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A message of this thread, which waits for it.
+class Waited {
+ public:
+  using Post = std::shared_ptr<RemoteMessages::Request> (RemoteMessages::*)(
+      const RemoteMessages::Message&, RemoteMessages::Done);
+
+  Waited(RemoteMessages& messages, Post post, const RemoteMessages::Message& message)
+      : messages_(messages) {
+    request_ = (messages.*post)(message, [this](std::exception_ptr error) {
+      const std::lock_guard lock(mutex_);
+      error_ = error;
+      done_ = true;
+      changed_.notify_all();
+    });
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, 10ms, [&] { return done_; })) {
+      lock.unlock();
+      messages_.check(*request_);
+      lock.lock();
+    }
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  RemoteMessages& messages_;
+  std::shared_ptr<RemoteMessages::Request> request_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+  bool done_ = false;
+};
+
+std::vector<std::exception_ptr> run(
+    const std::function<void(RemoteMessages&, Group&, int peer)>& body) {
+  FakeNetwork network;
+  FakeNetwork between;
+  return test::run_on_nodes({0, 1}, network, [&](Group& group) {
+    RemoteMessages messages(group.region(), group.global_ranks(), group.rank(),
+                            between.engine(group.rank()));
+    body(messages, group, 1 - group.rank());
+    group.barrier();
+  });
+}
+
+void expect_success(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+RemoteMessages::Message message_of(std::vector<float>& data, int peer, int tag,
+                                   std::chrono::milliseconds timeout = 1min) {
+  return {data.data(), data.size(), DataType::float32, peer, tag, timeout};
+}
+
+TEST(RemoteMessages, ArriveByTagAndInOrder) {
+  expect_success(run([](RemoteMessages& messages, Group&, int peer) {
+    for (const std::size_t count : {0, 1, 1000}) {
+      std::vector<std::vector<float>> sent;
+      std::vector<std::vector<float>> received(6, std::vector<float>(count));
+      for (int i = 0; i < 6; ++i) sent.emplace_back(count, static_cast<float>(10 * peer + i));
+      std::vector<std::unique_ptr<Waited>> all;
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        all.push_back(std::make_unique<Waited>(messages, &RemoteMessages::send,
+                                               message_of(sent[i], peer, static_cast<int>(i / 2))));
+      }
+      // The tags in another order; messages of one tag come in the order in which they were sent.
+      for (const std::size_t i : {4, 5, 0, 1, 2, 3}) {
+        all.push_back(
+            std::make_unique<Waited>(messages, &RemoteMessages::receive,
+                                     message_of(received[i], peer, static_cast<int>(i / 2))));
+      }
+      for (auto one = all.rbegin(); one != all.rend(); ++one) (*one)->wait();
+      for (int i = 0; i < 6; ++i) {
+        EXPECT_THAT(received[static_cast<std::size_t>(i)],
+                    ::testing::Each(static_cast<float>(10 * (1 - peer) + i)));
+      }
+    }
+  }));
+}
+
+TEST(RemoteMessages, OfDifferentSizesAreAMismatch) {
+  const auto errors = run([](RemoteMessages& messages, Group& group, int peer) {
+    std::vector<float> data(group.rank() == 0 ? 3 : 4);
+    Waited one(messages, group.rank() == 0 ? &RemoteMessages::send : &RemoteMessages::receive,
+               message_of(data, peer, 7));
+    one.wait();
+  });
+  for (const auto& error : errors) {
+    try {
+      if (error) std::rethrow_exception(error);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Mismatch& mismatch) {
+      EXPECT_THAT(mismatch.what(),
+                  HasSubstr("rank 100 on node 0 sent 3 float32 with tag 7 to rank 101 on node 1, "
+                            "which received 4 float32"));
+      EXPECT_THAT(mismatch.ranks(), ElementsAre(100));
+    }
+  }
+}
+
+TEST(RemoteMessages, ATimeoutNamesTheRankThatDidNotSend) {
+  const auto errors = run([](RemoteMessages& messages, Group& group, int peer) {
+    std::vector<float> data(4);
+    if (group.rank() == 0) return;  // into the barrier
+    Waited one(messages, &RemoteMessages::receive, message_of(data, peer, 0, 200ms));
+    one.wait();
+  });
+  for (const auto& error : errors) {
+    try {
+      if (error) std::rethrow_exception(error);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Timeout& timeout) {
+      EXPECT_THAT(timeout.what(), HasSubstr("rank 100 on node 0 did not send within the timeout of "
+                                            "0.2 s: recv of 4 float32 from rank 100 on node 0"));
+      EXPECT_THAT(timeout.ranks(), ElementsAre(100));
+    }
+  }
+}
+
+TEST(RemoteMessages, EndWithTheGroup) {
+  const auto errors = run([](RemoteMessages& messages, Group& group, int peer) {
+    std::vector<float> data(4);
+    Waited one(messages, &RemoteMessages::receive, message_of(data, peer, 0));
+    if (group.rank() == 0) group.region()->abort("enough");
+    one.wait();
+  });
+  for (const auto& error : errors) {
+    try {
+      if (error) std::rethrow_exception(error);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const PeerLost& lost) {
+      EXPECT_THAT(lost.what(), HasSubstr("enough"));
+    }
+  }
+}
+
+TEST(RemoteMessages, EndWithAnErrorIfTheirRankLeaves) {
+  expect_success(run([](RemoteMessages& messages, Group&, int peer) {
+    std::vector<float> data(4);
+    Waited one(messages, &RemoteMessages::receive, message_of(data, peer, 0));
+    messages.close();
+    EXPECT_THAT([&] { one.wait(); }, ::testing::ThrowsMessage<UsageError>(
+                                         HasSubstr("left group test before its message")));
+  }));
+}
+
+TEST(RemoteMessages, RefuseTagsThatEnginesCannotCarry) {
+  expect_success(run([](RemoteMessages& messages, Group&, int peer) {
+    std::vector<float> data(4);
+    for (const int tag : {-1, RemoteMessages::kTags}) {
+      EXPECT_THAT([&] { messages.send(message_of(data, peer, tag), [](auto) {}); },
+                  ::testing::ThrowsMessage<UsageError>(HasSubstr("tags are from 0 to")));
+    }
+  }));
+}
+
+}  // namespace
+}  // namespace paceline::internode
