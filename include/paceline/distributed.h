@@ -23,21 +23,46 @@ class ProcessGroup;
 
 namespace paceline {
 
-/// Options of the backend "paceline".
+/// Options of the backend "gloo". The interfaces are this rank's; every rank must name equally
+/// many.
+struct GlooOptions {
+  /// Network interfaces of this machine, such as "eth0". Calls use them in turn. One may be named
+  /// several times: each time adds a connection to every other rank, since one connection does not
+  /// fill a fast link. Empty: `hostnames`.
+  std::vector<std::string> interfaces{};
+  /// The same, as addresses of this machine or names for them. If this is empty too, the interfaces
+  /// of GLOO_SOCKET_IFNAME (separated by commas) count. Without that variable, Paceline chooses:
+  /// the loopback if all ranks are known to be on one machine, else the address on the way to rank
+  /// 0.
+  std::vector<std::string> hostnames{};
+  /// How many threads run asynchronous calls. Unset: two for each interface.
+  std::optional<int> threads{};
+  /// Whether a rank connects to another one at their first message, instead of to all ranks at
+  /// once. Unset: as TORCH_GLOO_LAZY_INIT says.
+  std::optional<bool> lazy_init{};
+};
+
+/// Options of the backend "paceline". Every rank must give the same.
 struct PacelineOptions {
   /// The limit for the staging buffers of all ranks together, in bytes. Unset: 64 MiB. Each rank
   /// has two buffers, each of at least 4 KiB and at most 1 MiB. Tensors in unregistered memory
   /// pass through these buffers.
   std::optional<std::size_t> staging_bytes{};
+  /// What carries data between nodes, if the ranks run on several: a backend of this build.
+  std::string engine = "gloo";
+  /// Options of the engine "gloo". `lazy_init` has no effect: the engine connects two ranks at
+  /// their first message. If neither interfaces nor host names are given, they get two connections.
+  GlooOptions gloo{};
 };
 
 /// Options of one backend. std::monostate: the backend's defaults. A group over another backend
 /// throws UsageError.
-using BackendOptions = std::variant<std::monostate, PacelineOptions>;
+using BackendOptions = std::variant<std::monostate, PacelineOptions, GlooOptions>;
 
 /// How this process enters the world. The fields have the order of PyTorch's arguments.
 struct InitOptions {
-  /// "paceline": shared memory between the ranks of one machine. "gloo": LibTorch's TCP backend.
+  /// "paceline": shared memory between the ranks of each machine, and an engine between machines
+  /// (docs/multi-node.md). "gloo": LibTorch's TCP backend.
   std::string backend = "paceline";
   /// Where the ranks meet, unless `store` is given:
   /// - `env://`: as the launcher's variables say: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
@@ -101,6 +126,10 @@ class [[nodiscard]] PACELINE_API World {
 [[nodiscard]] PACELINE_API bool is_paceline_available();
 /// Whether this build has the backend "gloo".
 [[nodiscard]] PACELINE_API bool is_gloo_available();
+/// Whether this build has the backend "mpi".
+[[nodiscard]] PACELINE_API bool is_mpi_available();
+/// Whether this build has the backend "nccl".
+[[nodiscard]] PACELINE_API bool is_nccl_available();
 
 /// Options of new_group.
 struct GroupOptions {
@@ -146,6 +175,28 @@ class PACELINE_API ProcessGroup {
 /// come.
 [[nodiscard]] PACELINE_API ProcessGroup new_group(std::vector<int> ranks = {},
                                                   const GroupOptions& options = {});
+
+/// What new_subgroups makes.
+struct Subgroups {
+  ProcessGroup current;           ///< This rank's.
+  std::vector<ProcessGroup> all;  ///< In the order of their first ranks.
+};
+
+/// Divides the world into groups of `group_size` consecutive ranks; unset: into the ranks of each
+/// node, of which nodes may have different numbers. Collective over the world, as new_group.
+///
+/// Throws UsageError unless the size is positive and divides the world's, and as new_group does.
+[[nodiscard]] PACELINE_API Subgroups new_subgroups(std::optional<int> group_size = {},
+                                                   const GroupOptions& options = {});
+
+/// A node of the world.
+struct Node {
+  std::string host;        ///< The name of its machine.
+  std::vector<int> ranks;  ///< Ascending, never empty.
+};
+
+/// The nodes of the world, by get_node_rank(). Throws UsageError if there is no world.
+[[nodiscard]] PACELINE_API std::vector<Node> topology();
 
 /// Leaves a group that new_group made; without an argument, the world and all its groups. It waits
 /// for this rank's own asynchronous operations, not for the other ranks. No further calls are

@@ -53,4 +53,10 @@ const BackendKind& find_backend(const std::string& name) {
       fmt::format("backend '{}' is not in this build of Paceline, which has: {}", name, names));
 }
 
+const BackendKind* find_backend(const std::string& name, bool several_nodes) {
+  const BackendKind& kind = find_backend(name);
+  if (!several_nodes || !kind.one_node) return &kind;
+  return is_backend_available(kind.across_nodes) ? &find_backend(kind.across_nodes) : nullptr;
+}
+
 }  // namespace paceline::distributed

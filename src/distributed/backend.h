@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -9,9 +10,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <paceline/distributed.h>
+#include <paceline/error.h>
 
 #include "base/unique_fd.h"
 #include "distributed/bucket_reducer.h"
@@ -23,9 +26,11 @@ namespace paceline::distributed {
 class ExtendedBackend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
-  // Collective over the group.
+  // Collective over the group. Null: it has none of its own.
   virtual std::unique_ptr<BucketReducer> make_bucket_reducer(
       const BucketReducer::Options& options) = 0;
+  // Whether that reducer has InPlaceGradients.
+  virtual bool reduces_in_place() const { return true; }
   // Reduces a tensor and returns with the result, without a Work, which costs more than a small
   // reduction. Returns false, and has done nothing, if the call needs one.
   virtual bool all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) = 0;
@@ -71,10 +76,17 @@ struct BackendRequest {
 };
 
 struct BackendKind {
-  std::function<c10::intrusive_ptr<c10d::Backend>(BackendRequest)> make;
+  using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(BackendRequest)>;
+
+  Factory make;
   c10d::ProcessGroup::BackendType type;
   bool one_node = false;  // reaches the ranks of one node only
   int max_ranks = shm::kMaxWorldSize;
+  // The backend that takes its place in groups on several nodes, if this build has it.
+  std::string across_nodes{};
+  // Makes a backend for messages between nodes only: it connects two ranks at their first message,
+  // and does not wait for the others. Null if the backend cannot.
+  Factory make_engine{};
 };
 
 // Asks the group's backend, if it has this ability.
@@ -83,10 +95,24 @@ void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
 // so this retries for a while, and returns if the backend still finds nothing.
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
+// The options that the request has for the backend, by default its defaults. Throws UsageError for
+// another backend's.
+template <typename Own>
+Own own_options(const BackendRequest& request, const char* backend) {
+  if (const auto* const own = std::get_if<Own>(&request.options)) return *own;
+  if (std::holds_alternative<std::monostate>(request.options)) return {};
+  throw UsageError(
+      fmt::format("backend_options of group {} are another backend's, but its backend is {}: leave "
+                  "them out, or give those of {}",
+                  request.group_name, backend, backend));
+}
+
 // Each folder of src/backends registers itself when the library is loaded.
 bool register_backend(const std::string& name, BackendKind kind);
 bool is_backend_available(const std::string& name);
 // Throws UsageError that lists the known names.
 const BackendKind& find_backend(const std::string& name);
+// The same for a group on one node or several; null if the backend reaches one only.
+const BackendKind* find_backend(const std::string& name, bool several_nodes);
 
 }  // namespace paceline::distributed

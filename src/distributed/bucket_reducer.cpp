@@ -10,8 +10,9 @@ namespace paceline::distributed {
 
 bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                        c10::DeviceType device) {
-  return group->getSize() > 1 &&
-         dynamic_cast<ExtendedBackend*>(group->getBackend(device).get()) != nullptr;
+  if (group->getSize() == 1) return false;
+  const auto* const ours = dynamic_cast<ExtendedBackend*>(group->getBackend(device).get());
+  return ours != nullptr && ours->reduces_in_place();
 }
 
 std::unique_ptr<BucketReducer> make_bucket_reducer(
@@ -25,7 +26,7 @@ std::unique_ptr<BucketReducer> make_bucket_reducer(
   }
   auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
-    return ours->make_bucket_reducer(options);
+    if (auto reducer = ours->make_bucket_reducer(options)) return reducer;
   }
   if (options.leaves) {
     return std::make_unique<SliceBucketReducer>(ProcessGroup(group), std::move(backend), options);

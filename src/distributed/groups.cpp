@@ -8,6 +8,7 @@
 
 #include <paceline/distributed.h>
 
+#include "base/address.h"
 #include "base/environment.h"
 #include "distributed/backend.h"
 #include "distributed/make_group.h"
@@ -128,6 +129,43 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   lock.unlock();
   group.group_ = std::move(made);
   return group;
+}
+
+Subgroups new_subgroups(std::optional<int> group_size, const GroupOptions& options) {
+  std::vector<std::vector<int>> parts;
+  if (group_size) {
+    const int size = get_world_size();
+    if (*group_size < 1 || size % *group_size != 0) {
+      throw UsageError(
+          fmt::format("new_subgroups of {} ranks: it must divide the {} ranks of the "
+                      "world into equal groups",
+                      *group_size, size));
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      if (rank % *group_size == 0) parts.emplace_back();
+      parts.back().push_back(rank);
+    }
+  } else {
+    for (Node& node : topology()) parts.push_back(std::move(node.ranks));
+  }
+  Subgroups groups;
+  for (std::vector<int>& ranks : parts) {
+    groups.all.push_back(new_group(std::move(ranks), options));
+    if (groups.all.back().is_member()) groups.current = groups.all.back();
+  }
+  return groups;
+}
+
+std::vector<Node> topology() {
+  std::unique_lock lock(ProcessState::instance().mutex);
+  const distributed::Topology& found = *active_world(lock).topology;
+  std::vector<Node> nodes;
+  for (int node = 0; node < found.nodes(); ++node) {
+    // The ranks of a world on one node may have exchanged nothing.
+    const std::string& host = found.host_of(node);
+    nodes.push_back({host.empty() ? base::host_name() : host, found.ranks_on(node)});
+  }
+  return nodes;
 }
 
 void destroy_process_group(const ProcessGroup& group) {

@@ -155,5 +155,11 @@ bool is_paceline_available() {
 bool is_gloo_available() {
   return distributed::is_backend_available("gloo");
 }
+bool is_mpi_available() {
+  return distributed::is_backend_available("mpi");
+}
+bool is_nccl_available() {
+  return distributed::is_backend_available("nccl");
+}
 
 }  // namespace paceline

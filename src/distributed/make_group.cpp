@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <paceline/error.h>
@@ -18,23 +19,35 @@ std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
   throw UsageError(fmt::format("timeout of {} ms: it must be positive", timeout.count()));
 }
 
-void check_size(const std::string& backend, int ranks) {
-  const int most = find_backend(backend).max_ranks;
-  if (ranks <= most) return;
+namespace {
+
+[[noreturn]] void refuse_size(const std::string& backend, int ranks, int most) {
   throw UsageError(fmt::format(
       "a group of {} ranks: the backend {} has groups of up to {}; use the backend gloo", ranks,
       backend, most));
 }
 
+}  // namespace
+
+void check_size(const std::string& backend, int ranks) {
+  const BackendKind* const across = find_backend(backend, true);
+  const int most = std::max(find_backend(backend).max_ranks, across ? across->max_ranks : 0);
+  if (ranks > most) refuse_size(backend, ranks, most);
+}
+
 void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
                  std::span<const int> ranks) {
-  if (!find_backend(backend).one_node) return;
   const std::size_t nodes = topology.nodes_of(ranks).size();
-  if (nodes <= 1) return;
-  throw UsageError(
-      fmt::format("the backend {} reaches the ranks of one node, but group {} spans {} nodes (by "
-                  "{}): {}. Use the backend gloo; groups within one node may use {}",
-                  backend, group, nodes, topology.source(), topology.describe(ranks), backend));
+  if (const BackendKind* const kind = find_backend(backend, nodes > 1)) {
+    const auto size = static_cast<int>(ranks.size());
+    if (size > kind->max_ranks) refuse_size(backend, size, kind->max_ranks);
+    return;
+  }
+  throw UsageError(fmt::format(
+      "in this build, which has no libsodium, the backend {} reaches the ranks of one node, but "
+      "group {} spans {} nodes (by {}): {}. Use the backend gloo; groups within one node may use "
+      "{}",
+      backend, group, nodes, topology.source(), topology.describe(ranks), backend));
 }
 
 std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks) {
@@ -46,7 +59,8 @@ std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks) 
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_name,
                                                   BackendRequest request) {
-  const auto& kind = find_backend(backend_name);
+  const bool several_nodes = std::set(request.nodes.begin(), request.nodes.end()).size() > 1;
+  const BackendKind& kind = *find_backend(backend_name, several_nodes);  // see check_reach
   auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
   const std::string name = request.group_name;
   const std::vector<int> members = request.members;

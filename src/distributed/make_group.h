@@ -17,9 +17,10 @@ namespace paceline::distributed {
 // The timeout, no longer than Deadline::kLongest: LibTorch computes with it unchecked. Throws
 // UsageError unless it is positive.
 std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout);
-// Throws UsageError if the backend's groups are smaller.
+// Throws UsageError if the backend's groups are smaller, wherever their ranks run.
 void check_size(const std::string& backend, int ranks);
-// Throws UsageError if the ranks run on several nodes and the backend reaches one only.
+// Throws UsageError if the ranks run on several nodes and the backend reaches one only, or if they
+// are more than it can have on one node.
 void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
                  std::span<const int> ranks);
 

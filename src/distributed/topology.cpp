@@ -186,7 +186,7 @@ std::string Topology::describe(std::span<const int> ranks) const {
     if (listed++ == kMaxNodes) {
       return text + fmt::format(" and more on {} other nodes", by_node.size() - kMaxNodes);
     }
-    const std::string& host = at(node).host;
+    const std::string& host = host_of(node);
     text += fmt::format("{}{} on node {}{}", text.empty() ? "" : ", ", describe_ranks(its), node,
                         host.empty() ? "" : fmt::format(" ({})", host));
   }

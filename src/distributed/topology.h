@@ -58,6 +58,8 @@ class Topology {
   const std::vector<int>& ranks_on(int node) const { return at(node).ranks; }
   int local_size(int node) const { return static_cast<int>(ranks_on(node).size()); }
   int leader_of(int node) const { return ranks_on(node).front(); }
+  // The name of its machine; empty if the ranks did not exchange it.
+  const std::string& host_of(int node) const { return at(node).host; }
   // The cores that the ranks of a node may use together; 0 if unknown.
   int cores_of(int node) const { return static_cast<int>(at(node).cpus.size()); }
   // Whether no two ranks of a node may use the same core.

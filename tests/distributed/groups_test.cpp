@@ -30,6 +30,7 @@ namespace {
 
 using test::backends;
 using test::expect_torch_ranks;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -147,6 +148,36 @@ TEST_P(GroupsBackends, AllocateRegisteredTensors) {
   });
 }
 
+TEST(Groups, SubgroupsAreTheRanksOfEachNode) {
+  test::expect_torch_ranks(5, test::kAcrossNodes, [](int rank, int) {
+    const auto nodes = topology();
+    ASSERT_EQ(nodes.size(), 2);
+    EXPECT_THAT(nodes[0].ranks, ElementsAre(0, 1, 2));
+    EXPECT_THAT(nodes[1].ranks, ElementsAre(3, 4));
+    EXPECT_FALSE(nodes[1].host.empty());
+    const Subgroups groups = new_subgroups();
+    ASSERT_EQ(groups.all.size(), 2);
+    const auto sum = torch::full({1}, rank);
+    all_reduce(sum, {.group = groups.current});
+    EXPECT_EQ(sum.item<int>(), rank < 3 ? 3 : 7);
+    EXPECT_EQ(groups.all[rank < 3 ? 1 : 0].is_member(), false);
+  });
+}
+
+TEST(Groups, SubgroupsHaveTheGivenSize) {
+  test::expect_torch_ranks(4, "paceline", [](int rank, int) {
+    EXPECT_EQ(topology().size(), 1);
+    EXPECT_EQ(get_world_size(new_subgroups().current), 4);
+    const Subgroups groups = new_subgroups(2);
+    EXPECT_EQ(groups.all.size(), 2);
+    EXPECT_EQ(get_rank(groups.current), rank % 2);
+    for (const int size : {0, -1, 3, 8}) {
+      EXPECT_THAT([&] { return new_subgroups(size); },
+                  ThrowsMessage<UsageError>(HasSubstr("it must divide the 4 ranks")));
+    }
+  });
+}
+
 TEST(Groups, UseTheGivenStagingBytes) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     constexpr std::size_t kBytes = std::size_t{64} << 10;
@@ -160,23 +191,8 @@ TEST(Groups, UseTheGivenStagingBytes) {
     };
     EXPECT_EQ(held(group), kBytes);
     EXPECT_EQ(held(new_group()), held(ProcessGroup()));
-    const auto over_gloo = [] {
-      return new_group({}, {.backend = "gloo", .backend_options = PacelineOptions{}});
-    };
-    EXPECT_THAT(over_gloo, ThrowsMessage<UsageError>(HasSubstr("its backend is gloo")));
-  });
-}
-
-TEST(Groups, GlooUsesTheInterfacesThatItsVariableNames) {
-  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
-  expect_torch_ranks(2, "paceline", [](int rank, int) {
-    const auto over_gloo = [] { return new_group({}, {.backend = "gloo"}); };
-    ::setenv("GLOO_SOCKET_IFNAME", "lo", 1);
-    const auto t = torch::full({1}, rank + 1.0);
-    all_reduce(t, {.group = over_gloo()});
-    EXPECT_EQ(t.item<double>(), 3);
-    ::setenv("GLOO_SOCKET_IFNAME", "lo,no-such-one", 1);
-    EXPECT_THAT(over_gloo, ThrowsMessage<Error>(HasSubstr("no-such-one")));
+    const auto wrong = [] { return new_group({}, {.backend_options = GlooOptions{}}); };
+    EXPECT_THAT(wrong, ThrowsMessage<UsageError>(HasSubstr("its backend is paceline")));
   });
 }
 

@@ -54,7 +54,17 @@ TEST_P(MessagesWorldsUpTo5, ArriveInOrder) {
   });
 }
 
+TEST(Messages, FromAnyRankAcrossNodesAreRefused) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  expect_torch_ranks(3, test::kAcrossNodes, [](int, int) {
+    const auto t = torch::zeros({7});
+    EXPECT_THAT([&] { recv(t); }, ::testing::ThrowsMessage<UsageError>(
+                                      ::testing::HasSubstr("spans 2 nodes: name the sender")));
+  });
+}
+
 TEST_P(MessagesWorldsUpTo5, MayComeFromAnyRankOfAGroup) {
+  if (GetParam().backend == test::kAcrossNodes) GTEST_SKIP() << "refused, see the test above";
   expect_torch_ranks(GetParam(), [](int rank, int size) {
     const auto last = new_group({size - 2, size - 1});
     if (last.is_member()) {

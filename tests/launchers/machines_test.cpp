@@ -143,16 +143,17 @@ TEST_F(SeveralMachines, NeedANameThatIsNotTheLoopback) {
   }
 }
 
-// Until it reaches other machines, the default backend says which ranks are where.
-TEST_F(SeveralMachines, TheDefaultBackendNamesTheRanksOfEachMachine) {
-  const Machines machines(2);
-  auto launchers = start(machines, 2, 2, {TRAIN_PROGRAM});
-  for (auto& launcher : launchers) {
-    EXPECT_EQ(launcher.wait(), 1) << launcher.err();
-    EXPECT_THAT(launcher.err(),
-                AllOf(HasSubstr("ranks 0 and 1 on node 0 (machine0), ranks 2 and 3 on "
-                                "node 1 (machine1)"),
-                      HasSubstr("Use the backend gloo")));
+TEST_F(SeveralMachines, GiveTheBitsOfOneMachineOverTheDefaultBackend) {
+  for (const auto& [count, ranks] : {std::pair{2, 1}, {2, 2}, {4, 2}, {2, 4}}) {
+    ChildProcess alone({PACELINE_COMMAND, "run", fmt::format("--nproc-per-node={}", count * ranks),
+                        TRAIN_PROGRAM});
+    EXPECT_EQ(alone.wait(), 0) << alone.err();
+    const Machines machines(count);
+    auto launchers = start(machines, count, ranks, {TRAIN_PROGRAM});
+    for (auto& launcher : launchers) EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+    const auto expected = test::norms_in(alone.out(), count * ranks);
+    EXPECT_EQ(expected.size(), 6);
+    EXPECT_EQ(test::norms_in(launchers.front().out(), count * ranks), expected);
   }
 }
 

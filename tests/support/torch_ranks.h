@@ -12,6 +12,9 @@ namespace paceline::test {
 
 // The backends of tests over several ranks.
 std::vector<std::string> backends();
+// For run_torch_ranks: the backend paceline with ranks on two nodes, of which the first has as many
+// as the second or one more.
+inline constexpr const char* kAcrossNodes = "hierarchical";
 
 // What a body needs for init_process_group.
 struct RankContext {

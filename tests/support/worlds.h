@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <iterator>
 #include <string>
@@ -13,12 +14,17 @@
 
 namespace paceline::test {
 
-// Every backend with each of these numbers of ranks.
+// Every backend with each of these numbers of ranks, and one of them across nodes.
 inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
                                                     std::end(kWorldSizes)}) {
   std::vector<WorldCase> cases;
   for (const std::string& backend : backends()) {
     for (const int size : sizes) cases.push_back({backend, size});
+  }
+  // Neither too few for nodes of several ranks, nor so many that it takes long.
+  const auto several = std::ranges::find_if(sizes, [](int size) { return size >= 3; });
+  if (is_gloo_available()) {
+    cases.push_back({kAcrossNodes, several == sizes.end() ? sizes.back() : *several});
   }
   return ::testing::ValuesIn(cases);
 }

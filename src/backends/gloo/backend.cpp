@@ -19,20 +19,66 @@ namespace paceline::backends {
 namespace {
 
 using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
+using c10d::ProcessGroupGloo;
 
-// Only PyTorch's Python reads GLOO_SOCKET_IFNAME, one interface or several, comma separated.
-Devices make_devices(const std::string& host) {
-  const char* const given = std::getenv("GLOO_SOCKET_IFNAME");
-  const std::string names = given != nullptr ? given : "";
-  if (names.empty()) {
-    return {host.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
-                         : c10d::ProcessGroupGloo::createDeviceForHostname(host)};
-  }
+Devices devices_of_interfaces(const std::vector<std::string>& names, bool lazy) {
   Devices devices;
-  for (const std::string_view name : base::split_at_commas(names)) {
-    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(std::string(name)));
+  for (const std::string& name : names) {
+    devices.push_back(ProcessGroupGloo::createDeviceForInterface(name, lazy));
   }
   return devices;
+}
+
+Devices devices_of_hosts(const std::vector<std::string>& names, bool lazy) {
+  Devices devices;
+  for (const std::string& name : names) {
+    devices.push_back(ProcessGroupGloo::createDeviceForHostname(name, lazy));
+  }
+  return devices;
+}
+
+// Only PyTorch's Python reads GLOO_SOCKET_IFNAME, one interface or several, comma separated.
+std::vector<std::string> interfaces_by_variable() {
+  const char* const given = std::getenv("GLOO_SOCKET_IFNAME");
+  std::vector<std::string> names;
+  if (given == nullptr || *given == '\0') return names;
+  for (const std::string_view name : base::split_at_commas(given)) names.emplace_back(name);
+  return names;
+}
+
+Devices make_devices(const GlooOptions& options, const std::string& host) {
+  const bool lazy =
+      options.lazy_init.value_or(c10d::getCvarBool(c10d::TORCH_GLOO_LAZY_INIT, false));
+  if (!options.interfaces.empty()) return devices_of_interfaces(options.interfaces, lazy);
+  if (!options.hostnames.empty()) return devices_of_hosts(options.hostnames, lazy);
+  const auto names = interfaces_by_variable();
+  if (!names.empty()) return devices_of_interfaces(names, lazy);
+  if (!host.empty()) return devices_of_hosts({host}, lazy);
+  return {ProcessGroupGloo::createDefaultDevice(lazy)};
+}
+
+GlooOptions checked_options(const distributed::BackendRequest& request) {
+  const auto options = distributed::own_options<GlooOptions>(request, "gloo");
+  if (options.threads && *options.threads < 1) {
+    throw UsageError(
+        fmt::format("GlooOptions: {} threads; at least one is needed", *options.threads));
+  }
+  if (!options.interfaces.empty() && !options.hostnames.empty()) {
+    throw UsageError("GlooOptions: give either interfaces or hostnames");
+  }
+  return options;
+}
+
+// Gloo would wait for connections that a rank with fewer does not make.
+void check_equally_many(const distributed::BackendRequest& request, std::size_t devices) {
+  const std::string key = "gloo_devices";
+  if (request.rank == 0) return request.store->set(key, std::to_string(devices));
+  const std::string others = request.store->get_to_str(key);
+  if (others == std::to_string(devices)) return;
+  throw UsageError(fmt::format(
+      "group {}: rank {} uses {} interfaces and rank 0 {}; all ranks have to use equally "
+      "many (GlooOptions, GLOO_SOCKET_IFNAME)",
+      request.group_name, request.rank, devices, others));
 }
 
 // Gloo writes to connections that a lost rank has closed, and this rank would die of the signal
@@ -45,31 +91,44 @@ void ignore_broken_pipes() {
   }
 }
 
-// LibTorch's own Gloo. It uses the interfaces of GLOO_SOCKET_IFNAME. Without that variable, ranks
-// known to share a host use that address only, others the interface of this machine's name.
-c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
-  if (!std::holds_alternative<std::monostate>(request.options)) {
-    throw UsageError(fmt::format(
-        "backend_options of group {} are PacelineOptions, but its backend is gloo, which "
-        "has none: leave them out, or use the backend paceline",
-        request.group_name));
-  }
+c10::intrusive_ptr<c10d::Backend> connect(const distributed::BackendRequest& request,
+                                          Devices devices, std::optional<int> threads) {
   ignore_broken_pipes();
+  auto options = ProcessGroupGloo::Options::create(request.timeout);
+  options->threads = threads.value_or(2 * static_cast<int>(devices.size()));
+  options->devices = std::move(devices);
+  return c10::make_intrusive<ProcessGroupGloo>(request.store, request.rank, request.size, options);
+}
+
+// LibTorch's own Gloo.
+c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
+  const GlooOptions chosen = checked_options(request);
   // Gloo also waits for missing ranks, but does not name them.
   if (!request.met) {
     distributed::StoreExchange(request).all_gather("here", base::Deadline::after(request.timeout));
   }
-  auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
-  options->devices = make_devices(request.host);
-  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank,
-                                                             request.size, options);
+  Devices devices = make_devices(chosen, request.host);
+  check_equally_many(request, devices.size());
+  auto backend = connect(request, std::move(devices), chosen.threads);
   // A rank that left at once would close connections that other ranks still check.
   backend->barrier()->wait();
   return backend;
 }
 
-const bool gloo_registered =
-    distributed::register_backend("gloo", {&make, c10d::ProcessGroup::BackendType::GLOO});
+// See PacelineOptions::gloo. Waits for nobody.
+c10::intrusive_ptr<c10d::Backend> make_engine(const distributed::BackendRequest& request) {
+  GlooOptions chosen = checked_options(request);
+  chosen.lazy_init = true;
+  Devices devices = make_devices(chosen, request.host);
+  if (devices.size() == 1 && chosen.interfaces.empty() && chosen.hostnames.empty()) {
+    devices.push_back(make_devices(chosen, request.host).front());
+  }
+  return connect(request, std::move(devices), chosen.threads.value_or(1));
+}
+
+const bool gloo_registered = distributed::register_backend(
+    "gloo",
+    {.make = &make, .type = c10d::ProcessGroup::BackendType::GLOO, .make_engine = &make_engine});
 
 }  // namespace
 }  // namespace paceline::backends

@@ -22,7 +22,8 @@ const bool paceline_registered = distributed::register_backend(
      },
      .type = c10d::ProcessGroup::BackendType::CUSTOM,
      .one_node = true,
-     .max_ranks = shm::kMaxRanks});
+     .max_ranks = shm::kMaxRanks,
+     .across_nodes = "hierarchical"});
 
 }  // namespace
 
@@ -30,9 +31,8 @@ std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
   shm::RegionOptions options{.name = request.group_name,
                              .global_ranks = request.global_ranks(),
                              .timeout = request.timeout};
-  if (const auto* const ours = std::get_if<paceline::PacelineOptions>(&request.options)) {
-    options.staging_bytes = ours->staging_bytes.value_or(options.staging_bytes);
-  }
+  const auto own = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
+  options.staging_bytes = own.staging_bytes.value_or(options.staging_bytes);
   if (!request.sockets.empty() || request.size == 1) {
     return shm::Region::create(std::move(request.sockets), request.rank, request.size, options);
   }
@@ -40,10 +40,12 @@ std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
   return shm::Region::create(exchange, options);
 }
 
-PacelineBackend::PacelineBackend(std::shared_ptr<shm::Region> region)
-    : ExtendedBackend(region->rank(), region->size()),
-      region_(std::move(region)),
-      group_(region_),
+PacelineBackend::PacelineBackend(std::shared_ptr<shm::Collectives> group,
+                                 std::shared_ptr<shm::Group> local, const shm::GlobalRanks& ranks)
+    : ExtendedBackend(group->rank(), group->size()),
+      group_(std::move(group)),
+      local_group_(std::move(local)),
+      region_(local_group_->region()),
       mailbox_(std::make_shared<shm::Mailbox>(region_)),
       monitored_barrier_(region_),
       options_(c10::make_intrusive<PacelineOptions>(region_->options().timeout)),
@@ -53,9 +55,8 @@ PacelineBackend::PacelineBackend(std::shared_ptr<shm::Region> region)
       source_("groups", [this] { return describe_group(*region_, *mailbox_); }) {
   options_->group_name = region_->options().name;
   options_->staging_bytes = region_->options().staging_bytes;
-  for (int rank = 0; rank < region_->size(); ++rank) {
-    options_->global_ranks_in_group.push_back(
-        static_cast<std::uint64_t>(region_->global_ranks().of(rank)));
+  for (int rank = 0; rank < getSize(); ++rank) {
+    options_->global_ranks_in_group.push_back(static_cast<std::uint64_t>(ranks.of(rank)));
   }
 }
 
@@ -206,8 +207,8 @@ std::unique_ptr<distributed::BucketReducer> PacelineBackend::make_bucket_reducer
   check_usable("DistributedDataParallel");
   std::unique_ptr<distributed::BucketReducer> reducer;
   progress_->run_here([&] {
-    group_.set_timeout(timeout_);
-    reducer = std::make_unique<ShmBucketReducer>(group_, options);
+    local_group_->set_timeout(timeout_);
+    reducer = std::make_unique<ShmBucketReducer>(*local_group_, options);
   });
   return reducer;
 }

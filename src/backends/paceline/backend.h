@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -43,7 +44,8 @@ class PacelineBackend : public distributed::ExtendedBackend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  explicit PacelineBackend(std::shared_ptr<shm::Region> region);
+  explicit PacelineBackend(std::shared_ptr<shm::Region> region)
+      : PacelineBackend(std::make_shared<shm::Group>(std::move(region))) {}
   ~PacelineBackend() override;
 
   const std::string getBackendName() const override { return "paceline"; }
@@ -136,18 +138,34 @@ class PacelineBackend : public distributed::ExtendedBackend {
   }
 
  protected:
-  // The region of split; null on ranks outside of it.
-  std::shared_ptr<shm::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const std::vector<int>& ranks,
-                                            const c10::intrusive_ptr<Options>& options) const;
-
- private:
   // Which of c10d's calls it is: its name for messages, and for the profiler.
   struct Kind {
     c10d::OpType type;
     const char* name;
     const char* title;
   };
+
+  // `local`: the ranks of the group that are on this node. `ranks`: the group's global ranks.
+  PacelineBackend(std::shared_ptr<shm::Collectives> group, std::shared_ptr<shm::Group> local,
+                  const shm::GlobalRanks& ranks);
+
+  void check_usable(const char* operation) const;
+  // The group's timeout if the call has none.
+  std::chrono::milliseconds effective_timeout(std::chrono::milliseconds timeout) const;
+  WorkPtr coalesced(WorkPtr work);
+  // To or from a rank of the local group, or any of them. `source`: the sender's rank in the group.
+  WorkPtr message(const Kind& kind, const Tensors& tensors, int peer, int tag,
+                  std::optional<int> source = {});
+  // What ends a message with this work, on any thread: `flat` is written back, if there is one.
+  std::function<void(std::exception_ptr)> completion(const c10::intrusive_ptr<PacelineWork>& work,
+                                                     std::shared_ptr<Flat> flat) const;
+
+  // The region of split; null on ranks outside of it.
+  std::shared_ptr<shm::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const std::vector<int>& ranks,
+                                            const c10::intrusive_ptr<Options>& options) const;
+
+ private:
   // A call whose arguments are checked.
   struct Call {
     Kind kind;
@@ -156,15 +174,13 @@ class PacelineBackend : public distributed::ExtendedBackend {
     std::size_t group_calls = 1;  // made by its body, which share the timeout
   };
 
-  void check_usable(const char* operation) const;
+  explicit PacelineBackend(const std::shared_ptr<shm::Group>& group)
+      : PacelineBackend(group, group, group->region()->global_ranks()) {}
+
   int checked_root(const Kind& kind, std::int64_t root) const;
-  // The group's timeout if the call has none.
-  std::chrono::milliseconds effective_timeout(std::chrono::milliseconds timeout) const;
   // CallOptions: c10d's of the call. In run.h.
   template <typename CallOptions, typename Body>
   WorkPtr run(Call call, const CallOptions& options, Body body);
-  WorkPtr coalesced(WorkPtr work);
-  WorkPtr message(const Kind& kind, const Tensors& tensors, int peer, int tag);
   // The result lands on `root`, without one on all ranks.
   void reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op, const Reduction& how,
                        std::optional<int> root = {});
@@ -174,8 +190,9 @@ class PacelineBackend : public distributed::ExtendedBackend {
   WorkPtr reduce_scatter_whole(const Kind& kind, const Tensors& outputs, const Tensors& inputs,
                                const c10d::ReduceScatterOptions& options);
 
-  std::shared_ptr<shm::Region> region_;
-  shm::Group group_;
+  const std::shared_ptr<shm::Collectives> group_;
+  const std::shared_ptr<shm::Group> local_group_;
+  const std::shared_ptr<shm::Region> region_;  // of the local group
   std::shared_ptr<shm::Mailbox> mailbox_;
   shm::MonitoredBarrier monitored_barrier_;
   c10::intrusive_ptr<PacelineOptions> options_;

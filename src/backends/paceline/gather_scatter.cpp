@@ -1,4 +1,4 @@
-// c10d's collectives that only move data in terms of shm::Group.
+// c10d's collectives that only move data in terms of shm::Collectives.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -20,19 +20,19 @@ Tensors column(const std::vector<Tensors>& lists, std::size_t i) {
   return result;
 }
 
-void all_gather_parts(shm::Group& group, const at::Tensor& input, const Parts& to) {
+void all_gather_parts(shm::Collectives& group, const at::Tensor& input, const Parts& to) {
   const Flat from(input, Flat::Use::in);
   group.all_gather(from.input(), to.outputs(), from.type());
   to.write_back();
 }
 
-void gather_parts(shm::Group& group, const at::Tensor& input, const Parts& to, int root) {
+void gather_parts(shm::Collectives& group, const at::Tensor& input, const Parts& to, int root) {
   const Flat from(input, Flat::Use::in);
   group.gather(from.input(), to.outputs(), from.type(), root);
   to.write_back();
 }
 
-void all_to_all_parts(shm::Group& group, const Parts& from, const Parts& to) {
+void all_to_all_parts(shm::Collectives& group, const Parts& from, const Parts& to) {
   group.all_to_all(from.inputs(), to.outputs(), to.type());
   to.write_back();
 }
@@ -46,7 +46,7 @@ PacelineBackend::WorkPtr PacelineBackend::broadcast(Tensors& tensors,
   const int root = checked_root(kKind, options.rootRank);
   return run({kKind, tensors, {tensor}}, options, [this, tensor, root] {
     const Flat data(tensor, Flat::Use::in_out);
-    group_.broadcast(data.data(), data.count(), data.type(), root);
+    group_->broadcast(data.data(), data.count(), data.type(), root);
     data.write_back();
   });
 }
@@ -60,7 +60,7 @@ PacelineBackend::WorkPtr PacelineBackend::allgather(std::vector<Tensors>& output
   check_same_size({own}, input, kKind.name);
   check_apart(parts, without_own(inputs, 0, own), kKind.name);
   return run({kKind, inputs, parts}, options, [this, input, parts] {
-    all_gather_parts(group_, input, Parts(parts, Flat::Use::out));
+    all_gather_parts(*group_, input, Parts(parts, Flat::Use::out));
   });
 }
 
@@ -87,7 +87,7 @@ PacelineBackend::WorkPtr PacelineBackend::allgather_coalesced(
   check_apart(all, read, kKind.name);
   return run({kKind, inputs, all, inputs.size()}, options, [this, outputs, inputs] {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      all_gather_parts(group_, inputs[i], Parts(column(outputs, i), Flat::Use::out));
+      all_gather_parts(*group_, inputs[i], Parts(column(outputs, i), Flat::Use::out));
     }
   });
 }
@@ -118,7 +118,7 @@ PacelineBackend::WorkPtr PacelineBackend::all_gather_whole(const Kind& kind, con
   check_apart(outputs, read, kind.name);
   return run({kind, inputs, outputs, inputs.size()}, options, [this, outputs, inputs] {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      all_gather_parts(group_, inputs[i], Parts(outputs[i], getSize(), Flat::Use::out));
+      all_gather_parts(*group_, inputs[i], Parts(outputs[i], getSize(), Flat::Use::out));
     }
   });
 }
@@ -137,7 +137,7 @@ PacelineBackend::WorkPtr PacelineBackend::gather(std::vector<Tensors>& outputs, 
     throw UsageError("gather with outputs on a rank that is not the root: it must have none");
   }
   return run({kKind, inputs, parts}, options, [this, input, parts, root] {
-    gather_parts(group_, input, Parts(parts, Flat::Use::out), root);
+    gather_parts(*group_, input, Parts(parts, Flat::Use::out), root);
   });
 }
 
@@ -154,7 +154,7 @@ PacelineBackend::WorkPtr PacelineBackend::gather_single(at::Tensor& output, at::
   return run({kKind, {input}, {output}}, options, [this, input, output, root] {
     const Parts to = getRank() == root ? Parts(output, getSize(), Flat::Use::out)
                                        : Parts(Tensors(), Flat::Use::out);
-    gather_parts(group_, input, to, root);
+    gather_parts(*group_, input, to, root);
   });
 }
 
@@ -174,7 +174,7 @@ PacelineBackend::WorkPtr PacelineBackend::scatter(Tensors& outputs, std::vector<
   return run({kKind, parts, {output}}, options, [this, output, parts, root] {
     const Parts from(parts, Flat::Use::in);
     const Flat to(output, Flat::Use::out);
-    group_.scatter(from.inputs(), to.output(), to.type(), root);
+    group_->scatter(from.inputs(), to.output(), to.type(), root);
     to.write_back();
   });
 }
@@ -190,7 +190,7 @@ PacelineBackend::WorkPtr PacelineBackend::all_to_all_single(
   const auto from_counts = split_counts(input, input_splits, getSize(), kKind.name);
   check_apart({output}, {input}, kKind.name);
   return run({kKind, {input}, {output}}, options, [this, output, input, to_counts, from_counts] {
-    all_to_all_parts(group_, Parts(input, from_counts, Flat::Use::in),
+    all_to_all_parts(*group_, Parts(input, from_counts, Flat::Use::in),
                      Parts(output, to_counts, Flat::Use::out));
   });
 }
@@ -205,7 +205,7 @@ PacelineBackend::WorkPtr PacelineBackend::alltoall(Tensors& outputs, Tensors& in
   const at::Tensor& own = outputs[static_cast<std::size_t>(getRank())];
   check_apart(outputs, without_own(inputs, getRank(), own), kKind.name);
   return run({kKind, inputs, outputs}, options, [this, outputs, inputs] {
-    all_to_all_parts(group_, Parts(inputs, Flat::Use::in), Parts(outputs, Flat::Use::out));
+    all_to_all_parts(*group_, Parts(inputs, Flat::Use::in), Parts(outputs, Flat::Use::out));
   });
 }
 

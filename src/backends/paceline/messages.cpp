@@ -12,7 +12,7 @@ namespace {
 
 // Settles on another thread: callbacks may wait for other messages, and this thread may have to
 // drive their progress.
-void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<MessageWork>& work,
+void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<PacelineWork>& work,
                       const PacelineWork::FuturePtr& future) {
   const auto settle = [work, future] { work->settle(*future); };
   try {
@@ -24,9 +24,23 @@ void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<Message
 
 }  // namespace
 
+std::function<void(std::exception_ptr)> PacelineBackend::completion(
+    const c10::intrusive_ptr<PacelineWork>& work, std::shared_ptr<Flat> flat) const {
+  return [work, flat = std::move(flat), hooks = hooks_,
+          callbacks = callbacks_](std::exception_ptr error) {
+    try {
+      if (flat && !error) flat->write_back();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const auto future = work->complete(error, *hooks);
+    if (future) settle_elsewhere(*callbacks, work, future);
+  };
+}
+
 // The message moves a contiguous tensor; a receive writes it back when it completes.
 PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensors& tensors,
-                                                  int peer, int tag) {
+                                                  int peer, int tag, std::optional<int> source) {
   check_usable(kind.name);
   const at::Tensor tensor = single(tensors, kind.name);
   const bool sending = kind.type == c10d::OpType::SEND;
@@ -36,16 +50,10 @@ PacelineBackend::WorkPtr PacelineBackend::message(const Kind& kind, const Tensor
       flat->data(), flat->count(), flat->type(), peer, tag, effective_timeout(c10d::kUnsetTimeout)};
   auto work =
       c10::make_intrusive<MessageWork>(mailbox_, kind.type, kind.title, Tensors{tensor}, message);
-  auto done = [work, flat, sending, hooks = hooks_, callbacks = callbacks_](
-                  std::exception_ptr error, int source) {
-    try {
-      if (!sending && !error) flat->write_back();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    if (!error && !sending) work->set_source(source);
-    const auto future = work->complete(error, *hooks);
-    if (future) settle_elsewhere(*callbacks, work, future);
+  auto done = [work, source, complete = completion(work, sending ? nullptr : flat), flat](
+                  const std::exception_ptr& error, int sender) {
+    work->set_source(source.value_or(sender));
+    complete(error);
   };
   p2p_progress_->start();  // before the request exists, since it may throw
   sending ? mailbox_->send(message, std::move(done)) : mailbox_->receive(message, std::move(done));

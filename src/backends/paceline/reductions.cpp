@@ -1,4 +1,4 @@
-// c10d's reductions and barriers in terms of shm::Group.
+// c10d's reductions and barriers in terms of shm::Collectives.
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
@@ -30,7 +30,7 @@ Tensors premultiplied(const Tensors& tensors, const c10d::ReduceOp& op) {
   return result;
 }
 
-void reduce_scatter_parts(shm::Group& group, const Parts& from, const at::Tensor& output,
+void reduce_scatter_parts(shm::Collectives& group, const Parts& from, const at::Tensor& output,
                           const Reduction& how) {
   const Flat to(output, Flat::Use::out);
   group.reduce_scatter(from.inputs(), to.output(), how.type, how.op);
@@ -41,7 +41,7 @@ void reduce_scatter_parts(shm::Group& group, const Parts& from, const at::Tensor
 
 PacelineBackend::WorkPtr PacelineBackend::barrier(const c10d::BarrierOptions& options) {
   return run({{OpType::BARRIER, "barrier", "paceline:barrier"}, {}, {}}, options,
-             [this] { group_.barrier(); });
+             [this] { group_->barrier(); });
 }
 
 void PacelineBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
@@ -55,14 +55,14 @@ void PacelineBackend::reduce_in_place(const at::Tensor& tensor, const c10d::Redu
                                       const Reduction& how, std::optional<int> root) {
   const Flat from(premultiplied(tensor, op), Flat::Use::in);
   if (root && *root != getRank()) {
-    return group_.reduce(from.data(), nullptr, from.count(), how.type, how.op, *root);
+    return group_->reduce(from.data(), nullptr, from.count(), how.type, how.op, *root);
   }
   const bool same = from.data() == tensor.data_ptr();
   const Flat to(tensor, same ? Flat::Use::in_out : Flat::Use::out);
   if (root) {
-    group_.reduce(from.data(), to.data(), to.count(), how.type, how.op, *root);
+    group_->reduce(from.data(), to.data(), to.count(), how.type, how.op, *root);
   } else {
-    group_.all_reduce(from.data(), to.data(), to.count(), how.type, how.op);
+    group_->all_reduce(from.data(), to.data(), to.count(), how.type, how.op);
   }
   to.write_back();
 }
@@ -77,9 +77,9 @@ bool PacelineBackend::all_reduce_now(const at::Tensor& tensor, const c10d::Reduc
   const Reduction how = reduction(op, tensor, kName);
   ++sequence_;
   progress_->run_here([&] {
-    group_.set_timeout(timeout_);
+    group_->set_timeout(timeout_);
     void* const data = tensor.data_ptr();
-    group_.all_reduce(data, data, static_cast<std::size_t>(tensor.numel()), how.type, how.op);
+    group_->all_reduce(data, data, static_cast<std::size_t>(tensor.numel()), how.type, how.op);
   });
   return true;
 }
@@ -119,7 +119,7 @@ PacelineBackend::WorkPtr PacelineBackend::allreduce_sparse(Tensors& tensors,
   return run({kKind, {}, {tensor}, kCallsOfSparse}, options, [this, tensor] {
     // Not through detach(): that copy alone would get the new values.
     const at::NoGradGuard no_grad;
-    tensor.copy_(sum_of_sparse(group_, tensor));
+    tensor.copy_(sum_of_sparse(*group_, tensor));
   });
 }
 
@@ -143,7 +143,7 @@ PacelineBackend::WorkPtr PacelineBackend::reduce_scatter(
   check_apart(outputs, without_own(parts, getRank(), output), kKind.name);
   const Reduction how = reduction(options.reduceOp, output, kKind.name);
   return run({kKind, parts, {output}}, options, [this, output, parts, op = options.reduceOp, how] {
-    reduce_scatter_parts(group_, Parts(premultiplied(parts, op), Flat::Use::in), output, how);
+    reduce_scatter_parts(*group_, Parts(premultiplied(parts, op), Flat::Use::in), output, how);
   });
 }
 
@@ -179,7 +179,7 @@ PacelineBackend::WorkPtr PacelineBackend::reduce_scatter_whole(
              [this, outputs, inputs, op = options.reduceOp, how] {
                for (std::size_t i = 0; i < inputs.size(); ++i) {
                  const at::Tensor input = premultiplied(inputs[i], op);
-                 reduce_scatter_parts(group_, Parts(input, getSize(), Flat::Use::in), outputs[i],
+                 reduce_scatter_parts(*group_, Parts(input, getSize(), Flat::Use::in), outputs[i],
                                       how[i]);
                }
              });

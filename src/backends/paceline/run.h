@@ -18,7 +18,7 @@ PacelineBackend::WorkPtr PacelineBackend::run(Call call, const CallOptions& opti
   auto work = c10::make_intrusive<PacelineWork>(call.kind.type, call.kind.title, call.inputs,
                                                 std::move(call.outputs), ++sequence_, timeout);
   const auto perform = [this, timeout, group_calls = call.group_calls](auto& make_calls) {
-    group_.set_timeout(timeout, group_calls);
+    group_->set_timeout(timeout, group_calls);
     make_calls();
   };
   if (!options.asyncOp) {
@@ -31,7 +31,7 @@ PacelineBackend::WorkPtr PacelineBackend::run(Call call, const CallOptions& opti
     work->complete(nullptr, *hooks_);
     return work;
   }
-  group_.region()->threads().note_other_thread();
+  region_->threads().note_other_thread();
   progress_->enqueue(
       [work, perform, body = std::move(body), hooks = hooks_]() mutable -> ProgressThreads::After {
         std::exception_ptr error;

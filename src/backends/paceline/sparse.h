@@ -16,6 +16,6 @@ inline constexpr std::size_t kCallsOfSparse = 3;
 // The sum of every rank's tensor, coalesced and with the same bits on all ranks: all of them gather
 // what each has and add it in the order of ranks. Throws UsageError, on all ranks alike, if the
 // shapes differ.
-at::Tensor sum_of_sparse(shm::Group& group, const at::Tensor& tensor);
+at::Tensor sum_of_sparse(shm::Collectives& group, const at::Tensor& tensor);
 
 }  // namespace paceline::backends

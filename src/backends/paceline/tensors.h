@@ -10,8 +10,8 @@
 
 namespace paceline::backends {
 
-// The tensors of c10d's calls, checked and translated for shm::Group. All checks throw a UsageError
-// that names the operation.
+// The tensors of c10d's calls, checked and translated for shm::Collectives. All checks throw a
+// UsageError that names the operation.
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -69,7 +69,7 @@ class Flat {
   ByteLayout layout_;
 };
 
-// Parts of one tensor, or several tensors, as shm::Group takes them.
+// Parts of one tensor, or several tensors, as shm::Collectives takes them.
 class Parts {
  public:
   // Each tensor is a part.

@@ -1,0 +1,178 @@
+#include "backends/hierarchical/backend.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "backends/hierarchical/c10d_engine.h"
+#include "distributed/store_exchange.h"
+#include "internode/connect_leaders.h"
+
+namespace paceline::backends {
+namespace {
+
+using distributed::BackendRequest;
+
+// A first message connects to its receiver, which listens: Gloo tries for five times as long as
+// this. The transfers of an engine have no other limit.
+constexpr std::chrono::seconds kConnectLimit{2};
+static_assert(internode::RemoteMessages::kEngineTags <= C10dEngine::kMaxTag);
+
+// The same for some of its ranks, whose keys in the store are their own.
+BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ranks, int rank,
+                       const std::string& prefix) {
+  const shm::GlobalRanks global = request.global_ranks();
+  BackendRequest part{.store = c10::make_intrusive<c10d::PrefixStore>(prefix, request.store),
+                      .rank = rank,
+                      .size = static_cast<int>(ranks.size()),
+                      .timeout = request.timeout,
+                      .group_name = request.group_name,
+                      .options = request.options,
+                      .host = request.host,
+                      .check_peers = request.check_peers};
+  for (const int one : ranks) {
+    part.members.push_back(global.of(one));
+    if (!global.nodes().empty()) {
+      part.nodes.push_back(global.nodes()[static_cast<std::size_t>(one)]);
+    }
+  }
+  return part;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_engine(const BackendRequest& request,
+                                              const paceline::PacelineOptions& options,
+                                              const std::string& purpose) {
+  const auto& kind = distributed::find_backend(options.engine);
+  if (!kind.make_engine) {
+    throw UsageError(
+        fmt::format("PacelineOptions::engine: the backend {} cannot carry data between "
+                    "nodes; use gloo",
+                    options.engine));
+  }
+  BackendRequest engine{.store = c10::make_intrusive<c10d::PrefixStore>(purpose, request.store),
+                        .rank = request.rank,
+                        .size = request.size,
+                        .timeout = kConnectLimit,
+                        .group_name = request.group_name,
+                        .members = request.members,
+                        .nodes = request.nodes,
+                        .host = request.host};
+  if (options.engine == "gloo") engine.options = options.gloo;
+  return kind.make_engine(std::move(engine));
+}
+
+BackendRequest leaders_of(const BackendRequest& request, const internode::NodeMap& map) {
+  std::vector<int> leaders;
+  for (int node = 0; node < map.nodes(); ++node) leaders.push_back(map.leader_of(node));
+  return part_of(request, leaders, map.node(), "leaders");
+}
+
+// If ranks of this node do not come, or are lost, all nodes learn it from its leader.
+std::shared_ptr<shm::Region> form_local_region(const BackendRequest& request,
+                                               const internode::NodeMap& map) {
+  try {
+    return form_region(
+        part_of(request, map.here(), map.local_rank(), fmt::format("node {}", map.node())));
+  } catch (const PeerError& error) {
+    if (map.is_leader()) {
+      const BackendRequest leading = leaders_of(request, map);
+      distributed::StoreExchange exchange(leading);
+      internode::report_to_leaders(exchange, shm::failure_of(error));
+    }
+    throw;
+  }
+}
+
+// If it fails, so does the region, whose other ranks wait for the leader.
+internode::NodeLinks::Connections connect_leaders(const BackendRequest& request,
+                                                  const internode::NodeMap& map,
+                                                  shm::Region& region,
+                                                  const base::Deadline& deadline) {
+  const BackendRequest leading = leaders_of(request, map);
+  distributed::StoreExchange exchange(leading);
+  try {
+    return internode::connect_leaders(exchange, map,
+                                      {.group = request.group_name,
+                                       .host = request.host,
+                                       .ranks = request.global_ranks(),
+                                       .check_peers =
+                                           [&] {
+                                             request.check_peers();
+                                             region.check_peers({}, {"connect", 0});
+                                           }},
+                                      deadline);
+  } catch (const PeerError& error) {
+    region.fail(shm::failure_of(error), {"connect", 0});
+  } catch (const std::exception& error) {
+    region.abort(error.what());
+    throw;
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
+  const auto options = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
+  const auto deadline = base::Deadline::after(request.timeout);
+  const internode::NodeMap map(request.nodes.empty()
+                                   ? std::vector<int>(static_cast<std::size_t>(request.size))
+                                   : request.nodes,
+                               request.rank);
+  // They are there before any other rank uses its own.
+  auto calls = std::make_unique<C10dEngine>(make_engine(request, options, "calls"));
+  auto between = std::make_unique<C10dEngine>(make_engine(request, options, "messages"));
+  auto region = form_local_region(request, map);
+  internode::NodeLinks::Connections connections;
+  if (map.is_leader()) connections = connect_leaders(request, map, *region, deadline);
+  auto group = std::make_shared<internode::Group>(region, map, request.global_ranks(),
+                                                  std::move(connections), std::move(calls));
+  auto messages = std::make_shared<internode::RemoteMessages>(
+      std::move(region), request.global_ranks(), request.rank, std::move(between));
+  return c10::make_intrusive<HierarchicalBackend>(std::move(group), std::move(messages));
+}
+
+const bool hierarchical_registered = distributed::register_backend(
+    "hierarchical", {.make = &make, .type = c10d::ProcessGroup::BackendType::CUSTOM});
+
+}  // namespace
+
+HierarchicalBackend::HierarchicalBackend(std::shared_ptr<internode::Group> group,
+                                         std::shared_ptr<internode::RemoteMessages> messages)
+    : PacelineBackend(group, {group, &group->local()}, group->global_ranks()),
+      nodes_(std::move(group)),
+      messages_(std::move(messages)) {}
+
+HierarchicalBackend::~HierarchicalBackend() {
+  shutdown();
+}
+
+void HierarchicalBackend::shutdown() {
+  if (!nodes_->region()->in_forked_child()) messages_->close();
+  PacelineBackend::shutdown();
+}
+
+void HierarchicalBackend::monitoredBarrier(const c10d::BarrierOptions& options,
+                                           bool /*wait_all_ranks*/) {
+  c10d::BarrierOptions waiting = options;
+  waiting.asyncOp = false;
+  barrier(waiting);
+}
+
+// Of this node. Those of other nodes that are lost fail the region.
+void HierarchicalBackend::check_peers(const std::vector<int>& needed, const shm::OpContext& op) {
+  const internode::NodeMap& map = nodes_->map();
+  std::vector<int> local;
+  for (const int rank : needed) {
+    if (map.node_of(rank) == map.node()) local.push_back(map.local_rank_of(rank));
+  }
+  nodes_->region()->check_peers(local, op);
+}
+
+std::unique_ptr<distributed::BucketReducer> HierarchicalBackend::make_bucket_reducer(
+    const distributed::BucketReducer::Options& /*options*/) {
+  return nullptr;
+}
+
+}  // namespace paceline::backends

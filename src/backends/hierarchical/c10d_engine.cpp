@@ -1,0 +1,169 @@
+#include "backends/hierarchical/c10d_engine.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <new>
+#include <tuple>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/signals_blocked.h"
+
+namespace paceline::backends {
+namespace {
+
+// Of a message. One connection fills a slow link, and several are worth their wake-ups only for
+// large ones.
+constexpr std::size_t kPieces = 2;
+constexpr std::size_t kLeastPiece = std::size_t{256} << 10;
+static_assert(C10dEngine::kMaxTag * kPieces <= std::size_t{1} << 31);  // c10d's are ints
+
+}  // namespace
+
+struct C10dEngine::State {
+  Works works;
+  std::function<void()> when_done;
+  std::exception_ptr error{};
+  bool cancelled = false;
+  bool done = false;
+};
+
+class C10dEngine::Handle final : public Transfer {
+ public:
+  Handle(C10dEngine& engine, std::shared_ptr<State> state)
+      : engine_(engine), state_(std::move(state)) {}
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  ~Handle() override {
+    std::unique_lock lock(engine_.mutex_);
+    state_->cancelled = true;
+    for (const auto& work : state_->works) work->abort();  // ends its wait
+    engine_.changed_.wait(lock, [&] { return state_->done; });
+  }
+  void check() override {
+    const std::lock_guard lock(engine_.mutex_);
+    if (state_->error) std::rethrow_exception(state_->error);
+  }
+
+ private:
+  C10dEngine& engine_;
+  std::shared_ptr<State> state_;
+};
+
+C10dEngine::~C10dEngine() {
+  if (process_.is_forked_child()) {
+    std::ignore = new (std::nothrow) std::vector<std::thread>(std::move(threads_));
+    std::ignore = backend_.release();
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag,
+                                                               const std::vector<Message>& sends,
+                                                               const std::vector<Message>& receives,
+                                                               std::function<void()> when_done) {
+  auto state = std::make_shared<State>();
+  state->when_done = std::move(when_done);
+  for (const Message& message : receives) post(state->works, tag, message, false);
+  for (const Message& message : sends) post(state->works, tag, message, true);
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.size() == idle_) {
+      const base::SignalsBlocked blocked;
+      threads_.emplace_back([this] { run(); });
+      ++idle_;
+    }
+    queue_.push_back(state);
+  }
+  changed_.notify_all();
+  return std::make_unique<Handle>(*this, std::move(state));
+}
+
+void C10dEngine::post(Works& works, std::uint32_t tag, const Message& message, bool sends) {
+  const std::size_t pieces = std::clamp(message.bytes / kLeastPiece, std::size_t{1}, kPieces);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    const std::size_t begin = message.bytes * piece / pieces;
+    const std::size_t end = message.bytes * (piece + 1) / pieces;
+    std::vector<at::Tensor> tensors{
+        at::from_blob(message.data + begin, {static_cast<std::int64_t>(end - begin)}, at::kByte)};
+    const auto piece_tag = static_cast<int>(tag * kPieces + piece);
+    works.push_back(sends ? backend_->send(tensors, message.rank, piece_tag)
+                          : backend_->recv(tensors, message.rank, piece_tag));
+  }
+}
+
+void C10dEngine::run() {
+  while (true) {
+    std::shared_ptr<State> state;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stops_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      state = std::move(queue_.front());
+      queue_.pop_front();
+      --idle_;
+    }
+    perform(*state);
+    {
+      const std::lock_guard lock(mutex_);
+      state->done = true;
+      ++idle_;
+    }
+    changed_.notify_all();
+  }
+}
+
+// Gloo does not end a connection whose message has lost its memory half-way: its thread would read
+// it for ever, and its destructor wait for the thread. But it closes all connections if a wait for
+// a message times out.
+void C10dEngine::close_incomplete(const Works& works) {
+  constexpr std::chrono::milliseconds kAtOnce{1};
+  for (const auto& work : works) {
+    try {
+      // An abort ends one wait.
+      if (!work->wait(kAtOnce)) work->wait(kAtOnce);
+    } catch (const std::exception&) {
+      // It was not complete.
+    }
+  }
+}
+
+void C10dEngine::perform(State& state) {
+  // Nobody adds works any more, and each is waited for by one thread.
+  try {
+    for (const auto& work : state.works) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (state.cancelled) break;
+      }
+      work->wait(base::Deadline::kLongest);
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    state.error = std::current_exception();
+  }
+  Works works;
+  bool cancelled = false;
+  bool failed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    works = std::move(state.works);
+    cancelled = state.cancelled;
+    failed = state.error != nullptr;
+  }
+  if (cancelled || failed) close_incomplete(works);
+  works.clear();  // from here on, nothing accesses the memory
+  if (!cancelled) state.when_done();
+}
+
+}  // namespace paceline::backends

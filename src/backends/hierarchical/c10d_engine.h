@@ -1,0 +1,58 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "internode/engine.h"
+#include "shm/sync/fork_generation.h"
+
+namespace paceline::backends {
+
+// Transfers as sends and receives of a c10d::Backend. Its works do not say when they are complete,
+// so threads wait for them, one for each transfer under way.
+//
+// A large message is sent in pieces, with tags of their own: a backend with several connections,
+// such as Gloo with several devices, takes the next one for each tag.
+class C10dEngine final : public internode::Engine {
+ public:
+  // What start() takes is less.
+  static constexpr std::uint32_t kMaxTag = std::uint32_t{1} << 30;
+
+  explicit C10dEngine(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+  C10dEngine(const C10dEngine&) = delete;
+  C10dEngine& operator=(const C10dEngine&) = delete;
+  // In a forked child, leaks the threads.
+  ~C10dEngine() override;
+
+  // Connects to a rank at the first message, for which it may wait; so it may throw.
+  std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
+                                  const std::vector<Message>& receives,
+                                  std::function<void()> when_done) override;
+
+ private:
+  struct State;
+  class Handle;
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+  void post(Works& works, std::uint32_t tag, const Message& message, bool sends);
+  void run();
+  void perform(State& state);
+  static void close_incomplete(const Works& works);
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  shm::OwningProcess process_;
+  std::mutex mutex_;  // guards what follows, and the states
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<State>> queue_;
+  std::size_t idle_ = 0;  // threads that no transfer in the queue is for
+  bool stops_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace paceline::backends

@@ -1,0 +1,146 @@
+// Ranks on several machines, of which one fails: every other rank has to name it.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <deque>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/child_process.h"
+#include "support/machines.h"
+#include "support/thoroughness.h"
+
+namespace paceline {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ChildProcess;
+using test::Machines;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::StartsWith;
+using Clock = std::chrono::steady_clock;
+
+// No launcher: it would end the ranks, too.
+class FaultsAcrossMachines : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = Machines::why_not(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  // `sizes`: how many ranks each machine has.
+  static std::deque<ChildProcess> start(const Machines& machines, const std::vector<int>& sizes,
+                                        const std::string& work, int timeout_s = 1000) {
+    int size = 0;
+    for (const int ranks : sizes) size += ranks;
+    std::deque<ChildProcess> ranks;
+    for (std::size_t node = 0; node < sizes.size(); ++node) {
+      for (int local = 0; local < sizes[node]; ++local) {
+        ranks.emplace_back(machines.on(static_cast<int>(node),
+                                       {SURVIVOR_PROGRAM, work, std::to_string(timeout_s)}),
+                           std::vector<std::pair<std::string, std::string>>{
+                               {"RANK", std::to_string(ranks.size())},
+                               {"WORLD_SIZE", std::to_string(size)},
+                               {"GROUP_RANK", std::to_string(node)},
+                               {"LOCAL_RANK", std::to_string(local)},
+                               {"LOCAL_WORLD_SIZE", std::to_string(sizes[node])},
+                               {"MASTER_ADDR", Machines::address(0)},
+                               {"MASTER_PORT", "29500"},  // of a network of its own
+                               {"OMP_NUM_THREADS", "1"}});
+      }
+    }
+    return ranks;
+  }
+
+  static void expect(ChildProcess& rank, const ::testing::Matcher<std::string>& what) {
+    EXPECT_EQ(rank.wait(), 0) << rank.err();
+    const std::string& out = rank.out();
+    const std::size_t line = out.find('\n');
+    EXPECT_THAT(line == std::string::npos ? out : out.substr(line + 1), what) << rank.err();
+  }
+};
+
+TEST_P(FaultsAcrossMachines, AKilledRankIsNamedOnAllMachines) {
+  const std::vector<int> sizes{2, 1, 2};
+  for (const std::size_t killed : {1, 2, 3}) {
+    const Machines machines(3);
+    auto ranks = start(machines, sizes, GetParam());
+    for (auto& rank : ranks) rank.wait_for("ready");
+    ranks[killed].signal(SIGKILL);
+    ranks[killed].wait();
+    const auto begin = Clock::now();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (rank == killed) continue;
+      expect(ranks[rank], StartsWith(fmt::format("PeerLost ranks=[{}] ", killed)));
+    }
+    EXPECT_LT(Clock::now() - begin, 20s);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, FaultsAcrossMachines,
+                         ::testing::Values("all_reduce", "messages", "new_group", "ddp"),
+                         [](const auto& one) { return one.param; });
+
+class OneFaultAcrossMachines : public FaultsAcrossMachines {};
+
+TEST_P(OneFaultAcrossMachines, ACutMachineIsNamedOnBothSides) {
+  const Machines machines(2);
+  auto ranks = start(machines, {2, 2}, GetParam());
+  for (auto& rank : ranks) rank.wait_for("ready");
+  machines.cut(1);
+  const auto begin = Clock::now();
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    const bool first = rank < 2;
+    expect(ranks[rank],
+           AllOf(StartsWith(fmt::format("PeerLost ranks=[{}] ", first ? "2,3" : "0,1")),
+                 HasSubstr("has not answered for 8 s")));
+  }
+  EXPECT_LT(Clock::now() - begin, 40s);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OneFaultAcrossMachines, ::testing::Values("all_reduce", "ddp"),
+                         [](const auto& one) { return one.param; });
+
+class LateAcrossMachines : public FaultsAcrossMachines {};
+
+TEST_P(LateAcrossMachines, ALateRankIsNamedOnAllMachines) {
+  const Machines machines(2);
+  auto ranks = start(machines, {2, 2}, GetParam(), 3);
+  for (const std::size_t rank : {0, 2, 3}) {
+    expect(ranks[rank], AllOf(StartsWith("Timeout ranks=[1] "), HasSubstr("did not arrive")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, LateAcrossMachines, ::testing::Values("late"),
+                         [](const auto& one) { return one.param; });
+
+// Also while ranks meet: of a rank that dies before it has met, others can only say that it is late.
+// Not rank 0, whose store they meet in.
+TEST_P(FaultsAcrossMachines, ADeathAtAnyMomentIsNamed) {
+  std::mt19937 random(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
+  for (int death = 0; death < 2 * test::thoroughness(); ++death) {
+    const Machines machines(2);
+    auto ranks = start(machines, {2, 2}, GetParam(), 10);
+    const std::size_t killed = 1 + random() % 3;
+    const auto moment = std::chrono::milliseconds(random() % 1500);
+    std::this_thread::sleep_for(moment);  // the moment is what this is about
+    ranks[killed].signal(SIGKILL);
+    ranks[killed].wait();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (rank == killed) continue;
+      SCOPED_TRACE(fmt::format("rank {}, {} killed after {} ms", rank, killed, moment.count()));
+      EXPECT_EQ(ranks[rank].wait(), 0) << ranks[rank].err();
+      EXPECT_THAT(ranks[rank].out(), ::testing::ContainsRegex(
+                                         fmt::format("(PeerLost|Timeout) ranks=\\[{}\\] ", killed)))
+          << ranks[rank].err();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,107 @@
+// A rank that works until another one fails, and then says what it was told.
+//
+//   survivor WORK [SECONDS]    all_reduce, messages, new_group, ddp, or late: rank 1 hangs after
+//                              some calls. The group's timeout is 1000 s, or as given.
+//
+// Prints "ready PID" once it works, and at the end the error's type, its ranks and its text.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <paceline/paceline.h>
+
+#include "support/small_net.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+void reduce() {
+  const auto small = torch::ones({10});
+  const auto large = torch::ones({300'000});
+  paceline::all_reduce(small);
+  paceline::all_reduce(large);
+  paceline::broadcast(large, {.src = 1});
+}
+
+// To the next rank, from the one before: the ranks of several nodes in one ring.
+void send_around() {
+  const int size = paceline::get_world_size();
+  const int rank = paceline::get_rank();
+  auto got = torch::empty({100'000});
+  const auto given = torch::full({100'000}, static_cast<float>(rank));
+  auto sending = paceline::send_async(given, (rank + 1) % size);
+  paceline::recv(got, {.src = (rank + size - 1) % size});
+  sending.wait();
+}
+
+void make_group() {
+  const auto group = paceline::new_group();
+  paceline::barrier({.group = group});
+  paceline::destroy_process_group(group);
+}
+
+class Training {
+ public:
+  void step() {
+    sgd_.zero_grad();
+    const auto x = paceline::test::batch_of(paceline::get_rank(), 0, at::kFloat);
+    paceline::test::loss_of(model_(x), x).backward();
+    sgd_.step();
+  }
+
+ private:
+  paceline::DistributedDataParallel<paceline::test::NetImpl> model_{
+      paceline::test::make_net(at::kFloat)};
+  torch::optim::SGD sgd_{model_.parameters(), 1e-9};
+};
+
+std::function<void()> work_of(const std::string& name) {
+  if (name == "all_reduce") return reduce;
+  if (name == "messages") return send_around;
+  if (name == "new_group") return make_group;
+  if (name == "ddp") {
+    return [training = std::make_shared<Training>()] { training->step(); };
+  }
+  if (name == "late") {
+    return [calls = 0]() mutable {
+      if (++calls == 3 && paceline::get_rank() == 1) std::this_thread::sleep_for(1h);
+      paceline::barrier();
+    };
+  }
+  throw std::invalid_argument(name);
+}
+
+void say(const char* type, const paceline::PeerError& error) {
+  fmt::print("{} ranks=[{}] {}\n", type, fmt::join(error.ranks(), ","), error.what());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  try {
+    const std::chrono::seconds timeout(argc > 2 ? std::stoi(argv[2]) : 1000);
+    const auto world = paceline::init_process_group({.timeout = timeout});
+    const auto work = work_of(argv[1]);
+    work();
+    fmt::print("ready {}\n", ::getpid());
+    std::fflush(stdout);
+    for (;;) work();
+  } catch (const paceline::PeerLost& error) {
+    say("PeerLost", error);
+  } catch (const paceline::Timeout& error) {
+    say("Timeout", error);
+  } catch (const paceline::Mismatch& error) {
+    say("Mismatch", error);
+  }
+}
