@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <variant>
 
 #include "shm/membership/failure.h"
@@ -26,7 +27,10 @@ struct Topic {
   std::uint32_t stream = 0;
   std::uint64_t number = 0;  // in the stream
 
-  auto operator<=>(const Topic&) const = default;
+  bool operator==(const Topic&) const = default;
+  bool operator<(const Topic& other) const {
+    return std::tie(stream, number) < std::tie(other.stream, other.number);
+  }
 };
 
 // A node's share of a gather.

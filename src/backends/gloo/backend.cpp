@@ -58,7 +58,7 @@ Devices make_devices(const GlooOptions& options, const std::string& host) {
 }
 
 GlooOptions checked_options(const distributed::BackendRequest& request) {
-  const auto options = distributed::own_options<GlooOptions>(request, "gloo");
+  auto options = distributed::own_options<GlooOptions>(request, "gloo");
   if (options.threads && *options.threads < 1) {
     throw UsageError(
         fmt::format("GlooOptions: {} threads; at least one is needed", *options.threads));

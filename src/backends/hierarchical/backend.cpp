@@ -43,9 +43,9 @@ BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ra
   return part;
 }
 
-c10::intrusive_ptr<c10d::Backend> make_engine(const BackendRequest& request,
-                                              const paceline::PacelineOptions& options,
-                                              const std::string& purpose) {
+c10::intrusive_ptr<c10d::Backend> connect_engine(const BackendRequest& request,
+                                                 const paceline::PacelineOptions& options,
+                                                 const std::string& purpose) {
   const auto& kind = distributed::find_backend(options.engine);
   if (!kind.make_engine) {
     throw UsageError(
@@ -113,7 +113,7 @@ internode::NodeLinks::Connections connect_leaders(const BackendRequest& request,
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
+c10::intrusive_ptr<c10d::Backend> make_hierarchical(const BackendRequest& request) {
   const auto options = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
   const auto deadline = base::Deadline::after(request.timeout);
   const internode::NodeMap map(request.nodes.empty()
@@ -121,8 +121,8 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
                                    : request.nodes,
                                request.rank);
   // They are there before any other rank uses its own.
-  auto calls = std::make_unique<C10dEngine>(make_engine(request, options, "calls"));
-  auto between = std::make_unique<C10dEngine>(make_engine(request, options, "messages"));
+  auto calls = std::make_unique<C10dEngine>(connect_engine(request, options, "calls"));
+  auto between = std::make_unique<C10dEngine>(connect_engine(request, options, "messages"));
   auto region = form_local_region(request, map);
   internode::NodeLinks::Connections connections;
   if (map.is_leader()) connections = connect_leaders(request, map, *region, deadline);
@@ -134,7 +134,7 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
 }
 
 const bool hierarchical_registered = distributed::register_backend(
-    "hierarchical", {.make = &make, .type = c10d::ProcessGroup::BackendType::CUSTOM});
+    "hierarchical", {.make = &make_hierarchical, .type = c10d::ProcessGroup::BackendType::CUSTOM});
 
 }  // namespace
 

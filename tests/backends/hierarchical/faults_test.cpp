@@ -119,8 +119,8 @@ TEST_P(LateAcrossMachines, ALateRankIsNamedOnAllMachines) {
 INSTANTIATE_TEST_SUITE_P(, LateAcrossMachines, ::testing::Values("late"),
                          [](const auto& one) { return one.param; });
 
-// Also while ranks meet: of a rank that dies before it has met, others can only say that it is late.
-// Not rank 0, whose store they meet in.
+// Also while ranks meet: of a rank that dies before it has met, others can only say that it is
+// late. Not rank 0, whose store they meet in.
 TEST_P(FaultsAcrossMachines, ADeathAtAnyMomentIsNamed) {
   std::mt19937 random(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   for (int death = 0; death < 2 * test::thoroughness(); ++death) {

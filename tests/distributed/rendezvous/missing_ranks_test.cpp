@@ -220,11 +220,12 @@ TEST_F(Rendezvous, ARankOfTheLargerWorldThatComesLaterLearnsTheSizesToo) {
   }
 }
 
+// On how many nodes they run is not known before.
 TEST_F(Rendezvous, ABackendsLargestWorldIsCheckedBeforeTheRanksMeet) {
   EXPECT_EQ(
       failure_alone(
-          {.init_method = Port().method(), .timeout = 10 * kLate, .world_size = 65, .rank = 1}),
-      "UsageError: a group of 65 ranks: the backend paceline has groups of up to 64; use the "
+          {.init_method = Port().method(), .timeout = 10 * kLate, .world_size = 1025, .rank = 1}),
+      "UsageError: a group of 1025 ranks: the backend paceline has groups of up to 1024; use the "
       "backend gloo");
 }
 
