@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <paceline/error.h>
@@ -58,7 +59,7 @@ using Program = std::function<Bytes(Collectives&)>;
 void expect_as_on_one_node(const std::vector<int>& nodes, const Program& program) {
   std::vector<Bytes> expected(nodes.size());
   test::run_thread_ranks(static_cast<int>(nodes.size()), [&](std::shared_ptr<shm::Region> region) {
-    shm::Group group(region);
+    shm::Group group(std::move(region));
     expected[static_cast<std::size_t>(group.rank())] = program(group);
   });
   run_on_nodes(nodes, [&](Group& group) {

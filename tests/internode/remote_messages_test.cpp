@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <paceline/error.h>
@@ -34,7 +35,7 @@ class Waited {
       : messages_(messages) {
     request_ = (messages.*post)(message, [this](std::exception_ptr error) {
       const std::lock_guard lock(mutex_);
-      error_ = error;
+      error_ = std::move(error);
       done_ = true;
       changed_.notify_all();
     });

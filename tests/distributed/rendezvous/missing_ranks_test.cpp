@@ -220,13 +220,12 @@ TEST_F(Rendezvous, ARankOfTheLargerWorldThatComesLaterLearnsTheSizesToo) {
   }
 }
 
-// On how many nodes they run is not known before.
-TEST_F(Rendezvous, ABackendsLargestWorldIsCheckedBeforeTheRanksMeet) {
+// How many ranks a backend can have depends on their nodes, which are not known before.
+TEST_F(Rendezvous, TheLargestWorldIsCheckedBeforeTheRanksMeet) {
   EXPECT_EQ(
       failure_alone(
           {.init_method = Port().method(), .timeout = 10 * kLate, .world_size = 1025, .rank = 1}),
-      "UsageError: a group of 1025 ranks: the backend paceline has groups of up to 1024; use the "
-      "backend gloo");
+      "UsageError: a world of 1025 ranks: 1 to 1024 are allowed");
 }
 
 TEST_F(Rendezvous, InvalidOptionsDoNotCountAsAnAttempt) {
