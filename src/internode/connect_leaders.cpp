@@ -67,7 +67,7 @@ struct Endpoint {
   }
 };
 
-// Connects to the leaders of lower nodes, and is connected to by those of higher ones.
+// Connects to the leaders of lower nodes, and accepts the connections of higher ones.
 class Meeting {
  public:
   Meeting(const NodeMap& map, const LeaderOptions& options, net::Listener listener)
@@ -195,7 +195,7 @@ class Meeting {
     present_[static_cast<std::size_t>(node)] = true;
   }
 
-  // Whoever sent it knows the secret.
+  // The sender knows the secret. Returns its node.
   int check(const std::string& text, std::optional<int> node) const {
     const auto message = decode_link_message(text);
     const auto* const hello = message ? std::get_if<Hello>(&*message) : nullptr;

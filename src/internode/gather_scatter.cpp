@@ -18,10 +18,6 @@ using shm::Slice;
 
 namespace {
 
-std::unique_ptr<std::byte[]> allocate(std::size_t bytes) {
-  return std::make_unique_for_overwrite<std::byte[]>(bytes);
-}
-
 std::byte* address(const void* data) {
   return static_cast<std::byte*>(const_cast<void*>(data));
 }
@@ -94,8 +90,7 @@ void Group::gather_slices(const Division& division, std::byte* lane, std::option
                           std::uint32_t number) {
   const Slice all = division.lane(local_.rank());
   const auto message = [&](int node, const Slice& slice) {
-    return Engine::Message{lane_peer(node), lane + slice.begin * division.element_size,
-                           slice.count() * division.element_size};
+    return slice_message(node, lane, slice, division.element_size);
   };
   Messages sends;
   Messages receives;
@@ -134,8 +129,7 @@ void Group::broadcast(void* data, std::size_t count, DataType type, int root) {
   Messages sends;
   Messages receives;
   const auto message = [&](int node, const Slice& slice) {
-    return Engine::Message{lane_peer(node), lane_data + slice.begin * division.element_size,
-                           slice.count() * division.element_size};
+    return slice_message(node, lane_data, slice, division.element_size);
   };
   for (int node = 0; node < map_.nodes() && lane.count() > 0; ++node) {
     if (node == map_.node() || node == source) continue;
@@ -202,7 +196,7 @@ void Group::scatter(std::span<const Input> inputs, Output output, DataType type,
 void Group::all_gather(Input input, std::span<const Output> outputs, DataType type) {
   const bool uneven = std::ranges::any_of(
       outputs, [&](const Output& output) { return output.count != input.count; });
-  const OwnSplits splits = splits_of({&input, 1}, outputs);
+  const OwnSplits splits = uneven ? splits_of({&input, 1}, outputs) : OwnSplits();
   const Call call(*this,
                   {.operation = Operation::all_gather,
                    .type = type,

@@ -179,20 +179,13 @@ std::string Group::describe_call() const {
 
 Group::Call::Call(Group& group, shm::CollectiveFingerprint call, const OwnSplits* splits)
     : group_(group) {
-  const shm::OperationTraits operation = traits(call.operation);
-  if (operation.root != shm::RootRole::none) {
-    shm::check_root(operation.name, call.root, group.size());
-  }
-  if (operation.reduces && !is_reducible(call.type, call.op)) {
-    throw UsageError(fmt::format("{} of {} with {}: unsupported combination", operation.name,
-                                 name(call.type), name(call.op)));
-  }
+  check_arguments(call, group.size());
   call.sequence = group.call_.sequence + 1;
   group.call_ = call;
   group.begin_deadline();
   group.local_.set_outer_call(this);
   try {
-    group.agree(group.call_, splits);
+    group.agree(splits);
   } catch (...) {
     group.local_.set_outer_call(nullptr);
     throw;
@@ -220,9 +213,9 @@ std::string Group::Call::describe_on_other_nodes(const RankSet& ranks) const {
   return group_.global_ranks_.describe_global(ranks);
 }
 
-void Group::agree(shm::CollectiveFingerprint& call, const OwnSplits* splits) {
+void Group::agree(const OwnSplits* splits) {
   auto& arrived = board_.load()->ranks[static_cast<std::size_t>(local_.rank())].arrived;
-  arrived.store(static_cast<std::uint32_t>(call.sequence), std::memory_order_release);
+  arrived.store(static_cast<std::uint32_t>(call_.sequence), std::memory_order_release);
   std::string share;
   const auto collect = [&](std::span<const std::byte> own) {
     const std::size_t before = share.size();
@@ -235,7 +228,7 @@ void Group::agree(shm::CollectiveFingerprint& call, const OwnSplits* splits) {
     }
     local_.gather({own.data(), own.size()}, parts, shm::DataType::byte, 0);
   };
-  collect(std::as_bytes(std::span(&call, 1)));
+  collect(std::as_bytes(std::span(&call_, 1)));
   if (map_.is_leader() && splits != nullptr) {
     // Ranks that make another call would not take part in collecting the splits.
     std::vector<shm::CollectiveFingerprint> calls(local_size());
@@ -252,7 +245,7 @@ void Group::agree(shm::CollectiveFingerprint& call, const OwnSplits* splits) {
     collect(bytes_of(splits->from));
   }
   if (map_.is_leader()) {
-    compare(gather_texts({kCalls, call.sequence}, std::move(share)), splits != nullptr);
+    compare(gather_texts({kCalls, call_.sequence}, std::move(share)), splits != nullptr);
   }
   local_.barrier();
 }

@@ -100,7 +100,7 @@ class Group final : public shm::Collectives {
   Board& make_board();
   shm::RankSet find_late(const Topic& topic) const;
   // Compares the calls of all ranks.
-  void agree(shm::CollectiveFingerprint& call, const OwnSplits* splits);
+  void agree(const OwnSplits* splits);
   void compare(const std::vector<std::string>& shares, bool uneven);
   [[noreturn]] void fail_transfer(const std::string& why, const shm::RankSet& peers);
   void publish_awaited(const shm::RankSet& ranks);
@@ -112,6 +112,9 @@ class Group final : public shm::Collectives {
   // Leaders gather a text of each node.
   std::vector<std::string> gather_texts(const Topic& topic, std::string own);
 
+  static Memory allocate(std::size_t bytes) {
+    return std::make_unique_for_overwrite<std::byte[]>(bytes);
+  }
   // Moves messages between nodes. `number` is the same at both ends of each, and differs between
   // the exchanges of one call that are under way.
   void exchange(const Messages& sends, const Messages& receives, std::uint32_t number);
@@ -124,10 +127,15 @@ class Group final : public shm::Collectives {
   std::vector<Part> local_parts(std::span<const Part> parts) const;
   Division divide(std::size_t count, shm::DataType type) const;
   Division divide_sums(std::size_t count, shm::DataType type) const;
+  // A slice of this rank's lane, which is at `lane`, to or from its peer on a node.
+  Engine::Message slice_message(int node, std::byte* lane, const shm::Slice& slice,
+                                std::size_t element_size) const {
+    return {lane_peer(node), lane + slice.begin * element_size, slice.count() * element_size};
+  }
   // Every lane's owner has its lane in `data`; then all ranks of the node have all.
   void share_lanes(const Division& division, std::byte* data, shm::DataType type);
-  // Each node has its slice of this rank's lane; then those of `to` have all of it. Null: all
-  // nodes.
+  // Each node has its slice of this rank's lane. Afterwards node `to` has all of the lane; without
+  // `to`, every node has.
   void gather_slices(const Division& division, std::byte* lane, std::optional<int> to,
                      std::uint32_t number);
   // Adds up the parts of this node from one source for each of its ranks: one array after the

@@ -201,7 +201,7 @@ void NodeLinks::answer(std::size_t node, const Topic& topic) {
   const auto entry = gathers_.find(topic);
   // A share that was given meanwhile is on its way.
   if (entry != gathers_.end() && entry->second.shares[node_]) return;
-  send(node, Answer{topic, late_(topic)});
+  send(node, encode(Answer{topic, late_(topic)}));
 }
 
 void NodeLinks::check_connection(Node& node) {
@@ -237,18 +237,19 @@ void NodeLinks::ask() {
     if (gather.asked && now - *gather.asked < kPatience) continue;
     gather.asked = now;
     for (std::size_t node = 0; node < nodes_.size(); ++node) {
-      if (!gather.shares[node]) send(node, Question{topic});
+      if (!gather.shares[node]) send(node, encode(Question{topic}));
     }
   }
 }
 
-void NodeLinks::send(std::size_t node, const LinkMessage& message) {
+void NodeLinks::send(std::size_t node, const std::string& message) {
   const auto& connection = nodes_[node].link.connection;
-  if (connection && !connection->loss()) connection->send(encode(message));
+  if (connection && !connection->loss()) connection->send(message);
 }
 
 void NodeLinks::send_to_all(const LinkMessage& message) {
-  for (std::size_t node = 0; node < nodes_.size(); ++node) send(node, message);
+  const std::string encoded = encode(message);
+  for (std::size_t node = 0; node < nodes_.size(); ++node) send(node, encoded);
 }
 
 bool NodeLinks::is_flushed() const {

@@ -99,7 +99,7 @@ class NodeLinks {
   void check_connection(Node& node);
   void check_region();
   void ask();
-  void send(std::size_t node, const LinkMessage& message);
+  void send(std::size_t node, const std::string& message);  // encoded
   void send_to_all(const LinkMessage& message);
   bool is_flushed() const;
   void record(const shm::RankSet& ranks, const std::string& why);

@@ -24,10 +24,6 @@ using shm::Slice;
 
 namespace {
 
-std::unique_ptr<std::byte[]> new_bytes(std::size_t bytes) {
-  return std::make_unique_for_overwrite<std::byte[]>(bytes);
-}
-
 std::size_t sum_size(DataType type) {
   return element_size(accumulation_type(type));
 }
@@ -79,8 +75,8 @@ Group::Division Group::divide_sums(std::size_t count, DataType type) const {
   return division;
 }
 
-// The reduction of a part of a tensor, lane by lane. begin() makes and sends sums; finish() waits
-// for those of the other nodes. So the next part can begin before this one is finished.
+// The reduction of a part of a tensor, lane by lane. The constructor makes and sends sums; finish()
+// waits for those of the other nodes. So the next part can begin before this one is finished.
 class Group::LaneReduction {
  public:
   // `number`: of the part, in the call.
@@ -121,7 +117,7 @@ class Group::LaneReduction {
     std::vector<Input> to;
     std::vector<Output> from;
     const std::size_t bytes = lane_.count() * division_.element_size;
-    received_ = new_bytes(group_.local_size() * bytes);
+    received_ = allocate(group_.local_size() * bytes);
     for (int rank = 0; rank < group_.local_.size(); ++rank) {
       const Slice lane = division_.lane(rank);
       to.push_back({input + lane.begin * division_.element_size, lane.count()});
@@ -151,7 +147,7 @@ class Group::LaneReduction {
             {group_.lane_peer(node), made, group_.bytes_of_sums(map.node(), type_, slice.count())});
       }
       const std::size_t bytes = completes() ? group_.bytes_of_sums(node, type_, own) : 0;
-      std::byte* const memory = memory_.emplace_back(new_bytes(bytes)).get();
+      std::byte* const memory = memory_.emplace_back(allocate(bytes)).get();
       if (bytes > 0) receives.push_back({group_.lane_peer(node), memory, bytes});
       sums_.push_back(memory);
     }
@@ -160,7 +156,7 @@ class Group::LaneReduction {
 
   std::byte* accumulate(const Slice& slice) {
     const std::size_t bytes = group_.bytes_of_sums(group_.map_.node(), type_, slice.count());
-    std::byte* const sums = memory_.emplace_back(new_bytes(bytes)).get();
+    std::byte* const sums = memory_.emplace_back(allocate(bytes)).get();
     std::vector<const std::byte*> sources = sources_;
     for (const std::byte*& source : sources) source += slice.begin * division_.element_size;
     if (slice.count() > 0) group_.accumulate(sources, type_, op_, slice.count(), sums);
@@ -221,7 +217,7 @@ void Group::reduce(const void* input, void* output, std::size_t count, DataType 
   const int node = map_.node_of(root);
   reduce_in_parts(input, count, type, op, node, [&](LaneReduction& reduction, std::size_t begin) {
     const std::size_t lane_count = reduction.lane().count();
-    const Memory lane = new_bytes(lane_count * element_size(type));
+    const Memory lane = allocate(lane_count * element_size(type));
     reduction.finish(lane.get());
     if (map_.node() != node) return;
     std::vector<Input> to(local_size(), Input{lane.get(), 0});
@@ -243,7 +239,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
                            ReduceOp op) {
   const bool uneven =
       std::ranges::any_of(inputs, [&](const Input& input) { return input.count != output.count; });
-  OwnSplits splits = splits_of(inputs, {&output, 1});
+  const OwnSplits splits = uneven ? splits_of(inputs, {&output, 1}) : OwnSplits();
   const Call call(*this,
                   {.operation = Operation::reduce_scatter,
                    .type = type,
@@ -267,7 +263,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
     total += count;
   }
   const std::size_t element = element_size(type);
-  const Memory packed = new_bytes(total * element);
+  const Memory packed = allocate(total * element);
   std::vector<Input> to;
   std::byte* next = packed.get();
   for (std::size_t adder = 0; adder < local_size(); ++adder) {
@@ -279,7 +275,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
     }
   }
   const auto own = static_cast<std::size_t>(local_.rank());
-  const Memory received = new_bytes(local_size() * counts[own] * element);
+  const Memory received = allocate(local_size() * counts[own] * element);
   std::vector<Output> from;
   std::vector<const std::byte*> sources;
   for (std::size_t rank = 0; rank < local_size(); ++rank) {
@@ -296,7 +292,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
   for (const int rank : destinations[own]) {
     const std::size_t count = inputs[static_cast<std::size_t>(rank)].count;
     const std::size_t bytes = bytes_of_sums(map_.node(), type, count);
-    std::byte* const made = kept.emplace_back(new_bytes(bytes)).get();
+    std::byte* const made = kept.emplace_back(allocate(bytes)).get();
     if (count > 0) accumulate(sources, type, op, count, made);
     for (const std::byte*& source : sources) source += count * element;
     if (rank == this->rank()) {
@@ -308,7 +304,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
   for (int node = 0; node < map_.nodes(); ++node) {
     if (node == map_.node()) continue;
     const std::size_t bytes = bytes_of_sums(node, type, output.count);
-    std::byte* const memory = kept.emplace_back(new_bytes(bytes)).get();
+    std::byte* const memory = kept.emplace_back(allocate(bytes)).get();
     sums[static_cast<std::size_t>(node)] = memory;
     if (bytes > 0) receives.push_back({adder_of(rank(), node), memory, bytes});
   }

@@ -99,38 +99,37 @@ std::shared_ptr<RemoteMessages::Request> RemoteMessages::post(const Message& mes
     one = next;
   }
   // With the lock: headers with one tag arrive in the order in which they were started.
-  start(request);
+  start(*request);
   requests_.push_back(request);
   return request;
 }
 
-void RemoteMessages::start(const std::shared_ptr<Request>& request) {
-  Request& own = *request;
-  const Engine::Message header{own.message.peer, reinterpret_cast<std::byte*>(&own.header),
-                               sizeof(own.header)};
-  const std::lock_guard lock(own.mutex);
-  if (own.sending) {
-    own.header = {own.message.count, static_cast<std::uint32_t>(own.message.type),
-                  payloads_sent_[own.message.peer]++};
+void RemoteMessages::start(Request& request) {
+  const std::lock_guard lock(request.mutex);
+  if (request.sending) {
+    request.header = {request.message.count, static_cast<std::uint32_t>(request.message.type),
+                      payloads_sent_[request.message.peer]++};
   }
-  const auto messages = [&](bool sends) {
-    return own.sending == sends ? std::vector{header} : std::vector<Engine::Message>();
-  };
-  own.header_transfer = engine_->start(header_tag(own.message.tag), messages(true), messages(false),
-                                       [this, &own] { handle(own, false); });
-  if (own.sending && own.message.bytes() > 0) start_payload(own);
+  request.header_transfer = transfer(request, false);
+  if (request.sending && request.message.bytes() > 0) {
+    request.payload_transfer = transfer(request, true);
+  }
 }
 
-// With the request's lock.
-void RemoteMessages::start_payload(Request& request) {
-  const Engine::Message payload{request.message.peer, static_cast<std::byte*>(request.message.data),
-                                request.message.bytes()};
-  const auto messages = [&](bool sends) {
-    return request.sending == sends ? std::vector{payload} : std::vector<Engine::Message>();
-  };
-  request.payload_transfer =
-      engine_->start(payload_tag(request.header.payload), messages(true), messages(false),
-                     [this, &request] { handle(request, true); });
+// With the request's lock, so that its callback finds the transfer where it belongs.
+std::unique_ptr<Engine::Transfer> RemoteMessages::transfer(Request& request, bool is_payload) {
+  Engine::Message message{request.message.peer, reinterpret_cast<std::byte*>(&request.header),
+                          sizeof(request.header)};
+  if (is_payload) {
+    message.data = static_cast<std::byte*>(request.message.data);
+    message.bytes = request.message.bytes();
+  }
+  const std::vector<Engine::Message> one{message};
+  const std::vector<Engine::Message> none;
+  return engine_->start(
+      is_payload ? payload_tag(request.header.payload) : header_tag(request.message.tag),
+      request.sending ? one : none, request.sending ? none : one,
+      [this, &request, is_payload] { handle(request, is_payload); });
 }
 
 // A transfer has ended. On a thread of the engine.
@@ -174,7 +173,7 @@ void RemoteMessages::advance(Request& request, bool is_payload) {
                      global_ranks_.describe({rank_}), message.count, name(message.type)));
   }
   request.ended = is_payload || !has_payload;
-  if (!request.ended) start_payload(request);
+  if (!request.ended) request.payload_transfer = transfer(request, true);
 }
 
 void RemoteMessages::check(Request& request) {

@@ -50,8 +50,8 @@ class RemoteMessages {
 
  private:
   std::shared_ptr<Request> post(const Message& message, Done done, bool sending);
-  void start(const std::shared_ptr<Request>& request);
-  void start_payload(Request& request);
+  void start(Request& request);
+  std::unique_ptr<Engine::Transfer> transfer(Request& request, bool is_payload);
   void handle(Request& request, bool is_payload);
   void advance(Request& request, bool is_payload);
   static void end(Request& request, const std::exception_ptr& error);

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <latch>
 #include <string>
@@ -147,21 +146,17 @@ TEST(ErrorsAcrossNodes, AnAbortIsTheFailureOfAllNodes) {
 // An engine's error says little, and comes before the leaders know the cause.
 TEST(ErrorsAcrossNodes, TheCauseOfAnEnginesErrorIsNamed) {
   FakeNetwork network;
-  std::atomic<int> failed = 0;
   const auto errors = run_on_nodes(kNodes, network, [&](Group& group) {
     group.barrier();
-    if (group.rank() == 4) {
-      for (int rank = 0; rank < 4; ++rank) network.fail(rank);
-      failed = 1;
+    if (group.rank() != 4) {
+      network.fail(group.rank());
+      return all_reduce_once(group, 10);
     }
-    while (failed == 0) std::this_thread::yield();
-    if (group.rank() != 4) return all_reduce_once(group, 10);
-    // The rank makes the call, and ends before it has moved anything.
-    network.hold(true);
-    std::thread([&] {
-      std::this_thread::sleep_for(200ms);
+    // Rank 4 is in the call, since the others exchange nothing before; it fails after they have.
+    const std::jthread fault([&] {
+      network.await_failure();
       group.region()->abort("a fault of rank 4");
-    }).join();
+    });
     all_reduce_once(group, 10);
   });
   for (const auto& error : errors) {

@@ -48,13 +48,10 @@ class FakeNetwork {
     }
     changed_.notify_all();
   }
-  // From here on nothing is carried, until this is called with false.
-  void hold(bool holds) {
-    {
-      const std::lock_guard lock(mutex_);
-      holds_ = holds;
-    }
-    changed_.notify_all();
+  // Returns once a transfer has failed, and its rank was told.
+  void await_failure() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return failures_ > 0; });
   }
   // The bytes that were carried from one rank to another.
   std::size_t carried() {
@@ -128,7 +125,6 @@ class FakeNetwork {
 
   // Carries one message, any of those whose both ends have come; returns whether there was one.
   bool carry() {
-    if (holds_) return false;
     std::vector<std::shared_ptr<Transfer>> order = open_;
     std::ranges::shuffle(order, random_);
     for (const auto& from : order) {
@@ -172,6 +168,7 @@ class FakeNetwork {
         transfer->when_done();
         lock.lock();
         calling_ = nullptr;
+        if (transfer->failed) ++failures_;
         changed_.notify_all();
       } else if (!carry()) {
         changed_.wait(lock);
@@ -185,8 +182,8 @@ class FakeNetwork {
   const Transfer* calling_ = nullptr;  // whose callback runs
   std::set<int> failing_;
   std::size_t carried_ = 0;
+  int failures_ = 0;
   std::mt19937 random_{1};
-  bool holds_ = false;
   bool stops_ = false;
   std::thread worker_;
 };

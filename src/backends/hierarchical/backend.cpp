@@ -160,7 +160,7 @@ void HierarchicalBackend::monitoredBarrier(const c10d::BarrierOptions& options,
   barrier(waiting);
 }
 
-// Of this node. Those of other nodes that are lost fail the region.
+// Looks at this node's ranks only: if a rank of another node is lost, its leader fails this region.
 void HierarchicalBackend::check_peers(const std::vector<int>& needed, const shm::OpContext& op) {
   const internode::NodeMap& map = nodes_->map();
   std::vector<int> local;

@@ -52,16 +52,16 @@ void check_root(const char* operation, std::int64_t root, int size) {
       fmt::format("{} with root {}: the group has ranks 0 to {}", operation, root, size - 1));
 }
 
-void Group::check_arguments(const CollectiveFingerprint& call) const {
+void check_arguments(const CollectiveFingerprint& call, int size) {
   const OperationTraits operation = traits(call.operation);
-  if (operation.root != RootRole::none) check_root(operation.name, call.root, size());
+  if (operation.root != RootRole::none) check_root(operation.name, call.root, size);
   if (!operation.reduces || is_reducible(call.type, call.op)) return;
   throw UsageError(fmt::format("{} of {} with {}: unsupported combination", operation.name,
                                name(call.type), name(call.op)));
 }
 
 void Group::begin(CollectiveFingerprint call) {
-  check_arguments(call);
+  check_arguments(call, size());
   region_->threads().note_this_thread();
   call_ = call;
   call_.sequence = ++sequence_;

@@ -71,7 +71,6 @@ class Group final : public Collectives {
 
   // Checks the root and the reduction, and makes `call` the current one.
   void begin(CollectiveFingerprint call);
-  void check_arguments(const CollectiveFingerprint& call) const;
   void set_splits(std::span<const Input> to, std::span<const Output> from);
   // Publishes this rank's call and its data for the coming round, and waits for all ranks. The
   // first round of a call fills `calls_` and compares the calls.
@@ -125,6 +124,8 @@ class Group final : public Collectives {
 
 // Throws UsageError unless `root` is a rank of a group of that size.
 void check_root(const char* operation, std::int64_t root, int size);
+// Checks the root and the reduction of a call in a group of that size.
+void check_arguments(const CollectiveFingerprint& call, int size);
 
 // The part [begin, end) of `count` elements that rank `rank` of `size` reduces; its borders lie on
 // cache lines, counted from the first element. Ranks from `size` on reduce nothing.
