@@ -29,8 +29,8 @@ class ExtendedBackend : public c10d::Backend {
   // Collective over the group. Null: it has none of its own.
   virtual std::unique_ptr<BucketReducer> make_bucket_reducer(
       const BucketReducer::Options& options) = 0;
-  // Whether that reducer has InPlaceGradients.
-  virtual bool reduces_in_place() const { return true; }
+  // Whether that reducer has InPlaceGradients. `several_leaves`: ranks have them.
+  virtual bool reduces_in_place(bool /*several_leaves*/) const { return true; }
   // Reduces a tensor and returns with the result, without a Work, which costs more than a small
   // reduction. Returns false, and has done nothing, if the call needs one.
   virtual bool all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) = 0;

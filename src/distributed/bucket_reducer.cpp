@@ -8,11 +8,11 @@
 
 namespace paceline::distributed {
 
-bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                       c10::DeviceType device) {
+bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
+                       bool several_leaves) {
   if (group->getSize() == 1) return false;
   const auto* const ours = dynamic_cast<ExtendedBackend*>(group->getBackend(device).get());
-  return ours != nullptr && ours->reduces_in_place();
+  return ours != nullptr && ours->reduces_in_place(several_leaves);
 }
 
 std::unique_ptr<BucketReducer> make_bucket_reducer(

@@ -118,8 +118,10 @@ class BucketReducer {
   [[noreturn]] virtual void time_out(const std::string& text) = 0;
 };
 
-// Whether bucket reducers of the group's backend for `device` have in_place().
-bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device);
+// Whether bucket reducers of the group's backend for `device` have in_place(). `several_leaves`:
+// ranks have them.
+bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
+                       bool several_leaves);
 
 // The reducer that suits the group's backend for `device`, or a group of one rank, which needs
 // none. Collective.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -10,6 +11,10 @@
 #include "shm/membership/failure.h"
 
 namespace paceline::internode {
+
+// While a group forms, how much longer than its timeout leaders wait for each other, and ranks for
+// their leader: a node may need its whole timeout to learn which of its ranks is late.
+inline constexpr std::chrono::seconds kFormationGrace{2};
 
 struct LeaderOptions {
   std::string group;         // its name, for messages

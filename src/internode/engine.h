@@ -25,6 +25,9 @@ class Engine {
     virtual ~Transfer() = default;
     // Call when it is done: throws Error if it has failed.
     virtual void check() = 0;
+    // Cancels a transfer that may not be done. The engine remains usable, and keeps `memory`, that
+    // of the messages, as long as it may access it. Afterwards, only destroy the transfer.
+    virtual void abandon(std::shared_ptr<const void> memory) = 0;
   };
 
   virtual ~Engine() = default;

@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "internode/call.h"
+#include "internode/connect_leaders.h"
 #include "shm/kernels/kernels.h"
 
 namespace paceline::internode {
@@ -29,6 +30,10 @@ constexpr auto kVerdictTime = 500ms;
 // The streams of gathers.
 constexpr std::uint32_t kCalls = 0;
 constexpr std::uint32_t kFormation = 1;
+
+// The end of a node's share of kCalls: how many threads its ranks use the group from.
+constexpr char kOneThread = 1;
+constexpr char kSeveralThreads = 2;
 
 std::span<const std::byte> bytes_of(const std::vector<std::uint64_t>& numbers) {
   return std::as_bytes(std::span(numbers));
@@ -96,6 +101,7 @@ Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks 
       local_(std::move(region)),
       map_(std::move(map)),
       global_ranks_(std::move(ranks)),
+      streams_(kFormation),
       engine_(std::move(engine)) {
   for (int node = 0; node < map_.nodes(); ++node) {
     const auto& parts = map_.parts(node);
@@ -118,28 +124,27 @@ Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks 
         std::make_unique<NodeLinks>(local_.region(), map_, global_ranks_, std::move(connections),
                                     [this](const Topic& topic) { return find_late(topic); });
   }
-  board_ = &make_board();
+  local_.set_timeout(timeout() + kFormationGrace);
+  board_ = &share<Board>();
   // Now every rank has its engine, which others may connect to.
   if (map_.is_leader()) gather_texts({kFormation, 0}, "");
   local_.barrier();
+  local_.set_timeout(timeout());
 }
 
 // In the leader's memory, which the node's other ranks have mapped.
-Group::Board& Group::make_board() {
+void* Group::share_bytes(std::size_t bytes) {
   const auto& region = local_.region();
   std::uint64_t offset = 0;
   if (local_.rank() == 0) {
-    void* const memory = region->allocate_or_throw(sizeof(Board));
-    std::memset(memory, 0, sizeof(Board));
-    offset = *region->memory().shared_offset(memory, sizeof(Board));
+    void* const memory = region->allocate_or_throw(bytes);
+    std::memset(memory, 0, bytes);
+    offset = *region->memory().shared_offset(memory, bytes);
   }
   local_.broadcast(&offset, sizeof(offset), shm::DataType::byte, 0);
-  std::byte* const memory = region->memory().resolve(0, offset, sizeof(Board));
-  if (memory == nullptr) {
-    throw Error(fmt::format("rank {} published memory that is not its own (offset {})",
-                            region->global_ranks().of(0), offset));
-  }
-  return *reinterpret_cast<Board*>(memory);
+  if (std::byte* const memory = region->memory().resolve(0, offset, bytes)) return memory;
+  throw Error(fmt::format("rank {} published memory that is not its own (offset {})",
+                          region->global_ranks().of(0), offset));
 }
 
 // The ranks of this node that have not arrived at a call.
@@ -245,9 +250,30 @@ void Group::agree(const OwnSplits* splits) {
     collect(bytes_of(splits->from));
   }
   if (map_.is_leader()) {
+    share += uses_one_thread() ? kOneThread : kSeveralThreads;
     compare(gather_texts({kCalls, call_.sequence}, std::move(share)), splits != nullptr);
   }
   local_.barrier();
+}
+
+bool Group::uses_one_thread() const {
+  shm::Region& region = *local_.region();
+  for (int rank = 0; rank < region.size(); ++rank) {
+    if (!region.threads().is_one(rank)) return false;
+  }
+  return true;
+}
+
+std::optional<Group::CallElsewhere> Group::call_elsewhere() const {
+  CallElsewhere found;
+  for (const auto& [node, share] : links_->unanswered(kCalls)) {
+    if (share.size() < sizeof(found.call) || share.back() != kOneThread) return std::nullopt;
+    std::memcpy(&found.call, share.data(), sizeof(found.call));
+    const auto& ranks = map_.ranks_on(node);
+    found.ranks.insert(found.ranks.end(), ranks.begin(), ranks.end());
+  }
+  if (found.ranks.empty() || !uses_one_thread()) return std::nullopt;
+  return found;
 }
 
 std::vector<std::string> Group::gather_texts(const Topic& topic, std::string own) {
@@ -267,8 +293,8 @@ void Group::compare(const std::vector<std::string>& shares, bool uneven) {
     const std::size_t ranks = map_.ranks_on(node).size();
     const std::size_t row = all * sizeof(std::uint64_t);
     const std::size_t calls_size = ranks * sizeof(shm::CollectiveFingerprint);
-    const bool has_splits = share.size() == calls_size + 2 * ranks * row;
-    if (share.size() != calls_size && !has_splits) {
+    const bool has_splits = share.size() == calls_size + 2 * ranks * row + 1;
+    if (share.size() != calls_size + 1 && !has_splits) {
       fail({map_.leader_of(node)},
            fmt::format("node {} sent an invalid description of {} bytes", node, share.size()));
     }

@@ -41,6 +41,10 @@ class Group final : public shm::Collectives {
   // Of this node's ranks.
   shm::Group& local() { return local_; }
   const NodeMap& map() const { return map_; }
+  // To the other nodes; on a leader only.
+  NodeLinks& links() { return *links_; }
+  // The stream of the links for something else than calls. Collective.
+  std::uint32_t new_stream() { return ++streams_; }
 
   void barrier() override;
   void broadcast(void* data, std::size_t count, shm::DataType type, int root) override;
@@ -61,6 +65,7 @@ class Group final : public shm::Collectives {
   [[noreturn]] void fail(const shm::RankSet& ranks, const std::string& text) override;
 
  private:
+  friend class BucketLevel;
   class Call;
   class Wait;
   class GatherWait;
@@ -97,7 +102,13 @@ class Group final : public shm::Collectives {
     shm::Slice slice(const shm::Slice& lane, int node) const;
   };
 
-  Board& make_board();
+  // A zero-initialised T that the ranks of this node share until the group ends. Collective over
+  // them.
+  template <typename T>
+  T& share() {
+    return *static_cast<T*>(share_bytes(sizeof(T)));
+  }
+  void* share_bytes(std::size_t bytes);
   shm::RankSet find_late(const Topic& topic) const;
   // Compares the calls of all ranks.
   void agree(const OwnSplits* splits);
@@ -106,6 +117,14 @@ class Group final : public shm::Collectives {
   void publish_awaited(const shm::RankSet& ranks);
   shm::RankSet read_awaited() const;
   std::string describe_call() const;
+  // What other nodes call, while this one does not: the ranks of these nodes, by group rank, and
+  // the call of one of them. None unless each rank, there and here, uses the group from one thread.
+  struct CallElsewhere {
+    std::vector<int> ranks;
+    shm::CollectiveFingerprint call;
+  };
+  std::optional<CallElsewhere> call_elsewhere() const;
+  bool uses_one_thread() const;  // each rank of this node
   shm::OpContext context() const {
     return {call_.sequence == 0 ? "connect" : name(call_.operation), call_.sequence};
   }
@@ -127,6 +146,9 @@ class Group final : public shm::Collectives {
   std::vector<Part> local_parts(std::span<const Part> parts) const;
   Division divide(std::size_t count, shm::DataType type) const;
   Division divide_sums(std::size_t count, shm::DataType type) const;
+  // The same for a lane of `count` sums, which is a tensor of its own.
+  Division divide_lane(std::size_t count, shm::DataType type) const;
+  bool is_whole_less(std::size_t sum_size, std::size_t result_size, std::size_t count) const;
   // A slice of this rank's lane, which is at `lane`, to or from its peer on a node.
   Engine::Message slice_message(int node, std::byte* lane, const shm::Slice& slice,
                                 std::size_t element_size) const {
@@ -163,6 +185,7 @@ class Group final : public shm::Collectives {
   std::atomic<Board*> board_ = nullptr;
   shm::CollectiveFingerprint call_;  // the current one
   shm::Word gathered_ = 0;           // gathers that are complete
+  std::uint32_t streams_;            // of the links, so far
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<NodeLinks> links_;  // on a leader
 };

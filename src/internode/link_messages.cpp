@@ -49,6 +49,11 @@ class Writer {
     add(failed.failure.text);
   }
   void add(const Left& left) { add(left.ranks); }
+  void add(const Aborted& aborted) {
+    add(aborted.step);
+    add(aborted.at_fault);
+    add(aborted.gone);
+  }
 
   std::string take() { return std::move(text_); }
 
@@ -111,6 +116,11 @@ class Reader {
     valid_ = valid_ && kind > 0 && kind <= static_cast<std::uint32_t>(shm::FailureKind::mismatch);
   }
   void read(Left& left) { read(left.ranks); }
+  void read(Aborted& aborted) {
+    read(aborted.step);
+    read(aborted.at_fault);
+    read(aborted.gone);
+  }
 
  private:
   std::string_view take(std::size_t size) {

@@ -60,7 +60,14 @@ struct Left {
   shm::RankSet ranks;
 };
 
-using LinkMessage = std::variant<Hello, Share, Question, Answer, Failed, Left>;
+// The node has aborted a step of a bucket reducer.
+struct Aborted {
+  Topic step;
+  shm::RankSet at_fault;  // global, none if unknown
+  std::uint8_t gone = 0;  // 1: as in SecondLevel::abort
+};
+
+using LinkMessage = std::variant<Hello, Share, Question, Answer, Failed, Left, Aborted>;
 
 std::string encode(const LinkMessage& message);
 // nullopt for text that no encode() makes.

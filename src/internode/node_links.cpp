@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <new>
 #include <tuple>
 #include <utility>
@@ -76,6 +77,7 @@ void NodeLinks::gather(const Topic& topic, std::string share, std::function<void
   bool unsent = false;
   {
     const std::lock_guard lock(mutex_);
+    gathers_.erase(gathers_.lower_bound({topic.stream, 0}), gathers_.lower_bound(topic));
     Gather& gather = gather_of(topic);
     gather.since = Clock::now();
     gather.when_complete = std::move(when_complete);
@@ -117,9 +119,37 @@ shm::RankSet NodeLinks::awaited(const Topic& topic) const {
   return ranks;
 }
 
+void NodeLinks::abort(const Aborted& aborted) {
+  {
+    const std::lock_guard lock(mutex_);
+    check_region();
+    send_to_all(aborted);
+    if (is_flushed()) return;
+  }
+  wake();  // the thread waits for the sockets then
+}
+
+void NodeLinks::on_abort(std::uint32_t stream, OnAbort callback) {
+  const std::lock_guard lock(mutex_);
+  on_abort_[stream] = std::move(callback);
+}
+
 shm::RankSet NodeLinks::left_of(const shm::RankSet& ranks) const {
   const std::lock_guard lock(mutex_);
   return ranks - (ranks - left_);
+}
+
+std::map<int, std::string> NodeLinks::unanswered(std::uint32_t stream) const {
+  const std::lock_guard lock(mutex_);
+  std::map<int, std::string> shares;
+  const auto end = gathers_.upper_bound({stream, std::numeric_limits<std::uint64_t>::max()});
+  for (auto entry = gathers_.lower_bound({stream, 0}); entry != end; ++entry) {
+    const Gather& gather = entry->second;
+    for (std::size_t node = 0; !gather.since && node < nodes_.size(); ++node) {
+      if (gather.shares[node]) shares.emplace(static_cast<int>(node), *gather.shares[node]);
+    }
+  }
+  return shares;
 }
 
 void NodeLinks::run() {
@@ -194,6 +224,11 @@ void NodeLinks::handle(std::size_t node, const std::string& text, Callbacks& com
     region_->memory().group_block().failure.record(failed->failure);
   } else if (const auto* const left = std::get_if<Left>(&*message)) {
     left_ |= left->ranks;
+  } else if (const auto* const aborted = std::get_if<Aborted>(&*message)) {
+    const auto callback = on_abort_.find(aborted->step.stream);
+    if (callback != on_abort_.end() && callback->second) {
+      callback->second(*aborted);
+    }
   }
 }
 

@@ -48,6 +48,8 @@ class NodeLinks {
   using Connections = std::vector<Link>;
   // The global ranks of this node that its share of a gather waits for. Called on the thread.
   using Late = std::function<shm::RankSet(const Topic&)>;
+  // Another node has aborted a step. Called on the thread; must not call this object.
+  using OnAbort = std::function<void(const Aborted&)>;
 
   // `ranks`: the global ranks of `map`. Throws Error.
   NodeLinks(std::shared_ptr<shm::Region> region, const NodeMap& map, shm::GlobalRanks ranks,
@@ -58,7 +60,8 @@ class NodeLinks {
   ~NodeLinks();
 
   // Gives this node's share of a gather, of every node one. `when_complete` is called once, on any
-  // thread, and must not wait. It is not called if a node does not give its share.
+  // thread, and must not wait. It is not called if a node does not give its share. Forgets earlier
+  // gathers of the stream.
   void gather(const Topic& topic, std::string share, std::function<void()> when_complete);
   // The shares of a complete gather, by node. It is forgotten then.
   std::vector<std::string> take(const Topic& topic);
@@ -66,8 +69,15 @@ class NodeLinks {
   // these are all ranks of the nodes that have not given their share. Later these nodes have said
   // which of their ranks are late, or not answered, and then it is their leader.
   shm::RankSet awaited(const Topic& topic) const;
+  // Tells the other nodes that this one has aborted a step. If the group has failed, they hear that
+  // first.
+  void abort(const Aborted& aborted);
+  // What to call when another node aborts a step of a stream; null: nothing.
+  void on_abort(std::uint32_t stream, OnAbort callback);
   // Those of `ranks` that have left the group.
   shm::RankSet left_of(const shm::RankSet& ranks) const;
+  // By node: its share of a gather of `stream` for which this node has not given its own.
+  std::map<int, std::string> unanswered(std::uint32_t stream) const;
 
  private:
   using Clock = base::Deadline::Clock;
@@ -114,8 +124,9 @@ class NodeLinks {
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Node> nodes_;
   std::map<Topic, Gather> gathers_;
-  shm::RankSet left_;      // on other nodes
-  shm::RankSet own_left_;  // on this one, as the others know
+  std::map<std::uint32_t, OnAbort> on_abort_;  // by stream
+  shm::RankSet left_;                          // on other nodes
+  shm::RankSet own_left_;                      // on this one, as the others know
   bool told_failure_ = false;
   std::optional<base::Deadline> stop_;  // by when the thread ends
 

@@ -65,14 +65,26 @@ void Group::complete(std::span<const std::byte* const> sums, DataType type, Redu
 
 // Whether a node gets all sums of a lane, or those of its slice and then the results of the other
 // slices: whatever is fewer bytes, and the first, which is one exchange instead of two, for few.
-Group::Division Group::divide_sums(std::size_t count, DataType type) const {
+bool Group::is_whole_less(std::size_t sum_size, std::size_t result_size, std::size_t count) const {
   constexpr std::size_t kFewBytes = std::size_t{16} << 10;
+  const std::size_t whole = static_cast<std::size_t>(map_.nodes()) * most_parts_ * sum_size;
+  const std::size_t in_slices = most_parts_ * sum_size + result_size;
+  return whole <= in_slices || count * sum_size <= kFewBytes;
+}
+
+Group::Division Group::divide_sums(std::size_t count, DataType type) const {
   Division division = divide(count, type);
-  const auto nodes = static_cast<std::size_t>(map_.nodes());
-  const std::size_t whole = nodes * most_parts_ * sum_size(type);
-  const std::size_t in_slices = most_parts_ * sum_size(type) + element_size(type);
-  division.whole = whole <= in_slices || count * sum_size(type) <= kFewBytes;
+  division.whole = is_whole_less(sum_size(type), element_size(type), count);
   return division;
+}
+
+Group::Division Group::divide_lane(std::size_t count, DataType type) const {
+  const std::size_t size = element_size(type);
+  return {.count = count,
+          .element_size = size,
+          .lanes = 1,
+          .whole = is_whole_less(size, size, count),
+          .nodes = map_.nodes()};
 }
 
 // The reduction of a part of a tensor, lane by lane. The constructor makes and sends sums; finish()

@@ -33,11 +33,15 @@ TEST(LinkMessages, ArriveAsTheyWereSent) {
   EXPECT_EQ(failed.failure.ranks, shm::RankSet({5}));
   EXPECT_EQ(failed.failure.text, "why");
   EXPECT_EQ(after_a_journey(Left{{1, 2}}).ranks, shm::RankSet({1, 2}));
+  const Aborted aborted = after_a_journey(Aborted{topic, {7}});
+  EXPECT_EQ(aborted.step, topic);
+  EXPECT_EQ(aborted.at_fault, shm::RankSet({7}));
 }
 
 TEST(LinkMessages, OfOtherBytesAreNone) {
   const LinkMessage messages[] = {Hello{"1", "world", 1}, Share{{}, "text"},
-                                  Failed{{shm::FailureKind::peer_lost, {1}, "why"}}, Left{{1}}};
+                                  Failed{{shm::FailureKind::peer_lost, {1}, "why"}}, Left{{1}},
+                                  Aborted{{}, {1}}};
   for (const LinkMessage& message : messages) {
     const std::string text = encode(message);
     for (std::size_t size = 0; size < text.size(); ++size) {
@@ -45,7 +49,7 @@ TEST(LinkMessages, OfOtherBytesAreNone) {
     }
     EXPECT_FALSE(decode_link_message(text + "x"));
   }
-  EXPECT_FALSE(decode_link_message("\x06"));
+  EXPECT_FALSE(decode_link_message("\x07"));
   std::string wrong_kind = encode(Failed{{shm::FailureKind::mismatch, {}, ""}});
   for (const char kind : {'\0', '\4'}) {
     wrong_kind[1] = kind;

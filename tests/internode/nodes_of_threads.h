@@ -68,7 +68,7 @@ class FakeNetwork {
     std::vector<Message> receives;
     std::function<void()> when_done;
     bool failed = false;
-    bool done = false;
+    std::shared_ptr<const void> abandoned{};  // its memory
   };
 
   class FakeEngine final : public internode::Engine {
@@ -94,6 +94,7 @@ class FakeNetwork {
           : network_(network), transfer_(std::move(transfer)) {}
       ~Handle() override {
         std::unique_lock lock(network_.mutex_);
+        if (transfer_->abandoned) return;
         // What calls `when_done` has taken it out before.
         std::erase(network_.open_, transfer_);
         network_.changed_.wait(lock, [&] { return network_.calling_ != transfer_.get(); });
@@ -101,6 +102,11 @@ class FakeNetwork {
       void check() override {
         const std::lock_guard lock(network_.mutex_);
         if (transfer_->failed) throw std::runtime_error("the wire broke");
+      }
+      void abandon(std::shared_ptr<const void> memory) override {
+        std::unique_lock lock(network_.mutex_);
+        transfer_->abandoned = std::move(memory);
+        network_.changed_.wait(lock, [&] { return network_.calling_ != transfer_.get(); });
       }
 
      private:
@@ -163,6 +169,7 @@ class FakeNetwork {
       if (ended != open_.end()) {
         const auto transfer = *ended;
         open_.erase(ended);
+        if (transfer->abandoned) continue;
         calling_ = transfer.get();
         lock.unlock();
         transfer->when_done();

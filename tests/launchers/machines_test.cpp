@@ -144,7 +144,7 @@ TEST_F(SeveralMachines, NeedANameThatIsNotTheLoopback) {
 }
 
 TEST_F(SeveralMachines, GiveTheBitsOfOneMachineOverTheDefaultBackend) {
-  for (const auto& [count, ranks] : {std::pair{2, 1}, {2, 2}, {4, 2}, {2, 4}}) {
+  for (const auto& [count, ranks] : {std::pair{2, 1}, {3, 1}, {2, 2}, {2, 3}, {4, 2}}) {
     ChildProcess alone({PACELINE_COMMAND, "run", fmt::format("--nproc-per-node={}", count * ranks),
                         TRAIN_PROGRAM});
     EXPECT_EQ(alone.wait(), 0) << alone.err();

@@ -21,14 +21,15 @@
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::batch_of;
 using test::bytes_of;
 using test::expect_close;
 using test::expect_torch_ranks;
+using test::kAcrossNodes;
 using test::loss_of;
 using test::make_net;
 using test::RankContext;
+using test::WorldCase;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -154,7 +155,7 @@ TEST(Join, SupportsAccumulationBuffersAndHooks) {
 }
 
 using JoinBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, JoinBackends, ::testing::ValuesIn(backends()), test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, JoinBackends, test::backends_and_nodes(), test::CaseName());
 
 TEST_P(JoinBackends, EarlyTerminationThrowsOnAllRanks) {
   const std::string& backend = GetParam();
@@ -229,8 +230,9 @@ TEST(Join, RethrowsAnExceptionOfTheBody) {
 }
 
 // A program with uneven inputs that trains outside join.
-void expect_uneven_inputs_error(int size, const std::function<void(int rank)>& afterwards) {
-  expect_torch_ranks(size, "paceline", [&](int rank, int /*size*/) {
+void expect_uneven_inputs_error(const WorldCase& world,
+                                const std::function<void(int rank)>& afterwards) {
+  expect_torch_ranks(world, [&](int rank, int /*size*/) {
     DistributedDataParallel model(make_net(at::kDouble));
     const auto train = [&] {
       for (int step = 0; step < (rank == 1 ? 2 : 4); ++step) {
@@ -239,18 +241,28 @@ void expect_uneven_inputs_error(int size, const std::function<void(int rank)>& a
       }
       afterwards(rank);
     };
+    // On other nodes, ranks wait for the step, not for a bucket.
+    const bool names_bucket = world.backend != kAcrossNodes;
     const auto error = ::testing::ThrowsMessage<PeerError>(
-        AllOf(HasSubstr("rank 1 "), HasSubstr("step 3"), HasSubstr("last.weight"),
-              HasSubstr("train inside join")));
+        AllOf(HasSubstr("rank 1 "), HasSubstr("step 3"),
+              HasSubstr(names_bucket ? "last.weight" : "step"), HasSubstr("train inside join")));
     if (rank == 1) return train();
     EXPECT_THAT(train, error);
   });
 }
 
-using JoinRanksUpTo3 = test::SizeTest;
-INSTANTIATE_TEST_SUITE_P(, JoinRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
+// Over Gloo, ranks in different calls wait for the timeout.
+std::vector<WorldCase> worlds_that_compare_calls() {
+  std::vector<WorldCase> worlds{{"paceline", 2}, {"paceline", 3}};
+  if (is_gloo_available()) worlds.insert(worlds.end(), {{kAcrossNodes, 2}, {kAcrossNodes, 3}});
+  return worlds;
+}
 
-TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedAtTheNextCall) {
+using UnevenInputsWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, UnevenInputsWorlds, ::testing::ValuesIn(worlds_that_compare_calls()),
+                         test::CaseName());
+
+TEST_P(UnevenInputsWorlds, WithoutJoinAreReportedAtTheNextCall) {
   expect_uneven_inputs_error(GetParam(), [](int rank) {
     if (rank == 1) {
       EXPECT_THROW(barrier(), Mismatch);
@@ -258,7 +270,7 @@ TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedAtTheNextCall) {
   });
 }
 
-TEST_P(JoinRanksUpTo3, WithoutItUnevenInputsAreReportedWhenARankLeaves) {
+TEST_P(UnevenInputsWorlds, WithoutJoinAreReportedWhenARankLeaves) {
   expect_uneven_inputs_error(GetParam(), [](int rank) {
     if (rank == 1) destroy_process_group();
   });

@@ -191,12 +191,17 @@ class FakeNetwork {
   class Level final : public shm::SecondLevel {
    public:
     Level(FakeNetwork& network, int node)
-        : network_(network), node_(static_cast<std::size_t>(node)) {}
+        : network_(network), node_(static_cast<std::size_t>(node)), parts_(1) {
+      for (std::size_t rank = 0; rank < here().size(); ++rank) {
+        parts_[0].push_back(static_cast<int>(rank));
+      }
+    }
 
     ~Level() override { ++network_.destroyed_; }
     const std::vector<int>& ranks() const override { return network_.global_ranks_; }
     const std::vector<int>& nodes() const override { return network_.nodes_of_ranks_; }
     const std::vector<int>& here() const override { return network_.nodes_[node_]; }
+    const std::vector<std::vector<int>>& parts() const override { return parts_; }
     int lanes() const override { return network_.lanes_; }
 
     std::unique_ptr<shm::SecondLevel::Stage> gather(const Collection& what,
@@ -212,13 +217,14 @@ class FakeNetwork {
                             {std::move(buffer), what.count * shm::element_size(what.type)}, {},
                             what);
     }
-    void abort(std::uint32_t step, const shm::RankSet& at_fault) noexcept override {
+    void abort(std::uint32_t step, const shm::RankSet& at_fault, bool /*gone*/) noexcept override {
       network_.abort(node_, step, at_fault);
     }
 
    private:
     FakeNetwork& network_;
     std::size_t node_;
+    std::vector<std::vector<int>> parts_;  // one of all local ranks
   };
 
   void abort(std::size_t node, std::uint32_t step, const shm::RankSet& at_fault) {

@@ -29,6 +29,13 @@ inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
   return ::testing::ValuesIn(cases);
 }
 
+// Every backend, and paceline across nodes: for tests of two ranks.
+inline auto backends_and_nodes() {
+  std::vector<std::string> all = backends();
+  if (is_gloo_available()) all.emplace_back(kAcrossNodes);
+  return ::testing::ValuesIn(all);
+}
+
 inline void expect_torch_ranks(const WorldCase& world,
                                const std::function<void(int rank, int size)>& body) {
   expect_torch_ranks(world.size, world.backend, body);

@@ -10,6 +10,7 @@
 
 #include "backends/hierarchical/c10d_engine.h"
 #include "distributed/store_exchange.h"
+#include "internode/bucket_level.h"
 #include "internode/connect_leaders.h"
 
 namespace paceline::backends {
@@ -43,9 +44,9 @@ BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ra
   return part;
 }
 
-c10::intrusive_ptr<c10d::Backend> connect_engine(const BackendRequest& request,
-                                                 const paceline::PacelineOptions& options,
-                                                 const std::string& purpose) {
+std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
+                                                  const paceline::PacelineOptions& options,
+                                                  const std::string& purpose) {
   const auto& kind = distributed::find_backend(options.engine);
   if (!kind.make_engine) {
     throw UsageError(
@@ -62,7 +63,7 @@ c10::intrusive_ptr<c10d::Backend> connect_engine(const BackendRequest& request,
                         .nodes = request.nodes,
                         .host = request.host};
   if (options.engine == "gloo") engine.options = options.gloo;
-  return kind.make_engine(std::move(engine));
+  return std::make_unique<C10dEngine>(kind.make_engine(std::move(engine)));
 }
 
 BackendRequest leaders_of(const BackendRequest& request, const internode::NodeMap& map) {
@@ -113,16 +114,16 @@ internode::NodeLinks::Connections connect_leaders(const BackendRequest& request,
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> make_hierarchical(const BackendRequest& request) {
+c10::intrusive_ptr<c10d::Backend> make_hierarchical(BackendRequest request) {
   const auto options = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
-  const auto deadline = base::Deadline::after(request.timeout);
+  const auto deadline = base::Deadline::after(request.timeout + internode::kFormationGrace);
   const internode::NodeMap map(request.nodes.empty()
                                    ? std::vector<int>(static_cast<std::size_t>(request.size))
                                    : request.nodes,
                                request.rank);
   // They are there before any other rank uses its own.
-  auto calls = std::make_unique<C10dEngine>(connect_engine(request, options, "calls"));
-  auto between = std::make_unique<C10dEngine>(connect_engine(request, options, "messages"));
+  auto calls = connect_engine(request, options, "calls");
+  auto between = connect_engine(request, options, "messages");
   auto region = form_local_region(request, map);
   internode::NodeLinks::Connections connections;
   if (map.is_leader()) connections = connect_leaders(request, map, *region, deadline);
@@ -130,7 +131,11 @@ c10::intrusive_ptr<c10d::Backend> make_hierarchical(const BackendRequest& reques
                                                   std::move(connections), std::move(calls));
   auto messages = std::make_shared<internode::RemoteMessages>(
       std::move(region), request.global_ranks(), request.rank, std::move(between));
-  return c10::make_intrusive<HierarchicalBackend>(std::move(group), std::move(messages));
+  const auto shared = std::make_shared<const BackendRequest>(std::move(request));
+  return c10::make_intrusive<HierarchicalBackend>(std::move(group), std::move(messages),
+                                                  [shared, options](const std::string& name) {
+                                                    return connect_engine(*shared, options, name);
+                                                  });
 }
 
 const bool hierarchical_registered = distributed::register_backend(
@@ -139,10 +144,12 @@ const bool hierarchical_registered = distributed::register_backend(
 }  // namespace
 
 HierarchicalBackend::HierarchicalBackend(std::shared_ptr<internode::Group> group,
-                                         std::shared_ptr<internode::RemoteMessages> messages)
+                                         std::shared_ptr<internode::RemoteMessages> messages,
+                                         MakeEngine make_engine)
     : PacelineBackend(group, {group, &group->local()}, group->global_ranks()),
       nodes_(std::move(group)),
-      messages_(std::move(messages)) {}
+      messages_(std::move(messages)),
+      make_engine_(std::move(make_engine)) {}
 
 HierarchicalBackend::~HierarchicalBackend() {
   shutdown();
@@ -170,9 +177,15 @@ void HierarchicalBackend::check_peers(const std::vector<int>& needed, const shm:
   nodes_->region()->check_peers(local, op);
 }
 
+// Its sums across nodes have a leaf for each rank, in the order of ranks; others are made by calls.
 std::unique_ptr<distributed::BucketReducer> HierarchicalBackend::make_bucket_reducer(
-    const distributed::BucketReducer::Options& /*options*/) {
-  return nullptr;
+    const distributed::BucketReducer::Options& options) {
+  if (options.leaves && !options.leaves->is_rank_order()) return nullptr;
+  return make_shm_bucket_reducer(options, [&] {
+    nodes_->set_timeout(effective_timeout({}));
+    return std::make_shared<internode::BucketLevel>(
+        nodes_, make_engine_(fmt::format("buckets {}", ++bucket_reducers_)));
+  });
 }
 
 }  // namespace paceline::backends

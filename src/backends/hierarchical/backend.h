@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backends/paceline/backend.h"
@@ -13,8 +15,11 @@ namespace paceline::backends {
 // groups on several nodes.
 class HierarchicalBackend final : public PacelineBackend {
  public:
+  // Makes an engine that connects the ranks of the group, which all call it with the same name.
+  using MakeEngine = std::function<std::unique_ptr<internode::Engine>(const std::string& name)>;
+
   HierarchicalBackend(std::shared_ptr<internode::Group> group,
-                      std::shared_ptr<internode::RemoteMessages> messages);
+                      std::shared_ptr<internode::RemoteMessages> messages, MakeEngine make_engine);
 
   ~HierarchicalBackend() override;
 
@@ -28,7 +33,7 @@ class HierarchicalBackend final : public PacelineBackend {
   bool supportsSplitting() const override { return false; }
   std::unique_ptr<distributed::BucketReducer> make_bucket_reducer(
       const distributed::BucketReducer::Options& options) override;
-  bool reduces_in_place() const override { return false; }
+  bool reduces_in_place(bool several_leaves) const override { return !several_leaves; }
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override;
   // The next world's rendezvous cannot watch processes on other machines.
   std::shared_ptr<const shm::Membership> membership() const override { return nullptr; }
@@ -40,6 +45,8 @@ class HierarchicalBackend final : public PacelineBackend {
 
   std::shared_ptr<internode::Group> nodes_;
   std::shared_ptr<internode::RemoteMessages> messages_;
+  MakeEngine make_engine_;
+  int bucket_reducers_ = 0;  // so far
 };
 
 }  // namespace paceline::backends

@@ -28,6 +28,7 @@ struct C10dEngine::State {
   std::function<void()> when_done;
   std::exception_ptr error{};
   bool cancelled = false;
+  std::shared_ptr<const void> abandoned{};  // the memory of the messages, which may go on
   bool done = false;
 };
 
@@ -38,18 +39,23 @@ class C10dEngine::Handle final : public Transfer {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  ~Handle() override {
-    std::unique_lock lock(engine_.mutex_);
-    state_->cancelled = true;
-    for (const auto& work : state_->works) work->abort();  // ends its wait
-    engine_.changed_.wait(lock, [&] { return state_->done; });
-  }
+  ~Handle() override { cancel(nullptr); }
+  void abandon(std::shared_ptr<const void> memory) override { cancel(std::move(memory)); }
   void check() override {
     const std::lock_guard lock(engine_.mutex_);
     if (state_->error) std::rethrow_exception(state_->error);
   }
 
  private:
+  void cancel(std::shared_ptr<const void> memory) {
+    std::unique_lock lock(engine_.mutex_);
+    if (state_->cancelled) return;
+    state_->cancelled = true;
+    state_->abandoned = std::move(memory);
+    for (const auto& work : state_->works) work->abort();  // ends its wait
+    engine_.changed_.wait(lock, [&] { return state_->done; });
+  }
+
   C10dEngine& engine_;
   std::shared_ptr<State> state_;
 };
@@ -66,6 +72,7 @@ C10dEngine::~C10dEngine() {
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  for (const Abandoned& one : abandoned_) close_incomplete(one.works);
 }
 
 std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag,
@@ -157,9 +164,13 @@ void C10dEngine::perform(State& state) {
   bool failed = false;
   {
     const std::lock_guard lock(mutex_);
-    works = std::move(state.works);
     cancelled = state.cancelled;
     failed = state.error != nullptr;
+    if (state.abandoned) {
+      abandoned_.push_back({std::move(state.abandoned), std::move(state.works)});
+    } else {
+      works = std::move(state.works);
+    }
   }
   if (cancelled || failed) close_incomplete(works);
   works.clear();  // from here on, nothing accesses the memory

@@ -27,7 +27,7 @@ class C10dEngine final : public internode::Engine {
   explicit C10dEngine(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
   C10dEngine(const C10dEngine&) = delete;
   C10dEngine& operator=(const C10dEngine&) = delete;
-  // In a forked child, leaks the threads.
+  // Ends abandoned transfers. In a forked child, leaks the threads.
   ~C10dEngine() override;
 
   // Connects to a rank at the first message, for which it may wait; so it may throw.
@@ -52,6 +52,11 @@ class C10dEngine final : public internode::Engine {
   std::deque<std::shared_ptr<State>> queue_;
   std::size_t idle_ = 0;  // threads that no transfer in the queue is for
   bool stops_ = false;
+  struct Abandoned {
+    std::shared_ptr<const void> memory;  // outlives the works
+    Works works;
+  };
+  std::vector<Abandoned> abandoned_;
   std::vector<std::thread> threads_;
 };
 

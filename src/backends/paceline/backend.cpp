@@ -204,11 +204,17 @@ std::unordered_map<std::string, std::uint64_t> PacelineBackend::getMemoryStats()
 
 std::unique_ptr<distributed::BucketReducer> PacelineBackend::make_bucket_reducer(
     const distributed::BucketReducer::Options& options) {
+  return make_shm_bucket_reducer(options, [] { return nullptr; });
+}
+
+std::unique_ptr<distributed::BucketReducer> PacelineBackend::make_shm_bucket_reducer(
+    const distributed::BucketReducer::Options& options,
+    const std::function<std::shared_ptr<shm::SecondLevel>()>& make_between_nodes) {
   check_usable("DistributedDataParallel");
   std::unique_ptr<distributed::BucketReducer> reducer;
   progress_->run_here([&] {
     local_group_->set_timeout(timeout_);
-    reducer = std::make_unique<ShmBucketReducer>(*local_group_, options);
+    reducer = std::make_unique<ShmBucketReducer>(*local_group_, options, make_between_nodes());
   });
   return reducer;
 }

@@ -16,6 +16,7 @@
 #include "backends/paceline/work.h"
 #include "base/state_source.h"
 #include "distributed/backend.h"
+#include "shm/buckets/second_level.h"
 #include "shm/collectives/group.h"
 #include "shm/collectives/monitored_barrier.h"
 #include "shm/p2p/mailbox.h"
@@ -159,6 +160,11 @@ class PacelineBackend : public distributed::ExtendedBackend {
   // What ends a message with this work, on any thread: `flat` is written back, if there is one.
   std::function<void(std::exception_ptr)> completion(const c10::intrusive_ptr<PacelineWork>& work,
                                                      std::shared_ptr<Flat> flat) const;
+
+  // Of the ranks of this node; `make_between_nodes` returns null if there is no other.
+  std::unique_ptr<distributed::BucketReducer> make_shm_bucket_reducer(
+      const distributed::BucketReducer::Options& options,
+      const std::function<std::shared_ptr<shm::SecondLevel>()>& make_between_nodes);
 
   // The region of split; null on ranks outside of it.
   std::shared_ptr<shm::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,

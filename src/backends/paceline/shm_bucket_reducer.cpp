@@ -4,6 +4,7 @@
 #include <ATen/OpMathType.h>
 
 #include <bit>
+#include <optional>
 #include <tuple>
 
 #include "backends/paceline/state.h"
@@ -47,10 +48,13 @@ std::vector<std::string> names_of_buckets(const distributed::BucketReducer::Opti
 
 }  // namespace
 
-ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options)
-    : reducer_(
-          group, to_shm_buckets(options.buckets), options.describe,
-          {.steps = options.steps, .parameters = options.parameters, .leaves = options.leaves}),
+ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options,
+                                   const std::shared_ptr<shm::SecondLevel>& between_nodes)
+    : reducer_(group, to_shm_buckets(options.buckets), options.describe,
+               {.steps = options.steps,
+                .parameters = options.parameters,
+                .between_nodes = between_nodes,
+                .leaves = between_nodes ? std::nullopt : options.leaves}),
       gradients_(group.region(), in_place_sizes(options, group.region()->rank())),
       names_(names_of_buckets(options)),
       source_("steps", [this] { return describe_step(reducer_.blocks(), names_); }) {

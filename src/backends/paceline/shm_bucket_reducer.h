@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,9 @@ namespace paceline::backends {
 class ShmBucketReducer final : public distributed::BucketReducer,
                                private distributed::InPlaceGradients {
  public:
-  ShmBucketReducer(shm::Group& group, const Options& options);
+  // `group`: of the ranks of this node. `between_nodes`: null if there is no other.
+  ShmBucketReducer(shm::Group& group, const Options& options,
+                   const std::shared_ptr<shm::SecondLevel>& between_nodes);
 
   const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
   const at::Tensor& part(std::size_t bucket, std::size_t part) const override {

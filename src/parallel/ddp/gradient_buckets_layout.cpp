@@ -83,9 +83,10 @@ void GradientBuckets::make_plan(const Indices& order) {
 
 // The same on every rank, as the plan depends on it; so are the next two.
 bool GradientBuckets::can_use_in_place() const {
-  return options_.zero_copy && (ranks_ == 1 || distributed::supports_in_place(
-                                                   options_.process_group.c10d(),
-                                                   parameters_.front().tensor.device().type()));
+  if (!options_.zero_copy) return false;
+  return ranks_ == 1 || distributed::supports_in_place(options_.process_group.c10d(),
+                                                       parameters_.front().tensor.device().type(),
+                                                       options_.logical_ranks > ranks_);
 }
 
 bool GradientBuckets::uses_in_place() const {

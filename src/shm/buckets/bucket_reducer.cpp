@@ -89,7 +89,7 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
 BucketReducer::~BucketReducer() {
   if (region_->in_forked_child() || !in_step_) return;
   if (two_level_) {
-    two_level_->cancel();
+    two_level_->cancel(true);
     two_level_->retire();
   }
   blocks_.own_progress().gone.store(1, std::memory_order_relaxed);

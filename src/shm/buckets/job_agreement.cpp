@@ -11,6 +11,8 @@
 namespace paceline::shm {
 namespace {
 
+constexpr const char* kSummaries = "the step summaries";
+
 // FNV-1a, 64 bits.
 std::uint64_t fingerprint_of_buckets(const ControlBlocks& blocks) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -92,7 +94,7 @@ bool JobAgreement::advance() {
 
 void JobAgreement::advance_leader() {
   if (phase_ == Phase::none) collect_reports();
-  if (!is_complete(blocks_, *stage_, "the step summaries", global_ranks_)) return;
+  if (!is_complete(blocks_, *stage_, kSummaries, global_ranks_)) return;
   stage_.reset();
   if (phase_ == Phase::reports) {
     reports_.resize(between_.ranks().size());
@@ -138,7 +140,7 @@ void JobAgreement::collect(std::uint32_t phase, std::span<const std::byte> mine)
   try {
     stage_ = between_.gather({blocks_.step(), phase}, mine, all_);
   } catch (...) {
-    fail_between_nodes(blocks_, {}, "the step summaries");
+    fail_between_nodes(blocks_, {}, kSummaries);
   }
 }
 
@@ -193,6 +195,15 @@ void JobAgreement::fail(const Disagreement& disagreement) const {
   if (disagreement.ranks.empty()) return;
   blocks_.fail({FailureKind::mismatch, global_ranks_.of(disagreement.ranks),
                 fmt::format("in {} {}", blocks_.position(), disagreement.text)});
+}
+
+void JobAgreement::check() {
+  if (!stage_) return;
+  try {
+    stage_->check();
+  } catch (...) {
+    fail_between_nodes(blocks_, stage_->awaited(), kSummaries);
+  }
 }
 
 void JobAgreement::cancel() noexcept {

@@ -35,6 +35,9 @@ class JobAgreement {
   // Global ranks by job index.
   const GlobalRanks& global_ranks() const { return global_ranks_; }
 
+  // Call while this rank waits. Fails the group if other nodes never come to the exchange under
+  // way.
+  void check();
   // The leader's exchange under way, or null.
   SecondLevel::Stage* stage() const { return stage_.get(); }
   void cancel() noexcept;

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <numeric>
+#include <utility>
 
 #include <paceline/error.h>
 
@@ -37,6 +38,13 @@ LeafPlan::LeafPlan(std::vector<LeafRange> ranges, Parts parts) {
     throw UsageError(fmt::format("{} leaves on {} ranks are {} sums; {} are allowed", leaves_,
                                  ranges_.size(), parts_.size(), kMaxSources));
   }
+}
+
+bool LeafPlan::is_rank_order() const {
+  for (std::size_t rank = 0; rank < ranges_.size(); ++rank) {
+    if (!std::cmp_equal(ranges_[rank].first, rank)) return false;
+  }
+  return one_each();
 }
 
 void LeafPlan::set(std::vector<LeafRange> ranges, Parts parts) {

@@ -37,6 +37,8 @@ class LeafPlan {
   // The most leaves that a rank has.
   int most_leaves() const { return most_leaves_; }
   bool one_each() const { return most_leaves_ == 1; }
+  // Whether leaf r is rank r's, and there is no other.
+  bool is_rank_order() const;
 
   // Of one rank, ascending.
   std::span<const LeafRange> parts(int rank) const;

@@ -26,8 +26,14 @@ class SecondLevel {
     // `aborted` if another node cancelled this exchange, or has begun a later step without starting
     // it.
     virtual State poll() = 0;
+    // Call while this rank waits for the exchange and does nothing else. Throws like poll() if
+    // other nodes do something else instead, and never come.
+    virtual void check() {}
     // Cancels the exchange. Do not poll it afterwards.
     virtual void cancel() noexcept = 0;
+    // Whether it rings this rank's doorbell when poll() may return something else. If not, it is
+    // polled again and again.
+    virtual bool rings() const { return false; }
     // The global ranks that it waits for.
     virtual RankSet awaited() const = 0;
     // Once it is aborted: the global ranks at fault, as named by the nodes that aborted it;
@@ -43,6 +49,9 @@ class SecondLevel {
   virtual const std::vector<int>& nodes() const = 0;
   // The indices of this node's ranks in `ranks`, by local rank.
   virtual const std::vector<int>& here() const = 0;
+  // By part: the local ranks of this node whose values are added up before other nodes get their
+  // sum.
+  virtual const std::vector<std::vector<int>>& parts() const = 0;
   // The number of lanes; equal on all nodes, at most the size of the smallest node. Local rank l
   // starts the reductions of lane l.
   virtual int lanes() const = 0;
@@ -57,7 +66,8 @@ class SecondLevel {
   virtual std::unique_ptr<Stage> gather(const Collection& what, std::span<const std::byte> mine,
                                         std::shared_ptr<std::byte> all) = 0;
 
-  // Reduces `count` elements over all nodes, in place in `buffer`; `op` is not ReduceOp::avg. All
+  // Reduces `count` elements over all nodes; `op` is not ReduceOp::avg. `buffer` has `count` sums
+  // for each of parts(), one part after the other; the result replaces those of the first part. All
   // nodes get the same result, bit for bit. The buffer is kept as long as anything may write to it,
   // even after a cancel. Matches the other nodes' calls by step, bucket and lane. Nodes may start
   // them in any order.
@@ -74,8 +84,9 @@ class SecondLevel {
 
   // Aborts `step` on this node. Exchanges of the step that this node has not started, or cancels
   // from now on, become `aborted` on the other nodes. `at_fault`: global ranks, none if unknown.
-  // The first call on a node wins.
-  virtual void abort(std::uint32_t step, const RankSet& at_fault) noexcept = 0;
+  // `gone`: this rank has destroyed its reducer; the exception that did so may end the rank, so the
+  // other nodes wait up to a second for its text. Which rank's call wins is not specified.
+  virtual void abort(std::uint32_t step, const RankSet& at_fault, bool gone) noexcept = 0;
 };
 
 }  // namespace paceline::shm

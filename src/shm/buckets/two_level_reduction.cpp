@@ -30,12 +30,23 @@ Slice divide(const Bucket& bucket, int lane, int lanes) {
 }
 
 std::shared_ptr<std::byte> allocate_lane(const std::shared_ptr<Region>& region,
-                                         const Bucket& bucket, int lanes) {
-  const std::size_t count = divide(bucket, region->rank(), lanes).count();
+                                         const Bucket& bucket, const SecondLevel& between) {
+  const std::size_t count = divide(bucket, region->rank(), between.lanes()).count();
   if (count == 0) return nullptr;
-  void* const memory = region->allocate_or_throw(count * sum_size(bucket.type));
+  void* const memory =
+      region->allocate_or_throw(between.parts().size() * count * sum_size(bucket.type));
   return {static_cast<std::byte*>(memory),
           [region](std::byte* pointer) { region->memory().free(pointer); }};
+}
+
+// The sum of no values: a zero that changes no other, not even -0. Of a weighted bucket, whose sums
+// are of these types.
+void fill_with_nothing(DataType type, std::byte* sums, std::size_t count) {
+  if (accumulation_type(type) == DataType::float64) {
+    std::fill_n(reinterpret_cast<double*>(sums), count, -0.0);
+  } else {
+    std::fill_n(reinterpret_cast<float*>(sums), count, -0.0F);
+  }
 }
 
 }  // namespace
@@ -50,7 +61,7 @@ TwoLevelReduction::LaneBuffers TwoLevelReduction::allocate(const std::shared_ptr
   }
   LaneBuffers buffers;
   for (const Bucket& bucket : buckets) {
-    buffers.push_back(allocate_lane(region, bucket, between.lanes()));
+    buffers.push_back(allocate_lane(region, bucket, between));
   }
   return buffers;
 }
@@ -99,8 +110,7 @@ void TwoLevelReduction::begin_step() {
     state.accumulated = state.combined = state.completed = false;
     // No rank of the node is in the old step any more, so only the exchange still has the old one.
     if (state.cancelled) {
-      set_buffer(b,
-                 allocate_lane(blocks_.shared_region(), blocks_.buckets()[b], between_->lanes()));
+      set_buffer(b, allocate_lane(blocks_.shared_region(), blocks_.buckets()[b], *between_));
     }
     state.cancelled = false;
   }
@@ -126,8 +136,11 @@ void TwoLevelReduction::ring_if_last(std::size_t bucket,
 bool TwoLevelReduction::advance() {
   if (aborted_) return false;
   std::erase_if(open_, [&](std::size_t bucket) { return advance(bucket); });
-  return job_.stage() != nullptr ||
-         std::ranges::any_of(open_, [&](std::size_t b) { return states_[b].stage != nullptr; });
+  const auto is_busy = [](const SecondLevel::Stage* stage) {
+    return stage != nullptr && !stage->rings();
+  };
+  return is_busy(job_.stage()) ||
+         std::ranges::any_of(open_, [&](std::size_t b) { return is_busy(states_[b].stage.get()); });
 }
 
 // Returns true once this rank has nothing left to do for the bucket.
@@ -143,58 +156,64 @@ bool TwoLevelReduction::advance(std::size_t bucket) {
   return state.combined && state.completed;
 }
 
-// Calls visitor(owner, part, sums) for each lane that overlaps this rank's slice. `owner` is the
-// lane's rank, `part` the overlap, and `sums` where its sums are stored.
+// Calls visitor(owner, overlap, sums, lane) for each lane that overlaps this rank's slice. `owner`
+// is the lane's rank, and `sums` where the first sums of the overlap are stored; those of the next
+// part of the node are a lane further.
 template <typename Visitor>
 void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const Slice slice = slice_of(count, element_size(type), blocks_.rank(), blocks_.size());
   for (int owner = 0; owner < between_->lanes(); ++owner) {
     const Slice lane = lane_of(bucket, owner);
-    const Slice part{std::max(slice.begin, lane.begin), std::min(slice.end, lane.end)};
-    if (part.begin >= part.end) continue;
+    const Slice overlap{std::max(slice.begin, lane.begin), std::min(slice.end, lane.end)};
+    if (overlap.begin >= overlap.end) continue;
     const auto offset = blocks_.words(owner, bucket).lane_offset.load(std::memory_order_relaxed);
-    std::byte* const buffer =
-        blocks_.region().memory().resolve(owner, offset, lane.count() * sum_size(type));
+    std::byte* const buffer = blocks_.region().memory().resolve(
+        owner, offset, between_->parts().size() * lane.count() * sum_size(type));
     if (buffer == nullptr || offset % kCacheLine != 0) {
       blocks_.fail({owner}, fmt::format("{} published memory that is not its own for sums of {}",
                                         blocks_.name_of(owner), name_of(bucket)));
     }
-    visitor(owner, part, buffer + (part.begin - lane.begin) * sum_size(type));
+    visitor(owner, overlap, buffer + (overlap.begin - lane.begin) * sum_size(type), lane);
   }
 }
 
 void TwoLevelReduction::accumulate(std::size_t bucket) {
   const auto& [count, type, op] = blocks_.buckets()[bucket];
-  const auto ranks = static_cast<std::size_t>(blocks_.size());
-  const bool weighted = op == ReduceOp::avg && !agreement_.weights().empty();
-  std::array<const std::byte*, kMaxRanks> counted;
-  std::array<double, kMaxRanks> weights;
-  std::array<int, kMaxRanks> leaves;
-  std::size_t used = 0;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    if (weighted && agreement_.weights()[rank] == 0) continue;
-    if (weighted) weights[used] = agreement_.weights()[rank];
-    leaves[used] = static_cast<int>(rank);
-    counted[used++] = static_cast<const std::byte*>(blocks_.find(static_cast<int>(rank), bucket));
-  }
-  visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, std::byte* sums) {
-    // All ranks of this node have weight 0.
-    if (used == 0) {
-      std::memset(sums, 0, part.count() * sum_size(type));
-      return;
-    }
-    std::array<const void*, kMaxRanks> sources;
-    for (std::size_t k = 0; k < used; ++k) {
-      sources[k] = counted[k] + part.begin * element_size(type);
-    }
-    const Terms terms{std::span(sources).first(used), std::span(weights).first(weighted ? used : 0),
-                      std::span(leaves).first(used)};
-    shm::accumulate(type, op, terms, sums, part.count());
-  });
+  visit_lanes(bucket,
+              [&, type = type](int, const Slice& overlap, std::byte* sums, const Slice& lane) {
+                for (const std::vector<int>& part : between_->parts()) {
+                  accumulate(bucket, part, overlap, sums);
+                  sums += lane.count() * sum_size(type);
+                }
+              });
   states_[bucket].accumulated = true;
   blocks_.region().publish(blocks_.own_words(bucket).accumulated, blocks_.step());
   ring_if_last(bucket, &ControlBlocks::BucketWords::accumulated);
+}
+
+// The values of some ranks of this node.
+void TwoLevelReduction::accumulate(std::size_t bucket, std::span<const int> ranks,
+                                   const Slice& slice, std::byte* sums) {
+  const auto& [count, type, op] = blocks_.buckets()[bucket];
+  const bool weighted = op == ReduceOp::avg && !agreement_.weights().empty();
+  std::array<const void*, kMaxRanks> sources;
+  std::array<double, kMaxRanks> weights;
+  std::array<int, kMaxRanks> leaves;
+  std::size_t used = 0;
+  for (const int rank : ranks) {
+    const auto at = static_cast<std::size_t>(rank);
+    if (weighted && agreement_.weights()[at] == 0) continue;
+    if (weighted) weights[used] = agreement_.weights()[at];
+    leaves[used] = between_->here()[at];
+    sources[used++] = static_cast<const std::byte*>(blocks_.find(rank, bucket)) +
+                      slice.begin * element_size(type);
+  }
+  // All of them may have weight 0.
+  if (used == 0) return fill_with_nothing(type, sums, slice.count());
+  const Terms terms{std::span(sources).first(used), std::span(weights).first(weighted ? used : 0),
+                    std::span(leaves).first(used)};
+  shm::accumulate(type, op, terms, sums, slice.count());
 }
 
 void TwoLevelReduction::combine(std::size_t bucket) {
@@ -226,13 +245,14 @@ void TwoLevelReduction::combine(std::size_t bucket) {
 void TwoLevelReduction::complete(std::size_t bucket) {
   using Words = ControlBlocks::BucketWords;
   bool combined = true;
-  visit_lanes(bucket, [&](int owner, const Slice&, const std::byte*) {
+  visit_lanes(bucket, [&](int owner, const Slice&, const std::byte*, const Slice&) {
     combined = combined && blocks_.reached(owner, bucket, &Words::combined);
   });
   if (!combined) return;
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const auto ranks = static_cast<std::size_t>(blocks_.size());
-  visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, const std::byte* sums) {
+  visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, const std::byte* sums,
+                                                const Slice&) {
     std::array<void*, kMaxRanks> destinations;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       destinations[rank] = static_cast<std::byte*>(blocks_.find(static_cast<int>(rank), bucket)) +
@@ -247,21 +267,22 @@ void TwoLevelReduction::complete(std::size_t bucket) {
   ring_if_last(bucket, &Words::reduced);
 }
 
-void TwoLevelReduction::cancel() noexcept {
+void TwoLevelReduction::cancel(bool gone) noexcept {
   const Region& region = blocks_.region();
   try {
-    cancel(region.failed() ? region.failure().ranks
-                           : RankSet{region.global_ranks().of(region.rank())});
+    cancel(
+        region.failed() ? region.failure().ranks : RankSet{region.global_ranks().of(region.rank())},
+        gone);
   } catch (const std::exception&) {
-    cancel({});  // no memory for the failure's text
+    cancel(RankSet(), gone);  // no memory for the failure's text
   }
 }
 
-void TwoLevelReduction::cancel(const RankSet& at_fault) noexcept {
+void TwoLevelReduction::cancel(const RankSet& at_fault, bool gone) noexcept {
   if (aborted_ || blocks_.region().in_forked_child()) return;
   aborted_ = true;
   blocks_.publish_at_fault(at_fault);
-  between_->abort(blocks_.step(), at_fault);
+  between_->abort(blocks_.step(), at_fault, gone);
   job_.cancel();
   for (State& state : states_) {
     if (!state.stage) continue;
@@ -277,7 +298,8 @@ void TwoLevelReduction::retire() {
   }
 }
 
-void TwoLevelReduction::publish_missing() {
+void TwoLevelReduction::check_other_nodes() {
+  job_.check();
   RankSet ranks;
   if (job_.stage() != nullptr) ranks |= job_.stage()->awaited();
   for (const State& state : states_) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "shm/buckets/job_agreement.h"
@@ -42,7 +43,7 @@ class TwoLevelReduction {
   // node's waiting ranks.
   void ring_if_last(std::size_t bucket, Word ControlBlocks::BucketWords::*word) const;
   // Makes progress without waiting. Returns whether to call again soon, since an exchange of this
-  // rank is under way.
+  // rank is under way that does not ring.
   bool advance();
   // Whether `rank`, of this node, has a non-empty lane of the bucket.
   bool has_lane(int rank, std::size_t bucket) const { return lane_of(bucket, rank).count() > 0; }
@@ -51,13 +52,15 @@ class TwoLevelReduction {
   // transport may still write to. `at_fault`: the global ranks that caused it, none if unknown.
   // By default those of the group's failure, or else this rank. Does nothing in a forked child,
   // as the exchanges belong to the parent.
-  void cancel() noexcept;
-  void cancel(const RankSet& at_fault) noexcept;
+  // `gone`: as in SecondLevel::abort.
+  void cancel(bool gone = false) noexcept;
+  void cancel(const RankSet& at_fault, bool gone = false) noexcept;
   // Call if the bucket reducer is destroyed in a step: peers may still write to the buffers.
   void retire();
 
+  // Call while this rank waits, from time to time. Fails the group if other nodes never come.
   // Publishes, for this node's ranks, the ranks on other nodes that this rank waits for.
-  void publish_missing();
+  void check_other_nodes();
   // Call when the next wait gets a new deadline.
   void restart_deadline() { overdue_.reset(); }
   // Past the deadline of a wait for other nodes: true for one second. In that time a node that
@@ -88,6 +91,8 @@ class TwoLevelReduction {
   void set_buffer(std::size_t bucket, std::shared_ptr<std::byte> buffer);
   bool advance(std::size_t bucket);
   void accumulate(std::size_t bucket);
+  void accumulate(std::size_t bucket, std::span<const int> ranks, const Slice& slice,
+                  std::byte* sums);
   void combine(std::size_t bucket);
   void complete(std::size_t bucket);
   template <typename Visitor>

@@ -64,7 +64,7 @@ std::string BucketWait::last_seen(int rank, bool /*missing*/) const {
 }
 
 void BucketWait::check(int peer) const {
-  if (two_level_ != nullptr) two_level_->publish_missing();
+  if (two_level_ != nullptr) two_level_->check_other_nodes();
   if (peer == blocks_.rank()) return;
   check_not_skipped(peer);
   const bool aborted = Region::reached(blocks_.progress(peer).aborted, blocks_.step());
@@ -115,14 +115,8 @@ void BucketWait::check_not_skipped(int peer) const {
 // Detects uneven inputs: some ranks go on training while others make the next call.
 void BucketWait::check_not_in_other_call(int peer, bool left,
                                          const std::optional<CollectiveFingerprint>& call) const {
-  constexpr const char* kAdvice =
-      "if the ranks have different numbers of batches, give all the same number "
-      "(DistributedSampler), or train inside join; if some ran a forward under no_sync, give all "
-      "the same number of these; if an optimizer called a closure more often on some (LBFGS), "
-      "return the loss averaged over the ranks; if an exception ended a backward, run a forward "
-      "next";
   if (left) {
-    blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kAdvice), op);
+    blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kUnevenAdvice), op);
   }
   if (!call) first_seen_.reset();
   if (!call || !has_lasted_a_second()) return;  // another thread's first call may come
@@ -132,7 +126,7 @@ void BucketWait::check_not_in_other_call(int peer, bool left,
       fmt::format("{} waits for {} in {}, call {}, while {} waits for it in "
                   "{}: {}",
                   blocks_.name_of(peer), me, shm::describe(*call, blocks_.region().global_ranks()),
-                  call->sequence, me, describe(), kAdvice));
+                  call->sequence, me, describe(), kUnevenAdvice));
 }
 
 RankSet BucketWait::out_of_step() const {

@@ -17,13 +17,13 @@
 #include "support/cases.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 #include "trace/timeline.h"
 
 namespace paceline {
 namespace {
 
 using test::averaged_gradients;
-using test::backends;
 using test::expect_gradients;
 using test::expect_torch_ranks;
 using test::input_of;
@@ -44,7 +44,7 @@ void abort_step(DistributedDataParallel<PairImpl>& model, const Tensor& x, int r
 }
 
 using AbortedStepBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, AbortedStepBackends, ::testing::ValuesIn(backends()), test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, AbortedStepBackends, test::backends_and_nodes(), test::CaseName());
 
 // Nothing of the aborted step is left, on any rank, wherever gradients are stored.
 TEST_P(AbortedStepBackends, NextForwardSetsGradientsToZero) {

@@ -16,7 +16,6 @@
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::batch_of;
 using test::expect_same_gradients;
 using test::expect_torch_ranks;
@@ -74,7 +73,7 @@ TEST(DdpAverage, RejectsAStepWithoutSetSamples) {
 }
 
 using DdpAverageBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, DdpAverageBackends, ::testing::ValuesIn(backends()), test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, DdpAverageBackends, test::backends_and_nodes(), test::CaseName());
 
 TEST_P(DdpAverageBackends, IgnoresTheGradientOfARankWithoutSamples) {
   expect_torch_ranks(2, GetParam(), [](int rank, int) {

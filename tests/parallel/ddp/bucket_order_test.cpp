@@ -12,11 +12,11 @@
 #include "support/cases.h"
 #include "support/small_net.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::batch_of;
 using test::expect_same_gradients;
 using test::expect_torch_ranks;
@@ -96,7 +96,7 @@ TEST(Ddp, NewBucketsKeepGradients) {
 }
 
 using BucketOrderBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, BucketOrderBackends, ::testing::ValuesIn(backends()), test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, BucketOrderBackends, test::backends_and_nodes(), test::CaseName());
 
 // The order of arrival is that of the first step, whatever follows it before the next forward.
 TEST_P(BucketOrderBackends, IsFoundAfterASecondBackwardThroughTheFirstForward) {

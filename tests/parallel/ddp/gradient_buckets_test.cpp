@@ -6,11 +6,11 @@
 
 #include "support/cases.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline::ddp {
 namespace {
 
-using test::backends;
 using test::expect_torch_ranks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -59,8 +59,7 @@ struct Fixture {
 };
 
 using GradientBucketsBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, GradientBucketsBackends, ::testing::ValuesIn(backends()),
-                         test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, GradientBucketsBackends, test::backends_and_nodes(), test::CaseName());
 
 TEST_P(GradientBucketsBackends, AverageWhateverTheOrderOnEachRank) {
   for (const bool view : {true, false}) {

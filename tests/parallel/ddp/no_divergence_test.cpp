@@ -17,7 +17,6 @@
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::batch_of;
 using test::Before;
 using test::Branches;
@@ -99,7 +98,7 @@ TEST_P(NoDivergenceWorldsUpTo3, IfOneRankSwapsParametersAndBack) {
 }
 
 using NoDivergenceBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, NoDivergenceBackends, ::testing::ValuesIn(backends()), test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, NoDivergenceBackends, test::backends_and_nodes(), test::CaseName());
 
 TEST_P(NoDivergenceBackends, IfOptionsAllowDifferentUnusedParameters) {
   expect_torch_ranks(3, GetParam(), [](int rank, int) {

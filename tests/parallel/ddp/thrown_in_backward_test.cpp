@@ -14,7 +14,6 @@
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::batch_of;
 using test::expect_same_gradients;
 using test::expect_torch_ranks;
@@ -77,8 +76,7 @@ TEST_P(ThrownInBackwardWorldsUpTo8, OnOneRankTrainingGoesOn) {
 }
 
 using ThrownInBackwardBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, ThrownInBackwardBackends, ::testing::ValuesIn(backends()),
-                         test::CaseName());
+INSTANTIATE_TEST_SUITE_P(, ThrownInBackwardBackends, test::backends_and_nodes(), test::CaseName());
 
 TEST_P(ThrownInBackwardBackends, TheNextBackwardNeedsAForward) {
   expect_torch_ranks(2, GetParam(), [](int rank, int) {
