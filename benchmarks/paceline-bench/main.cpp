@@ -1,8 +1,10 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "machine.h"
 #include "measure/external_peer.h"
 #include "models/models.h"
+#include "nodes/network.h"
 #include "options.h"
 #include "start_up/start_job.h"
 #include "table.h"
@@ -51,7 +54,8 @@ void add_python(const Options& options, std::vector<std::string>& arguments) {
         "python_ddp_gloo: absent, python3 cannot import torch; choose another by --python\n");
     return;
   }
-  const bool plugin = can_import(python, "paceline");
+  // The plug-in reaches one node.
+  const bool plugin = options.nodes == 1 && can_import(python, "paceline");
   arguments.insert(arguments.end(),
                    {"--python", python, "--python-backends", plugin ? "gloo,paceline" : "gloo"});
 }
@@ -83,6 +87,8 @@ int run(const Options& options, std::vector<std::string> arguments) {
   nlohmann::ordered_json report{{"machine", describe_machine()},
                                 {"rows", nlohmann::ordered_json::array()}};
   report["machine"]["threads_per_rank"] = options.threads;
+  report["nodes"] = options.nodes;
+  if (options.nodes > 1) report["link"] = options.link;
   const auto& machine = report["machine"];
   fmt::print("{}, {} cores; {} rounds; load before: {:.1f}\n",
              machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
@@ -91,14 +97,20 @@ int run(const Options& options, std::vector<std::string> arguments) {
   if (options.benchmark == Benchmark::ddp) add_python(options, arguments);
   if (options.benchmark == Benchmark::collectives) report_absent_mpi(options);
 
+  std::optional<Network> network;
+  if (options.nodes > 1) {
+    network.emplace(options.nodes, options.link);
+    arguments.push_back(fmt::format("--node-processes={}", fmt::join(network->processes(), ",")));
+  }
+
   int code = 0;
   const auto add = [&](const Result& result) {
     for (auto& row : to_rows(result)) report["rows"].push_back(std::move(row));
-    fmt::print("{}", table_rows(result));
+    fmt::print("{}", table_rows(options, result));
     std::fflush(stdout);
   };
   for (const int ranks : options.ranks) {
-    fmt::print("{}", table_heading(options.benchmark, ranks));
+    fmt::print("{}", table_heading(options, ranks));
     std::fflush(stdout);
     if (options.benchmark == Benchmark::launch) {
       add(measure_launch(ranks, options.rounds, torchruns_python(options)));

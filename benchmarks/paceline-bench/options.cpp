@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 
 #include <paceline/error.h>
 
@@ -45,6 +46,23 @@ void describe(CLI::App& app, Options& options) {
                  "launch also 8)")
       ->delimiter(',')
       ->type_name("N");
+  CLI::Option* const nodes =
+      app.add_option("--nodes", options.nodes,
+                     "Divide the ranks among so many nodes, which are network namespaces of this\n"
+                     "machine; takes root (default 1; ranks then 1, 2 and 4 on each, quick 2)");
+  nodes->type_name("N");
+  app.add_option("--link", options.link,
+                 "The rate of a node's link in each direction, as tc(8) writes it (default\n"
+                 "1gbit)")
+      ->needs(nodes)
+      ->check(CLI::Validator(
+          [](const std::string& rate) {
+            return std::ranges::all_of(rate, [](unsigned char c) { return std::isalnum(c) != 0; })
+                       ? ""
+                       : "expected a rate such as 1gbit or 100mbit";
+          },
+          ""))
+      ->type_name("RATE");
   app.add_option(
          "--rounds", options.rounds,
          fmt::format(
@@ -55,7 +73,9 @@ void describe(CLI::App& app, Options& options) {
   app.add_option("--threads", options.threads, "Threads of each rank (default 1)")->type_name("N");
   app.add_option("--json", options.json, "Write all rows to this file")->type_name("FILE");
   app.add_flag("--quick", options.quick, "A selection that takes less than a minute");
-  app.add_flag("--worker", options.worker)->group("");  // how this program starts its ranks
+  // How this program starts its ranks.
+  app.add_flag("--worker", options.worker)->group("");
+  app.add_option("--node-processes", options.node_processes)->delimiter(',')->group("");
   app.footer(kFooter);
   CLI::App* const collectives =
       app.add_subcommand("collectives", "Collectives of float32, 2 to 8 ranks, 4 bytes to 25 MiB");
@@ -133,6 +153,13 @@ void set_collectives(Options& options) {
 }
 
 void set_mpi(Options& options) {
+  if (options.nodes > 1) {
+    if (!options.mpi.empty()) {
+      throw UsageError(
+          fmt::format("--mpi with --nodes {}: its ranks are started on one node", options.nodes));
+    }
+    options.mpi = {"none"};
+  }
   if (options.mpi == std::vector<std::string>{"none"}) {
     options.mpi.clear();
   } else {
@@ -162,19 +189,37 @@ void set_bytes(Options& options) {
   }
 }
 
+// Of `nodes`, before the numbers of ranks.
+void check_nodes(const Options& options) {
+  constexpr int kMaxNodes = 16;
+  check_range("--nodes", options.nodes, 1, kMaxNodes);
+  if (options.nodes > 1 && options.benchmark == Benchmark::launch) {
+    throw UsageError(fmt::format("--nodes {}: launch measures jobs on one node", options.nodes));
+  }
+  for (const int ranks : options.ranks) {
+    if (ranks % options.nodes == 0) continue;
+    throw UsageError(
+        fmt::format("--ranks {}: expected multiples of --nodes {}", ranks, options.nodes));
+  }
+}
+
 void complete(Options& options, const std::vector<std::string>& models) {
   const bool collectives = options.benchmark == Benchmark::collectives;
   const bool launch = options.benchmark == Benchmark::launch;
   if (options.ranks.empty()) {
-    options.ranks = options.quick ? std::vector{2}
-                    : collectives ? std::vector{2, 4, 8}
-                    : launch      ? std::vector{2, 8}
-                                  : std::vector{2};
+    const int nodes = options.nodes;
+    options.ranks = nodes > 1       ? options.quick ? std::vector{2 * nodes}
+                                                    : std::vector{nodes, 2 * nodes, 4 * nodes}
+                          : options.quick ? std::vector{2}
+                    : collectives   ? std::vector{2, 4, 8}
+                    : launch        ? std::vector{2, 8}
+                                    : std::vector{2};
   }
   if (options.rounds == 0) {
     options.rounds =
         launch ? (options.quick ? kMinRounds : 10) : (options.quick ? kQuickRounds : 40);
   }
+  check_nodes(options);
   for (const int ranks : options.ranks) check_range("--ranks", ranks, 1, shm::kMaxRanks);
   check_range("--rounds", options.rounds, kMinRounds, kMaxRounds);
   check_range("--threads", options.threads, 1, kMaxThreads);

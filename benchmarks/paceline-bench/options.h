@@ -19,7 +19,9 @@ inline constexpr std::array kMpiLibraries{"mpich", "intel_mpi", "openmpi"};
 struct Options {
   Benchmark benchmark = Benchmark::collectives;
   bool quick = false;
-  std::vector<int> ranks;  // numbers of ranks, one job for each
+  std::vector<int> ranks;      // numbers of ranks, one job for each
+  int nodes = 1;               // that the ranks are on, as many on each
+  std::string link = "1gbit";  // the rate of a node's link, as tc(8) writes it
   std::vector<std::string> collectives;
   std::vector<std::int64_t> bytes;  // collectives
   std::vector<std::string> mpi;     // collectives: of kMpiLibraries
@@ -31,6 +33,7 @@ struct Options {
   std::string python;                        // with torch, for its peers; empty: python3
   std::vector<std::string> python_backends;  // the backends that this Python has
   bool worker = false;                       // this process is one of the ranks
+  std::vector<int> node_processes;           // of the Network that it is in, if there are nodes
 };
 
 // Translates the arguments after the program's name; `models` are the known ones. Empty if they ask

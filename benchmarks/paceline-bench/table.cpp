@@ -17,7 +17,8 @@ struct Yardstick {
   std::string_view heading;
 };
 
-std::vector<Yardstick> yardsticks(Benchmark benchmark) {
+std::vector<Yardstick> yardsticks(const Options& options) {
+  const Benchmark benchmark = options.benchmark;
   if (benchmark == Benchmark::accumulation) return {{"accumulation", "over accumulation"}};
   if (benchmark == Benchmark::launch) return {{"torchrun", "over torchrun"}};
   if (benchmark == Benchmark::ddp) {
@@ -25,13 +26,8 @@ std::vector<Yardstick> yardsticks(Benchmark benchmark) {
             {"c10d_reducer_gloo", "over c10d_reducer"},
             {"python_ddp_gloo", "over python_ddp"}};
   }
+  if (options.nodes > 1) return {{"gloo", "over gloo"}, {"link", "over link"}};
   return {{"gloo", "over gloo"}, {"best_mpi", "over best MPI"}, {"streaming", "over streaming"}};
-}
-
-Benchmark benchmark_of(const Result& result) {
-  if (result.benchmark == "accumulation") return Benchmark::accumulation;
-  if (result.benchmark == "launch") return Benchmark::launch;
-  return result.benchmark == "ddp" ? Benchmark::ddp : Benchmark::collectives;
 }
 
 const Series* find(const Result& result, std::string_view implementation) {
@@ -84,17 +80,21 @@ std::string describe_time(double us) {
   return fmt::format("{:.{}f} {}", us, us < 9.995 ? 2 : us < 99.95 ? 1 : 0, unit);
 }
 
-std::string table_heading(Benchmark benchmark, int ranks) {
+std::string table_heading(const Options& options, int ranks) {
+  const Benchmark benchmark = options.benchmark;
   const bool is_ddp = benchmark != Benchmark::collectives;
   std::vector<std::string> headings;
-  for (const Yardstick& one : yardsticks(benchmark)) headings.emplace_back(one.heading);
-  return fmt::format("\n{}, {} rank{}\n",
+  for (const Yardstick& one : yardsticks(options)) headings.emplace_back(one.heading);
+  const std::string where =
+      options.nodes == 1 ? ""
+                         : fmt::format(" on {} nodes, links of {}", options.nodes, options.link);
+  return fmt::format("\n{}, {} rank{}{}\n",
                      benchmark == Benchmark::ddp      ? "A training step"
                      : benchmark == Benchmark::launch ? "A job"
                      : benchmark == Benchmark::accumulation
                          ? "A training step of micro-batches"
                          : "Collectives of float32, reductions with SUM",
-                     ranks, ranks == 1 ? "" : "s") +
+                     ranks, ranks == 1 ? "" : "s", where) +
          line(fmt::format(kCells,
                           benchmark == Benchmark::launch ? ""
                           : is_ddp                       ? "model"
@@ -103,7 +103,7 @@ std::string table_heading(Benchmark benchmark, int ranks) {
               headings);
 }
 
-std::string table_rows(const Result& result) {
+std::string table_rows(const Options& options, const Result& result) {
   const auto* const bytes = std::get_if<std::int64_t>(&result.subject);
   std::string subject = bytes ? result.benchmark : std::get<std::string>(result.subject);
   std::string size = bytes ? describe_bytes(*bytes) : "";
@@ -112,7 +112,7 @@ std::string table_rows(const Result& result) {
     const std::string name =
         one.variant.empty() ? one.implementation : one.implementation + ' ' + one.variant;
     std::vector<std::string> ratios;
-    for (const Yardstick& yardstick : yardsticks(benchmark_of(result))) {
+    for (const Yardstick& yardstick : yardsticks(options)) {
       ratios.push_back(speedup(result, one, yardstick.implementation));
     }
     text += line(fmt::format(kCells, subject, size, name, describe_time(quantile(one.wall_us, 0.5)),

@@ -8,8 +8,8 @@
 namespace paceline::bench {
 
 // Results as text, at most 120 columns wide; lines ended by '\n'.
-std::string table_heading(Benchmark benchmark, int ranks);
-std::string table_rows(const Result& result);
+std::string table_heading(const Options& options, int ranks);
+std::string table_rows(const Options& options, const Result& result);
 
 // "4 B", "64 KiB", "25 MiB".
 std::string describe_bytes(std::int64_t bytes);

@@ -9,6 +9,7 @@
 
 #include "collectives/collective.h"
 #include "ddp/training_step.h"
+#include "nodes/network.h"
 
 namespace paceline::bench {
 namespace {
@@ -34,7 +35,7 @@ void run(const Options& options) {
     for (const auto& name : options.collectives) {
       for (const auto bytes : name == "barrier" ? std::vector<std::int64_t>{4} : options.bytes) {
         if (name == "send_recv" && get_world_size() == 1) continue;
-        send(measure_collective(name, gloo, options.mpi, bytes, plan));
+        send(measure_collective(name, gloo, options, bytes, plan));
       }
     }
   } else {
@@ -52,6 +53,7 @@ void run(const Options& options) {
 }  // namespace
 
 int run_worker(const Options& options) {
+  if (options.nodes > 1) enter_node(options.node_processes);
   return record([&] { run(options); });
 }
 

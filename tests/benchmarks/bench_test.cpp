@@ -130,7 +130,7 @@ TEST(Result, BestMpiHasTheLowestMedian) {
 }
 
 TEST(Table, ComparesWithTheBestMpi) {
-  const std::string text = table_heading(Benchmark::collectives, 2) + table_rows(sample_result());
+  const std::string text = table_heading({}, 2) + table_rows({}, sample_result());
   EXPECT_THAT(text, HasSubstr("over gloo          over best MPI      over streaming\n"));
   // Ours; Gloo's and mpich's rows; none in openmpi's own.
   EXPECT_THAT(text, HasSubstr("100x (100-100)     20.0x (20.0-20.0)  100x (100-100)\n"));
@@ -138,16 +138,28 @@ TEST(Table, ComparesWithTheBestMpi) {
   EXPECT_THAT(text, ContainsRegex("openmpi +40.0 us +40.0 us  5.00x [^ ]+ +5.00x [^ ]+\n"));
   Result without = sample_result();
   without.series.erase(without.series.begin() + 3, without.series.begin() + 5);
-  EXPECT_THAT(table_rows(without), ContainsRegex("100x .100-100. {24}100x .100-100.\n"));
+  EXPECT_THAT(table_rows({}, without), ContainsRegex("100x .100-100. {24}100x .100-100.\n"));
+}
+
+TEST(Table, OfNodesComparesWithTheirLink) {
+  Options options;
+  options.nodes = 2;
+  const Result result{
+      "all_reduce", 4, 1024, {{"paceline", "registered", {20}, {1}}, {"link", "", {19}, {1}}}};
+  EXPECT_THAT(table_heading(options, 4),
+              AllOf(HasSubstr("4 ranks on 2 nodes, links of 1gbit"), HasSubstr("over link")));
+  EXPECT_THAT(table_rows(options, result), HasSubstr("0.95x (0.95-0.95)"));
 }
 
 TEST(Table, FitsInto120Columns) {
+  Options ddp;
+  ddp.benchmark = Benchmark::ddp;
   Result wide{"ddp", 2, "resnet18_b64", {}};
   for (const char* name : {"c10d_reducer_gloo", "none", "paceline"}) {
     wide.series.push_back({name, "", {123456, 234567, 1234}, {987654, 1, 2}});
   }
-  const std::string text = table_heading(Benchmark::ddp, 64) + table_rows(wide) +
-                           table_heading(Benchmark::collectives, 2) + table_rows(sample_result());
+  const std::string text = table_heading(ddp, 64) + table_rows(ddp, wide) + table_heading({}, 2) +
+                           table_rows({}, sample_result());
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = text.find('\n', begin);
     EXPECT_LE(end - begin, 120u) << text.substr(begin, end - begin);
@@ -210,6 +222,10 @@ TEST(Options, SelectBenchmarks) {
   EXPECT_THAT(parse({"ddp", "--models", "lenet,other"}).models, ElementsAre("lenet", "other"));
   EXPECT_EQ(parse({"ddp", "--models", "all"}).models, kModels);
   EXPECT_TRUE(parse({"--worker", "ddp", "--quick"}).worker);
+  const Options nodes = parse({"collectives", "--nodes", "3", "--link", "10gbit"});
+  EXPECT_THAT(nodes.ranks, ElementsAre(3, 6, 12));
+  EXPECT_EQ(nodes.link, "10gbit");
+  EXPECT_THAT(nodes.mpi, ElementsAre());
 }
 
 TEST(Options, NameInvalidValues) {
@@ -230,6 +246,12 @@ TEST(Options, NameInvalidValues) {
       {{"collectives", "--mpi", "mpich,none"}, "--mpi none: expected mpich"},
       {{"ddp", "--mpi", "mpich"}, "--mpi"},
       {{"collectives", "--rounds", "4"}, "--rounds 4: expected 5 to"},
+      {{"collectives", "--nodes", "0"}, "--nodes 0: expected 1 to 16"},
+      {{"collectives", "--nodes", "2", "--ranks", "2,3"}, "--ranks 3: expected multiples of"},
+      {{"collectives", "--nodes", "2", "--mpi", "all"}, "--mpi with --nodes 2: its ranks are"},
+      {{"collectives", "--link", "1gbit"}, "--nodes"},
+      {{"collectives", "--nodes", "2", "--link", "1; reboot"}, "expected a rate such as"},
+      {{"launch", "--nodes", "2"}, "--nodes 2: launch measures jobs on one node"},
       {{"ddp", "--threads", "0"}, "--threads 0: expected 1 to"},
       {{"ddp", "--models", "vgg"}, "--models vgg: expected tiny_mlp, lenet"},
   };

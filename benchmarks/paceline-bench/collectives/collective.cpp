@@ -14,6 +14,7 @@
 #include "collectives/streaming.h"
 #include "measure/external_contender.h"
 #include "measure/pinned_thread.h"
+#include "nodes/link.h"
 
 namespace paceline::bench {
 namespace {
@@ -92,18 +93,21 @@ Contender contender(std::string implementation, std::string variant, const std::
 }  // namespace
 
 Result measure_collective(const std::string& name, const std::optional<ProcessGroup>& gloo,
-                          const std::vector<std::string>& mpi, std::int64_t bytes,
-                          const RoundPlan& plan) {
+                          const Options& options, std::int64_t bytes, const RoundPlan& plan) {
   std::vector<Contender> contenders{contender("paceline", "registered", name, {}, bytes),
                                     contender("paceline", "unregistered", name, {}, bytes)};
   if (gloo) contenders.push_back(contender("gloo", "", name, *gloo, bytes));
-  for (const std::string& library : mpi) {
+  for (const std::string& library : options.mpi) {
     if (!why_absent(library, get_world_size()).empty()) continue;
     contenders.push_back(external_contender(
         mpi_program(library, get_world_size(), name, std::to_string(bytes)), calls_of(bytes)));
   }
-  if (name == "all_reduce") contenders.push_back(streaming(get_world_size(), bytes));
-  if (auto one = single_copy(name, bytes)) contenders.push_back(std::move(*one));
+  if (options.nodes > 1) {
+    if (name == "all_reduce") contenders.push_back(link(options.nodes, bytes));
+  } else {
+    if (name == "all_reduce") contenders.push_back(streaming(get_world_size(), bytes));
+    if (auto one = single_copy(name, bytes)) contenders.push_back(std::move(*one));
+  }
   // Not before: programs inherit it.
   const PinnedThread pinned(get_rank(), get_world_size());
   return {name, get_world_size(), bytes, measure(contenders, plan)};

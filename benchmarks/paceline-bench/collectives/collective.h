@@ -5,21 +5,21 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "measure/result.h"
 #include "measure/rounds.h"
+#include "options.h"
 
 namespace paceline::bench {
 
 // One of kCollectives on float32 by the public functions: over the world's backend, for registered
-// and unregistered memory, over Gloo if there is one, and by the libraries of `mpi` that are not
-// absent. Of a rank's tensors the largest, which may be made up of a part for each rank, has
+// and unregistered memory, over Gloo if there is one, and by the MPI libraries that are not absent.
+// Of a rank's tensors the largest, which may be made up of a part for each rank, has
 // `bytes` bytes. all_reduce is compared with `streaming`, too: what its reads and writes cost each
 // rank in memory of its own; calls that only move data with `single_copy`, where the system allows
-// it. Collective over the world; complete on rank 0.
+// it. On several nodes all_reduce is compared with `link` instead. Collective over the world;
+// complete on rank 0.
 Result measure_collective(const std::string& name, const std::optional<ProcessGroup>& gloo,
-                          const std::vector<std::string>& mpi, std::int64_t bytes,
-                          const RoundPlan& plan);
+                          const Options& options, std::int64_t bytes, const RoundPlan& plan);
 
 }  // namespace paceline::bench

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Python's DistributedDataParallel, taking turns with `paceline bench ddp`.
 
-    python_ddp.py BACKEND WRAPPER RANKS THREADS MODEL
+    python_ddp.py BACKEND WRAPPER RANKS THREADS MODEL NODE_PROCESSES
 
 WRAPPER is the package whose DistributedDataParallel wraps the model: torch or paceline. Starts the
-other ranks itself. Reads lines with a number of steps, makes that many, and answers each with the
-mean time of a step on the slowest rank and the CPU time of a step on all ranks, both in microseconds.
+other ranks itself, in the network namespaces of NODE_PROCESSES, if that is not empty. Reads lines
+with a number of steps, makes that many, and answers each with the mean time of a step on the slowest
+rank and the CPU time of a step on all ranks, both in microseconds.
 """
 
 import os
@@ -124,15 +125,23 @@ def run(rank, backend, wrapper, ranks, threads, name, store):
     dist.destroy_process_group()
 
 
+def command(rank, ranks, processes):
+    python = [sys.executable, *sys.argv]
+    if not processes:
+        return python
+    nodes = processes.split(",")
+    return ["nsenter", "-n", "-t", nodes[rank * len(nodes) // ranks], *python]
+
+
 def main():
-    backend, wrapper, name = sys.argv[1], sys.argv[2], sys.argv[5]
+    backend, wrapper, name, processes = sys.argv[1], sys.argv[2], sys.argv[5], sys.argv[6]
     ranks, threads = int(sys.argv[3]), int(sys.argv[4])
-    if len(sys.argv) > 6:
-        run(int(sys.argv[6]), backend, wrapper, ranks, threads, name, sys.argv[7])
+    if len(sys.argv) > 7:
+        run(int(sys.argv[7]), backend, wrapper, ranks, threads, name, sys.argv[8])
         return
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
-        others = [subprocess.Popen([sys.executable, *sys.argv, str(rank), store],
+        others = [subprocess.Popen([*command(rank, ranks, processes), str(rank), store],
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
                   for rank in range(1, ranks)]
         try:

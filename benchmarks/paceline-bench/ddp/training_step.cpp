@@ -6,6 +6,9 @@
 #include <paceline/ddp.h>
 #include <torch/optim/sgd.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <functional>
 #include <memory>
 
@@ -106,13 +109,15 @@ Contender with_c10d_reducer(const models::Model& model, const ProcessGroup& grou
 
 // `wrapper`: the package whose DistributedDataParallel wraps the model.
 Contender with_python(std::string name, const std::string& python, const std::string& backend,
-                      const std::string& wrapper, const models::Model& model) {
-  return external_contender({.name = std::move(name),
-                             .command = {python, beside_this_program("python_ddp.py"), backend,
-                                         wrapper, std::to_string(get_world_size()),
-                                         std::to_string(at::get_num_threads()), model.name},
-                             .remedy = "--python selects another Python"},
-                            1);
+                      const std::string& wrapper, const models::Model& model,
+                      const std::vector<int>& node_processes) {
+  return external_contender(
+      {.name = std::move(name),
+       .command = {python, beside_this_program("python_ddp.py"), backend, wrapper,
+                   std::to_string(get_world_size()), std::to_string(at::get_num_threads()),
+                   model.name, fmt::format("{}", fmt::join(node_processes, ","))},
+       .remedy = "--python selects another Python"},
+      1);
 }
 
 }  // namespace
@@ -126,11 +131,11 @@ Result measure_training_step(const std::optional<ProcessGroup>& gloo, const mode
     contenders.push_back(with_c10d_reducer(model, *gloo));
   }
   for (const std::string& backend : options.python_backends) {
-    contenders.push_back(
-        with_python("python_ddp_" + backend, options.python, backend, "torch", model));
+    contenders.push_back(with_python("python_ddp_" + backend, options.python, backend, "torch",
+                                     model, options.node_processes));
     if (backend == "paceline") {
       contenders.push_back(
-          with_python("python_paceline_ddp", options.python, backend, "paceline", model));
+          with_python("python_paceline_ddp", options.python, backend, "paceline", model, {}));
     }
   }
   return {"ddp", get_world_size(), model.name, measure(contenders, plan)};
