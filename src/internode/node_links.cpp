@@ -154,12 +154,12 @@ std::map<int, std::string> NodeLinks::unanswered(std::uint32_t stream) const {
 
 void NodeLinks::run() {
   try {
-    bool stopped = false;
-    while (!stopped) {
+    bool goes_on = true;
+    while (goes_on) {
       wait_for_events();
-      for (const auto& callback : serve()) callback();
-      const std::lock_guard lock(mutex_);
-      stopped = stop_ && (is_flushed() || stop_->expired());
+      Callbacks complete;
+      goes_on = serve(complete);
+      for (const auto& callback : complete) callback();
     }
   } catch (const std::exception& error) {  // no memory
     record({nodes_[node_].leader}, fmt::format("can no longer hear other nodes: {}", error.what()));
@@ -184,10 +184,10 @@ void NodeLinks::wait_for_events() {
   std::ignore = ::read(wake_.get(), &wakes, sizeof(wakes));
 }
 
-// Returns what to call without the lock.
-NodeLinks::Callbacks NodeLinks::serve() {
+// Adds what to call without the lock. Returns false if the thread ends, which is decided with the
+// lock held: once stop_ is seen, the other nodes were told all that was to be told before.
+bool NodeLinks::serve(Callbacks& complete) {
   const std::lock_guard lock(mutex_);
-  Callbacks complete;
   for (std::size_t node = 0; node < nodes_.size(); ++node) {
     if (!nodes_[node].link.connection) continue;
     for (const std::string& text : nodes_[node].link.receive()) handle(node, text, complete);
@@ -195,7 +195,7 @@ NodeLinks::Callbacks NodeLinks::serve() {
   for (Node& node : nodes_) check_connection(node);
   check_region();
   ask();
-  return complete;
+  return !stop_ || (!is_flushed() && !stop_->expired());
 }
 
 NodeLinks::Gather& NodeLinks::gather_of(const Topic& topic) {

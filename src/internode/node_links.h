@@ -100,7 +100,7 @@ class NodeLinks {
 
   void run();
   void wait_for_events();
-  Callbacks serve();
+  bool serve(Callbacks& complete);
   void wake();
   Gather& gather_of(const Topic& topic);
   void give(Gather& gather, std::size_t node, std::string share, Callbacks& complete);

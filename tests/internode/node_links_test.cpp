@@ -1,0 +1,58 @@
+#include "internode/node_links.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "internode/nodes_of_threads.h"
+
+namespace paceline::internode {
+namespace {
+
+using test::global_rank_of;
+
+// The leaders of two nodes with a rank each.
+class NodeLinksOfTwo : public ::testing::Test {
+ protected:
+  NodeLinksOfTwo() {
+    auto connections = test::connect_nodes(2);
+    const shm::GlobalRanks global({global_rank_of(0), global_rank_of(1)}, {0, 1});
+    for (std::size_t node = 0; node < 2; ++node) {
+      const int rank = static_cast<int>(node);
+      shm::RegionOptions options = test::small_region(std::chrono::minutes(1));
+      options.global_ranks = shm::GlobalRanks({global_rank_of(rank)}, {rank});
+      regions_.push_back(test::make_thread_regions(1, options)[0]);
+      links_.push_back(std::make_unique<NodeLinks>(regions_[node], NodeMap(std::vector{0, 1}, rank),
+                                                   global, std::move(connections[node]),
+                                                   [](const Topic&) { return shm::RankSet(); }));
+    }
+  }
+
+  std::vector<std::shared_ptr<shm::Region>> regions_;
+  std::vector<std::unique_ptr<NodeLinks>> links_;
+};
+
+TEST_F(NodeLinksOfTwo, SayThatARankHasLeftBeforeTheyClose) {
+  const Topic topic{0, 1};
+  std::latch called(1);
+  // On the thread, between two looks at the region: in this time the rank leaves.
+  links_[0]->gather(topic, "a", [&] {
+    called.count_down();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  });
+  links_[1]->gather(topic, "b", [] {});
+  called.wait();
+  regions_[0]->depart();
+  links_[0].reset();
+  const shm::RankSet leaver{global_rank_of(0)};
+  while (links_[1]->left_of(leaver).empty() && !regions_[1]->failed()) std::this_thread::yield();
+  EXPECT_FALSE(regions_[1]->failed()) << regions_[1]->failure().text;
+}
+
+}  // namespace
+}  // namespace paceline::internode
