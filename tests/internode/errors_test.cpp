@@ -20,26 +20,13 @@ using shm::DataType;
 using shm::ReduceOp;
 using test::FakeNetwork;
 using test::run_on_nodes;
+using test::thrown;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 const std::vector<int> kNodes{0, 0, 1, 1, 2};
-
-// What a rank's body threw, which has to be of this type.
-template <typename Error>
-Error thrown(const std::exception_ptr& error) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const Error& expected) {
-    return expected;
-  } catch (const std::exception& other) {
-    ADD_FAILURE() << "another exception: " << other.what();
-  }
-  ADD_FAILURE() << "the expected exception was not thrown";
-  return Error("", {}, "", 0);
-}
 
 void all_reduce_once(Group& group, std::size_t count) {
   std::vector<float> data(count, 1);

@@ -280,4 +280,18 @@ inline void run_on_nodes(const std::vector<int>& nodes,
   }
 }
 
+// What a rank's body threw, which has to be of this type.
+template <typename Error>
+Error thrown(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const Error& expected) {
+    return expected;
+  } catch (const std::exception& other) {
+    ADD_FAILURE() << "another exception: " << other.what();
+  }
+  ADD_FAILURE() << "the expected exception was not thrown";
+  return Error("", {}, "", 0);
+}
+
 }  // namespace paceline::test

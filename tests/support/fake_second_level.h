@@ -72,6 +72,14 @@ class FakeNetwork {
     }
     changed_.notify_all();
   }
+  // The same for what is gathered.
+  void hold_gatherings(bool holds) {
+    {
+      const std::lock_guard lock(mutex_);
+      holds_gatherings_ = holds;
+    }
+    changed_.notify_all();
+  }
   // Once the rank at this place in the job has asked what an exchange waits for, it hangs in the
   // exchange's next poll, until this is called with nothing.
   void hang(std::optional<int> index) {
@@ -284,7 +292,7 @@ class FakeNetwork {
 
   bool can_complete(const Exchange& exchange) const {
     if (exchange.complete || exchange.polls_to_come > 0) return false;
-    if (exchange.reduction && (holds_ || failure_)) return false;
+    if (exchange.reduction ? holds_ || failure_ : holds_gatherings_) return false;
     return is_whole(exchange);
   }
   static bool is_whole(const Exchange& exchange) {
@@ -344,6 +352,7 @@ class FakeNetwork {
   std::atomic<int> destroyed_ = 0;
   std::atomic<int> aborts_ = 0;
   bool holds_ = false;
+  bool holds_gatherings_ = false;
   bool stops_ = false;
   std::thread worker_;
 };

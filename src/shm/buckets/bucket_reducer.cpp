@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 
 #include <paceline/error.h>
 
@@ -83,12 +84,22 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
   if (options.between_nodes) {
     two_level_ = std::make_unique<TwoLevelReduction>(
         blocks_, agreement_, std::move(options.between_nodes), std::move(lanes_));
+    progress_ = std::make_unique<StepProgress>(region_, [this] {
+      bool again = false;
+      run_or_cancel([&] { again = two_level_->advance(); });
+      return again;
+    });
   }
 }
 
 BucketReducer::~BucketReducer() {
-  if (region_->in_forked_child() || !in_step_) return;
+  if (region_->in_forked_child()) {
+    std::ignore = progress_.release();
+    return;
+  }
+  if (!in_step_) return;
   if (two_level_) {
+    progress_->end();
     two_level_->cancel(true);
     two_level_->retire();
   }
@@ -131,6 +142,7 @@ void BucketReducer::begin_step(const StepSummary& summary, std::span<const doubl
   used_parts_.clear();
   for (std::size_t b = 0; b < data_.size(); ++b) reset_places(b);
   blocks_.begin_step(summary, weights.empty() ? ones_ : weights, frozen);
+  if (progress_) progress_->begin();
 }
 
 bool BucketReducer::use_in_place(std::size_t bucket, void* memory, std::size_t part) {
@@ -176,7 +188,7 @@ void BucketReducer::run_or_cancel(Action action) {
 }
 
 void BucketReducer::try_progress() {
-  if (two_level_) return run_or_cancel([&] { two_level_->advance(); });
+  if (two_level_) return progress_->rethrow();
   std::erase_if(pending_, [&](std::size_t bucket) {
     if (!blocks_.reached_by_all(bucket, &BucketWords::published)) return false;
     reduce_slice(bucket);
@@ -231,7 +243,11 @@ void BucketReducer::average_slice(std::size_t bucket, const Slice& slice,
 void BucketReducer::finish() {
   restart_deadline();
   waits_.clear();
-  if (two_level_) return run_or_cancel([&] { finish_two_levels(); });
+  if (two_level_) {
+    progress_->end();
+    progress_->rethrow();
+    return run_or_cancel([&] { finish_two_levels(); });
+  }
   for (const std::size_t bucket : pending_) {
     BucketWait context(blocks_, deadline_, bucket, &BucketWords::published, nullptr);
     await_all(context);
@@ -306,7 +322,10 @@ void BucketReducer::await(BucketWait& context, int rank) {
 
 bool BucketReducer::abort_step() {
   if (!in_step_) return false;
-  if (two_level_) two_level_->cancel();
+  if (two_level_) {
+    progress_->end();
+    two_level_->cancel();
+  }
   region_->check_usable({"forward", blocks_.step()});
   region_->publish(blocks_.own_progress().aborted, blocks_.step());
   deadline_.deadline.reset();

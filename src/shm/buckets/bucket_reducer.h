@@ -12,6 +12,7 @@
 #include "shm/buckets/control_blocks.h"
 #include "shm/buckets/second_level.h"
 #include "shm/buckets/step_agreement.h"
+#include "shm/buckets/step_progress.h"
 #include "shm/buckets/two_level_reduction.h"
 #include "shm/buckets/waits.h"
 
@@ -81,7 +82,8 @@ class BucketReducer {
   // Instead of publish: leaves the bucket unreduced. All ranks must skip the same buckets, else
   // Mismatch. At least one bucket must be published.
   void skip(std::size_t bucket);
-  // Reduces this rank's slice of every bucket that all ranks have published. Never waits.
+  // Reduces this rank's slice of every bucket that all ranks have published. Never waits. Between
+  // nodes a thread does it, and this throws what it threw.
   void try_progress();
   // Lets finish wait this much longer than the group's calls: other ranks may be in calls whose own
   // timeout names the cause more precisely.
@@ -147,6 +149,7 @@ class BucketReducer {
   ControlBlocks blocks_;
   StepAgreement agreement_;
   std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node
+  std::unique_ptr<StepProgress> progress_;        // of two_level_
   std::vector<void*> places_;                     // by bucket: where it is in this step
   std::vector<double> ones_;                      // the weights of leaves, if none are given
   std::vector<void*> used_parts_;                 // in place in this step

@@ -104,6 +104,7 @@ void TwoLevelReduction::set_buffer(std::size_t bucket, std::shared_ptr<std::byte
 void TwoLevelReduction::begin_step() {
   job_.begin_step();
   open_.clear();
+  published_.clear();
   aborted_ = false;
   for (std::size_t b = 0; b < states_.size(); ++b) {
     State& state = states_[b];
@@ -114,6 +115,11 @@ void TwoLevelReduction::begin_step() {
     }
     state.cancelled = false;
   }
+}
+
+void TwoLevelReduction::publish(std::size_t bucket) {
+  const std::lock_guard lock(published_mutex_);
+  published_.push_back(bucket);
 }
 
 void TwoLevelReduction::skip(std::size_t bucket) {
@@ -131,10 +137,16 @@ void TwoLevelReduction::ring_if_last(std::size_t bucket,
     if (static_cast<std::int32_t>(seen - blocks_.step()) < 0) return;
   }
   blocks_.region().ring_peers();
+  blocks_.region().ring(blocks_.rank());
 }
 
 bool TwoLevelReduction::advance() {
   if (aborted_) return false;
+  {
+    const std::lock_guard lock(published_mutex_);
+    open_.insert(open_.end(), published_.begin(), published_.end());
+    published_.clear();
+  }
   std::erase_if(open_, [&](std::size_t bucket) { return advance(bucket); });
   const auto is_busy = [](const SecondLevel::Stage* stage) {
     return stage != nullptr && !stage->rings();

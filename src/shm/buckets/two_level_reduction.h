@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -37,10 +38,11 @@ class TwoLevelReduction {
 
   // Call before this rank writes its first word of the step.
   void begin_step();
-  void publish(std::size_t bucket) { open_.push_back(bucket); }
+  // May be called while another thread calls advance().
+  void publish(std::size_t bucket);
   void skip(std::size_t bucket);
-  // Call after this rank has published a word of a bucket. If it was the node's last, wakes the
-  // node's waiting ranks.
+  // Call after this rank has published a word of a bucket. If it was the node's last, wakes what
+  // waits for it: the other ranks, and this one's StepProgress.
   void ring_if_last(std::size_t bucket, Word ControlBlocks::BucketWords::*word) const;
   // Makes progress without waiting. Returns whether to call again soon, since an exchange of this
   // rank is under way that does not ring.
@@ -103,9 +105,11 @@ class TwoLevelReduction {
   StepAgreement& agreement_;
   std::shared_ptr<SecondLevel> between_;
   JobAgreement job_;
-  std::vector<State> states_;      // by bucket
-  bool aborted_ = false;           // in this step
-  std::vector<std::size_t> open_;  // published here, with something left to do
+  std::vector<State> states_;  // by bucket
+  bool aborted_ = false;       // in this step
+  std::mutex published_mutex_;
+  std::vector<std::size_t> published_;  // since the last advance()
+  std::vector<std::size_t> open_;       // published before it, with something left to do
   std::optional<Overdue> overdue_;
 };
 
