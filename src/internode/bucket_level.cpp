@@ -352,7 +352,8 @@ BucketLevel::BucketLevel(std::shared_ptr<Group> group, std::unique_ptr<Engine> e
   if (map().is_leader()) {
     group_->links().on_abort(stream_, [this](const Aborted& aborted) { note_abort(aborted); });
   }
-  // From here on, other nodes may abort steps and connect to the engine.
+  connect_lane();
+  // From here on, other nodes may abort steps.
   group_->barrier();
 }
 
@@ -360,6 +361,17 @@ BucketLevel::~BucketLevel() {
   if (map().is_leader() && !region().in_forked_child()) {
     group_->links().on_abort(stream_, nullptr);
   }
+}
+
+// A rank may abort a step before it starts a transfer that another waits to connect for.
+void BucketLevel::connect_lane() {
+  const int lane = map().local_rank();
+  if (lane >= lanes()) return;
+  std::vector<int> peers;
+  for (int node = 0; node < map().nodes(); ++node) {
+    if (node != map().node()) peers.push_back(map().rank_at(node, lane));
+  }
+  engine_->connect(peers);
 }
 
 std::unique_ptr<BucketLevel::Stage> BucketLevel::gather(const Collection& what,

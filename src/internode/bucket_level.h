@@ -66,6 +66,7 @@ class BucketLevel final : public shm::SecondLevel {
   shm::Region& region() const { return *group_->region(); }
   // Rings this rank's doorbell when it is called, on any thread, and sets a flag.
   std::function<void()> ring_and_set(std::shared_ptr<std::atomic<bool>> flag) const;
+  void connect_lane();
   Board::Abort& abort_of(std::uint32_t step) const {
     return board_.aborts[step % board_.aborts.size()];
   }

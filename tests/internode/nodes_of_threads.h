@@ -74,6 +74,7 @@ class FakeNetwork {
   class FakeEngine final : public internode::Engine {
    public:
     FakeEngine(FakeNetwork& network, int rank) : network_(network), rank_(rank) {}
+    void connect(const std::vector<int>&) override {}
     std::unique_ptr<internode::Engine::Transfer> start(std::uint32_t tag,
                                                        const std::vector<Message>& sends,
                                                        const std::vector<Message>& receives,

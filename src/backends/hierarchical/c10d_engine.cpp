@@ -1,6 +1,8 @@
 #include "backends/hierarchical/c10d_engine.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +21,8 @@ namespace {
 // large ones.
 constexpr std::size_t kPieces = 2;
 constexpr std::size_t kLeastPiece = std::size_t{256} << 10;
+// Of a backend to a rank. Further ones are made when they are first used.
+constexpr int kConnections = 8;
 static_assert(C10dEngine::kMaxTag * kPieces <= std::size_t{1} << 31);  // c10d's are ints
 
 }  // namespace
@@ -73,6 +77,20 @@ C10dEngine::~C10dEngine() {
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
   for (const Abandoned& one : abandoned_) close_incomplete(one.works);
+}
+
+// c10d connects at the first message. These are over before others have their tags.
+void C10dEngine::connect(const std::vector<int>& ranks) {
+  const at::Tensor sent = at::zeros({1}, at::kByte);
+  for (const int rank : ranks) {
+    std::vector<at::Tensor> send{sent};
+    std::vector<at::Tensor> receive{at::empty_like(sent)};
+    for (int tag = 0; tag < kConnections; ++tag) {
+      const auto received = backend_->recv(receive, rank, tag);
+      backend_->send(send, rank, tag)->wait();
+      received->wait();
+    }
+  }
 }
 
 std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag,

@@ -30,7 +30,7 @@ class C10dEngine final : public internode::Engine {
   // Ends abandoned transfers. In a forked child, leaks the threads.
   ~C10dEngine() override;
 
-  // Connects to a rank at the first message, for which it may wait; so it may throw.
+  void connect(const std::vector<int>& ranks) override;
   std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
                                   const std::vector<Message>& receives,
                                   std::function<void()> when_done) override;
