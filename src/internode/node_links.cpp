@@ -259,10 +259,11 @@ void NodeLinks::check_region() {
       record({global}, region_->peers().describe_loss(rank));
     }
   }
-  if (left != own_left_) send_to_all(Left{own_left_ = left});
+  // First why, since a rank that fails leaves then.
   if (region_->failed() && !std::exchange(told_failure_, true)) {
     send_to_all(Failed{region_->failure()});
   }
+  if (left != own_left_) send_to_all(Left{own_left_ = left});
 }
 
 void NodeLinks::ask() {
