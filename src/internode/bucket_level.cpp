@@ -194,9 +194,6 @@ class BucketLevel::LaneStage final : public Stage {
         memory_(std::move(level.memory_[what.bucket])) {
     if (!memory_) memory_ = std::make_shared<LaneMemory>();
     memory_->begin(std::move(buffer));
-    for (int node = 0; node < level.map().nodes(); ++node) {
-      if (node != level.map().node()) peers_.push_back(node);
-    }
     send_sums();
   }
   ~LaneStage() override { cancel(); }
@@ -229,7 +226,7 @@ class BucketLevel::LaneStage final : public Stage {
   }
   RankSet awaited() const override {
     RankSet ranks;
-    for (const int node : peers_) {
+    for (const int node : level_.other_nodes_) {
       ranks.insert(level_.group_->global_ranks().of(level_.map().rank_at(node, what_.lane)));
     }
     return ranks;
@@ -274,7 +271,7 @@ class BucketLevel::LaneStage final : public Stage {
     const Slice own = own_slice();
     sums_.resize(static_cast<std::size_t>(map.nodes()));
     sums_[static_cast<std::size_t>(map.node())] = sums_of(own);
-    for (const int node : peers_) {
+    for (const int node : level_.other_nodes_) {
       const Slice theirs = slice(node);
       add(sends, node, sums_of(theirs), level_.parts_.size() * theirs.count());
       const std::size_t expected = map.parts(node).size() * own.count();
@@ -295,7 +292,7 @@ class BucketLevel::LaneStage final : public Stage {
     Messages sends;
     Messages receives;
     const Slice own = own_slice();
-    for (const int node : peers_) {
+    for (const int node : level_.other_nodes_) {
       const Slice theirs = slice(node);
       add(sends, node, at(own), own.count());
       add(receives, node, at(theirs), theirs.count());
@@ -327,7 +324,6 @@ class BucketLevel::LaneStage final : public Stage {
   std::byte* buffer_;
   Group::Division division_;
   std::shared_ptr<LaneMemory> memory_;
-  std::vector<int> peers_;              // the other nodes
   std::vector<const std::byte*> sums_;  // by node, of this node's slice
   std::uint32_t phase_ = 0;
   std::shared_ptr<std::atomic<bool>> done_;
@@ -344,6 +340,9 @@ BucketLevel::BucketLevel(std::shared_ptr<Group> group, std::unique_ptr<Engine> e
   for (int rank = 0; rank < map().size(); ++rank) {
     ranks_.push_back(group_->global_ranks().of(rank));
     nodes_.push_back(map().node_of(rank));
+  }
+  for (int node = 0; node < map().nodes(); ++node) {
+    if (node != map().node()) other_nodes_.push_back(node);
   }
   for (const NodeMap::Part& part : map().parts(map().node())) {
     auto& local = parts_.emplace_back();
@@ -368,9 +367,7 @@ void BucketLevel::connect_lane() {
   const int lane = map().local_rank();
   if (lane >= lanes()) return;
   std::vector<int> peers;
-  for (int node = 0; node < map().nodes(); ++node) {
-    if (node != map().node()) peers.push_back(map().rank_at(node, lane));
-  }
+  for (const int node : other_nodes_) peers.push_back(map().rank_at(node, lane));
   engine_->connect(peers);
 }
 

@@ -80,6 +80,7 @@ class BucketLevel final : public shm::SecondLevel {
   std::vector<int> ranks_;
   std::vector<int> nodes_;
   std::vector<std::vector<int>> parts_;
+  std::vector<int> other_nodes_;
   Board& board_;
   std::map<std::size_t, std::shared_ptr<LaneMemory>> memory_;  // by bucket, for its next reduction
 };
