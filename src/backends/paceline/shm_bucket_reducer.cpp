@@ -39,13 +39,6 @@ std::vector<std::size_t> in_place_sizes(const distributed::BucketReducer::Option
   return sizes;
 }
 
-// Whoever asks later may do so on another thread, where `describe` must not be called.
-std::vector<std::string> names_of_buckets(const distributed::BucketReducer::Options& options) {
-  std::vector<std::string> names;
-  for (std::size_t b = 0; b < options.buckets.size(); ++b) names.push_back(options.describe(b));
-  return names;
-}
-
 }  // namespace
 
 ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options,
@@ -56,8 +49,7 @@ ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options,
                 .between_nodes = between_nodes,
                 .leaves = between_nodes ? std::nullopt : options.leaves}),
       gradients_(group.region(), in_place_sizes(options, group.region()->rank())),
-      names_(names_of_buckets(options)),
-      source_("steps", [this] { return describe_step(reducer_.blocks(), names_); }) {
+      source_("steps", [this] { return describe_step(reducer_.blocks()); }) {
   if (options.extra_time.count() > 0) reducer_.extend_timeout(options.extra_time);
   const auto as_tensor = [](const std::shared_ptr<std::byte>& memory, std::int64_t count,
                             at::ScalarType type) {

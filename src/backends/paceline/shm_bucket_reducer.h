@@ -55,7 +55,6 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   GradientMemory gradients_;
   std::vector<at::Tensor> tensors_;
   std::vector<std::vector<at::Tensor>> parts_;  // by bucket, those with memory of their own
-  std::vector<std::string> names_;              // by bucket: its parameters
   base::StateSource source_;
 };
 

@@ -38,8 +38,8 @@ std::string describe_group(const shm::Region& region, const shm::Mailbox& mailbo
   return dump(json);
 }
 
-std::string describe_step(const shm::ControlBlocks& blocks,
-                          const std::vector<std::string>& buckets) {
+std::string describe_step(const shm::ControlBlocks& blocks) {
+  const std::vector<std::string>& buckets = blocks.contents();
   Json json{{"group", blocks.region().options().name},
             {"step", blocks.step()},
             {"buckets", buckets},

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "shm/buckets/bucket_reducer.h"
 #include "shm/collectives/group.h"
@@ -13,8 +12,7 @@ namespace paceline::backends {
 
 // A group: its ranks, where each is in the collectives, this rank's messages under way.
 std::string describe_group(const shm::Region& region, const shm::Mailbox& mailbox);
-// The step of a bucket reducer. `buckets`: their parameters.
-std::string describe_step(const shm::ControlBlocks& blocks,
-                          const std::vector<std::string>& buckets);
+// The step of a bucket reducer.
+std::string describe_step(const shm::ControlBlocks& blocks);
 
 }  // namespace paceline::backends

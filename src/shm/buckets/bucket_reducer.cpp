@@ -62,10 +62,10 @@ LeafPlan checked_leaves(const Group& group, const BucketReducer::Options& option
 
 }  // namespace
 
-// Memory comes before the exchange of control blocks: a rank may fail afterwards, which ends
-// allocation here.
-BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
-                             Options options)
+// Memory and the thread come before the exchange of control blocks: a rank may fail afterwards,
+// which ends allocation here, and one that fails before lets nobody wait for its first step.
+BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets,
+                             const Describe& describe, Options options)
     : region_(group.region()),
       leaves_(checked_leaves(group, options)),
       data_(allocate_buckets(region_, buckets)),
@@ -73,8 +73,8 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
       lanes_(options.between_nodes
                  ? TwoLevelReduction::allocate(region_, buckets, *options.between_nodes)
                  : TwoLevelReduction::LaneBuffers()),
-      blocks_(group, buckets, leaves_, std::move(describe), options.steps,
-              std::move(options.parameters),
+      progress_(options.between_nodes ? make_progress() : nullptr),
+      blocks_(group, buckets, leaves_, describe, options.steps, std::move(options.parameters),
               options.between_nodes ? options.between_nodes->ranks().size() : 0),
       agreement_(blocks_),
       places_(buckets.size()),
@@ -84,17 +84,21 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets, Desc
   if (options.between_nodes) {
     two_level_ = std::make_unique<TwoLevelReduction>(
         blocks_, agreement_, std::move(options.between_nodes), std::move(lanes_));
-    progress_ = std::make_unique<StepProgress>(region_, [this] {
-      bool again = false;
-      run_or_cancel([&] { again = two_level_->advance(); });
-      return again;
-    });
   }
+}
+
+std::unique_ptr<StepProgress> BucketReducer::make_progress() {
+  return std::make_unique<StepProgress>(region_, [this] {
+    bool again = false;
+    run_or_cancel([&] { again = two_level_->advance(); });
+    return again;
+  });
 }
 
 BucketReducer::~BucketReducer() {
   if (region_->in_forked_child()) {
     std::ignore = progress_.release();
+    std::ignore = two_level_.release();
     return;
   }
   if (!in_step_) return;
@@ -111,6 +115,11 @@ BucketReducer::~BucketReducer() {
     for (const auto& memory : parts) region_->memory().retire(memory.get());
   }
   for (void* const memory : used_parts_) region_->memory().retire(memory);
+}
+
+// Only the parent has the step's threads, and its words in shared memory are not the child's.
+void BucketReducer::check_process() const {
+  if (region_->in_forked_child()) region_->check_usable({"backward", blocks_.step()});
 }
 
 void BucketReducer::place(std::size_t bucket, void* memory) {
@@ -158,6 +167,7 @@ bool BucketReducer::use_in_place(std::size_t bucket, void* memory, std::size_t p
 }
 
 void BucketReducer::publish(std::size_t bucket) {
+  check_process();
   two_level_ ? two_level_->publish(bucket) : pending_.push_back(bucket);
   blocks_.own_progress().last.store(static_cast<std::uint32_t>(bucket), std::memory_order_relaxed);
   region_->publish(blocks_.own_words(bucket).published, blocks_.step());
@@ -165,6 +175,7 @@ void BucketReducer::publish(std::size_t bucket) {
 }
 
 void BucketReducer::skip(std::size_t bucket) {
+  check_process();
   skipped_[bucket] = true;
   auto& own = blocks_.own_words(bucket);
   // Kept near the step, as a bucket may be skipped for long.
@@ -188,6 +199,7 @@ void BucketReducer::run_or_cancel(Action action) {
 }
 
 void BucketReducer::try_progress() {
+  check_process();
   if (two_level_) return progress_->rethrow();
   std::erase_if(pending_, [&](std::size_t bucket) {
     if (!blocks_.reached_by_all(bucket, &BucketWords::published)) return false;
@@ -241,6 +253,7 @@ void BucketReducer::average_slice(std::size_t bucket, const Slice& slice,
 }
 
 void BucketReducer::finish() {
+  check_process();
   restart_deadline();
   waits_.clear();
   if (two_level_) {
@@ -322,6 +335,7 @@ void BucketReducer::await(BucketWait& context, int rank) {
 
 bool BucketReducer::abort_step() {
   if (!in_step_) return false;
+  check_process();
   if (two_level_) {
     progress_->end();
     two_level_->cancel();

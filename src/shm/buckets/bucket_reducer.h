@@ -21,7 +21,7 @@ namespace paceline::shm {
 struct BucketReducerOptions {
   std::uint32_t steps = 0;                // the first step has number steps + 1
   std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
-  // Null if this node has all ranks of the job.
+  // Null if this node has all ranks of the job. A forked child leaks it.
   std::shared_ptr<SecondLevel> between_nodes{};
   // Of buckets that are averaged. Unset: one leaf for each rank, as it must be with between_nodes.
   std::optional<LeafPlan> leaves{};
@@ -34,7 +34,8 @@ struct BucketReducerOptions {
 // number of try_progress in between; finish. Then data(b) holds the reduced bucket on every rank.
 // Until the next publish(b), data(b) is this rank's own again.
 //
-// Used by one thread at a time, which need not be the one that uses the group.
+// Used by one thread at a time, which need not be the one that uses the group. In a forked child
+// all calls throw UsageError.
 class BucketReducer {
  public:
   using Bucket = shm::Bucket;
@@ -44,8 +45,8 @@ class BucketReducer {
   // Collective. Waits as long as the group does at this time. Mismatch if the number or the
   // total size of the buckets differs.
   // `buckets`: the same on all ranks.
-  // `describe`: the content of a bucket, for messages.
-  BucketReducer(Group& group, std::span<const Bucket> buckets, Describe describe,
+  // `describe`: the content of a bucket, for messages; not called later.
+  BucketReducer(Group& group, std::span<const Bucket> buckets, const Describe& describe,
                 Options options = {});
   BucketReducer(const BucketReducer&) = delete;
   BucketReducer& operator=(const BucketReducer&) = delete;
@@ -123,6 +124,8 @@ class BucketReducer {
  private:
   using BucketWords = ControlBlocks::BucketWords;
 
+  void check_process() const;
+  std::unique_ptr<StepProgress> make_progress();
   void finish_step();
   void finish_two_levels();
   // Runs `action`. If it throws, cancels the exchanges between nodes first: the step must be
@@ -145,11 +148,11 @@ class BucketReducer {
   std::vector<std::shared_ptr<std::byte>> data_;
   // By bucket: its parts that have memory of their own.
   std::vector<std::vector<std::shared_ptr<std::byte>>> parts_;
-  TwoLevelReduction::LaneBuffers lanes_;  // until two_level_ has them
+  TwoLevelReduction::LaneBuffers lanes_;    // until two_level_ has them
+  std::unique_ptr<StepProgress> progress_;  // of two_level_; null on the only node
   ControlBlocks blocks_;
   StepAgreement agreement_;
   std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node
-  std::unique_ptr<StepProgress> progress_;        // of two_level_
   std::vector<void*> places_;                     // by bucket: where it is in this step
   std::vector<double> ones_;                      // the weights of leaves, if none are given
   std::vector<void*> used_parts_;                 // in place in this step

@@ -8,15 +8,15 @@
 namespace paceline::shm {
 
 ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, LeafPlan leaves,
-                             DescribeBucket describe, std::uint32_t steps,
+                             const DescribeBucket& describe, std::uint32_t steps,
                              std::vector<std::string> parameters, std::size_t job_ranks)
     : region_(group.region()),
       buckets_(buckets.begin(), buckets.end()),
       leaves_(std::move(leaves)),
-      describe_(std::move(describe)),
       parameters_(std::move(parameters)),
       job_ranks_(job_ranks),
       step_(steps) {
+  for (std::size_t b = 0; b < buckets_.size(); ++b) contents_.push_back(describe(b));
   own_ = static_cast<std::byte*>(region_->allocate_or_throw(bytes()));
   std::memset(own_, 0, bytes());
   // Peers read them after the exchange. Zero would seem to be ahead of late steps.
@@ -274,14 +274,18 @@ void* ControlBlocks::find(int rank, std::size_t bucket, std::uint64_t offset,
                           std::size_t bytes) const {
   void* const found = region_->memory().resolve(rank, offset, bytes);
   if (found == nullptr || offset % kCacheLine != 0) {
-    fail({rank}, fmt::format("{} published memory that is not its own as bucket {} ({})",
-                             name_of(rank), bucket, describe_(bucket)));
+    fail({rank}, fmt::format("{} published memory that is not its own as {}", name_of(rank),
+                             name_of_bucket(bucket)));
   }
   return found;
 }
 
 std::string ControlBlocks::name_of(int rank) const {
   return fmt::format("rank {}", region_->global_ranks().of(rank));
+}
+
+std::string ControlBlocks::name_of_bucket(std::size_t bucket) const {
+  return fmt::format("bucket {} ({})", bucket, contents_[bucket]);
 }
 
 std::string ControlBlocks::position() const {

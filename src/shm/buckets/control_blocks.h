@@ -62,8 +62,8 @@ class ControlBlocks {
   // Collective. Mismatch if the ranks have different buckets or leaves. `job_ranks`: the number of
   // ranks in the job; 0 on a single node.
   ControlBlocks(Group& group, std::span<const Bucket> buckets, LeafPlan leaves,
-                DescribeBucket describe, std::uint32_t steps, std::vector<std::string> parameters,
-                std::size_t job_ranks = 0);
+                const DescribeBucket& describe, std::uint32_t steps,
+                std::vector<std::string> parameters, std::size_t job_ranks = 0);
   ControlBlocks(const ControlBlocks&) = delete;
   ControlBlocks& operator=(const ControlBlocks&) = delete;
   ~ControlBlocks();
@@ -122,10 +122,11 @@ class ControlBlocks {
   void place_part(std::size_t bucket, std::size_t part, const void* memory);
   void* find_part(int rank, std::size_t bucket, std::size_t part) const;
 
-  // For messages: "rank 3", "step 7 of group world", "fc.weight".
+  // For messages: "rank 3", "step 7 of group world", "fc.weight", "bucket 2 (fc.weight)".
   std::string name_of(int rank) const;
   std::string position() const;
-  std::string describe(std::size_t bucket) const { return describe_(bucket); }
+  const std::vector<std::string>& contents() const { return contents_; }  // by bucket
+  std::string name_of_bucket(std::size_t bucket) const;
   // Makes `text` the group's failure. `ranks`: the ranks of the group at fault.
   [[noreturn]] void fail(const RankSet& ranks, const std::string& text) const;
   [[noreturn]] void fail(const Failure& failure) const;
@@ -167,7 +168,7 @@ class ControlBlocks {
   std::shared_ptr<Region> region_;
   std::vector<Bucket> buckets_;
   LeafPlan leaves_;
-  DescribeBucket describe_;
+  std::vector<std::string> contents_;  // by bucket
   std::vector<std::string> parameters_;
   std::byte* own_ = nullptr;
   std::vector<Progress*> progress_;  // by rank

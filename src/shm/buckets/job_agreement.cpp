@@ -11,8 +11,6 @@
 namespace paceline::shm {
 namespace {
 
-constexpr const char* kSummaries = "the step summaries";
-
 // FNV-1a, 64 bits.
 std::uint64_t fingerprint_of_buckets(const ControlBlocks& blocks) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -30,10 +28,14 @@ std::uint64_t fingerprint_of_buckets(const ControlBlocks& blocks) {
   return hash;
 }
 
+std::string describe_exchange(const ControlBlocks& blocks, Exchanged what) {
+  return fmt::format("the exchange of {} between nodes",
+                     what ? blocks.name_of_bucket(*what) : "the step summaries");
+}
+
 }  // namespace
 
-void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
-                        const std::string& what) {
+void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks, Exchanged what) {
   Failure failure{FailureKind::peer_lost, ranks, {}};
   std::string why;
   try {
@@ -46,8 +48,8 @@ void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
   } catch (const std::exception& error) {
     why = error.what();
   }
-  failure.text = fmt::format("in {} the exchange of {} between nodes failed: {}", blocks.position(),
-                             what, why);
+  failure.text =
+      fmt::format("in {} {} failed: {}", blocks.position(), describe_exchange(blocks, what), why);
   blocks.fail(failure);
 }
 
@@ -55,7 +57,7 @@ std::string describe_at_fault(const RankSet& at_fault, const GlobalRanks& global
   return at_fault.empty() ? "an unknown rank" : global_ranks.describe_global(at_fault);
 }
 
-bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
+bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, Exchanged what,
                  const GlobalRanks& global_ranks) {
   auto state = SecondLevel::Stage::State::under_way;
   try {
@@ -70,8 +72,8 @@ bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const s
   blocks.region().check_usable({"backward", blocks.step()});
   const RankSet ranks = stage.at_fault();
   throw Mismatch(
-      fmt::format("a rank aborted {} because of {}, before the exchange of {} between nodes",
-                  blocks.position(), describe_at_fault(ranks, global_ranks), what),
+      fmt::format("a rank aborted {} because of {}, before {}", blocks.position(),
+                  describe_at_fault(ranks, global_ranks), describe_exchange(blocks, what)),
       ranks.list(), "backward", blocks.step());
 }
 
@@ -94,7 +96,7 @@ bool JobAgreement::advance() {
 
 void JobAgreement::advance_leader() {
   if (phase_ == Phase::none) collect_reports();
-  if (!is_complete(blocks_, *stage_, kSummaries, global_ranks_)) return;
+  if (!is_complete(blocks_, *stage_, std::nullopt, global_ranks_)) return;
   stage_.reset();
   if (phase_ == Phase::reports) {
     reports_.resize(between_.ranks().size());
@@ -140,7 +142,7 @@ void JobAgreement::collect(std::uint32_t phase, std::span<const std::byte> mine)
   try {
     stage_ = between_.gather({blocks_.step(), phase}, mine, all_);
   } catch (...) {
-    fail_between_nodes(blocks_, {}, kSummaries);
+    fail_between_nodes(blocks_, {}, std::nullopt);
   }
 }
 
@@ -202,7 +204,7 @@ void JobAgreement::check() {
   try {
     stage_->check();
   } catch (...) {
-    fail_between_nodes(blocks_, stage_->awaited(), kSummaries);
+    fail_between_nodes(blocks_, stage_->awaited(), std::nullopt);
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "shm/buckets/second_level.h"
@@ -10,16 +10,19 @@
 
 namespace paceline::shm {
 
+// What nodes exchange: a bucket, or the step summaries.
+using Exchanged = std::optional<std::size_t>;
+
 // Whether a stage is complete. If it failed, so does the group. If it was aborted, throws Mismatch,
 // as if a peer on this node aborted the step. `what` and `global_ranks` appear in messages.
-bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, const std::string& what,
+bool is_complete(const ControlBlocks& blocks, SecondLevel::Stage& stage, Exchanged what,
                  const GlobalRanks& global_ranks);
 // Names the global ranks at fault, with their nodes.
 std::string describe_at_fault(const RankSet& at_fault, const GlobalRanks& global_ranks);
 // Makes the exception that is being handled the group's failure. At fault are the ranks that it
 // names, or else `ranks`.
 [[noreturn]] void fail_between_nodes(const ControlBlocks& blocks, const RankSet& ranks,
-                                     const std::string& what);
+                                     Exchanged what);
 
 // What the ranks of all nodes report of a step. Rank 0 of a node, its leader, gathers the reports
 // and checks them for agreement. The node's other ranks read them in the leader's control block.
@@ -41,8 +44,6 @@ class JobAgreement {
   // The leader's exchange under way, or null.
   SecondLevel::Stage* stage() const { return stage_.get(); }
   void cancel() noexcept;
-  // In a forked child: leaks the stage, since its threads and locks exist only in the parent.
-  void release_stage() { std::ignore = stage_.release(); }
 
  private:
   void collect_reports();

@@ -35,14 +35,12 @@ void StepProgress::begin() {
 }
 
 void StepProgress::end() noexcept {
-  if (process_.is_forked_child()) return;
   std::unique_lock lock(mutex_);
   active_ = false;
   changed_.wait(lock, [&] { return !advances_; });
 }
 
 void StepProgress::rethrow() {
-  if (process_.is_forked_child()) return;
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);
 }

@@ -8,15 +8,13 @@
 #include <thread>
 
 #include "shm/region.h"
-#include "shm/sync/fork_generation.h"
 
 namespace paceline::shm {
 
 // Advances a step on a thread of its own while the rank's thread computes gradients. Between nodes
 // a bucket takes several turns, and the hooks of a backward are too far apart for them.
 //
-// In a forked child, which lacks the thread, end() and rethrow() do nothing, and the destructor
-// must not be called.
+// In a forked child, which lacks the thread, call nothing and leak it.
 class StepProgress {
  public:
   // `advance` is called on the thread whenever this rank's doorbell rings, and again at once if it
@@ -38,7 +36,6 @@ class StepProgress {
 
   const std::shared_ptr<Region> region_;
   const std::function<bool()> advance_;
-  OwningProcess process_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool active_ = false;

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstring>
 #include <exception>
-#include <tuple>
 
 #include <paceline/error.h>
 
@@ -76,19 +75,6 @@ TwoLevelReduction::TwoLevelReduction(const ControlBlocks& blocks, StepAgreement&
   for (std::size_t b = 0; b < states_.size(); ++b) {
     if (buffers[b]) set_buffer(b, std::move(buffers[b]));
   }
-}
-
-// In a forked child, destroys nothing that exchanges data: its threads and locks exist only in the
-// parent.
-TwoLevelReduction::~TwoLevelReduction() {
-  if (!blocks_.region().in_forked_child()) return;
-  for (State& state : states_) std::ignore = state.stage.release();
-  job_.release_stage();
-  union Kept {
-    std::shared_ptr<SecondLevel> level;
-    ~Kept() {}  // leaves `level` alive
-  };
-  const Kept kept{std::move(between_)};
 }
 
 Slice TwoLevelReduction::lane_of(std::size_t bucket, int lane) const {
@@ -184,7 +170,7 @@ void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
         owner, offset, between_->parts().size() * lane.count() * sum_size(type));
     if (buffer == nullptr || offset % kCacheLine != 0) {
       blocks_.fail({owner}, fmt::format("{} published memory that is not its own for sums of {}",
-                                        blocks_.name_of(owner), name_of(bucket)));
+                                        blocks_.name_of(owner), blocks_.name_of_bucket(bucket)));
     }
     visitor(owner, overlap, buffer + (overlap.begin - lane.begin) * sum_size(type), lane);
   }
@@ -243,10 +229,10 @@ void TwoLevelReduction::combine(std::size_t bucket) {
             state.buffer);
       } catch (...) {
         state.cancelled = true;
-        fail_between_nodes(blocks_, {}, name_of(bucket));
+        fail_between_nodes(blocks_, {}, bucket);
       }
     }
-    if (!is_complete(blocks_, *state.stage, name_of(bucket), job_.global_ranks())) return;
+    if (!is_complete(blocks_, *state.stage, bucket, job_.global_ranks())) return;
     state.stage.reset();
     blocks_.region().publish(blocks_.own_words(bucket).combined, blocks_.step());
     blocks_.region().ring_peers();
@@ -291,7 +277,7 @@ void TwoLevelReduction::cancel(bool gone) noexcept {
 }
 
 void TwoLevelReduction::cancel(const RankSet& at_fault, bool gone) noexcept {
-  if (aborted_ || blocks_.region().in_forked_child()) return;
+  if (aborted_) return;
   aborted_ = true;
   blocks_.publish_at_fault(at_fault);
   between_->abort(blocks_.step(), at_fault, gone);
@@ -345,10 +331,6 @@ RankSet TwoLevelReduction::missing_on_other_nodes() const {
 
 std::string TwoLevelReduction::describe(const RankSet& ranks) const {
   return describe_at_fault(ranks, job_.global_ranks());
-}
-
-std::string TwoLevelReduction::name_of(std::size_t bucket) const {
-  return fmt::format("bucket {} ({})", bucket, blocks_.describe(bucket));
 }
 
 }  // namespace paceline::shm

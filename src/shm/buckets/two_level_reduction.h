@@ -21,6 +21,9 @@ namespace paceline::shm {
 // 1. It accumulates its slice of all local ranks' buckets into the lanes' buffers.
 // 2. Once all local ranks have accumulated, it starts the exchange of its lane.
 // 3. Once the lanes are combined, it completes its slice in all local ranks' buckets.
+//
+// In a forked child, call nothing and leak it: exchanges, and the locks of other threads, belong to
+// the parent.
 class TwoLevelReduction {
  public:
   // By bucket: memory for the sums of this rank's lane; null if that is empty.
@@ -33,8 +36,6 @@ class TwoLevelReduction {
                     std::shared_ptr<SecondLevel> between, LaneBuffers buffers);
   TwoLevelReduction(const TwoLevelReduction&) = delete;
   TwoLevelReduction& operator=(const TwoLevelReduction&) = delete;
-  // In a forked child, leaks the exchanges, since they belong to the parent.
-  ~TwoLevelReduction();
 
   // Call before this rank writes its first word of the step.
   void begin_step();
@@ -52,8 +53,7 @@ class TwoLevelReduction {
 
   // Cancels the exchanges under way; the step must be aborted then. Replaces buffers that the
   // transport may still write to. `at_fault`: the global ranks that caused it, none if unknown.
-  // By default those of the group's failure, or else this rank. Does nothing in a forked child,
-  // as the exchanges belong to the parent.
+  // By default those of the group's failure, or else this rank.
   // `gone`: as in SecondLevel::abort.
   void cancel(bool gone = false) noexcept;
   void cancel(const RankSet& at_fault, bool gone = false) noexcept;
@@ -99,7 +99,6 @@ class TwoLevelReduction {
   void complete(std::size_t bucket);
   template <typename Visitor>
   void visit_lanes(std::size_t bucket, Visitor visitor);
-  std::string name_of(std::size_t bucket) const;
 
   const ControlBlocks& blocks_;
   StepAgreement& agreement_;

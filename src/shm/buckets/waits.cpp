@@ -47,8 +47,7 @@ bool BucketWait::poll() {
 }
 
 std::string BucketWait::describe() const {
-  return fmt::format("backward, {}, bucket {} ({})", blocks_.position(), bucket_,
-                     blocks_.describe(bucket_));
+  return fmt::format("backward, {}, {}", blocks_.position(), blocks_.name_of_bucket(bucket_));
 }
 
 std::string BucketWait::last_seen(int rank, bool /*missing*/) const {
@@ -60,7 +59,7 @@ std::string BucketWait::last_seen(int rank, bool /*missing*/) const {
   if (ready == 0) return "it has no bucket of this step ready";
   const std::size_t last = blocks_.progress(rank).last.load(std::memory_order_relaxed);
   return fmt::format("it has {} of {} buckets ready, {} ({}) last", ready, count, last,
-                     last < count ? blocks_.describe(last) : "there is none");
+                     last < count ? blocks_.contents()[last] : "there is none");
 }
 
 void BucketWait::check(int peer) const {
@@ -79,8 +78,8 @@ void BucketWait::check(int peer) const {
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
   if (gone && !left && !has_lasted_a_second()) return;
   throw Mismatch(
-      fmt::format("{} aborted {}: an exception ended its step before bucket {} ({}) was ready",
-                  blocks_.name_of(peer), blocks_.position(), bucket_, blocks_.describe(bucket_)),
+      fmt::format("{} aborted {}: an exception ended its step before {} was ready",
+                  blocks_.name_of(peer), blocks_.position(), blocks_.name_of_bucket(bucket_)),
       {blocks_.region().global_ranks().of(peer)}, op.operation, op.sequence);
 }
 
@@ -88,9 +87,9 @@ void BucketWait::check(int peer) const {
 void BucketWait::check_at_fault(int peer, const RankSet& at_fault) const {
   if (at_fault == RankSet{blocks_.region().global_ranks().of(peer)}) return;
   blocks_.region().check_usable(op);
-  throw Mismatch(fmt::format("{} aborted {} because of {}, before bucket {} ({}) was ready",
+  throw Mismatch(fmt::format("{} aborted {} because of {}, before {} was ready",
                              blocks_.name_of(peer), blocks_.position(),
-                             two_level_->describe(at_fault), bucket_, blocks_.describe(bucket_)),
+                             two_level_->describe(at_fault), blocks_.name_of_bucket(bucket_)),
                  at_fault.list(), op.operation, op.sequence);
 }
 
@@ -106,10 +105,11 @@ void BucketWait::check_not_skipped(int peer) const {
   check_frozen(blocks_, flags);
   blocks_.fail(
       {peer},
-      fmt::format("in {} {} skipped bucket {} ({}), but {} used it: with "
-                  "skip_all_reduce_unused_params the same parameters must be unused on every rank",
-                  blocks_.position(), blocks_.name_of(peer), bucket_, blocks_.describe(bucket_),
-                  blocks_.name_of(blocks_.rank())));
+      fmt::format(
+          "in {} {} skipped {}, but {} used it: with skip_all_reduce_unused_params the same "
+          "parameters must be unused on every rank",
+          blocks_.position(), blocks_.name_of(peer), blocks_.name_of_bucket(bucket_),
+          blocks_.name_of(blocks_.rank())));
 }
 
 // Detects uneven inputs: some ranks go on training while others make the next call.

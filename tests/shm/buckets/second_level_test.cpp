@@ -2,7 +2,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <span>
@@ -189,14 +191,20 @@ TEST(SecondLevel, AForkedChildDestroysNoExchange) {
   });
 }
 
-TEST(SecondLevel, AForkedChildAbortsNoExchange) {
+TEST(SecondLevel, AForkedChildMayNotGoOnWithTheStep) {
   expect_of_forked_child([](FakeNetwork& network, std::unique_ptr<BucketReducer>& reducer) {
-    try {
-      reducer->abort_step();
-    } catch (const UsageError&) {
-      return network.aborts() == 0;
-    }
-    return false;
+    const std::vector<std::function<void()>> calls{
+        [&] { reducer->abort_step(); }, [&] { reducer->publish(0); }, [&] { reducer->skip(0); },
+        [&] { reducer->try_progress(); }, [&] { reducer->finish(); }};
+    const bool refused = std::ranges::all_of(calls, [](const auto& call) {
+      try {
+        call();
+      } catch (const UsageError&) {
+        return true;
+      }
+      return false;
+    });
+    return refused && network.aborts() == 0;
   });
 }
 
