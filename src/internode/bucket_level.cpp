@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "internode/call.h"
 #include "internode/node_links.h"
 #include "shm/buckets/waits.h"
 #include "shm/collectives/fingerprint.h"
@@ -348,27 +349,41 @@ BucketLevel::BucketLevel(std::shared_ptr<Group> group, std::unique_ptr<Engine> e
     auto& local = parts_.emplace_back();
     for (const int rank : part.ranks) local.push_back(map().local_rank_of(rank));
   }
-  if (map().is_leader()) {
-    group_->links().on_abort(stream_, [this](const Aborted& aborted) { note_abort(aborted); });
-  }
   connect_lane();
-  // From here on, other nodes may abort steps.
-  group_->barrier();
+  hear_aborts();
 }
 
 BucketLevel::~BucketLevel() {
-  if (map().is_leader() && !region().in_forked_child()) {
-    group_->links().on_abort(stream_, nullptr);
-  }
+  if (!region().in_forked_child()) ignore_aborts();
 }
 
 // A rank may abort a step before it starts a transfer that another waits to connect for.
 void BucketLevel::connect_lane() {
+  const Group::Call call(*group_, {.operation = shm::Operation::barrier});
   const int lane = map().local_rank();
   if (lane >= lanes()) return;
   std::vector<int> peers;
   for (const int node : other_nodes_) peers.push_back(map().rank_at(node, lane));
-  engine_->connect(peers);
+  Group::Exchange(*group_, RankSet(peers), [&](std::function<void()> when_done) {
+    return engine_->connect(peers, std::move(when_done));
+  }).finish();
+}
+
+void BucketLevel::hear_aborts() {
+  if (map().is_leader()) {
+    group_->links().on_abort(stream_, [this](const Aborted& aborted) { note_abort(aborted); });
+  }
+  try {
+    group_->barrier();
+  } catch (...) {
+    ignore_aborts();
+    throw;
+  }
+  // From here on, other nodes may abort steps.
+}
+
+void BucketLevel::ignore_aborts() {
+  if (map().is_leader()) group_->links().on_abort(stream_, nullptr);
 }
 
 std::unique_ptr<BucketLevel::Stage> BucketLevel::gather(const Collection& what,

@@ -25,7 +25,7 @@ namespace paceline::internode {
 class BucketLevel final : public shm::SecondLevel {
  public:
   // Collective over the group. Like the reducer, it is used by one thread at a time, but no call of
-  // the group may be under way during the constructor.
+  // the group may be under way during the constructor. Throws like one.
   BucketLevel(std::shared_ptr<Group> group, std::unique_ptr<Engine> engine);
   BucketLevel(const BucketLevel&) = delete;
   BucketLevel& operator=(const BucketLevel&) = delete;
@@ -67,6 +67,8 @@ class BucketLevel final : public shm::SecondLevel {
   // Rings this rank's doorbell when it is called, on any thread, and sets a flag.
   std::function<void()> ring_and_set(std::shared_ptr<std::atomic<bool>> flag) const;
   void connect_lane();
+  void hear_aborts();
+  void ignore_aborts();
   Board::Abort& abort_of(std::uint32_t step) const {
     return board_.aborts[step % board_.aborts.size()];
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,14 +31,17 @@ class Group::Call final : public shm::OuterCall {
   std::optional<base::Deadline> learning_;
 };
 
-// Messages between nodes, under way from the constructor on until finish.
+// A transfer between nodes, under way from the constructor on until finish.
 class Group::Exchange {
  public:
   Exchange(Group& group, const Messages& sends, const Messages& receives, std::uint32_t number);
+  // `start` starts a transfer with these ranks of the group.
+  using Start = std::function<std::unique_ptr<Engine::Transfer>(std::function<void()> when_done)>;
+  Exchange(Group& group, const shm::RankSet& peers, const Start& start);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // Waits until all messages have arrived.
+  // Waits until it is complete.
   void finish();
 
  private:

@@ -35,6 +35,12 @@ constexpr std::uint32_t kFormation = 1;
 constexpr char kOneThread = 1;
 constexpr char kSeveralThreads = 2;
 
+RankSet ranks_of(const std::vector<Engine::Message>& messages) {
+  RankSet ranks;
+  for (const Engine::Message& message : messages) ranks.insert(message.rank);
+  return ranks;
+}
+
 std::span<const std::byte> bytes_of(const std::vector<std::uint64_t>& numbers) {
   return std::as_bytes(std::span(numbers));
 }
@@ -329,19 +335,19 @@ void Group::fail(const RankSet& ranks, const std::string& text) {
 
 Group::Exchange::Exchange(Group& group, const Messages& sends, const Messages& receives,
                           std::uint32_t number)
-    : group_(group) {
-  constexpr std::uint32_t kNumbers = 1 << 12;  // of a call
-  constexpr std::uint32_t kCallsApart = 1 << 16;
-  for (const Messages* const messages : {&sends, &receives}) {
-    for (const Engine::Message& message : *messages) {
-      peers_.insert(group_.global_ranks_.of(message.rank));
-    }
-  }
+    : Exchange(group, ranks_of(sends) |= ranks_of(receives), [&](std::function<void()> when_done) {
+        constexpr std::uint32_t kNumbers = 1 << 12;  // of a call
+        constexpr std::uint32_t kCallsApart = 1 << 16;
+        const auto call = static_cast<std::uint32_t>(group.call_.sequence % kCallsApart);
+        return group.engine_->start(call * kNumbers + number % kNumbers, sends, receives,
+                                    std::move(when_done));
+      }) {}
+
+Group::Exchange::Exchange(Group& group, const RankSet& peers, const Start& start)
+    : group_(group), peers_(group.global_ranks_.of(peers)) {
   if (peers_.empty()) return;
-  const auto call = static_cast<std::uint32_t>(group_.call_.sequence % kCallsApart);
   try {
-    transfer_ = group_.engine_->start(call * kNumbers + number % kNumbers, sends, receives,
-                                      [this] { group_.region()->publish(done_, 1); });
+    transfer_ = start([this] { group_.region()->publish(done_, 1); });
   } catch (const std::exception& error) {
     group_.fail_transfer(error.what(), peers_);
   }

@@ -15,6 +15,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -226,6 +227,50 @@ TEST(BucketLevelErrors, AFailedTransferNamesItsOtherEnd) {
     }
   });
   for (const auto& error : errors) EXPECT_NE(error, nullptr);
+}
+
+TEST(BucketLevelErrors, AFailedConnectionFailsAllNodes) {
+  FakeNetwork network;
+  FakeNetwork buckets;
+  buckets.fail(3);
+  const auto errors =
+      run_on_nodes({0, 0, 1, 1}, network, [&](Group& group) { make_level(group, buckets); });
+  for (const auto& error : errors) {
+    const auto lost = test::thrown<PeerLost>(error);
+    EXPECT_EQ(lost.ranks(), std::vector{test::global_rank_of(1)}) << lost.what();
+    EXPECT_THAT(lost.what(), HasSubstr("the wire broke"));
+  }
+}
+
+TEST(BucketLevelErrors, ARankThatIsLostEndsTheWaitToConnect) {
+  FakeNetwork network;
+  FakeNetwork buckets;
+  FakeNetwork elsewhere;  // nobody else is there
+  const auto errors = run_on_nodes({0, 1}, network, [&](Group& group) {
+    if (group.rank() == 0) {
+      make_level(group, buckets);
+      return;
+    }
+    auto failing = std::async(std::launch::async, [&] {
+      while (elsewhere.started() == 0) std::this_thread::yield();
+      group.region()->abort("its disk is full");
+    });
+    make_level(group, elsewhere);
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT(test::thrown<PeerLost>(error).what(), HasSubstr("its disk is full"));
+  }
+}
+
+TEST(BucketLevelErrors, ConnectingHasTheTimeoutOfTheGroup) {
+  FakeNetwork network;
+  FakeNetwork buckets;
+  FakeNetwork elsewhere;
+  const auto errors = run_on_nodes(
+      {0, 1}, network,
+      [&](Group& group) { make_level(group, group.rank() == 0 ? buckets : elsewhere); },
+      std::chrono::milliseconds(200));
+  for (const auto& error : errors) EXPECT_FALSE(test::thrown<Timeout>(error).ranks().empty());
 }
 
 // A node whose ranks throw in every step does not wait for the others, which learn it step by step.

@@ -53,6 +53,11 @@ class FakeNetwork {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return failures_ > 0; });
   }
+  // How many transfers have been started.
+  int started() {
+    const std::lock_guard lock(mutex_);
+    return started_;
+  }
   // The bytes that were carried from one rank to another.
   std::size_t carried() {
     const std::lock_guard lock(mutex_);
@@ -74,7 +79,12 @@ class FakeNetwork {
   class FakeEngine final : public internode::Engine {
    public:
     FakeEngine(FakeNetwork& network, int rank) : network_(network), rank_(rank) {}
-    void connect(const std::vector<int>&) override {}
+    std::unique_ptr<internode::Engine::Transfer> connect(const std::vector<int>& ranks,
+                                                         std::function<void()> when_done) override {
+      std::vector<Message> messages;
+      for (const int rank : ranks) messages.push_back({rank, &nothing_, 0});
+      return start(kConnectTag, messages, messages, std::move(when_done));
+    }
     std::unique_ptr<internode::Engine::Transfer> start(std::uint32_t tag,
                                                        const std::vector<Message>& sends,
                                                        const std::vector<Message>& receives,
@@ -84,6 +94,7 @@ class FakeNetwork {
           FakeNetwork::Transfer{rank_, tag, sends, receives, std::move(when_done)});
       transfer->failed = network_.failing_.contains(rank_);
       network_.open_.push_back(transfer);
+      ++network_.started_;
       network_.changed_.notify_all();
       return std::make_unique<Handle>(network_, std::move(transfer));
     }
@@ -115,8 +126,10 @@ class FakeNetwork {
       std::shared_ptr<FakeNetwork::Transfer> transfer_;
     };
 
+    static constexpr std::uint32_t kConnectTag = ~std::uint32_t{0};
     FakeNetwork& network_;
     int rank_;
+    std::byte nothing_{};
   };
 
   // The message to or from `rank` of the transfer of `own` with this tag that was started first.
@@ -190,6 +203,7 @@ class FakeNetwork {
   const Transfer* calling_ = nullptr;  // whose callback runs
   std::set<int> failing_;
   std::size_t carried_ = 0;
+  int started_ = 0;
   int failures_ = 0;
   std::mt19937 random_{1};
   bool stops_ = false;

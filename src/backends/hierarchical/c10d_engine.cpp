@@ -28,8 +28,9 @@ static_assert(C10dEngine::kMaxTag * kPieces <= std::size_t{1} << 31);  // c10d's
 }  // namespace
 
 struct C10dEngine::State {
-  Works works;
   std::function<void()> when_done;
+  std::vector<int> peers{};  // to connect to
+  Works works{};
   std::exception_ptr error{};
   bool cancelled = false;
   std::shared_ptr<const void> abandoned{};  // the memory of the messages, which may go on
@@ -79,28 +80,22 @@ C10dEngine::~C10dEngine() {
   for (const Abandoned& one : abandoned_) close_incomplete(one.works);
 }
 
-// c10d connects at the first message. These are over before others have their tags.
-void C10dEngine::connect(const std::vector<int>& ranks) {
-  const at::Tensor sent = at::zeros({1}, at::kByte);
-  for (const int rank : ranks) {
-    std::vector<at::Tensor> send{sent};
-    std::vector<at::Tensor> receive{at::empty_like(sent)};
-    for (int tag = 0; tag < kConnections; ++tag) {
-      const auto received = backend_->recv(receive, rank, tag);
-      backend_->send(send, rank, tag)->wait();
-      received->wait();
-    }
-  }
+std::unique_ptr<internode::Engine::Transfer> C10dEngine::connect(const std::vector<int>& ranks,
+                                                                 std::function<void()> when_done) {
+  return enqueue(std::make_shared<State>(State{std::move(when_done), ranks}));
 }
 
 std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag,
                                                                const std::vector<Message>& sends,
                                                                const std::vector<Message>& receives,
                                                                std::function<void()> when_done) {
-  auto state = std::make_shared<State>();
-  state->when_done = std::move(when_done);
+  auto state = std::make_shared<State>(State{std::move(when_done)});
   for (const Message& message : receives) post(state->works, tag, message, false);
   for (const Message& message : sends) post(state->works, tag, message, true);
+  return enqueue(std::move(state));
+}
+
+std::unique_ptr<internode::Engine::Transfer> C10dEngine::enqueue(std::shared_ptr<State> state) {
   {
     const std::lock_guard lock(mutex_);
     if (queue_.size() == idle_) {
@@ -124,6 +119,23 @@ void C10dEngine::post(Works& works, std::uint32_t tag, const Message& message, b
     const auto piece_tag = static_cast<int>(tag * kPieces + piece);
     works.push_back(sends ? backend_->send(tensors, message.rank, piece_tag)
                           : backend_->recv(tensors, message.rank, piece_tag));
+  }
+}
+
+// c10d connects at the first message and waits meanwhile, so this runs on a thread of the engine.
+// The messages are over before others have their tags.
+void C10dEngine::connect(State& state) {
+  std::vector<at::Tensor> send{at::zeros({1}, at::kByte)};
+  std::vector<at::Tensor> receive{at::zeros({1}, at::kByte)};
+  for (const bool sends : {false, true}) {
+    for (const int rank : state.peers) {
+      for (int tag = 0; tag < kConnections; ++tag) {
+        auto work = sends ? backend_->send(send, rank, tag) : backend_->recv(receive, rank, tag);
+        const std::lock_guard lock(mutex_);
+        state.works.push_back(std::move(work));
+        if (state.cancelled) return;
+      }
+    }
   }
 }
 
@@ -164,8 +176,9 @@ void C10dEngine::close_incomplete(const Works& works) {
 }
 
 void C10dEngine::perform(State& state) {
-  // Nobody adds works any more, and each is waited for by one thread.
   try {
+    connect(state);
+    // Nobody adds works any more, and each is waited for by one thread.
     for (const auto& work : state.works) {
       {
         const std::lock_guard lock(mutex_);

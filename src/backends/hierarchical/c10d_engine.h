@@ -30,7 +30,8 @@ class C10dEngine final : public internode::Engine {
   // Ends abandoned transfers. In a forked child, leaks the threads.
   ~C10dEngine() override;
 
-  void connect(const std::vector<int>& ranks) override;
+  std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
+                                    std::function<void()> when_done) override;
   std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
                                   const std::vector<Message>& receives,
                                   std::function<void()> when_done) override;
@@ -41,6 +42,8 @@ class C10dEngine final : public internode::Engine {
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
   void post(Works& works, std::uint32_t tag, const Message& message, bool sends);
+  std::unique_ptr<Transfer> enqueue(std::shared_ptr<State> state);
+  void connect(State& state);
   void run();
   void perform(State& state);
   static void close_incomplete(const Works& works);
