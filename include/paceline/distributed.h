@@ -23,6 +23,8 @@ class ProcessGroup;
 
 namespace paceline {
 
+class Communicator;
+
 /// Options of the backend "gloo". The interfaces are this rank's; every rank must name equally
 /// many.
 struct GlooOptions {
@@ -68,9 +70,7 @@ struct InitOptions {
   /// - `env://`: as the launcher's variables say: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
   ///   those of mpirun, srun and others (docs/launching.md). Ranks of one machine that a launcher
   ///   started open no port. If nothing gives a rank or a world size, this is a world of one.
-  ///   UsageError if variables are missing, or contradict each other. If the rank comes from the
-  ///   variables of mpirun and the like, and OMP_NUM_THREADS and MKL_NUM_THREADS are unset,
-  ///   LibTorch's intra-op threads become at most this rank's share of its machine's cores.
+  ///   UsageError if variables are missing, or contradict each other.
   /// - `tcp://host:port`: rank 0 listens at that address only.
   /// - `file:///path`: a file on a file system with locks that all ranks see. It must not exist
   ///   before the job starts. Ranks that are killed leave it behind; a later job that finds it
@@ -108,6 +108,7 @@ class [[nodiscard]] PACELINE_API World {
 
  private:
   friend World init_process_group(InitOptions options);
+  friend World init_process_group(const Communicator& communicator, InitOptions options);
   World();
 
   bool owner_ = true;
@@ -115,6 +116,10 @@ class [[nodiscard]] PACELINE_API World {
 };
 
 /// Forms the world. Collective over all ranks; returns when all have come.
+///
+/// If mpirun, srun or the like started this process, the world has several ranks, and
+/// OMP_NUM_THREADS and MKL_NUM_THREADS are unset: LibTorch's intra-op threads become at most this
+/// process's share of the cores that the launcher's processes have here.
 ///
 /// Throws UsageError for invalid options or variables, or if there is a world already; Timeout that
 /// names the ranks that did not come; PeerLost that names the ranks that ended meanwhile.

@@ -1,7 +1,7 @@
 #pragma once
 
 /// @file
-/// Everything that Paceline offers. Include <torch/torch.h> before it.
+/// Everything that Paceline offers but <paceline/mpi.h>. Include <torch/torch.h> before it.
 
 /// @namespace paceline
 /// Distributed data-parallel training.
@@ -12,6 +12,7 @@
 
 #include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>
+#include <paceline/communicator.h>
 #include <paceline/data_loader.h>
 #include <paceline/datasets.h>
 #include <paceline/ddp.h>

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <unistd.h>
@@ -83,19 +84,28 @@ std::vector<Address> resolve(const std::string& host, int port) {
   return addresses;
 }
 
+std::vector<Address> own_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  std::vector<Address> found;
+  for (; list != nullptr; list = list->ifa_next) {
+    if (list->ifa_addr == nullptr || (list->ifa_flags & IFF_RUNNING) == 0) continue;
+    const int family = list->ifa_addr->sa_family;
+    if (family == AF_INET) found.emplace_back(list->ifa_addr, sizeof(sockaddr_in));
+    if (family == AF_INET6) found.emplace_back(list->ifa_addr, sizeof(sockaddr_in6));
+  }
+  return found;
+}
+
 // bind() may accept foreign addresses, too (net.ipv4.ip_nonlocal_bind). No interface has those of
 // the loopback, such as 127.0.0.2.
 bool is_own(const Address& address) {
   const auto source = source_address(address);
   if (source && source->is_loopback()) return true;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return false;
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
-  for (; list != nullptr; list = list->ifa_next) {
-    if (list->ifa_addr == nullptr || list->ifa_addr->sa_family != address.family()) continue;
-    if (Address(list->ifa_addr, address.size()).host() == address.host()) return true;
-  }
-  return false;
+  return std::ranges::any_of(own_addresses(), [&](const Address& own) {
+    return own.family() == address.family() && own.host() == address.host();
+  });
 }
 
 Address listening_address(const std::string& host, int port) {

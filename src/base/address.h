@@ -31,7 +31,11 @@ class Address {
 // asks its name servers. Throws UsageError if there is none.
 std::vector<Address> resolve(const std::string& host, int port);
 
-// Whether an interface of this machine has it.
+// Those of this machine's interfaces that are up and connected, with port 0; none if the system
+// does not say.
+std::vector<Address> own_addresses();
+
+// Whether this machine has it.
 bool is_own(const Address& address);
 
 // Where a server listens that others reach at `host`: at that address if this machine has it. Else

@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include <paceline/communicator.h>
 #include <paceline/distributed.h>
 
 #include "base/environment.h"
@@ -14,6 +15,7 @@
 #include "distributed/make_group.h"
 #include "distributed/place.h"
 #include "distributed/process_state.h"
+#include "distributed/rendezvous/communicator.h"
 #include "distributed/rendezvous/rendezvous.h"
 #include "distributed/spawn_calls.h"
 #include "trace/timeline.h"
@@ -32,12 +34,16 @@ struct Attempt {
   std::shared_ptr<const shm::Membership> processes;  // see BackendRequest
 };
 
-Attempt begin_attempt(const InitOptions& options) {
-  auto& state = ProcessState::instance();
-  std::lock_guard lock(state.mutex);
+void check_no_world(const ProcessState& state) {
   if (state.world) {
     throw UsageError("init_process_group was called twice: destroy the first World before");
   }
+}
+
+Attempt begin_attempt(const InitOptions& options) {
+  auto& state = ProcessState::instance();
+  std::lock_guard lock(state.mutex);
+  check_no_world(state);
   // Throws before it counts the attempt, so that all ranks count the same number of attempts.
   Attempt attempt{distributed::plan_rendezvous(options, base::environment(), state.inits == 0), 0,
                   nullptr};
@@ -86,10 +92,28 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   request.met = found.exchanged;
   world->topology = std::make_shared<const distributed::Topology>(std::move(found.topology));
   world->group = distributed::make_group(options.backend, std::move(request));
-  if (attempt.plan.launched) {
-    distributed::limit_intraop_threads(base::environment(), *world->topology, attempt.plan.rank);
-  }
+  distributed::limit_intraop_threads(base::environment(), *world->topology, attempt.plan.rank);
   return world;
+}
+
+void prepare(InitOptions& options) {
+  distributed::check_forked_child();
+  ProcessState::instance().run_deferred_abort();
+  options.timeout = distributed::checked_timeout(options.timeout);
+}
+
+void enter(const InitOptions& options, const Attempt& attempt) {
+  auto world = form_world(options, attempt);
+  const int rank = world->group->getRank();
+  const int size = world->group->getSize();
+  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", rank, size,
+            options.backend, attempt.plan.world.empty() ? options.init_method : attempt.plan.world);
+  const auto place = distributed::place_in(world.get());
+  trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
+  auto& state = ProcessState::instance();
+  const std::lock_guard lock(state.mutex);
+  state.last_node = place.node;
+  state.world = std::move(world);
 }
 
 }  // namespace
@@ -120,26 +144,28 @@ World::~World() {
 }
 
 World init_process_group(InitOptions options) {
-  distributed::check_forked_child();
-  auto& state = ProcessState::instance();
-  state.run_deferred_abort();
-  options.timeout = distributed::checked_timeout(options.timeout);
+  prepare(options);
   const Attempt attempt = begin_attempt(options);
   const auto& environment = base::environment();
   if (attempt.plan.launched && environment.numbered_by_launched) {
     base::log(LogLevel::debug, "rank {} of {}, as {} says ({})", attempt.plan.rank,
               attempt.plan.size, environment.launched->launcher, environment.launched->variables);
   }
-  auto world = form_world(options, attempt);
-  const int rank = world->group->getRank();
-  const int size = world->group->getSize();
-  base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", rank, size,
-            options.backend, options.init_method);
-  const auto place = distributed::place_in(world.get());
-  trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
-  std::lock_guard lock(state.mutex);
-  state.last_node = place.node;
-  state.world = std::move(world);
+  enter(options, attempt);
+  return {};
+}
+
+World init_process_group(const Communicator& communicator, InitOptions options) {
+  auto plan = distributed::plan_communicator(communicator, options, [&] {
+    prepare(options);
+    distributed::check_size(options.backend, communicator.size());
+    auto& state = ProcessState::instance();
+    const std::lock_guard lock(state.mutex);
+    check_no_world(state);
+    state.numbered_by_launcher = false;
+  });
+  // It is no attempt, since ranks outside the communicator do not count it.
+  enter(options, {std::move(plan), 0, nullptr});
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/address.h"
+#include "launchers/mpirun.h"
 #include "launchers/trained.h"
 
 namespace paceline {
@@ -17,12 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::ChildProcess;
-
-using Variables = std::vector<std::pair<std::string, std::string>>;
+using test::kAllowRoot;
+using test::Variables;
 
 constexpr int kRanks = 2;
-const Variables kAllowRoot{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                           {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
 
 // A port that nothing uses now.
 std::string free_port() {
@@ -96,10 +95,8 @@ TEST_P(Mpirun, Trains) {
   if (!fs::exists(mpirun)) {
     GTEST_SKIP() << (is_package ? "Debian has packages of " : "`make peers` fetches ") << name;
   }
-  std::vector<std::string> command{mpirun, "-n", "2", TRAIN_PROGRAM};
-  if (name.ends_with("openmpi")) {
-    command.insert(command.begin() + 1, {"--oversubscribe", "--bind-to", "none"});
-  }
+  auto command = test::mpirun(mpirun, name.ends_with("openmpi"));
+  command.insert(command.end(), {"-n", "2", TRAIN_PROGRAM});
   if (is_package) return expect_trained_by(command, kAllowRoot);
   // Wheels are not where their libraries were built to be.
   expect_trained_by(command, {{"LD_LIBRARY_PATH", root + "/lib"},

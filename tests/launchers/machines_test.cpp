@@ -1,12 +1,17 @@
 // Jobs on several machines: the real `paceline`, and a program that trains over Gloo.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
 #include <chrono>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 
+#include "launchers/mpirun.h"
 #include "launchers/trained.h"
 #include "support/machines.h"
+#include "support/temporary_directory.h"
 
 namespace paceline {
 namespace {
@@ -142,6 +147,87 @@ TEST_F(SeveralMachines, NeedANameThatIsNotTheLoopback) {
                                       "where other machines cannot reach it"));
   }
 }
+
+// MPI starts processes on another machine by a command such as ssh: AGENT HOST COMMAND...
+class MpisMachines : public SeveralMachines, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // Two ranks on each of two machines form a world of their communicator.
+  static ChildProcess form_world(const Machines& machines,
+                                 const test::TemporaryDirectory& directory,
+                                 test::Variables variables = {}) {
+    const std::string agent = directory.path() / "agent";
+    std::ofstream script(agent);
+    script << "#!/bin/sh\n[ \"$1\" = -x ] && shift\nhost=$1\nshift\ncase $host in\n";
+    for (const int machine : {0, 1}) {
+      script << fmt::format("{}) exec", Machines::address(machine));
+      for (const std::string& word : machines.on(machine, {"sh", "-c"})) {
+        script << fmt::format(" '{}'", word);
+      }
+      script << " \"$*\" ;;\n";
+    }
+    script << "esac\n";
+    script.close();
+    std::filesystem::permissions(agent, std::filesystem::perms::owner_all);
+    const std::string hosts = fmt::format("{0}{2},{1}{2}", Machines::address(0),
+                                          Machines::address(1), is_openmpi() ? ":2" : "");
+    auto command = test::mpirun(mpirun(), is_openmpi());
+    const std::vector<std::string> options =
+        is_openmpi() ? std::vector<std::string>{"--mca", "plm_rsh_agent", agent, "--host", hosts}
+                     : std::vector<std::string>{"-launcher", "ssh", "-launcher-exec", agent,
+                                                "-hosts",    hosts, "-ppn",           "2"};
+    command.insert(command.end(), options.begin(), options.end());
+    command.insert(command.end(), {"-n", "4", program(), "world"});
+    variables.insert(variables.end(), test::kAllowRoot.begin(), test::kAllowRoot.end());
+    variables.emplace_back("PRTE_MCA_plm_ssh_agent", agent);  // as Open MPI 5 calls it
+    return ChildProcess(machines.on(0, command), variables);
+  }
+  // Gives machine 0 an interface docker0, whose other end is up or down.
+  static void add_to_first(const Machines& machines, const std::string& other_end) {
+    const std::string script = fmt::format(
+        "ip link add docker0 type veth peer name container && ip link set container {} && "
+        "ip link set docker0 up && ip addr add 172.17.0.1/16 dev docker0",
+        other_end);
+    ChildProcess ip(machines.on(0, {"sh", "-c", script}));
+    ASSERT_EQ(ip.wait(), 0) << ip.err();
+  }
+  static std::string mpirun() { return std::string("/usr/bin/mpirun.") + GetParam(); }
+  static std::string program() { return std::string(MPI_PROGRAM) + GetParam(); }
+  static bool is_openmpi() { return GetParam() == std::string("openmpi"); }
+
+  void SetUp() override {
+    SeveralMachines::SetUp();
+    if (!std::filesystem::exists(program())) {
+      GTEST_SKIP() << "Debian has lib" << GetParam() << "-dev";
+    }
+  }
+};
+
+TEST_P(MpisMachines, NeedNoAddress) {
+  const test::TemporaryDirectory directory;
+  const Machines machines(2);
+  add_to_first(machines, "down");  // as Docker's without containers
+  for (const char* const master : {"", "localhost", "no.such.host.invalid"}) {
+    auto world = form_world(machines, directory, {{"MASTER_ADDR", master}});
+    EXPECT_EQ(world.wait(), 0) << world.err();
+  }
+}
+
+TEST_P(MpisMachines, NeedToKnowWhichNetworkOfSeveral) {
+  const test::TemporaryDirectory directory;
+  const Machines machines(2);
+  add_to_first(machines, "up");
+  auto unknown = form_world(machines, directory);
+  EXPECT_NE(unknown.wait(), 0);
+  EXPECT_THAT(unknown.err(),
+              HasSubstr("rank 0 does not know by which address the other machines reach machine0: "
+                        "its name resolves to none of its addresses in a network, and it has "
+                        "10.0.0.1 and 172.17.0.1. Set MASTER_ADDR to the right one"));
+  auto known = form_world(machines, directory, {{"MASTER_ADDR", Machines::address(0)}});
+  EXPECT_EQ(known.wait(), 0) << known.err();
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, MpisMachines, ::testing::Values("mpich", "openmpi"),
+                         [](const auto& one) { return std::string(one.param); });
 
 TEST_F(SeveralMachines, GiveTheBitsOfOneMachineOverTheDefaultBackend) {
   for (const auto& [count, ranks] : {std::pair{2, 1}, {3, 1}, {2, 2}, {2, 3}, {4, 2}}) {

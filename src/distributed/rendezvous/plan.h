@@ -20,6 +20,7 @@ struct Plan {
   bool agent = false;  // the launcher does
   std::string path;
   std::string job{};              // by which the processes of this machine find each other
+  std::string world{};            // its name in the store; empty: the attempt's number tells
   bool launched = false;          // the ranks are the processes that a launcher started
   bool several_machines = false;  // the launcher says that ranks are on others, too
   bool take_sockets = false;      // the inherited ones, which serve only once

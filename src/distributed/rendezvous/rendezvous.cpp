@@ -222,7 +222,9 @@ Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
                       const shm::Membership* processes) {
   // Each attempt and each world of a process has keys of its own in a store that outlives it.
   const std::string prefix =
-      fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), attempt);
+      plan.world.empty()
+          ? fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), attempt)
+          : "paceline/" + plan.world;
   Rendezvous result{plan.rank, plan.size, open_in_time(plan, options, prefix, processes), {}, ""};
   if (plan.take_sockets) result.sockets = take_sockets(environment, plan);
   result.host = host_of(plan);

@@ -22,26 +22,39 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // Binds one address only; a TCPStore by itself listens on all addresses.
-base::UniqueFd listen_at(const base::Address& address, const Plan& plan) {
+base::UniqueFd listen_at(const base::Address& address, const std::string& place) {
   base::UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(socket.get(), address.data(), address.size()) != 0 ||
       ::listen(socket.get(), 4096) != 0) {
     throw base::errno_error(fmt::format(
-        "rank 0 cannot listen at {} for the rendezvous (is another job using the port?)",
-        base::join_host_port(plan.host, plan.port)));
+        "rank 0 cannot listen at {} for the rendezvous (is another job using the port?)", place));
   }
   return socket;
 }
 
 // Rank 0's stores, for as long as the process lives: a rank that is faster to the next world would
 // connect to the server of the last one just before it ends. A forked child has none of them.
-StorePtr& served_store(const base::Address& address) {
+class ServedStores {
+ public:
+  static ServedStores& instance() {
+    static auto* const stores = new ServedStores;
+    return *stores;
+  }
+  template <typename Make>
+  StorePtr find_or_make(const base::Address& address, Make make) {
+    const std::lock_guard lock(mutex_);
+    StorePtr& store = stores_[Key(::getpid(), address.to_string())];
+    if (!store) store = make();
+    return store;
+  }
+
+ private:
   using Key = std::pair<pid_t, std::string>;
-  static auto* const stores = new std::map<Key, StorePtr>;
-  return (*stores)[Key(::getpid(), address.to_string())];
-}
+  std::mutex mutex_;
+  std::map<Key, StorePtr> stores_;
+};
 
 // `listener`: if this rank serves the store.
 StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
@@ -57,18 +70,31 @@ StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
 
 }  // namespace
 
+// The store owns the listener, probably even if its constructor throws: leaking a descriptor is
+// better than closing it twice.
 StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
   if (!plan.serve) return make_tcp_store(plan, timeout, std::nullopt);
   const auto find_address =
       plan.several_machines ? base::listening_address_for_machines : base::listening_address;
   const base::Address address = find_address(plan.host, plan.port);
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  StorePtr& store = served_store(address);
-  // The store owns the listener, probably even if its constructor throws: leaking a descriptor is
-  // better than closing it twice.
-  if (!store) store = make_tcp_store(plan, timeout, listen_at(address, plan).release());
-  return store;
+  return ServedStores::instance().find_or_make(address, [&] {
+    const std::string place = base::join_host_port(plan.host, plan.port);
+    return make_tcp_store(plan, timeout, listen_at(address, place).release());
+  });
+}
+
+int serve_at_free_port(const base::Address& address, std::chrono::milliseconds timeout) {
+  auto& stores = ServedStores::instance();
+  StorePtr store = stores.find_or_make(address.with_port(0), [&] {
+    base::UniqueFd listener = listen_at(address.with_port(0), address.host());
+    Plan plan;
+    plan.host = address.host();
+    plan.port = base::local_address(listener.get()).port();
+    return make_tcp_store(plan, timeout, listener.release());
+  });
+  const int port = static_cast<const c10d::TCPStore&>(*store).getPort();
+  stores.find_or_make(address.with_port(port), [&] { return store; });
+  return port;
 }
 
 }  // namespace paceline::distributed

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace paceline::test {
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// Open MPI refuses root without them; others ignore them.
+inline const Variables kAllowRoot{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                  {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+
+// The mpirun of a library, for any number of ranks on any cores.
+inline std::vector<std::string> mpirun(const std::string& path, bool is_openmpi) {
+  if (!is_openmpi) return {path};
+  return {path, "--oversubscribe", "--bind-to", "none"};
+}
+
+}  // namespace paceline::test
