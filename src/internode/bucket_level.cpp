@@ -350,11 +350,11 @@ BucketLevel::BucketLevel(std::shared_ptr<Group> group, std::unique_ptr<Engine> e
     for (const int rank : part.ranks) local.push_back(map().local_rank_of(rank));
   }
   connect_lane();
-  hear_aborts();
+  register_for_aborts();
 }
 
 BucketLevel::~BucketLevel() {
-  if (!region().in_forked_child()) ignore_aborts();
+  unregister();
 }
 
 // A rank may abort a step before it starts a transfer that another waits to connect for.
@@ -369,20 +369,20 @@ void BucketLevel::connect_lane() {
   }).finish();
 }
 
-void BucketLevel::hear_aborts() {
+void BucketLevel::register_for_aborts() {
   if (map().is_leader()) {
     group_->links().on_abort(stream_, [this](const Aborted& aborted) { note_abort(aborted); });
   }
   try {
     group_->barrier();
   } catch (...) {
-    ignore_aborts();
+    unregister();
     throw;
   }
   // From here on, other nodes may abort steps.
 }
 
-void BucketLevel::ignore_aborts() {
+void BucketLevel::unregister() {
   if (map().is_leader()) group_->links().on_abort(stream_, nullptr);
 }
 
@@ -430,12 +430,9 @@ bool BucketLevel::is_aborted(std::uint32_t step) const {
 
 RankSet BucketLevel::at_fault(std::uint32_t step) const {
   const Board::Abort& abort = abort_of(step);
-  RankSet::Words words;
-  for (std::size_t word = 0; word < words.size(); ++word) {
-    words[word] = abort.at_fault[word].load(std::memory_order_relaxed);
-  }
-  // After the words, of which a later step's may be some.
-  return abort.next_step.load(std::memory_order_acquire) == step + 1 ? RankSet(words) : RankSet();
+  const RankSet ranks = abort.at_fault.load();
+  // After them, as some may be a later step's.
+  return abort.next_step.load(std::memory_order_relaxed) == step + 1 ? ranks : RankSet();
 }
 
 // The first node that says so wins.
@@ -444,9 +441,7 @@ void BucketLevel::note_abort(const Aborted& aborted) {
   Board::Abort& abort = abort_of(step);
   if (static_cast<std::int32_t>(abort.next_step - (step + 1)) >= 0 && abort.next_step != 0) return;
   abort.next_step.store(0, std::memory_order_relaxed);
-  for (std::size_t word = 0; word < abort.at_fault.size(); ++word) {
-    abort.at_fault[word].store(aborted.at_fault.words()[word], std::memory_order_relaxed);
-  }
+  abort.at_fault.store(aborted.at_fault);
   constexpr std::chrono::steady_clock::duration kLater = kTextTime;
   abort.from.store(now() + (aborted.gone != 0 ? kLater.count() : 0), std::memory_order_relaxed);
   abort.next_step.store(step + 1, std::memory_order_release);

@@ -25,7 +25,7 @@ namespace paceline::internode {
 class BucketLevel final : public shm::SecondLevel {
  public:
   // Collective over the group. Like the reducer, it is used by one thread at a time, but no call of
-  // the group may be under way during the constructor. Throws like one.
+  // the group may be under way during the constructor. Throws like one. A forked child leaks it.
   BucketLevel(std::shared_ptr<Group> group, std::unique_ptr<Engine> engine);
   BucketLevel(const BucketLevel&) = delete;
   BucketLevel& operator=(const BucketLevel&) = delete;
@@ -54,7 +54,7 @@ class BucketLevel final : public shm::SecondLevel {
     struct Abort {
       shm::Word next_step;             // the one after it; written last
       std::atomic<std::int64_t> from;  // when it counts, on the steady clock
-      std::array<std::atomic<std::uint64_t>, shm::RankSet::Words().size()> at_fault;
+      shm::AtomicRankSet at_fault;
     };
     // By step, modulo their number: a node that throws in every step runs ahead of the others.
     std::array<Abort, 16> aborts;
@@ -67,8 +67,8 @@ class BucketLevel final : public shm::SecondLevel {
   // Rings this rank's doorbell when it is called, on any thread, and sets a flag.
   std::function<void()> ring_and_set(std::shared_ptr<std::atomic<bool>> flag) const;
   void connect_lane();
-  void hear_aborts();
-  void ignore_aborts();
+  void register_for_aborts();
+  void unregister();
   Board::Abort& abort_of(std::uint32_t step) const {
     return board_.aborts[step % board_.aborts.size()];
   }

@@ -33,7 +33,8 @@ class Engine {
   virtual ~Engine() = default;
 
   // Connects to one of these ranks after the other, each of which has to do the same, so all ranks
-  // need one order. Call it before the first start().
+  // need one order. Call it before the first start(). An engine may have a time limit of its own
+  // for each rank, and may end a transfer that is under way only then.
   virtual std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
                                             std::function<void()> when_done) = 0;
   // Both ends of a message give the same tag. Messages of one rank with one tag arrive in the order

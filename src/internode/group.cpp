@@ -66,7 +66,7 @@ class Group::Wait : public shm::WaitContext {
 class Group::GatherWait final : public Wait {
  public:
   GatherWait(Group& group, const Topic& topic) : Wait(group), topic_(topic) {}
-  ~GatherWait() { group_.publish_awaited({}); }
+  ~GatherWait() { group_.awaited().store({}); }
 
   RankSet missing_on_other_nodes() const override { return group_.links_->awaited(topic_); }
   bool may_learn_more() override {
@@ -75,7 +75,7 @@ class Group::GatherWait final : public Wait {
   }
   void check(int /*peer*/) const override {
     const RankSet awaited = missing_on_other_nodes();
-    group_.publish_awaited(awaited);
+    group_.awaited().store(awaited);
     const RankSet left = group_.links_->left_of(awaited);
     if (left.empty()) return;
     group_.region()->fail(
@@ -166,21 +166,6 @@ RankSet Group::find_late(const Topic& topic) const {
   return late;
 }
 
-void Group::publish_awaited(const RankSet& ranks) {
-  auto& awaited = board_.load()->awaited;
-  for (std::size_t word = 0; word < awaited.size(); ++word) {
-    awaited[word].store(ranks.words()[word], std::memory_order_relaxed);
-  }
-}
-
-RankSet Group::read_awaited() const {
-  RankSet::Words words;
-  for (std::size_t word = 0; word < words.size(); ++word) {
-    words[word] = board_.load()->awaited[word].load(std::memory_order_relaxed);
-  }
-  return RankSet(words);
-}
-
 std::string Group::describe_call() const {
   const std::string& name = local_.region()->options().name;
   if (call_.sequence == 0) return "forming group " + name;
@@ -213,10 +198,10 @@ std::string Group::Call::describe() const {
   return group_.describe_call();
 }
 RankSet Group::Call::missing_on_other_nodes() const {
-  return group_.read_awaited();
+  return group_.awaited().load();
 }
 bool Group::Call::may_learn_more() {
-  if (group_.read_awaited().empty()) return false;  // the leader does not wait for other nodes
+  if (group_.awaited().load().empty()) return false;  // the leader does not wait for other nodes
   if (!learning_) learning_ = base::Deadline::after(kQuestionTime + kVerdictTime);
   return !learning_->expired();
 }

@@ -82,7 +82,7 @@ class Group final : public shm::Collectives {
     };
     std::array<Line, shm::kMaxRanks> ranks;
     // The global ranks on other nodes that the leader waits for.
-    std::array<std::atomic<std::uint64_t>, shm::RankSet::Words().size()> awaited;
+    shm::AtomicRankSet awaited;
   };
   // How many elements this rank gives to each rank and expects from each.
   struct OwnSplits {
@@ -114,8 +114,8 @@ class Group final : public shm::Collectives {
   void agree(const OwnSplits* splits);
   void compare(const std::vector<std::string>& shares, bool uneven);
   [[noreturn]] void fail_transfer(const std::string& why, const shm::RankSet& peers);
-  void publish_awaited(const shm::RankSet& ranks);
-  shm::RankSet read_awaited() const;
+  // The board's, once there is one.
+  shm::AtomicRankSet& awaited() const { return board_.load()->awaited; }
   std::string describe_call() const;
   // What other nodes call, while this one does not: the ranks of these nodes, by group rank, and
   // the call of one of them. None unless each rank, there and here, uses the group from one thread.

@@ -155,6 +155,7 @@ void BucketReducer::begin_step(const StepSummary& summary, std::span<const doubl
 }
 
 bool BucketReducer::use_in_place(std::size_t bucket, void* memory, std::size_t part) {
+  check_process();
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const std::size_t bytes = count * element_size(leaves_.part_type(type));
   if (!region_->memory().holds(memory, bytes)) return false;
@@ -353,6 +354,7 @@ bool BucketReducer::abort_step() {
 }
 
 void BucketReducer::fail(const std::string& text, FailureKind kind) {
+  check_process();
   blocks_.fail({kind, {region_->global_ranks().of(region_->rank())}, text});
 }
 

@@ -35,7 +35,7 @@ struct BucketReducerOptions {
 // Until the next publish(b), data(b) is this rank's own again.
 //
 // Used by one thread at a time, which need not be the one that uses the group. In a forked child
-// all calls throw UsageError.
+// the calls of a step throw UsageError.
 class BucketReducer {
  public:
   using Bucket = shm::Bucket;

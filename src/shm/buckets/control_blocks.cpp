@@ -151,19 +151,14 @@ RankReport* ControlBlocks::reports(int rank) const {
   return reinterpret_cast<RankReport*>(&job_block(rank) + 1);
 }
 
-void ControlBlocks::RanksOfStep::store(const RankSet& ranks, std::uint32_t of_step) {
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    words[i].store(ranks.words()[i], std::memory_order_relaxed);
-  }
+void ControlBlocks::RanksOfStep::store(const RankSet& of_it, std::uint32_t of_step) {
+  ranks.store(of_it);
   step.store(of_step, std::memory_order_release);
 }
 
 std::optional<RankSet> ControlBlocks::RanksOfStep::load(std::uint32_t of_step) const {
   if (step.load(std::memory_order_acquire) != of_step) return std::nullopt;
-  RankSet::Words ranks{};
-  for (std::size_t i = 0; i < words.size(); ++i)
-    ranks[i] = words[i].load(std::memory_order_relaxed);
-  return RankSet(ranks);
+  return ranks.load();
 }
 
 void ControlBlocks::publish_missing(const RankSet& ranks) const {

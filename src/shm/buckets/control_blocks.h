@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -136,10 +135,10 @@ class ControlBlocks {
  private:
   // Ranks that a rank publishes for a step.
   struct RanksOfStep {
-    std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> words;
+    AtomicRankSet ranks;
     Word step;  // the last in which they were written
 
-    void store(const RankSet& ranks, std::uint32_t of_step);
+    void store(const RankSet& of_it, std::uint32_t of_step);
     std::optional<RankSet> load(std::uint32_t of_step) const;
   };
   // What a job of several nodes adds to a control block, before the reports.

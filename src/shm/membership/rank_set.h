@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -88,6 +89,28 @@ class RankSet {
   int at_or_after(int rank) const;
 
   Words words_{};
+};
+
+// A RankSet in shared memory, not atomic as a whole: load() may mix words of several stores. Each
+// word is stored with release and loaded with acquire.
+class AtomicRankSet {
+ public:
+  void store(const RankSet& ranks) {
+    for (std::size_t word = 0; word < words_.size(); ++word) {
+      words_[word].store(ranks.words()[word], std::memory_order_release);
+    }
+  }
+  RankSet load() const {
+    RankSet::Words words;
+    for (std::size_t word = 0; word < words.size(); ++word) {
+      words[word] = words_[word].load(std::memory_order_acquire);
+    }
+    return RankSet(words);
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> words_;
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 };
 
 // How many ranks, or ranges of ranks, a text lists; it counts the others.
