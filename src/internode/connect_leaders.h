@@ -12,9 +12,11 @@
 
 namespace paceline::internode {
 
-// While a group forms, how much longer than its timeout leaders wait for each other, and ranks for
-// their leader: a node may need its whole timeout to learn which of its ranks is late.
+// While a group forms, how much longer than its timeout leaders wait for each other: a node may
+// need its whole timeout to learn which of its ranks is late.
 inline constexpr std::chrono::seconds kFormationGrace{2};
+// The same for ranks that wait for their leader, which has to find out who is late.
+inline constexpr std::chrono::seconds kLeaderGrace = 2 * kFormationGrace;
 
 struct LeaderOptions {
   std::string group;         // its name, for messages

@@ -130,7 +130,7 @@ Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks 
         std::make_unique<NodeLinks>(local_.region(), map_, global_ranks_, std::move(connections),
                                     [this](const Topic& topic) { return find_late(topic); });
   }
-  local_.set_timeout(timeout() + kFormationGrace);
+  local_.set_timeout(timeout() + kLeaderGrace);
   board_ = &share<Board>();
   // Now every rank has its engine, which others may connect to.
   if (map_.is_leader()) gather_texts({kFormation, 0}, "");

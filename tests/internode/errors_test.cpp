@@ -4,12 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <future>
 #include <latch>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <paceline/error.h>
 
+#include "internode/connect_leaders.h"
 #include "internode/nodes_of_threads.h"
 
 namespace paceline::internode {
@@ -165,6 +169,29 @@ TEST(ErrorsAcrossNodes, LaterCallsThrowTheSame) {
     EXPECT_THAT(texts[0], Not(::testing::IsEmpty()));
     EXPECT_EQ(texts[0].substr(0, 100), texts[1].substr(0, 100));
   });
+}
+
+// It waits for other leaders longer than the timeout. Whoever gives up on it meanwhile would blame
+// the wrong rank.
+TEST(ErrorsAcrossNodes, RanksWaitForALeaderThatWaitsForOthers) {
+  constexpr auto kTimeout = 100ms;
+  const std::vector<int> nodes{0, 0};
+  FakeNetwork network;
+  const auto regions = test::make_thread_regions(2, test::small_region(kTimeout));
+  auto connections = test::connect_nodes(1);
+  const auto form = [&](int rank) {
+    const auto& region = regions[static_cast<std::size_t>(rank)];
+    const Group group(region, NodeMap(nodes, rank), shm::GlobalRanks({100, 101}, nodes),
+                      rank == 0 ? std::move(connections[0]) : NodeLinks::Connections(),
+                      network.engine(rank));
+    region->depart();
+  };
+  auto leader = std::async(std::launch::async, [&] {
+    std::this_thread::sleep_for(kTimeout + kFormationGrace + 500ms);
+    form(0);
+  });
+  EXPECT_NO_THROW(form(1));
+  EXPECT_NO_THROW(leader.get());
 }
 
 TEST(ErrorsAcrossNodes, TooManyPartsAreRefused) {
