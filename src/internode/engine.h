@@ -39,8 +39,8 @@ class Engine {
                                             std::function<void()> when_done) = 0;
   // Both ends of a message give the same tag. Messages of one rank with one tag arrive in the order
   // in which both ends have started them. `when_done` is called once, on any thread, as soon as the
-  // transfer is complete or has failed; it must not wait. start() waits only for ranks that
-  // connect() has not connected to, until they start a transfer with this one.
+  // transfer is complete or has failed, even at once; it must not wait. start() waits only for
+  // ranks that connect() has not connected to, until they start a transfer with this one.
   virtual std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives,
                                           std::function<void()> when_done) = 0;

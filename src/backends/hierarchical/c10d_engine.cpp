@@ -89,8 +89,13 @@ std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag
                                                                const std::vector<Message>& receives,
                                                                std::function<void()> when_done) {
   auto state = std::make_shared<State>(State{std::move(when_done)});
-  for (const Message& message : receives) post(state->works, tag, message, false);
-  for (const Message& message : sends) post(state->works, tag, message, true);
+  try {
+    for (const Message& message : receives) post(state->works, tag, message, false);
+    for (const Message& message : sends) post(state->works, tag, message, true);
+  } catch (...) {
+    // The connection is lost already: the transfer fails as if it were lost later.
+    state->error = std::current_exception();
+  }
   return enqueue(std::move(state));
 }
 
@@ -182,7 +187,7 @@ void C10dEngine::perform(State& state) {
     for (const auto& work : state.works) {
       {
         const std::lock_guard lock(mutex_);
-        if (state.cancelled) break;
+        if (state.cancelled || state.error) break;
       }
       work->wait(base::Deadline::kLongest);
     }
