@@ -31,8 +31,8 @@ class Address {
 // asks its name servers. Throws UsageError if there is none.
 std::vector<Address> resolve(const std::string& host, int port);
 
-// Those of this machine's interfaces that are up and connected, with port 0; none if the system
-// does not say.
+// The addresses of this machine's interfaces that are up and connected, with port 0. Empty if the
+// system does not list interfaces.
 std::vector<Address> own_addresses();
 
 // Whether this machine has it.

@@ -171,8 +171,8 @@ TEST(ErrorsAcrossNodes, LaterCallsThrowTheSame) {
   });
 }
 
-// It waits for other leaders longer than the timeout. Whoever gives up on it meanwhile would blame
-// the wrong rank.
+// A leader waits for other leaders for kFormationGrace more than the timeout. A rank of its node
+// that gave up during this time would blame it instead of the late one. The pause is that time.
 TEST(ErrorsAcrossNodes, RanksWaitForALeaderThatWaitsForOthers) {
   constexpr auto kTimeout = 100ms;
   const std::vector<int> nodes{0, 0};

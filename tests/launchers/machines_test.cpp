@@ -176,7 +176,7 @@ class MpisMachines : public SeveralMachines, public ::testing::WithParamInterfac
                      : std::vector<std::string>{"-launcher", "ssh", "-launcher-exec", agent,
                                                 "-hosts",    hosts, "-ppn",           "2"};
     command.insert(command.end(), options.begin(), options.end());
-    command.insert(command.end(), {"-n", "4", program(), "world"});
+    command.insert(command.end(), {"-n", "4", test::mpi_program(GetParam()), "world"});
     variables.insert(variables.end(), test::kAllowRoot.begin(), test::kAllowRoot.end());
     variables.emplace_back("PRTE_MCA_plm_ssh_agent", agent);  // as Open MPI 5 calls it
     return ChildProcess(machines.on(0, command), variables);
@@ -191,13 +191,12 @@ class MpisMachines : public SeveralMachines, public ::testing::WithParamInterfac
     ASSERT_EQ(ip.wait(), 0) << ip.err();
   }
   static std::string mpirun() { return std::string("/usr/bin/mpirun.") + GetParam(); }
-  static std::string program() { return std::string(MPI_PROGRAM) + GetParam(); }
   static bool is_openmpi() { return GetParam() == std::string("openmpi"); }
 
   void SetUp() override {
     SeveralMachines::SetUp();
-    if (!std::filesystem::exists(program())) {
-      GTEST_SKIP() << "Debian has lib" << GetParam() << "-dev";
+    if (const auto reason = test::why_no_mpi_program(GetParam()); !reason.empty()) {
+      GTEST_SKIP() << reason;
     }
   }
 };

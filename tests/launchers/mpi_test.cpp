@@ -1,7 +1,6 @@
 // Worlds of MPI's communicators, with each MPI that Debian has.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <string>
 
 #include "launchers/mpirun.h"
@@ -15,19 +14,18 @@ using test::ChildProcess;
 class MpiCommunicators : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(program_))
-      GTEST_SKIP() << "Debian has lib" << GetParam() << "-dev";
+    if (const auto reason = test::why_no_mpi_program(GetParam()); !reason.empty()) {
+      GTEST_SKIP() << reason;
+    }
   }
 
   void run(int ranks, const std::string& mode) {
     const std::string mpi = GetParam();
     auto command = test::mpirun("/usr/bin/mpirun." + mpi, mpi == "openmpi");
-    command.insert(command.end(), {"-n", std::to_string(ranks), program_, mode});
+    command.insert(command.end(), {"-n", std::to_string(ranks), test::mpi_program(mpi), mode});
     ChildProcess mpirun(command, test::kAllowRoot);
     EXPECT_EQ(mpirun.wait(), 0) << mpirun.err();
   }
-
-  const std::string program_ = MPI_PROGRAM + std::string(GetParam());
 };
 
 TEST_P(MpiCommunicators, FormWorlds) {

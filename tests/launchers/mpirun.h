@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,16 @@ inline const Variables kAllowRoot{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
 inline std::vector<std::string> mpirun(const std::string& path, bool is_openmpi) {
   if (!is_openmpi) return {path};
   return {path, "--oversubscribe", "--bind-to", "none"};
+}
+
+// mpi_program.cpp for a library, "mpich" or "openmpi".
+inline std::string mpi_program(const std::string& library) {
+  return MPI_PROGRAM + library;
+}
+
+// Why it is not there; empty if it is.
+inline std::string why_no_mpi_program(const std::string& library) {
+  return std::filesystem::exists(mpi_program(library)) ? "" : "Debian has lib" + library + "-dev";
 }
 
 }  // namespace paceline::test

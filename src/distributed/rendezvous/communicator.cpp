@@ -10,7 +10,6 @@
 #include <exception>
 #include <functional>
 #include <optional>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +20,7 @@
 #include "base/environment.h"
 #include "distributed/rendezvous/tcp_store.h"
 #include "distributed/translate.h"
+#include "launch/job.h"
 #include "shm/membership/rank_set.h"
 
 namespace paceline::distributed {
@@ -60,12 +60,6 @@ void check_agreement(const Communicator& communicator, const InitOptions& option
                     "numbered from 0",
                     communicator.rank(), size, shm::kMaxWorldSize));
   }
-}
-
-std::string make_name() {
-  std::random_device random;
-  return fmt::format("communicator {:08x}{:08x}{:08x}{:08x}", random(), random(), random(),
-                     random());
 }
 
 std::vector<base::Address> resolve_if_possible(const std::string& host) {
@@ -109,7 +103,7 @@ base::Address choose_address(const std::optional<std::string>& master) {
 
 RendezvousInfo choose_rendezvous(const Communicator& communicator, const InitOptions& options) {
   RendezvousInfo info;
-  info.world.set(make_name());
+  info.world.set("communicator " + launch::random_run_id());
   if (communicator.one_machine()) return info;
   const base::Address address = choose_address(base::environment().master_addr);
   info.host.set(address.host());
