@@ -26,9 +26,11 @@ class Communicator {
     if (!broadcast_) throw UsageError("a Communicator needs a function that broadcasts");
   }
 
-  [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] int size() const { return size_; }
-  [[nodiscard]] bool one_machine() const { return one_machine_; }
+  [[nodiscard]] int rank() const { return rank_; }                 ///< this process's, from 0
+  [[nodiscard]] int size() const { return size_; }                 ///< how many ranks there are
+  [[nodiscard]] bool one_machine() const { return one_machine_; }  ///< whether all are on one
+
+  /// Calls the function that the communicator was made with.
   void broadcast(void* data, std::size_t bytes) const { broadcast_(data, bytes); }
 
  private:
