@@ -45,6 +45,11 @@ std::string without_nodes(const std::string& text) {
   return std::regex_replace(text, std::regex(" on node [0-9]+"), "");
 }
 
+// Another node's failure may reach a rank in its hook, which it then adds.
+std::string without_hook(const std::string& text) {
+  return text.substr(0, text.find(" (DistributedDataParallel was running the communication hook"));
+}
+
 // All ranks end with the same text.
 void expect_error(const WorldCase& world, const std::function<void(int rank, int size)>& body,
                   const Matcher<std::string>& matcher) {
@@ -56,7 +61,7 @@ void expect_error(const WorldCase& world, const std::function<void(int rank, int
   for (const auto& end : ends) {
     EXPECT_TRUE(end.exited_cleanly());
     EXPECT_THAT(without_nodes(end.report), matcher);
-    EXPECT_EQ(end.report, ends[0].report);
+    EXPECT_EQ(without_hook(end.report), without_hook(ends[0].report));
   }
 }
 
