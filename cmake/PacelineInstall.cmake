@@ -7,7 +7,8 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paceline)
 
 # Everything that is installed, except paceline-bench: it takes a minute to compile, and training does
 # not need it, so it is a component of its own.
-add_custom_target(installed DEPENDS paceline_library paceline paceline-doctor)
+list(TRANSFORM PACELINE_MPIS PREPEND paceline_mpi_ OUTPUT_VARIABLE mpi_plugins)
+add_custom_target(installed DEPENDS paceline_library paceline paceline-doctor ${mpi_plugins})
 
 # Any other LibTorch belongs to the user, and is used where it is.
 if(LibTorch_PREFIX STREQUAL LibTorch_FALLBACK)
@@ -39,6 +40,9 @@ if(TARGET paceline-bench)
   set_target_properties(paceline-bench PROPERTIES INSTALL_RPATH "${rpath}")
 endif()
 install(TARGETS paceline_library EXPORT paceline-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(mpi_plugins)
+  install(TARGETS ${mpi_plugins} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/paceline)
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ ${PACELINE_GENERATED_INCLUDE_DIR}/
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT paceline-targets NAMESPACE paceline:: DESTINATION ${package_dir})

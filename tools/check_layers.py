@@ -27,6 +27,7 @@ MAY_INCLUDE = {layer: set(LIBRARY[:i + 1]) for i, layer in enumerate(LIBRARY)}
 for beside in ("shm", "net", "launch", "trace"):
     MAY_INCLUDE[beside] = {"base", beside}
 MAY_INCLUDE["internode"] = {"base", "shm", "net", "internode"}
+MAY_INCLUDE["mpi"] = {"base", "shm", "internode", "mpi"}
 MAY_INCLUDE["nodes"] = {"base", "net", "launch", "nodes"}
 for layer in listed("torch_layers"):
     MAY_INCLUDE[layer] -= {"net", "nodes"}

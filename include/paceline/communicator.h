@@ -9,9 +9,17 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace paceline {
+
+/// A communicator of MPI.
+struct MpiHandle {
+  std::string library;  ///< "openmpi", or "mpich" for all libraries with its ABI.
+  int fortran_handle;   ///< What MPI_Comm_c2f returns.
+};
 
 /// What another runtime, such as MPI, knows of the ranks that are to form a world.
 class Communicator {
@@ -20,9 +28,15 @@ class Communicator {
   using Broadcast = std::function<void(void* data, std::size_t bytes)>;
 
   /// `rank` of `size`, from 0. `one_machine`: whether all ranks are on one, which rank 0 has to
-  /// know. Throws UsageError for an empty function.
-  Communicator(int rank, int size, bool one_machine, Broadcast broadcast)
-      : rank_(rank), size_(size), one_machine_(one_machine), broadcast_(std::move(broadcast)) {
+  /// know. `mpi`: for the backend and the engine mpi, which otherwise use MPI_COMM_WORLD. It must
+  /// live as long as the world. Throws UsageError for an empty function.
+  Communicator(int rank, int size, bool one_machine, Broadcast broadcast,
+               std::optional<MpiHandle> mpi = {})
+      : rank_(rank),
+        size_(size),
+        one_machine_(one_machine),
+        broadcast_(std::move(broadcast)),
+        mpi_(std::move(mpi)) {
     if (!broadcast_) throw UsageError("a Communicator needs a function that broadcasts");
   }
 
@@ -30,6 +44,8 @@ class Communicator {
   [[nodiscard]] int size() const { return size_; }                 ///< how many ranks there are
   [[nodiscard]] bool one_machine() const { return one_machine_; }  ///< whether all are on one
 
+  /// If it is a communicator of MPI.
+  [[nodiscard]] const std::optional<MpiHandle>& mpi() const { return mpi_; }
   /// Calls the function that the communicator was made with.
   void broadcast(void* data, std::size_t bytes) const { broadcast_(data, bytes); }
 
@@ -38,6 +54,7 @@ class Communicator {
   int size_;
   bool one_machine_;
   Broadcast broadcast_;
+  std::optional<MpiHandle> mpi_;
 };
 
 /// Forms the world of a communicator's ranks, with their numbers. Collective over them; broadcasts

@@ -50,7 +50,8 @@ struct PacelineOptions {
   /// has two buffers, each of at least 4 KiB and at most 1 MiB. Tensors in unregistered memory
   /// pass through these buffers.
   std::optional<std::size_t> staging_bytes{};
-  /// What carries data between nodes, if the ranks run on several: a backend of this build.
+  /// What carries data between nodes, if the ranks run on several: "gloo"; or "mpi", in a program
+  /// that mpirun or the like has started, and whose MPI any thread may call.
   std::string engine = "gloo";
   /// Options of the engine "gloo". `lazy_init` has no effect: the engine connects two ranks at
   /// their first message. If neither interfaces nor host names are given, they get two connections.
@@ -64,7 +65,8 @@ using BackendOptions = std::variant<std::monostate, PacelineOptions, GlooOptions
 /// How this process enters the world. The fields have the order of PyTorch's arguments.
 struct InitOptions {
   /// "paceline": shared memory between the ranks of each machine, and an engine between machines
-  /// (docs/multi-node.md). "gloo": LibTorch's TCP backend.
+  /// (docs/multi-node.md). "gloo": LibTorch's TCP backend. "mpi": the MPI that the program is
+  /// linked to, or whose mpirun started it. docs/backends.md compares them.
   std::string backend = "paceline";
   /// Where the ranks meet, unless `store` is given:
   /// - `env://`: as the launcher's variables say: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
@@ -140,7 +142,7 @@ class [[nodiscard]] PACELINE_API World {
 struct GroupOptions {
   /// The time limit of each collective. Unset: the world's. Must be positive.
   std::optional<std::chrono::milliseconds> timeout{};
-  /// "paceline" or "gloo". Unset: the world's.
+  /// As InitOptions::backend. Unset: the world's.
   std::optional<std::string> backend{};
   /// Options of the backend. std::monostate: the world's options if the group has the world's
   /// backend, otherwise the backend's defaults.
@@ -235,8 +237,8 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 [[nodiscard]] PACELINE_API int get_local_world_size();
 /// The number of this node in the world; 0 without a launcher.
 [[nodiscard]] PACELINE_API int get_node_rank();
-/// The name of the group's backend: "paceline" or "gloo". Throws UsageError if this rank is not a
-/// member.
+/// The name of the group's backend: "paceline", "gloo" or "mpi". Throws UsageError if this rank is
+/// not a member.
 [[nodiscard]] PACELINE_API std::string get_backend(const ProcessGroup& group = {});
 
 }  // namespace paceline

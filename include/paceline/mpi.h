@@ -19,6 +19,12 @@ namespace paceline {
 
 namespace detail {
 
+#if defined(OPEN_MPI)
+inline constexpr const char* kMpiLibrary = "openmpi";
+#else
+inline constexpr const char* kMpiLibrary = "mpich";
+#endif
+
 inline void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -52,8 +58,9 @@ inline void check_usable(MPI_Comm communicator) {
 }  // namespace detail
 
 /// What a communicator of MPI says. Collective over it. `communicator` must live as long as the
-/// result is used. Throws UsageError for MPI_COMM_NULL and inter-communicators, or if MPI is not
-/// initialized; Error if a call of MPI fails and MPI's error handler lets it return.
+/// result is used, and with the backend or the engine mpi as long as the world. Throws UsageError
+/// for MPI_COMM_NULL and inter-communicators, or if MPI is not initialized; Error if a call of MPI
+/// fails and MPI's error handler lets it return.
 [[nodiscard]] inline Communicator communicator_of(MPI_Comm communicator) {
   using detail::check_mpi;
   detail::check_usable(communicator);
@@ -67,16 +74,19 @@ inline void check_usable(MPI_Comm communicator) {
             "MPI_Comm_split_type");
   check_mpi(MPI_Comm_size(local, &local_size), "MPI_Comm_size");
   check_mpi(MPI_Comm_free(&local), "MPI_Comm_free");
-  return {rank, size, local_size == size, [communicator](void* data, std::size_t bytes) {
+  return {rank, size, local_size == size,
+          [communicator](void* data, std::size_t bytes) {
             if (bytes > INT_MAX) throw UsageError("a broadcast of more than 2 GiB");
             check_mpi(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, communicator),
                       "MPI_Bcast");
-          }};
+          },
+          MpiHandle{detail::kMpiLibrary, static_cast<int>(MPI_Comm_c2f(communicator))}};
 }
 
 /// Forms the world of a communicator's ranks: `init_process_group(MPI_COMM_WORLD)`. Collective over
 /// it, after MPI_Init and on any thread that may call MPI. Afterwards the world does not use MPI,
-/// so MPI needs no support of threads, and MPI_Finalize may come before or after the world ends.
+/// unless the backend is mpi. So MPI needs no support of threads, and MPI_Finalize may come before
+/// or after the world ends.
 ///
 /// Sub-communicators form worlds of their own, side by side. Processes that do not train have
 /// MPI_COMM_NULL (MPI_Comm_split with MPI_UNDEFINED) and do not call this.

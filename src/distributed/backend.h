@@ -13,11 +13,13 @@
 #include <variant>
 #include <vector>
 
+#include <paceline/communicator.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 
 #include "base/unique_fd.h"
 #include "distributed/bucket_reducer.h"
+#include "internode/engine.h"
 #include "shm/membership/bootstrap.h"
 
 namespace paceline::distributed {
@@ -69,6 +71,8 @@ struct BackendRequest {
   bool met = false;
   // Throws if it is known that the ranks will not all come; asked while waiting for them.
   std::function<void()> check_peers = [] {};
+  // Of the program, if the world was formed with one.
+  std::optional<MpiHandle> mpi{};
   // The ranks' processes, if they are known; else null.
   std::shared_ptr<const shm::Membership> processes{};
 
@@ -84,9 +88,8 @@ struct BackendKind {
   int max_ranks = shm::kMaxWorldSize;
   // The backend that takes its place in groups on several nodes, if this build has it.
   std::string across_nodes{};
-  // Makes a backend for messages between nodes only: it connects two ranks at their first message,
-  // and does not wait for the others. Null if the backend cannot.
-  Factory make_engine{};
+  // Makes an engine between the ranks of a group, which all call it. Null if the backend cannot.
+  std::function<std::unique_ptr<internode::Engine>(const BackendRequest&)> make_engine{};
 };
 
 // Asks the group's backend, if it has this ability.

@@ -68,7 +68,8 @@ distributed::BackendRequest request_in(const ActiveWorld& world, const std::stri
       .members = ranks,
       .nodes = distributed::nodes_of(*world.topology, ranks),
       .host = world.host,
-      .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); }};
+      .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); },
+      .mpi = world.mpi};
   const bool unset = std::holds_alternative<std::monostate>(request.options);
   if (unset && backend == world.backend) request.options = world.backend_options;
   return request;

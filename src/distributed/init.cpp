@@ -32,6 +32,7 @@ struct Attempt {
   distributed::Plan plan;
   int number;
   std::shared_ptr<const shm::Membership> processes;  // see BackendRequest
+  std::optional<MpiHandle> mpi{};                    // see BackendRequest
 };
 
 void check_no_world(const ProcessState& state) {
@@ -60,7 +61,7 @@ Attempt begin_attempt(const InitOptions& options) {
 }
 
 distributed::BackendRequest world_request(const InitOptions& options, distributed::Rendezvous met,
-                                          std::shared_ptr<const shm::Membership> processes) {
+                                          const Attempt& attempt) {
   return {.rank = met.rank,
           .size = met.size,
           .timeout = options.timeout,
@@ -68,7 +69,8 @@ distributed::BackendRequest world_request(const InitOptions& options, distribute
           .options = options.backend_options,
           .sockets = std::move(met.sockets),
           .host = std::move(met.host),
-          .processes = std::move(processes)};
+          .mpi = attempt.mpi,
+          .processes = attempt.processes};
 }
 
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attempt& attempt) {
@@ -80,8 +82,9 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   world->timeout = options.timeout;
   world->backend_options = options.backend_options;
   world->host = met.host;
+  world->mpi = attempt.mpi;
   const std::vector<int> ranks = distributed::every_rank(met.size);
-  auto request = world_request(options, std::move(met), attempt.processes);
+  auto request = world_request(options, std::move(met), attempt);
   request.store = c10::make_intrusive<c10d::PrefixStore>("topology", world->store);
   auto found = distributed::find_topology(
       request, attempt.plan, base::environment(), [&](const distributed::Topology& topology) {
@@ -165,7 +168,7 @@ World init_process_group(const Communicator& communicator, InitOptions options) 
     state.numbered_by_launcher = false;
   });
   // It is no attempt, since ranks outside the communicator do not count it.
-  enter(options, {std::move(plan), 0, nullptr});
+  enter(options, {std::move(plan), 0, nullptr, communicator.mpi()});
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include <paceline/communicator.h>
 #include <paceline/distributed.h>
 
 #include "distributed/topology.h"
@@ -23,6 +24,7 @@ struct ActiveWorld {
   std::string backend;
   std::chrono::milliseconds timeout;
   BackendOptions backend_options;
+  std::optional<MpiHandle> mpi;
   std::string host;
   std::shared_ptr<const Topology> topology;
   int groups_made = 0;

@@ -48,7 +48,7 @@ Topic topic_of(std::uint32_t stream, std::uint32_t step, std::uint32_t phase) {
 // are under way.
 std::uint32_t tag_of(std::uint32_t epoch, std::uint32_t step, std::size_t bucket,
                      std::uint32_t phase) {
-  constexpr std::uint32_t kEpochs = 1 << 14;
+  constexpr std::uint32_t kEpochs = Engine::kTags / (4 * kMaxBuckets);
   const std::uint32_t of_step = (epoch % kEpochs) * 2 + step % 2;
   return (of_step * kMaxBuckets + static_cast<std::uint32_t>(bucket)) * 2 + phase;
 }

@@ -8,9 +8,13 @@
 
 namespace paceline::internode {
 
-// Carries bytes between ranks on different nodes. Ranks are group ranks.
+// Carries bytes between ranks on different nodes. Ranks are group ranks. In a forked child an
+// engine must be leaked, because it may have threads and locks; its transfers may be destroyed.
 class Engine {
  public:
+  // Of a message that is received, if the engine takes them from any rank.
+  static constexpr int kAnyRank = -1;
+
   struct Message {
     int rank;  // to which it goes, or from which it comes
     std::byte* data;
@@ -25,10 +29,16 @@ class Engine {
     virtual ~Transfer() = default;
     // Call when it is done: throws Error if it has failed.
     virtual void check() = 0;
+    // Call when it is done: where its one message from kAnyRank came from.
+    virtual int sender() const { return kAnyRank; }
     // Cancels a transfer that may not be done. The engine remains usable, and keeps `memory`, that
     // of the messages, as long as it may access it. Afterwards, only destroy the transfer.
     virtual void abandon(std::shared_ptr<const void> memory) = 0;
   };
+
+  static constexpr std::size_t kOrderedBytes = 2048;
+  // Tags are smaller.
+  static constexpr std::uint32_t kTags = std::uint32_t{1} << 28;
 
   virtual ~Engine() = default;
 
@@ -38,12 +48,14 @@ class Engine {
   virtual std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
                                             std::function<void()> when_done) = 0;
   // Both ends of a message give the same tag. Messages of one rank with one tag arrive in the order
-  // in which both ends have started them. `when_done` is called once, on any thread, as soon as the
-  // transfer is complete or has failed, even at once; it must not wait. start() waits only for
-  // ranks that connect() has not connected to, until they start a transfer with this one.
+  // in which both ends have started them, if they have at most kOrderedBytes. `when_done` is called
+  // once, on any thread, as soon as the transfer is complete or has failed, even at once; it must
+  // not wait. start() waits only for ranks that connect() has not connected to, until they start a
+  // transfer with this one.
   virtual std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives,
                                           std::function<void()> when_done) = 0;
+  virtual bool takes_any_rank() const { return false; }
 };
 
 }  // namespace paceline::internode

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <tuple>
 #include <utility>
 
 #include <paceline/error.h>
@@ -136,6 +137,11 @@ Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks 
   if (map_.is_leader()) gather_texts({kFormation, 0}, "");
   local_.barrier();
   local_.set_timeout(timeout());
+}
+
+Group::~Group() {
+  // Its threads and locks are the parent's.
+  if (region()->in_forked_child()) std::ignore = engine_.release();
 }
 
 // In the leader's memory, which the node's other ranks have mapped.

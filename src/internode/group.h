@@ -34,6 +34,10 @@ class Group final : public shm::Collectives {
   Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks ranks,
         NodeLinks::Connections connections, std::unique_ptr<Engine> engine);
 
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  ~Group() override;
+
   int rank() const override { return map_.rank(); }
   int size() const override { return map_.size(); }
   const shm::GlobalRanks& global_ranks() const override { return global_ranks_; }

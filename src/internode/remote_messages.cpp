@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,7 +30,7 @@ constexpr std::uint32_t payload_tag(std::uint32_t number) {
 }  // namespace
 
 // A callback of a transfer must not destroy it: both are kept until the request is finished.
-class RemoteMessages::Request {
+class RemoteMessages::Request : public std::enable_shared_from_this<Request> {
  public:
   struct Header {
     std::uint64_t count;
@@ -67,7 +68,11 @@ RemoteMessages::RemoteMessages(std::shared_ptr<shm::Region> region, shm::GlobalR
       engine_(std::move(engine)) {}
 
 RemoteMessages::~RemoteMessages() {
-  if (!region_->in_forked_child()) close();
+  if (region_->in_forked_child()) {
+    std::ignore = engine_.release();  // its threads and locks are the parent's
+  } else {
+    close();
+  }
 }
 
 std::shared_ptr<RemoteMessages::Request> RemoteMessages::send(const Message& message, Done done) {
@@ -164,6 +169,9 @@ void RemoteMessages::advance(Request& request, bool is_payload) {
     request.ended = !has_payload || std::exchange(request.transferred, true);
     return;
   }
+  if (request.message.peer == Message::kAnyRank) {
+    request.message.peer = request.header_transfer->sender();
+  }
   const auto& [count, type, number] = request.header;
   if (count != message.count || type != static_cast<std::uint32_t>(message.type)) {
     fail(request, shm::FailureKind::mismatch,
@@ -174,6 +182,11 @@ void RemoteMessages::advance(Request& request, bool is_payload) {
   }
   request.ended = is_payload || !has_payload;
   if (!request.ended) request.payload_transfer = transfer(request, true);
+}
+
+int RemoteMessages::sender(Request& request) {
+  const std::lock_guard lock(request.mutex);
+  return request.message.peer;
 }
 
 void RemoteMessages::check(Request& request) {
@@ -189,10 +202,10 @@ void RemoteMessages::check(Request& request) {
       }
       if (!request.deadline.expired()) return;
       fail(request, shm::FailureKind::timeout,
-           fmt::format(
-               "{} did not {} within the timeout of {} s: {}",
-               global_ranks_.describe({request.message.peer}), request.sending ? "receive" : "send",
-               static_cast<double>(request.deadline.budget().count()) / 1000, describe(request)));
+           fmt::format("{} did not {} within the timeout of {} s: {}", describe_peer(request),
+                       request.sending ? "receive" : "send",
+                       static_cast<double>(request.deadline.budget().count()) / 1000,
+                       describe(request)));
     } catch (...) {
       error = std::current_exception();
     }
@@ -211,6 +224,11 @@ void RemoteMessages::end(Request& request, const std::exception_ptr& error) {
     header = std::move(request.header_transfer);
     payload = std::move(request.payload_transfer);
   }
+  // The engine may go on with the message, whose memory is what `done` holds.
+  const auto memory = std::make_shared<std::pair<Done, std::shared_ptr<Request>>>(
+      request.done, request.shared_from_this());
+  if (header) header->abandon(memory);
+  if (payload) payload->abandon(memory);
   header.reset();
   payload.reset();
   finish(request, error);
@@ -234,15 +252,22 @@ void RemoteMessages::close() {
 }
 
 void RemoteMessages::fail(const Request& request, shm::FailureKind kind, std::string what) {
-  region_->fail({kind, global_ranks_.of(shm::RankSet{request.message.peer}), std::move(what)},
+  shm::RankSet ranks;
+  if (request.message.peer != Message::kAnyRank) ranks.insert(request.message.peer);
+  region_->fail({kind, global_ranks_.of(ranks), std::move(what)},
                 {request.sending ? "send" : "recv", 0});
 }
 
+std::string RemoteMessages::describe_peer(const Request& request) const {
+  if (request.message.peer == Message::kAnyRank) return "any rank";
+  return global_ranks_.describe({request.message.peer});
+}
+
 std::string RemoteMessages::describe(const Request& request) const {
-  return fmt::format(
-      "{} of {} {} {} {} with tag {} in group {}", request.sending ? "send" : "recv",
-      request.message.count, name(request.message.type), request.sending ? "to" : "from",
-      global_ranks_.describe({request.message.peer}), request.message.tag, region_->options().name);
+  return fmt::format("{} of {} {} {} {} with tag {} in group {}", request.sending ? "send" : "recv",
+                     request.message.count, name(request.message.type),
+                     request.sending ? "to" : "from", describe_peer(request), request.message.tag,
+                     region_->options().name);
 }
 
 }  // namespace paceline::internode

@@ -27,9 +27,7 @@ class RemoteMessages {
   using Done = std::function<void(std::exception_ptr error)>;
   class Request;
 
-  static constexpr int kTags = 1 << 28;  // from 0
-  // The engine has to take this many tags.
-  static constexpr std::uint32_t kEngineTags = std::uint32_t{2} * kTags;
+  static constexpr int kTags = Engine::kTags / 2;  // from 0
 
   // `region`: this node's, of which failures become known. `ranks`: the global ranks of the group.
   RemoteMessages(std::shared_ptr<shm::Region> region, shm::GlobalRanks ranks, int rank,
@@ -38,10 +36,12 @@ class RemoteMessages {
   RemoteMessages& operator=(const RemoteMessages&) = delete;
   ~RemoteMessages();
 
-  // `message.peer` is a rank of the group on another node. Throw UsageError for an invalid tag, and
-  // the group's failure.
+  // `message.peer` is a rank of the group on another node, or kAnyRank in a receive if the engine
+  // takes that. Throw UsageError for an invalid tag, and the group's failure.
   std::shared_ptr<Request> send(const Message& message, Done done);
   std::shared_ptr<Request> receive(const Message& message, Done done);
+  // Of a request that is complete: the sender of what was received.
+  static int sender(Request& request);
   // Call now and then while a thread waits for a request: ends it if the group has failed, or if
   // its time is over, which fails the group.
   void check(Request& request);
@@ -58,11 +58,12 @@ class RemoteMessages {
   static void finish(Request& request, const std::exception_ptr& error);
   [[noreturn]] void fail(const Request& request, shm::FailureKind kind, std::string what);
   std::string describe(const Request& request) const;
+  std::string describe_peer(const Request& request) const;
 
   const std::shared_ptr<shm::Region> region_;
   const shm::GlobalRanks global_ranks_;
   const int rank_;
-  const std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Engine> engine_;
 
   std::mutex mutex_;                              // guards what follows
   std::list<std::shared_ptr<Request>> requests_;  // those that are finished are forgotten later

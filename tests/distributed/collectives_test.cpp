@@ -20,7 +20,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::expect_torch_ranks;
-using test::kWorldSizes;
 
 using CollectivesWorlds = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, CollectivesWorlds, test::worlds(), test::CaseName());
@@ -121,11 +120,11 @@ TEST_P(CollectivesWorlds, AllToAllExchangesEverySplit) {
   });
 }
 
-using CollectivesRanks = test::SizeTest;
-INSTANTIATE_TEST_SUITE_P(, CollectivesRanks, ::testing::ValuesIn(kWorldSizes), test::CaseName());
+using CollectivesRanks = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesRanks, test::own_worlds(), test::CaseName());
 
 TEST_P(CollectivesRanks, AllToAllExchangesLists) {
-  expect_torch_ranks(GetParam(), "paceline", [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs;
     for (int r = 0; r < n; ++r) {
@@ -145,11 +144,11 @@ TEST_P(CollectivesRanks, AllToAllExchangesLists) {
   });
 }
 
-using CollectivesRanksUpTo3 = test::SizeTest;
-INSTANTIATE_TEST_SUITE_P(, CollectivesRanksUpTo3, ::testing::Values(2, 3), test::CaseName());
+using CollectivesRanksUpTo3 = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, CollectivesRanksUpTo3, test::own_worlds({2, 3}), test::CaseName());
 
 TEST_P(CollectivesRanksUpTo3, EveryReductionEqualsGloos) {
-  expect_torch_ranks(GetParam(), "paceline", [](int rank, int n) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
     const auto gloo = new_group({}, {.backend = "gloo"});
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
                             at::kInt, at::kLong}) {
@@ -158,8 +157,10 @@ TEST_P(CollectivesRanksUpTo3, EveryReductionEqualsGloos) {
         ops.insert(ops.end(), {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR});
       }
       for (const ReduceOp& op : ops) {
-        // Small integers: exact in all types, whatever the order.
-        const auto ours = (torch::arange(1000) * 7 + 3 * rank).remainder(4).to(type);
+        // Integers that are exact in all types, whatever the order.
+        const bool compares = op == ReduceOp::MIN || op == ReduceOp::MAX;
+        const int values = compares ? 256 : 4;
+        const auto ours = (torch::arange(1000) * 7 + 3 * rank).remainder(values).to(type);
         const auto theirs = ours.clone();
         all_reduce(ours, {.op = op});
         all_reduce(theirs, {.op = op, .group = gloo});

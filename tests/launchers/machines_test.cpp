@@ -151,10 +151,13 @@ TEST_F(SeveralMachines, NeedANameThatIsNotTheLoopback) {
 // MPI starts processes on another machine by a command such as ssh: AGENT HOST COMMAND...
 class MpisMachines : public SeveralMachines, public ::testing::WithParamInterface<const char*> {
  protected:
-  // Two ranks on each of two machines form a world of their communicator.
+  // Starts two ranks on each of two machines, by default of a program that forms a world of their
+  // communicator.
   static ChildProcess form_world(const Machines& machines,
                                  const test::TemporaryDirectory& directory,
-                                 test::Variables variables = {}) {
+                                 test::Variables variables = {},
+                                 std::vector<std::string> program = {test::mpi_program(GetParam()),
+                                                                     "world"}) {
     const std::string agent = directory.path() / "agent";
     std::ofstream script(agent);
     script << "#!/bin/sh\n[ \"$1\" = -x ] && shift\nhost=$1\nshift\ncase $host in\n";
@@ -176,7 +179,8 @@ class MpisMachines : public SeveralMachines, public ::testing::WithParamInterfac
                      : std::vector<std::string>{"-launcher", "ssh", "-launcher-exec", agent,
                                                 "-hosts",    hosts, "-ppn",           "2"};
     command.insert(command.end(), options.begin(), options.end());
-    command.insert(command.end(), {"-n", "4", test::mpi_program(GetParam()), "world"});
+    command.insert(command.end(), {"-n", "4"});
+    command.insert(command.end(), program.begin(), program.end());
     variables.insert(variables.end(), test::kAllowRoot.begin(), test::kAllowRoot.end());
     variables.emplace_back("PRTE_MCA_plm_ssh_agent", agent);  // as Open MPI 5 calls it
     return ChildProcess(machines.on(0, command), variables);
@@ -223,6 +227,18 @@ TEST_P(MpisMachines, NeedToKnowWhichNetworkOfSeveral) {
                         "10.0.0.1 and 172.17.0.1. Set MASTER_ADDR to the right one"));
   auto known = form_world(machines, directory, {{"MASTER_ADDR", Machines::address(0)}});
   EXPECT_EQ(known.wait(), 0) << known.err();
+}
+
+TEST_P(MpisMachines, TrainOverMpi) {
+  const test::TemporaryDirectory directory;
+  const Machines machines(2);
+  for (const char* const backend : {"mpi", "paceline over mpi"}) {
+    auto ranks = form_world(machines, directory,
+                            {{"MASTER_ADDR", Machines::address(0)}, {"MASTER_PORT", "29500"}},
+                            {TRAIN_PROGRAM, backend});
+    EXPECT_EQ(ranks.wait(), 0) << ranks.err();
+    test::expect_trained(ranks.out(), 4);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, MpisMachines, ::testing::Values("mpich", "openmpi"),

@@ -3,17 +3,23 @@
 //   mpi_program world     all ranks, twice, the second time beyond MPI_Finalize
 //   mpi_program trainers  two worlds side by side and a rank in neither; then a world without MPI
 //   mpi_program errors    what is refused, on two ranks
+//   mpi_program backend   the backend mpi of two trainers
+//   mpi_program faults    three ranks over the backend mpi, of which one errs
 #include <paceline/mpi.h>
 // First, as it has to include what it needs.
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/record.h>
@@ -22,6 +28,7 @@ namespace {
 
 struct Mpi {
   Mpi() { MPI_Init(nullptr, nullptr); }
+  explicit Mpi(int level) { MPI_Init_thread(nullptr, nullptr, level, &level); }
   ~Mpi() { end(); }
   void end() {
     if (!ended_) MPI_Finalize();
@@ -112,6 +119,8 @@ void try_errors() {
   expect_refused(world, "needs MPI between MPI_Init and MPI_Finalize");
   Mpi mpi;
   expect_refused([] { return init_process_group(MPI_Comm(MPI_COMM_NULL)); }, "MPI_COMM_NULL");
+  expect_refused([] { return init_process_group(MPI_COMM_WORLD, {.backend = "mpi"}); },
+                 "MPI_THREAD_MULTIPLE");
   expect_refused([&] { return with_wrong_options_on(0); }, "leave out .rank");
   if (rank_in(MPI_COMM_WORLD) == 1) {
     expect_refused([&] { return with_wrong_options_on(1); }, "leave out .rank");
@@ -127,10 +136,96 @@ void try_errors() {
   expect_refused(world, "needs MPI between MPI_Init and MPI_Finalize");
 }
 
+// Large messages in both directions, and two reductions, all under way at once.
+void exchange_with(int other, int own) {
+  const at::Tensor sent = at::full({100'000}, own, at::kInt);
+  const at::Tensor received = at::zeros_like(sent);
+  const at::Tensor first = at::full({3}, own, at::kInt);
+  const at::Tensor second = at::full({100'000}, 1, at::kInt);
+  auto sending = paceline::send_async(sent, other);
+  auto adding = paceline::all_reduce_async(first);
+  auto counting = paceline::all_reduce_async(second);
+  auto receiving = paceline::recv_async(received, {.src = other});
+  counting.wait();
+  receiving.wait();
+  expect(received.eq(other).all().item<bool>() ? 1 : 0, 1, "what came from the other rank");
+  expect(second.sum().item<int>(), 200'000, "the second sum");
+  adding.wait();
+  expect(first[0].item<int>(), 1, "the first sum");
+  sending.wait();
+}
+
+// Two worlds of each trainer, one after the other. A message of the first one that nobody receives
+// does not come to the second.
+void use_backend() {
+  const Mpi mpi(MPI_THREAD_MULTIPLE);
+  const int rank = rank_in(MPI_COMM_WORLD);
+  MPI_Comm trainer = MPI_COMM_NULL;
+  // Two ranks each, in descending order.
+  MPI_Comm_split(MPI_COMM_WORLD, rank / 2, -rank, &trainer);
+  for (int i = 0; i < 2; ++i) {
+    const auto world = paceline::init_process_group(trainer, {.backend = "mpi"});
+    expect_world_of(rank_in(trainer), size_of(trainer));
+    expect(paceline::get_backend() == "mpi" ? 1 : 0, 1, "the backend");
+    exchange_with(1 - paceline::get_rank(), paceline::get_rank());
+    const auto alone = paceline::new_group({paceline::get_rank()});
+    const at::Tensor tensor = at::full({4}, i, at::kInt);
+    paceline::all_to_all({tensor}, {tensor}, {.group = alone});
+    if (paceline::get_rank() == 0) {
+      paceline::send(tensor, 1, {.tag = 5});
+      paceline::send(at::full({4}, 9, at::kInt), 1, {.tag = 5});
+    } else {
+      paceline::recv(tensor, {.src = 0, .tag = 5});
+      expect(tensor[0].item<int>(), i, "what came from rank 0");
+    }
+    paceline::barrier();
+  }
+  MPI_Comm_free(&trainer);
+}
+
+template <typename Error>
+void expect_error(const std::function<void()>& action, int culprit, const std::string& text) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (error.ranks() == std::vector<int>{culprit} &&
+        std::string(error.what()).find(text) != std::string::npos) {
+      return;
+    }
+    throw;
+  }
+  throw std::runtime_error("no error that says: " + text);
+}
+
+void err_over_backend() {
+  using std::chrono::milliseconds;
+  const auto world = paceline::init_process_group({.backend = "mpi"});
+  const int rank = paceline::get_rank();
+  const auto group = [] { return paceline::new_group({}, {.timeout = milliseconds(500)}); };
+  const at::Tensor tensor = at::zeros({rank == 1 ? 3 : 2});
+  const auto unequal = group();
+  const auto differ = [&] { paceline::all_reduce(tensor, {.group = unequal}); };
+  expect_error<paceline::Mismatch>(differ, 1, "all_reduce of 3 float32");
+  expect_error<paceline::Mismatch>(differ, 1, "all_reduce of 3 float32");  // from now on
+  const auto late = group();
+  const auto silent = group();
+  if (rank != 1) {
+    expect_error<paceline::Timeout>([&] { paceline::barrier({.group = late}); }, 1, "rank 1 did");
+    expect_error<paceline::Timeout>(
+        [&] { paceline::recv(at::zeros({2}), {.src = 1, .group = silent}); }, 1, "rank 1 did not");
+  }
+  paceline::barrier();
+  // Where a rank has given something up, it does not finalise MPI, which mpirun may call a failure.
+  std::puts("all were named");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void()>> modes{
-      {"world", form_one_world}, {"trainers", form_trainers}, {"errors", try_errors}};
+  const std::map<std::string, std::function<void()>> modes{{"world", form_one_world},
+                                                           {"trainers", form_trainers},
+                                                           {"errors", try_errors},
+                                                           {"backend", use_backend},
+                                                           {"faults", err_over_backend}};
   return paceline::record([&] { modes.at(argc > 1 ? argv[1] : "world")(); });
 }

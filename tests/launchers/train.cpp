@@ -1,6 +1,6 @@
 // Trains a small net for some steps, whoever has started it. Rank 0 prints its parameters' norms.
 //
-//   train BACKEND      as one of the ranks of a job
+//   train BACKEND      as one of the ranks of a job; also "paceline over mpi"
 //   train BACKEND HOW  the same, but rank 1 fails after some steps: it throws, or it leaves
 //   train spawn RANKS  starts RANKS ranks itself
 //   train alone RANKS  in one process without Paceline, on the batches of all RANKS ranks
@@ -41,8 +41,13 @@ void train_alone(int ranks) {
   print_norms(net->parameters(), ranks);
 }
 
+paceline::InitOptions options_of(const std::string& backend) {
+  if (backend != "paceline over mpi") return {.backend = backend};
+  return {.backend_options = paceline::PacelineOptions{.engine = "mpi"}};
+}
+
 void train(const std::string& backend, const std::string& how = "") {
-  const auto world = paceline::init_process_group({.backend = backend});
+  const auto world = paceline::init_process_group(options_of(backend));
   paceline::DistributedDataParallel model(paceline::test::make_net(at::kDouble));
   torch::optim::SGD sgd(model.parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <cstdlib>
@@ -11,6 +12,8 @@
 namespace paceline::test {
 
 namespace {
+
+constexpr std::chrono::seconds kCallTimeout{60};
 
 // As a launcher does that started the ranks on two nodes.
 void pretend_nodes(int rank, int size) {
@@ -26,7 +29,38 @@ void pretend_nodes(int rank, int size) {
   set("LOCAL_WORLD_SIZE", second ? size - first : first);
 }
 
+// This process's number as mpirun counts.
+int rank_of_mpi() {
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    if (const char* const rank = std::getenv(name)) return std::stoi(rank);
+  }
+  return 0;
+}
+
+RankContext rank_in(const WorldCase& world) {
+  static const int rank = rank_of_mpi();
+  InitOptions init{.backend = kMpi, .timeout = kCallTimeout};
+  if (world.backend == kMpiAcrossNodes) {
+    pretend_nodes(rank, world.size);
+    static int worlds = 0;
+    const auto path = fmt::format("/tmp/paceline_test_{}_{}", ::getppid(), ++worlds);
+    init.backend = "paceline";
+    init.backend_options = PacelineOptions{.engine = kMpi};
+    init.rank = rank;
+    init.world_size = world.size;
+    init.store = c10::make_intrusive<c10d::FileStore>(path, world.size);
+  }
+  return {rank, world.size, init};
+}
+
 }  // namespace
+
+std::optional<WorldCase> world_of_mpi() {
+  const char* const backend = std::getenv("PACELINE_TEST_MPI");
+  const char* const ranks = std::getenv("PACELINE_TEST_MPI_RANKS");
+  if (backend == nullptr || ranks == nullptr) return std::nullopt;
+  return WorldCase{backend, std::stoi(ranks)};
+}
 
 std::vector<std::string> backends() {
   return is_gloo_available() ? std::vector<std::string>{"paceline", "gloo"}
@@ -35,6 +69,11 @@ std::vector<std::string> backends() {
 
 std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
                                      const std::function<std::string(const RankContext&)>& body) {
+  if (const auto world = world_of_mpi()) {
+    at::set_num_threads(1);
+    const std::string report = body(rank_in(*world));
+    return {static_cast<std::size_t>(size), RankEnd{0, report}};
+  }
   const base::UniqueFd memory(::memfd_create("store", MFD_CLOEXEC));
   const std::string path = fmt::format("/proc/self/fd/{}", memory.get());
   const bool nodes = backend == kAcrossNodes;
@@ -44,7 +83,7 @@ std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
     if (nodes) pretend_nodes(rank, size);
     return body({rank, size,
                  InitOptions{.backend = nodes ? "paceline" : backend,
-                             .timeout = std::chrono::seconds(60),
+                             .timeout = kCallTimeout,
                              .world_size = size,
                              .rank = rank,
                              .store = c10::make_intrusive<c10d::FileStore>(path, size)}});

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <paceline/distributed.h>
 
+#include "support/cases.h"
 #include "support/process_ranks.h"
 
 namespace paceline::test {
@@ -15,6 +17,14 @@ std::vector<std::string> backends();
 // For run_torch_ranks: the backend paceline with ranks on two nodes, of which the first has as many
 // as the second or one more.
 inline constexpr const char* kAcrossNodes = "hierarchical";
+inline constexpr const char* kMpi = "mpi";
+// The same, with MPI between the nodes.
+inline constexpr const char* kMpiAcrossNodes = "mpiNodes";
+
+// If mpirun has started ranks of this program to run tests over MPI: the only case of its tests of
+// worlds, kMpi or kMpiAcrossNodes and the number of ranks. Then run_torch_ranks runs bodies in this
+// process.
+std::optional<WorldCase> world_of_mpi();
 
 // What a body needs for init_process_group.
 struct RankContext {

@@ -18,6 +18,7 @@ namespace paceline::test {
 inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
                                                     std::end(kWorldSizes)}) {
   std::vector<WorldCase> cases;
+  if (const auto world = world_of_mpi()) return ::testing::ValuesIn(std::vector<WorldCase>{*world});
   for (const std::string& backend : backends()) {
     for (const int size : sizes) cases.push_back({backend, size});
   }
@@ -26,6 +27,15 @@ inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
   if (is_gloo_available()) {
     cases.push_back({kAcrossNodes, several == sizes.end() ? sizes.back() : *several});
   }
+  return ::testing::ValuesIn(cases);
+}
+
+// The backend paceline with each of these numbers of ranks; or the backend mpi.
+inline auto own_worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
+                                                        std::end(kWorldSizes)}) {
+  std::vector<WorldCase> cases;
+  for (const int size : sizes) cases.push_back({"paceline", size});
+  if (const auto world = world_of_mpi()) cases = {*world};
   return ::testing::ValuesIn(cases);
 }
 

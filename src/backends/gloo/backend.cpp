@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include <paceline/error.h>
 
+#include "backends/gloo/gloo_engine.h"
 #include "base/deadline.h"
 #include "base/parse.h"
 #include "distributed/backend.h"
@@ -17,6 +19,10 @@
 
 namespace paceline::backends {
 namespace {
+
+// A first message of an engine connects to its receiver, which listens: Gloo tries for five times
+// as long as this. Transfers have no other limit.
+constexpr std::chrono::seconds kConnectLimit{2};
 
 using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
 using c10d::ProcessGroupGloo;
@@ -92,9 +98,10 @@ void ignore_broken_pipes() {
 }
 
 c10::intrusive_ptr<c10d::Backend> connect(const distributed::BackendRequest& request,
-                                          Devices devices, std::optional<int> threads) {
+                                          Devices devices, std::optional<int> threads,
+                                          std::chrono::milliseconds timeout) {
   ignore_broken_pipes();
-  auto options = ProcessGroupGloo::Options::create(request.timeout);
+  auto options = ProcessGroupGloo::Options::create(timeout);
   options->threads = threads.value_or(2 * static_cast<int>(devices.size()));
   options->devices = std::move(devices);
   return c10::make_intrusive<ProcessGroupGloo>(request.store, request.rank, request.size, options);
@@ -109,21 +116,22 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   }
   Devices devices = make_devices(chosen, request.host);
   check_equally_many(request, devices.size());
-  auto backend = connect(request, std::move(devices), chosen.threads);
+  auto backend = connect(request, std::move(devices), chosen.threads, request.timeout);
   // A rank that left at once would close connections that other ranks still check.
   backend->barrier()->wait();
   return backend;
 }
 
-// See PacelineOptions::gloo. Waits for nobody.
-c10::intrusive_ptr<c10d::Backend> make_engine(const distributed::BackendRequest& request) {
+// See PacelineOptions::gloo. Waits for nobody: it connects two ranks at their first message.
+std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest& request) {
   GlooOptions chosen = checked_options(request);
   chosen.lazy_init = true;
   Devices devices = make_devices(chosen, request.host);
   if (devices.size() == 1 && chosen.interfaces.empty() && chosen.hostnames.empty()) {
     devices.push_back(make_devices(chosen, request.host).front());
   }
-  return connect(request, std::move(devices), chosen.threads.value_or(1));
+  return std::make_unique<GlooEngine>(
+      connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit));
 }
 
 const bool gloo_registered = distributed::register_backend(

@@ -8,7 +8,6 @@
 
 #include <paceline/error.h>
 
-#include "backends/hierarchical/c10d_engine.h"
 #include "distributed/store_exchange.h"
 #include "internode/bucket_level.h"
 #include "internode/connect_leaders.h"
@@ -17,11 +16,6 @@ namespace paceline::backends {
 namespace {
 
 using distributed::BackendRequest;
-
-// A first message connects to its receiver, which listens: Gloo tries for five times as long as
-// this. The transfers of an engine have no other limit.
-constexpr std::chrono::seconds kConnectLimit{2};
-static_assert(internode::RemoteMessages::kEngineTags <= C10dEngine::kMaxTag);
 
 // The same for some of its ranks, whose keys in the store are their own.
 BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ranks, int rank,
@@ -49,21 +43,21 @@ std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
                                                   const std::string& purpose) {
   const auto& kind = distributed::find_backend(options.engine);
   if (!kind.make_engine) {
-    throw UsageError(
-        fmt::format("PacelineOptions::engine: the backend {} cannot carry data between "
-                    "nodes; use gloo",
-                    options.engine));
+    throw UsageError(fmt::format(
+        "PacelineOptions::engine: the backend {} cannot carry data between nodes; use gloo or mpi",
+        options.engine));
   }
   BackendRequest engine{.store = c10::make_intrusive<c10d::PrefixStore>(purpose, request.store),
                         .rank = request.rank,
                         .size = request.size,
-                        .timeout = kConnectLimit,
-                        .group_name = request.group_name,
+                        .timeout = request.timeout,
+                        .group_name = fmt::format("{}, {}", request.group_name, purpose),
                         .members = request.members,
                         .nodes = request.nodes,
-                        .host = request.host};
+                        .host = request.host,
+                        .mpi = request.mpi};
   if (options.engine == "gloo") engine.options = options.gloo;
-  return std::make_unique<C10dEngine>(kind.make_engine(std::move(engine)));
+  return kind.make_engine(engine);
 }
 
 BackendRequest leaders_of(const BackendRequest& request, const internode::NodeMap& map) {
@@ -146,26 +140,10 @@ const bool hierarchical_registered = distributed::register_backend(
 HierarchicalBackend::HierarchicalBackend(std::shared_ptr<internode::Group> group,
                                          std::shared_ptr<internode::RemoteMessages> messages,
                                          MakeEngine make_engine)
-    : PacelineBackend(group, {group, &group->local()}, group->global_ranks()),
+    : RemoteMessagesBackend(group, {group, &group->local()}, group->global_ranks(),
+                            std::move(messages)),
       nodes_(std::move(group)),
-      messages_(std::move(messages)),
       make_engine_(std::move(make_engine)) {}
-
-HierarchicalBackend::~HierarchicalBackend() {
-  shutdown();
-}
-
-void HierarchicalBackend::shutdown() {
-  if (!nodes_->region()->in_forked_child()) messages_->close();
-  PacelineBackend::shutdown();
-}
-
-void HierarchicalBackend::monitoredBarrier(const c10d::BarrierOptions& options,
-                                           bool /*wait_all_ranks*/) {
-  c10d::BarrierOptions waiting = options;
-  waiting.asyncOp = false;
-  barrier(waiting);
-}
 
 // Looks at this node's ranks only: if a rank of another node is lost, its leader fails this region.
 void HierarchicalBackend::check_peers(const std::vector<int>& needed, const shm::OpContext& op) {
@@ -186,6 +164,27 @@ std::unique_ptr<distributed::BucketReducer> HierarchicalBackend::make_bucket_red
     return std::make_shared<internode::BucketLevel>(
         nodes_, make_engine_(fmt::format("buckets {}", ++bucket_reducers_)));
   });
+}
+
+bool HierarchicalBackend::is_remote(int rank) const {
+  const internode::NodeMap& map = nodes_->map();
+  return rank >= 0 && rank < map.size() && map.node_of(rank) != map.node();
+}
+
+HierarchicalBackend::WorkPtr HierarchicalBackend::send(Tensors& tensors, int to, int tag) {
+  if (is_remote(to)) return remote_message(kSend, tensors, to, tag);
+  return message(kSend, tensors, nodes_->map().local_rank_of(checked_peer(to)), tag);
+}
+
+HierarchicalBackend::WorkPtr HierarchicalBackend::recv(Tensors& tensors, int from, int tag) {
+  if (is_remote(from)) return remote_message(kReceive, tensors, from, tag);
+  return message(kReceive, tensors, nodes_->map().local_rank_of(checked_peer(from)), tag, from);
+}
+
+HierarchicalBackend::WorkPtr HierarchicalBackend::recvAnysource(Tensors& /*tensors*/, int /*tag*/) {
+  throw UsageError(
+      fmt::format("recv from any rank in group {}, which spans {} nodes: name the sender",
+                  region().options().name, nodes_->map().nodes()));
 }
 
 }  // namespace paceline::backends

@@ -150,6 +150,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   PacelineBackend(std::shared_ptr<shm::Collectives> group, std::shared_ptr<shm::Group> local,
                   const shm::GlobalRanks& ranks);
 
+  shm::Region& region() const { return *region_; }  // of the local group
   void check_usable(const char* operation) const;
   // The group's timeout if the call has none.
   std::chrono::milliseconds effective_timeout(std::chrono::milliseconds timeout) const;

@@ -233,7 +233,7 @@ TEST_F(Rendezvous, InvalidOptionsDoNotCountAsAnAttempt) {
     const auto ends = test::run_torch_ranks(2, backend, [](const RankContext& context) {
       if (context.rank == 1) {
         for (const auto& change : std::vector<std::function<void(InitOptions&)>>{
-                 [](InitOptions& options) { options.backend = "mpi"; },
+                 [](InitOptions& options) { options.backend = "none"; },
                  [](InitOptions& options) { options.timeout = 0ms; },
                  [](InitOptions& options) { options.rank = -1; },
                  [](InitOptions& options) { options.rank = 2; }}) {

@@ -19,16 +19,13 @@ namespace paceline::backends {
 //
 // A large message is sent in pieces, with tags of their own: a backend with several connections,
 // such as Gloo with several devices, takes the next one for each tag.
-class C10dEngine final : public internode::Engine {
+class GlooEngine final : public internode::Engine {
  public:
-  // What start() takes is less.
-  static constexpr std::uint32_t kMaxTag = std::uint32_t{1} << 30;
-
-  explicit C10dEngine(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
-  C10dEngine(const C10dEngine&) = delete;
-  C10dEngine& operator=(const C10dEngine&) = delete;
-  // Ends abandoned transfers. In a forked child, leaks the threads.
-  ~C10dEngine() override;
+  explicit GlooEngine(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+  GlooEngine(const GlooEngine&) = delete;
+  GlooEngine& operator=(const GlooEngine&) = delete;
+  // Ends abandoned transfers.
+  ~GlooEngine() override;
 
   std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
                                     std::function<void()> when_done) override;

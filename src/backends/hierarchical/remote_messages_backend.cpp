@@ -1,4 +1,4 @@
-// Messages between ranks on different nodes in terms of internode::RemoteMessages.
+#include "backends/hierarchical/remote_messages_backend.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,6 @@
 
 #include <paceline/error.h>
 
-#include "backends/hierarchical/backend.h"
 #include "base/deadline.h"
 #include "distributed/start.h"
 
@@ -23,15 +22,14 @@ class RemoteMessageWork final : public PacelineWork {
                     const char* title, const Tensors& tensors,
                     const internode::RemoteMessages::Message& message)
       : PacelineWork(type, title, tensors, tensors, 0, message.timeout),
-        messages_(std::move(messages)),
-        source_(message.peer) {}
+        messages_(std::move(messages)) {}
 
   // Call before any of the others.
   void set_request(std::shared_ptr<internode::RemoteMessages::Request> request) {
     request_ = std::move(request);
   }
 
-  int sourceRank() const override { return source_; }
+  int sourceRank() const override { return internode::RemoteMessages::sender(*request_); }
   bool isCompleted() override {
     if (!PacelineWork::isCompleted()) messages_->check(*request_);
     return PacelineWork::isCompleted();
@@ -52,19 +50,35 @@ class RemoteMessageWork final : public PacelineWork {
  private:
   std::shared_ptr<internode::RemoteMessages> messages_;
   std::shared_ptr<internode::RemoteMessages::Request> request_;
-  int source_;
 };
 
 }  // namespace
 
-bool HierarchicalBackend::is_remote(int rank) const {
-  const internode::NodeMap& map = nodes_->map();
-  return rank >= 0 && rank < map.size() && map.node_of(rank) != map.node();
+RemoteMessagesBackend::RemoteMessagesBackend(std::shared_ptr<shm::Collectives> group,
+                                             std::shared_ptr<shm::Group> local,
+                                             const shm::GlobalRanks& ranks,
+                                             std::shared_ptr<internode::RemoteMessages> messages)
+    : PacelineBackend(std::move(group), std::move(local), ranks), messages_(std::move(messages)) {}
+
+RemoteMessagesBackend::~RemoteMessagesBackend() {
+  shutdown();
 }
 
-HierarchicalBackend::WorkPtr HierarchicalBackend::remote_message(const Kind& kind,
-                                                                 const Tensors& tensors, int peer,
-                                                                 int tag) {
+void RemoteMessagesBackend::shutdown() {
+  if (!region().in_forked_child()) messages_->close();
+  PacelineBackend::shutdown();
+}
+
+void RemoteMessagesBackend::monitoredBarrier(const c10d::BarrierOptions& options,
+                                             bool /*wait_all_ranks*/) {
+  c10d::BarrierOptions waiting = options;
+  waiting.asyncOp = false;
+  barrier(waiting);
+}
+
+RemoteMessagesBackend::WorkPtr RemoteMessagesBackend::remote_message(const Kind& kind,
+                                                                     const Tensors& tensors,
+                                                                     int peer, int tag) {
   check_usable(kind.name);
   const at::Tensor tensor = single(tensors, kind.name);
   const bool sending = kind.type == c10d::OpType::SEND;
@@ -82,25 +96,7 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::remote_message(const Kind& kin
   return coalesced(work);
 }
 
-HierarchicalBackend::WorkPtr HierarchicalBackend::send(Tensors& tensors, int to, int tag) {
-  constexpr Kind kKind{c10d::OpType::SEND, "send", "paceline:send"};
-  if (is_remote(to)) return remote_message(kKind, tensors, to, tag);
-  return message(kKind, tensors, nodes_->map().local_rank_of(checked_peer(to)), tag);
-}
-
-HierarchicalBackend::WorkPtr HierarchicalBackend::recv(Tensors& tensors, int from, int tag) {
-  constexpr Kind kKind{c10d::OpType::RECV, "recv", "paceline:recv"};
-  if (is_remote(from)) return remote_message(kKind, tensors, from, tag);
-  return message(kKind, tensors, nodes_->map().local_rank_of(checked_peer(from)), tag, from);
-}
-
-HierarchicalBackend::WorkPtr HierarchicalBackend::recvAnysource(Tensors& /*tensors*/, int /*tag*/) {
-  throw UsageError(
-      fmt::format("recv from any rank in group {}, which spans {} nodes: name the sender",
-                  nodes_->region()->options().name, nodes_->map().nodes()));
-}
-
-int HierarchicalBackend::checked_peer(int rank) const {
+int RemoteMessagesBackend::checked_peer(int rank) const {
   if (rank >= 0 && rank < getSize() && rank != getRank()) return rank;
   throw UsageError(
       fmt::format("a message to or from rank {}: the group has ranks 0 to {}, this one "

@@ -1,4 +1,4 @@
-#include "backends/hierarchical/c10d_engine.h"
+#include "backends/gloo/gloo_engine.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -22,11 +22,11 @@ constexpr std::size_t kPieces = 2;
 constexpr std::size_t kLeastPiece = std::size_t{256} << 10;
 // Of a backend to a rank. Further ones are made when they are first used.
 constexpr int kConnections = 8;
-static_assert(C10dEngine::kMaxTag * kPieces <= std::size_t{1} << 31);  // c10d's are ints
+static_assert(GlooEngine::kTags * kPieces <= std::size_t{1} << 31);  // c10d's are ints
 
 }  // namespace
 
-struct C10dEngine::State {
+struct GlooEngine::State {
   std::function<void()> when_done;
   std::vector<int> peers{};  // to connect to
   Works works{};
@@ -36,9 +36,9 @@ struct C10dEngine::State {
   bool done = false;
 };
 
-class C10dEngine::Handle final : public Transfer {
+class GlooEngine::Handle final : public Transfer {
  public:
-  Handle(C10dEngine& engine, std::shared_ptr<State> state)
+  Handle(GlooEngine& engine, std::shared_ptr<State> state)
       : engine_(engine), state_(std::move(state)) {}
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -52,6 +52,7 @@ class C10dEngine::Handle final : public Transfer {
 
  private:
   void cancel(std::shared_ptr<const void> memory) {
+    if (engine_.process_.is_forked_child()) return;
     std::unique_lock lock(engine_.mutex_);
     if (state_->cancelled) return;
     state_->cancelled = true;
@@ -60,16 +61,11 @@ class C10dEngine::Handle final : public Transfer {
     engine_.changed_.wait(lock, [&] { return state_->done; });
   }
 
-  C10dEngine& engine_;
+  GlooEngine& engine_;
   std::shared_ptr<State> state_;
 };
 
-C10dEngine::~C10dEngine() {
-  if (process_.is_forked_child()) {
-    std::ignore = new (std::nothrow) std::vector<std::thread>(std::move(threads_));
-    std::ignore = backend_.release();
-    return;
-  }
+GlooEngine::~GlooEngine() {
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
@@ -79,12 +75,12 @@ C10dEngine::~C10dEngine() {
   for (const Abandoned& one : abandoned_) close_incomplete(one.works);
 }
 
-std::unique_ptr<internode::Engine::Transfer> C10dEngine::connect(const std::vector<int>& ranks,
+std::unique_ptr<internode::Engine::Transfer> GlooEngine::connect(const std::vector<int>& ranks,
                                                                  std::function<void()> when_done) {
   return enqueue(std::make_shared<State>(State{std::move(when_done), ranks}));
 }
 
-std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag,
+std::unique_ptr<internode::Engine::Transfer> GlooEngine::start(std::uint32_t tag,
                                                                const std::vector<Message>& sends,
                                                                const std::vector<Message>& receives,
                                                                std::function<void()> when_done) {
@@ -99,7 +95,7 @@ std::unique_ptr<internode::Engine::Transfer> C10dEngine::start(std::uint32_t tag
   return enqueue(std::move(state));
 }
 
-std::unique_ptr<internode::Engine::Transfer> C10dEngine::enqueue(std::shared_ptr<State> state) {
+std::unique_ptr<internode::Engine::Transfer> GlooEngine::enqueue(std::shared_ptr<State> state) {
   {
     const std::lock_guard lock(mutex_);
     if (queue_.size() == idle_) {
@@ -113,7 +109,7 @@ std::unique_ptr<internode::Engine::Transfer> C10dEngine::enqueue(std::shared_ptr
   return std::make_unique<Handle>(*this, std::move(state));
 }
 
-void C10dEngine::post(Works& works, std::uint32_t tag, const Message& message, bool sends) {
+void GlooEngine::post(Works& works, std::uint32_t tag, const Message& message, bool sends) {
   const std::size_t pieces = std::clamp(message.bytes / kLeastPiece, std::size_t{1}, kPieces);
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     const std::size_t begin = message.bytes * piece / pieces;
@@ -128,7 +124,7 @@ void C10dEngine::post(Works& works, std::uint32_t tag, const Message& message, b
 
 // c10d connects at the first message and waits meanwhile, so this runs on a thread of the engine.
 // The messages are over before others have their tags.
-void C10dEngine::connect(State& state) {
+void GlooEngine::connect(State& state) {
   if (state.peers.empty()) return;
   std::vector<at::Tensor> send{at::zeros({1}, at::kByte)};
   std::vector<at::Tensor> receive{at::zeros({1}, at::kByte)};
@@ -144,7 +140,7 @@ void C10dEngine::connect(State& state) {
   }
 }
 
-void C10dEngine::run() {
+void GlooEngine::run() {
   while (true) {
     std::shared_ptr<State> state;
     {
@@ -168,7 +164,7 @@ void C10dEngine::run() {
 // Gloo does not end a connection whose message has lost its memory half-way: its thread would read
 // it for ever, and its destructor wait for the thread. But it closes all connections if a wait for
 // a message times out.
-void C10dEngine::close_incomplete(const Works& works) {
+void GlooEngine::close_incomplete(const Works& works) {
   constexpr std::chrono::milliseconds kAtOnce{1};
   for (const auto& work : works) {
     try {
@@ -180,7 +176,7 @@ void C10dEngine::close_incomplete(const Works& works) {
   }
 }
 
-void C10dEngine::perform(State& state) {
+void GlooEngine::perform(State& state) {
   try {
     connect(state);
     // Nobody adds works any more, and each is waited for by one thread.

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+
+#include "backends/paceline/backend.h"
+#include "internode/remote_messages.h"
+
+namespace paceline::backends {
+
+// What backends have in common whose ranks do not all share memory: their messages to other ranks,
+// and what needs shared memory.
+class RemoteMessagesBackend : public PacelineBackend {
+ public:
+  ~RemoteMessagesBackend() override;
+
+  void shutdown() override;
+  // Fails the group if a rank is missing.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+  bool supportsSplitting() const override { return false; }
+  // The next world's rendezvous cannot watch processes on other machines.
+  std::shared_ptr<const shm::Membership> membership() const override { return nullptr; }
+
+ protected:
+  static constexpr Kind kSend{c10d::OpType::SEND, "send", "paceline:send"};
+  static constexpr Kind kReceive{c10d::OpType::RECV, "recv", "paceline:recv"};
+
+  // As PacelineBackend, with the messages to ranks outside of `local`.
+  RemoteMessagesBackend(std::shared_ptr<shm::Collectives> group, std::shared_ptr<shm::Group> local,
+                        const shm::GlobalRanks& ranks,
+                        std::shared_ptr<internode::RemoteMessages> messages);
+
+  // Throws UsageError unless it is another rank of the group.
+  int checked_peer(int rank) const;
+  // `peer`: see RemoteMessages.
+  WorkPtr remote_message(const Kind& kind, const Tensors& tensors, int peer, int tag);
+
+ private:
+  std::shared_ptr<internode::RemoteMessages> messages_;
+};
+
+}  // namespace paceline::backends
