@@ -17,16 +17,25 @@ namespace {
 // Their ABIs: "mpich" is also that of Intel MPI, MVAPICH and Cray's.
 constexpr std::array kNames{"mpich", "openmpi"};
 
-// In lib/paceline beside the shared library that contains this, or beside bin/ with a program that
-// does.
-std::filesystem::path path_of(const std::string& name) {
+// The shared library, or the program, that contains this.
+std::filesystem::path own_path() {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&path_of), &info) == 0) return {};
   std::error_code error;
-  const auto here = std::filesystem::canonical(info.dli_fname, error).parent_path();
-  if (error) return {};
+  // Of a program this is how it was called.
+  if (::dladdr(reinterpret_cast<const void*>(&own_path), &info) != 0 && info.dli_fname[0] == '/') {
+    const auto path = std::filesystem::canonical(info.dli_fname, error);
+    if (!error) return path;
+  }
+  return std::filesystem::read_symlink("/proc/self/exe", error);
+}
+
+// In lib/paceline: the shared library is in lib, programs are in bin or libexec/paceline beside it.
+std::filesystem::path path_of(const std::string& name) {
+  const auto here = own_path().parent_path();
   const std::string file = "paceline/mpi_" + name + ".so";
-  for (const auto& directory : {here, here.parent_path() / "lib"}) {
+  std::error_code error;
+  for (const auto& directory :
+       {here, here.parent_path() / "lib", here.parent_path().parent_path() / "lib"}) {
     if (std::filesystem::exists(directory / file, error)) return directory / file;
   }
   return {};

@@ -88,6 +88,12 @@ TEST(Mpi, IsNeededByItsBackend) {
                                                ::testing::HasSubstr("the mpirun of one")));
 }
 
+TEST_P(MpiCommunicators, AreABackendForDoctor) {
+  ChildProcess doctor({PACELINE_COMMAND, "doctor", "--no-self-test"});
+  doctor.wait();
+  EXPECT_THAT(doctor.out(), ::testing::HasSubstr("for ranks that mpirun has started"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Of, MpiCommunicators, ::testing::Values("mpich", "openmpi"),
                          [](const auto& one) { return std::string(one.param); });
 

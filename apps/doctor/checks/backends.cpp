@@ -7,12 +7,16 @@ std::string why_absent(const std::string& backend) {
   if (backend == "gloo") {
     return "not in this build: install libgloo-dev and build Paceline again";
   }
+  if (backend == "mpi") {
+    return "not in this build: install libmpich-dev or libopenmpi-dev and build Paceline again";
+  }
   return "not in this build of Paceline";
 }
 
 std::string purpose(const std::string& backend) {
   if (backend == "paceline") return "shared memory, between ranks of this machine";
   if (backend == "gloo") return "TCP, also between machines";
+  if (backend == "mpi") return "for ranks that mpirun has started";
   return "available";
 }
 
