@@ -23,7 +23,7 @@ std::filesystem::path own_path() {
   std::error_code error;
   // Of a program this is how it was called.
   if (::dladdr(reinterpret_cast<const void*>(&own_path), &info) != 0 && info.dli_fname[0] == '/') {
-    const auto path = std::filesystem::canonical(info.dli_fname, error);
+    auto path = std::filesystem::canonical(info.dli_fname, error);
     if (!error) return path;
   }
   return std::filesystem::read_symlink("/proc/self/exe", error);
