@@ -19,11 +19,10 @@ void reduce_two(shm::DataType type, shm::ReduceOp op, const void* in, void* inou
 
 }  // namespace
 
-Runtime& Runtime::get(const std::optional<Handle>& communicator) {
+Runtime& Runtime::get(const std::optional<std::string>& name) {
   // Never destroyed, since MPI ends at exit.
   static Runtime* const runtime = [&] {
-    Library& library =
-        load(communicator ? std::optional(communicator->library) : std::optional<std::string>());
+    Library& library = load(name);
     try {
       library.start(&reduce_two);
     } catch (const std::exception& error) {

@@ -8,18 +8,12 @@
 
 namespace paceline::mpi {
 
-// A communicator of the program: which MPI's, and its Fortran handle.
-struct Handle {
-  std::string library;
-  int number;
-};
-
 // MPI in this process, which has one. Any thread may call it through this.
 class Runtime {
  public:
   // Loads and initialises MPI at the first call. Throws UsageError as load() does, or if MPI does
   // not let several threads call it.
-  static Runtime& get(const std::optional<Handle>& communicator);
+  static Runtime& get(const std::optional<std::string>& name);
 
   // Calls MPI on one thread at a time. `body` must not wait. Throws UsageError if MPI is finalized.
   template <typename Body>

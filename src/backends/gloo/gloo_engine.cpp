@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <new>
-#include <tuple>
 #include <utility>
 
 #include "base/deadline.h"

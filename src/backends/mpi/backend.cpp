@@ -120,22 +120,25 @@ class StoredArrivals final : public mpi::Group::Arrivals {
   int size_;
 };
 
-const char* name_of(const std::optional<mpi::Handle>& communicator) {
-  return communicator ? "the communicator" : "MPI_COMM_WORLD";
+mpi::Runtime& runtime_for(const BackendRequest& request) {
+  return mpi::Runtime::get(request.mpi ? std::optional(request.mpi->library) : std::nullopt);
+}
+
+// The Fortran handle of the program's communicator; none: MPI_COMM_WORLD.
+std::optional<int> handle_of(const BackendRequest& request) {
+  return request.mpi ? std::optional(request.mpi->fortran_handle) : std::nullopt;
 }
 
 // Where the ranks of the group are in the communicator. All ranks exchange it through the store,
 // since MPI would wait for a missing rank for ever. If MPI cannot be used on one of them, all
 // throw.
-std::vector<int> exchange_ranks(const BackendRequest& request,
-                                const std::optional<mpi::Handle>& communicator) {
+std::vector<int> exchange_ranks(const BackendRequest& request) {
   constexpr std::string_view kRank = "rank ";
   std::string own;
   std::exception_ptr error;
   try {
-    const auto number = communicator ? std::optional(communicator->number) : std::nullopt;
-    mpi::Runtime::get(communicator).call([&](mpi::Library& library) {
-      own = fmt::format("{}{}", kRank, library.rank_in(number));
+    runtime_for(request).call([&](mpi::Library& library) {
+      own = fmt::format("{}{}", kRank, library.rank_in(handle_of(request)));
       constexpr std::uint32_t kTags = internode::Engine::kTags;
       if (static_cast<std::uint32_t>(library.max_tag()) >= kTags - 1) return;
       throw UsageError(fmt::format("this MPI has tags up to {}, and the backend mpi needs {}",
@@ -168,7 +171,7 @@ std::vector<int> exchange_ranks(const BackendRequest& request,
           "ranks {} and {} are both rank {} of {}: the backend mpi needs all ranks to be started "
           "by one mpirun",
           global.of(static_cast<int>(same - ranks.begin())), global.of(rank), found,
-          name_of(communicator)));
+          request.mpi ? "the communicator" : "MPI_COMM_WORLD"));
     }
     ranks.push_back(found);
   }
@@ -182,15 +185,12 @@ struct Connection {
 };
 
 Connection connect(const BackendRequest& request, int count) {
-  std::optional<mpi::Handle> communicator;
-  if (request.mpi) communicator = {request.mpi->library, request.mpi->fortran_handle};
-  const std::vector<int> ranks = exchange_ranks(request, communicator);
-  Connection made{mpi::Runtime::get(communicator), {}};
+  const std::vector<int> ranks = exchange_ranks(request);
+  Connection made{runtime_for(request), {}};
   constexpr int kTags = 1 << 15;  // that every MPI has
   const auto tag = static_cast<int>(base::hash_of_job(request.group_name) % kTags);
   made.runtime.call_and_wait([&](mpi::Library& library) {
-    const auto number = communicator ? std::optional(communicator->number) : std::nullopt;
-    made.communicators.push_back(library.form(number, ranks, tag));
+    made.communicators.push_back(library.form(handle_of(request), ranks, tag));
     while (--count > 0) made.communicators.push_back(made.communicators[0]->duplicate());
   });
   return made;
