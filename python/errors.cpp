@@ -29,7 +29,7 @@ void set_python_error(std::exception_ptr thrown) {
   try {
     std::rethrow_exception(std::move(thrown));
   } catch (const UsageError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
+    PyErr_SetString(py::module_::import("paceline.errors").attr("UsageError").ptr(), error.what());
   } catch (const PeerLost& error) {
     set_peer_error("PeerLost", error);
   } catch (const Timeout& error) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backends/paceline/backend.h"
+#include "backends/paceline/reconfigurable_backend.h"
 #include "ddp.h"
 #include "distributed/debug/handlers.h"
 #include "errors.h"
@@ -45,7 +46,8 @@ class PythonBackend final : public backends::PacelineBackend {
 
 c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                          std::chrono::milliseconds timeout, std::string group_name,
-                                         std::vector<int> world_ranks, std::size_t staging_bytes) {
+                                         std::vector<int> world_ranks, std::size_t staging_bytes,
+                                         bool reconfigurable) {
   distributed::BackendRequest request{.store = std::move(store),
                                       .rank = rank,
                                       .size = size,
@@ -53,6 +55,12 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
                                       .group_name = std::move(group_name),
                                       .options = paceline::PacelineOptions{staging_bytes},
                                       .members = std::move(world_ranks)};
+  if (reconfigurable) {
+    return c10::make_intrusive<backends::ReconfigurableBackend>(
+        request, [](std::shared_ptr<shm::Region> region) {
+          return c10::make_intrusive<PythonBackend>(std::move(region));
+        });
+  }
   return c10::make_intrusive<PythonBackend>(backends::form_region(std::move(request)));
 }
 
@@ -69,7 +77,8 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),
-             py::arg("staging_bytes"), py::call_guard<py::gil_scoped_release>(),
+             py::arg("staging_bytes"), py::arg("reconfigurable"),
+             py::call_guard<py::gil_scoped_release>(),
              "Makes the backend of one group. Every rank of the group calls it; torch.distributed "
              "does so.");
   module.def("tune_malloc", &paceline::tune_malloc, "What paceline.tune_malloc() calls.");

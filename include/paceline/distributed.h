@@ -92,6 +92,11 @@ struct InitOptions {
   c10::intrusive_ptr<c10d::Store> store{};
   /// Options of `backend`. Groups that new_group makes over the same backend inherit them.
   BackendOptions backend_options{};
+  /// Whether the ranks of the world may change. Entering such a world does not wait for other
+  /// ranks. Calls throw UsageError until paceline::reconfigure has given it some; `rank` and
+  /// `world_size` are what get_rank and get_world_size answer until then. It needs the backend
+  /// "paceline" and ranks of one machine, and has no smaller groups.
+  bool enable_reconfigure = false;
 };
 
 /// Membership in the world for as long as this object lives. Move-only; a process has one at a

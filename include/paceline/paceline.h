@@ -25,6 +25,7 @@
 #include <paceline/logical_data_loader.h>
 #include <paceline/logical_ranks.h>
 #include <paceline/progress.h>
+#include <paceline/reconfigure.h>
 #include <paceline/record.h>
 #include <paceline/sampler.h>
 #include <paceline/spawn.h>

@@ -29,13 +29,13 @@ torch.set_num_threads(1)
 _kept: list[Any] = []
 
 
-def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, directory: str, timeout: float,
+def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, directory: str, timeout: float, reconfigure: bool,
           arguments: tuple[Any, ...], sender: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(1)  # again: a forked child creates its thread pool anew, and autograd's threads would race to do it
     os.dup2(os.open(os.path.join(directory, f"said by {rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(directory, "trace")
     dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=size,
-                            timeout=timedelta(seconds=timeout))
+                            timeout=timedelta(seconds=timeout), enable_reconfigure=reconfigure)
     if backend == "gloo":
         _kept.append(dist.group.WORLD)
     try:
@@ -50,10 +50,11 @@ def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, dire
 
 
 def run(function: Callable[..., Any], backend: str, size: int, *arguments: Any, timeout: float = 60,
-        dying: Iterable[int] = ()) -> list[Any]:
+        dying: Iterable[int] = (), reconfigure: bool = False) -> list[Any]:
     """The results of `function(*arguments)` on each rank; None for ranks in `dying`, which end without a result.
 
-    Raises AssertionError with the errors of the ranks. `timeout` is the group's, in seconds.
+    Raises AssertionError with the errors of the ranks. `timeout` is the group's, in seconds; `reconfigure` is for its
+    enable_reconfigure.
     """
     context = multiprocessing.get_context("fork")
     results: list[Any] = [None] * size
@@ -64,7 +65,7 @@ def run(function: Callable[..., Any], backend: str, size: int, *arguments: Any, 
             for rank in range(size):
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_rank, args=(rank, function, backend, size, directory, timeout, arguments, sender))
+                    target=_rank, args=(rank, function, backend, size, directory, timeout, reconfigure, arguments, sender))
                 process.start()
                 sender.close()
                 processes.append(process)
@@ -120,7 +121,8 @@ class Case(unittest.TestCase):
             self.assertEqual(got, expected)
 
     def equals_gloo(self, function: Callable[..., Any], *arguments: Any, sizes: Iterable[int] = SIZES,
-                    delta: float = 0) -> None:
+                    delta: float = 0, reconfigure: bool = False) -> None:
         for size in sizes:
             with self.subTest(function=function.__name__, size=size):
-                self.assert_same(*(run(function, backend, size, *arguments) for backend in ("paceline", "gloo")), delta)
+                self.assert_same(*(run(function, backend, size, *arguments, reconfigure=reconfigure)
+                                   for backend in ("paceline", "gloo")), delta)

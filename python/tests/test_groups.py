@@ -77,20 +77,6 @@ def name_of_backend() -> tuple[str, bool]:
     return dist.get_backend(), dist.is_backend_available("paceline")
 
 
-def ask_for_reconfiguration(path_of_store: str) -> tuple[str, float]:
-    """The error, and a group that is made after it."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    dist.destroy_process_group()
-    text = "no error"
-    try:
-        dist.init_process_group("paceline", init_method=f"file://{path_of_store}/first", rank=rank, world_size=size,
-                                enable_reconfigure=True)
-    except ValueError as error:
-        text = str(error)
-    dist.init_process_group("paceline", init_method=f"file://{path_of_store}/second", rank=rank, world_size=size)
-    return text, sum_in(None)
-
-
 def start_again(path_of_store: str) -> list[float]:
     """The same processes leave the world and form a new one."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -126,12 +112,6 @@ class Groups(ranks.Case):
     def test_is_found_without_an_import(self) -> None:
         for backend in ("paceline", "cpu:paceline"):
             self.assertEqual(ranks.run(name_of_backend, backend, 2), [(backend, True)] * 2)
-
-    def test_reconfiguration_is_refused(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="paceline-test-") as directory:
-            for text, total in ranks.run(ask_for_reconfiguration, "paceline", 2, directory):
-                self.assertIn("enable_reconfigure=True: the backend paceline cannot", text)
-                self.assertEqual(total, 3.0)
 
     def test_starting_again(self) -> None:
         with tempfile.TemporaryDirectory(prefix="paceline-test-") as directory:

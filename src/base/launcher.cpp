@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/environment_reader.h"
+#include "base/hash.h"
 #include "base/parse.h"
 
 namespace paceline::base {
@@ -246,18 +247,10 @@ std::optional<int> tasks_of_node(std::string_view list, int node) {
   return std::nullopt;
 }
 
-std::uint64_t hash_of_job(std::string_view job) {
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char character : job) {
-    hash = (hash ^ static_cast<unsigned char>(character)) * 0x100000001b3;
-  }
-  return hash;
-}
-
 int port_of_job(std::string_view job) {
   constexpr int kFirst = 10000;
   constexpr std::uint64_t kPorts = 20000;
-  return kFirst + static_cast<int>(hash_of_job(job) % kPorts);
+  return kFirst + static_cast<int>(hash(job) % kPorts);
 }
 
 }  // namespace paceline::base

@@ -45,8 +45,6 @@ std::string first_host(std::string_view list);
 // has 3. nullopt for other text.
 std::optional<int> tasks_of_node(std::string_view list, int node);
 
-// The same wherever it is computed.
-std::uint64_t hash_of_job(std::string_view job);
 // A port for a job's rendezvous: from 10000 to 29999, below those that systems give to clients.
 int port_of_job(std::string_view job);
 

@@ -73,6 +73,7 @@ struct BackendRequest {
   std::function<void()> check_peers = [] {};
   // Of the program, if the world was formed with one.
   std::optional<MpiHandle> mpi{};
+  bool enable_reconfigure = false;  // as c10d's option
   // The ranks' processes, if they are known; else null.
   std::shared_ptr<const shm::Membership> processes{};
 
@@ -84,7 +85,8 @@ struct BackendKind {
 
   Factory make;
   c10d::ProcessGroup::BackendType type;
-  bool one_node = false;  // reaches the ranks of one node only
+  bool one_node = false;      // reaches the ranks of one node only
+  bool reconfigures = false;  // has enable_reconfigure
   int max_ranks = shm::kMaxWorldSize;
   // The backend that takes its place in groups on several nodes, if this build has it.
   std::string across_nodes{};

@@ -110,6 +110,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
 ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   std::unique_lock lock(ProcessState::instance().mutex);
   ActiveWorld& world = active_world(lock);
+  // Its store has keys of earlier ranks.
+  if (world.reconfigures) {
+    throw UsageError("new_group: a world with enable_reconfigure has no smaller groups");
+  }
   ranks = sorted_members(std::move(ranks), world.group->getSize());
   const auto timeout = distributed::checked_timeout(options.timeout.value_or(world.timeout));
   const std::string backend = options.backend.value_or(world.backend);

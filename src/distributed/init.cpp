@@ -70,7 +70,19 @@ distributed::BackendRequest world_request(const InitOptions& options, distribute
           .sockets = std::move(met.sockets),
           .host = std::move(met.host),
           .mpi = attempt.mpi,
+          .enable_reconfigure = options.enable_reconfigure,
           .processes = attempt.processes};
+}
+
+// One whose ranks are not known yet is on one node: its backend forms no other groups.
+distributed::FoundTopology topology_of(const distributed::BackendRequest& request,
+                                       const InitOptions& options, const Attempt& attempt) {
+  if (options.enable_reconfigure) return {distributed::Topology::one_node(request.size), false};
+  return distributed::find_topology(
+      request, attempt.plan, base::environment(), [&](const distributed::Topology& topology) {
+        distributed::check_reach(options.backend, request.group_name, topology,
+                                 distributed::every_rank(request.size));
+      });
 }
 
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attempt& attempt) {
@@ -83,15 +95,12 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   world->backend_options = options.backend_options;
   world->host = met.host;
   world->mpi = attempt.mpi;
-  const std::vector<int> ranks = distributed::every_rank(met.size);
+  world->reconfigures = options.enable_reconfigure;
   auto request = world_request(options, std::move(met), attempt);
   request.store = c10::make_intrusive<c10d::PrefixStore>("topology", world->store);
-  auto found = distributed::find_topology(
-      request, attempt.plan, base::environment(), [&](const distributed::Topology& topology) {
-        distributed::check_reach(options.backend, request.group_name, topology, ranks);
-      });
+  auto found = topology_of(request, options, attempt);
   request.store = c10::make_intrusive<c10d::PrefixStore>("world", world->store);
-  request.nodes = distributed::nodes_of(found.topology, ranks);
+  request.nodes = distributed::nodes_of(found.topology, distributed::every_rank(request.size));
   request.met = found.exchanged;
   world->topology = std::make_shared<const distributed::Topology>(std::move(found.topology));
   world->group = distributed::make_group(options.backend, std::move(request));

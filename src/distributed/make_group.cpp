@@ -61,6 +61,11 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_nam
                                                   BackendRequest request) {
   const bool several_nodes = std::set(request.nodes.begin(), request.nodes.end()).size() > 1;
   const BackendKind& kind = *find_backend(backend_name, several_nodes);  // see check_reach
+  if (request.enable_reconfigure && !kind.reconfigures) {
+    throw UsageError(fmt::format(
+        "enable_reconfigure: the ranks of a group over the backend {} cannot change; use paceline",
+        backend_name));
+  }
   auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
   const std::string name = request.group_name;
   const std::vector<int> members = request.members;

@@ -26,6 +26,7 @@ struct ActiveWorld {
   BackendOptions backend_options;
   std::optional<MpiHandle> mpi;
   std::string host;
+  bool reconfigures = false;
   std::shared_ptr<const Topology> topology;
   int groups_made = 0;
 

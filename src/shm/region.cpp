@@ -39,6 +39,15 @@ std::shared_ptr<Region> Region::create(BootstrapSockets sockets, int rank, int s
                rank, size, options);
 }
 
+std::shared_ptr<Region> Region::create(const std::vector<Endpoint>& endpoints, int rank,
+                                       base::UniqueFd listener, std::uint64_t group,
+                                       const RegionOptions& options) {
+  const auto size = static_cast<int>(endpoints.size());
+  return enter(join(endpoints, rank, std::move(listener), group, layout(size, options).total(),
+                    base::Deadline::after(options.timeout), options.global_ranks),
+               rank, size, options);
+}
+
 Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
                const RegionOptions& options)
     : rank_(rank),

@@ -38,9 +38,13 @@ struct RegionOptions {
 // only unmaps.
 class Region {
  public:
-  // Collective over the ranks of the exchange or at the ends of the sockets.
+  // Collective over the ranks of the exchange, at the ends of the sockets, or at the endpoints.
   static std::shared_ptr<Region> create(Exchange& exchange, const RegionOptions& options);
   static std::shared_ptr<Region> create(BootstrapSockets sockets, int rank, int size,
+                                        const RegionOptions& options);
+  // See join.
+  static std::shared_ptr<Region> create(const std::vector<Endpoint>& endpoints, int rank,
+                                        base::UniqueFd listener, std::uint64_t group,
                                         const RegionOptions& options);
   // How much memory a group of `size` ranks shares.
   static Layout layout(int size, const RegionOptions& options);

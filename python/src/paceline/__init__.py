@@ -6,8 +6,9 @@ No import is needed: once this package is installed,
 
 finds it, as does "cpu:paceline" beside a backend for other devices. `Options` is for `pg_options`.
 
-Misuse raises ValueError, every other failure torch.distributed.DistBackendError. The errors about other ranks are subclasses of it
-with the attributes `ranks`, `operation` and `sequence`: `PeerError`, and below it `PeerLost`, `Timeout` and `Mismatch`.
+Misuse raises `UsageError`, which is a ValueError and a RuntimeError; every other failure raises torch.distributed.DistBackendError.
+The errors about other ranks are subclasses of the latter with the attributes `ranks`, `operation` and `sequence`: `PeerError`, and below
+it `PeerLost`, `Timeout` and `Mismatch`.
 """
 
 import os
@@ -27,10 +28,10 @@ if torch.__version__.split("+")[0].rsplit(".", 1)[0] != _TORCH:
 from paceline import _C  # noqa: E402
 from paceline._C import Options, __version__  # noqa: E402
 from paceline.ddp import DistributedDataParallel, replace_ddp  # noqa: E402
-from paceline.errors import Mismatch, PeerError, PeerLost, Timeout  # noqa: E402
+from paceline.errors import Mismatch, PeerError, PeerLost, Timeout, UsageError  # noqa: E402
 
-__all__ = ["DistributedDataParallel", "Mismatch", "Options", "PeerError", "PeerLost", "Timeout", "__version__", "register",
-           "replace_ddp", "replace_gloo", "tune_malloc"]
+__all__ = ["DistributedDataParallel", "Mismatch", "Options", "PeerError", "PeerLost", "Timeout", "UsageError", "__version__",
+           "register", "replace_ddp", "replace_gloo", "tune_malloc"]
 
 
 def _create(options: _c10d._DistributedBackendOptions,
@@ -41,15 +42,12 @@ def _create(options: _c10d._DistributedBackendOptions,
     """
     if not isinstance(backend_options, Options):
         backend_options = Options()
-    if options.enable_reconfigure:
-        raise ValueError(
-            "enable_reconfigure=True: the backend paceline cannot change the ranks of an existing group. Make a new group of "
-            "the remaining ranks, with enable_reconfigure=False")
     backend = _C.create(
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,
         world_ranks=list(options.global_ranks_in_group),
-        staging_bytes=backend_options.staging_bytes)
+        staging_bytes=backend_options.staging_bytes,
+        reconfigurable=options.enable_reconfigure)
     if not torch.cuda.is_available():  # otherwise these would apply to NCCL, too
         _set_up_torch()
     return backend

@@ -1,8 +1,15 @@
-"""The errors about other ranks."""
+"""The errors of the backend."""
 
 from torch.distributed import DistBackendError
 
-__all__ = ["Mismatch", "PeerError", "PeerLost", "Timeout"]
+__all__ = ["Mismatch", "PeerError", "PeerLost", "Timeout", "UsageError"]
+
+
+class UsageError(ValueError, RuntimeError):
+    """An invalid argument, or a call that is not possible now. The group remains usable.
+
+    A ValueError as from torch.distributed itself, and a RuntimeError as from Gloo.
+    """
 
 
 class PeerError(DistBackendError):

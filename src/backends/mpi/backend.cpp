@@ -18,6 +18,7 @@
 #include <paceline/error.h>
 
 #include "backends/hierarchical/remote_messages_backend.h"
+#include "base/hash.h"
 #include "base/launcher.h"
 #include "base/parse.h"
 #include "distributed/store_calls.h"
@@ -188,7 +189,7 @@ Connection connect(const BackendRequest& request, int count) {
   const std::vector<int> ranks = exchange_ranks(request);
   Connection made{runtime_for(request), {}};
   constexpr int kTags = 1 << 15;  // that every MPI has
-  const auto tag = static_cast<int>(base::hash_of_job(request.group_name) % kTags);
+  const auto tag = static_cast<int>(base::hash(request.group_name) % kTags);
   made.runtime.call_and_wait([&](mpi::Library& library) {
     made.communicators.push_back(library.form(handle_of(request), ranks, tag));
     while (--count > 0) made.communicators.push_back(made.communicators[0]->duplicate());

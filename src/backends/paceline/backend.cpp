@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <new>
 
+#include "backends/paceline/reconfigurable_backend.h"
 #include "backends/paceline/shm_bucket_reducer.h"
 #include "backends/paceline/state.h"
 #include "distributed/store_exchange.h"
@@ -18,21 +19,32 @@ namespace {
 const bool paceline_registered = distributed::register_backend(
     "paceline",
     {.make = [](distributed::BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
+       if (request.enable_reconfigure) {
+         return c10::make_intrusive<ReconfigurableBackend>(request, [](auto region) {
+           return c10::make_intrusive<PacelineBackend>(std::move(region));
+         });
+       }
        return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
      },
      .type = c10d::ProcessGroup::BackendType::CUSTOM,
      .one_node = true,
+     .reconfigures = true,
      .max_ranks = shm::kMaxRanks,
      .across_nodes = "hierarchical"});
 
 }  // namespace
 
-std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
+shm::RegionOptions region_options(const distributed::BackendRequest& request) {
   shm::RegionOptions options{.name = request.group_name,
                              .global_ranks = request.global_ranks(),
                              .timeout = request.timeout};
   const auto own = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
   options.staging_bytes = own.staging_bytes.value_or(options.staging_bytes);
+  return options;
+}
+
+std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request) {
+  const shm::RegionOptions options = region_options(request);
   if (!request.sockets.empty() || request.size == 1) {
     return shm::Region::create(std::move(request.sockets), request.rank, request.size, options);
   }

@@ -35,6 +35,8 @@ struct PacelineOptions : c10d::Backend::Options {
   std::size_t staging_bytes = shm::RegionOptions().staging_bytes;
 };
 
+// The region of the request's group, as its options say.
+shm::RegionOptions region_options(const distributed::BackendRequest& request);
 // Connects the ranks of the request, over its sockets if it has them, else over its store.
 // Collective.
 std::shared_ptr<shm::Region> form_region(distributed::BackendRequest request);
@@ -115,6 +117,8 @@ class PacelineBackend : public distributed::ExtendedBackend {
     hooks_->completion.add(id, std::move(hook));
   }
   void unregisterCompletionHook(std::int64_t id) override { hooks_->completion.remove(id); }
+  // Call it before anything else.
+  void share_hooks(std::shared_ptr<GroupHooks> hooks) { hooks_ = std::move(hooks); }
   bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override {
     hooks_->abort.add(id, std::move(hook));

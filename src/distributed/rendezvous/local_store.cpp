@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/errno_error.h"
-#include "base/launcher.h"
+#include "base/hash.h"
 #include "base/unique_fd.h"
 #include "base/wait_report.h"
 #include "distributed/rendezvous/file_store.h"
@@ -164,7 +164,7 @@ UniqueFd get_file(const Plan& plan, const std::string& name, const base::Deadlin
     }
     ::poll(nullptr, 0, kMilliseconds);
   }
-  shm::send_packet(socket.get(), encode(shm::Hello{shm::kProtocol, plan.rank, plan.size, 0}), {},
+  shm::send_packet(socket.get(), encode(shm::Hello{.rank = plan.rank, .size = plan.size}), {},
                    deadline);
   if (!shm::wait_readable(socket.get(), deadline)) {
     // Rank 0 knows which ranks are missing.
@@ -188,7 +188,7 @@ std::string local_place(const Plan& plan) {
 c10::intrusive_ptr<c10d::Store> open_local_store(const Plan& plan, const std::string& prefix,
                                                  const base::Deadline& deadline) {
   const std::string name =
-      fmt::format("paceline-{}-{:x}-{}", ::geteuid(), base::hash_of_job(plan.job), prefix);
+      fmt::format("paceline-{}-{:x}-{}", ::geteuid(), base::hash(plan.job), prefix);
   UniqueFd file;
   if (plan.rank == 0) {
     FileSender sender(plan, name, deadline);

@@ -40,13 +40,33 @@ Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory
     throw UsageError(fmt::format("rank {} of {} has {} bootstrap sockets to the other ranks", rank,
                                  size, sockets.size()));
   }
-  if (rank > 0) {
-    return join_as_member(std::move(sockets.front()), rank, size, memory_bytes, deadline,
-                          global_ranks);
-  }
-  Coordinator coordinator(size, memory_bytes, deadline, global_ranks);
+  const Hello hello{.rank = rank, .size = size, .memory_bytes = memory_bytes};
+  if (rank > 0) return join_as_member(std::move(sockets.front()), hello, deadline, global_ranks);
+  Coordinator coordinator(hello, deadline, global_ranks);
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     coordinator.add_connection(std::move(sockets[i]), static_cast<int>(i) + 1);
+  }
+  return coordinator.run();
+}
+
+Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd listener,
+                std::uint64_t group, std::size_t memory_bytes, const base::Deadline& deadline,
+                const GlobalRanks& global_ranks) {
+  check_one_machine(endpoints, global_ranks);
+  const Hello hello{.rank = rank,
+                    .size = static_cast<int>(endpoints.size()),
+                    .memory_bytes = memory_bytes,
+                    .group = group};
+  if (rank > 0) {
+    base::UniqueFd socket = connect_abstract(endpoints[0].socket);
+    if (!socket) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
+    return join_as_member(std::move(socket), hello, deadline, global_ranks);
+  }
+  Coordinator coordinator(hello, deadline, global_ranks);
+  coordinator.accept_at(std::move(listener));
+  for (std::size_t other = 1; other < endpoints.size(); ++other) {
+    const bool visible = endpoints[other].pids == endpoints[0].pids;
+    coordinator.expect(static_cast<int>(other), visible ? endpoints[other].pid : 0);
   }
   return coordinator.run();
 }
@@ -61,19 +81,7 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   for (const auto& blob : exchange.all_gather(mine.encode(), deadline)) {
     endpoints.push_back(Endpoint::decode(blob));
   }
-  check_one_machine(endpoints, global_ranks);
-  if (rank > 0) {
-    base::UniqueFd socket = connect_abstract(endpoints[0].socket);
-    if (!socket) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
-    return join_as_member(std::move(socket), rank, exchange.size(), memory_bytes, deadline,
-                          global_ranks);
-  }
-  Coordinator coordinator(exchange.size(), memory_bytes, deadline, global_ranks);
-  coordinator.accept_at(std::move(listener));
-  for (int other = 1; other < exchange.size(); ++other) {
-    coordinator.expect(other, endpoints[other].pids == mine.pids ? endpoints[other].pid : 0);
-  }
-  return coordinator.run();
+  return join(endpoints, rank, std::move(listener), 0, memory_bytes, deadline, global_ranks);
 }
 
 }  // namespace paceline::shm

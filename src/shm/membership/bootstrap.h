@@ -4,13 +4,16 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "shm/membership/endpoint.h"
 #include "shm/membership/exchange.h"
 #include "shm/membership/failure.h"
+#include "shm/membership/socket.h"
 
 namespace paceline::shm {
 
@@ -47,8 +50,20 @@ using BootstrapSockets = std::vector<base::UniqueFd>;
 Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
                 const base::Deadline& deadline, const GlobalRanks& global_ranks);
 
-// The same for ranks that only have an Exchange: they connect to an abstract socket of rank 0.
-// Throws UsageError if they do not all run on one machine.
+// Where a rank listens for the other ranks of one group, from before they know each other.
+struct ListeningEndpoint {
+  Endpoint endpoint = Endpoint::own(true);
+  base::UniqueFd listener = listen_abstract(endpoint.socket);
+};
+
+// The same for ranks that have each other's endpoints, in the order of ranks: they connect to rank
+// 0's, whose `listener` it is; the other ranks need none. `group` identifies the group: a rank that
+// gives another one is a Mismatch. Throws UsageError if they do not all run on one machine.
+Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd listener,
+                std::uint64_t group, std::size_t memory_bytes, const base::Deadline& deadline,
+                const GlobalRanks& global_ranks);
+
+// The same for ranks that only have an Exchange.
 Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
                 const GlobalRanks& global_ranks);
 

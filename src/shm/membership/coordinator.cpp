@@ -23,14 +23,13 @@ base::UniqueFd open_pidfd(pid_t pid) {
 
 }  // namespace
 
-Coordinator::Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
+Coordinator::Coordinator(const Hello& own, const base::Deadline& deadline,
                          const GlobalRanks& global_ranks)
-    : size_(size),
-      memory_bytes_(memory_bytes),
+    : own_(own),
       deadline_(deadline),
       global_ranks_(global_ranks),
-      peers_(size),
-      greeted_(size) {
+      peers_(own.size),
+      greeted_(own.size) {
   greeted_[0] = true;
 }
 
@@ -99,7 +98,7 @@ std::optional<Failure> Coordinator::receive_hello(Connection& connection) {
     return connection.rank ? std::optional(gone(*connection.rank)) : std::nullopt;
   }
   const auto hello = decode_hello(packet.bytes);
-  if (auto failure = check(hello, packet.fds.size(), connection.rank)) return failure;
+  if (auto failure = check(hello, packet, connection.rank)) return failure;
   connection.rank = hello->rank;
   greeted_[hello->rank] = true;
   base::UniqueFd pidfd = open_pidfd(packet.pid);
@@ -108,20 +107,28 @@ std::optional<Failure> Coordinator::receive_hello(Connection& connection) {
 }
 
 // `from` is the rank that the connection is known to lead to.
-std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello,
-                                          std::size_t descriptors, std::optional<int> from) const {
-  if (!hello || descriptors != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
-      hello->rank >= size_ || greeted_[hello->rank] || from.value_or(hello->rank) != hello->rank) {
+std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello, const Packet& packet,
+                                          std::optional<int> from) const {
+  if (hello && hello->protocol == kProtocol && hello->group != own_.group) {
+    return Failure{FailureKind::mismatch,
+                   {},
+                   fmt::format("process {} and rank {} form different groups: their uuids or the "
+                               "handles that they were given differ",
+                               packet.pid, global_ranks_.of(0))};
+  }
+  if (!hello || packet.fds.size() != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
+      hello->rank >= own_.size || greeted_[hello->rank] ||
+      from.value_or(hello->rank) != hello->rank) {
     return Failure{FailureKind::mismatch, from ? RankSet{global_ranks_.of(*from)} : RankSet(),
                    "a process that wants to join the group speaks another version of Paceline, or "
                    "two ranks have the same number"};
   }
-  if (hello->size != size_ || hello->memory_bytes != memory_bytes_) {
+  if (hello->size != own_.size || hello->memory_bytes != own_.memory_bytes) {
     return Failure{FailureKind::mismatch,
                    {global_ranks_.of(hello->rank)},
                    fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
                                "rank {} one of {} ranks with {} bytes",
-                               global_ranks_.of(0), size_, memory_bytes_,
+                               global_ranks_.of(0), own_.size, own_.memory_bytes,
                                global_ranks_.of(hello->rank), hello->size, hello->memory_bytes)};
   }
   return std::nullopt;
@@ -158,7 +165,7 @@ Failure Coordinator::too_late() const {
 // As global ranks.
 RankSet Coordinator::missing() const {
   RankSet ranks;
-  for (int rank = 0; rank < size_; ++rank) {
+  for (int rank = 0; rank < own_.size; ++rank) {
     if (!greeted_[rank]) ranks.insert(global_ranks_.of(rank));
   }
   return ranks;
@@ -194,7 +201,7 @@ Membership Coordinator::welcome() {
   base::UniqueFd pidfd = open_pidfd(::getpid());
   peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read_end), ::getpid()};
   result.own_liveness = std::move(own.write_end);
-  result.memory = Mapping::create_memory(memory_bytes_);
+  result.memory = Mapping::create_memory(own_.memory_bytes);
 
   std::vector<pid_t> pids;
   std::vector<int> fds{result.memory.get()};

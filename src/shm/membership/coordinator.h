@@ -2,7 +2,6 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "shm/membership/bootstrap.h"
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/failure.h"
+#include "shm/membership/socket.h"
 
 namespace paceline::shm {
 
@@ -21,8 +21,8 @@ namespace paceline::shm {
 // (inherited) or only once their hello has come (accepted).
 class Coordinator {
  public:
-  Coordinator(int size, std::size_t memory_bytes, const base::Deadline& deadline,
-              const GlobalRanks& global_ranks);
+  // `own`: as the others should say it. `global_ranks` must outlive the coordinator.
+  Coordinator(const Hello& own, const base::Deadline& deadline, const GlobalRanks& global_ranks);
 
   void add_connection(base::UniqueFd socket, std::optional<int> rank);
   void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
@@ -43,7 +43,7 @@ class Coordinator {
 
   std::optional<Failure> gather_some();
   std::optional<Failure> receive_hello(Connection& connection);
-  std::optional<Failure> check(const std::optional<Hello>& hello, std::size_t descriptors,
+  std::optional<Failure> check(const std::optional<Hello>& hello, const Packet& packet,
                                std::optional<int> from) const;
   void admit_latecomers();
   Failure gone(int rank) const;
@@ -54,8 +54,7 @@ class Coordinator {
   void tell_all(const std::string& bytes, const std::vector<int>& fds);
   Membership welcome();
 
-  int size_;
-  std::size_t memory_bytes_;
+  Hello own_;
   base::Deadline deadline_;
   base::WaitReport report_;
   const GlobalRanks& global_ranks_;

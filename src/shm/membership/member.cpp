@@ -51,17 +51,17 @@ Packet receive_answer(int socket, int rank, const base::Deadline& deadline,
 
 }  // namespace
 
-Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t memory_bytes,
-                          const base::Deadline& deadline, const GlobalRanks& global_ranks) {
+Membership join_as_member(base::UniqueFd socket, const Hello& hello, const base::Deadline& deadline,
+                          const GlobalRanks& global_ranks) {
   base::Pipe own = base::make_pipe();
   const std::array<int, 1> mine{own.read_end.get()};
   fault_point();
   // If rank 0 is gone, there will be no answer.
-  send_packet(socket.get(), encode(Hello{kProtocol, rank, size, memory_bytes}), mine, deadline);
+  send_packet(socket.get(), encode(hello), mine, deadline);
   own.read_end.reset();
 
-  Packet packet = receive_answer(socket.get(), rank, deadline, global_ranks);
-  const auto pids = decode_welcome(packet.bytes, size);
+  Packet packet = receive_answer(socket.get(), hello.rank, deadline, global_ranks);
+  const auto pids = decode_welcome(packet.bytes, hello.size);
   if (!pids || packet.fds.size() != 1 + pids->size()) {
     throw_failure({FailureKind::mismatch,
                    {global_ranks.of(0)},
@@ -73,7 +73,7 @@ Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t
   result.own_liveness = std::move(own.write_end);
   for (std::size_t i = 0; i < pids->size(); ++i) {
     Peer peer;
-    if (static_cast<int>(i) != rank) peer.watch = std::move(packet.fds[1 + i]);
+    if (static_cast<int>(i) != hello.rank) peer.watch = std::move(packet.fds[1 + i]);
     peer.pid = (*pids)[i];
     result.peers.push_back(std::move(peer));
   }

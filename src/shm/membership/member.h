@@ -1,16 +1,15 @@
 #pragma once
 
-#include <cstddef>
-
 #include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "shm/membership/bootstrap.h"
+#include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/failure.h"
 
 namespace paceline::shm {
 
 // Forms a group as another rank than 0, over the socket that leads there; see join.
-Membership join_as_member(base::UniqueFd socket, int rank, int size, std::size_t memory_bytes,
-                          const base::Deadline& deadline, const GlobalRanks& global_ranks);
+Membership join_as_member(base::UniqueFd socket, const Hello& hello, const base::Deadline& deadline,
+                          const GlobalRanks& global_ranks);
 
 }  // namespace paceline::shm

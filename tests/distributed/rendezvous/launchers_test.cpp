@@ -16,6 +16,7 @@
 #include <paceline/collectives.h>
 
 #include "base/cores.h"
+#include "base/hash.h"
 #include "base/launcher.h"
 #include "distributed/rendezvous/rendezvous_fixture.h"
 #include "shm/membership/bootstrap_packets.h"
@@ -148,7 +149,7 @@ TEST(Launchers, ARankThatEndsAtTheRendezvousIsNamed) {
     if (rank == 1) return std::string();  // keeps the others waiting
     const std::string job = fmt::format("mpirun (Open MPI)/test-{}", ::getppid());
     const std::string name =
-        fmt::format("paceline-{}-{:x}-paceline/0/0", ::geteuid(), base::hash_of_job(job));
+        fmt::format("paceline-{}-{:x}-paceline/0/0", ::geteuid(), base::hash(job));
     base::UniqueFd socket;
     while (!(socket = shm::connect_abstract(name))) ::sched_yield();
     shm::send_packet(socket.get(), encode(shm::Hello{shm::kProtocol, 2, 3, 0}), {},

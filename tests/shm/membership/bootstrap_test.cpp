@@ -22,6 +22,7 @@ namespace paceline::shm {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::StartsWith;
 
@@ -147,6 +148,45 @@ TEST(Bootstrap, DoesNotReportARankThatStoppedWaitingAsLost) {
   impatient.join();
   EXPECT_THAT(blame.ranks, ElementsAre(2));
   EXPECT_EQ(blame.text, "rank 2 did not join the group before rank 1 timed out");
+}
+
+// Joins in threads, each rank with a group's number, and returns what they throw.
+std::vector<std::string> join_by_endpoints(const std::vector<std::uint64_t>& groups) {
+  std::vector<ListeningEndpoint> listening(groups.size());
+  std::vector<Endpoint> endpoints;
+  for (const auto& one : listening) endpoints.push_back(one.endpoint);
+  std::vector<std::string> texts(groups.size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < groups.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      texts[rank] = blame_of([&] {
+                      join(endpoints, static_cast<int>(rank), std::move(listening[rank].listener),
+                           groups[rank], kMemory, base::Deadline::after(1min), {});
+                    }).text;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return texts;
+}
+
+TEST(Bootstrap, RanksJoinByTheirEndpoints) {
+  for (const std::size_t size : {1U, 2U, 5U}) {
+    EXPECT_THAT(join_by_endpoints(std::vector<std::uint64_t>(size, 7)), Each("joined"));
+  }
+}
+
+TEST(Bootstrap, ARankOfAnotherGroupIsAMismatchForAll) {
+  const auto other = "process " + std::to_string(::getpid()) + " and rank 0 form different groups";
+  EXPECT_THAT(join_by_endpoints({7, 7, 8}), Each(StartsWith(other)));
+  EXPECT_THAT(join_by_endpoints({8, 7, 7}), Each(StartsWith(other)));
+}
+
+TEST(Bootstrap, AnEndpointWithoutAListenerIsALostRank) {
+  const std::vector<Endpoint> endpoints{ListeningEndpoint().endpoint, ListeningEndpoint().endpoint};
+  const Blame blame =
+      blame_of([&] { join(endpoints, 1, {}, 7, kMemory, base::Deadline::after(1min), {}); });
+  EXPECT_THAT(blame.ranks, ElementsAre(0));
+  EXPECT_THAT(blame.text, StartsWith("rank 0 was lost"));
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+#pragma once
+
+/// @file
+/// A world whose ranks change: InitOptions::enable_reconfigure. After the loss of a rank the others
+/// go on, without it or with another process in its place.
+///
+/// Ranks find each other by handles, opaque strings that the program exchanges as it likes: over a
+/// store, a file, a scheduler. They need no rank of an earlier world, and no rendezvous.
+
+#include <paceline/api.h>
+#include <paceline/distributed.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paceline {
+
+/// Whether the ranks of the group can change.
+[[nodiscard]] PACELINE_API bool supports_reconfigure(const ProcessGroup& group = {});
+
+/// This process's handle for its next reconfigure, which gives it another one. Throws UsageError if
+/// the ranks of the group cannot change.
+[[nodiscard]] PACELINE_API std::string get_reconfigure_handle(const ProcessGroup& group = {});
+
+/// Makes the processes of `handles` the ranks of the group, in this order. Collective over these
+/// processes, which all give the same handles and the same `uuid`, a number that none of them has
+/// given to this group before. Other processes have no part in it. `timeout` is for this call;
+/// unset: the group's.
+///
+/// This process's calls that are under way end with PeerLost. Models of DistributedDataParallel
+/// must be wrapped anew. get_rank, get_world_size, topology and so on follow the new ranks, and so
+/// do messages and errors.
+///
+/// Throws UsageError for invalid arguments, which change nothing. Throws PeerLost, Timeout or
+/// Mismatch, which name ranks by their positions among the handles, if the group cannot be formed;
+/// it has no ranks then, and reconfigure may be called again with new handles.
+PACELINE_API void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
+                              const ProcessGroup& group = {},
+                              std::optional<std::chrono::milliseconds> timeout = {});
+
+}  // namespace paceline

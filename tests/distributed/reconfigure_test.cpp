@@ -1,0 +1,155 @@
+// Worlds whose ranks change. python/tests/test_reconfigure.py tests the backend further, beside
+// Gloo.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include <paceline/collectives.h>
+#include <paceline/ddp.h>
+#include <paceline/error.h>
+#include <paceline/reconfigure.h>
+
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+RankContext reconfigurable(RankContext context) {
+  context.init.enable_reconfigure = true;
+  return context;
+}
+
+// Makes these processes the ranks of the world; each of them calls it.
+void form(const RankContext& context, int uuid, const std::vector<int>& members) {
+  const auto key = [&](int member) { return fmt::format("{} {}", uuid, member); };
+  context.init.store->set(key(context.rank), get_reconfigure_handle());
+  std::vector<std::string> handles;
+  for (const int member : members) handles.push_back(context.init.store->get_to_str(key(member)));
+  reconfigure(uuid, handles);
+}
+
+template <typename Function>
+std::string refusal(Function function) {
+  try {
+    function();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no UsageError";
+}
+
+// Trains y = w x, whose gradient is x, the process's number, and returns w after some steps from 0.
+double train(const RankContext& context, torch::nn::Linear& model, int steps, bool die = false) {
+  DistributedDataParallel ddp(model);
+  torch::optim::SGD optimizer(model->parameters(), 0.5);
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    auto loss = ddp(torch::full({1, 1}, 1.0 * context.rank)).sum();
+    if (die) ::raise(SIGKILL);
+    loss.backward();
+    optimizer.step();
+  }
+  return model->weight.item<double>();
+}
+
+TEST(Reconfigure, TrainingGoesOnWithAnotherProcessInTheLostOnesPlace) {
+  const std::vector<int> first{0, 1, 2};
+  const std::vector<int> second{3, 0, 2};
+  const auto ends = test::run_torch_ranks(4, "paceline", [&](const RankContext& given) {
+    const RankContext context = reconfigurable(given);
+    const World world = init_process_group(context.init);
+    torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+    torch::nn::init::zeros_(model->weight);
+    std::string lost;
+    if (context.rank != 3) {
+      form(context, 1, first);
+      EXPECT_NEAR(train(context, model, 2), -0.5 * 2 * (0 + 1 + 2) / 3, 1e-6);
+      try {
+        train(context, model, 1, context.rank == 1);
+      } catch (const PeerLost& error) {
+        lost = error.what();
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+      }
+    }
+    form(context, 2, second);
+    EXPECT_EQ(get_world_size(), 3);
+    EXPECT_EQ(second.at(static_cast<std::size_t>(get_rank())), context.rank);
+    EXPECT_EQ(get_local_rank(), get_rank());
+    EXPECT_EQ(get_local_world_size(), 3);
+    EXPECT_EQ(topology().front().ranks.size(), 3U);
+    broadcast(model->weight.data(), {.src = 1});  // process 3 has not trained
+    // What process 1 trained is in it, but not its unfinished step.
+    EXPECT_NEAR(train(context, model, 2), -1 - 0.5 * 2 * (3 + 0 + 2) / 3.0, 1e-6);
+    return lost;
+  });
+  EXPECT_TRUE(ends[1].killed());
+  for (const std::size_t survivor : {0U, 2U}) {
+    EXPECT_TRUE(ends[survivor].exited_cleanly()) << ends[survivor].report;
+    EXPECT_THAT(ends[survivor].report, HasSubstr("rank 1 was lost"));
+  }
+  EXPECT_TRUE(ends[3].exited_cleanly()) << ends[3].report;
+}
+
+TEST(Reconfigure, CallsNeedRanks) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& given) {
+    const RankContext context = reconfigurable(given);
+    const World world = init_process_group(context.init);
+    EXPECT_TRUE(supports_reconfigure());
+    EXPECT_EQ(get_rank(), context.rank);
+    EXPECT_EQ(get_world_size(), 2);
+    EXPECT_THAT(refusal([] { barrier(); }),
+                AllOf(HasSubstr("barrier on group world"), HasSubstr("call reconfigure first")));
+    auto tensor = torch::ones({2});
+    EXPECT_THAT(refusal([&] { all_reduce(tensor); }), HasSubstr("call reconfigure first"));
+    torch::nn::Linear model(2, 2);
+    EXPECT_THAT(refusal([&] { const DistributedDataParallel ddp(model); }),
+                HasSubstr("call reconfigure first"));
+    EXPECT_THAT(refusal([] { static_cast<void>(new_group({0})); }),
+                HasSubstr("has no smaller groups"));
+    EXPECT_THAT(refusal([] {
+                  reconfigure(1, {get_reconfigure_handle()}, {}, std::chrono::milliseconds(0));
+                }),
+                HasSubstr("timeout of 0 ms"));
+    EXPECT_THAT(refusal([] { reconfigure(1, {"rank 0"}); }),
+                HasSubstr("'rank 0' is not a handle of the backend paceline"));
+    form(context, 1, {1, 0});
+    all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+    EXPECT_EQ(get_rank(), 1 - context.rank);
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+}
+
+TEST(Reconfigure, OtherWorldsKeepTheirRanks) {
+  for (const std::string& backend : test::backends()) {
+    const auto ends = test::run_torch_ranks(2, backend, [&](const RankContext& context) {
+      if (backend != "paceline") {
+        EXPECT_THAT(
+            refusal([&] { const World world = init_process_group(reconfigurable(context).init); }),
+            HasSubstr("over the backend " + backend + " cannot change; use paceline"));
+        return std::string();
+      }
+      const World world = init_process_group(context.init);
+      EXPECT_FALSE(supports_reconfigure());
+      EXPECT_THAT(refusal([] { static_cast<void>(get_reconfigure_handle()); }),
+                  HasSubstr("the ranks of group world cannot change"));
+      EXPECT_THAT(refusal([] { reconfigure(1, {""}); }), HasSubstr("enable_reconfigure"));
+      return std::string();
+    });
+    for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  }
+}
+
+}  // namespace
+}  // namespace paceline
