@@ -3,10 +3,12 @@
 
     tools/tidy.py BUILD_DIR
 
-Headers take most of the time, above all torch's, so clang-tidy reads many files as one: the files of
-src/, in three groups (with torch, without torch, and for a special instruction set), all of
-benchmarks/ and models/, and elsewhere the files of each target. The path-sensitive analyzer doubles
-the time, so it reads only src/ and apps/. Tests that include torch are skipped.
+Headers take most of the time, above all torch's, so clang-tidy reads many files as one: those of
+src/ and apps/ that include torch; the others of src/, those of it for a special instruction set,
+and the others of apps/; tests/; and benchmarks/, models/ and examples/. So names in anonymous
+namespaces must be distinct in each of these.
+The path-sensitive analyzer doubles the time, so it reads only src/ and apps/. Tests that include
+torch are skipped.
 Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers,
 planted_race.cpp, the programs of tests/consumer and tests/misuse, MPI's part of the benchmarks
 without `make peers`, and the code behind PACELINE_FAULT_POINTS. But BUILD_DIR must compile every
@@ -51,13 +53,21 @@ def instruction_set(entry):
     return [flag[0].removeprefix("-m") for flag in flags(entry) if flag[0].startswith("-m")]
 
 
+def text_of(index, entry):
+    """The file as a part of a larger one. Several programs each have a main; examples, which have no
+    namespace, are put into one, after the headers that they include."""
+    include = f'#include "{entry["file"]}"\n'
+    if source_of(entry).parts[0] == "examples":
+        headers = re.findall(r"^#include <.*>$", path_of(entry).read_text(), re.MULTILINE)
+        include = "\n".join([*headers, f"namespace example_{index} {{", f"{include}}}\n"])
+    return f"#define main main_{index}\n{include}#undef main\n"
+
+
 class Job:
     """Source files that clang-tidy reads as one, and its command."""
 
     def __init__(self, name, entries, version):
-        # Several programs each have a main.
-        self.text = "".join(f'#define main main_{i}\n#include "{entry["file"]}"\n#undef main\n'
-                            for i, entry in enumerate(entries))
+        self.text = "".join(text_of(i, entry) for i, entry in enumerate(entries))
         self.together = STAMPS / f"{name}.cpp" if len(entries) > 1 else None
         source = self.together or entries[0]["file"]
         options = dict.fromkeys(flag for entry in entries for flag in flags(entry))
@@ -96,10 +106,6 @@ def path_of(entry):
     return pathlib.Path(entry["file"]).resolve()
 
 
-def target(entry):
-    return re.search(r"CMakeFiles/(\S+?)\.dir/", entry["command"]).group(1)
-
-
 def jobs(build):
     version = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True,
                              check=True).stdout
@@ -119,14 +125,12 @@ def jobs(build):
     for entry in ours.values():
         top = source_of(entry).parts[0]
         torch = includes_torch(source_of(entry))
-        if top == "src":
-            name = "-".join([top, *["torch"] * torch, *instruction_set(entry)])
+        if top == "src" or top == "apps" and torch:
+            name = "-".join(["src", *["torch"] * torch, *instruction_set(entry)])
         elif top == "tests" and torch:
             continue
-        elif top in ("benchmarks", "models"):
-            name = "benchmarks"
         else:
-            name = target(entry)
+            name = top if top in ("apps", "tests") else "benchmarks"
         groups.setdefault(name, []).append(entry)
     return [Job(name, entries, version) for name, entries in groups.items()]
 

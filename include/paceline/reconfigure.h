@@ -34,9 +34,10 @@ namespace paceline {
 /// must be wrapped anew. get_rank, get_world_size, topology and so on follow the new ranks, and so
 /// do messages and errors.
 ///
-/// Throws UsageError for invalid arguments, which change nothing. Throws PeerLost, Timeout or
-/// Mismatch, which name ranks by their positions among the handles, if the group cannot be formed;
-/// it has no ranks then, and reconfigure may be called again with new handles.
+/// Throws UsageError for invalid arguments, which change nothing. If the group cannot be formed, it
+/// throws PeerLost or Timeout, which name ranks by their positions among the handles, or Mismatch:
+/// processes have other handles or another uuid. The group has no ranks then, and reconfigure may
+/// be called again with new handles.
 PACELINE_API void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                               const ProcessGroup& group = {},
                               std::optional<std::chrono::milliseconds> timeout = {});

@@ -8,6 +8,7 @@ import time
 import unittest
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,13 +105,14 @@ def abort() -> list[Any]:
     form(1, own, members)
     results: list[Any] = []
     if own == 0:
-        store().get("waiting")
+        for member in (1, 2):
+            store().get(f"waiting {member}")
         backend.abort()
         results.append(backend.get_error().name)
         results.append(refusal(dist.barrier))
     else:
         work = dist.all_reduce(torch.ones(10), async_op=True)
-        store().set("waiting", "")
+        store().set(f"waiting {own}", "")
         text, lost, _, _ = failure(work.wait)
         results.append((text, lost))
     form(2, own, members)
@@ -118,17 +120,14 @@ def abort() -> list[Any]:
 
 
 def leave_a_call_behind() -> list[Any]:
-    """A call that is under way ends, with an error, when its rank reconfigures; so does one of another thread."""
+    """Calls that are under way, or queued, end with an error when their rank reconfigures."""
     own, members = dist.get_rank(), [0, 1]
     form(1, own, members)
     errors: list[str] = []
     if own == 0:
-        work = dist.all_reduce(torch.ones(10), async_op=True)
-        thread = threading.Thread(target=lambda: errors.append(failure(dist.barrier)[0]))
-        thread.start()
+        works = [dist.all_reduce(torch.ones(10), async_op=True), dist.barrier(async_op=True)]
         form(2, own, members)
-        errors.append(failure(work.wait)[0])
-        thread.join()
+        errors = [failure(work.wait)[0] for work in works]
     else:
         form(2, own, members)
     return [errors, outcome(own)]
@@ -142,6 +141,9 @@ def misuse() -> list[str]:
                refusal(dist._reconfigure, 1, [first[own], first[own]]), refusal(dist._reconfigure, 1, [first[1 - own]]),
                refusal(dist._reconfigure, 1, first, hints={"fast": "yes"}),
                refusal(dist._reconfigure, 1, first, timeout=timedelta(0))]
+    elsewhere = first[1 - own].split(",")
+    elsewhere[4] = "machine"
+    results.append(refusal(dist._reconfigure, 1, [first[own], ",".join(elsewhere)]))
     for text in ("", "nonsense", first[own] + ",", first[own].replace("paceline", "gloo"), "paceline,1,2,a,b,",
                  "paceline,-1,2,a,b,c", "paceline,0,0,a,b,c", "\x1b[31m" + 2000 * "\u00e9"):
         results.append(refusal(dist._reconfigure, 1, [first[own], text]))
@@ -175,6 +177,116 @@ def fail_to_form() -> list[Any]:
         store().set("the others gave up", "")
     form(40, own, members)
     return [*results, outcome(own)]
+
+
+def try_again() -> list[Any]:
+    """Rank 1 gives an attempt up before rank 0 begins it."""
+    own, members = dist.get_rank(), [0, 1]
+    given = handles("first", own, members)
+    results: list[Any] = []
+    if own == 1:
+        text, named, _, _ = failure(dist._reconfigure, 1, given, timeout=timedelta(seconds=1))
+        results.append((text, named))
+    all_arrive("given up", own, members)
+    form(2, own, members)
+    return [*results, outcome(own)]
+
+
+def outlive_an_attempt() -> Result:
+    """Rank 1 dies in an attempt that nobody else begins."""
+    own = dist.get_rank()
+    given = handles("first", own, [0, 1, 2])
+    if own == 1:
+        signal.alarm(1)
+        store().set("process", str(os.getpid()))
+        dist._reconfigure(1, given)
+    status = Path(f"/proc/{int(store().get('process'))}/stat")
+    while status.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    form(2, own, [0, 2])
+    return outcome(own)
+
+
+def lose_rank_0_with_a_child() -> Any:
+    """Rank 0's child has its listener and outlives it."""
+    own = dist.get_rank()
+    given = handles("first", own, [0, 1])
+    if own == 0:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        store().set("child", str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    child = int(store().get("child"))
+    begin = time.monotonic()
+    text, lost, _, _ = failure(dist._reconfigure, 1, given)
+    os.kill(child, signal.SIGKILL)
+    return text, lost, time.monotonic() - begin
+
+
+def ask_in_a_child() -> tuple[int, Result]:
+    own, members = dist.get_rank(), [0, 1]
+    child = os.fork()
+    if child == 0:
+        refused = [refusal(dist._get_reconfigure_handle), refusal(dist._reconfigure, 1, ["paceline"])]
+        os._exit(all("belongs to the parent process" in text for text in refused))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    form(1, own, members)
+    return code, outcome(own)
+
+
+def reconfigure_in_a_callback() -> list[str]:
+    """A future's callback asks for another group while its own is left."""
+    own, members = dist.get_rank(), [0, 1]
+    form(1, own, members)
+    texts: list[str] = []
+    if own == 0:
+        work = dist.all_reduce(torch.ones(10), async_op=True)
+        work.get_future().add_done_callback(
+            lambda _: texts.append(refusal(dist._reconfigure, 2, [dist._get_reconfigure_handle()])))
+        form(3, own, [own])
+    return texts
+
+
+def abort_meanwhile() -> list[Any]:
+    own, members = dist.get_rank(), [0, 1]
+    given = handles("first", own, members)
+    texts: list[str] = []
+    if own == 0:
+        def attempt() -> None:
+            try:
+                dist._reconfigure(1, given)
+            except dist.DistBackendError as error:
+                texts.append(str(error))
+
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        while dist._get_reconfigure_handle() == given[0]:
+            time.sleep(0.001)
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).abort()
+        store().set("aborted", "")
+        thread.join()
+    else:
+        store().get("aborted")
+        dist._reconfigure(1, given)
+        texts.append(failure(dist.barrier)[0])
+    form(2, own, members)
+    return [texts, outcome(own)]
+
+
+def leave_a_message_behind() -> tuple[str, float]:
+    own = dist.get_rank()
+    form(1, own, [0, 1])
+    begin = time.monotonic()
+    text = ""
+    if own == 0:
+        work = dist.irecv(torch.ones(10), 1)
+        form(2, own, [own])
+        try:
+            work.wait()
+        except (dist.DistBackendError, ValueError) as error:
+            text = str(error)
+    return text, time.monotonic() - begin
 
 
 def lose_a_rank_on_the_way(dying: int) -> Any:
@@ -253,17 +365,18 @@ class Reconfigure(ranks.Case):
         (errors, first), (none, second) = ranks.run(leave_a_call_behind, "paceline", 2, timeout=200, reconfigure=True)
         self.assertEqual((len(errors), none, first, second), (2, [], (0, 2, 11.0), (1, 2, 11.0)))
         for error in errors:
-            self.assertRegex(error, "^rank [01] left the group")
+            self.assertRegex(error, "^rank (0 left the group with an exception: reconfigure was called|1 has left the group)")
 
     def test_misuse_changes_nothing(self) -> None:
         for own, results in enumerate(ranks.run(misuse, "paceline", 2, reconfigure=True)):
-            before, none, twice, stranger, hint, timeout, *malformed, stale, used, good = results
+            before, none, twice, stranger, hint, timeout, other, *malformed, stale, used, good = results
             self.assertRegex(before, "^all_reduce on group .*, which has no ranks: .* call reconfigure first")
             self.assertRegex(none, "^reconfigure with 0 handles: a group has from 1 to 64 ranks")
-            self.assertRegex(twice, "^reconfigure: a handle is there twice")
+            self.assertRegex(twice, "^reconfigure: handles 0 and 1 are of the same process")
             self.assertRegex(stranger, "own handle is not among the 1 given")
             self.assertRegex(hint, "no hint 'fast'")
             self.assertRegex(timeout, "timeout of 0 ms: it must be positive")
+            self.assertRegex(other, "^reconfigure: the process of handle 1 runs on another machine")
             self.assertEqual(len(malformed), 16)
             for text in malformed:
                 self.assertRegex(text, "^'.*' ?.*is not a handle of the backend paceline")
@@ -292,6 +405,36 @@ class Reconfigure(ranks.Case):
                 self.assertRegex(text, f"^rank {dying} was lost while the group was being formed")
                 self.assertEqual((lost, after), ([dying], (rest.index(own), 2, sum(10.0**member for member in rest))))
                 self.assertLess(seconds, 30)
+
+    def test_attempts_of_others_are_not_in_the_way(self) -> None:
+        first, ((text, named), second) = ranks.run(try_again, "paceline", 2, reconfigure=True)
+        self.assertEqual((text, named), ("rank 0 did not form the group within the timeout of 1 s", [0]))
+        self.assertEqual((first, second), ([(0, 2, 11.0)], (1, 2, 11.0)))
+        results = ranks.run(outlive_an_attempt, "paceline", 3, dying=[1], reconfigure=True)
+        self.assertEqual(results, [(0, 2, 101.0), None, (1, 2, 101.0)])
+
+    def test_forked_children(self) -> None:
+        text, lost, seconds = ranks.run(lose_rank_0_with_a_child, "paceline", 2, dying=[0], reconfigure=True)[1]
+        self.assertRegex(text, "^rank 0 was lost while the group was being formed")
+        self.assertEqual(lost, [0])
+        self.assertLess(seconds, 30)
+        self.assertEqual(ranks.run(ask_in_a_child, "paceline", 2, reconfigure=True), [(1, (0, 2, 11.0)), (1, (1, 2, 11.0))])
+
+    def test_two_calls_at_once(self) -> None:
+        texts, _ = ranks.run(reconfigure_in_a_callback, "paceline", 2, reconfigure=True)
+        self.assertEqual(len(texts), 1)
+        self.assertRegex(texts[0], "^reconfigure of group .* while another thread does so")
+
+    def test_an_abort_meanwhile_counts(self) -> None:
+        ((first,), one), ((second,), two) = ranks.run(abort_meanwhile, "paceline", 2, reconfigure=True)
+        self.assertRegex(first, "^reconfigure of group .*: abort was called meanwhile")
+        self.assertRegex(second, "^rank 0 left the group with an exception: abort was called")
+        self.assertEqual((one, two), ((0, 2, 11.0), (1, 2, 11.0)))
+
+    def test_messages_under_way_do_not_delay_it(self) -> None:
+        text, seconds = ranks.run(leave_a_message_behind, "paceline", 2, timeout=200, reconfigure=True)[0]
+        self.assertRegex(text, "^rank 0 left the group with an exception: reconfigure was called")
+        self.assertLess(seconds, 100)
 
     def test_models_are_wrapped_anew(self) -> None:
         gloo = ranks.run(train, "gloo", 3, "torch", reconfigure=True)

@@ -50,7 +50,8 @@ Attempt begin_attempt(const InitOptions& options) {
                   nullptr};
   distributed::check_size(options.backend, attempt.plan.size);
   attempt.number = state.inits++;
-  state.numbered_by_launcher = attempt.plan.launched;
+  // With other ranks the launcher's numbers mean other processes.
+  state.numbered_by_launcher = attempt.plan.launched && !options.enable_reconfigure;
   // Without a launcher, another process may have replaced one that ended.
   const auto& last = state.last_processes;
   const auto& plan = attempt.plan;

@@ -48,8 +48,6 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
   if (!state.world || state.world->group != target) return;
   state.world->topology = std::make_shared<const distributed::Topology>(
       distributed::Topology::one_node(target->getSize()));
-  // The launcher counts other ranks from now on.
-  state.numbered_by_launcher = false;
 }
 
 }  // namespace paceline

@@ -19,6 +19,7 @@ namespace {
 
 using test::ChildProcess;
 using test::eventually;
+using test::pid_after;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -46,12 +47,7 @@ class Spawn : public ::testing::Test {
   test::TemporaryDirectory temporary_;
 };
 
-pid_t pid_after(const std::string& text, const std::string& label) {
-  const auto at = text.find(label + "=");
-  return at == std::string::npos ? -1 : std::stoi(text.substr(at + label.size() + 1));
-}
-
-int count(const std::string& text, const std::string& part) {
+int occurrences(const std::string& text, const std::string& part) {
   int found = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
@@ -66,8 +62,8 @@ TEST_F(Spawn, CallsTheFunctionInEachOfNWorldsRanks) {
                            "words stdin -1\n",
                            rank, ranks, ranks * (ranks + 1) / 2)));
     }
-    EXPECT_EQ(count(out, "hello"), ranks);
-    EXPECT_EQ(count(out, "parent goes on\n"), 1);
+    EXPECT_EQ(occurrences(out, "hello"), ranks);
+    EXPECT_EQ(occurrences(out, "parent goes on\n"), 1);
   }
 }
 
@@ -142,10 +138,10 @@ TEST_F(Spawn, RunsTwoJobsAndOnlyTheParentGoesOn) {
   const std::string out = output({"twice"});
   for (const char* line : {"first 0\n", "first 1\n", "second 0\n", "second 1\n",
                            "parent after second\n", "second record\n"}) {
-    EXPECT_EQ(count(out, line), 1) << line << out;
+    EXPECT_EQ(occurrences(out, line), 1) << line << out;
   }
   // The processes of the second call pass the first one.
-  EXPECT_EQ(count(out, "parent after first\n"), 3) << out;
+  EXPECT_EQ(occurrences(out, "parent after first\n"), 3) << out;
 }
 
 TEST_F(Spawn, SaysWhenMainDoesNotReachTheCall) {
@@ -182,8 +178,8 @@ TEST_F(Spawn, IsAUsageErrorOutsideRecordAndOnAnotherThread) {
        {"nprocs = 0;", "nprocs = -1;", "nprocs = 1025; expected 1 to 1024", "another thread"}) {
     EXPECT_THAT(out, HasSubstr(text));
   }
-  EXPECT_EQ(count(out, "usage: "), 6);
-  EXPECT_EQ(count(out, "grace time of -1 ms"), 2);
+  EXPECT_EQ(occurrences(out, "usage: "), 6);
+  EXPECT_EQ(occurrences(out, "grace time of -1 ms"), 2);
 }
 
 TEST_F(Spawn, IsAUsageErrorInASpawnedProcess) {
@@ -194,7 +190,7 @@ TEST_F(Spawn, IsAUsageErrorInASpawnedProcess) {
 TEST_F(Spawn, WorksInAProgramThatARankStarts) {
   const std::string out = output({"inner-program", SPAWN_PROGRAM});
   EXPECT_THAT(out, AllOf(HasSubstr("rank 0=0/2"), HasSubstr("rank 1=1/2")));
-  EXPECT_EQ(count(out, "parent goes on\n"), 1);
+  EXPECT_EQ(occurrences(out, "parent goes on\n"), 1);
 }
 
 TEST_F(Spawn, EndsAWorldOfMainWithoutAnError) {
@@ -206,7 +202,7 @@ TEST_F(Spawn, EndsAWorldOfMainWithoutAnError) {
 
 TEST_F(Spawn, RunsOnIfTheProgramStopsTheEndOfARank) {
   const std::string out = output({"swallow"});
-  EXPECT_EQ(count(out, "rank runs on\n"), 1);
+  EXPECT_EQ(occurrences(out, "rank runs on\n"), 1);
   EXPECT_THAT(out, AllOf(HasSubstr("raised: "), HasSubstr("still told")));
 }
 
@@ -241,7 +237,7 @@ TEST_F(Spawn, WorksWithClosedStandardStreams) {
   EXPECT_EQ(program.wait(), 0) << program.out();
   EXPECT_THAT(program.out(),
               AllOf(HasSubstr("rank 0=0/2"), HasSubstr("rank 1=1/2"), HasSubstr("parent goes on")));
-  EXPECT_EQ(count(program.out(), "stderr /dev/null\n"), 2) << program.out();
+  EXPECT_EQ(occurrences(program.out(), "stderr /dev/null\n"), 2) << program.out();
 }
 
 // The ranks of an outer job each start one of their own.
@@ -258,9 +254,9 @@ TEST_F(Spawn, PassesNothingOfAnOuterJob) {
       EXPECT_THAT(job.out(),
                   HasSubstr(fmt::format("{}inner 0 RANK=0 WORLD_SIZE={} ", outer, one ? 1 : 2)));
     }
-    EXPECT_EQ(count(job.out(), "USE_AGENT_STORE=unset PACELINE_TERMINAL=unset"), one ? 2 : 4);
-    EXPECT_EQ(count(job.out(), "PACELINE_TIMELINE= "), one ? 2 : 4);
-    EXPECT_EQ(count(job.out(), "BOOTSTRAP_SOCKETS=unset"), one ? 2 : 0);
+    EXPECT_EQ(occurrences(job.out(), "USE_AGENT_STORE=unset PACELINE_TERMINAL=unset"), one ? 2 : 4);
+    EXPECT_EQ(occurrences(job.out(), "PACELINE_TIMELINE= "), one ? 2 : 4);
+    EXPECT_EQ(occurrences(job.out(), "BOOTSTRAP_SOCKETS=unset"), one ? 2 : 0);
     EXPECT_THAT(job.out(), Not(HasSubstr("RUN_ID=outer")));
   }
 }
@@ -280,8 +276,10 @@ TEST_F(Spawn, SetsThreadsAndMallocAsPacelineRunDoes) {
   EXPECT_EQ(launched.wait(), 0);
   const std::string line = launched.out().substr(0, launched.out().find('\n'));
   const std::string expected = line.substr(line.find("OMP_"));
-  EXPECT_EQ(count(output({"environment"}, {{"OMP_NUM_THREADS", ""}}), expected), 2) << expected;
-  EXPECT_EQ(count(output({"environment"}, {{"OMP_NUM_THREADS", "3"}}), "OMP_NUM_THREADS=3 "), 2);
+  EXPECT_EQ(occurrences(output({"environment"}, {{"OMP_NUM_THREADS", ""}}), expected), 2)
+      << expected;
+  EXPECT_EQ(occurrences(output({"environment"}, {{"OMP_NUM_THREADS", "3"}}), "OMP_NUM_THREADS=3 "),
+            2);
 }
 
 class Forked : public Spawn {};

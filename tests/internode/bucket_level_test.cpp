@@ -31,7 +31,7 @@ namespace {
 using shm::BucketReducer;
 using shm::DataType;
 using shm::ReduceOp;
-using test::FakeNetwork;
+using test::EngineNetwork;
 using test::run_on_nodes;
 using ::testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
@@ -57,7 +57,7 @@ void fill(const BucketReducer& reducer, std::size_t bucket, int rank, std::size_
   }
 }
 
-std::shared_ptr<BucketLevel> make_level(Group& group, FakeNetwork& network) {
+std::shared_ptr<BucketLevel> make_level(Group& group, EngineNetwork& network) {
   const std::shared_ptr<Group> lasting(std::shared_ptr<void>(), &group);  // not owned
   return std::make_shared<BucketLevel>(lasting, network.engine(group.rank()));
 }
@@ -109,7 +109,7 @@ TEST_P(BucketLevels, GiveTheBitsOfOneNode) {
   constexpr std::size_t kSteps = 6;
   const auto& nodes = GetParam();
   const auto expected = on_one_node(static_cast<int>(nodes.size()), kSteps);
-  FakeNetwork buckets;
+  EngineNetwork buckets;
   run_on_nodes(nodes, [&](Group& group) {
     const int rank = group.rank();
     BucketReducer reducer(group.local(), kBuckets, name_of,
@@ -153,7 +153,7 @@ TEST_P(BucketLevels, GoOnAfterAbortedSteps) {
   const auto& nodes = GetParam();
   const int size = static_cast<int>(nodes.size());
   const auto expected = on_one_node(size, nodes.size());
-  FakeNetwork buckets;
+  EngineNetwork buckets;
   run_on_nodes(nodes, [&](Group& group) {
     const int rank = group.rank();
     BucketReducer reducer(group.local(), kBuckets, name_of,
@@ -178,8 +178,8 @@ TEST_P(BucketLevels, GoOnAfterAbortedSteps) {
 TEST(BucketLevelErrors, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
   const std::vector<int> nodes{0, 0, 1, 1};
   for (int late = 0; late < 4; ++late) {
-    FakeNetwork network;
-    FakeNetwork buckets;
+    EngineNetwork network;
+    EngineNetwork buckets;
     std::latch others(3);
     const auto errors = run_on_nodes(
         nodes, network,
@@ -211,8 +211,8 @@ TEST(BucketLevelErrors, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
 
 // The engine notices it first, and the leaders cannot say why.
 TEST(BucketLevelErrors, AFailedTransferNamesItsOtherEnd) {
-  FakeNetwork network;
-  FakeNetwork buckets;
+  EngineNetwork network;
+  EngineNetwork buckets;
   const auto errors = run_on_nodes({0, 1}, network, [&](Group& group) {
     BucketReducer reducer(group.local(), kBuckets, name_of,
                           {.between_nodes = make_level(group, buckets)});
@@ -230,8 +230,8 @@ TEST(BucketLevelErrors, AFailedTransferNamesItsOtherEnd) {
 }
 
 TEST(BucketLevelErrors, AFailedConnectionFailsAllNodes) {
-  FakeNetwork network;
-  FakeNetwork buckets;
+  EngineNetwork network;
+  EngineNetwork buckets;
   buckets.fail(3);
   const auto errors =
       run_on_nodes({0, 0, 1, 1}, network, [&](Group& group) { make_level(group, buckets); });
@@ -243,9 +243,9 @@ TEST(BucketLevelErrors, AFailedConnectionFailsAllNodes) {
 }
 
 TEST(BucketLevelErrors, ARankThatIsLostEndsTheWaitToConnect) {
-  FakeNetwork network;
-  FakeNetwork buckets;
-  FakeNetwork elsewhere;  // nobody else is there
+  EngineNetwork network;
+  EngineNetwork buckets;
+  EngineNetwork elsewhere;  // nobody else is there
   const auto errors = run_on_nodes({0, 1}, network, [&](Group& group) {
     if (group.rank() == 0) {
       make_level(group, buckets);
@@ -263,9 +263,9 @@ TEST(BucketLevelErrors, ARankThatIsLostEndsTheWaitToConnect) {
 }
 
 TEST(BucketLevelErrors, ConnectingHasTheTimeoutOfTheGroup) {
-  FakeNetwork network;
-  FakeNetwork buckets;
-  FakeNetwork elsewhere;
+  EngineNetwork network;
+  EngineNetwork buckets;
+  EngineNetwork elsewhere;
   const auto errors = run_on_nodes(
       {0, 1}, network,
       [&](Group& group) { make_level(group, group.rank() == 0 ? buckets : elsewhere); },
@@ -277,7 +277,7 @@ TEST(BucketLevelErrors, ConnectingHasTheTimeoutOfTheGroup) {
 TEST(BucketLevelsOfTwo, LearnOfStepsAbortedLongAgo) {
   constexpr int kSteps = 40;
   const auto expected = on_one_node(2, 1);
-  FakeNetwork buckets;
+  EngineNetwork buckets;
   std::promise<void> ahead;
   run_on_nodes({0, 1}, [&](Group& group) {
     const int rank = group.rank();
@@ -298,8 +298,8 @@ template <typename Error>
 void expect_in_a_step(const std::vector<int>& nodes,
                       const std::function<void(Group&, BucketReducer&)>& others,
                       const std::vector<int>& at_fault, const std::string& text) {
-  FakeNetwork network;
-  FakeNetwork buckets;
+  EngineNetwork network;
+  EngineNetwork buckets;
   const auto errors = run_on_nodes(nodes, network, [&](Group& group) {
     BucketReducer reducer(group.local(), kBuckets, name_of,
                           {.between_nodes = make_level(group, buckets)});
@@ -325,8 +325,8 @@ TEST(BucketLevelErrors, ACallElsewhereIsAMismatch) {
 
 // Its exception's text comes after the step was aborted.
 TEST(BucketLevelErrors, ARankThatThrowsIsLostForItsReason) {
-  FakeNetwork network;
-  FakeNetwork buckets;
+  EngineNetwork network;
+  EngineNetwork buckets;
   const auto errors = run_on_nodes({0, 1}, network, [&](Group& group) {
     {
       BucketReducer reducer(group.local(), kBuckets, name_of,

@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using shm::DataType;
 using shm::ReduceOp;
-using test::FakeNetwork;
+using test::EngineNetwork;
 using test::run_on_nodes;
 using test::thrown;
 using ::testing::AllOf;
@@ -38,7 +38,7 @@ void all_reduce_once(Group& group, std::size_t count) {
 }
 
 TEST(ErrorsAcrossNodes, DifferentCallsAreAMismatchBeforeAnythingIsMoved) {
-  FakeNetwork network;
+  EngineNetwork network;
   const auto errors = run_on_nodes(kNodes, network, [](Group& group) {
     group.barrier();
     all_reduce_once(group, group.rank() == 3 ? 11 : 10);
@@ -56,7 +56,7 @@ TEST(ErrorsAcrossNodes, DifferentCallsAreAMismatchBeforeAnythingIsMoved) {
 }
 
 TEST(ErrorsAcrossNodes, PartsThatDoNotFitAreAMismatch) {
-  FakeNetwork network;
+  EngineNetwork network;
   const auto errors = run_on_nodes(kNodes, network, [](Group& group) {
     std::vector<char> memory(1000);
     std::vector<shm::Input> inputs(5, {memory.data(), 2});
@@ -74,7 +74,7 @@ TEST(ErrorsAcrossNodes, PartsThatDoNotFitAreAMismatch) {
 
 TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
   for (const int late : {0, 1, 3, 4}) {
-    FakeNetwork network;
+    EngineNetwork network;
     std::latch others(4);
     const auto errors = run_on_nodes(
         kNodes, network,
@@ -101,7 +101,7 @@ TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
 }
 
 TEST(ErrorsAcrossNodes, ARankThatHasLeftIsMissing) {
-  FakeNetwork network;
+  EngineNetwork network;
   const auto errors = run_on_nodes(kNodes, network, [](Group& group) {
     group.barrier();
     if (group.rank() != 4) all_reduce_once(group, 10);
@@ -116,7 +116,7 @@ TEST(ErrorsAcrossNodes, ARankThatHasLeftIsMissing) {
 
 TEST(ErrorsAcrossNodes, AnAbortIsTheFailureOfAllNodes) {
   for (const int aborting : {0, 1, 3}) {
-    FakeNetwork network;
+    EngineNetwork network;
     const auto errors = run_on_nodes(kNodes, network, [&](Group& group) {
       group.barrier();
       if (group.rank() == aborting) {
@@ -136,7 +136,7 @@ TEST(ErrorsAcrossNodes, AnAbortIsTheFailureOfAllNodes) {
 
 // An engine's error says little, and comes before the leaders know the cause.
 TEST(ErrorsAcrossNodes, TheCauseOfAnEnginesErrorIsNamed) {
-  FakeNetwork network;
+  EngineNetwork network;
   const auto errors = run_on_nodes(kNodes, network, [&](Group& group) {
     group.barrier();
     if (group.rank() != 4) {
@@ -156,7 +156,7 @@ TEST(ErrorsAcrossNodes, TheCauseOfAnEnginesErrorIsNamed) {
 }
 
 TEST(ErrorsAcrossNodes, LaterCallsThrowTheSame) {
-  FakeNetwork network;
+  EngineNetwork network;
   run_on_nodes(kNodes, network, [](Group& group) {
     std::string texts[2];
     for (std::string& text : texts) {
@@ -176,7 +176,7 @@ TEST(ErrorsAcrossNodes, LaterCallsThrowTheSame) {
 TEST(ErrorsAcrossNodes, RanksWaitForALeaderThatWaitsForOthers) {
   constexpr auto kTimeout = 100ms;
   const std::vector<int> nodes{0, 0};
-  FakeNetwork network;
+  EngineNetwork network;
   const auto regions = test::make_thread_regions(2, test::small_region(kTimeout));
   auto connections = test::connect_nodes(1);
   const auto form = [&](int rank) {
@@ -198,7 +198,7 @@ TEST(ErrorsAcrossNodes, TooManyPartsAreRefused) {
   // Every other rank of 160 is on the same node: no two of a node are one part of the tree.
   std::vector<int> nodes;
   for (int rank = 0; rank < 80; ++rank) nodes.push_back(rank % 2);
-  FakeNetwork network;
+  EngineNetwork network;
   for (const auto& error : run_on_nodes(nodes, network, [](Group&) {})) {
     try {
       if (error) std::rethrow_exception(error);

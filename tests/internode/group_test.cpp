@@ -23,7 +23,7 @@ using shm::DataType;
 using shm::Input;
 using shm::Output;
 using shm::ReduceOp;
-using test::FakeNetwork;
+using test::EngineNetwork;
 using test::global_rank_of;
 using test::run_on_nodes;
 using ::testing::AllOf;

@@ -24,10 +24,10 @@ namespace paceline::test {
 
 // A network between ranks that are threads of this process. A thread of its own carries messages
 // whose both ends have come, in any order.
-class FakeNetwork {
+class EngineNetwork {
  public:
-  FakeNetwork() : worker_([this] { work(); }) {}
-  ~FakeNetwork() {
+  EngineNetwork() : worker_([this] { work(); }) {}
+  ~EngineNetwork() {
     {
       const std::lock_guard lock(mutex_);
       stops_ = true;
@@ -78,7 +78,7 @@ class FakeNetwork {
 
   class FakeEngine final : public internode::Engine {
    public:
-    FakeEngine(FakeNetwork& network, int rank) : network_(network), rank_(rank) {}
+    FakeEngine(EngineNetwork& network, int rank) : network_(network), rank_(rank) {}
     std::unique_ptr<internode::Engine::Transfer> connect(const std::vector<int>& ranks,
                                                          std::function<void()> when_done) override {
       std::vector<Message> messages;
@@ -90,8 +90,8 @@ class FakeNetwork {
                                                        const std::vector<Message>& receives,
                                                        std::function<void()> when_done) override {
       const std::lock_guard lock(network_.mutex_);
-      auto transfer = std::make_shared<FakeNetwork::Transfer>(
-          FakeNetwork::Transfer{rank_, tag, sends, receives, std::move(when_done)});
+      auto transfer = std::make_shared<EngineNetwork::Transfer>(
+          EngineNetwork::Transfer{rank_, tag, sends, receives, std::move(when_done)});
       transfer->failed = network_.failing_.contains(rank_);
       network_.open_.push_back(transfer);
       ++network_.started_;
@@ -102,7 +102,7 @@ class FakeNetwork {
    private:
     class Handle final : public internode::Engine::Transfer {
      public:
-      Handle(FakeNetwork& network, std::shared_ptr<FakeNetwork::Transfer> transfer)
+      Handle(EngineNetwork& network, std::shared_ptr<EngineNetwork::Transfer> transfer)
           : network_(network), transfer_(std::move(transfer)) {}
       ~Handle() override {
         std::unique_lock lock(network_.mutex_);
@@ -122,12 +122,12 @@ class FakeNetwork {
       }
 
      private:
-      FakeNetwork& network_;
-      std::shared_ptr<FakeNetwork::Transfer> transfer_;
+      EngineNetwork& network_;
+      std::shared_ptr<EngineNetwork::Transfer> transfer_;
     };
 
     static constexpr std::uint32_t kConnectTag = ~std::uint32_t{0};
-    FakeNetwork& network_;
+    EngineNetwork& network_;
     int rank_;
     std::byte nothing_{};
   };
@@ -239,7 +239,7 @@ inline std::vector<internode::NodeLinks::Connections> connect_nodes(int nodes) {
 // Runs `body` on a thread for each rank of a group; `nodes` has the node of each. Returns their
 // exceptions, by rank.
 inline std::vector<std::exception_ptr> run_on_nodes(
-    const std::vector<int>& nodes, FakeNetwork& network,
+    const std::vector<int>& nodes, EngineNetwork& network,
     const std::function<void(internode::Group&)>& body,
     std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
   const auto size = static_cast<int>(nodes.size());
@@ -289,7 +289,7 @@ inline std::vector<std::exception_ptr> run_on_nodes(
 // The same, and rethrows the exception of the lowest rank that threw.
 inline void run_on_nodes(const std::vector<int>& nodes,
                          const std::function<void(internode::Group&)>& body) {
-  FakeNetwork network;
+  EngineNetwork network;
   for (const auto& error : run_on_nodes(nodes, network, body)) {
     if (error) std::rethrow_exception(error);
   }

@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using shm::DataType;
-using test::FakeNetwork;
+using test::EngineNetwork;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -61,8 +61,8 @@ class Waited {
 
 std::vector<std::exception_ptr> run(
     const std::function<void(RemoteMessages&, Group&, int peer)>& body) {
-  FakeNetwork network;
-  FakeNetwork between;
+  EngineNetwork network;
+  EngineNetwork between;
   return test::run_on_nodes({0, 1}, network, [&](Group& group) {
     RemoteMessages messages(group.region(), group.global_ranks(), group.rank(),
                             between.engine(group.rank()));

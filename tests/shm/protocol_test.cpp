@@ -33,7 +33,7 @@ int planted_point = -1;
 std::function<void()> planted_fault;
 
 // What the processes of one run share.
-struct SharedState {
+struct FaultState {
   test::Stopped victim;
   std::atomic<bool> point_reached{false};
   std::atomic<int> survivors_done{0};
@@ -83,9 +83,9 @@ void exchange_messages(Mailbox& mailbox, int rank, int size, std::size_t count) 
 }
 
 void train(Group& group) {
-  constexpr BucketReducer::Bucket kBuckets[] = {{10, DataType::float32, ReduceOp::avg},
-                                                {3000, DataType::float32, ReduceOp::avg}};
-  BucketReducer reducer(group, kBuckets, [](std::size_t) { return "a layer"; });
+  constexpr BucketReducer::Bucket kLayers[] = {{10, DataType::float32, ReduceOp::avg},
+                                               {3000, DataType::float32, ReduceOp::avg}};
+  BucketReducer reducer(group, kLayers, [](std::size_t) { return "a layer"; });
   for (std::uint32_t step = 1; step <= 2; ++step) {
     reducer.begin_step({.forwards = step});
     for (const std::size_t bucket : {1u, 0u}) {
@@ -142,9 +142,9 @@ std::string blame(const char* what, const PeerError& error) {
 
 // Runs the program; `victim` calls `fault` at its point number `point`, the last survivor `after`.
 RunResult run_with_fault(
-    int size, int victim, int point, const std::function<void(SharedState&)>& fault,
-    const std::function<void(SharedState&)>& after = [](SharedState&) {}) {
-  const test::Shared<SharedState> state;
+    int size, int victim, int point, const std::function<void(FaultState&)>& fault,
+    const std::function<void(FaultState&)>& after = [](FaultState&) {}) {
+  const test::Shared<FaultState> state;
   const auto ends = test::run_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
     if (rank == victim) {
       planted_point = point;
@@ -182,7 +182,7 @@ TEST_P(ProtocolRanksUpTo3, SurvivesARankKilledAtEveryFaultPoint) {
     int point = 0;
     for (bool reached = true; reached; ++point) {
       const RunResult result =
-          run_with_fault(size, victim, point, [](SharedState&) { ::raise(SIGKILL); });
+          run_with_fault(size, victim, point, [](FaultState&) { ::raise(SIGKILL); });
       reached = result.point_reached;
       for (int rank = 0; rank < size; ++rank) {
         const std::string& report = result.reports[static_cast<std::size_t>(rank)];
@@ -206,8 +206,8 @@ struct Totals {
 void check_stopped(int size, int point, Totals& totals) {
   const int victim = size - 1;
   const RunResult result = run_with_fault(
-      size, victim, point, [](SharedState& state) { state.victim.stop(); },
-      [](SharedState& state) { state.victim.wake(); });
+      size, victim, point, [](FaultState& state) { state.victim.stop(); },
+      [](FaultState& state) { state.victim.wake(); });
   if (!result.point_reached) totals.past_last_point = true;
   const std::string blamed = "late " + std::to_string(victim);
   for (int rank = 0; rank < size; ++rank) {

@@ -105,4 +105,18 @@ int ChildProcess::wait() {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+std::vector<pid_t> pids_after(const std::string& text, const std::string& label) {
+  std::vector<pid_t> pids;
+  const std::string pattern = label + "=";
+  for (auto at = text.find(pattern); at != text.npos; at = text.find(pattern, at + 1)) {
+    pids.push_back(std::atoi(text.c_str() + at + pattern.size()));
+  }
+  return pids;
+}
+
+pid_t pid_after(const std::string& text, const std::string& label) {
+  const auto pids = pids_after(text, label);
+  return pids.size() == 1 ? pids.front() : throw std::runtime_error(label + " in " + text);
+}
+
 }  // namespace paceline::test

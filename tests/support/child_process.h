@@ -62,4 +62,9 @@ class ChildProcess {
   std::string err_;
 };
 
+// All numbers that follow `label` and "=" in `text`.
+std::vector<pid_t> pids_after(const std::string& text, const std::string& label);
+// The only one. Throws std::runtime_error otherwise.
+pid_t pid_after(const std::string& text, const std::string& label);
+
 }  // namespace paceline::test

@@ -45,4 +45,5 @@ int main(int argc, char** argv) {
   std::filesystem::create_directories(argv[1]);
   const MadeJob job = job_of(argv[2], argc > 3 ? std::max(1, std::atoi(argv[3])) : 4);
   paceline::test::write_timelines(argv[1], paceline::test::make_timelines(job));
+  return 0;
 }

@@ -117,6 +117,8 @@ class PacelineBackend : public distributed::ExtendedBackend {
     hooks_->completion.add(id, std::move(hook));
   }
   void unregisterCompletionHook(std::int64_t id) override { hooks_->completion.remove(id); }
+  // Whether no call, message or callback of this rank is under way.
+  bool is_idle() { return progress_->is_idle() && callbacks_->is_idle() && mailbox_->idle(); }
   // Call it before anything else.
   void share_hooks(std::shared_ptr<GroupHooks> hooks) { hooks_ = std::move(hooks); }
   bool supportsAbortHooks() const override { return true; }

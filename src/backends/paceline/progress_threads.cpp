@@ -48,6 +48,11 @@ bool ProgressThreads::is_busy_with(std::uint64_t count) {
          (!tasks_.empty() && tasks_.front().number <= count);
 }
 
+bool ProgressThreads::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return !running_ && tasks_.empty() && free_ == threads_.size();
+}
+
 // With the mutex held. Throws std::system_error if the system has no thread to give.
 void ProgressThreads::provide_thread() {
   if (tasks_.empty() || free_ > 0) return;

@@ -38,6 +38,8 @@ class ProgressThreads {
   std::uint64_t count();
   // Whether one of the first `count` tasks runs or is queued; work after tasks does not count.
   bool is_busy_with(std::uint64_t count);
+  // Whether nothing runs or is queued, work after tasks included.
+  bool is_idle();
   // Also waits for the work after tasks, unless that work calls it.
   void stop();
   // Whether the work after a task called stop(), so that its thread was detached: it still runs,

@@ -16,6 +16,8 @@
 namespace paceline::backends {
 namespace {
 
+constexpr const char* kAborted = "abort was called";
+
 // A set of handles has the order of the ranks before, so that these change as little as possible.
 std::vector<std::string> in_order(const c10d::ReconfigureOptions& options) {
   if (const auto* const list = std::get_if<std::vector<std::string>>(&options.handles)) {
@@ -67,7 +69,17 @@ ReconfigurableBackend::Group ReconfigurableBackend::group(const char* operation)
       operation, region_options_.name));
 }
 
+void ReconfigurableBackend::check_not_forked(const char* operation) const {
+  if (!process_.is_forked_child()) return;
+  throw UsageError(
+      fmt::format("{} in a forked child: group {} belongs to the parent process. Start new "
+                  "processes instead of "
+                  "forking",
+                  operation, region_options_.name));
+}
+
 c10d::ReconfigureHandle ReconfigurableBackend::get_reconfigure_handle() const {
+  check_not_forked("get_reconfigure_handle");
   const std::lock_guard lock(mutex_);
   return shm::ReconfigureHandle{getRank(), listening_.endpoint}.encode();
 }
@@ -88,29 +100,50 @@ ReconfigurableBackend::Members ReconfigurableBackend::checked_members(
     throw UsageError(fmt::format("reconfigure with {} handles: a group has from 1 to {} ranks",
                                  handles.size(), shm::kMaxRanks));
   }
+  std::string own;
+  {
+    const std::lock_guard lock(mutex_);
+    own = listening_.endpoint.socket;
+  }
+  const std::string machine = shm::machine_identity();
   Members members;
   for (const std::string& handle : handles) {
-    members.endpoints.push_back(shm::ReconfigureHandle::decode(handle).endpoint);
+    const auto endpoint = shm::ReconfigureHandle::decode(handle).endpoint;
+    const std::size_t position = members.endpoints.size();
+    if (endpoint.machine != machine) {
+      throw UsageError(fmt::format(
+          "reconfigure: the process of handle {} runs on another machine, or in another network "
+          "namespace; ranks that change have to be on one machine",
+          position));
+    }
+    const auto same = std::ranges::find(members.endpoints, endpoint.socket, &shm::Endpoint::socket);
+    if (same != members.endpoints.end()) {
+      throw UsageError(fmt::format("reconfigure: handles {} and {} are of the same process",
+                                   same - members.endpoints.begin(), position));
+    }
+    if (endpoint.socket == own) members.own = static_cast<int>(position);
+    members.endpoints.push_back(endpoint);
   }
-  if (std::set(handles.begin(), handles.end()).size() < handles.size()) {
-    throw UsageError("reconfigure: a handle is there twice");
-  }
-  const auto own = std::ranges::find(handles, get_reconfigure_handle());
-  if (own == handles.end()) {
+  if (members.own < 0) {
     throw UsageError(fmt::format(
         "reconfigure of group {}: this rank's own handle is not among the {} given. A handle "
         "serves "
         "for one reconfigure: exchange those that get_reconfigure_handle gives after the last one",
         region_options_.name, handles.size()));
   }
-  members.own = static_cast<int>(own - handles.begin());
   members.group = base::hash(fmt::format("{} {}", options.uuid, fmt::join(handles, " ")));
   return members;
 }
 
 ReconfigurableBackend::WorkPtr ReconfigurableBackend::reconfigure(
     const c10d::ReconfigureOptions& options) {
-  const std::lock_guard one_at_a_time(reconfiguring_);
+  check_not_forked("reconfigure");
+  // Waiting for the other call could last for ever: it may wait for this thread's callback.
+  const std::unique_lock one_at_a_time(reconfiguring_, std::try_to_lock);
+  if (!one_at_a_time) {
+    throw UsageError(
+        fmt::format("reconfigure of group {} while another thread does so", region_options_.name));
+  }
   const Members members = checked_members(options);
   auto region_options = region_options_;
   region_options.timeout = options_->timeout;
@@ -125,20 +158,27 @@ ReconfigurableBackend::WorkPtr ReconfigurableBackend::reconfigure(
   uuids_.insert(options.uuid);
   leave_group();
   shm::ListeningEndpoint next;
+  int aborts = 0;
   {
     const std::lock_guard lock(mutex_);
     std::swap(listening_, next);
+    aborts = aborts_;
   }
   auto region = shm::Region::create(members.endpoints, members.own, std::move(next.listener),
                                     members.group, region_options);
-  set_group(make_(std::move(region)));
+  set_group(make_(std::move(region)), aborts);
   return complete_work();
 }
 
-void ReconfigurableBackend::set_group(Group group) {
+void ReconfigurableBackend::set_group(Group group, int aborts) {
   group->share_hooks(hooks_);
   group->setTimeout(options_->timeout);
   const std::lock_guard lock(mutex_);
+  if (aborts_ != aborts) {
+    group->abort_because(kAborted);
+    throw Error(
+        fmt::format("reconfigure of group {}: {} meanwhile", region_options_.name, kAborted));
+  }
   rank_ = group->getRank();
   size_ = group->getSize();
   group_ = std::move(group);
@@ -152,12 +192,16 @@ void ReconfigurableBackend::leave_group() {
     std::swap(group, group_);
   }
   if (!group) return;
-  if (group->is_busy_with(group->call_count())) group->abort_because("it reconfigures its group");
+  if (!group->is_idle()) group->abort_because("reconfigure was called");
   group->shutdown();
 }
 
 void ReconfigurableBackend::abort() {
-  abort_because("abort was called");
+  {
+    const std::lock_guard lock(mutex_);
+    ++aborts_;
+  }
+  abort_because(kAborted);
   leave_group();
 }
 

@@ -31,14 +31,15 @@ class ReconfigurableBackend final : public distributed::ExtendedBackend {
   // For one reconfigure: each gives this rank another handle.
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
   // Collective over the ranks of the handles. Returns when the group is formed: the Work is
-  // complete. Throws UsageError for invalid options, which change nothing, and for ranks on several
-  // machines; PeerLost, Timeout or Mismatch that names ranks by their positions among the handles.
+  // complete. Throws UsageError for invalid options, which change nothing; PeerLost or Timeout,
+  // which name ranks by their positions among the handles; and Mismatch.
   WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
   bool isInitialized() override { return present() != nullptr; }
-  // Ends the group. Its other ranks throw PeerLost.
+  // Ends the group. Its other ranks throw PeerLost. A reconfigure that is under way goes on, but
+  // throws Error in place of forming the group.
   void abort() override;
   void shutdown() override;
-  // Of a group that has been aborted there is none.
+  // SUCCESS if there is no group.
   c10d::ErrorType getError() override;
 
   const std::string getBackendName() const override { return "paceline"; }
@@ -180,15 +181,16 @@ class ReconfigurableBackend final : public distributed::ExtendedBackend {
  private:
   using Group = c10::intrusive_ptr<PacelineBackend>;
 
+  void check_not_forked(const char* operation) const;
   Group present() const;  // null if there is none
   // Throws UsageError, for `operation`, if there is none.
   Group group(const char* operation) const;
-  void set_group(Group group);
+  void set_group(Group group, int aborts);
   void leave_group();
   // The ranks of the next group, by rank.
   struct Members {
     std::vector<shm::Endpoint> endpoints;
-    int own = 0;
+    int own = -1;
     std::uint64_t group = 0;  // see shm::join
   };
   // Throws UsageError.
@@ -199,9 +201,11 @@ class ReconfigurableBackend final : public distributed::ExtendedBackend {
   c10::intrusive_ptr<PacelineOptions> options_;
   std::shared_ptr<GroupHooks> hooks_ = std::make_shared<GroupHooks>();
 
-  std::mutex reconfiguring_;      // one at a time
+  const shm::OwningProcess process_;
+  std::mutex reconfiguring_;
   std::set<std::int64_t> uuids_;  // that have been used
-  mutable std::mutex mutex_;      // guards what follows, for short
+  mutable std::mutex mutex_;      // guards what follows, held briefly
+  int aborts_ = 0;                // so far
   Group group_;
   shm::ListeningEndpoint listening_;
 };

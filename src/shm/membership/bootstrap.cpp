@@ -41,7 +41,7 @@ Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory
                                  size, sockets.size()));
   }
   const Hello hello{.rank = rank, .size = size, .memory_bytes = memory_bytes};
-  if (rank > 0) return join_as_member(std::move(sockets.front()), hello, deadline, global_ranks);
+  if (rank > 0) return join_as_member(std::move(sockets.front()), 0, hello, deadline, global_ranks);
   Coordinator coordinator(hello, deadline, global_ranks);
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     coordinator.add_connection(std::move(sockets[i]), static_cast<int>(i) + 1);
@@ -57,16 +57,19 @@ Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd
                     .size = static_cast<int>(endpoints.size()),
                     .memory_bytes = memory_bytes,
                     .group = group};
+  const auto visible_pid = [&](std::size_t other) {
+    const auto& own = endpoints[static_cast<std::size_t>(rank)];
+    return endpoints[other].pids == own.pids ? endpoints[other].pid : 0;
+  };
   if (rank > 0) {
     base::UniqueFd socket = connect_abstract(endpoints[0].socket);
     if (!socket) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
-    return join_as_member(std::move(socket), hello, deadline, global_ranks);
+    return join_as_member(std::move(socket), visible_pid(0), hello, deadline, global_ranks);
   }
   Coordinator coordinator(hello, deadline, global_ranks);
   coordinator.accept_at(std::move(listener));
   for (std::size_t other = 1; other < endpoints.size(); ++other) {
-    const bool visible = endpoints[other].pids == endpoints[0].pids;
-    coordinator.expect(static_cast<int>(other), visible ? endpoints[other].pid : 0);
+    coordinator.expect(static_cast<int>(other), visible_pid(other));
   }
   return coordinator.run();
 }

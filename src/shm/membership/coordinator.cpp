@@ -1,7 +1,6 @@
 #include "shm/membership/coordinator.h"
 
 #include <fmt/format.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,14 +13,6 @@
 #include "shm/sync/fault_point.h"
 
 namespace paceline::shm {
-namespace {
-
-base::UniqueFd open_pidfd(pid_t pid) {
-  if (pid <= 0) return {};
-  return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
-
-}  // namespace
 
 Coordinator::Coordinator(const Hello& own, const base::Deadline& deadline,
                          const GlobalRanks& global_ranks)
@@ -41,7 +32,7 @@ void Coordinator::add_connection(base::UniqueFd socket, std::optional<int> rank)
 void Coordinator::expect(int rank, pid_t pid) {
   base::UniqueFd watch = open_pidfd(pid);
   if (!watch && pid > 0 && errno == ESRCH) ended_ = rank;
-  expected_.push_back({std::move(watch), rank});
+  expected_.push_back({std::move(watch), rank, pid});
 }
 
 Membership Coordinator::run() {
@@ -98,12 +89,27 @@ std::optional<Failure> Coordinator::receive_hello(Connection& connection) {
     return connection.rank ? std::optional(gone(*connection.rank)) : std::nullopt;
   }
   const auto hello = decode_hello(packet.bytes);
+  if (hello && is_of_another_attempt(*hello, packet, connection)) {
+    connection.socket.reset();
+    return std::nullopt;
+  }
   if (auto failure = check(hello, packet, connection.rank)) return failure;
   connection.rank = hello->rank;
   greeted_[hello->rank] = true;
   base::UniqueFd pidfd = open_pidfd(packet.pid);
   peers_[hello->rank] = {pidfd ? std::move(pidfd) : std::move(packet.fds.front()), packet.pid};
   return std::nullopt;
+}
+
+// Ranks that have each other's endpoints may have connected before this rank began to join: for a
+// group that they have given up since, or with ranks that this group does not have.
+bool Coordinator::is_of_another_attempt(const Hello& hello, const Packet& packet,
+                                        const Connection& connection) const {
+  if (hello.protocol != kProtocol || hello.group == own_.group) return false;
+  const bool expected = packet.pid == 0 || std::ranges::any_of(expected_, [&](const Expected& one) {
+                          return one.pid == packet.pid || one.pid == 0;
+                        });
+  return !expected || has_hung_up(connection.socket.get());
 }
 
 // `from` is the rank that the connection is known to lead to.
@@ -138,7 +144,9 @@ std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello, con
 void Coordinator::admit_latecomers() {
   const auto deadline = base::Deadline::after(kVerdict);
   const auto alive = [](const Expected& one) { return one.watch && !has_news(one.watch.get()); };
-  const auto open = [](const Connection& one) { return static_cast<bool>(one.socket); };
+  const auto open = [](const Connection& one) {
+    return one.socket && !has_hung_up(one.socket.get());
+  };
   while (listener_ &&
          std::ranges::count_if(expected_, alive) > std::ranges::count_if(connections_, open)) {
     if (!wait_readable(listener_.get(), deadline)) return;

@@ -39,10 +39,13 @@ class Coordinator {
   struct Expected {
     base::UniqueFd watch;  // none if the process is not visible
     int rank;
+    pid_t pid;  // 0 likewise
   };
 
   std::optional<Failure> gather_some();
   std::optional<Failure> receive_hello(Connection& connection);
+  bool is_of_another_attempt(const Hello& hello, const Packet& packet,
+                             const Connection& connection) const;
   std::optional<Failure> check(const std::optional<Hello>& hello, const Packet& packet,
                                std::optional<int> from) const;
   void admit_latecomers();

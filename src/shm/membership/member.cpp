@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "base/pipe.h"
 #include "base/wait_report.h"
@@ -28,15 +30,21 @@ void report_rank_0(base::WaitReport& report, int socket, int rank,
 }
 
 // Waits for rank 0's answer; throws if there is none, or a failure.
-Packet receive_answer(int socket, int rank, const base::Deadline& deadline,
+Packet receive_answer(int socket, pid_t rank_0, int rank, const base::Deadline& deadline,
                       const GlobalRanks& global_ranks) {
   const auto verdict = base::Deadline::after(deadline.remaining() + kVerdict);
   base::WaitReport report;
-  bool answered = false;
-  while (!(answered = wait_readable(socket, report.next_check(verdict))) && !verdict.expired()) {
-    report_rank_0(report, socket, rank, global_ranks);
+  const base::UniqueFd watch = open_pidfd(rank_0);
+  if (!watch && rank_0 > 0 && errno == ESRCH) {
+    throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
   }
-  if (!answered) {
+  std::vector<bool> ready{false, false};
+  while (!ready[0] && !ready[1] && !verdict.expired()) {
+    ready = wait_readable(std::array{socket, watch.get()}, report.next_check(verdict));
+    if (!ready[0] && !ready[1]) report_rank_0(report, socket, rank, global_ranks);
+  }
+  if (!ready[0] && ready[1]) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
+  if (!ready[0]) {
     throw_failure({FailureKind::timeout,
                    {global_ranks.of(0)},
                    fmt::format("rank {} did not form the group within the timeout of {} s",
@@ -51,8 +59,8 @@ Packet receive_answer(int socket, int rank, const base::Deadline& deadline,
 
 }  // namespace
 
-Membership join_as_member(base::UniqueFd socket, const Hello& hello, const base::Deadline& deadline,
-                          const GlobalRanks& global_ranks) {
+Membership join_as_member(base::UniqueFd socket, pid_t rank_0, const Hello& hello,
+                          const base::Deadline& deadline, const GlobalRanks& global_ranks) {
   base::Pipe own = base::make_pipe();
   const std::array<int, 1> mine{own.read_end.get()};
   fault_point();
@@ -60,7 +68,7 @@ Membership join_as_member(base::UniqueFd socket, const Hello& hello, const base:
   send_packet(socket.get(), encode(hello), mine, deadline);
   own.read_end.reset();
 
-  Packet packet = receive_answer(socket.get(), hello.rank, deadline, global_ranks);
+  Packet packet = receive_answer(socket.get(), rank_0, hello.rank, deadline, global_ranks);
   const auto pids = decode_welcome(packet.bytes, hello.size);
   if (!pids || packet.fds.size() != 1 + pids->size()) {
     throw_failure({FailureKind::mismatch,

@@ -52,5 +52,10 @@ inline bool wait_readable(int fd, const base::Deadline& deadline) {
 bool has_unread_packets(int socket);
 // Whether something can be read, or the other end is gone.
 bool has_news(int fd);
+// Whether the other end is gone, whatever it has sent before.
+bool has_hung_up(int socket);
+
+// Readable once the process has ended; empty if it is not visible from here, or has been reaped.
+base::UniqueFd open_pidfd(pid_t pid);
 
 }  // namespace paceline::shm

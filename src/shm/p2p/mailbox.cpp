@@ -78,8 +78,13 @@ bool Mailbox::move() {
 }
 
 void Mailbox::close() {
-  end_all(std::make_exception_ptr(UsageError(fmt::format(
-      "the rank left group {} before its message was complete", region_->options().name))));
+  try {
+    region_->check_usable({"recv", 0});
+    throw UsageError(fmt::format("the rank left group {} before its message was complete",
+                                 region_->options().name));
+  } catch (const Error&) {
+    end_all(std::current_exception());
+  }
 }
 
 void Mailbox::pump(const std::function<bool()>& enough) {

@@ -50,7 +50,8 @@ class Mailbox {
   // Moves messages once, without waiting; returns whether no request is left. Throws UsageError in
   // a forked child.
   bool move();
-  // Ends all requests with an error. Peers that wait for them find that this rank has left.
+  // Ends all requests with an error: the group's failure, if it has one. Peers that wait for them
+  // find that this rank has left.
   void close();
   // Moves messages until `enough` returns true. Errors go to the requests; throws UsageError in a
   // forked child only.

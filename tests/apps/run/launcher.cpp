@@ -39,20 +39,6 @@ std::vector<std::string> Launcher::left_behind() const {
   return names;
 }
 
-std::vector<pid_t> pids_after(const std::string& text, const std::string& label) {
-  std::vector<pid_t> pids;
-  const std::string pattern = label + "=";
-  for (auto at = text.find(pattern); at != text.npos; at = text.find(pattern, at + 1)) {
-    pids.push_back(std::atoi(text.c_str() + at + pattern.size()));
-  }
-  return pids;
-}
-
-pid_t pid_after(const std::string& text, const std::string& label) {
-  const auto pids = pids_after(text, label);
-  return pids.size() == 1 ? pids.front() : throw std::runtime_error(label + " in " + text);
-}
-
 pid_t guard_of(const ChildProcess& job) {
   const pid_t supervisor = pids_after(job.out(), "supervisor").at(0);
   std::ifstream file("/proc/" + std::to_string(supervisor) + "/status");

@@ -31,11 +31,6 @@ class Launcher : public ::testing::Test {
   TemporaryDirectory temporary_;
 };
 
-// All numbers that follow `label` and "=" in `text`.
-std::vector<pid_t> pids_after(const std::string& text, const std::string& label);
-// The only one. Throws std::runtime_error otherwise.
-pid_t pid_after(const std::string& text, const std::string& label);
-
 // The launcher's child, which is the parent of the supervisor that a worker has written.
 pid_t guard_of(const ChildProcess& job);
 

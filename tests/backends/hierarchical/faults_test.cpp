@@ -22,7 +22,6 @@ using test::ChildProcess;
 using test::Machines;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::MatchesRegex;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 

@@ -20,10 +20,8 @@ namespace {
 
 using test::FakeNetwork;
 using test::run_nodes;
-using test::nodes::bucket_name;
 using test::nodes::fill;
 using test::nodes::for_all_jobs;
-using test::nodes::kBuckets;
 using test::nodes::kCount;
 using test::nodes::publish_all;
 using test::nodes::ranks_of;
@@ -48,7 +46,8 @@ TEST(SecondLevel, AnExchangeThatFailsIsTheGroupsFailure) {
   network.fail(std::make_exception_ptr(PeerLost("its cable was cut", {102}, "send", 1)));
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     expect_error<PeerLost>([&] { run_step(reducer, network, index, 1); },
                            [](const PeerLost& error) {
                              EXPECT_THAT(error.ranks(), ElementsAre(102));
@@ -66,7 +65,8 @@ TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     if (node == 0) group.set_timeout(std::chrono::seconds(4));
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     run_step(reducer, network, index, 1);
     group.barrier();
     network.hold(true);
@@ -92,7 +92,8 @@ TEST(SecondLevel, ARankThatWaitsForAnotherNodeIsNotBlamed) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     if (index == 1) group.set_timeout(std::chrono::seconds(2));
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     expect_error<PeerError>(
         [&] { run_step(reducer, network, index, 1); },
         [](const PeerError& error) { EXPECT_THAT(error.ranks(), ElementsAre(102)); });
@@ -109,7 +110,8 @@ TEST(SecondLevel, ARankThatHangsIsBlamedAndNotTheNodeItWaitedFor) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     if (node == 0) group.set_timeout(std::chrono::seconds(2));
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     expect_error<PeerError>(
         [&] { run_step(reducer, network, index, 1); },
         [](const PeerError& error) { EXPECT_THAT(error.ranks(), ElementsAre(100)); });
@@ -127,7 +129,8 @@ TEST(SecondLevel, ARankThatHangsInItsBackwardIsNamedByEveryNode) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     group.set_timeout(std::chrono::milliseconds(node == 0 ? 1300 : 1000));
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     if (index == 1) return named.wait();
     for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
@@ -161,8 +164,8 @@ TEST(SecondLevel, AnAbortAfterTheDeadlineIsNotTakenForALateRank) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     if (index == 3) group.set_timeout(kTimeout);
-    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name,
-                          {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, std::span(test::nodes::kBuckets).first(1),
+                          test::nodes::bucket_name, {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     reducer.publish(0);
     if (index == 0 || index == 3) {
@@ -197,7 +200,8 @@ TEST(SecondLevel, ARankThatLearnedOfAnAbortEndsItsPeersWaits) {
       network,
       [&](auto region, int node, int index) {
         Group group(region);
-        BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+        BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                              {.between_nodes = network.level(node)});
         reducer.begin_step({.forwards = 1});
         for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
         if (index == 0) {
@@ -221,7 +225,8 @@ TEST(SecondLevel, ANodeThatDoesNotBeginAStepIsNamed) {
       network,
       [&](auto region, int node, int index) {
         Group group(region);
-        BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+        BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                              {.between_nodes = network.level(node)});
         if (node == 1) return done.wait();
         expect_error<Timeout>(
             [&] { run_step(reducer, network, index, 1); },
@@ -241,7 +246,8 @@ TEST(SecondLevel, AFailureOfTheNodeCancelsItsExchanges) {
     Group group(region);
     std::size_t used = 0;
     {
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       reducer.begin_step({.forwards = 1});
       for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
       if (node == 1) {
@@ -297,7 +303,8 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatAborted) {
                               " on node " + std::to_string(network.node_of(culprit));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       for (std::size_t step = 1; step <= 4; step += 2) {
         run_step(reducer, network, index, step);
         std::mt19937 random(static_cast<unsigned>(index));
@@ -335,7 +342,8 @@ TEST(SecondLevel, EveryRankOfEveryNodeNamesTheRankThatDied) {
     std::latch noticed(static_cast<std::ptrdiff_t>(first.size()));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       if (index == culprit) {
         reducer.begin_step({.forwards = 1});
         for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
@@ -367,7 +375,8 @@ void expect_lost_rank_named(const std::function<void(std::unique_ptr<BucketReduc
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     auto reducer = std::make_unique<BucketReducer>(
-        group, kBuckets, bucket_name, BucketReducer::Options{.between_nodes = network.level(node)});
+        group, test::nodes::kBuckets, test::nodes::bucket_name,
+        BucketReducer::Options{.between_nodes = network.level(node)});
     reducer->begin_step({.forwards = 1});
     if (node == 1) {
       for (std::size_t b = 0; b < kCount; ++b) reducer->publish(b);
@@ -406,7 +415,8 @@ TEST(SecondLevel, NoRankIsBlamedForAFailureThatNamesNone) {
   network.hold(true);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
     if (index == 0) {
@@ -429,7 +439,8 @@ TEST(SecondLevel, ARankOutsideTheJobIsNamedWithoutANode) {
   network.fail(std::make_exception_ptr(PeerLost("its process ended", {7}, "send", 1)), 0);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     expect_error<PeerError>([&] { run_step(reducer, network, index, 1); },
                             [&](const PeerError& error) {
                               EXPECT_THAT(error.ranks(), ElementsAre(7));
@@ -444,7 +455,8 @@ TEST(SecondLevel, StepAbortedOnOneNodeCanBeAbortedOnAll) {
     if (network.nodes().size() == 1) return;
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       run_step(reducer, network, index, 1);
       std::mt19937 random(static_cast<unsigned>(index));
       reducer.begin_step({.forwards = 2});
@@ -478,7 +490,8 @@ TEST(SecondLevel, StepAbortedBeforeAnyExchangeCanBeAbortedOnAll) {
     std::latch known(static_cast<std::ptrdiff_t>(ranks_of(network) - network.nodes()[0].size()));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       run_step(reducer, network, index, 1);
       std::mt19937 random(static_cast<unsigned>(index));
       reducer.begin_step({.forwards = 2});
@@ -505,7 +518,7 @@ TEST(SecondLevel, ARankWithoutRoomForItsSumsHasNotLetTheOthersGoOn) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     const auto make = [&] {
-      const BucketReducer reducer(group, kLarge, bucket_name,
+      const BucketReducer reducer(group, kLarge, test::nodes::bucket_name,
                                   {.between_nodes = network.level(node)});
     };
     if (index == 1) {
@@ -525,8 +538,8 @@ TEST(SecondLevel, BucketsThatDifferBetweenNodesAreRefused) {
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
     const std::size_t buckets = node == 0 ? kCount : kCount - 1;
-    BucketReducer reducer(group, std::span(kBuckets).first(buckets), bucket_name,
-                          {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, std::span(test::nodes::kBuckets).first(buckets),
+                          test::nodes::bucket_name, {.between_nodes = network.level(node)});
     const auto step = [&] {
       reducer.begin_step({.forwards = 1});
       for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
@@ -547,7 +560,8 @@ TEST(SecondLevel, AStepThatAnotherNodeFinishedCannotBeAborted) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     std::mt19937 random(1);
     reducer.begin_step({.forwards = 1});
     publish_all(reducer, index, 1, random);
@@ -575,7 +589,8 @@ TEST(SecondLevel, ForwardsThatDifferBetweenNodesAreNamed) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int /*index*/) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = node == 0 ? 1U : 2U});
     for (std::size_t b = 0; b < kCount; ++b) reducer.publish(b);
     expect_error<Mismatch>(
@@ -592,7 +607,7 @@ TEST(SecondLevel, ParametersFrozenOnOneNodeAreNamed) {
   FakeNetwork network({1, 2}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name,
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
                           {.parameters = {"a", "b", "c"}, .between_nodes = network.level(node)});
     const std::vector<std::uint8_t> frozen{0, index == 0 ? std::uint8_t{1} : std::uint8_t{0}, 0};
     reducer.begin_step({.forwards = 1, .frozen = fingerprint(frozen)}, {}, frozen);

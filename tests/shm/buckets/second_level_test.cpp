@@ -22,11 +22,9 @@ namespace {
 
 using test::FakeNetwork;
 using test::run_nodes;
-using test::nodes::bucket_name;
 using test::nodes::expect_reduced;
 using test::nodes::fill;
 using test::nodes::for_all_jobs;
-using test::nodes::kBuckets;
 using test::nodes::kCount;
 using test::nodes::ranks_of;
 using test::nodes::Results;
@@ -38,7 +36,8 @@ TEST(SecondLevel, AveragesOverAllNodesWhateverTheOrder) {
     Results results(ranks_of(network));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       for (std::size_t step = 1; step <= 8; ++step) {
         run_step(reducer, network, index, step);
         EXPECT_DOUBLE_EQ(reducer.share(), 1.0 / static_cast<double>(ranks_of(network)));
@@ -56,7 +55,8 @@ TEST(SecondLevel, WeighsRanksOfAllNodes) {
     Results results(ranks_of(network));
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
       for (std::size_t step = 1; step <= 6; ++step) {
         std::vector<double> weights;
         for (std::size_t i = 0; i < ranks_of(network); ++i) {
@@ -67,8 +67,9 @@ TEST(SecondLevel, WeighsRanksOfAllNodes) {
         reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)}, {&weight, 1});
         for (std::size_t b = 0; b < kCount; ++b) {
           fill(reducer, b, index, step);
-          if (weight == 0 && kBuckets[b].op == ReduceOp::avg) {
-            const std::size_t bytes = kBuckets[b].count * element_size(kBuckets[b].type);
+          if (weight == 0 && test::nodes::kBuckets[b].op == ReduceOp::avg) {
+            const std::size_t bytes =
+                test::nodes::kBuckets[b].count * element_size(test::nodes::kBuckets[b].type);
             std::memset(reducer.data(b).get(), 0xff, bytes);  // NaN
           }
           reducer.publish(b);
@@ -90,7 +91,8 @@ TEST(SecondLevel, LeavesBucketsThatAllSkip) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     const std::vector<double> weights(3, 1.0);
     for (std::size_t step = 1; step <= 6; ++step) {
       reducer.begin_step({.forwards = static_cast<std::uint32_t>(step)});
@@ -103,7 +105,8 @@ TEST(SecondLevel, LeavesBucketsThatAllSkip) {
       for (std::size_t b = 0; b < kCount; ++b) {
         if (b != skipped) expect_reduced(reducer, b, step, weights);
       }
-      const double first = test::get(kBuckets[skipped].type, reducer.data(skipped).get(), 0).real();
+      const double first =
+          test::get(test::nodes::kBuckets[skipped].type, reducer.data(skipped).get(), 0).real();
       EXPECT_EQ(first, value_of(index, step, skipped, 0));
     }
   });
@@ -113,7 +116,8 @@ TEST(SecondLevel, ModificationsThatDifferBetweenNodesShow) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int /*index*/) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     for (std::uint32_t step = 1; step <= 4; ++step) {
       const bool differs = step % 2 == 0;
       reducer.begin_step({.forwards = step, .modifications = differs && node == 1 ? 1U : 0U});
@@ -137,8 +141,8 @@ TEST(SecondLevel, WaitsForOtherNodesAreChargedToNoRank) {
     std::latch ready(2);
     run_nodes(network, [&](auto region, int node, int index) {
       Group group(region);
-      BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name,
-                            {.between_nodes = network.level(node)});
+      BucketReducer reducer(group, std::span(test::nodes::kBuckets).first(1),
+                            test::nodes::bucket_name, {.between_nodes = network.level(node)});
       reducer.begin_step({.forwards = 1});
       fill(reducer, 0, index, 1);
       reducer.publish(0);
@@ -168,7 +172,8 @@ void expect_of_forked_child(Body body) {
   run_nodes(network, [&](auto region, int node, int /*index*/) {
     Group group(region);
     auto reducer = std::make_unique<BucketReducer>(
-        group, kBuckets, bucket_name, BucketReducer::Options{.between_nodes = network.level(node)});
+        group, test::nodes::kBuckets, test::nodes::bucket_name,
+        BucketReducer::Options{.between_nodes = network.level(node)});
     reducer->begin_step({.forwards = 1});
     for (std::size_t b = 0; b < kCount; ++b) reducer->publish(b);
     while (network.started() < kCount) reducer->try_progress();
@@ -213,7 +218,8 @@ TEST(SecondLevel, AWaitingRankIsWokenByEachBucketThatBecomesReady) {
   FakeNetwork network({2, 1}, 1);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, kBuckets, bucket_name, {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     for (std::size_t b = 0; b < kCount && index != 1; ++b) reducer.publish(b);
     for (std::size_t b = 1; b < kCount && index == 1; ++b) {
@@ -235,8 +241,8 @@ void expect_wake(int sleeper) {
   network.hold(true);
   run_nodes(network, [&](auto region, int node, int index) {
     Group group(region);
-    BucketReducer reducer(group, std::span(kBuckets).first(1), bucket_name,
-                          {.between_nodes = network.level(node)});
+    BucketReducer reducer(group, std::span(test::nodes::kBuckets).first(1),
+                          test::nodes::bucket_name, {.between_nodes = network.level(node)});
     reducer.begin_step({.forwards = 1});
     reducer.publish(0);
     if (node == 0 && index != sleeper) {

@@ -181,6 +181,26 @@ TEST(Bootstrap, ARankOfAnotherGroupIsAMismatchForAll) {
   EXPECT_THAT(join_by_endpoints({8, 7, 7}), Each(StartsWith(other)));
 }
 
+TEST(Bootstrap, WhatIsLeftOfAnotherAttemptIsDropped) {
+  std::vector<ListeningEndpoint> listening(2);
+  const std::vector<Endpoint> endpoints{listening[0].endpoint, listening[1].endpoint};
+  const auto join_as = [&](int rank, std::uint64_t group, std::chrono::milliseconds timeout) {
+    base::UniqueFd listener;
+    if (rank == 0) listener = std::move(listening[0].listener);
+    return blame_of([&] {
+             join(endpoints, rank, std::move(listener), group, kMemory,
+                  base::Deadline::after(timeout), {});
+           })
+        .text;
+  };
+  EXPECT_THAT(join_as(1, 7, 1ms), StartsWith("rank 0 did not form the group within the timeout"));
+  std::string other;
+  std::thread thread([&] { other = join_as(1, 8, 1min); });
+  EXPECT_EQ(join_as(0, 8, 1min), "joined");
+  thread.join();
+  EXPECT_EQ(other, "joined");
+}
+
 TEST(Bootstrap, AnEndpointWithoutAListenerIsALostRank) {
   const std::vector<Endpoint> endpoints{ListeningEndpoint().endpoint, ListeningEndpoint().endpoint};
   const Blame blame =
