@@ -3,10 +3,10 @@
 
     tools/tidy.py BUILD_DIR
 
-Headers take most of the time, above all torch's, so clang-tidy reads many files as one: those of
-src/ and apps/ that include torch; the others of src/, those of it for a special instruction set,
-and the others of apps/; tests/; and benchmarks/, models/ and examples/. So names in anonymous
-namespaces must be distinct in each of these.
+Headers take most of the time, above all torch's, so clang-tidy reads many files as one. There are
+six groups: src/ and apps/ with torch; src/ without torch; src/ for a special instruction set; apps/
+without torch; tests/; benchmarks/, models/ and examples/. Names in anonymous namespaces must be
+distinct within a group.
 The path-sensitive analyzer doubles the time, so it reads only src/ and apps/. Tests that include
 torch are skipped.
 Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers,
