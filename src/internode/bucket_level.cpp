@@ -91,8 +91,7 @@ class BucketLevel::GatherStage final : public Stage {
   bool rings() const override { return true; }
   void check() override {
     if (*done_ || level_.is_aborted(what_.step)) return;
-    const NodeLinks& links = level_.group_->links();
-    const RankSet left = links.left_of(links.awaited(topic_));
+    const RankSet left = level_.group_->links().awaited_that_left(topic_);
     if (!left.empty()) {
       throw PeerLost(fmt::format("{} {} left the group: {}", describe(left), shm::has_or_have(left),
                                  shm::kUnevenAdvice),

@@ -75,9 +75,8 @@ class Group::GatherWait final : public Wait {
     return !learning_->expired();
   }
   void check(int /*peer*/) const override {
-    const RankSet awaited = missing_on_other_nodes();
-    group_.awaited().store(awaited);
-    const RankSet left = group_.links_->left_of(awaited);
+    group_.awaited().store(missing_on_other_nodes());
+    const RankSet left = group_.links_->awaited_that_left(topic_);
     if (left.empty()) return;
     group_.region()->fail(
         {shm::FailureKind::peer_lost, left,

@@ -99,6 +99,16 @@ std::vector<std::string> NodeLinks::take(const Topic& topic) {
 
 shm::RankSet NodeLinks::awaited(const Topic& topic) const {
   const std::lock_guard lock(mutex_);
+  return find_awaited(topic);
+}
+
+shm::RankSet NodeLinks::awaited_that_left(const Topic& topic) const {
+  const std::lock_guard lock(mutex_);
+  const shm::RankSet ranks = find_awaited(topic);
+  return ranks - (ranks - left_);
+}
+
+shm::RankSet NodeLinks::find_awaited(const Topic& topic) const {
   shm::RankSet ranks;
   const auto entry = gathers_.find(topic);
   if (entry == gathers_.end()) return ranks;
@@ -132,11 +142,6 @@ void NodeLinks::abort(const Aborted& aborted) {
 void NodeLinks::on_abort(std::uint32_t stream, OnAbort callback) {
   const std::lock_guard lock(mutex_);
   on_abort_[stream] = std::move(callback);
-}
-
-shm::RankSet NodeLinks::left_of(const shm::RankSet& ranks) const {
-  const std::lock_guard lock(mutex_);
-  return ranks - (ranks - left_);
 }
 
 std::map<int, std::string> NodeLinks::unanswered(std::uint32_t stream) const {

@@ -69,13 +69,13 @@ class NodeLinks {
   // these are all ranks of the nodes that have not given their share. Later these nodes have said
   // which of their ranks are late, or not answered, and then it is their leader.
   shm::RankSet awaited(const Topic& topic) const;
+  // Those of them that have left the group, so that the gather cannot complete.
+  shm::RankSet awaited_that_left(const Topic& topic) const;
   // Tells the other nodes that this one has aborted a step. If the group has failed, they hear that
   // first.
   void abort(const Aborted& aborted);
   // What to call when another node aborts a step of a stream; null: nothing.
   void on_abort(std::uint32_t stream, OnAbort callback);
-  // Those of `ranks` that have left the group.
-  shm::RankSet left_of(const shm::RankSet& ranks) const;
   // By node: its share of a gather of `stream` for which this node has not given its own.
   std::map<int, std::string> unanswered(std::uint32_t stream) const;
 
@@ -103,6 +103,7 @@ class NodeLinks {
   bool serve(Callbacks& complete);
   void wake();
   Gather& gather_of(const Topic& topic);
+  shm::RankSet find_awaited(const Topic& topic) const;
   void give(Gather& gather, std::size_t node, std::string share, Callbacks& complete);
   void handle(std::size_t node, const std::string& text, Callbacks& complete);
   void answer(std::size_t node, const Topic& topic);

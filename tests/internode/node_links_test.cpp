@@ -49,8 +49,12 @@ TEST_F(NodeLinksOfTwo, SayThatARankHasLeftBeforeTheyClose) {
   called.wait();
   regions_[0]->depart();
   links_[0].reset();
-  const shm::RankSet leaver{global_rank_of(0)};
-  while (links_[1]->left_of(leaver).empty() && !regions_[1]->failed()) std::this_thread::yield();
+  const Topic next{0, 2};
+  links_[1]->gather(next, "b", [] {});
+  while (links_[1]->awaited_that_left(next).empty() && !regions_[1]->failed()) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(links_[1]->awaited_that_left(next), shm::RankSet{global_rank_of(0)});
   EXPECT_FALSE(regions_[1]->failed()) << regions_[1]->failure().text;
 }
 
