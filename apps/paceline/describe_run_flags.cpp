@@ -93,6 +93,10 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
   add_flag("--standalone", flags.standalone, rendezvous, "This machine only (default)");
   add("--max-restarts", flags.max_restarts, "N", stopping,
       "How often all processes are started again after a failure (default 0)");
+  add("--max-replacements", flags.max_replacements, "N", stopping,
+      "How many processes that fail are started again, each by itself, while the\n"
+      "others go on (default 0); for programs with enable_reconfigure on one node\n"
+      "(docs/errors.md)");
   add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
       "From the first failure to SIGTERM for the others (default 0.5);\n"
       "a rank that is already failing has --stop-grace to end by itself");

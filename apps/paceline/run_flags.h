@@ -34,6 +34,7 @@ struct RunFlags {
   std::string run_id;
   std::string role = "default";
   std::string max_restarts = "0";
+  std::string max_replacements = "0";
   std::string failure_grace = "0.5";
   std::string stop_grace = "30";
   std::string signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";

@@ -137,6 +137,12 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
   }
   const int node = base::parse_integer("--node-rank", flags.node_rank, 0, max - 1);
   if (max == 1) return std::nullopt;
+  if (job.max_replacements > 0) {
+    throw UsageError(
+        fmt::format("--max-replacements {}: processes are replaced on one node, and --nnodes {} "
+                    "means several; --max-restarts starts all of them again",
+                    job.max_replacements, flags.nnodes));
+  }
   if (flags.standalone) {
     throw UsageError(
         fmt::format("--standalone means one machine, and --nnodes {} several", flags.nnodes));

@@ -5,7 +5,9 @@
 /// go on, without it or with another process in its place.
 ///
 /// Ranks find each other by handles, opaque strings that the program exchanges as it likes: over a
-/// store, a file, a scheduler. They need no rank of an earlier world, and no rendezvous.
+/// store, a file, a scheduler. They need no rank of an earlier world, and no rendezvous. Where
+/// `paceline run --max-replacements` starts processes in place of failed ones, reconfigure(timeout)
+/// exchanges them.
 
 #include <paceline/api.h>
 #include <paceline/distributed.h>
@@ -41,5 +43,17 @@ namespace paceline {
 PACELINE_API void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                               const ProcessGroup& group = {},
                               std::optional<std::chrono::milliseconds> timeout = {});
+
+/// Makes the processes of this job the ranks of the world, each with the rank that it entered it
+/// with. Collective over all of these ranks: a process calls it after init_process_group, and again
+/// after a PeerLost. It waits until a process has come in place of each that has failed, as
+/// `paceline run --max-replacements` starts them, and tries again if one fails meanwhile.
+///
+/// The processes exchange their handles over the store of the rendezvous, which must outlive every
+/// rank: the launcher's does. The uuids are 0, 1, 2 and so on: a world has either these calls or
+/// those of the other reconfigure.
+///
+/// Throws Timeout, which names the ranks that have not come within `timeout`; unset: the world's.
+PACELINE_API void reconfigure(std::optional<std::chrono::milliseconds> timeout = {});
 
 }  // namespace paceline

@@ -68,6 +68,7 @@ Environment parse_environment(const Getenv& getenv) {
     result.bootstrap_sockets.push_back(static_cast<int>(fd));
   }
   result.store_fd = read.integer("PACELINE_STORE_FD", 0);
+  result.max_replacements = read.integer("PACELINE_MAX_REPLACEMENTS", 0);
   result.terminal = parse_terminal(read.integers("PACELINE_TERMINAL"));
   result.spawned = parse_spawned(read.integers("PACELINE_SPAWN", std::numeric_limits<int>::max()));
   result.error_fd = read.integer("PACELINE_ERROR_FD", 0);

@@ -38,6 +38,9 @@ struct Environment {
   // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
   // file of a c10d::FileStore.
   std::optional<int> store_fd;
+  // PACELINE_MAX_REPLACEMENTS, set by `paceline run`: how many processes of the job may be replaced
+  // while the others go on.
+  std::optional<int> max_replacements;
   // PACELINE_TERMINAL=COLUMNS,PIPE..., set by `paceline run` for rank 0: output to the pipes with
   // these inode numbers goes to a terminal with this many columns.
   struct Terminal {

@@ -111,7 +111,7 @@ ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
   std::unique_lock lock(ProcessState::instance().mutex);
   ActiveWorld& world = active_world(lock);
   // Its store has keys of earlier ranks.
-  if (world.reconfigures) {
+  if (world.reconfigurable) {
     throw UsageError("new_group: a world with enable_reconfigure has no smaller groups");
   }
   ranks = sorted_members(std::move(ranks), world.group->getSize());

@@ -96,7 +96,7 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   world->backend_options = options.backend_options;
   world->host = met.host;
   world->mpi = attempt.mpi;
-  world->reconfigures = options.enable_reconfigure;
+  if (options.enable_reconfigure) world->reconfigurable = {met.rank, met.size};
   auto request = world_request(options, std::move(met), attempt);
   request.store = c10::make_intrusive<c10d::PrefixStore>("topology", world->store);
   auto found = topology_of(request, options, attempt);

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,7 +27,14 @@ struct ActiveWorld {
   BackendOptions backend_options;
   std::optional<MpiHandle> mpi;
   std::string host;
-  bool reconfigures = false;
+  // With enable_reconfigure: this process's place in its job, and the number of its next exchange of
+  // handles.
+  struct Reconfigurable {
+    int rank = 0;
+    int size = 1;
+    std::int64_t next_round = 0;
+  };
+  std::optional<Reconfigurable> reconfigurable;
   std::shared_ptr<const Topology> topology;
   int groups_made = 0;
 

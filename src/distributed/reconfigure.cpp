@@ -1,9 +1,14 @@
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <mutex>
 
 #include <paceline/reconfigure.h>
 
+#include "base/deadline.h"
+#include "distributed/handle_exchange.h"
+#include "distributed/make_group.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
 
@@ -12,21 +17,24 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+bool reconfigures(c10d::ProcessGroup& group) {
+  return distributed::translate("supports_reconfigure",
+                                [&] { return group.getDefaultBackend()->supportsReconfigure(); });
+}
+
 GroupPtr reconfigurable(const ProcessGroup& group, const char* operation) {
-  if (supports_reconfigure(group)) return group.c10d();
+  auto target = group.c10d();
+  if (reconfigures(*target)) return target;
   throw UsageError(
-      fmt::format("{}: the ranks of group {} cannot change; those of a world with "
-                  "InitOptions::enable_reconfigure "
-                  "can",
-                  operation, group.c10d()->getGroupName()));
+      fmt::format("{}: the ranks of group {} cannot change. A world with "
+                  "InitOptions::enable_reconfigure has ranks that can",
+                  operation, target->getGroupName()));
 }
 
 }  // namespace
 
 bool supports_reconfigure(const ProcessGroup& group) {
-  return distributed::translate("supports_reconfigure", [&] {
-    return group.c10d()->getDefaultBackend()->supportsReconfigure();
-  });
+  return reconfigures(*group.c10d());
 }
 
 std::string get_reconfigure_handle(const ProcessGroup& group) {
@@ -48,6 +56,37 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
   if (!state.world || state.world->group != target) return;
   state.world->topology = std::make_shared<const distributed::Topology>(
       distributed::Topology::one_node(target->getSize()));
+}
+
+void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
+  const auto target = reconfigurable({}, "reconfigure");
+  auto& state = distributed::ProcessState::instance();
+  c10::intrusive_ptr<c10d::Store> store;
+  distributed::ActiveWorld::Reconfigurable job;
+  std::chrono::milliseconds limit{};
+  {
+    const std::lock_guard lock(state.mutex);
+    store = c10::make_intrusive<c10d::PrefixStore>("handles", state.world->store);
+    job = *state.world->reconfigurable;
+    limit = distributed::checked_timeout(timeout.value_or(state.world->timeout));
+  }
+  const auto deadline = base::Deadline::after(limit);
+  for (bool formed = false; !formed;) {
+    const auto round = distributed::translate("reconfigure", [&] {
+      return distributed::exchange_handles(
+          store, job.rank, job.size, target->get_reconfigure_handle(), job.next_round, deadline);
+    });
+    job.next_round = round.number + 1;
+    try {
+      reconfigure(round.number, round.handles, {},
+                  std::max(deadline.remaining(), std::chrono::milliseconds(1)));
+      formed = true;
+    } catch (const PeerLost&) {  // one that has given its handle: another process takes its place
+      if (deadline.expired()) throw;
+    }
+  }
+  const std::lock_guard lock(state.mutex);
+  if (state.world) state.world->reconfigurable = job;
 }
 
 }  // namespace paceline

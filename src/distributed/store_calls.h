@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <future>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/signals_blocked.h"
@@ -66,6 +68,17 @@ auto call_store(
   if (thrown) std::rethrow_exception(thrown);
   if (!ended) return std::nullopt;
   return result.get();
+}
+
+// Asks the store until it has the keys or `should_stop` returns true. The store's own wait() would
+// write a warning to the log whenever it is cut short.
+template <typename Stop>
+void await_keys(c10d::Store& store, const std::vector<std::string>& keys, Stop should_stop) {
+  constexpr std::chrono::milliseconds kLongestPause{20};
+  for (std::chrono::milliseconds pause{1}; !store.check(keys) && !should_stop();
+       pause = std::min(2 * pause, kLongestPause)) {
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 // "the store at tcp://127.0.0.1:29500", "the store at file:///tmp/store", "the store".

@@ -29,11 +29,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// How often to ask the store, at first and after a while. Its own wait() would write a warning to
-// the log whenever it is cut short to look after the peers.
-constexpr std::chrono::milliseconds kFirstPause{1};
-constexpr std::chrono::milliseconds kLongestPause{20};
-
 // How long rank 0 stays, at most, for the others to hear a verdict: they may have yet to connect to
 // the store, which tries again after a second or so.
 constexpr std::chrono::seconds kFarewell{5};
@@ -111,7 +106,7 @@ class Gathering {
     const auto soon = base::Deadline::after(
         std::min<std::chrono::milliseconds>(kFarewell, deadline_.remaining() + shm::kVerdict));
     for (const int rank : waiting) {
-      wait_for({key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); });
+      await_keys(*store_, {key("heard", rank)}, [&] { return has_ended(rank) || soon.expired(); });
     }
   }
 
@@ -166,7 +161,7 @@ class Gathering {
     bool met_rank_0 = false;
     const auto keys = keys_of("rank", every_rank(size_));
     translate("waiting for the other ranks", [&] {
-      wait_for(keys, [&] {
+      await_keys(*store_, keys, [&] {
         if (cancelled || deadline_.expired() || store_->check({kVerdictKey})) return true;
         *answered_ = Clock::now();
         report.check([&](const std::string& waited, auto) { return describe_missing(waited); });
@@ -244,15 +239,6 @@ class Gathering {
     return {Verdict::Kind::sizes, {std::min(other, size_), std::max(other, size_)}};
   }
 
-  // Waits until the keys exist or `should_stop` returns true.
-  template <typename Stop>
-  void wait_for(const std::vector<std::string>& keys, Stop should_stop) const {
-    for (auto pause = kFirstPause; !store_->check(keys) && !should_stop();
-         pause = std::min(2 * pause, kLongestPause)) {
-      std::this_thread::sleep_for(pause);
-    }
-  }
-
   bool has_come(int rank) const { return store_->check({key("rank", rank)}); }
   bool has_ended(int rank) const {
     const auto peer = static_cast<std::size_t>(rank);
@@ -273,7 +259,7 @@ class Gathering {
       for (const int rank : every_rank(size_)) {
         if (has_ended(rank)) ended.push_back(rank);
       }
-      if (ended.empty()) std::this_thread::sleep_for(kFirstPause);
+      if (ended.empty()) std::this_thread::sleep_for(1ms);
     }
     return ended;
   }

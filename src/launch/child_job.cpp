@@ -98,8 +98,7 @@ ChildJob::ChildJob(const JobSpec& spec, const std::string& file)
             .first_rank = 0,
             .worker_mask = base::signal_mask(),
             .failure_grace = spec.failure_grace,
-            .stop_grace = spec.stop_grace,
-            .directory = {}},
+            .stop_grace = spec.stop_grace},
       states_(static_cast<std::size_t>(spec.processes)),
       workers_(plan_, states_, [this](int signal) { signal_all(signal); }) {}
 
@@ -140,7 +139,8 @@ void ChildJob::start() {
     plan_.workers.push_back(make_worker(rank, inherited_fds, streams));
   }
   const base::SignalsBlocked blocked;
-  if (const int code = workers_.start(); code != 0) {
+  workers_.start();
+  if (const int code = workers_.start_error(); code != 0) {
     throw base::errno_error(fmt::format("cannot start {} processes of {}", spec_.processes, file_),
                             code);
   }

@@ -71,6 +71,10 @@ base::UniqueFd make_error_memory() {
   return memory;
 }
 
+std::filesystem::path error_file_before(const std::filesystem::path& path, int replacement) {
+  return path.parent_path() / fmt::format("error_{}.json", replacement);
+}
+
 std::filesystem::path error_memory_path(int fd) {
   return kDescriptors / std::to_string(fd);
 }

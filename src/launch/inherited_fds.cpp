@@ -14,10 +14,10 @@
 #include "base/errno_error.h"
 
 namespace paceline::launch {
-InheritedFds make_inherited_fds(int ranks) {
+InheritedFds make_inherited_fds(int ranks, bool connected) {
   InheritedFds result;
   result.bootstrap_sockets.resize(static_cast<std::size_t>(ranks));
-  for (std::size_t rank = 1; rank < result.bootstrap_sockets.size(); ++rank) {
+  for (std::size_t rank = 1; connected && rank < result.bootstrap_sockets.size(); ++rank) {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
       throw base::errno_error("cannot create the bootstrap sockets of two ranks");

@@ -15,8 +15,8 @@ struct InheritedFds {
   base::UniqueFd store;   // an empty memfd
 };
 
-// Throws Error.
-InheritedFds make_inherited_fds(int ranks);
+// `connected`: with sockets, which serve once; else each rank has none. Throws Error.
+InheritedFds make_inherited_fds(int ranks, bool connected = true);
 
 // A TCP port of 127.0.0.1 that is free at the moment. Throws Error.
 int find_free_port();

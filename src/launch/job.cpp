@@ -52,6 +52,10 @@ void check(const JobSpec& spec) {
                                  spec.nodes, spec.first_rank, spec.first_rank + spec.processes - 1,
                                  world_size));
   }
+  if (spec.max_replacements < 0 || (spec.max_replacements > 0 && spec.nodes > 1)) {
+    throw UsageError(fmt::format("{} replacements on {} nodes; expected 0, or any on one node",
+                                 spec.max_replacements, spec.nodes));
+  }
   if (!spec.destinations.empty() &&
       (spec.directory.empty() ||
        spec.destinations.size() != static_cast<std::size_t>(spec.processes))) {
@@ -85,7 +89,8 @@ class Job {
   std::string describe_terminal(const Worker& worker) const;
   void pass_output_until_end(Supervision& supervision);
   void pass_files(bool has_failed);
-  bool handle_end(Supervision& supervision);
+  bool handle_events(Supervision& supervision);
+  void report(const Replacement& replacement) const;
   void handle_signals(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal, SignalCounts& from);
   NonBlockingWriter* blocked_writer() const;
@@ -115,7 +120,8 @@ JobResult Job::run() {
   {
     // Only the workers may hold these ends: a hang-up has to report their end.
     const InheritedFds inherited_fds =
-        spec_.nodes == 1 ? make_inherited_fds(spec_.processes) : InheritedFds();
+        spec_.nodes == 1 ? make_inherited_fds(spec_.processes, spec_.max_replacements == 0)
+                         : InheritedFds();
     const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     if (!null) throw base::errno_error("cannot open /dev/null");
     std::vector<UniqueFd> write_ends;
@@ -124,7 +130,8 @@ JobResult Job::run() {
                   spec_.signals != nullptr ? spec_.signals->original_mask() : base::signal_mask(),
               .failure_grace = spec_.failure_grace,
               .stop_grace = spec_.stop_grace,
-              .directory = directory_.is_temporary() ? directory_.path() : ""};
+              .directory = directory_.is_temporary() ? directory_.path() : "",
+              .max_replacements = spec_.max_replacements};
     for (int rank = 0; rank < spec_.processes; ++rank) {
       Worker& worker = plan.workers.emplace_back(make_worker(rank, inherited_fds));
       worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
@@ -192,7 +199,7 @@ void Job::pass_output_until_end(Supervision& supervision) {
     handle_signals(supervision);
     if (blocked != nullptr) blocked->write_some();
     // Checked before the output is read, so that all of it is read after the end.
-    ended = fds[0].revents != 0 && handle_end(supervision);
+    ended = fds[0].revents != 0 && handle_events(supervision);
     if (!ended && blocked == nullptr) output_.read_ready(std::span(fds).subspan(2, outputs));
   }
   output_.read_pipes();
@@ -222,12 +229,27 @@ void Job::pass_files(bool has_failed) {
 }
 
 // Whether nothing of the job is left.
-bool Job::handle_end(Supervision& supervision) {
-  Supervision::Event event = supervision.next_event();
-  for (; event == Supervision::Event::failed; event = supervision.next_event()) {
-    if (spec_.other_nodes != nullptr) spec_.other_nodes->report_failure();
+bool Job::handle_events(Supervision& supervision) {
+  using Event = Supervision::Event;
+  for (;;) {
+    const Event event = supervision.next_event();
+    if (event == Event::none || event == Event::ended) return event == Event::ended;
+    if (event == Event::replaced) {
+      report(supervision.replacement());
+    } else if (spec_.other_nodes != nullptr) {
+      spec_.other_nodes->report_failure();
+    }
   }
-  return event == Supervision::Event::ended;
+}
+
+void Job::report(const Replacement& replacement) const {
+  if (!spec_.replaced) return;
+  const auto file = error_file_path(identity_, replacement.worker);
+  RankResult end;
+  end.status = replacement.status;
+  end.ended = base::Deadline::Clock::now() - started_;
+  end.error = read_error_file(error_file_before(file, replacement.number));
+  spec_.replaced(replacement.worker, end, replacement.number);
 }
 
 // Those of this process, and what other nodes ask for.

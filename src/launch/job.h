@@ -60,6 +60,9 @@ struct JobSpec {
   std::string run_id;            // TORCHELASTIC_RUN_ID; empty: a random one
   int restart = 0;               // how often the job was started before, of max_restarts at most
   int max_restarts = 0;
+  // How many processes that fail are started again, each by itself, while the others go on. For a
+  // node alone.
+  int max_replacements = 0;
 
   // Set for every worker, on top of this process's environment.
   std::map<std::string, std::string> environment;
@@ -81,6 +84,10 @@ struct JobSpec {
   // signals still are.
   std::vector<NonBlockingWriter*> writers;
 
+  // Told of each replacement, the number of which counts from 1: how the process ended, and its
+  // error. Called on the thread of run_job. May be empty.
+  std::function<void(int local_rank, const RankResult& end, int number)> replaced;
+
   // Signals that are passed on to the workers. The first one that ends the job is
   // JobResult::signal; a second SIGINT kills at once. Not owned; null: none is passed on.
   SignalForwarding* signals = nullptr;
@@ -96,7 +103,9 @@ struct JobSpec {
 // Starts the processes, waits for all of them and returns how they ended. Each leads a process
 // group of its own, has the variables of torchrun and of base/environment.h, and inherits only the
 // descriptors 0, 1, 2 and those that the variables name. The first has this process's standard
-// input unless that is a terminal; the others have none. Results and output are by local rank.
+// input unless that is a terminal; the others have none. Results and output are by local rank. A
+// process that replaces another one also has PACELINE_REPLACEMENT, its number; the result is that
+// of the rank's last process.
 //
 // No process of the job outlives the call. The supervisor process is the parent of the workers,
 // adopts what they leave behind and ends all of it; the guard process does the same for the
@@ -104,7 +113,8 @@ struct JobSpec {
 // third ends the job.
 //
 // Throws UsageError for a bad spec, ProgramError (nothing was started), and Error for what the
-// system refuses. An exception from `output` kills the job and leaves through here.
+// system refuses. An exception from `output` or `replaced` kills the job and leaves through
+// here.
 JobResult run_job(const JobSpec& spec);
 
 }  // namespace paceline::launch

@@ -167,21 +167,27 @@ std::string describe_first(const JobResult& result, int first) {
                      describe_end(rank.status));
 }
 
+std::string describe_error(const RankResult& rank) {
+  if (!rank.error) return "";
+  const auto message = clip(printable(without_trailing_newlines(rank.error->message)), kMaxMessage);
+  return fmt::format("  error: {}\n", indent(message, "         "));
+}
+
 }  // namespace
 
 std::string describe_failure(const JobResult& result, int first) {
   const RankResult& rank = result.ranks[static_cast<std::size_t>(first)];
-  std::string text = describe_first(result, first);
-  if (rank.error) {
-    const auto message =
-        clip(printable(without_trailing_newlines(rank.error->message)), kMaxMessage);
-    text += fmt::format("  error: {}\n", indent(message, "         "));
-  }
+  std::string text = describe_first(result, first) + describe_error(rank);
   if (!rank.last_lines.empty() && !repeats_error(rank)) {
     text += fmt::format("  last lines of rank {}:\n", first);
     for (const std::string& line : rank.last_lines) text += fmt::format("    | {}\n", line);
   }
   return text + describe_others(result, first);
+}
+
+std::string describe_replacement(int rank, const RankResult& end, int number, int most) {
+  return fmt::format("paceline: rank {} {}; started again, replacement {} of {}\n{}", rank,
+                     describe_end(end.status), number, most, describe_error(end));
 }
 
 std::string failure_report(const JobResult& result) {

@@ -96,8 +96,12 @@ void Supervision::send(int signal) {
 }
 
 Supervision::Event Supervision::next_event() {
-  char notice = 0;
+  Replacement notice{};
   const ssize_t size = ::recv(control_.get(), &notice, sizeof(notice), MSG_DONTWAIT);
+  if (size == sizeof(notice)) {
+    replacement_ = notice;
+    return Event::replaced;
+  }
   if (size > 0) return Event::failed;
   return size < 0 && (errno == EAGAIN || errno == EINTR) ? Event::none : Event::ended;
 }

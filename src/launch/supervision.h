@@ -21,11 +21,13 @@ class Supervision {
   Supervision& operator=(const Supervision&) = delete;
   ~Supervision();
 
-  enum class Event { none, failed, ended };
-  // Readable when next_event() is not none: once if a worker has failed, and when nothing of the
-  // job is left. Do not read from it.
+  enum class Event { none, replaced, failed, ended };
+  // Readable when next_event() is not none: when a worker was replaced, once if the job has failed,
+  // and when nothing of it is left. Do not read from it.
   int fd() const { return control_.get(); }
   Event next_event();
+  // The last that next_event() has told.
+  const Replacement& replacement() const { return replacement_; }
   // Sends a signal to the job; see guard.
   void send(int signal);
 
@@ -51,6 +53,7 @@ class Supervision {
   std::string program_;
   base::UniqueFd control_;
   pid_t pid_ = -1;  // the guard
+  Replacement replacement_{};
 };
 
 }  // namespace paceline::launch

@@ -76,13 +76,14 @@ void Supervisor::run() {
     state_.start_error = errno;
     return;
   }
-  state_.start_error = workers_.start();
+  workers_.start();
   close_foreign_descriptors();
   while (anything_left()) {
     wait_for_event();
     collect_ends();
     check_deadline();
   }
+  state_.start_error = workers_.start_error();
 }
 
 void Supervisor::close_foreign_descriptors() const {
@@ -129,10 +130,14 @@ void Supervisor::receive_command() {
 
 void Supervisor::collect_ends() {
   const bool has_failed = workers_.has_failed();
+  const std::size_t replaced = workers_.replacements().size();
   workers_.collect_ends();
   int status = 0;
   for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
     workers_.record_end(pid, status);  // or it was left behind by a worker
+  }
+  for (const Replacement& one : std::span(workers_.replacements()).subspan(replaced)) {
+    ::send(control_, &one, sizeof(one), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   const bool fails = !has_failed && workers_.has_failed();
   if (fails) ::send(control_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -74,7 +74,8 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   // log their variables.
   for (const char* name :
        {"TORCHELASTIC_USE_AGENT_STORE", "PACELINE_BOOTSTRAP_SOCKETS", "PACELINE_STORE_FD",
-        "PACELINE_TERMINAL", "PACELINE_SPAWN", "PACELINE_ERROR_FD", "PACELINE_SECRET"}) {
+        "PACELINE_TERMINAL", "PACELINE_SPAWN", "PACELINE_ERROR_FD", "PACELINE_SECRET",
+        "PACELINE_MAX_REPLACEMENTS", "PACELINE_REPLACEMENT"}) {
     variables.erase(name);
   }
   for (const auto& [name, value] : spec.environment) variables[name] = value;
@@ -97,6 +98,7 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   set("MASTER_PORT", std::to_string(job.master_port));
   set("TORCHELASTIC_RESTART_COUNT", std::to_string(spec.restart));
   set("TORCHELASTIC_MAX_RESTARTS", std::to_string(spec.max_restarts));
+  if (spec.max_replacements > 0) set_number("PACELINE_MAX_REPLACEMENTS", spec.max_replacements);
   set("TORCHELASTIC_RUN_ID", job.run_id);
   set("TORCHELASTIC_ERROR_FILE", error_file_path(job, local_rank).string());
   variables.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");

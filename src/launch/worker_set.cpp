@@ -34,34 +34,40 @@ WorkerSet::WorkerSet(const Plan& plan, std::span<WorkerState> states,
     : plan_(plan),
       states_(states),
       signal_all_(std::move(signal_all)),
+      pidfds_(states.size()),
       kill_interval_(kFirstKillInterval) {}
 
-int WorkerSet::start() {
+void WorkerSet::start() {
   exits_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
-  if (!exits_) return errno;
-  for (std::size_t rank = 0; rank < plan_.workers.size(); ++rank) {
-    const int error =
+  start_error_ = exits_ ? 0 : errno;
+  for (std::size_t rank = 0; start_error_ == 0 && rank < plan_.workers.size(); ++rank) {
+    start_error_ =
         start_worker(plan_.workers[rank], plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
-    if (error == 0) continue;
-    pidfds_.resize(rank);
+    if (start_error_ == 0) continue;
+    pidfds_[rank].reset();
     states_[rank].pid = 0;
     kill_all();
-    return error;
   }
-  return 0;
 }
 
 void WorkerSet::watch(std::size_t rank, pid_t pid) {
   states_[rank].pid = pid;
-  pidfds_.emplace_back(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  pidfds_[rank] = UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
   // Without it the worker's end is noticed later, with less certainty about the order.
-  ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_.back().get(), &event);
+  ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_[rank].get(), &event);
 }
 
 std::vector<int> WorkerSet::descriptors() const {
   std::vector<int> all{exits_.get()};
   for (const UniqueFd& pidfd : pidfds_) all.push_back(pidfd.get());
+  if (plan_.max_replacements == 0) return all;
+  // Also these numbers, which start_worker gives to the worker's own.
+  all.insert(all.end(), {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO});
+  for (const Worker& worker : plan_.workers) {
+    all.insert(all.end(), worker.standard.begin(), worker.standard.end());
+    all.insert(all.end(), worker.inherited.begin(), worker.inherited.end());
+  }
   return all;
 }
 
@@ -119,7 +125,29 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   // Closing it is not enough: a process that another thread forked may have a copy.
   ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
   pidfds_[rank].reset();
-  if (status != 0) fail();
+  if (status == 0) return;
+  const auto replaced = static_cast<int>(replacements_.size());
+  if (phase_ == Phase::running && replaced < plan_.max_replacements) return replace(rank);
+  fail();
+}
+
+void WorkerSet::replace(std::size_t rank) {
+  WorkerState& state = states_[rank];
+  Worker worker = plan_.workers[rank];
+  const auto number = static_cast<int>(replacements_.size()) + 1;
+  worker.environment.push_back(fmt::format("PACELINE_REPLACEMENT={}", number));
+  // A failure of the new process is its own.
+  std::error_code ignored;
+  std::filesystem::rename(worker.error_file, error_file_before(worker.error_file, number), ignored);
+  const WorkerState before = std::exchange(state, {});
+  start_error_ = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
+  if (start_error_ == 0) {
+    replacements_.push_back({static_cast<int>(rank), before.status, number});
+    return;
+  }
+  pidfds_[rank].reset();
+  state = before;
+  fail();
 }
 
 void WorkerSet::fail() {

@@ -23,7 +23,8 @@ struct Plan {
   sigset_t worker_mask;
   std::chrono::milliseconds failure_grace;
   std::chrono::milliseconds stop_grace;
-  std::filesystem::path directory;  // removed at the end; empty: none is
+  std::filesystem::path directory{};  // removed at the end; empty: none is
+  int max_replacements = 0;           // how many workers that fail are started again
 };
 
 struct WorkerState {
@@ -34,16 +35,26 @@ struct WorkerState {
   base::Deadline::Clock::time_point end;
 };
 
-// The workers of a job, as children of this process. After the first failure the others are asked
-// to stop, and then killed, when the plan says. Belongs to one thread.
+// A worker that failed and was started again.
+struct Replacement {
+  int worker;  // its place among the workers
+  int status;  // how it ended, as wait() gives it
+  int number;  // counts the replacements from 1
+};
+
+// The workers of a job, as children of this process. After the first failure of which the worker is
+// not replaced, the others are asked to stop, and then killed, when the plan says. Belongs to one
+// thread.
 class WorkerSet {
  public:
   // `plan` and `states`, one for each worker, must outlive it. `signal_all` sends a signal to all
   // that is left of the job.
   WorkerSet(const Plan& plan, std::span<WorkerState> states, std::function<void(int)> signal_all);
 
-  // Starts the workers. Returns 0; or an errno if one cannot be started, and kills the others.
-  int start();
+  // Starts the workers. If one cannot be started, kills the others.
+  void start();
+  // An errno: a worker could not be started, first or again. 0: all could.
+  int start_error() const { return start_error_; }
 
   // An epoll of pidfds that is readable while a worker has ended and has not been collected.
   int exits() const { return exits_.get(); }
@@ -58,6 +69,8 @@ class WorkerSet {
   // For a child that was reaped elsewhere, which need not be a worker.
   void record_end(pid_t pid, int status);
   bool all_ended() const;
+  // So far, in order.
+  const std::vector<Replacement>& replacements() const { return replacements_; }
 
   // The job has failed elsewhere: as if a worker had failed now.
   void fail();
@@ -77,6 +90,7 @@ class WorkerSet {
   bool runs(std::size_t rank) const;
   void reap(std::size_t rank, int options);
   void record_end(std::size_t rank, int status);
+  void replace(std::size_t rank);
   bool failure_under_way() const;
 
   const Plan& plan_;
@@ -84,6 +98,8 @@ class WorkerSet {
   const std::function<void(int)> signal_all_;
   base::UniqueFd exits_;  // only it knows the order in which workers ended
   std::vector<base::UniqueFd> pidfds_;
+  std::vector<Replacement> replacements_;
+  int start_error_ = 0;
   Phase phase_ = Phase::running;
   std::optional<base::Deadline> deadline_;
   std::chrono::milliseconds kill_interval_;

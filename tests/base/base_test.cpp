@@ -67,6 +67,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                          {"PACELINE_BOOTSTRAP_SOCKETS", "7,8,21"},
                                          {"PACELINE_STORE_FD", "9"},
+                                         {"PACELINE_MAX_REPLACEMENTS", "3"},
                                          {"PACELINE_TERMINAL", "80,4000000000,7"},
                                          {"PACELINE_SPAWN", "3,4711"},
                                          {"PACELINE_ERROR_FD", "12"},
@@ -81,6 +82,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
   EXPECT_TRUE(environment.use_agent_store);
   EXPECT_THAT(environment.bootstrap_sockets, ElementsAre(7, 8, 21));
   EXPECT_EQ(environment.store_fd, 9);
+  EXPECT_EQ(environment.max_replacements, 3);
   ASSERT_TRUE(environment.terminal);
   EXPECT_EQ(environment.terminal->columns, 80);
   EXPECT_THAT(environment.terminal->pipes, ElementsAre(4000000000, 7));

@@ -215,6 +215,12 @@ TEST(RunJob, RejectsInvalidSpecs) {
   spec.directory.clear();
   spec.master_port = 65536;
   EXPECT_THROW(run_job(spec), UsageError);
+  spec.master_port = 0;
+  spec.max_replacements = -1;
+  EXPECT_THROW(run_job(spec), UsageError);
+  spec.max_replacements = 1;
+  spec.nodes = spec.world_size = 2;
+  EXPECT_THROW(run_job(spec), UsageError);
 }
 
 TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {

@@ -2,12 +2,17 @@
 //
 //   train BACKEND      as one of the ranks of a job; also "paceline over mpi"
 //   train BACKEND HOW  the same, but rank 1 fails after some steps: it throws, or it leaves
+//   train replaced FILE  as a rank that may be replaced, until FILE exists; says how many steps
 //   train spawn RANKS  starts RANKS ranks itself
-//   train alone RANKS  in one process without Paceline, on the batches of all RANKS ranks
+//   train alone RANKS [STEPS]  in one process without Paceline, on the batches of all RANKS ranks
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 
@@ -18,6 +23,7 @@
 namespace {
 
 constexpr int kSteps = 5;
+constexpr double kLearningRate = 0.01;
 
 void print_norms(const std::vector<torch::Tensor>& parameters, int ranks) {
   std::string line = fmt::format("ranks={} norms=", ranks);
@@ -27,10 +33,10 @@ void print_norms(const std::vector<torch::Tensor>& parameters, int ranks) {
   std::puts(line.c_str());
 }
 
-void train_alone(int ranks) {
+void train_alone(int ranks, int steps) {
   auto net = paceline::test::make_net(at::kDouble);
-  torch::optim::SGD sgd(net->parameters(), 0.1);
-  for (int step = 0; step < kSteps; ++step) {
+  torch::optim::SGD sgd(net->parameters(), kLearningRate);
+  for (int step = 0; step < steps; ++step) {
     sgd.zero_grad();
     for (int rank = 0; rank < ranks; ++rank) {
       const auto x = paceline::test::batch_of(rank, step, at::kDouble);
@@ -49,7 +55,7 @@ paceline::InitOptions options_of(const std::string& backend) {
 void train(const std::string& backend, const std::string& how = "") {
   const auto world = paceline::init_process_group(options_of(backend));
   paceline::DistributedDataParallel model(paceline::test::make_net(at::kDouble));
-  torch::optim::SGD sgd(model.parameters(), 0.1);
+  torch::optim::SGD sgd(model.parameters(), kLearningRate);
   for (int step = 0; step < kSteps; ++step) {
     if (paceline::get_rank() == 1 && step == 2 && how == "throws") {
       throw std::runtime_error("no more data");
@@ -63,13 +69,63 @@ void train(const std::string& backend, const std::string& how = "") {
   if (paceline::get_rank() == 0) print_norms(model.parameters(), paceline::get_world_size());
 }
 
+// Takes over what the rank that has come furthest has trained, and returns the number of its steps.
+// A death ends a step on some ranks only.
+int adopt(const std::vector<torch::Tensor>& parameters, int steps) {
+  const torch::NoGradGuard no_grad;
+  auto all = torch::empty({paceline::get_world_size()}, torch::kInt);
+  paceline::all_gather_into_tensor(all, torch::full({1}, steps, torch::kInt));
+  const int furthest = all.argmax().item<int>();
+  // As a whole or not at all: this may throw, too.
+  std::vector<torch::Tensor> received;
+  for (const auto& parameter : parameters) {
+    received.push_back(parameter.clone());
+    paceline::broadcast(received.back(), {.src = furthest});
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(received[i]);
+  return all[furthest].item<int>();
+}
+
+void train_replaced(const std::filesystem::path& file) {
+  const char* const replacement = std::getenv("PACELINE_REPLACEMENT");
+  fmt::print("started={} ({})\n", ::getpid(), replacement != nullptr ? replacement : "0");
+  std::fflush(stdout);
+  const auto world = paceline::init_process_group({.enable_reconfigure = true});
+  auto net = paceline::test::make_net(at::kDouble);
+  int steps = 0;
+  for (bool stopped = false; !stopped;) {
+    paceline::reconfigure();
+    try {
+      steps = adopt(net->parameters(), steps);
+      paceline::DistributedDataParallel model(net);
+      torch::optim::SGD sgd(model.parameters(), kLearningRate);
+      while (!stopped) {
+        sgd.zero_grad();
+        const auto x = paceline::test::batch_of(paceline::get_rank(), steps, at::kDouble);
+        paceline::test::loss_of(model(x), x).backward();
+        sgd.step();
+        ++steps;
+        auto stop = torch::full({1}, std::filesystem::exists(file) ? 1 : 0);
+        paceline::all_reduce(stop, {.op = paceline::ReduceOp::MAX});
+        stopped = stop.item<bool>();
+      }
+    } catch (const paceline::PeerLost&) {
+    }
+  }
+  if (paceline::get_rank() != 0) return;
+  fmt::print("steps={}\n", steps);
+  print_norms(net->parameters(), paceline::get_world_size());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   return paceline::record([&] {
     const std::string backend = argc > 1 ? argv[1] : "paceline";
     if (backend == "alone") {
-      train_alone(std::stoi(argv[2]));
+      train_alone(std::stoi(argv[2]), argc > 3 ? std::stoi(argv[3]) : kSteps);
+    } else if (backend == "replaced") {
+      train_replaced(argv[2]);
     } else if (backend == "spawn") {
       paceline::spawn([](int) { train("paceline"); }, {.nprocs = std::stoi(argv[2])});
     } else {

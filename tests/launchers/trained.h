@@ -24,8 +24,8 @@ inline std::vector<double> norms_in(const std::string& output, int ranks) {
 
 // `output` has the parameters that one process without Paceline comes to. Backends add in different
 // orders.
-inline void expect_trained(const std::string& output, int ranks) {
-  ChildProcess alone({TRAIN_PROGRAM, "alone", std::to_string(ranks)});
+inline void expect_trained(const std::string& output, int ranks, int steps = 5) {
+  ChildProcess alone({TRAIN_PROGRAM, "alone", std::to_string(ranks), std::to_string(steps)});
   ASSERT_EQ(alone.wait(), 0) << alone.err();
   const auto expected = norms_in(alone.out(), ranks);
   const auto got = norms_in(output, ranks);

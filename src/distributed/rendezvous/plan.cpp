@@ -97,7 +97,7 @@ void number_ranks(const InitOptions& options, const base::Environment& environme
 void plan_inherited(const base::Environment& environment, bool first, Plan& plan) {
   plan.means = Plan::Means::inherited;
   plan.path = fmt::format("/proc/self/fd/{}", *environment.store_fd);
-  plan.take_sockets = first;
+  plan.take_sockets = first && !environment.max_replacements;
   const int rank = environment.rank.value_or(plan.rank);
   const int size = environment.world_size.value_or(plan.size);
   if (!first || (plan.rank == rank && plan.size == size)) return;
@@ -106,6 +106,16 @@ void plan_inherited(const base::Environment& environment, bool first, Plan& plan
                   "this process as rank {} of {} (RANK, WORLD_SIZE): leave .rank and "
                   ".world_size out, or give an init_method or a store where such ranks meet",
                   plan.rank, plan.size, rank, size));
+}
+
+// The process that replaces another one would wait for ever for ranks that have met already.
+void check_replacements(const base::Environment& environment, const InitOptions& options) {
+  if (!environment.max_replacements || options.enable_reconfigure) return;
+  throw UsageError(fmt::format(
+      "init_process_group under `paceline run --max-replacements {}`, which replaces a process "
+      "while the others go on: only a world with .enable_reconfigure can take it up "
+      "(docs/errors.md). --max-restarts starts all processes again",
+      *environment.max_replacements));
 }
 
 // Other ranks cannot learn a port that the system chooses.
@@ -200,6 +210,7 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   number_ranks(options, environment, method, plan);
   if (method.scheme == "env") {
     plan_environment(environment, first, plan);
+    if (plan.means == Plan::Means::inherited) check_replacements(environment, options);
   } else if (method.scheme == "tcp") {
     plan_tcp(method, plan);
   } else if (method.scheme == "file") {

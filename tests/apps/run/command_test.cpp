@@ -96,6 +96,13 @@ const Mistake kMistakes[] = {
     {"RestartsAreNoNumber",
      {"run", "--max-restarts", "-1", "true"},
      "paceline run: --max-restarts=-1 is not an integer from 0 to 1000000\n"},
+    {"ReplacementsAreNoNumber",
+     {"run", "--max-replacements", "many", "true"},
+     "paceline run: --max-replacements=many is not an integer from 0 to 1000000\n"},
+    {"ReplacementsOnSeveralNodes",
+     {"run", "--max-replacements", "2", "--nnodes", "2", "true"},
+     "paceline run: --max-replacements 2: processes are replaced on one node, and --nnodes 2 means "
+     "several; --max-restarts starts all of them again\n"},
     {"SignalThatDoesNotExist",
      {"run", "--signals-to-handle", "SIGTERM,USR1", "true"},
      "paceline run: --signals-to-handle SIGTERM,USR1: 'USR1' is none of SIGTERM, SIGINT,"},

@@ -184,6 +184,17 @@ TEST(Plan, RejectsAPortThatOtherRanksCannotLearn) {
             "0 of 1 elsewhere");
 }
 
+TEST(Plan, ProcessesAreReplacedOnlyInAWorldThatReconfigures) {
+  const Variables launched{{"RANK", "1"},
+                           {"WORLD_SIZE", "2"},
+                           {"PACELINE_MAX_REPLACEMENTS", "3"},
+                           {"PACELINE_STORE_FD", "6"}};
+  EXPECT_EQ(plan_of(launched, {.enable_reconfigure = true}), "1 of 2 inherited");
+  EXPECT_EQ(plan_of(launched, {.world_size = 1, .rank = 0}), "0 of 1 alone");
+  EXPECT_THAT(plan_of(launched), AllOf(HasSubstr("`paceline run --max-replacements 3`"),
+                                       HasSubstr(".enable_reconfigure")));
+}
+
 TEST(Plan, RejectsRanksThatPacelineRunDidNotStart) {
   const Variables launched{{"RANK", "1"},
                            {"WORLD_SIZE", "2"},

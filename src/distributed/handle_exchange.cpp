@@ -1,0 +1,130 @@
+#include "distributed/handle_exchange.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "base/wait_report.h"
+#include "distributed/store_calls.h"
+#include "distributed/topology.h"
+#include "shm/membership/failure.h"
+#include "shm/membership/rank_set.h"
+
+namespace paceline::distributed {
+namespace {
+
+// How a round ends, for all ranks alike: the first that sets it decides. After a complete one every
+// rank that has given its handle and lives calls reconfigure.
+constexpr const char* kComplete = "complete";
+constexpr const char* kGivenUp = "given up";
+
+// This rank's part. It runs on a thread of its own, so it owns all it needs.
+class Rounds {
+ public:
+  Rounds(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string handle,
+         std::int64_t first, const base::Deadline& deadline)
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        handle_(std::move(handle)),
+        number_(first),
+        deadline_(deadline) {}
+
+  struct Answer {
+    std::optional<HandleRound> round;
+    shm::RankSet missing;  // when the time was over
+  };
+
+  Answer operator()(const std::atomic<bool>& cancelled) {
+    base::WaitReport report;
+    for (;; ++number_) {
+      if (store_->compareSet(key_of(rank_), "", handle_) != handle_) {
+        end(kGivenUp);
+        continue;
+      }
+      await(report, cancelled);
+      const shm::RankSet missing = find_missing();
+      if (end(missing.empty() ? kComplete : kGivenUp) == kComplete) return {collect(), {}};
+      if (!is_over(cancelled)) continue;
+      report.abandon();
+      return {std::nullopt, missing};
+    }
+  }
+
+ private:
+  std::string key(const std::string& what) const { return fmt::format("{} {}", number_, what); }
+  std::string key_of(int rank) const { return key(std::to_string(rank)); }
+  std::string end(const char* how) const { return store_->compareSet(key("end"), "", how); }
+  bool is_over(const std::atomic<bool>& cancelled) const {
+    return cancelled || deadline_.expired();
+  }
+
+  // For the handles of all ranks, or the end of the round.
+  void await(base::WaitReport& report, const std::atomic<bool>& cancelled) const {
+    std::vector<std::string> keys;
+    for (const int rank : every_rank(size_)) keys.push_back(key_of(rank));
+    await_keys(*store_, keys, [&] {
+      if (is_over(cancelled) || store_->check({key("end")})) return true;
+      report.check([&](const std::string& waited, auto) { return describe_wait(waited); });
+      return false;
+    });
+  }
+
+  shm::RankSet find_missing() const {
+    shm::RankSet missing;
+    for (const int rank : every_rank(size_)) {
+      if (!store_->check({key_of(rank)})) missing.insert(rank);
+    }
+    return missing;
+  }
+
+  // The lowest rank that has come reports.
+  std::optional<base::WaitReport::Text> describe_wait(const std::string& waited) const {
+    const shm::RankSet missing = find_missing();
+    const shm::RankSet here = shm::RankSet::all(size_) - missing;
+    if (missing.empty() || *here.begin() != rank_) return std::nullopt;
+    const shm::GlobalRanks ranks;
+    return base::WaitReport::Text{
+        fmt::format("{} {} waited {} for {}, which {} not come to reconfigure",
+                    ranks.describe(here), shm::has_or_have(here), waited, ranks.describe(missing),
+                    shm::has_or_have(missing)),
+        "reconfigure"};
+  }
+
+  HandleRound collect() const {
+    HandleRound round{number_, {}};
+    for (const int rank : every_rank(size_)) {
+      round.handles.push_back(store_->get_to_str(key_of(rank)));
+    }
+    return round;
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int size_;
+  std::string handle_;
+  std::int64_t number_;
+  base::Deadline deadline_;
+};
+
+}  // namespace
+
+HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                             const std::string& handle, std::int64_t first,
+                             const base::Deadline& deadline) {
+  auto answer = call_store(deadline, Rounds(store, rank, size, handle, first, deadline));
+  if (answer && answer->round) return std::move(*answer->round);
+  const shm::RankSet missing = answer ? answer->missing : shm::RankSet();
+  throw Timeout(fmt::format("{} within the timeout of {} s; this is rank {} of {}",
+                            missing.empty() ? describe_store(*store) + " did not answer"
+                                            : shm::GlobalRanks().describe(missing) +
+                                                  " did not come to reconfigure",
+                            deadline.budget().count() / 1000.0, rank, size),
+                missing.list(), "reconfigure", 0);
+}
+
+}  // namespace paceline::distributed

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+
+namespace paceline::distributed {
+
+// A round in which each rank of a job has given a handle for its next reconfigure.
+struct HandleRound {
+  std::int64_t number;
+  std::vector<std::string> handles;  // by rank
+};
+
+// Takes part in the first round from `first` on that all ranks come to, and waits for them. A
+// process that has replaced another one does not know the round that is under way: it finds the
+// handles of that one, and gives these rounds up, so that the other ranks go on to the next.
+//
+// `store` has keys of this exchange only. Throws Timeout, which names the ranks that did not come.
+HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                             const std::string& handle, std::int64_t first,
+                             const base::Deadline& deadline);
+
+}  // namespace paceline::distributed

@@ -1,0 +1,55 @@
+// Ranks that are killed and replaced while the others go on.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "launchers/trained.h"
+#include "support/temporary_directory.h"
+#include "support/thoroughness.h"
+
+namespace paceline {
+namespace {
+
+using test::ChildProcess;
+using ::testing::HasSubstr;
+
+constexpr int kReplacedRanks = 3;
+
+TEST(Replacements, TrainingComesToTheSameParametersThroughDeathsAtAnyMoment) {
+  const int deaths = 6 * test::thoroughness();
+  const test::TemporaryDirectory directory;
+  const auto stop = (directory.path() / "stop").string();
+  ChildProcess job({PACELINE_COMMAND, "run", fmt::format("--nproc-per-node={}", kReplacedRanks),
+                    fmt::format("--max-replacements={}", deaths), TRAIN_PROGRAM, "replaced", stop});
+  std::mt19937 random(std::random_device{}());
+  std::uniform_int_distribution<int> delay(0, 400);
+  std::uniform_int_distribution<int> rank(0, kReplacedRanks - 1);
+  for (int one = 0; one < kReplacedRanks; ++one)
+    job.wait_for(fmt::format("[rank{}]: started=", one));
+  for (int death = 1; death <= deaths; ++death) {
+    // Before the world is formed, while it is, and in training.
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay(random)));
+    const auto label = fmt::format("[rank{}]: started", rank(random));
+    ASSERT_EQ(::kill(test::pids_after(job.out(), label).back(), SIGKILL), 0) << job.out();
+    job.wait_for(fmt::format(" ({})\n", death));
+  }
+  std::ofstream(stop).close();
+  EXPECT_EQ(job.wait(), 0) << job.out() << job.err();
+  EXPECT_THAT(job.err(), HasSubstr(fmt::format("replacement {} of {}\n", deaths, deaths)));
+  test::expect_trained(job.out(), kReplacedRanks, test::pid_after(job.out(), "steps"));
+}
+
+TEST(Replacements, AProgramOfFixedRanksIsRefused) {
+  ChildProcess job({PACELINE_COMMAND, "run", "--nproc-per-node=2", "--max-replacements=1",
+                    "--failure-grace=0", TRAIN_PROGRAM});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.err(), HasSubstr("only a world with .enable_reconfigure can take it up"));
+}
+
+}  // namespace
+}  // namespace paceline
