@@ -10,7 +10,9 @@
 
 #include <paceline/distributed.h>
 #include <paceline/error.h>
+#include <paceline/tune_malloc.h>
 
+#include "base/environment.h"
 #include "base/errno_error.h"
 #include "collectives/mpi_libraries.h"
 #include "jobs.h"
@@ -28,36 +30,66 @@ namespace {
 
 constexpr int kUsageExitCode = 2;
 
-// Opened before anything is measured, so that a bad path fails at once.
-std::ofstream open_json(const std::string& path) {
-  std::ofstream file;
-  if (path.empty()) return file;
-  file.open(path);
-  if (!file) throw base::errno_error(fmt::format("--json {}: cannot write this file", path));
-  return file;
-}
-
-void write_json(std::ofstream& file, const Options& options, const nlohmann::ordered_json& report) {
-  if (options.json.empty()) return;
-  file << report.dump(2) << '\n';
-  if (!file.flush()) throw base::errno_error(fmt::format("cannot write {}", options.json));
-}
-
-// Passes the Python peers to the ranks in their arguments.
-void add_python(const Options& options, std::vector<std::string>& arguments) {
-  const std::string python = options.python.empty() ? "python3" : options.python;
-  if (!can_import(python, "torch")) {
-    if (!options.python.empty()) {
-      throw UsageError(fmt::format("--python {}: this program cannot import torch", python));
+// The tables on standard output, and the file with the rows.
+class Report {
+ public:
+  // Opens the file before anything is measured, so that a bad path fails at once.
+  explicit Report(const Options& options) : options_(options) {
+    if (!options.json.empty()) file_.open(options.json);
+    if (!file_) {
+      throw base::errno_error(fmt::format("--json {}: cannot write this file", options.json));
     }
+    json_["machine"] = describe_machine();
+    json_["rows"] = nlohmann::ordered_json::array();
+    json_["machine"]["threads_per_rank"] = options.threads;
+    json_["nodes"] = options.nodes;
+    if (options.nodes > 1) json_["link"] = options.link;
+    const auto& machine = json_["machine"];
+    fmt::print("{}, {} cores; {} rounds; load before: {:.1f}\n",
+               machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
+               machine["load_before"].get<double>());
+    if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
+  }
+
+  void begin_table(int ranks) { print(table_heading(options_, ranks)); }
+  void add(const Result& result) {
+    for (auto& row : to_rows(result)) json_["rows"].push_back(std::move(row));
+    print(table_rows(options_, result));
+  }
+  void write() {
+    if (options_.json.empty()) return;
+    file_ << json_.dump(2) << '\n';
+    if (!file_.flush()) throw base::errno_error(fmt::format("cannot write {}", options_.json));
+  }
+
+ private:
+  static void print(const std::string& text) {
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  }
+
+  const Options& options_;
+  std::ofstream file_;
+  nlohmann::ordered_json json_;
+};
+
+// Chooses the Python peers of `ddp`. Says on `report` that there are none.
+void choose_python(Options& options, const std::optional<Report>& report) {
+  if (options.benchmark != Benchmark::ddp) return;
+  const bool is_given = !options.python.empty();
+  if (!is_given) options.python = "python3";
+  if (can_import(options.python, "torch")) {
+    options.python_backends = {"gloo"};
+    // The plug-in reaches one node.
+    if (options.nodes == 1 && can_import(options.python, "paceline")) {
+      options.python_backends.emplace_back("paceline");
+    }
+  } else if (is_given) {
+    throw UsageError(fmt::format("--python {}: this program cannot import torch", options.python));
+  } else if (report) {
     fmt::print(
         "python_ddp_gloo: absent, python3 cannot import torch; choose another by --python\n");
-    return;
   }
-  // The plug-in reaches one node.
-  const bool plugin = options.nodes == 1 && can_import(python, "paceline");
-  arguments.insert(arguments.end(),
-                   {"--python", python, "--python-backends", plugin ? "gloo,paceline" : "gloo"});
 }
 
 // Empty if there is none.
@@ -82,19 +114,14 @@ void report_absent_mpi(const Options& options) {
   }
 }
 
-int run(const Options& options, std::vector<std::string> arguments) {
-  std::ofstream file = open_json(options.json);
-  nlohmann::ordered_json report{{"machine", describe_machine()},
-                                {"rows", nlohmann::ordered_json::array()}};
-  report["machine"]["threads_per_rank"] = options.threads;
-  report["nodes"] = options.nodes;
-  if (options.nodes > 1) report["link"] = options.link;
-  const auto& machine = report["machine"];
-  fmt::print("{}, {} cores; {} rounds; load before: {:.1f}\n",
-             machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
-             machine["load_before"].get<double>());
-  if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
-  if (options.benchmark == Benchmark::ddp) add_python(options, arguments);
+// Starts the ranks.
+int run(Options options, std::vector<std::string> arguments) {
+  std::optional<Report> report(options);
+  choose_python(options, report);
+  if (!options.python_backends.empty()) {
+    arguments.insert(arguments.end(), {"--python", options.python, "--python-backends",
+                                       fmt::format("{}", fmt::join(options.python_backends, ","))});
+  }
   if (options.benchmark == Benchmark::collectives) report_absent_mpi(options);
 
   std::optional<Network> network;
@@ -104,22 +131,44 @@ int run(const Options& options, std::vector<std::string> arguments) {
   }
 
   int code = 0;
-  const auto add = [&](const Result& result) {
-    for (auto& row : to_rows(result)) report["rows"].push_back(std::move(row));
-    fmt::print("{}", table_rows(options, result));
-    std::fflush(stdout);
-  };
   for (const int ranks : options.ranks) {
-    fmt::print("{}", table_heading(options, ranks));
-    std::fflush(stdout);
+    report->begin_table(ranks);
     if (options.benchmark == Benchmark::launch) {
-      add(measure_launch(ranks, options.rounds, torchruns_python(options)));
+      report->add(measure_launch(ranks, options.rounds, torchruns_python(options)));
     } else {
-      code = run_ranks(arguments, ranks, options.threads, add);
+      code = run_ranks(arguments, ranks, options.threads,
+                       [&](const Result& result) { report->add(result); });
     }
     if (code != 0) break;
   }
-  write_json(file, options, report);
+  report->write();
+  return code;
+}
+
+// A rank that `run` has started. Rank 0 writes each Result to standard output, as to_line gives it.
+int run_started(const Options& options) {
+  return run_worker(options, [](const Result& result) {
+    const std::string line = to_line(result);
+    std::fwrite(line.data(), 1, line.size(), stdout);
+    std::fflush(stdout);
+  });
+}
+
+// A rank that another launcher has started.
+int run_launched(Options options, const base::LaunchedProcess& launched) {
+  if (options.nodes > 1 || options.benchmark == Benchmark::launch) {
+    throw UsageError(fmt::format("--nodes and launch start ranks themselves; {} has started these",
+                                 launched.launcher));
+  }
+  tune_malloc();
+  options.ranks = {*launched.size};
+  options.mpi.clear();  // they would be jobs in a job
+  std::optional<Report> report;
+  if (*launched.rank == 0) report.emplace(options);
+  choose_python(options, report);
+  if (report) report->begin_table(*launched.size);
+  const int code = run_worker(options, [&](const Result& result) { report->add(result); });
+  if (report) report->write();
   return code;
 }
 
@@ -132,7 +181,9 @@ int main_or_throw(const std::vector<std::string>& arguments) {
     fmt::print("{}", help);
     return 0;
   }
-  return options->worker ? run_worker(*options) : run(*options, arguments);
+  if (options->worker) return run_started(*options);
+  const auto& launched = base::environment().launched;
+  return launched && launched->size.value_or(1) > 1 ? run_launched(*options, *launched) : run(*options, arguments);
 }
 
 }  // namespace

@@ -27,7 +27,10 @@ in the same ones. malloc is tuned as under `paceline run`. Each rank of a collec
 core of its own, if there are enough. All ranks wait for each other before the clock starts.
 Times are the slowest rank's; "cpu" is the CPU time of all ranks together. "over X" is how many
 times faster than X: the median of the rounds and its 90 % confidence interval. "best MPI" is the
-MPI library with the lowest median of the row. Run it on a machine that does nothing else.)";
+MPI library with the lowest median of the row. Run it on a machine that does nothing else.
+
+Under mpirun, as in `mpirun -n 2 paceline bench ddp`, its processes are the ranks, which also
+measure the backend mpi.)";
 
 constexpr std::int64_t operator""_K(unsigned long long n) {
   return static_cast<std::int64_t>(n) << 10;

@@ -5,8 +5,7 @@
 #include <paceline/distributed.h>
 #include <paceline/record.h>
 
-#include <cstdio>
-
+#include "base/environment.h"
 #include "collectives/collective.h"
 #include "ddp/training_step.h"
 #include "nodes/network.h"
@@ -16,26 +15,29 @@ namespace {
 
 using namespace std::chrono_literals;
 
-void send(const Result& result) {
-  if (get_rank() != 0) return;
-  const std::string line = to_line(result);
-  std::fwrite(line.data(), 1, line.size(), stdout);
-  std::fflush(stdout);
+// The backend mpi needs ranks that its mpirun has started.
+bool has_mpi() {
+  const auto& launched = base::environment().launched;
+  return is_mpi_available() && launched && launched->launcher.starts_with("mpirun");
 }
 
-void run(const Options& options) {
+void run(const Options& options, const std::function<void(const Result&)>& on_result) {
   at::set_num_threads(options.threads);
   const auto world = init_process_group();
   if (options.benchmark == Benchmark::launch) return barrier();
-  std::optional<ProcessGroup> gloo;
-  if (is_gloo_available()) gloo = new_group({}, {.backend = "gloo"});
+  OtherGroups others;
+  if (is_gloo_available()) others.emplace("gloo", new_group({}, {.backend = "gloo"}));
+  if (has_mpi()) others.emplace("mpi", new_group({}, {.backend = "mpi"}));
+  const auto send = [&](const Result& result) {
+    if (get_rank() == 0) on_result(result);
+  };
 
   if (options.benchmark == Benchmark::collectives) {
     const RoundPlan plan{options.rounds, options.quick ? 2ms : 5ms};
     for (const auto& name : options.collectives) {
       for (const auto bytes : name == "barrier" ? std::vector<std::int64_t>{4} : options.bytes) {
         if (name == "send_recv" && get_world_size() == 1) continue;
-        send(measure_collective(name, gloo, options, bytes, plan));
+        send(measure_collective(name, others, options, bytes, plan));
       }
     }
   } else {
@@ -45,16 +47,16 @@ void run(const Options& options) {
     for (const auto& name : options.models) {
       const models::Model& model = *models::find_model(name);
       send(options.micro_batches > 0 ? measure_accumulation(model, options.micro_batches, plan)
-                                     : measure_training_step(gloo, model, options, plan));
+                                     : measure_training_step(others, model, options, plan));
     }
   }
 }
 
 }  // namespace
 
-int run_worker(const Options& options) {
-  if (options.nodes > 1) enter_node(options.node_processes);
-  return record([&] { run(options); });
+int run_worker(const Options& options, const std::function<void(const Result&)>& on_result) {
+  if (!options.node_processes.empty()) enter_node(options.node_processes);
+  return record([&] { run(options, on_result); });
 }
 
 }  // namespace paceline::bench

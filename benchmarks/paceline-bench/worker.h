@@ -1,11 +1,14 @@
 #pragma once
 
+#include <functional>
+
+#include "measure/result.h"
 #include "options.h"
 
 namespace paceline::bench {
 
-// The main of one rank, under launch::run_job: measures what the options select. Rank 0 writes each
-// Result to standard output, as to_line gives it. Returns the exit code.
-int run_worker(const Options& options);
+// What a rank does: measures what the options select. `on_result` is called on rank 0. Returns the
+// exit code.
+int run_worker(const Options& options, const std::function<void(const Result&)>& on_result);
 
 }  // namespace paceline::bench

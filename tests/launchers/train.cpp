@@ -37,6 +37,7 @@ void train_alone(int ranks, int steps) {
   auto net = paceline::test::make_net(at::kDouble);
   torch::optim::SGD sgd(net->parameters(), kLearningRate);
   for (int step = 0; step < steps; ++step) {
+    if (step % 1000 == 999) fmt::print(stderr, "step {}\n", step);  // a test waits for some output
     sgd.zero_grad();
     for (int rank = 0; rank < ranks; ++rank) {
       const auto x = paceline::test::batch_of(rank, step, at::kDouble);

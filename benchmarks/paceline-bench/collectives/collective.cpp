@@ -92,11 +92,13 @@ Contender contender(std::string implementation, std::string variant, const std::
 
 }  // namespace
 
-Result measure_collective(const std::string& name, const std::optional<ProcessGroup>& gloo,
+Result measure_collective(const std::string& name, const OtherGroups& others,
                           const Options& options, std::int64_t bytes, const RoundPlan& plan) {
   std::vector<Contender> contenders{contender("paceline", "registered", name, {}, bytes),
                                     contender("paceline", "unregistered", name, {}, bytes)};
-  if (gloo) contenders.push_back(contender("gloo", "", name, *gloo, bytes));
+  for (const auto& [backend, group] : others) {
+    contenders.push_back(contender(backend, "", name, group, bytes));
+  }
   for (const std::string& library : options.mpi) {
     if (!why_absent(library, get_world_size()).empty()) continue;
     contenders.push_back(external_contender(

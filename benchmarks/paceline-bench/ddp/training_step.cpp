@@ -122,13 +122,13 @@ Contender with_python(std::string name, const std::string& python, const std::st
 
 }  // namespace
 
-Result measure_training_step(const std::optional<ProcessGroup>& gloo, const models::Model& model,
+Result measure_training_step(const OtherGroups& others, const models::Model& model,
                              const Options& options, const RoundPlan& plan) {
   std::vector<Contender> contenders{alone(model), with_barrier(model),
                                     with_ddp("paceline", model, {})};
-  if (gloo) {
-    contenders.push_back(with_ddp("gloo", model, *gloo));
-    contenders.push_back(with_c10d_reducer(model, *gloo));
+  for (const auto& [backend, group] : others) {
+    contenders.push_back(with_ddp(backend, model, group));
+    if (backend == "gloo") contenders.push_back(with_c10d_reducer(model, group));
   }
   for (const std::string& backend : options.python_backends) {
     contenders.push_back(with_python("python_ddp_" + backend, options.python, backend, "torch",

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <paceline/distributed.h>
-
-#include <optional>
-
+#include "measure/other_groups.h"
 #include "measure/result.h"
 #include "measure/rounds.h"
 #include "models/models.h"
@@ -12,10 +9,10 @@
 namespace paceline::bench {
 
 // A step of training (zero_grad, forward, loss, backward, SGD): on each rank alone ("none"), with
-// one barrier before SGD's step, under our DDP on the world and on Gloo, and as PyTorch's DDP does
-// it in C++ and, in Python, over each of the backends that `options` name. Collective over the
-// world; complete on rank 0.
-Result measure_training_step(const std::optional<ProcessGroup>& gloo, const models::Model& model,
+// one barrier before SGD's step, under our DDP on the world and on the others, and as PyTorch's DDP
+// does it in C++ over Gloo and, in Python, over each of the backends that `options` name.
+// Collective over the world; complete on rank 0.
+Result measure_training_step(const OtherGroups& others, const models::Model& model,
                              const Options& options, const RoundPlan& plan);
 
 // A step of several micro-batches on each rank, under our DDP: accumulated under no_sync
