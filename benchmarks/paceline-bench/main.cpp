@@ -183,7 +183,8 @@ int main_or_throw(const std::vector<std::string>& arguments) {
   }
   if (options->worker) return run_started(*options);
   const auto& launched = base::environment().launched;
-  return launched && launched->size.value_or(1) > 1 ? run_launched(*options, *launched) : run(*options, arguments);
+  return launched && launched->size.value_or(1) > 1 ? run_launched(*options, *launched)
+                                                    : run(*options, arguments);
 }
 
 }  // namespace

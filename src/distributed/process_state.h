@@ -27,8 +27,8 @@ struct ActiveWorld {
   BackendOptions backend_options;
   std::optional<MpiHandle> mpi;
   std::string host;
-  // With enable_reconfigure: this process's place in its job, and the number of its next exchange of
-  // handles.
+  // With enable_reconfigure: this process's place in its job, and the number of its next exchange
+  // of handles.
   struct Reconfigurable {
     int rank = 0;
     int size = 1;

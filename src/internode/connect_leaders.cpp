@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -29,9 +30,9 @@ using namespace std::chrono_literals;
 using net::SecureChannel;
 
 constexpr const char* kOwner = "process";
-// A stranger gets no more than this, and no more than so many are heard at a time.
-constexpr auto kStrangerLimit = 5s;
 constexpr auto kPause = 200ms;
+// So many strangers are heard at a time. A new one takes the place of the oldest, which comes again
+// if it is a leader: those that say nothing keep nobody waiting.
 constexpr std::size_t kMaxStrangers = 64;
 
 // In the exchange, before an encoded Failed.
@@ -95,11 +96,11 @@ class Meeting {
   void advance(const base::Deadline& deadline) {
     wait(deadline);
     for (std::size_t node = 0; node < connectors_.size(); ++node) connect(node);
-    accept();
     for (std::size_t node = 0; node < links_.size(); ++node) {
       if (links_[node].connection && !present_[node]) hear(node);
     }
     hear_strangers();
+    accept();
   }
 
   NodeLinks::Connections take() { return std::move(links_); }
@@ -154,9 +155,10 @@ class Meeting {
   }
 
   void accept() {
-    while (strangers_.size() < kMaxStrangers) {
+    for (std::size_t i = 0; i < kMaxStrangers; ++i) {
       auto socket = listener_.accept();
       if (!socket) return;
+      if (strangers_.size() == kMaxStrangers) strangers_.pop_front();
       strangers_.push_back(std::make_unique<Connection>(std::move(*socket), key_,
                                                         SecureChannel::Side::accepting, kOwner));
     }
@@ -184,7 +186,7 @@ class Meeting {
         take_in(std::move(stranger), messages.front());
         return true;
       }
-      return stranger->loss() || base::Deadline::Clock::now() - stranger->began() > kStrangerLimit;
+      return stranger->loss().has_value();
     });
   }
 
@@ -217,7 +219,7 @@ class Meeting {
   NodeLinks::Connections links_;
   std::vector<std::optional<net::Connector>> connectors_;  // to the lower ones
   std::vector<bool> present_;                              // it has said hello
-  std::vector<std::unique_ptr<Connection>> strangers_;
+  std::deque<std::unique_ptr<Connection>> strangers_;      // the oldest first
 };
 
 }  // namespace

@@ -5,16 +5,21 @@
 #include <sys/socket.h>
 
 #include <condition_variable>
+#include <deque>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <paceline/error.h>
+#include <paceline/version.h>
 
 #include "base/address.h"
 #include "base/unique_fd.h"
+#include "internode/link_messages.h"
+#include "net/secure_channel.h"
 
 namespace paceline::internode {
 namespace {
@@ -115,27 +120,80 @@ TEST(ConnectLeaders, ConnectsEachNodeToEachOther) {
   }
 }
 
-TEST(ConnectLeaders, IgnoresStrangers) {
+// What came before.
+class Given final : public shm::Exchange {
+ public:
+  Given(int rank, std::vector<std::string> blobs) : rank_(rank), blobs_(std::move(blobs)) {}
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(blobs_.size()); }
+  std::vector<std::string> all_gather(const std::string& /*blob*/,
+                                      const base::Deadline& /*deadline*/) override {
+    return blobs_;
+  }
+
+ private:
+  int rank_;
+  std::vector<std::string> blobs_;
+};
+
+// What a leader that knows the secret sends to another one than that which gets it now.
+std::string recorded(const net::Key& key) {
+  net::SecureChannel leader(key, net::SecureChannel::Side::connecting);
+  net::SecureChannel other(key, net::SecureChannel::Side::accepting);
+  leader.send(encode(Hello{kVersion, "test", 1}));
+  std::string sent = leader.take_output();
+  other.receive(sent);
+  leader.receive(other.take_output());
+  return sent + leader.take_output();
+}
+
+// Also while a leader connects.
+TEST(ConnectLeaders, TenThousandHostileAttemptsChangeNothing) {
+  constexpr int kAttempts = 10'000;
+  constexpr int kBefore = 5'000;
   Blackboard board(2);
   NodeLinks::Connections first;
-  NodeLinks::Connections second;
   std::thread one([&] { first = connect(board, 2, 0); });
-  Blackboard::Rank late(board, 1);
-  // Node 1 comes last, so node 0 has listened before it hears of anything.
-  std::vector<base::UniqueFd> strangers;
-  std::thread other([&] { second = connect(board, 2, 1); });
-  const int port = port_in(board.read().front());
-  for (int i = 0; i < 200; ++i) {
+  Blackboard::Rank(board, 1).all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
+  const auto blobs = board.read();
+  std::istringstream words(blobs.front());
+  int port = 0;
+  std::string secret;
+  words >> port >> secret;
+
+  net::SecureChannel liar(net::make_key("another secret"), net::SecureChannel::Side::connecting);
+  const std::string greeting = liar.take_output();
+  const std::vector<std::string> attempts{
+      "",
+      "GET / HTTP/1.1\r\n\r\n",
+      std::string(70'000, '\0'),
+      greeting,
+      greeting + std::string(4, '\xff'),
+      recorded(net::make_key("another secret")),
+      recorded(net::make_key(secret)),
+  };
+  constexpr std::size_t kMostOpen = 600;  // half-open: they say no more
+  std::deque<base::UniqueFd> open;
+  const auto attempt = [&](int number) {
     base::UniqueFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const base::Address address = base::resolve("127.0.0.1", port).front();
-    // It may be over already.
-    if (::connect(stranger.get(), address.data(), address.size()) != 0) break;
-    const std::string garbage(static_cast<std::size_t>(i), i % 2 == 0 ? 'x' : '\0');
-    static_cast<void>(::send(stranger.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL));
-    strangers.push_back(std::move(stranger));
-  }
-  one.join();
+    // The leaders may have met.
+    if (::connect(stranger.get(), address.data(), address.size()) != 0) return;
+    const auto& text = attempts[static_cast<std::size_t>(number) % attempts.size()];
+    static_cast<void>(::send(stranger.get(), text.data(), text.size(), MSG_NOSIGNAL));
+    if (text.empty() || text == greeting) open.push_back(std::move(stranger));
+    if (open.size() > kMostOpen) open.pop_front();
+  };
+  for (int i = 0; i < kBefore; ++i) attempt(i);
+  NodeLinks::Connections second;
+  std::thread other([&] {
+    Given exchange(1, blobs);
+    second = connect_leaders(exchange, map_of(2, 1), {.group = "test", .host = "127.0.0.1"},
+                             base::Deadline::after(20s));
+  });
+  for (int i = kBefore; i < kAttempts; ++i) attempt(i);
   other.join();
+  one.join();
   EXPECT_TRUE(first[1].connection->authenticated());
   EXPECT_TRUE(second[0].connection->authenticated());
 }

@@ -17,7 +17,7 @@ namespace paceline::bench {
 // rank in memory of its own; calls that only move data with `single_copy`, where the system allows
 // it. On several nodes all_reduce is compared with `link` instead. Collective over the world;
 // complete on rank 0.
-Result measure_collective(const std::string& name, const OtherGroups& others, const Options& options,
-                          std::int64_t bytes, const RoundPlan& plan);
+Result measure_collective(const std::string& name, const OtherGroups& others,
+                          const Options& options, std::int64_t bytes, const RoundPlan& plan);
 
 }  // namespace paceline::bench
