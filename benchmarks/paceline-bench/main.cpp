@@ -73,8 +73,8 @@ class Report {
   nlohmann::ordered_json json_;
 };
 
-// Chooses the Python peers of `ddp`. Says on `report` that there are none.
-void choose_python(Options& options, const std::optional<Report>& report) {
+// Chooses the Python peers of `ddp`. `reports`: whether to print that there are none.
+void choose_python(Options& options, bool reports) {
   if (options.benchmark != Benchmark::ddp) return;
   const bool is_given = !options.python.empty();
   if (!is_given) options.python = "python3";
@@ -86,7 +86,7 @@ void choose_python(Options& options, const std::optional<Report>& report) {
     }
   } else if (is_given) {
     throw UsageError(fmt::format("--python {}: this program cannot import torch", options.python));
-  } else if (report) {
+  } else if (reports) {
     fmt::print(
         "python_ddp_gloo: absent, python3 cannot import torch; choose another by --python\n");
   }
@@ -116,8 +116,8 @@ void report_absent_mpi(const Options& options) {
 
 // Starts the ranks.
 int run(Options options, std::vector<std::string> arguments) {
-  std::optional<Report> report(options);
-  choose_python(options, report);
+  Report report(options);
+  choose_python(options, true);
   if (!options.python_backends.empty()) {
     arguments.insert(arguments.end(), {"--python", options.python, "--python-backends",
                                        fmt::format("{}", fmt::join(options.python_backends, ","))});
@@ -132,42 +132,48 @@ int run(Options options, std::vector<std::string> arguments) {
 
   int code = 0;
   for (const int ranks : options.ranks) {
-    report->begin_table(ranks);
+    report.begin_table(ranks);
     if (options.benchmark == Benchmark::launch) {
-      report->add(measure_launch(ranks, options.rounds, torchruns_python(options)));
+      report.add(measure_launch(ranks, options.rounds, torchruns_python(options)));
     } else {
       code = run_ranks(arguments, ranks, options.threads,
-                       [&](const Result& result) { report->add(result); });
+                       [&](const Result& result) { report.add(result); });
     }
     if (code != 0) break;
   }
-  report->write();
+  report.write();
   return code;
 }
 
 // A rank that `run` has started. Rank 0 writes each Result to standard output, as to_line gives it.
 int run_started(const Options& options) {
-  return run_worker(options, [](const Result& result) {
-    const std::string line = to_line(result);
-    std::fwrite(line.data(), 1, line.size(), stdout);
-    std::fflush(stdout);
+  return run_worker(options, [] {
+    return [](const Result& result) {
+      const std::string line = to_line(result);
+      std::fwrite(line.data(), 1, line.size(), stdout);
+      std::fflush(stdout);
+    };
   });
 }
 
 // A rank that another launcher has started.
 int run_launched(Options options, const base::LaunchedProcess& launched) {
-  if (options.nodes > 1 || options.benchmark == Benchmark::launch) {
-    throw UsageError(fmt::format("--nodes and launch start ranks themselves; {} has started these",
-                                 launched.launcher));
+  if (options.nodes > 1 || options.benchmark == Benchmark::launch || !options.default_ranks) {
+    throw UsageError(fmt::format(
+        "--ranks, --nodes and launch are for ranks that paceline bench starts itself; {} has "
+        "started these",
+        launched.launcher));
   }
   tune_malloc();
   options.ranks = {*launched.size};
   options.mpi.clear();  // they would be jobs in a job
+  choose_python(options, *launched.rank == 0);
   std::optional<Report> report;
-  if (*launched.rank == 0) report.emplace(options);
-  choose_python(options, report);
-  if (report) report->begin_table(*launched.size);
-  const int code = run_worker(options, [&](const Result& result) { report->add(result); });
+  const int code = run_worker(options, [&] {
+    report.emplace(options);
+    report->begin_table(*launched.size);
+    return [&](const Result& result) { report->add(result); };
+  });
   if (report) report->write();
   return code;
 }

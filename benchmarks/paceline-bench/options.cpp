@@ -209,7 +209,8 @@ void check_nodes(const Options& options) {
 void complete(Options& options, const std::vector<std::string>& models) {
   const bool collectives = options.benchmark == Benchmark::collectives;
   const bool launch = options.benchmark == Benchmark::launch;
-  if (options.ranks.empty()) {
+  options.default_ranks = options.ranks.empty();
+  if (options.default_ranks) {
     const int nodes = options.nodes;
     options.ranks = nodes > 1       ? options.quick ? std::vector{2 * nodes}
                                                     : std::vector{nodes, 2 * nodes, 4 * nodes}

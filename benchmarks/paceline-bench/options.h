@@ -20,6 +20,7 @@ struct Options {
   Benchmark benchmark = Benchmark::collectives;
   bool quick = false;
   std::vector<int> ranks;      // numbers of ranks, one job for each
+  bool default_ranks = false;  // they were not given
   int nodes = 1;               // that the ranks are on, as many on each
   std::string link = "1gbit";  // the rate of a node's link, as tc(8) writes it
   std::vector<std::string> collectives;

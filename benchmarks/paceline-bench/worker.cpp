@@ -21,23 +21,20 @@ bool has_mpi() {
   return is_mpi_available() && launched && launched->launcher.starts_with("mpirun");
 }
 
-void run(const Options& options, const std::function<void(const Result&)>& on_result) {
+void run(const Options& options, const std::function<OnResult()>& begin) {
   at::set_num_threads(options.threads);
   const auto world = init_process_group();
+  const OnResult on_result = get_rank() == 0 ? begin() : [](const Result&) {};
   if (options.benchmark == Benchmark::launch) return barrier();
   OtherGroups others;
   if (is_gloo_available()) others.emplace("gloo", new_group({}, {.backend = "gloo"}));
   if (has_mpi()) others.emplace("mpi", new_group({}, {.backend = "mpi"}));
-  const auto send = [&](const Result& result) {
-    if (get_rank() == 0) on_result(result);
-  };
-
   if (options.benchmark == Benchmark::collectives) {
     const RoundPlan plan{options.rounds, options.quick ? 2ms : 5ms};
     for (const auto& name : options.collectives) {
       for (const auto bytes : name == "barrier" ? std::vector<std::int64_t>{4} : options.bytes) {
         if (name == "send_recv" && get_world_size() == 1) continue;
-        send(measure_collective(name, others, options, bytes, plan));
+        on_result(measure_collective(name, others, options, bytes, plan));
       }
     }
   } else {
@@ -46,17 +43,17 @@ void run(const Options& options, const std::function<void(const Result&)>& on_re
     const RoundPlan plan{options.rounds, options.quick ? 2ms : 250ms};
     for (const auto& name : options.models) {
       const models::Model& model = *models::find_model(name);
-      send(options.micro_batches > 0 ? measure_accumulation(model, options.micro_batches, plan)
-                                     : measure_training_step(others, model, options, plan));
+      on_result(options.micro_batches > 0 ? measure_accumulation(model, options.micro_batches, plan)
+                                          : measure_training_step(others, model, options, plan));
     }
   }
 }
 
 }  // namespace
 
-int run_worker(const Options& options, const std::function<void(const Result&)>& on_result) {
+int run_worker(const Options& options, const std::function<OnResult()>& begin) {
   if (!options.node_processes.empty()) enter_node(options.node_processes);
-  return record([&] { run(options, on_result); });
+  return record([&] { run(options, begin); });
 }
 
 }  // namespace paceline::bench

@@ -44,16 +44,19 @@ PACELINE_API void reconfigure(std::int64_t uuid, const std::vector<std::string>&
                               const ProcessGroup& group = {},
                               std::optional<std::chrono::milliseconds> timeout = {});
 
-/// Makes the processes of this job the ranks of the world, each with the rank that it entered it
-/// with. Collective over all of these ranks: a process calls it after init_process_group, and again
-/// after a PeerLost. It waits until a process has come in place of each that has failed, as
-/// `paceline run --max-replacements` starts them, and tries again if one fails meanwhile.
+/// Makes the processes of this job the ranks of the world. Each process keeps the rank that it had
+/// in init_process_group. Collective over all ranks: every process calls it after
+/// init_process_group, and again after each PeerLost. It waits for the processes that
+/// `paceline run --max-replacements` starts in place of failed ones, and tries again if a process
+/// fails meanwhile.
 ///
-/// The processes exchange their handles over the store of the rendezvous, which must outlive every
-/// rank: the launcher's does. The uuids are 0, 1, 2 and so on: a world has either these calls or
-/// those of the other reconfigure.
+/// The processes exchange handles over the store of the rendezvous. The store must outlive every
+/// rank; the launcher's does. The world must be the first of each process, since a new process
+/// cannot know how many there were before. This uses the uuids 0, 1, 2 and so on, so do not call
+/// the other reconfigure in the same world.
 ///
 /// Throws Timeout, which names the ranks that have not come within `timeout`; unset: the world's.
+/// Throws UsageError if the ranks of the world cannot change.
 PACELINE_API void reconfigure(std::optional<std::chrono::milliseconds> timeout = {});
 
 }  // namespace paceline

@@ -35,8 +35,8 @@ struct Environment {
   // PACELINE_BOOTSTRAP_SOCKETS, set by `paceline run`: inherited Unix seqpacket sockets, comma
   // separated. Rank 0 has one to each other rank, in order; each other rank has one to rank 0.
   std::vector<int> bootstrap_sockets;
-  // PACELINE_STORE_FD, set by `paceline run`: an inherited, empty memfd that all ranks share, the
-  // file of a c10d::FileStore.
+  // PACELINE_STORE_FD, set by `paceline run`: an inherited memfd that all ranks share, empty at
+  // first, the file of their store.
   std::optional<int> store_fd;
   // PACELINE_MAX_REPLACEMENTS, set by `paceline run`: how many processes of the job may be replaced
   // while the others go on.

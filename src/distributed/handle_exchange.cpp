@@ -17,10 +17,10 @@
 namespace paceline::distributed {
 namespace {
 
-// How a round ends, for all ranks alike: the first that sets it decides. After a complete one every
-// rank that has given its handle and lives calls reconfigure.
-constexpr const char* kComplete = "complete";
-constexpr const char* kGivenUp = "given up";
+// How a round ends. The first rank that writes this in the store decides for all. If it is
+// complete, every rank that is alive calls reconfigure.
+constexpr const char* kRoundComplete = "complete";
+constexpr const char* kRoundAborted = "aborted";
 
 // This rank's part. It runs on a thread of its own, so it owns all it needs.
 class Rounds {
@@ -43,12 +43,13 @@ class Rounds {
     base::WaitReport report;
     for (;; ++number_) {
       if (store_->compareSet(key_of(rank_), "", handle_) != handle_) {
-        end(kGivenUp);
+        end(kRoundAborted);
         continue;
       }
       await(report, cancelled);
       const shm::RankSet missing = find_missing();
-      if (end(missing.empty() ? kComplete : kGivenUp) == kComplete) return {collect(), {}};
+      if (end(missing.empty() ? kRoundComplete : kRoundAborted) == kRoundComplete)
+        return {collect(), {}};
       if (!is_over(cancelled)) continue;
       report.abandon();
       return {std::nullopt, missing};

@@ -16,9 +16,10 @@ struct HandleRound {
   std::vector<std::string> handles;  // by rank
 };
 
-// Takes part in the first round from `first` on that all ranks come to, and waits for them. A
-// process that has replaced another one does not know the round that is under way: it finds the
-// handles of that one, and gives these rounds up, so that the other ranks go on to the next.
+// Gives this rank's handle, and waits for those of the other ranks. Rounds are tried in order from
+// `first` on until one is complete. A process that has replaced another one does not know the
+// present round: it finds the handles of the process before it and aborts their rounds, so that the
+// other ranks go on to the next one.
 //
 // `store` has keys of this exchange only. Throws Timeout, which names the ranks that did not come.
 HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

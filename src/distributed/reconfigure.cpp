@@ -22,13 +22,17 @@ bool reconfigures(c10d::ProcessGroup& group) {
                                 [&] { return group.getDefaultBackend()->supportsReconfigure(); });
 }
 
-GroupPtr reconfigurable(const ProcessGroup& group, const char* operation) {
-  auto target = group.c10d();
-  if (reconfigures(*target)) return target;
+[[noreturn]] void throw_fixed(const c10d::ProcessGroup& group, const char* operation) {
   throw UsageError(
       fmt::format("{}: the ranks of group {} cannot change. A world with "
                   "InitOptions::enable_reconfigure has ranks that can",
-                  operation, target->getGroupName()));
+                  operation, group.getGroupName()));
+}
+
+GroupPtr reconfigurable(const ProcessGroup& group, const char* operation) {
+  auto target = group.c10d();
+  if (!reconfigures(*target)) throw_fixed(*target, operation);
+  return target;
 }
 
 }  // namespace
@@ -59,13 +63,15 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
 }
 
 void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
-  const auto target = reconfigurable({}, "reconfigure");
   auto& state = distributed::ProcessState::instance();
+  GroupPtr target = ProcessGroup().c10d();
   c10::intrusive_ptr<c10d::Store> store;
   distributed::ActiveWorld::Reconfigurable job;
   std::chrono::milliseconds limit{};
   {
     const std::lock_guard lock(state.mutex);
+    if (!state.world || !state.world->reconfigurable) throw_fixed(*target, "reconfigure");
+    target = state.world->group;
     store = c10::make_intrusive<c10d::PrefixStore>("handles", state.world->store);
     job = *state.world->reconfigurable;
     limit = distributed::checked_timeout(timeout.value_or(state.world->timeout));
@@ -81,9 +87,8 @@ void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
       reconfigure(round.number, round.handles, {},
                   std::max(deadline.remaining(), std::chrono::milliseconds(1)));
       formed = true;
-    } catch (const PeerLost&) {  // one that has given its handle: another process takes its place
-      if (deadline.expired()) throw;
-    }
+    } catch (const PeerLost&) {
+    }  // one that has given its handle: another process takes its place
   }
   const std::lock_guard lock(state.mutex);
   if (state.world) state.world->reconfigurable = job;

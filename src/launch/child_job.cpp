@@ -139,8 +139,7 @@ void ChildJob::start() {
     plan_.workers.push_back(make_worker(rank, inherited_fds, streams));
   }
   const base::SignalsBlocked blocked;
-  workers_.start();
-  if (const int code = workers_.start_error(); code != 0) {
+  if (const int code = workers_.start(); code != 0) {
     throw base::errno_error(fmt::format("cannot start {} processes of {}", spec_.processes, file_),
                             code);
   }

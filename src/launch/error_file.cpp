@@ -71,7 +71,7 @@ base::UniqueFd make_error_memory() {
   return memory;
 }
 
-std::filesystem::path error_file_before(const std::filesystem::path& path, int replacement) {
+std::filesystem::path replaced_error_file(const std::filesystem::path& path, int replacement) {
   return path.parent_path() / fmt::format("error_{}.json", replacement);
 }
 

@@ -23,9 +23,9 @@ struct ErrorFile {
   std::vector<int> blamed_ranks;
 };
 
-// Where that of a process is kept after the process that has replaced it has the path:
-// DIRECTORY/error_2.json for the job's second replacement.
-std::filesystem::path error_file_before(const std::filesystem::path& path, int replacement);
+// Where the launcher keeps the error file of a process after it has replaced that process:
+// DIRECTORY/error_2.json for the job's second replacement. `path` is the new process's file.
+std::filesystem::path replaced_error_file(const std::filesystem::path& path, int replacement);
 
 // In memory, in place of that file, for a process that inherits it: nothing is left of it however
 // the processes end. Throws Error.

@@ -90,7 +90,7 @@ class Job {
   void pass_output_until_end(Supervision& supervision);
   void pass_files(bool has_failed);
   bool handle_events(Supervision& supervision);
-  void report(const Replacement& replacement) const;
+  void report(const Replacement& replacement);
   void handle_signals(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal, SignalCounts& from);
   NonBlockingWriter* blocked_writer() const;
@@ -242,14 +242,16 @@ bool Job::handle_events(Supervision& supervision) {
   }
 }
 
-void Job::report(const Replacement& replacement) const {
-  if (!spec_.replaced) return;
+void Job::report(const Replacement& replacement) {
   const auto file = error_file_path(identity_, replacement.worker);
   RankResult end;
   end.status = replacement.status;
-  end.ended = base::Deadline::Clock::now() - started_;
-  end.error = read_error_file(error_file_before(file, replacement.number));
-  spec_.replaced(replacement.worker, end, replacement.number);
+  if (replacement.error == 0) {
+    end.error = read_error_file(replaced_error_file(file, replacement.number));
+    output_.begin_process(replacement.worker);
+  }
+  if (!spec_.replaced) return;
+  spec_.replaced(replacement.worker, end, replacement.number, replacement.error);
 }
 
 // Those of this process, and what other nodes ask for.

@@ -60,8 +60,8 @@ struct JobSpec {
   std::string run_id;            // TORCHELASTIC_RUN_ID; empty: a random one
   int restart = 0;               // how often the job was started before, of max_restarts at most
   int max_restarts = 0;
-  // How many processes that fail are started again, each by itself, while the others go on. For a
-  // node alone.
+  // How many processes that fail are started again, each by itself, while the others go on. No
+  // process is once another one has ended with code 0. For a node alone.
   int max_replacements = 0;
 
   // Set for every worker, on top of this process's environment.
@@ -84,9 +84,10 @@ struct JobSpec {
   // signals still are.
   std::vector<NonBlockingWriter*> writers;
 
-  // Told of each replacement, the number of which counts from 1: how the process ended, and its
-  // error. Called on the thread of run_job. May be empty.
-  std::function<void(int local_rank, const RankResult& end, int number)> replaced;
+  // Called on the thread of run_job after a process has failed and was started again, or could not
+  // be: then `error` is an errno. `end` is how it ended, and `number` counts replacements from 1.
+  // May be empty.
+  std::function<void(int local_rank, const RankResult& end, int number, int error)> replaced;
 
   // Signals that are passed on to the workers. The first one that ends the job is
   // JobResult::signal; a second SIGINT kills at once. Not owned; null: none is passed on.

@@ -95,16 +95,39 @@ bool JobOutput::read_some(Source& source) {
   if (size == 0 && !source.is_file) source.fd.reset();
   if (size <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<std::size_t>(size));
+  source.in_line = bytes.back() != '\n';
   last_lines_[static_cast<std::size_t>(source.rank)].feed(source.stream, bytes);
   if (spec_.output) spec_.output(source.rank, source.stream, bytes);
   return true;
+}
+
+void JobOutput::begin_process(int rank) {
+  constexpr int kMostReads = 16;  // the new process may write already
+  for (Source& source : sources_) {
+    if (source.rank != rank) continue;
+    for (int i = 0; i < kMostReads && read_some(source); ++i) {
+    }
+    if (std::exchange(source.in_line, false) && spec_.output) {
+      spec_.output(rank, source.stream, "\n");
+    }
+  }
+  last_lines_[static_cast<std::size_t>(rank)] = {};
+  std::error_code ignored;
+  for (const Stream stream : {Stream::out, Stream::err}) {
+    const auto file = log_file(rank, stream);
+    if (destination(rank, stream) == Destination::file) {
+      begins_[file] = std::filesystem::file_size(file, ignored);
+    }
+  }
 }
 
 std::vector<std::string> JobOutput::last_lines(int rank) const {
   TailBuffer lines = last_lines_[static_cast<std::size_t>(rank)];
   for (const Stream stream : {Stream::out, Stream::err}) {
     if (destination(rank, stream) != Destination::file) continue;
-    lines.feed(stream, read_end(log_file(rank, stream), kEndOfFile));
+    const auto file = log_file(rank, stream);
+    const auto begin = begins_.find(file);
+    lines.feed(stream, read_end(file, kEndOfFile, begin == begins_.end() ? 0 : begin->second));
   }
   return lines.lines();
 }

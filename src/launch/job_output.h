@@ -2,7 +2,9 @@
 
 #include <poll.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,7 +35,11 @@ class JobOutput {
   // Some of what the files hold; false if nothing is left.
   bool read_files();
 
-  // Call after the end of the job.
+  // Another process takes the rank's place: ends the line that the one before has not ended, and
+  // forgets its last lines.
+  void begin_process(int rank);
+
+  // Of the rank's process. Call after the end of the job.
   std::vector<std::string> last_lines(int rank) const;
 
  private:
@@ -43,6 +49,7 @@ class JobOutput {
     Stream stream;
     base::UniqueFd fd;
     bool is_file;
+    bool in_line = false;
   };
 
   std::filesystem::path log_file(int rank, Stream stream) const;
@@ -53,6 +60,7 @@ class JobOutput {
   const std::filesystem::path& directory_;
   std::vector<Source> sources_;
   std::vector<TailBuffer> last_lines_;
+  std::map<std::filesystem::path, std::uintmax_t> begins_;  // of the process, in its log files
   bool file_has_more_ = false;
 };
 

@@ -92,9 +92,10 @@ base::UniqueFd make_log_file(const fs::path& path) {
   return file;
 }
 
-std::string read_end(const fs::path& path, std::size_t size) {
+std::string read_end(const fs::path& path, std::size_t size, std::uintmax_t begin) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const auto length = static_cast<std::streamoff>(file.tellg());
+  const auto length =
+      static_cast<std::streamoff>(file.tellg()) - static_cast<std::streamoff>(begin);
   if (length <= 0) return "";
   std::string text(std::min(size, static_cast<std::size_t>(length)), '\0');
   file.seekg(-static_cast<std::streamoff>(text.size()), std::ios::end);

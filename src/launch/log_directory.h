@@ -43,7 +43,8 @@ class JobDirectory {
 // overwrite each other's. Throws Error if there is one already.
 base::UniqueFd make_log_file(const std::filesystem::path& path);
 
-// The last `size` bytes of a file at most; empty if it cannot be read.
-std::string read_end(const std::filesystem::path& path, std::size_t size);
+// The last `size` bytes of a file at most, and not those before `begin`; empty if it cannot be
+// read.
+std::string read_end(const std::filesystem::path& path, std::size_t size, std::uintmax_t begin = 0);
 
 }  // namespace paceline::launch

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errno_error.h"
 #include "launch/clip.h"
 #include "launch/signal_names.h"
 
@@ -185,7 +186,11 @@ std::string describe_failure(const JobResult& result, int first) {
   return text + describe_others(result, first);
 }
 
-std::string describe_replacement(int rank, const RankResult& end, int number, int most) {
+std::string describe_replacement(int rank, const RankResult& end, int number, int most, int error) {
+  if (error != 0) {
+    const std::string what = fmt::format("paceline: rank {} cannot be started again", rank);
+    return base::errno_error(what, error).what() + std::string("\n");
+  }
   return fmt::format("paceline: rank {} {}; started again, replacement {} of {}\n{}", rank,
                      describe_end(end.status), number, most, describe_error(end));
 }

@@ -21,8 +21,9 @@ std::string describe_end(int status);
 // with '\n'.
 std::string describe_failure(const JobResult& result, int first);
 
-// Says that a rank was started again and why, the `number`th of `most` replacements.
-std::string describe_replacement(int rank, const RankResult& end, int number, int most);
+// Says how a process of a rank failed, and that it was started again as the replacement `number` of
+// `most` at most, or the errno `error` for which it could not be.
+std::string describe_replacement(int rank, const RankResult& end, int number, int most, int error);
 
 // The same about the rank that failed first, as the launcher prints it. One line if the job was
 // ended by a signal; empty if nothing failed.

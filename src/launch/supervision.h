@@ -22,11 +22,11 @@ class Supervision {
   ~Supervision();
 
   enum class Event { none, replaced, failed, ended };
-  // Readable when next_event() is not none: when a worker was replaced, once if the job has failed,
-  // and when nothing of it is left. Do not read from it.
+  // Readable when next_event() is not none: after each Replacement, once if the job has failed, and
+  // when nothing of it is left. Do not read from it.
   int fd() const { return control_.get(); }
   Event next_event();
-  // The last that next_event() has told.
+  // That of the last Event::replaced.
   const Replacement& replacement() const { return replacement_; }
   // Sends a signal to the job; see guard.
   void send(int signal);

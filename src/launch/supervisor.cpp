@@ -46,6 +46,9 @@ class Supervisor {
  private:
   void close_foreign_descriptors() const;
   bool anything_left() const;
+  bool has_news() const;
+  void send_news();
+  void send_all_news();
   void wait_for_event();
   void receive_command();
   void collect_ends();
@@ -58,6 +61,8 @@ class Supervisor {
   const int launcher_;
   UniqueFd children_;  // readable after a child has ended
   WorkerSet workers_;
+  std::size_t replacements_sent_ = 0;
+  bool failure_sent_ = false;
 };
 
 Supervisor::Supervisor(const Plan& plan, SharedState& state, int control, int launcher)
@@ -76,14 +81,17 @@ void Supervisor::run() {
     state_.start_error = errno;
     return;
   }
-  workers_.start();
+  state_.start_error = workers_.start();
   close_foreign_descriptors();
-  while (anything_left()) {
+  while (anything_left() || !workers_.all_ended()) {
     wait_for_event();
     collect_ends();
+    // Here, and not where an end is noticed: between two replacements of a rank, commands count.
+    workers_.replace_failed();
+    send_news();
     check_deadline();
   }
-  state_.start_error = workers_.start_error();
+  send_all_news();
 }
 
 void Supervisor::close_foreign_descriptors() const {
@@ -98,8 +106,9 @@ bool Supervisor::anything_left() const {
 }
 
 void Supervisor::wait_for_event() {
+  const auto control_events = static_cast<short>(has_news() ? POLLIN | POLLOUT : POLLIN);
   std::array<pollfd, 3> fds{
-      {{control_, POLLIN, 0}, {launcher_, POLLIN, 0}, {children_.get(), POLLIN, 0}}};
+      {{control_, control_events, 0}, {launcher_, POLLIN, 0}, {children_.get(), POLLIN, 0}}};
   if (workers_.is_killing()) {
     // No command matters any more, and a hang-up would end every wait.
     fds[0].fd = fds[1].fd = -1;
@@ -107,7 +116,7 @@ void Supervisor::wait_for_event() {
   if (::poll(fds.data(), fds.size(), workers_.timeout()) <= 0) return;
   if (fds[1].revents != 0) {
     workers_.kill_all();
-  } else if (fds[0].revents != 0) {
+  } else if ((fds[0].revents & ~POLLOUT) != 0) {
     receive_command();
   }
   signalfd_siginfo ignored{};
@@ -122,6 +131,7 @@ void Supervisor::receive_command() {
   } else if (signal == 0) {
     workers_.fail();
   } else if (signal == SIGSTOP || signal == SIGCONT) {
+    workers_.set_suspended(signal == SIGSTOP);
     signal_all(signal);
   } else {
     workers_.stop(signal);
@@ -129,18 +139,37 @@ void Supervisor::receive_command() {
 }
 
 void Supervisor::collect_ends() {
-  const bool has_failed = workers_.has_failed();
-  const std::size_t replaced = workers_.replacements().size();
   workers_.collect_ends();
   int status = 0;
   for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
     workers_.record_end(pid, status);  // or it was left behind by a worker
   }
-  for (const Replacement& one : std::span(workers_.replacements()).subspan(replaced)) {
-    ::send(control_, &one, sizeof(one), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+bool Supervisor::has_news() const {
+  return replacements_sent_ < workers_.replacements().size() ||
+         (workers_.has_failed() && !failure_sent_);
+}
+
+// As much as the launcher takes now.
+void Supervisor::send_news() {
+  const auto send = [&](const void* data, std::size_t size) {
+    return ::send(control_, data, size, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+  };
+  while (replacements_sent_ < workers_.replacements().size()) {
+    if (!send(&workers_.replacements()[replacements_sent_], sizeof(Replacement))) return;
+    ++replacements_sent_;
   }
-  const bool fails = !has_failed && workers_.has_failed();
-  if (fails) ::send(control_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (workers_.has_failed() && !failure_sent_) failure_sent_ = send("", 1);
+}
+
+// Unless the launcher has ended.
+void Supervisor::send_all_news() {
+  for (send_news(); has_news(); send_news()) {
+    std::array<pollfd, 2> fds{{{control_, POLLOUT, 0}, {launcher_, POLLIN, 0}}};
+    ::poll(fds.data(), fds.size(), -1);
+    if (fds[1].revents != 0 || (fds[0].revents & (POLLHUP | POLLERR)) != 0) return;
+  }
 }
 
 void Supervisor::check_deadline() {

@@ -13,7 +13,7 @@ namespace paceline::launch {
 // once they have hung up.
 struct SharedState {
   std::atomic<pid_t> supervisor;  // 0: not started
-  int start_error;                // an errno: a worker could not be started, and the job was ended
+  int start_error;  // an errno: the next worker could not be started, and the job was ended
   std::span<WorkerState> workers;
 };
 
@@ -29,10 +29,10 @@ struct SharedState {
 // have ended.
 // `control` is connected to the launcher: each int read from it is a signal to send to the job
 // (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end), or 0: the job
-// has failed elsewhere. The supervisor sends a Replacement for each worker that it has replaced,
-// and a byte when the job fails. `control`'s hang-up, or the end of the process `launcher` (a
-// pidfd, or -1), ends the job at once. When nothing is left it shuts down its side, waits for the
-// launcher to do the same, and removes the directory.
+// has failed elsewhere. The supervisor sends a Replacement for each one that it has tried, and a
+// byte when the job fails. `control`'s hang-up, or the end of the process `launcher` (a pidfd, or
+// -1), ends the job at once. When nothing is left it shuts down its side, waits for the launcher to
+// do the same, and removes the directory.
 [[noreturn]] void guard(const Plan& plan, SharedState& state, int control, int launcher);
 
 }  // namespace paceline::launch

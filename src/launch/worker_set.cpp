@@ -12,6 +12,7 @@
 
 #include "base/errno_error.h"
 #include "launch/error_file.h"
+#include "launch/process_tree.h"
 
 namespace paceline::launch {
 namespace {
@@ -37,17 +38,19 @@ WorkerSet::WorkerSet(const Plan& plan, std::span<WorkerState> states,
       pidfds_(states.size()),
       kill_interval_(kFirstKillInterval) {}
 
-void WorkerSet::start() {
+int WorkerSet::start() {
   exits_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
-  start_error_ = exits_ ? 0 : errno;
-  for (std::size_t rank = 0; start_error_ == 0 && rank < plan_.workers.size(); ++rank) {
-    start_error_ =
+  if (!exits_) return errno;
+  for (std::size_t rank = 0; rank < plan_.workers.size(); ++rank) {
+    const int error =
         start_worker(plan_.workers[rank], plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
-    if (start_error_ == 0) continue;
+    if (error == 0) continue;
     pidfds_[rank].reset();
     states_[rank].pid = 0;
     kill_all();
+    return error;
   }
+  return 0;
 }
 
 void WorkerSet::watch(std::size_t rank, pid_t pid) {
@@ -126,25 +129,44 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
   pidfds_[rank].reset();
   if (status == 0) return;
-  const auto replaced = static_cast<int>(replacements_.size());
-  if (phase_ == Phase::running && replaced < plan_.max_replacements) return replace(rank);
-  fail();
+  if (!may_replace()) return fail();
+  failed_.push_back(rank);
+}
+
+// The ranks of a job leave it together: a rank that fails after another one has finished has nobody
+// to go on with.
+bool WorkerSet::may_replace() const {
+  const std::size_t replaced = replacements_.size() + failed_.size();
+  return phase_ == Phase::running && replaced < static_cast<std::size_t>(plan_.max_replacements) &&
+         std::ranges::none_of(
+             states_, [](const WorkerState& worker) { return worker.ended && worker.status == 0; });
+}
+
+void WorkerSet::replace_failed() {
+  if (suspended_) return;
+  for (const std::size_t rank : std::exchange(failed_, {})) {
+    if (phase_ == Phase::running) replace(rank);
+  }
 }
 
 void WorkerSet::replace(std::size_t rank) {
   WorkerState& state = states_[rank];
+  const WorkerState before = std::exchange(state, {});
+  // The number of a group is free again only once all of its processes have ended.
+  for (const Process& left : descendants(::getpid())) {
+    if (left.group == before.pid) ::kill(left.pid, SIGKILL);
+  }
   Worker worker = plan_.workers[rank];
   const auto number = static_cast<int>(replacements_.size()) + 1;
   worker.environment.push_back(fmt::format("PACELINE_REPLACEMENT={}", number));
-  // A failure of the new process is its own.
+  // The file has to be that of the new process from now on.
+  const auto kept = replaced_error_file(worker.error_file, number);
   std::error_code ignored;
-  std::filesystem::rename(worker.error_file, error_file_before(worker.error_file, number), ignored);
-  const WorkerState before = std::exchange(state, {});
-  start_error_ = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
-  if (start_error_ == 0) {
-    replacements_.push_back({static_cast<int>(rank), before.status, number});
-    return;
-  }
+  std::filesystem::rename(worker.error_file, kept, ignored);
+  const int error = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
+  replacements_.push_back({static_cast<int>(rank), before.status, number, error});
+  if (error == 0) return;
+  std::filesystem::rename(kept, worker.error_file, ignored);
   pidfds_[rank].reset();
   state = before;
   fail();
@@ -157,8 +179,10 @@ void WorkerSet::fail() {
 }
 
 bool WorkerSet::all_ended() const {
-  return std::ranges::all_of(
-      states_, [](const WorkerState& worker) { return worker.pid == 0 || worker.ended; });
+  const bool none_starts = failed_.empty() || phase_ != Phase::running;
+  return none_starts && std::ranges::all_of(states_, [](const WorkerState& worker) {
+           return worker.pid == 0 || worker.ended;
+         });
 }
 
 // Whether a rank that has not ended has written an error file, or one that has ended blames it.

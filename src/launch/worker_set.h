@@ -39,22 +39,21 @@ struct WorkerState {
 struct Replacement {
   int worker;  // its place among the workers
   int status;  // how it ended, as wait() gives it
-  int number;  // counts the replacements from 1
+  int number;  // of the replacement: 1, 2, ...
+  int error;   // an errno: it could not be started again, and the job has failed; else 0
 };
 
-// The workers of a job, as children of this process. After the first failure of which the worker is
-// not replaced, the others are asked to stop, and then killed, when the plan says. Belongs to one
-// thread.
+// The workers of a job, as children of this process. A worker that fails is replaced while the plan
+// allows it. After the first failure without a replacement, the others are asked to stop, and then
+// killed, when the plan says. Belongs to one thread.
 class WorkerSet {
  public:
   // `plan` and `states`, one for each worker, must outlive it. `signal_all` sends a signal to all
   // that is left of the job.
   WorkerSet(const Plan& plan, std::span<WorkerState> states, std::function<void(int)> signal_all);
 
-  // Starts the workers. If one cannot be started, kills the others.
-  void start();
-  // An errno: a worker could not be started, first or again. 0: all could.
-  int start_error() const { return start_error_; }
+  // Starts the workers. Returns 0; or an errno if one cannot be started, and kills the others.
+  int start();
 
   // An epoll of pidfds that is readable while a worker has ended and has not been collected.
   int exits() const { return exits_.get(); }
@@ -68,7 +67,14 @@ class WorkerSet {
   void collect_ends();
   // For a child that was reaped elsewhere, which need not be a worker.
   void record_end(pid_t pid, int status);
+  // None runs, and none will be started again.
   bool all_ended() const;
+
+  // Starts the failed workers again, at most once each: a worker that fails again waits for the
+  // next call. Kills what the failed processes have left behind in their groups.
+  void replace_failed();
+  // While the job is suspended, replace_failed does nothing.
+  void set_suspended(bool suspended) { suspended_ = suspended; }
   // So far, in order.
   const std::vector<Replacement>& replacements() const { return replacements_; }
 
@@ -90,6 +96,7 @@ class WorkerSet {
   bool runs(std::size_t rank) const;
   void reap(std::size_t rank, int options);
   void record_end(std::size_t rank, int status);
+  bool may_replace() const;
   void replace(std::size_t rank);
   bool failure_under_way() const;
 
@@ -98,8 +105,9 @@ class WorkerSet {
   const std::function<void(int)> signal_all_;
   base::UniqueFd exits_;  // only it knows the order in which workers ended
   std::vector<base::UniqueFd> pidfds_;
+  std::vector<std::size_t> failed_;  // to be replaced, in order
   std::vector<Replacement> replacements_;
-  int start_error_ = 0;
+  bool suspended_ = false;
   Phase phase_ = Phase::running;
   std::optional<base::Deadline> deadline_;
   std::chrono::milliseconds kill_interval_;

@@ -70,9 +70,9 @@ void train(const std::string& backend, const std::string& how = "") {
   if (paceline::get_rank() == 0) print_norms(model.parameters(), paceline::get_world_size());
 }
 
-// Takes over what the rank that has come furthest has trained, and returns the number of its steps.
-// A death ends a step on some ranks only.
-int adopt(const std::vector<torch::Tensor>& parameters, int steps) {
+// Copies the parameters of the rank that has trained most steps, and returns how many it has: a
+// death may end a step on some ranks only.
+int synchronise(const std::vector<torch::Tensor>& parameters, int steps) {
   const torch::NoGradGuard no_grad;
   auto all = torch::empty({paceline::get_world_size()}, torch::kInt);
   paceline::all_gather_into_tensor(all, torch::full({1}, steps, torch::kInt));
@@ -97,7 +97,7 @@ void train_replaced(const std::filesystem::path& file) {
   for (bool stopped = false; !stopped;) {
     paceline::reconfigure();
     try {
-      steps = adopt(net->parameters(), steps);
+      steps = synchronise(net->parameters(), steps);
       paceline::DistributedDataParallel model(net);
       torch::optim::SGD sgd(model.parameters(), kLearningRate);
       while (!stopped) {

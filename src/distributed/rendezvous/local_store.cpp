@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/unique_fd.h"
 #include "base/wait_report.h"
-#include "distributed/rendezvous/file_store.h"
+#include "distributed/rendezvous/memory_store.h"
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/socket.h"
 
@@ -24,17 +24,6 @@ namespace paceline::distributed {
 namespace {
 
 using base::UniqueFd;
-
-// A c10d::FileStore opens its file anew for each call, also in its destructor.
-class MemoryStore final : public c10d::PrefixStore {
- public:
-  MemoryStore(const std::string& prefix, c10::intrusive_ptr<c10d::Store> store, UniqueFd file)
-      : PrefixStore(prefix, std::move(store)), file_(std::move(file)) {}
-  ~MemoryStore() override { store_.reset(); }
-
- private:
-  UniqueFd file_;
-};
 
 using shm::Failure;
 using shm::FailureKind;
@@ -198,10 +187,9 @@ c10::intrusive_ptr<c10d::Store> open_local_store(const Plan& plan, const std::st
   } else {
     file = get_file(plan, name, deadline);
   }
-  Plan in_file = plan;
-  in_file.path = fmt::format("/proc/self/fd/{}", file.get());
-  auto store = open_file_store(in_file, in_file.path, deadline);
-  return c10::make_intrusive<MemoryStore>(prefix, std::move(store), std::move(file));
+  return c10::make_intrusive<c10d::PrefixStore>(
+      prefix, c10::make_intrusive<MemoryStore>(fmt::format("/proc/self/fd/{}", file.get()),
+                                               local_place(plan)));
 }
 
 }  // namespace paceline::distributed

@@ -18,6 +18,7 @@
 #include "base/wait_report.h"
 #include "distributed/rendezvous/file_store.h"
 #include "distributed/rendezvous/local_store.h"
+#include "distributed/rendezvous/memory_store.h"
 #include "distributed/rendezvous/tcp_store.h"
 #include "distributed/store_calls.h"
 #include "distributed/store_exchange.h"
@@ -75,8 +76,8 @@ StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::millis
     case Plan::Means::alone:
       break;
     case Plan::Means::inherited:
-      return with_prefix(open_file_store(
-          plan, fmt::format("{} (PACELINE_STORE_FD, from `paceline run`)", plan.path), deadline));
+      return with_prefix(c10::make_intrusive<MemoryStore>(
+          plan.path, fmt::format("{} (PACELINE_STORE_FD, from `paceline run`)", plan.path)));
     case Plan::Means::local: {
       auto store = open_local_store(plan, prefix, deadline);
       store->setTimeout(timeout);

@@ -76,7 +76,7 @@ TEST_F(Launcher, AReplacementHasTheDescriptorsOfTheProcessBefore) {
 TEST_F(Launcher, AReplacedProcessKeepsItsErrorToItself) {
   const TemporaryDirectory logs;
   auto job = run(2,
-                 "if [ $RANK = 0 ]; then exit 0; fi; "
+                 "if [ $RANK = 0 ]; then while :; do sleep 0.01; done; fi; "
                  "if [ -n \"$PACELINE_REPLACEMENT\" ]; then exit 4; fi; "
                  "echo '{\"message\": \"disk full\"}' > $TORCHELASTIC_ERROR_FILE; exit 1",
                  {"--max-replacements=1", "--log-dir", logs.path().string()});
@@ -84,7 +84,7 @@ TEST_F(Launcher, AReplacedProcessKeepsItsErrorToItself) {
   EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 exited with code 1; started again, "
                                    "replacement 1 of 1\n  error: disk full\n"
                                    "paceline: rank 1 failed first: exited with code 4\n"
-                                   "  rank 0: exited with code 0\n"));
+                                   "  rank 0: stopped by SIGTERM\n"));
   const auto rank = std::filesystem::directory_iterator(logs.path())->path() / "attempt_0" / "1";
   EXPECT_TRUE(std::filesystem::exists(rank / "error_1.json"));
   EXPECT_FALSE(std::filesystem::exists(rank / "error.json"));
@@ -106,9 +106,96 @@ TEST_F(Launcher, NamesAProgramThatCannotBeStartedAgain) {
   std::ofstream(program) << "#!/bin/sh\nrm $0\nexit 3\n";
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
   auto job = paceline({"run", "--max-replacements=1", program.string()});
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.err(), HasSubstr(fmt::format("cannot start {}: No such file or directory",
-                                               program.string())));
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 cannot be started again: No such file or "
+                                   "directory (ENOENT)\npaceline: rank 0 exited with code 3\n"));
+}
+
+TEST_F(Launcher, ReplacesNoProcessOnceAnotherHasFinished) {
+  const TemporaryDirectory shared;
+  const std::string file = (shared.path() / "pid").string();
+  auto job = run(2,
+                 "if [ $RANK = 0 ]; then echo $$ > " + file + "; exit 0; fi; while ! [ -s " + file +
+                     " ] || kill -0 $(cat " + file + ") 2>/dev/null; do sleep 0.01; done; exit 9",
+                 {"--max-replacements=3"});
+  EXPECT_EQ(job.wait(), 9);
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 failed first: exited with code 9\n"));
+  EXPECT_THAT(job.err(), Not(HasSubstr("replacement")));
+}
+
+TEST_F(Launcher, ASignalEndsAJobWhoseProcessesAllFailAtOnce) {
+  auto job = run(8, "exit 3", {"--max-replacements=100000"});
+  job.wait_for("replacement 100 ");
+  job.signal(SIGTERM);
+  EXPECT_THAT(job.wait(), ::testing::AnyOf(3, 128 + SIGTERM));
+  EXPECT_THAT(job.err(), Not(HasSubstr("replacement 50000 ")));
+}
+
+// The directory of the job goes with its last process.
+TEST_F(Launcher, AKilledLauncherLeavesNoProcessesThatFailAtOnce) {
+  auto job = run(8, "exit 3", {"--max-replacements=1000000"});
+  job.wait_for("replacement 100 ");
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+}
+
+TEST_F(Launcher, ReportsEachReplacementAlsoIfItWasStopped) {
+  const TemporaryDirectory shared;
+  const std::string begin = (shared.path() / "begin").string();
+  const auto end = shared.path() / "end";
+  auto job = run(1,
+                 "if [ -z \"$PACELINE_REPLACEMENT\" ]; then echo begins; " + wait_for_file(begin) +
+                     "fi; if [ \"$PACELINE_REPLACEMENT\" = 600 ]; then touch " + end.string() +
+                     "; exit 0; fi; exit 3",
+                 {"--max-replacements=600"});
+  job.wait_for("begins");
+  job.signal(SIGSTOP);
+  ASSERT_TRUE(test::eventually([&] { return test::process_state(job.pid()) == 'T'; }));
+  std::ofstream(begin).close();
+  ASSERT_TRUE(test::eventually([&] { return std::filesystem::exists(end); }));
+  job.signal(SIGCONT);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  for (const int number : {1, 2, 300, 599, 600}) {
+    EXPECT_THAT(job.err(), HasSubstr(fmt::format(" replacement {} of 600\n", number)));
+  }
+}
+
+TEST_F(Launcher, KillsWhatAReplacedProcessHasLeftBehind) {
+  const TemporaryDirectory shared;
+  const std::string file = (shared.path() / "pid").string();
+  auto job = run(1,
+                 "if [ -z \"$PACELINE_REPLACEMENT\" ]; then sleep 1000 & echo $! > " + file +
+                     "; exit 3; fi; while kill -0 $(cat " + file +
+                     ") 2>/dev/null; do sleep 0.01; done; exit 0",
+                 {"--max-replacements=1"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+}
+
+TEST_F(Launcher, ReplacesNoProcessWhileTheJobIsSuspended) {
+  auto job =
+      run(1, "echo worker=$$; [ -n \"$PACELINE_REPLACEMENT\" ] || while :; do sleep 0.01; done",
+          {"--max-replacements=1"});
+  job.wait_for("worker=");
+  const pid_t worker = test::pid_after(job.out(), "worker");
+  job.signal(SIGTSTP);
+  ASSERT_TRUE(test::eventually(
+      [&] { return test::process_state(job.pid()) == 'T' && test::process_state(worker) == 'T'; }));
+  ::kill(worker, SIGKILL);
+  ASSERT_TRUE(test::eventually([&] { return test::is_gone(worker); }));
+  job.signal(SIGCONT);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(test::pids_after(job.out(), "worker"), SizeIs(2));
+}
+
+TEST_F(Launcher, TheReportHasTheLastLinesOfTheLastProcess) {
+  for (const char* const streams : {"0", "3"}) {
+    const TemporaryDirectory logs;
+    auto job = run(1, "[ -n \"$PACELINE_REPLACEMENT\" ] || printf 'disk full'; exit 3",
+                   {"--max-replacements=1", "--log-dir", logs.path().string(), "-r", streams});
+    EXPECT_EQ(job.wait(), 3);
+    EXPECT_THAT(job.out(), ::testing::AnyOf("[rank0]: disk full\n", ""));
+    EXPECT_THAT(job.err(), ::testing::EndsWith("paceline: rank 0 exited with code 3\n"));
+  }
 }
 
 }  // namespace
