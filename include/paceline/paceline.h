@@ -10,6 +10,7 @@
 /// @namespace paceline::comm_hooks
 /// Ready-made communication hooks.
 
+#include <paceline/checkpoint.h>
 #include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>
 #include <paceline/communicator.h>

@@ -1,0 +1,144 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <paceline/checkpoint.h>
+#include <paceline/error.h>
+
+#include "checkpoint/file_writer.h"
+#include "checkpoint/mapped_file.h"
+#include "checkpoint/safetensors_header.h"
+
+namespace paceline {
+namespace {
+
+using checkpoint::MappedFile;
+using checkpoint::SafetensorsEntry;
+using checkpoint::SafetensorsHeader;
+
+// Float4_e2m1fn_x2 has two of the format's elements in one.
+constexpr std::array<std::pair<const char*, at::ScalarType>, 20> kTypes{{
+    {"BOOL", at::kBool},
+    {"U8", at::kByte},
+    {"I8", at::kChar},
+    {"F8_E5M2", at::kFloat8_e5m2},
+    {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E8M0", at::kFloat8_e8m0fnu},
+    {"F8_E5M2FNUZ", at::kFloat8_e5m2fnuz},
+    {"F8_E4M3FNUZ", at::kFloat8_e4m3fnuz},
+    {"F4", at::kFloat4_e2m1fn_x2},
+    {"I16", at::kShort},
+    {"U16", at::kUInt16},
+    {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},
+    {"I32", at::kInt},
+    {"U32", at::kUInt32},
+    {"F32", at::kFloat},
+    {"C64", at::kComplexFloat},
+    {"F64", at::kDouble},
+    {"I64", at::kLong},
+    {"U64", at::kUInt64},
+}};
+
+std::string dtype_of(const std::string& name, const at::Tensor& tensor) {
+  const auto found = std::ranges::find(kTypes, tensor.scalar_type(),
+                                       &std::pair<const char*, at::ScalarType>::second);
+  if (tensor.layout() != at::kStrided || found == kTypes.end()) {
+    throw UsageError(
+        fmt::format("save: tensor {} is {} {}: a safetensors file contains dense tensors of "
+                    "integers, bool, float, float8 and complex64",
+                    name, tensor.layout() == at::kStrided ? "dense" : "not dense",
+                    c10::toString(tensor.scalar_type())));
+  }
+  return found->first;
+}
+
+SafetensorsEntry describe(const std::string& name, const at::Tensor& tensor) {
+  if (name == "__metadata__") throw UsageError("save: no tensor can have the name __metadata__");
+  SafetensorsEntry entry{name, dtype_of(name, tensor), tensor.sizes().vec(), 0, tensor.nbytes()};
+  if (entry.dtype == "F4") {
+    if (entry.shape.empty())
+      throw UsageError(fmt::format("save: tensor {} needs a dimension", name));
+    entry.shape.back() *= 2;
+  }
+  return entry;
+}
+
+at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<MappedFile>& file,
+                       const std::filesystem::path& path) {
+  const auto* const found =
+      std::ranges::find(kTypes, entry.dtype, &std::pair<const char*, at::ScalarType>::first);
+  auto shape = entry.shape;
+  const bool is_odd = entry.dtype == "F4" && (shape.empty() || shape.back() % 2 != 0);
+  if (found == kTypes.end() || is_odd) {
+    throw UsageError(fmt::format("{}: tensor '{}' is {}, which LibTorch does not have",
+                                 path.string(), entry.name,
+                                 is_odd ? "an odd number of F4" : entry.dtype));
+  }
+  if (entry.dtype == "F4") shape.back() /= 2;
+  const auto options = at::TensorOptions(found->second);
+  char* const data = file->data() + entry.begin;
+  if (entry.begin % c10::elementSize(found->second) == 0) {
+    return at::from_blob(
+        data, shape, [file](void*) {}, options);  // the tensor keeps it alive
+  }
+  at::Tensor tensor = at::empty(shape, options);
+  std::memcpy(tensor.mutable_data_ptr(), data, entry.size);
+  return tensor;
+}
+
+}  // namespace
+
+void save(const StateDict& state, const std::filesystem::path& path, const SaveOptions& options) {
+  std::vector<std::pair<SafetensorsEntry, at::Tensor>> tensors;
+  for (const auto& one : state) tensors.emplace_back(describe(one.key(), one.value()), one.value());
+  // The larger elements first: then all are aligned.
+  std::ranges::stable_sort(tensors, std::ranges::greater(),
+                           [](const auto& one) { return checkpoint::bits_of(one.first.dtype); });
+  SafetensorsHeader header{{}, options.metadata};
+  for (const auto& [entry, tensor] : tensors) header.tensors.push_back(entry);
+  checkpoint::FileWriter file(path);
+  file.write(checkpoint::make_safetensors_header(header));
+  for (const auto& [entry, tensor] : tensors) {
+    const at::Tensor dense = tensor.detach().cpu().contiguous();
+    file.write({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()});
+  }
+  file.commit();
+}
+
+void save(const torch::nn::Module& module, const std::filesystem::path& path,
+          const SaveOptions& options) {
+  save(state_dict(module), path, options);
+}
+
+StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
+  const auto file = std::make_shared<MappedFile>(path);
+  const auto header = checkpoint::parse_safetensors_header(file->content(), path.string());
+  StateDict state;
+  for (const SafetensorsEntry& entry : header.tensors) {
+    state.insert(entry.name, make_tensor(entry, file, path).to(options.map_location));
+  }
+  return state;
+}
+
+void load(torch::nn::Module& module, const std::filesystem::path& path,
+          const LoadOptions& options) {
+  try {
+    load_state_dict(module, load(path, {}), options.strict);
+  } catch (const CorruptFile&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+}  // namespace paceline

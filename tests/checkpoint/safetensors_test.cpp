@@ -1,0 +1,180 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <paceline/checkpoint.h>
+#include <paceline/error.h>
+
+#include "support/temporary_directory.h"
+
+namespace paceline {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+const std::vector<std::pair<std::string, at::ScalarType>> kPythonsTypes{
+    {"bool", at::kBool},
+    {"uint8", at::kByte},
+    {"int8", at::kChar},
+    {"int16", at::kShort},
+    {"int32", at::kInt},
+    {"int64", at::kLong},
+    {"uint16", at::kUInt16},
+    {"uint32", at::kUInt32},
+    {"uint64", at::kUInt64},
+    {"float16", at::kHalf},
+    {"bfloat16", at::kBFloat16},
+    {"float32", at::kFloat},
+    {"float64", at::kDouble},
+    {"complex64", at::kComplexFloat},
+    {"float8_e4m3fn", at::kFloat8_e4m3fn},
+    {"float8_e5m2", at::kFloat8_e5m2},
+};
+
+at::Tensor numbers(at::ScalarType type) {
+  return at::arange(6).reshape({2, 3}).to(type);
+}
+
+std::string bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+void expect_same(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
+  EXPECT_EQ(got.scalar_type(), expected.scalar_type()) << what;
+  EXPECT_EQ(got.sizes(), expected.sizes()) << what;
+  EXPECT_EQ(bytes_of(got), bytes_of(expected)) << what;
+}
+
+class SafetensorsFiles : public ::testing::Test {
+ protected:
+  fs::path path(const char* name = "net.safetensors") const { return directory_.path() / name; }
+  std::size_t files() const {
+    return static_cast<std::size_t>(std::distance(fs::directory_iterator(directory_.path()), {}));
+  }
+  std::string content() const {
+    std::ifstream file(path(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+TEST_F(SafetensorsFiles, OfPythonAreRead) {
+  const StateDict state = paceline::load(FILES_DIRECTORY "/all_types.safetensors");
+  ASSERT_EQ(state.size(), kPythonsTypes.size() + 2);
+  for (const auto& [name, type] : kPythonsTypes) expect_same(state[name], numbers(type), name);
+  EXPECT_EQ(state["scalar"].item<float>(), 2.5);
+  EXPECT_EQ(state["scalar"].dim(), 0);
+  EXPECT_EQ(state["empty"].sizes(), at::IntArrayRef({0, 4}));
+}
+
+TEST_F(SafetensorsFiles, AreReadAsTheyAreWritten) {
+  StateDict state;
+  for (const auto& [name, type] : kPythonsTypes) state.insert(name, numbers(type));
+  for (const auto type : {at::kFloat8_e8m0fnu, at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz}) {
+    state.insert(c10::toString(type), at::arange(7).to(at::kByte).view(type));
+  }
+  state.insert("float4", at::arange(8).reshape({2, 4}).to(at::kByte).view(at::kFloat4_e2m1fn_x2));
+  state.insert("transposed", numbers(at::kDouble).t());
+  state.insert("a part", numbers(at::kFloat).slice(1, 1, 2));
+  state.insert("with gradient", numbers(at::kFloat).requires_grad_());
+  state.insert("scalar", at::tensor(3));
+  state.insert("empty", at::empty({3, 0}));
+  paceline::save(state, path());
+  const StateDict got = paceline::load(path());
+  ASSERT_EQ(got.size(), state.size());
+  for (const auto& one : state) {
+    expect_same(got[one.key()], one.value().detach().contiguous(), one.key());
+  }
+  EXPECT_EQ(files(), 1U);
+}
+
+// The bytes of the format's description.
+TEST_F(SafetensorsFiles, HaveThePublishedFormat) {
+  StateDict state;
+  state.insert("test", at::tensor({1.0F, -2.0F}));
+  paceline::save(state, path(), {.metadata = {{"format", "pt"}}});
+  const std::string text = content();
+  ASSERT_GT(text.size(), 16U);
+  std::uint64_t length = 0;
+  std::memcpy(&length, text.data(), sizeof(length));
+  ASSERT_EQ(text.size(), 8 + length + 8);
+  std::string header = text.substr(8, length);
+  header.erase(header.find_last_not_of(' ') + 1);
+  EXPECT_EQ(header, R"({"__metadata__":{"format":"pt"},"test":{"dtype":"F32","shape":[2],)"
+                    R"("data_offsets":[0,8]}})");
+  EXPECT_EQ(text.substr(8 + length), std::string("\0\0\x80\x3f\0\0\0\xc0", 8));
+}
+
+TEST_F(SafetensorsFiles, StayAsTheyAreWhenATensorIsChanged) {
+  StateDict state;
+  state.insert("x", at::ones({1000}));
+  paceline::save(state, path());
+  paceline::load(path())["x"].fill_(7);
+  EXPECT_EQ(paceline::load(path())["x"].sum().item<float>(), 1000);
+  // A tensor outlives its file, too.
+  const at::Tensor kept = paceline::load(path())["x"];
+  state["x"].fill_(2);
+  paceline::save(state, path());
+  EXPECT_EQ(kept.sum().item<float>(), 1000);
+  EXPECT_EQ(paceline::load(path())["x"].sum().item<float>(), 2000);
+}
+
+TEST_F(SafetensorsFiles, MayHaveTensorsThatAreNotAligned) {
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                             R"("b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})";
+  const std::uint64_t length = header.size();
+  std::ofstream(path(), std::ios::binary) << std::string(reinterpret_cast<const char*>(&length), 8)
+                                          << header << std::string("\x07\0\0\x80\x3f", 5);
+  EXPECT_EQ(paceline::load(path())["b"].item<float>(), 1);
+}
+
+TEST_F(SafetensorsFiles, ContainNothingElse) {
+  const auto refuses = [&](const std::string& name, const at::Tensor& tensor, const char* why) {
+    StateDict state;
+    state.insert(name, tensor);
+    EXPECT_THAT([&] { paceline::save(state, path()); }, ThrowsMessage<UsageError>(HasSubstr(why)));
+  };
+  refuses("x", at::zeros({2}, at::kComplexDouble), "tensor x is dense ComplexDouble");
+  refuses("x", at::ones({2, 2}).to_sparse(), "tensor x is not dense Float");
+  refuses("__metadata__", at::ones({2}), "no tensor can have the name __metadata__");
+  refuses("\xff", at::ones({2}), "texts in UTF-8 only");
+  EXPECT_EQ(files(), 0U);
+}
+
+TEST_F(SafetensorsFiles, AreNotReplacedByPartsOfNewOnes) {
+  StateDict state;
+  state.insert("x", at::ones({3}));
+  paceline::save(state, path());
+  state.insert("y", at::zeros({2}, at::kComplexDouble));
+  EXPECT_THROW(paceline::save(state, path()), UsageError);
+  EXPECT_EQ(paceline::load(path()).size(), 1U);
+  EXPECT_EQ(files(), 1U);
+  EXPECT_THAT([&] { paceline::save(state, path("no/such/directory")); },
+              ThrowsMessage<UsageError>(::testing::_));
+  EXPECT_THAT([&] { paceline::save(StateDict(), path("no/such")); },
+              ThrowsMessage<Error>(HasSubstr("cannot write " + path("no/such").string())));
+}
+
+TEST_F(SafetensorsFiles, ThatCannotBeReadAreNamed) {
+  EXPECT_THAT([&] { static_cast<void>(paceline::load(path())); },
+              ThrowsMessage<Error>(HasSubstr("cannot read " + path().string())));
+  EXPECT_THAT([&] { static_cast<void>(paceline::load(directory_.path())); },
+              ThrowsMessage<Error>(HasSubstr("is not a file")));
+  std::ofstream(path()).close();
+  EXPECT_THAT([&] { static_cast<void>(paceline::load(path())); },
+              ThrowsMessage<CorruptFile>(HasSubstr(path().string() + ": not a safetensors file")));
+}
+
+}  // namespace
+}  // namespace paceline
