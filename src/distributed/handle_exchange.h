@@ -16,7 +16,7 @@ struct HandleRound {
   std::vector<std::string> handles;  // by rank
 };
 
-// Gives this rank's handle, and waits for those of the other ranks. Rounds are tried in order from
+// Gives this rank's handle, and waits for the other ranks' handles. Rounds are tried in order from
 // `first` on until one is complete. A process that has replaced another one does not know the
 // present round: it finds the handles of the process before it and aborts their rounds, so that the
 // other ranks go on to the next one.

@@ -31,8 +31,8 @@ using net::SecureChannel;
 
 constexpr const char* kOwner = "process";
 constexpr auto kPause = 200ms;
-// So many strangers are heard at a time. A new one takes the place of the oldest, which comes again
-// if it is a leader: those that say nothing keep nobody waiting.
+// At most this many unauthenticated peers are heard at a time. A new one replaces the oldest; a
+// leader that was replaced connects again. So silent peers cannot keep leaders out.
 constexpr std::size_t kMaxStrangers = 64;
 
 // In the exchange, before an encoded Failed.

@@ -69,7 +69,7 @@ class NodeLinks {
   // these are all ranks of the nodes that have not given their share. Later these nodes have said
   // which of their ranks are late, or not answered, and then it is their leader.
   shm::RankSet awaited(const Topic& topic) const;
-  // Those of them that have left the group, so that the gather cannot complete.
+  // The awaited ranks that have left the group: the gather cannot complete without them.
   shm::RankSet awaited_that_left(const Topic& topic) const;
   // Tells the other nodes that this one has aborted a step. If the group has failed, they hear that
   // first.

@@ -7,7 +7,7 @@
 
 #include "checkpoint/safetensors_header.h"
 
-// Whatever the bytes: tensors that lie in the file side by side, or CorruptFile.
+// Any bytes give tensors that fill the file side by side, or CorruptFile.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   const std::string_view file(reinterpret_cast<const char*>(bytes), size);
   try {
