@@ -132,10 +132,9 @@ StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
 
 void load(torch::nn::Module& module, const std::filesystem::path& path,
           const LoadOptions& options) {
+  const StateDict state = load(path);
   try {
-    load_state_dict(module, load(path, {}), options.strict);
-  } catch (const CorruptFile&) {
-    throw;
+    load_state_dict(module, state, options.strict);
   } catch (const Error& error) {
     throw Error(fmt::format("{}: {}", path.string(), error.what()));
   }
