@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -57,7 +58,8 @@ class RemoteMessages::Request : public std::enable_shared_from_this<Request> {
   std::optional<base::Deadline> cause_deadline{};
   bool transferred = false;  // one of two transfers of a send is complete
   bool ended = false;        // with or without an error
-  bool finished = false;     // `done` has returned
+  bool finished = false;     // `done` has returned, and is destroyed
+  std::condition_variable has_finished{};
 };
 
 RemoteMessages::RemoteMessages(std::shared_ptr<shm::Region> region, shm::GlobalRanks ranks,
@@ -238,6 +240,7 @@ void RemoteMessages::finish(Request& request, const std::exception_ptr& error) {
   std::exchange(request.done, nullptr)(error);  // it may hold what holds the request
   const std::lock_guard lock(request.mutex);
   request.finished = true;
+  request.has_finished.notify_all();
 }
 
 void RemoteMessages::close() {
@@ -249,6 +252,12 @@ void RemoteMessages::close() {
   const auto error = std::make_exception_ptr(UsageError(fmt::format(
       "the rank left group {} before its message was complete", region_->options().name)));
   for (const auto& request : requests) end(*request, error);
+  // A thread of the engine may be in the middle of one's `done`. What that holds, which may be this
+  // object, must not be left to it: the thread cannot destroy its own engine.
+  for (const auto& request : requests) {
+    std::unique_lock lock(request->mutex);
+    request->has_finished.wait(lock, [&] { return request->finished; });
+  }
 }
 
 void RemoteMessages::fail(const Request& request, shm::FailureKind kind, std::string what) {

@@ -23,7 +23,7 @@ namespace paceline::internode {
 class RemoteMessages {
  public:
   using Message = shm::P2PMessage;
-  // Called once for each request, on any thread. Must not wait.
+  // Called once for each request, on any thread. Must not wait, nor close the messages.
   using Done = std::function<void(std::exception_ptr error)>;
   class Request;
 
@@ -45,7 +45,7 @@ class RemoteMessages {
   // Call now and then while a thread waits for a request: ends it if the group has failed, or if
   // its time is over, which fails the group.
   void check(Request& request);
-  // Ends all requests with an error.
+  // Ends all requests with an error. Afterwards every `done` is destroyed.
   void close();
 
  private:

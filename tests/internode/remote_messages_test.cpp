@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <condition_variable>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -171,6 +172,30 @@ TEST(RemoteMessages, EndWithAnErrorIfTheirRankLeaves) {
     messages.close();
     EXPECT_THAT([&] { one.wait(); }, ::testing::ThrowsMessage<UsageError>(
                                          HasSubstr("left group test before its message")));
+  }));
+}
+
+TEST(RemoteMessages, CloseWaitsUntilEveryDoneIsDestroyed) {
+  expect_success(run([](RemoteMessages& messages, Group&, int peer) {
+    std::vector<float> sent(4);
+    std::vector<float> received(4);
+    std::promise<void> called;
+    std::promise<void> closed;
+    std::future<void> is_closed = closed.get_future();
+    auto held = std::make_shared<int>();
+    const std::weak_ptr<int> is_held = held;
+    const auto request =
+        messages.receive(message_of(received, peer, 0),
+                         [&, held = std::move(held)](const std::exception_ptr& error) {
+                           called.set_value();
+                           EXPECT_FALSE(error);
+                           EXPECT_EQ(is_closed.wait_for(100ms), std::future_status::timeout);
+                         });
+    Waited one(messages, &RemoteMessages::send, message_of(sent, peer, 0));
+    called.get_future().wait();
+    messages.close();
+    EXPECT_TRUE(is_held.expired());
+    closed.set_value();
   }));
 }
 
