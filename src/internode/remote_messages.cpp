@@ -39,13 +39,15 @@ class RemoteMessages::Request : public std::enable_shared_from_this<Request> {
     std::uint32_t payload;  // the number of the message among those to this receiver
   };
 
-  Request(const Message& what, Done when_done, bool sends)
+  Request(const Message& what, std::shared_ptr<const void> data, Done when_done, bool sends)
       : message(what),
+        memory(std::move(data)),
         done(std::move(when_done)),
         sending(sends),
         deadline(base::Deadline::after(what.timeout)) {}
 
   Message message;
+  std::shared_ptr<const void> memory;
   Done done;
   bool sending;
   base::Deadline deadline;
@@ -77,18 +79,22 @@ RemoteMessages::~RemoteMessages() {
   }
 }
 
-std::shared_ptr<RemoteMessages::Request> RemoteMessages::send(const Message& message, Done done) {
-  return post(message, std::move(done), true);
+std::shared_ptr<RemoteMessages::Request> RemoteMessages::send(const Message& message,
+                                                              std::shared_ptr<const void> memory,
+                                                              Done done) {
+  return post(std::make_shared<Request>(message, std::move(memory), std::move(done), true));
 }
 
 std::shared_ptr<RemoteMessages::Request> RemoteMessages::receive(const Message& message,
+                                                                 std::shared_ptr<const void> memory,
                                                                  Done done) {
-  return post(message, std::move(done), false);
+  return post(std::make_shared<Request>(message, std::move(memory), std::move(done), false));
 }
 
-std::shared_ptr<RemoteMessages::Request> RemoteMessages::post(const Message& message, Done done,
-                                                              bool sending) {
-  const char* const operation = sending ? "send" : "recv";
+std::shared_ptr<RemoteMessages::Request> RemoteMessages::post(
+    const std::shared_ptr<Request>& request) {
+  const Message& message = request->message;
+  const char* const operation = request->sending ? "send" : "recv";
   if (message.tag < 0 || message.tag >= kTags) {
     throw UsageError(
         fmt::format("{} with tag {} to or from rank {} on another node: tags are from 0 "
@@ -96,7 +102,6 @@ std::shared_ptr<RemoteMessages::Request> RemoteMessages::post(const Message& mes
                     operation, message.tag, global_ranks_.of(message.peer), kTags - 1));
   }
   region_->check_usable({operation, 0});
-  auto request = std::make_shared<Request>(message, std::move(done), sending);
   std::list<std::shared_ptr<Request>> finished;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
   for (auto one = requests_.begin(); one != requests_.end();) {
@@ -226,9 +231,9 @@ void RemoteMessages::end(Request& request, const std::exception_ptr& error) {
     header = std::move(request.header_transfer);
     payload = std::move(request.payload_transfer);
   }
-  // The engine may go on with the message, whose memory is what `done` holds.
-  const auto memory = std::make_shared<std::pair<Done, std::shared_ptr<Request>>>(
-      request.done, request.shared_from_this());
+  // The engine may go on with the header and the data. It gets nothing of `done`, which may hold
+  // this object, and so the engine.
+  const auto memory = request.shared_from_this();
   if (header) header->abandon(memory);
   if (payload) payload->abandon(memory);
   header.reset();

@@ -37,9 +37,12 @@ class RemoteMessages {
   ~RemoteMessages();
 
   // `message.peer` is a rank of the group on another node, or kAnyRank in a receive if the engine
-  // takes that. Throw UsageError for an invalid tag, and the group's failure.
-  std::shared_ptr<Request> send(const Message& message, Done done);
-  std::shared_ptr<Request> receive(const Message& message, Done done);
+  // takes that. `memory` keeps the message's data: a request that has ended with an error may still
+  // use it. Throw UsageError for an invalid tag, and the group's failure.
+  std::shared_ptr<Request> send(const Message& message, std::shared_ptr<const void> memory,
+                                Done done);
+  std::shared_ptr<Request> receive(const Message& message, std::shared_ptr<const void> memory,
+                                   Done done);
   // Of a request that is complete: the sender of what was received.
   static int sender(Request& request);
   // Call now and then while a thread waits for a request: ends it if the group has failed, or if
@@ -49,7 +52,7 @@ class RemoteMessages {
   void close();
 
  private:
-  std::shared_ptr<Request> post(const Message& message, Done done, bool sending);
+  std::shared_ptr<Request> post(const std::shared_ptr<Request>& request);
   void start(Request& request);
   std::unique_ptr<Engine::Transfer> transfer(Request& request, bool is_payload);
   void handle(Request& request, bool is_payload);

@@ -30,11 +30,11 @@ using ::testing::HasSubstr;
 class Waited {
  public:
   using Post = std::shared_ptr<RemoteMessages::Request> (RemoteMessages::*)(
-      const RemoteMessages::Message&, RemoteMessages::Done);
+      const RemoteMessages::Message&, std::shared_ptr<const void>, RemoteMessages::Done);
 
   Waited(RemoteMessages& messages, Post post, const RemoteMessages::Message& message)
       : messages_(messages) {
-    request_ = (messages.*post)(message, [this](std::exception_ptr error) {
+    request_ = (messages.*post)(message, nullptr, [this](std::exception_ptr error) {
       const std::lock_guard lock(mutex_);
       error_ = std::move(error);
       done_ = true;
@@ -175,6 +175,22 @@ TEST(RemoteMessages, EndWithAnErrorIfTheirRankLeaves) {
   }));
 }
 
+TEST(RemoteMessages, OfAnEndedRequestTheEngineKeepsTheMemoryOnly) {
+  expect_success(run([](RemoteMessages& messages, Group&, int peer) {
+    auto data = std::make_shared<std::vector<float>>(4);
+    const auto message = message_of(*data, peer, 0);
+    auto held = std::make_shared<int>();
+    const std::weak_ptr<std::vector<float>> is_kept = data;
+    const std::weak_ptr<int> is_held = held;
+    messages.receive(
+        message, std::move(data),
+        [held = std::move(held)](const std::exception_ptr& error) { EXPECT_TRUE(error); });
+    messages.close();
+    EXPECT_FALSE(is_kept.expired());
+    EXPECT_TRUE(is_held.expired());
+  }));
+}
+
 TEST(RemoteMessages, CloseWaitsUntilEveryDoneIsDestroyed) {
   expect_success(run([](RemoteMessages& messages, Group&, int peer) {
     std::vector<float> sent(4);
@@ -185,7 +201,7 @@ TEST(RemoteMessages, CloseWaitsUntilEveryDoneIsDestroyed) {
     auto held = std::make_shared<int>();
     const std::weak_ptr<int> is_held = held;
     const auto request =
-        messages.receive(message_of(received, peer, 0),
+        messages.receive(message_of(received, peer, 0), nullptr,
                          [&, held = std::move(held)](const std::exception_ptr& error) {
                            called.set_value();
                            EXPECT_FALSE(error);
@@ -203,7 +219,7 @@ TEST(RemoteMessages, RefuseTagsThatEnginesCannotCarry) {
   expect_success(run([](RemoteMessages& messages, Group&, int peer) {
     std::vector<float> data(4);
     for (const int tag : {-1, RemoteMessages::kTags}) {
-      EXPECT_THAT([&] { messages.send(message_of(data, peer, tag), [](auto) {}); },
+      EXPECT_THAT([&] { messages.send(message_of(data, peer, tag), nullptr, [](auto) {}); },
                   ::testing::ThrowsMessage<UsageError>(HasSubstr("tags are from 0 to")));
     }
   }));

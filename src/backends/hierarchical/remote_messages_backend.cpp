@@ -88,11 +88,9 @@ RemoteMessagesBackend::WorkPtr RemoteMessagesBackend::remote_message(const Kind&
       flat->data(), flat->count(), flat->type(), peer, tag, effective_timeout(c10d::kUnsetTimeout)};
   auto work = c10::make_intrusive<RemoteMessageWork>(messages_, kind.type, kind.title,
                                                      Tensors{tensor}, message);
-  // Also keeps a copy of what is sent.
-  auto done = [complete = completion(work, sending ? nullptr : flat),
-               flat](const std::exception_ptr& error) { complete(error); };
-  work->set_request(sending ? messages_->send(message, std::move(done))
-                            : messages_->receive(message, std::move(done)));
+  auto done = completion(work, sending ? nullptr : flat);
+  work->set_request(sending ? messages_->send(message, flat, std::move(done))
+                            : messages_->receive(message, flat, std::move(done)));
   return coalesced(work);
 }
 
