@@ -233,7 +233,7 @@ void RemoteMessages::end(Request& request, const std::exception_ptr& error) {
   }
   // The engine may go on with the header and the data. It gets nothing of `done`, which may hold
   // this object, and so the engine.
-  const auto memory = request.shared_from_this();
+  const auto memory = request.weak_from_this().lock();  // which does not throw
   if (header) header->abandon(memory);
   if (payload) payload->abandon(memory);
   header.reset();
