@@ -1,11 +1,12 @@
 #pragma once
 
 /// @file
-/// Tensors in files: the parameters and buffers of modules, in the safetensors format.
+/// Tensors in files: the parameters and buffers of modules, in the safetensors format and in that
+/// of Python's torch.save.
 ///
-/// Python reads and writes the same files with the package safetensors, which also specifies the
-/// format: https://github.com/huggingface/safetensors. They contain no code. The functions are
-/// thread-safe if no other thread changes the module or the tensors meanwhile.
+/// Python reads and writes safetensors files with the package of that name, which also specifies
+/// the format: https://github.com/huggingface/safetensors. No code in a file is ever run. The
+/// functions are thread-safe if no other thread changes the module or the tensors meanwhile.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -17,6 +18,12 @@
 
 #include <paceline/api.h>
 
+namespace c10 {
+struct IValue;
+}
+namespace at {
+using c10::IValue;
+}
 namespace torch::nn {
 class Module;
 }
@@ -30,15 +37,21 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 /// "fc.weight". They share memory with the module and require no gradient.
 [[nodiscard]] PACELINE_API StateDict state_dict(const torch::nn::Module& module);
 
+/// The tensors of a state dict or of a whole torch.nn.Module that pickle_load gave. They require no
+/// gradient. Throws Error, which lists the names, if the value is neither.
+[[nodiscard]] PACELINE_API StateDict state_dict(const at::IValue& value);
+
 /// Copies the tensors into the parameters and buffers of these names, converted to their types and
-/// devices. Throws Error, and changes nothing, if a shape differs; if `strict`, also if a name is
-/// missing or is not the module's.
+/// devices. If all names begin with "module.", as those of a model in Python's
+/// DistributedDataParallel do, they apply without it, unless the module's own do. Throws Error, and
+/// changes nothing, if a shape differs; if `strict`, also if a name is missing or is not the
+/// module's.
 PACELINE_API void load_state_dict(torch::nn::Module& module, const StateDict& state,
                                   bool strict = true);
 
 /// Options of save.
 struct SaveOptions {
-  std::map<std::string, std::string> metadata{};  ///< Texts that the file contains, too.
+  std::map<std::string, std::string> metadata{};  ///< Texts in a safetensors file.
 };
 
 /// Options of load.
@@ -47,21 +60,27 @@ struct LoadOptions {
   bool strict = true;                    ///< See load_state_dict.
 };
 
-/// Writes the tensors to a file. Tensors that share memory are written separately. The file
-/// appears, or replaces an earlier one, once it is complete and on the disk.
+/// Writes the tensors to a file: with the extension .pt or .pth as torch.save(module.state_dict())
+/// does, which torch.load(weights_only=True) reads, otherwise as safetensors. The file appears, or
+/// replaces an earlier one, once it is complete and on the disk.
 ///
-/// Throws UsageError for what the format does not have: complex types other than complex64,
-/// quantized and sparse tensors, names that are not UTF-8, and the name __metadata__. Throws Error
-/// if the file cannot be written. An earlier file stays as it is then.
+/// Tensors that share memory share it again after torch.load, and are written separately to a
+/// safetensors file. Throws UsageError for tensors that are not dense; for types, names and texts
+/// that the format does not have: safetensors has complex64 only, and no name __metadata__; and
+/// Error if the file cannot be written. An earlier file stays as it is then.
 PACELINE_API void save(const StateDict& state, const std::filesystem::path& path,
                        const SaveOptions& options = {});
 /// The same for state_dict(module).
 PACELINE_API void save(const torch::nn::Module& module, const std::filesystem::path& path,
                        const SaveOptions& options = {});
 
-/// Reads the tensors of a file. Tensors on the CPU are the mapped file: the disk is read when a
-/// tensor is first used, and changing a tensor does not change the file. The file must not be
-/// truncated while such a tensor exists; save does not truncate, but replaces it.
+/// Reads the tensors of a file: safetensors, a state dict or a whole module of torch.save (see
+/// pickle_load), or the index.json of a model in several files, which are beside it. The content
+/// tells which it is.
+///
+/// Tensors of a safetensors file on the CPU are the mapped file: the disk is read when a tensor is
+/// first used, and changing a tensor does not change the file. The file must not be truncated while
+/// such a tensor exists; save does not truncate, but replaces it.
 ///
 /// Throws CorruptFile, with the path and the byte or the tensor, if the file does not follow the
 /// format, UsageError for element types that LibTorch does not have, and Error if it cannot be
@@ -71,5 +90,24 @@ PACELINE_API void save(const torch::nn::Module& module, const std::filesystem::p
 /// Reads a file into a module: load_state_dict(module, load(path)). Throws what both throw.
 PACELINE_API void load(torch::nn::Module& module, const std::filesystem::path& path,
                        const LoadOptions& options = {});
+
+/// Reads what Python's torch.save wrote, from PyTorch 1.6 on: None, numbers, texts, lists, tuples,
+/// dicts and dense tensors, so also the states of Python's optimizers and schedulers. Tensors that
+/// shared a storage share it again. In place of what LibTorch does not have there is: a dict for
+/// OrderedDict and Counter, without `_metadata`; a tuple for torch.Size; a list for a set; the
+/// number of the ScalarType for a dtype; a string for bytes, and for a class or function.
+///
+/// No code of the file is run. An object of another class is a dict of its attributes, with the
+/// name of the class as "__class__".
+///
+/// Throws CorruptFile, which names the path, if the file does not follow the format; UsageError for
+/// sparse and quantized tensors, integers of more than 64 bits, values that contain themselves or
+/// are nested deeper than 1000, TorchScript programs, and older files; and Error if it cannot be
+/// read.
+[[nodiscard]] PACELINE_API at::IValue pickle_load(const std::filesystem::path& path,
+                                                  c10::Device map_location = c10::kCPU);
+/// Writes such a file, which torch.load(weights_only=True) reads: None, numbers, texts, devices,
+/// dense tensors, and lists, tuples and dicts of these. Throws as save does.
+PACELINE_API void pickle_save(const at::IValue& value, const std::filesystem::path& path);
 
 }  // namespace paceline

@@ -1,7 +1,8 @@
+#include "checkpoint/safetensors.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
@@ -11,19 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include <paceline/checkpoint.h>
 #include <paceline/error.h>
 
 #include "checkpoint/file_writer.h"
-#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
 
-namespace paceline {
+namespace paceline::checkpoint {
 namespace {
-
-using checkpoint::MappedFile;
-using checkpoint::SafetensorsEntry;
-using checkpoint::SafetensorsHeader;
 
 // Float4_e2m1fn_x2 has two of the format's elements in one.
 constexpr std::array<std::pair<const char*, at::ScalarType>, 20> kTypes{{
@@ -98,16 +93,17 @@ at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<Mapp
 
 }  // namespace
 
-void save(const StateDict& state, const std::filesystem::path& path, const SaveOptions& options) {
+void write_safetensors(const StateDict& state, const std::filesystem::path& path,
+                       const std::map<std::string, std::string>& metadata) {
   std::vector<std::pair<SafetensorsEntry, at::Tensor>> tensors;
   for (const auto& one : state) tensors.emplace_back(describe(one.key(), one.value()), one.value());
   // The larger elements first: then all are aligned.
   std::ranges::stable_sort(tensors, std::ranges::greater(),
-                           [](const auto& one) { return checkpoint::bits_of(one.first.dtype); });
-  SafetensorsHeader header{{}, options.metadata};
+                           [](const auto& one) { return bits_of(one.first.dtype); });
+  SafetensorsHeader header{{}, metadata};
   for (const auto& [entry, tensor] : tensors) header.tensors.push_back(entry);
-  checkpoint::FileWriter file(path);
-  file.write(checkpoint::make_safetensors_header(header));
+  FileWriter file(path);
+  file.write(make_safetensors_header(header));
   for (const auto& [entry, tensor] : tensors) {
     const at::Tensor dense = tensor.detach().cpu().contiguous();
     file.write({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()});
@@ -115,29 +111,14 @@ void save(const StateDict& state, const std::filesystem::path& path, const SaveO
   file.commit();
 }
 
-void save(const torch::nn::Module& module, const std::filesystem::path& path,
-          const SaveOptions& options) {
-  save(state_dict(module), path, options);
-}
-
-StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
-  const auto file = std::make_shared<MappedFile>(path);
-  const auto header = checkpoint::parse_safetensors_header(file->content(), path.string());
+StateDict read_safetensors(const std::shared_ptr<MappedFile>& file,
+                           const std::filesystem::path& path, c10::Device device) {
+  const auto header = parse_safetensors_header(file->content(), path.string());
   StateDict state;
   for (const SafetensorsEntry& entry : header.tensors) {
-    state.insert(entry.name, make_tensor(entry, file, path).to(options.map_location));
+    state.insert(entry.name, make_tensor(entry, file, path).to(device));
   }
   return state;
 }
 
-void load(torch::nn::Module& module, const std::filesystem::path& path,
-          const LoadOptions& options) {
-  const StateDict state = load(path);
-  try {
-    load_state_dict(module, state, options.strict);
-  } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", path.string(), error.what()));
-  }
-}
-
-}  // namespace paceline
+}  // namespace paceline::checkpoint

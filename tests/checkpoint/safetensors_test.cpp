@@ -13,47 +13,18 @@
 #include <paceline/checkpoint.h>
 #include <paceline/error.h>
 
+#include "checkpoint/expected_tensors.h"
 #include "support/temporary_directory.h"
 
 namespace paceline {
 namespace {
 
 namespace fs = std::filesystem;
+using test::expect_same;
+using test::kPythonsTypes;
+using test::numbers;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-const std::vector<std::pair<std::string, at::ScalarType>> kPythonsTypes{
-    {"bool", at::kBool},
-    {"uint8", at::kByte},
-    {"int8", at::kChar},
-    {"int16", at::kShort},
-    {"int32", at::kInt},
-    {"int64", at::kLong},
-    {"uint16", at::kUInt16},
-    {"uint32", at::kUInt32},
-    {"uint64", at::kUInt64},
-    {"float16", at::kHalf},
-    {"bfloat16", at::kBFloat16},
-    {"float32", at::kFloat},
-    {"float64", at::kDouble},
-    {"complex64", at::kComplexFloat},
-    {"float8_e4m3fn", at::kFloat8_e4m3fn},
-    {"float8_e5m2", at::kFloat8_e5m2},
-};
-
-at::Tensor numbers(at::ScalarType type) {
-  return at::arange(6).reshape({2, 3}).to(type);
-}
-
-std::string bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-void expect_same(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
-  EXPECT_EQ(got.scalar_type(), expected.scalar_type()) << what;
-  EXPECT_EQ(got.sizes(), expected.sizes()) << what;
-  EXPECT_EQ(bytes_of(got), bytes_of(expected)) << what;
-}
 
 class SafetensorsFiles : public ::testing::Test {
  protected:

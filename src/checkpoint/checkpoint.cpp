@@ -1,0 +1,98 @@
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include <paceline/checkpoint.h>
+#include <paceline/error.h>
+
+#include "checkpoint/mapped_file.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/torch_file.h"
+
+namespace paceline {
+namespace {
+
+using checkpoint::MappedFile;
+using nlohmann::json;
+
+// The index of a sharded checkpoint: {"metadata": ..., "weight_map": {TENSOR: FILE, ...}}, with the
+// names of files beside it.
+StateDict load_shards(const MappedFile& file, const std::filesystem::path& path,
+                      c10::Device device) {
+  const json index = json::parse(file.content(), nullptr, /*allow_exceptions=*/false);
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (map == index.end() || !map->is_object()) {
+    throw CorruptFile(fmt::format("{}: is no JSON with a weight_map", path.string()));
+  }
+  std::map<std::string, StateDict> shards;
+  StateDict state;
+  for (const auto& [name, shard] : map->items()) {
+    const std::filesystem::path shard_name = shard.is_string() ? shard.get<std::string>() : "";
+    if (shard_name.empty() || shard_name != shard_name.filename() || shard_name == "..") {
+      throw CorruptFile(fmt::format("{}: tensor '{}' is in {}, which is no file beside it",
+                                    path.string(), name, shard.dump()));
+    }
+    const auto shard_path = path.parent_path() / shard_name;
+    auto found = shards.find(shard_name);
+    if (found == shards.end()) {
+      found = shards.emplace(shard_name, load(shard_path, {.map_location = device})).first;
+    }
+    const at::Tensor* const tensor = found->second.find(name);
+    if (tensor == nullptr) {
+      throw CorruptFile(fmt::format("{}: has no tensor '{}', although {} says so",
+                                    shard_path.string(), name, path.filename().string()));
+    }
+    state.insert(name, *tensor);
+  }
+  return state;
+}
+
+}  // namespace
+
+void save(const StateDict& state, const std::filesystem::path& path, const SaveOptions& options) {
+  if (path.extension() != ".pt" && path.extension() != ".pth") {
+    return checkpoint::write_safetensors(state, path, options.metadata);
+  }
+  if (!options.metadata.empty()) {
+    throw UsageError(
+        fmt::format("save: SaveOptions::metadata is for safetensors files, and {} is "
+                    "written as torch.save does",
+                    path.string()));
+  }
+  checkpoint::write_torch_file(state, path);
+}
+
+void save(const torch::nn::Module& module, const std::filesystem::path& path,
+          const SaveOptions& options) {
+  save(state_dict(module), path, options);
+}
+
+StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
+  const auto file = std::make_shared<MappedFile>(path);
+  if (file->content().starts_with('{')) return load_shards(*file, path, options.map_location);
+  if (!checkpoint::is_torch_file(file->content())) {
+    return checkpoint::read_safetensors(file, path, options.map_location);
+  }
+  const at::IValue value = checkpoint::read_torch_file(file, path, options.map_location);
+  try {
+    return state_dict(value);
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+void load(torch::nn::Module& module, const std::filesystem::path& path,
+          const LoadOptions& options) {
+  const StateDict state = load(path);
+  try {
+    load_state_dict(module, state, options.strict);
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+}  // namespace paceline

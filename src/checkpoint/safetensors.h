@@ -1,0 +1,23 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <paceline/checkpoint.h>
+
+#include "checkpoint/mapped_file.h"
+
+namespace paceline::checkpoint {
+
+// See load. Tensors on the CPU keep the file mapped.
+StateDict read_safetensors(const std::shared_ptr<MappedFile>& file,
+                           const std::filesystem::path& path, c10::Device device);
+// See save.
+void write_safetensors(const StateDict& state, const std::filesystem::path& path,
+                       const std::map<std::string, std::string>& metadata);
+
+}  // namespace paceline::checkpoint

@@ -1,0 +1,421 @@
+#include "checkpoint/torch_file.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <caffe2/serialize/inline_container.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "checkpoint/file_writer.h"
+#include "checkpoint/pickle.h"
+#include "checkpoint/pickled_tensor.h"
+
+namespace paceline {
+namespace checkpoint {
+namespace {
+
+using Kind = PickleValue::Kind;
+using caffe2::serialize::PyTorchStreamReader;
+using caffe2::serialize::PyTorchStreamWriter;
+
+constexpr std::string_view kZip = "PK\3\4";
+// The pickled number with which files of PyTorch before 1.6 begin.
+constexpr std::string_view kLegacy = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+
+class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit MappedAdapter(std::shared_ptr<MappedFile> file) : file_(std::move(file)) {}
+  std::size_t size() const override { return file_->content().size(); }
+  std::size_t read(std::uint64_t position, void* buffer, std::size_t count,
+                   const char* /*what*/) const override {
+    const std::string_view content = file_->content();
+    if (position > content.size()) return 0;
+    const std::string_view part = content.substr(position, count);
+    std::memcpy(buffer, part.data(), part.size());
+    return part.size();
+  }
+
+ private:
+  std::shared_ptr<MappedFile> file_;
+};
+
+class TorchFileReader {
+ public:
+  TorchFileReader(const std::shared_ptr<MappedFile>& file, std::string path, c10::Device device)
+      : path_(std::move(path)), device_(device), archive_(std::make_shared<MappedAdapter>(file)) {}
+
+  at::IValue read() {
+    if (archive_.hasRecord("constants.pkl")) {
+      throw UsageError(fmt::format("{}: is a TorchScript program: use torch::jit::load", path_));
+    }
+    if (archive_.hasRecord("byteorder") && record("byteorder") != "little") {
+      throw UsageError(fmt::format(
+          "{}: was written on a big-endian machine: load and save it in Python", path_));
+    }
+    const Pickle pickle = parse_pickle(record("data.pkl"), path_ + ": data.pkl");
+    return convert(*pickle.root);
+  }
+
+ private:
+  std::string record(const std::string& name) {
+    const auto [data, size] = archive_.getRecord(name);
+    return {static_cast<const char*>(data.get()), size};
+  }
+
+  // What several values refer to is converted once, so the time is bounded, too.
+  const at::IValue& convert(const PickleValue& value) {
+    const auto found = converted_.find(&value);
+    if (found != converted_.end()) return found->second;
+    at::IValue made = make(value);
+    return converted_.emplace(&value, std::move(made)).first->second;
+  }
+
+  at::IValue make(const PickleValue& value) {
+    switch (value.kind) {
+      case Kind::none:
+        return {};
+      case Kind::boolean:
+        return value.boolean;
+      case Kind::integer:
+        return value.integer;
+      case Kind::real:
+        return value.real;
+      case Kind::text:
+      case Kind::bytes:
+        return value.text;
+      case Kind::list:
+      case Kind::set:
+        return list(value.elements);
+      case Kind::tuple:
+        return c10::ivalue::Tuple::create(values(value.elements));
+      case Kind::dict:
+        return dict(value.items);
+      case Kind::global:
+        if (const auto dtype = dtype_of(value)) {
+          return static_cast<std::int64_t>(c10::getStringToDtypeMap().at(*dtype));
+        }
+        return value.text;
+      case Kind::persistent:
+        throw UsageError(fmt::format("{}: has a storage outside of a tensor", path_));
+      case Kind::call:
+        break;
+    }
+    if (const auto tensor = tensor_of(value, path_)) return make_tensor(*tensor);
+    return make_object(value);
+  }
+
+  at::IValue make_object(const PickleValue& value) {
+    std::string function = value.callee->text;
+    // The names of Python 2, which protocol 2 uses.
+    constexpr std::string_view kOldBuiltins = "__builtin__.";
+    if (function.starts_with(kOldBuiltins)) {
+      function = "builtins." + function.substr(kOldBuiltins.size());
+    }
+    const auto& arguments = value.elements;
+    const auto argument = [&](std::size_t i, Kind kind) -> const PickleValue& {
+      if (i < arguments.size() && arguments[i]->kind == kind) return *arguments[i];
+      throw CorruptFile(fmt::format("{}: {} with other arguments than it takes", path_, function));
+    };
+    if (function == "collections.OrderedDict" || function == "collections.Counter" ||
+        function == "collections.defaultdict") {
+      auto items = value.items;
+      if (function == "collections.Counter" && !arguments.empty()) {
+        items = argument(0, Kind::dict).items;
+      } else if (function == "collections.OrderedDict" && !arguments.empty()) {
+        for (const auto* const pair : argument(0, Kind::list).elements) {
+          if (pair->elements.size() != 2) argument(1, Kind::none);
+          items.emplace_back(pair->elements[0], pair->elements[1]);
+        }
+      }
+      return dict(items);
+    }
+    if (function == "torch.Size") return convert(argument(0, Kind::tuple));
+    if (function == "builtins.set") return list(argument(0, Kind::list).elements);
+    if (function == "builtins.complex") {
+      return c10::complex<double>(argument(0, Kind::real).real, argument(1, Kind::real).real);
+    }
+    if (function == "_codecs.encode" || function == "builtins.bytearray") {
+      return latin1_of(argument(0, Kind::text).text);
+    }
+    if (function == "torch.device") {
+      std::string device = argument(0, Kind::text).text;
+      if (arguments.size() > 1) device += fmt::format(":{}", argument(1, Kind::integer).integer);
+      return at::Device(device);
+    }
+    return record_of(value);
+  }
+
+  // An object of a class that is not known here.
+  at::IValue record_of(const PickleValue& value) {
+    auto items = value.items;
+    const PickleValue* const state = value.state;
+    if (state != nullptr && state->kind == Kind::dict) {
+      items.insert(items.end(), state->items.begin(), state->items.end());
+    }
+    auto record = dict(items);
+    record.insert("__class__", value.callee->text);
+    if (!value.elements.empty()) {
+      record.insert("__args__", c10::ivalue::Tuple::create(values(value.elements)));
+    }
+    if (!value.appended.empty()) record.insert("__list__", list(value.appended));
+    if (state != nullptr && state->kind != Kind::dict) record.insert("__state__", convert(*state));
+    return record;
+  }
+
+  std::vector<at::IValue> values(const std::vector<const PickleValue*>& elements) {
+    std::vector<at::IValue> all;
+    for (const auto* const element : elements) all.push_back(convert(*element));
+    return all;
+  }
+  c10::impl::GenericList list(const std::vector<const PickleValue*>& elements) {
+    c10::impl::GenericList all(c10::AnyType::get());
+    for (const auto* const element : elements) all.push_back(convert(*element));
+    return all;
+  }
+  c10::impl::GenericDict dict(
+      const std::vector<std::pair<const PickleValue*, const PickleValue*>>& items) {
+    c10::impl::GenericDict all(c10::AnyType::get(), c10::AnyType::get());
+    for (const auto& [key, value] : items) {
+      switch (key->kind) {
+        case Kind::boolean:
+        case Kind::integer:
+        case Kind::real:
+        case Kind::text:
+        case Kind::bytes:
+          all.insert_or_assign(convert(*key), convert(*value));
+          break;
+        default:
+          throw UsageError(
+              fmt::format("{}: has a dict with keys that are neither texts nor numbers", path_));
+      }
+    }
+    return all;
+  }
+
+  at::Tensor make_tensor(const PickledTensor& what) {
+    const at::ScalarType type = c10::getStringToDtypeMap().at(what.dtype);
+    const at::Tensor& data = storage(what.storage);
+    const auto size = what.storage_size * static_cast<std::uint64_t>(bytes_of(what.dtype));
+    if (data.nbytes() < size) {
+      throw CorruptFile(fmt::format("{}: data/{} has {} bytes in place of {}", path_, what.storage,
+                                    data.nbytes(), size));
+    }
+    at::Tensor tensor = at::empty({0}, at::TensorOptions(type).device(device_));
+    tensor.set_(data.storage(), what.offset, what.sizes, what.strides);
+    if (what.is_conjugate) tensor = tensor.conj();
+    if (what.is_negative) tensor = tensor._neg_view();
+    if (what.requires_grad) tensor.set_requires_grad(true);
+    return tensor;
+  }
+
+  // Its bytes. Tensors that shared a storage share it again.
+  const at::Tensor& storage(const std::string& name) {
+    const auto found = storages_.find(name);
+    if (found != storages_.end()) return found->second;
+    auto [data, size] = archive_.getRecord("data/" + name);
+    c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(data));
+    at::Tensor bytes = at::empty({0}, at::kByte);
+    bytes.set_(std::move(storage), 0, {static_cast<std::int64_t>(size)}, {1});
+    return storages_.emplace(name, bytes.to(device_)).first->second;
+  }
+
+  static std::string latin1_of(const std::string& utf8) {
+    std::string bytes;
+    for (std::size_t i = 0; i < utf8.size(); ++i) {
+      const auto code = static_cast<unsigned char>(utf8[i]);
+      const bool is_pair = (code & 0xfe) == 0xc2 && i + 1 < utf8.size();
+      bytes += is_pair ? static_cast<char>((code << 6) | (utf8[++i] & 0x3f)) : utf8[i];
+    }
+    return bytes;
+  }
+
+  std::string path_;
+  c10::Device device_;
+  PyTorchStreamReader archive_;
+  std::unordered_map<const PickleValue*, at::IValue> converted_;
+  std::unordered_map<std::string, at::Tensor> storages_;
+};
+
+class TorchFileWriter {
+ public:
+  const PickleValue& convert(const at::IValue& value, int nesting = 0) {
+    if (nesting > kMaxNesting) {
+      throw UsageError(fmt::format(
+          "pickle_save: a value is nested deeper than {}, or contains itself", kMaxNesting));
+    }
+    const auto several = [&](c10::ArrayRef<at::IValue> values) {
+      std::vector<const PickleValue*> all;
+      for (const auto& one : values) all.push_back(&convert(one, nesting + 1));
+      return all;
+    };
+    const auto call = [&](const char* function,
+                          std::vector<const PickleValue*> arguments) -> const PickleValue& {
+      return pickle_.add_call(global(function), std::move(arguments));
+    };
+    const auto real = [&](double number) {
+      return &pickle_.add({.kind = Kind::real, .real = number});
+    };
+    if (value.isTensor()) return convert(value.toTensor());
+    if (value.isNone()) return pickle_.add({});
+    if (value.isBool()) return pickle_.add({.kind = Kind::boolean, .boolean = value.toBool()});
+    if (value.isInt()) return pickle_.add_integer(value.toInt());
+    if (value.isDouble()) return *real(value.toDouble());
+    if (value.isString()) return text(value.toStringRef());
+    if (value.isList()) return pickle_.add_sequence(Kind::list, several(value.toListRef()));
+    if (value.isTuple()) {
+      return pickle_.add_sequence(Kind::tuple, several(value.toTupleRef().elements().asArrayRef()));
+    }
+    if (value.isComplexDouble()) {
+      const auto number = value.toComplexDouble();
+      return call("builtins.complex", {real(number.real()), real(number.imag())});
+    }
+    if (value.isDevice()) return call("torch.device", {&text(value.toDevice().str())});
+    if (value.isGenericDict()) {
+      PickleValue dict{.kind = Kind::dict};
+      for (const auto& item : value.toGenericDict()) {
+        dict.items.emplace_back(&convert(item.key(), nesting + 1),
+                                &convert(item.value(), nesting + 1));
+      }
+      return pickle_.add(std::move(dict));
+    }
+    throw UsageError(
+        fmt::format("pickle_save: a file cannot contain a {}: convert it to numbers, "
+                    "texts, tensors, lists, tuples and dicts",
+                    value.tagKind()));
+  }
+
+  const PickleValue& convert(const StateDict& state) {
+    PickleValue& dict = pickle_.add_call(global("collections.OrderedDict"), {});
+    for (const auto& one : state) dict.items.emplace_back(&text(one.key()), &convert(one.value()));
+    return dict;
+  }
+
+  void write(const PickleValue& root, const std::filesystem::path& path) {
+    pickle_.root = &root;
+    const std::string pickle = write_pickle(pickle_);
+    FileWriter file(path);
+    std::exception_ptr failure;
+    // Called by C code, which exceptions must not pass.
+    const auto append = [&](const void* data, std::size_t size) {
+      try {
+        if (!failure) file.write({static_cast<const char*>(data), size});
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      return size;
+    };
+    PyTorchStreamWriter archive(append);
+    archive.writeRecord("data.pkl", pickle.data(), pickle.size());
+    archive.writeRecord("byteorder", "little", 6);
+    for (std::size_t i = 0; i < storages_.size() && !failure; ++i) {
+      const at::Tensor bytes = storages_[i].cpu();
+      archive.writeRecord(fmt::format("data/{}", i), bytes.const_data_ptr(), bytes.nbytes());
+    }
+    archive.writeEndOfFile();
+    if (failure) std::rethrow_exception(failure);
+    file.commit();
+  }
+
+ private:
+  const PickleValue& text(std::string text) {
+    return pickle_.add_text(Kind::text, std::move(text));
+  }
+  const PickleValue& global(std::string name) {
+    return pickle_.add_text(Kind::global, std::move(name));
+  }
+
+  const PickleValue& convert(const at::Tensor& given) {
+    const auto dtype = std::string(c10::getDtypeNames(given.scalar_type()).first);
+    if (given.layout() != at::kStrided || given.is_meta() || bytes_of(dtype) == 0) {
+      throw UsageError(fmt::format(
+          "a file cannot contain this tensor: {} {} on {}: only dense ones",
+          c10::toString(given.scalar_type()),
+          given.layout() == at::kStrided ? "dense" : "not dense", given.device().str()));
+    }
+    const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
+    const auto& storage = tensor.storage();
+    const auto [found, is_new] =
+        names_.try_emplace(storage.unsafeGetStorageImpl(), Stored{storages_.size(), dtype});
+    if (is_new) {
+      at::Tensor bytes = at::empty({0}, tensor.options().dtype(at::kByte));
+      bytes.set_(storage, 0, {static_cast<std::int64_t>(storage.nbytes())}, {1});
+      storages_.push_back(std::move(bytes));
+    } else if (found->second.dtype != dtype) {
+      throw UsageError(fmt::format("a file cannot contain tensors of {} and {} that share memory",
+                                   found->second.dtype, dtype));
+    }
+    return add_tensor(pickle_, {.dtype = dtype,
+                                .storage = std::to_string(found->second.number),
+                                .storage_size = storage.nbytes() / tensor.itemsize(),
+                                .location = tensor.device().str(),
+                                .offset = tensor.storage_offset(),
+                                .sizes = tensor.sizes().vec(),
+                                .strides = tensor.strides().vec(),
+                                .requires_grad = given.requires_grad()});
+  }
+
+  struct Stored {
+    std::size_t number;
+    std::string dtype;
+  };
+  Pickle pickle_;
+  std::unordered_map<const c10::StorageImpl*, Stored> names_;
+  std::vector<at::Tensor> storages_;  // their bytes; they keep the addresses in use
+};
+
+}  // namespace
+
+bool is_torch_file(std::string_view content) {
+  return content.starts_with(kZip) || content.starts_with(kLegacy);
+}
+
+at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
+                           const std::filesystem::path& path, c10::Device device) {
+  const std::string_view content = file->content();
+  if (content.starts_with(kLegacy)) {
+    throw UsageError(
+        fmt::format("{}: is in the format of PyTorch before 1.6: load it in Python, and save it "
+                    "without _use_new_zipfile_serialization=False",
+                    path.string()));
+  }
+  if (!content.starts_with(kZip)) {
+    throw CorruptFile(fmt::format("{}: is no file of torch.save", path.string()));
+  }
+  try {
+    return TorchFileReader(file, path.string(), device).read();
+  } catch (const c10::Error& error) {
+    throw CorruptFile(fmt::format("{}: {}", path.string(), error.msg()));
+  }
+}
+
+void write_torch_file(const StateDict& state, const std::filesystem::path& path) {
+  TorchFileWriter writer;
+  writer.write(writer.convert(state), path);
+}
+
+}  // namespace checkpoint
+
+at::IValue pickle_load(const std::filesystem::path& path, c10::Device map_location) {
+  return checkpoint::read_torch_file(std::make_shared<checkpoint::MappedFile>(path), path,
+                                     map_location);
+}
+
+void pickle_save(const at::IValue& value, const std::filesystem::path& path) {
+  checkpoint::TorchFileWriter writer;
+  writer.write(writer.convert(value), path);
+}
+
+}  // namespace paceline

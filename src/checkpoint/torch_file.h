@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <memory>
+#include <string_view>
+
+#include <paceline/checkpoint.h>
+
+#include "checkpoint/mapped_file.h"
+
+namespace paceline::checkpoint {
+
+// Files of Python's torch.save: a ZIP archive of a pickle and the data of the storages.
+
+// Whether it begins like one, also of PyTorch before 1.6.
+bool is_torch_file(std::string_view content);
+// See pickle_load.
+at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
+                           const std::filesystem::path& path, c10::Device device);
+// As Python's torch.save(module.state_dict()).
+void write_torch_file(const StateDict& state, const std::filesystem::path& path);
+
+}  // namespace paceline::checkpoint
