@@ -3,6 +3,7 @@
 /// @file
 /// Iterates over a data set in batches.
 
+#include <ATen/core/ivalue.h>
 #include <paceline/api.h>
 #include <paceline/collate.h>
 #include <paceline/sampler.h>
@@ -70,6 +71,15 @@ PACELINE_API Batches make_batches(const std::vector<std::int64_t>& indices,
 // Call it in a handler: throws an Error that says which samples failed and why, with the exception
 // being handled nested in it.
 [[noreturn]] PACELINE_API void throw_sample_error(Indices indices);
+
+// Where an iteration is.
+struct EpochPosition {
+  std::int64_t epoch = 0;
+  std::int64_t samples = 0;  // of the order that the ranks share, that were handed out
+};
+PACELINE_API at::IValue value_of(const EpochPosition& position);
+// Throws UsageError unless it is what value_of returned.
+PACELINE_API EpochPosition position_of(const at::IValue& value);
 
 // A data set that makes a whole batch at once, which for small samples is many times faster.
 template <typename Dataset>
@@ -152,6 +162,13 @@ class BatchFetcher {
 /// that names the sample, with the original exception nested in it. The iteration is then over; the
 /// loader can be iterated again.
 ///
+/// Its state is the epoch and how much of it was handed out by the iteration that began last, not
+/// what workers have fetched ahead. A job that loads it goes on there, also with another number of
+/// ranks (see Sampler::indices_from):
+///
+///     for (auto epoch = loader.epoch(); epoch < epochs; ++epoch) {
+///       for (auto& [x, y] : loader.epoch(epoch)) ...
+///
 /// Use it on one thread at a time. Iterations may overlap.
 template <typename Dataset, typename Collate = DefaultCollate>
 class DataLoader {
@@ -167,7 +184,13 @@ class DataLoader {
     using difference_type = std::ptrdiff_t;  ///< For std::input_iterator.
 
     /// Used by begin().
-    explicit Iterator(detail::BatchStream stream) : stream_(std::move(stream)) { ++*this; }
+    Iterator(detail::BatchStream stream, std::shared_ptr<detail::EpochPosition> position,
+             std::int64_t samples_per_batch)
+        : stream_(std::move(stream)),
+          position_(std::move(position)),
+          samples_per_batch_(samples_per_batch) {
+      ++*this;
+    }
 
     /// The current batch, valid until the next increment.
     Batch& operator*() const { return *batch_; }
@@ -175,6 +198,7 @@ class DataLoader {
     Iterator& operator++() {
       batch_.reset();
       batch_ = std::static_pointer_cast<Batch>(stream_.next());
+      if (batch_) position_->samples += samples_per_batch_;
       return *this;
     }
     /// As ++iterator.
@@ -184,6 +208,8 @@ class DataLoader {
 
    private:
     detail::BatchStream stream_;
+    std::shared_ptr<detail::EpochPosition> position_;
+    std::int64_t samples_per_batch_;
     std::shared_ptr<Batch> batch_;
   };
 
@@ -203,21 +229,43 @@ class DataLoader {
   /// Sets the sampler's epoch, and returns the loader.
   DataLoader& epoch(std::int64_t epoch) {
     sampler_->set_epoch(epoch);
+    epoch_ = epoch;
     return *this;
   }
+  /// The epoch that was set last, or that the state which was loaded last is of; at first 0.
+  std::int64_t epoch() const { return epoch_; }
 
-  /// Starts an iteration over the sampler's present epoch; a later epoch() does not change it.
+  /// Starts an iteration over the sampler's present epoch; a later epoch() does not change it. The
+  /// first iteration after load_state_dict, if it is over that state's epoch, begins where the
+  /// state was taken.
   Iterator begin() {
-    return Iterator(detail::BatchStream(detail::make_batches(sampler_->indices(), options_),
-                                        options_, std::cref(fetch_)));
+    const bool goes_on = std::exchange(resumes_, false) && position_->epoch == epoch_;
+    position_ = std::make_shared<detail::EpochPosition>(
+        detail::EpochPosition{epoch_, goes_on ? position_->samples : 0});
+    return Iterator(detail::BatchStream(
+                        detail::make_batches(sampler_->indices_from(position_->samples), options_),
+                        options_, std::cref(fetch_)),
+                    position_, options_.batch_size * sampler_->num_replicas());
   }
   /// The end of an iteration.
   std::default_sentinel_t end() const { return {}; }
+
+  /// See the class.
+  at::IValue state_dict() const { return detail::value_of(*position_); }
+  /// Sets the epoch, and where its next iteration begins. Throws UsageError for another state.
+  void load_state_dict(const at::IValue& state) {
+    position_ = std::make_shared<detail::EpochPosition>(detail::position_of(state));
+    resumes_ = true;
+    epoch(position_->epoch);
+  }
 
  private:
   detail::BatchFetcher<Dataset, Collate> fetch_;
   std::unique_ptr<Sampler> sampler_;
   DataLoaderOptions options_;
+  std::int64_t epoch_ = 0;
+  std::shared_ptr<detail::EpochPosition> position_ = std::make_shared<detail::EpochPosition>();
+  bool resumes_ = false;  // the next iteration may begin at position_
 };
 
 }  // namespace paceline::data

@@ -41,6 +41,8 @@ class PACELINE_API LogicalPositions {
   // Call when an iteration begins: returns where, which is the begin of `epoch` unless a state says
   // otherwise. Throws UsageError if the states differ.
   LoaderPosition begin(std::int64_t epoch, const LogicalRange& range);
+  // That of a state which was set since the last step.
+  std::optional<std::int64_t> epoch(const LogicalRange& range) const;
   void set(const LoaderPosition& position, const LogicalRange& range);
 
  private:
@@ -75,9 +77,9 @@ PACELINE_API void check_same_size(std::int64_t first, std::int64_t other, int ra
 /// have equally many batches. The workers of an iteration serve all of them.
 ///
 /// The epoch, and the number of its steps whose batches were handed out, are part of each logical
-/// rank's state; after the last step of an epoch, that is step 0 of the next. If the next iteration
-/// after LogicalRanks::set_state is over that epoch, it begins after these steps, and throws
-/// UsageError if the epoch has not more. All other iterations begin with the first step. An
+/// rank's state. If the next iteration after LogicalRanks::set_state is over that epoch, it begins
+/// after these steps, and throws UsageError if the epoch has fewer. All other iterations begin with
+/// the first step. An
 /// iteration goes on after LogicalRanks::assign with the logical ranks that this rank runs from
 /// then on.
 template <typename Dataset, typename Collate = DefaultCollate>
@@ -120,7 +122,7 @@ class LogicalDataLoader {
     Batches& operator*() const { return batches_; }
     /// Goes to the next step. Throws what making a batch threw.
     Iterator& operator++() {
-      const bool is_over = position_.steps == 0;
+      const bool is_over = position_.steps == count_;
       if (!is_over && !(loader_->ranks_.range() == batches_.range_)) open();
       take();
       return *this;
@@ -158,7 +160,6 @@ class LogicalDataLoader {
         batches_.batches_.push_back(std::move(batch));
       }
       ++position_.steps;
-      if (position_.steps == count_) position_ = {position_.epoch + 1, 0};
       loader_->positions_.set(position_, batches_.range_);
     }
 
@@ -196,6 +197,9 @@ class LogicalDataLoader {
     epoch_ = epoch;
     return *this;
   }
+
+  /// The epoch that was set last, or that a state which was set since is of; at first 0.
+  std::int64_t epoch() const { return positions_.epoch(ranks_.range()).value_or(epoch_); }
 
   /// Starts an iteration.
   Iterator begin() { return Iterator(*this); }

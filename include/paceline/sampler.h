@@ -24,6 +24,12 @@ class PACELINE_API Sampler {
   /// Chooses the epoch; before the first call it is epoch 0.
   virtual void set_epoch(std::int64_t epoch) { static_cast<void>(epoch); }
 
+  /// How many ranks take the samples of one order in turn.
+  virtual std::int64_t num_replicas() const { return 1; }
+  /// What is left of indices() after the ranks have together taken the first `samples` of the
+  /// order, a multiple of num_replicas(). A resumed epoch goes on with it.
+  virtual std::vector<std::int64_t> indices_from(std::int64_t samples) const;
+
  protected:
   Sampler() = default;
   /// For derived classes.
@@ -83,18 +89,25 @@ struct DistributedSamplerOptions {
 /// Gives each rank its share of a data set: of the epoch's order, the positions rank,
 /// rank + num_replicas, rank + 2 * num_replicas, ... These are the indices of Python's
 /// torch.utils.data.DistributedSampler.
+///
+/// indices_from takes any number of samples, so an epoch can go on with another number of ranks:
+/// what is left is dealt anew.
 class PACELINE_API DistributedSampler : public Sampler {
  public:
   /// Throws UsageError if the size is negative, if the rank is not from 0 to num_replicas - 1, or
   /// for drop_last with pad = false.
   explicit DistributedSampler(std::int64_t dataset_size, DistributedSamplerOptions options = {});
 
-  std::int64_t size() const override;
-  std::vector<std::int64_t> indices() const override;
+  std::int64_t size() const override { return count_from(0); }
+  std::vector<std::int64_t> indices() const override { return indices_from(0); }
   /// Without it, every epoch has the same order. DataLoader::epoch calls it.
   void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
+  std::int64_t num_replicas() const override { return num_replicas_; }
+  std::vector<std::int64_t> indices_from(std::int64_t samples) const override;
 
  private:
+  std::int64_t count_from(std::int64_t samples) const;
+
   std::int64_t dataset_size_;
   DistributedSamplerOptions options_;
   std::int64_t num_replicas_;

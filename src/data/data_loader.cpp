@@ -56,4 +56,26 @@ void throw_sample_error(Indices indices) {
       fmt::format("DataLoader: {}: {}", describe(indices), distributed::current_exception_text())));
 }
 
+at::IValue value_of(const EpochPosition& position) {
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  dict.insert("epoch", position.epoch);
+  dict.insert("samples", position.samples);
+  return dict;
+}
+
+EpochPosition position_of(const at::IValue& value) {
+  const auto number = [&](const char* name) {
+    if (value.isGenericDict()) {
+      const auto dict = value.toGenericDict();
+      const auto found = dict.find(name);
+      if (found != dict.end() && found->value().isInt() && found->value().toInt() >= 0) {
+        return found->value().toInt();
+      }
+    }
+    throw UsageError(
+        fmt::format("DataLoader: this is no state of a loader: it has no number '{}'", name));
+  };
+  return {number("epoch"), number("samples")};
+}
+
 }  // namespace paceline::data::detail

@@ -53,6 +53,12 @@ LoaderPosition LogicalPositions::begin(std::int64_t epoch, const LogicalRange& r
   return position;
 }
 
+std::optional<std::int64_t> LogicalPositions::epoch(const LogicalRange& range) const {
+  const auto found = positions_->of_rank.find(range.first);
+  if (!positions_->were_set || found == positions_->of_rank.end()) return std::nullopt;
+  return found->second.epoch;
+}
+
 void LogicalPositions::set(const LoaderPosition& position, const LogicalRange& range) {
   positions_->taken = position;
   positions_->were_set = false;
@@ -63,7 +69,7 @@ void LogicalPositions::set(const LoaderPosition& position, const LogicalRange& r
 }
 
 void check_position(const LoaderPosition& position, std::int64_t steps) {
-  if (position.steps == 0 || (position.steps > 0 && position.steps < steps)) return;
+  if (position.steps >= 0 && position.steps <= steps) return;
   throw UsageError(
       fmt::format("the states of logical ranks say that {} steps of epoch {} were taken, which has "
                   "{}: use the batch size, the samplers and the data set of the run that they are "

@@ -8,6 +8,7 @@
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace paceline::data {
@@ -37,6 +38,13 @@ std::uint64_t epoch_seed(std::uint64_t seed, std::int64_t epoch) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> Sampler::indices_from(std::int64_t samples) const {
+  std::vector<std::int64_t> all = indices();
+  const auto taken = std::min(samples / num_replicas(), static_cast<std::int64_t>(all.size()));
+  all.erase(all.begin(), all.begin() + taken);
+  return all;
+}
 
 SequentialSampler::SequentialSampler(std::int64_t dataset_size)
     : size_(checked_size(dataset_size)) {}
@@ -70,18 +78,19 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size, DistributedSam
   }
 }
 
-std::int64_t DistributedSampler::size() const {
-  const std::int64_t whole = dataset_size_ / num_replicas_;
-  const std::int64_t rest = dataset_size_ % num_replicas_;
+std::int64_t DistributedSampler::count_from(std::int64_t samples) const {
+  const std::int64_t left = std::max<std::int64_t>(dataset_size_ - samples, 0);
+  const std::int64_t whole = left / num_replicas_;
+  const std::int64_t rest = left % num_replicas_;
   if (options_.drop_last || rest == 0) return whole;
   return options_.pad || rank_ < rest ? whole + 1 : whole;
 }
 
-std::vector<std::int64_t> DistributedSampler::indices() const {
+std::vector<std::int64_t> DistributedSampler::indices_from(std::int64_t samples) const {
   const auto order = options_.shuffle ? shuffled(dataset_size_, epoch_seed(options_.seed, epoch_))
                                       : ascending(dataset_size_);
-  std::vector<std::int64_t> result(static_cast<std::size_t>(size()));
-  auto position = static_cast<std::size_t>(rank_);
+  std::vector<std::int64_t> result(static_cast<std::size_t>(count_from(samples)));
+  auto position = static_cast<std::size_t>(samples + rank_);
   for (auto& index : result) {
     index = order[position % order.size()];  // past the end only if ranks are padded
     position += static_cast<std::size_t>(num_replicas_);

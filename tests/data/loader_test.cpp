@@ -17,6 +17,7 @@
 #include <latch>
 #include <numeric>
 #include <semaphore>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -69,6 +70,103 @@ TEST(DataLoader, MakesBatchesInTheSamplersOrder) {
     EXPECT_EQ(loader.size(), 3);
     EXPECT_THAT(all_batches(loader),
                 ElementsAre(ElementsAre(0, 10, 20), ElementsAre(30, 40, 50), ElementsAre(60)));
+  }
+}
+
+TEST(DataLoader, GoesOnWhereItsStateWasTaken) {
+  Made set{10, [](std::int64_t i) { return i; }};
+  const RandomSampler sampler(10, 3);
+  for (const int workers : {0, 2}) {
+    const DataLoaderOptions options{.batch_size = 3, .num_workers = workers};
+    DataLoader whole(set, sampler, options);
+    const auto expected = all_batches(whole.epoch(5));
+    ASSERT_EQ(expected.size(), 4U);
+    // Interrupted twice in the epoch, also after its last batch.
+    for (int first = 1; first <= 4; ++first) {
+      for (int second = 1; first + second <= 5; ++second) {
+        std::vector<std::vector<std::int64_t>> got;
+        at::IValue state;
+        for (const int batches : {first, second, 100}) {
+          DataLoader loader(set, sampler, options);
+          if (!state.isNone()) loader.load_state_dict(state);
+          EXPECT_EQ(loader.epoch(), state.isNone() ? 0 : 5);
+          int taken = 0;
+          for (auto& batch : loader.epoch(5)) {
+            got.push_back(values(batch));
+            if (++taken == batches) break;
+          }
+          state = loader.state_dict();
+        }
+        EXPECT_EQ(got, expected);
+      }
+    }
+  }
+}
+
+TEST(DataLoader, AStateIsOfTheNextIterationOverItsEpochOnly) {
+  Made set{6, [](std::int64_t i) { return i; }};
+  DataLoader loader(set, SequentialSampler(6), {.batch_size = 2});
+  auto iterator = loader.epoch(1).begin();
+  ++iterator;
+  const at::IValue state = loader.state_dict();
+  loader.load_state_dict(state);
+  EXPECT_EQ(loader.state_dict().toGenericDict().at("samples"), 4);
+  EXPECT_EQ(all_batches(loader.epoch(2)).size(), 3U);
+  EXPECT_EQ(all_batches(loader.epoch(1)).size(), 3U);
+  loader.load_state_dict(state);
+  EXPECT_THAT(all_batches(loader), ElementsAre(ElementsAre(4, 5)));
+  EXPECT_EQ(all_batches(loader).size(), 3U);
+  // The iteration that began last.
+  auto other = loader.begin();
+  ++iterator;
+  EXPECT_EQ(loader.state_dict().toGenericDict().at("samples"), 2);
+}
+
+TEST(DataLoader, RefusesAStateThatIsNone) {
+  Made set{6, [](std::int64_t i) { return i; }};
+  DataLoader loader(set, SequentialSampler(6));
+  c10::impl::GenericDict half(c10::AnyType::get(), c10::AnyType::get());
+  half.insert("epoch", 1);
+  half.insert("samples", -1);
+  for (const at::IValue& state : {at::IValue(), at::IValue(3), at::IValue(half)}) {
+    EXPECT_THAT([&] { loader.load_state_dict(state); },
+                ThrowsMessage<UsageError>(HasSubstr("no state of a loader")));
+  }
+}
+
+// Every sample once, with any number of ranks before and after.
+TEST(DataLoader, GoesOnWithAnotherNumberOfRanks) {
+  constexpr std::int64_t kSize = 29;
+  Made set{kSize, [](std::int64_t i) { return i; }};
+  for (const int before : {1, 2, 3, 4}) {
+    for (const int after : {1, 2, 3, 4}) {
+      const auto loader_of = [&](int rank, int ranks) {
+        return DataLoader(
+            set, DistributedSampler(kSize, {.num_replicas = ranks, .rank = rank, .pad = false}),
+            {.batch_size = 2});
+      };
+      std::multiset<std::int64_t> seen;
+      at::IValue state;
+      for (int rank = 0; rank < before; ++rank) {
+        auto loader = loader_of(rank, before);
+        int taken = 0;
+        for (auto& batch : loader.epoch(2)) {
+          for (const auto value : values(batch)) seen.insert(value);
+          if (++taken == 3) break;
+        }
+        state = loader.state_dict();
+      }
+      for (int rank = 0; rank < after; ++rank) {
+        auto loader = loader_of(rank, after);
+        loader.load_state_dict(state);
+        for (auto& batch : loader) {
+          for (const auto value : values(batch)) seen.insert(value);
+        }
+      }
+      std::vector<std::int64_t> all(kSize);
+      std::iota(all.begin(), all.end(), 0);
+      EXPECT_THAT(seen, ::testing::ElementsAreArray(all)) << before << " to " << after;
+    }
   }
 }
 

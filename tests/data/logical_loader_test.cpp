@@ -88,10 +88,11 @@ TEST(LogicalDataLoader, GoesOnWhereAStateWasTaken) {
     Numbers set;
     Seen seen;
     std::map<int, LogicalRankState> states;
-    for (const int steps : {2, 1, 100}) {
+    for (const int steps : {2, 1, 100, 100}) {  // the last begins after the epoch's last step
       auto model = make_model();
       LogicalDataLoader loader(set, model.logical_ranks(), sampler_of, {.batch_size = 4});
       for (const auto& [rank, state] : states) model.logical_ranks().set_state(rank, state);
+      EXPECT_EQ(loader.epoch(), states.empty() ? 0 : 3);
       int taken = 0;
       for (auto& batches : loader.epoch(3)) {
         add(seen, batches, model.logical_ranks().range());
@@ -103,7 +104,7 @@ TEST(LogicalDataLoader, GoesOnWhereAStateWasTaken) {
       }
     }
     for (const auto& [rank, numbers] : seen) EXPECT_EQ(numbers, expected(rank, 3));
-    EXPECT_EQ(states.begin()->second.registered.at("data_loader")[0].item<std::int64_t>(), 4);
+    EXPECT_EQ(states.begin()->second.registered.at("data_loader")[1].item<std::int64_t>(), 5);
   });
 }
 
@@ -133,7 +134,7 @@ TEST(LogicalDataLoader, RefusesAPositionBeyondTheEpoch) {
     auto model = make_model();
     Numbers set;
     LogicalDataLoader loader(set, model.logical_ranks(), sampler_of, {.batch_size = 4});
-    for (const std::int64_t steps : {5, 7, -1}) {
+    for (const std::int64_t steps : {6, 7, -1}) {
       for (int rank = 0; rank < kLogical; ++rank) {
         auto state = model.logical_ranks().state(rank);
         state.registered["data_loader"] = torch::tensor({std::int64_t{2}, steps});
@@ -231,7 +232,7 @@ TEST(LogicalDataLoader, NamesWhatIsWrong) {
     auto state = model.logical_ranks().state(own + 1);
     state.registered["data_loader"] = torch::tensor({0, 2}, at::kLong);
     model.logical_ranks().set_state(own + 1, state);
-    EXPECT_THAT([&] { loader.epoch(1).begin(); }, says("are of different steps"));
+    EXPECT_THAT([&] { loader.epoch(0).begin(); }, says("are of different steps"));
     state.registered["data_loader"] = torch::tensor({0.5});
     EXPECT_THAT([&] { model.logical_ranks().set_state(own, state); },
                 says("has no position of a LogicalDataLoader as data_loader"));

@@ -58,6 +58,26 @@ TEST(DistributedSampler, YieldsTheIndicesOfPythonsSampler) {
   }
 }
 
+// The same share as without an interruption, however the tail is made even.
+TEST(DistributedSampler, GoesOnAfterAnyNumberOfSamples) {
+  for (const bool drop_last : {false, true}) {
+    for (const bool pad : {false, true}) {
+      if (drop_last && !pad) continue;
+      for (int rank = 0; rank < 3; ++rank) {
+        DistributedSampler sampler(
+            10, {.num_replicas = 3, .rank = rank, .drop_last = drop_last, .pad = pad});
+        sampler.set_epoch(4);
+        const auto all = sampler.indices();
+        for (std::size_t taken = 0; taken <= all.size() + 1; ++taken) {
+          const auto first = all.begin() + static_cast<std::ptrdiff_t>(std::min(taken, all.size()));
+          EXPECT_EQ(sampler.indices_from(3 * static_cast<std::int64_t>(taken)),
+                    std::vector<std::int64_t>(first, all.end()));
+        }
+      }
+    }
+  }
+}
+
 TEST(DistributedSampler, WithoutPaddingEachSampleComesExactlyOnce) {
   for (const std::int64_t size : {0, 1, 3, 10, 10000}) {
     for (const int replicas : {1, 2, 3, 7}) {
