@@ -63,6 +63,9 @@ PACELINE_API void load_state_dict(torch::optim::Optimizer& optimizer, const at::
 /// Options of save.
 struct SaveOptions {
   std::map<std::string, std::string> metadata{};  ///< Texts in a safetensors file.
+  /// Whether save waits until the file is on the disk. If not, it survives the end of the process,
+  /// but maybe not that of the machine.
+  bool fsync = true;
 };
 
 /// Options of load.
@@ -73,7 +76,7 @@ struct LoadOptions {
 
 /// Writes the tensors to a file: with the extension .pt or .pth as torch.save(module.state_dict())
 /// does, which torch.load(weights_only=True) reads, otherwise as safetensors. The file appears, or
-/// replaces an earlier one, once it is complete and on the disk.
+/// replaces an earlier one, once it is complete.
 ///
 /// Tensors that share memory share it again after torch.load, and are written separately to a
 /// safetensors file. Throws UsageError for tensors that are not dense; for types, names and texts

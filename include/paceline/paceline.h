@@ -11,6 +11,7 @@
 /// Ready-made communication hooks.
 
 #include <paceline/checkpoint.h>
+#include <paceline/checkpoint_directory.h>
 #include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>
 #include <paceline/communicator.h>

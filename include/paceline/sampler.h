@@ -3,11 +3,15 @@
 /// @file
 /// Which samples a rank trains with, and in what order.
 
+#include <concepts>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <paceline/api.h>
+#include <paceline/distributed.h>
 
 namespace paceline::data {
 
@@ -51,30 +55,82 @@ class PACELINE_API SequentialSampler : public Sampler {
   std::int64_t size_;
 };
 
-/// Each sample once, in a new order every epoch. The order depends on seed + epoch only.
+/// Options of RandomSampler.
+struct RandomSamplerOptions {
+  /// Whether a sample can come several times.
+  bool replacement = false;
+  /// The number of samples in an epoch. Unset: as many as the data set has.
+  std::optional<std::int64_t> num_samples = std::nullopt;
+  std::uint64_t seed = 0;  ///< The order depends on seed + epoch only.
+};
+
+/// Samples in a new order every epoch, by default each once. With a generator of the seed `seed` +
+/// `epoch`, Python's torch.utils.data.RandomSampler has these indices.
 class PACELINE_API RandomSampler : public Sampler {
  public:
   /// Throws UsageError if `dataset_size` is negative.
   explicit RandomSampler(std::int64_t dataset_size, std::uint64_t seed = 0);
+  /// Throws UsageError if a number is negative, or for samples of an empty data set.
+  RandomSampler(std::int64_t dataset_size, const RandomSamplerOptions& options);
 
-  std::int64_t size() const override { return size_; }
+  std::int64_t size() const override { return num_samples_; }
   std::vector<std::int64_t> indices() const override;
   void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
 
  private:
-  std::int64_t size_;
+  std::int64_t dataset_size_;
+  std::int64_t num_samples_;
+  bool replacement_;
+  std::uint64_t seed_;
+  std::int64_t epoch_ = 0;
+};
+
+/// Samples of a subset, each once, in a new order every epoch, as Python's SubsetRandomSampler.
+class PACELINE_API SubsetRandomSampler : public Sampler {
+ public:
+  /// `indices`: those of the subset. The order depends on seed + epoch only.
+  explicit SubsetRandomSampler(std::vector<std::int64_t> indices, std::uint64_t seed = 0);
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
+  std::vector<std::int64_t> indices() const override;
+  void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
+
+ private:
+  std::vector<std::int64_t> indices_;
+  std::uint64_t seed_;
+  std::int64_t epoch_ = 0;
+};
+
+/// Samples with probabilities, as Python's WeightedRandomSampler: for classes of uneven sizes.
+class PACELINE_API WeightedRandomSampler : public Sampler {
+ public:
+  /// `weights`: of each sample of the data set; they need not add up to 1. The choice depends on
+  /// seed + epoch only. Throws UsageError if a weight is negative or not finite, if all are 0, or
+  /// if there are too few above 0 for `num_samples` without replacement.
+  WeightedRandomSampler(std::vector<double> weights, std::int64_t num_samples,
+                        bool replacement = true, std::uint64_t seed = 0);
+
+  std::int64_t size() const override { return num_samples_; }
+  std::vector<std::int64_t> indices() const override;
+  void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
+
+ private:
+  std::vector<double> weights_;
+  std::int64_t num_samples_;
+  bool replacement_;
   std::uint64_t seed_;
   std::int64_t epoch_ = 0;
 };
 
 /// Options of DistributedSampler.
 struct DistributedSamplerOptions {
-  /// The number of ranks that share the data set. Unset: get_world_size() at construction.
+  /// The number of ranks that share the data set. Unset: get_world_size(group) at construction.
   std::optional<int> num_replicas = std::nullopt;
-  /// This process's number among these ranks. Unset: get_rank() at construction.
+  /// This process's number among these ranks. Unset: get_rank(group) at construction.
   std::optional<int> rank = std::nullopt;
-  /// Whether each epoch has a new order, the same on all ranks. If not: 0, 1, 2, ...
-  bool shuffle = true;
+  /// Whether each epoch has a new order, the same on all ranks. If not: 0, 1, 2, ... Unset: true,
+  /// or the order of the sampler that is shared.
+  std::optional<bool> shuffle = std::nullopt;
   /// Must be the same on all ranks.
   std::uint64_t seed = 0;
   /// What happens if the data set's size is not a multiple of num_replicas. True: the tail of the
@@ -84,6 +140,7 @@ struct DistributedSamplerOptions {
   /// False, for evaluation: nothing is repeated or dropped. Each sample goes to exactly one rank,
   /// and the first ranks may have one more. Not with drop_last.
   bool pad = true;
+  ProcessGroup group{};  ///< Used at construction only.
 };
 
 /// Gives each rank its share of a data set: of the epoch's order, the positions rank,
@@ -97,17 +154,29 @@ class PACELINE_API DistributedSampler : public Sampler {
   /// Throws UsageError if the size is negative, if the rank is not from 0 to num_replicas - 1, or
   /// for drop_last with pad = false.
   explicit DistributedSampler(std::int64_t dataset_size, DistributedSamplerOptions options = {});
+  /// Shares out the order of another sampler, which must have the same indices on all ranks:
+  ///
+  ///     data::DistributedSampler(data::WeightedRandomSampler(weights, 10000))
+  ///
+  /// Throws UsageError also for options that choose an order.
+  template <std::derived_from<Sampler> SamplerType>
+  explicit DistributedSampler(SamplerType sampler, DistributedSamplerOptions options = {})
+      : DistributedSampler(std::make_shared<SamplerType>(std::move(sampler)), std::move(options)) {}
+  /// For a sampler that is not a DistributedSampler's own.
+  DistributedSampler(std::shared_ptr<Sampler> sampler, DistributedSamplerOptions options);
 
   std::int64_t size() const override { return count_from(0); }
   std::vector<std::int64_t> indices() const override { return indices_from(0); }
   /// Without it, every epoch has the same order. DataLoader::epoch calls it.
-  void set_epoch(std::int64_t epoch) override { epoch_ = epoch; }
+  void set_epoch(std::int64_t epoch) override;
   std::int64_t num_replicas() const override { return num_replicas_; }
   std::vector<std::int64_t> indices_from(std::int64_t samples) const override;
 
  private:
   std::int64_t count_from(std::int64_t samples) const;
+  std::vector<std::int64_t> order() const;
 
+  std::shared_ptr<Sampler> sampler_;  // null: all of the data set
   std::int64_t dataset_size_;
   DistributedSamplerOptions options_;
   std::int64_t num_replicas_;

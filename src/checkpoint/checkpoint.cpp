@@ -9,6 +9,7 @@
 #include <paceline/checkpoint.h>
 #include <paceline/error.h>
 
+#include "checkpoint/file_writer.h"
 #include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/torch_file.h"
@@ -55,7 +56,7 @@ StateDict load_shards(const MappedFile& file, const std::filesystem::path& path,
 
 void save(const StateDict& state, const std::filesystem::path& path, const SaveOptions& options) {
   if (path.extension() != ".pt" && path.extension() != ".pth") {
-    return checkpoint::write_safetensors(state, path, options.metadata);
+    return checkpoint::write_safetensors(state, path, options);
   }
   if (!options.metadata.empty()) {
     throw UsageError(
@@ -63,7 +64,8 @@ void save(const StateDict& state, const std::filesystem::path& path, const SaveO
                     "written as torch.save does",
                     path.string()));
   }
-  checkpoint::write_torch_file(state, path);
+  checkpoint::FileWriter file(path, {.fsync = options.fsync});
+  checkpoint::write_torch_file(state, file);
 }
 
 void save(const torch::nn::Module& module, const std::filesystem::path& path,

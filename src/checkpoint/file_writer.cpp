@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,7 +22,8 @@ std::filesystem::path directory_of(const std::filesystem::path& path) {
 
 }  // namespace
 
-FileWriter::FileWriter(std::filesystem::path path) : path_(std::move(path)) {
+FileWriter::FileWriter(std::filesystem::path path, const Options& options)
+    : path_(std::move(path)), options_(options) {
   std::random_device random;
   // Not mkstemp: the file is to have the permissions that others of this process have.
   do {
@@ -39,6 +41,8 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(std::string_view bytes) {
   constexpr std::size_t kMost = std::size_t{1} << 30;  // of one call; Linux writes less than 2 GiB
+  size_ += bytes.size();
+  if (options_.checksum) crc32_ = crc32_of(bytes, crc32_);
   while (!bytes.empty()) {
     const ssize_t size = ::write(file_.get(), bytes.data(), std::min(bytes.size(), kMost));
     if (size < 0 && errno != EINTR) fail();
@@ -47,15 +51,26 @@ void FileWriter::write(std::string_view bytes) {
 }
 
 void FileWriter::commit() {
-  if (::fsync(file_.get()) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) fail();
+  if (options_.fsync && ::fsync(file_.get()) != 0) fail();
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail();
   file_.reset();
-  const base::UniqueFd directory(
-      ::open(directory_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory || ::fsync(directory.get()) != 0) fail();
+  if (options_.fsync) sync_directory(directory_of(path_));
 }
 
 void FileWriter::fail() const {
   throw base::errno_error(fmt::format("cannot write {}", path_.string()));
+}
+
+void sync_directory(const std::filesystem::path& path) {
+  const base::UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory || ::fsync(directory.get()) != 0) {
+    throw base::errno_error(fmt::format("cannot write the directory {}", path.string()));
+  }
+}
+
+std::uint32_t crc32_of(std::string_view bytes, std::uint32_t crc32) {
+  return static_cast<std::uint32_t>(
+      ::crc32_z(crc32, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 }  // namespace paceline::checkpoint

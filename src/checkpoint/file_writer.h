@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/unique_fd.h"
 
@@ -12,23 +14,42 @@ namespace paceline::checkpoint {
 // directory, which is removed if commit is not called.
 class FileWriter {
  public:
+  struct Options {
+    bool fsync = true;      // whether commit waits until the file is on the disk
+    bool checksum = false;  // whether crc32() is computed
+  };
+
   // Throws Error.
-  explicit FileWriter(std::filesystem::path path);
+  explicit FileWriter(std::filesystem::path path) : FileWriter(std::move(path), {}) {}
+  FileWriter(std::filesystem::path path, const Options& options);
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
   ~FileWriter();
 
   // Throws Error.
   void write(std::string_view bytes);
-  // Waits until the file is on the disk, and gives it its name. Throws Error.
+  // Gives the file its name. Throws Error.
   void commit();
+
+  // Of what was written.
+  std::uint64_t size() const { return size_; }
+  std::uint32_t crc32() const { return crc32_; }
 
  private:
   [[noreturn]] void fail() const;
 
   std::filesystem::path path_;
+  Options options_;
+  std::uint64_t size_ = 0;
+  std::uint32_t crc32_ = 0;
   std::filesystem::path temporary_;
   base::UniqueFd file_;
 };
+
+// Waits until the names in a directory are on the disk. Throws Error.
+void sync_directory(const std::filesystem::path& directory);
+
+// Of the bytes, after those that gave `crc32`.
+std::uint32_t crc32_of(std::string_view bytes, std::uint32_t crc32 = 0);
 
 }  // namespace paceline::checkpoint

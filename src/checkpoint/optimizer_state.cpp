@@ -131,7 +131,7 @@ void visit(LBFGSParamState& state, Visitor& visitor) {
 // Stores each member in a dict.
 class MemberReader {
  public:
-  explicit MemberReader(GenericDict dict) : dict_(std::move(dict)) {}
+  explicit MemberReader(const GenericDict& dict) : dict_(dict) {}
 
   template <typename Member>
   void operator()(const char* name, const Member& member) {
@@ -169,8 +169,8 @@ class MemberReader {
 class MemberWriter {
  public:
   // `place` is for messages. `parameter` is the one that a state belongs to.
-  MemberWriter(GenericDict dict, std::string place, at::Tensor parameter = {})
-      : dict_(std::move(dict)), place_(std::move(place)), parameter_(std::move(parameter)) {}
+  MemberWriter(const GenericDict& dict, std::string place, at::Tensor parameter = {})
+      : dict_(dict), place_(std::move(place)), parameter_(std::move(parameter)) {}
 
   template <typename Member>
   void operator()(const char* name, Member& member) {

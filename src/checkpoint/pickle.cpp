@@ -246,7 +246,7 @@ class PickleParser {
   std::string read_line() {
     const std::size_t end = bytes_.find('\n', position_);
     if (end == std::string_view::npos) corrupt("ends too early");
-    const std::string line(read_bytes(end - position_));
+    std::string line(read_bytes(end - position_));
     ++position_;
     return line;
   }

@@ -94,15 +94,15 @@ at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<Mapp
 }  // namespace
 
 void write_safetensors(const StateDict& state, const std::filesystem::path& path,
-                       const std::map<std::string, std::string>& metadata) {
+                       const SaveOptions& options) {
   std::vector<std::pair<SafetensorsEntry, at::Tensor>> tensors;
   for (const auto& one : state) tensors.emplace_back(describe(one.key(), one.value()), one.value());
   // The larger elements first: then all are aligned.
   std::ranges::stable_sort(tensors, std::ranges::greater(),
                            [](const auto& one) { return bits_of(one.first.dtype); });
-  SafetensorsHeader header{{}, metadata};
+  SafetensorsHeader header{{}, options.metadata};
   for (const auto& [entry, tensor] : tensors) header.tensors.push_back(entry);
-  FileWriter file(path);
+  FileWriter file(path, {.fsync = options.fsync});
   file.write(make_safetensors_header(header));
   for (const auto& [entry, tensor] : tensors) {
     const at::Tensor dense = tensor.detach().cpu().contiguous();

@@ -3,9 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <string>
 
 #include <paceline/checkpoint.h>
 
@@ -18,6 +16,6 @@ StateDict read_safetensors(const std::shared_ptr<MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device);
 // See save.
 void write_safetensors(const StateDict& state, const std::filesystem::path& path,
-                       const std::map<std::string, std::string>& metadata);
+                       const SaveOptions& options);
 
 }  // namespace paceline::checkpoint

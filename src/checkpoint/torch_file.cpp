@@ -19,7 +19,6 @@
 
 #include <paceline/error.h>
 
-#include "checkpoint/file_writer.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/pickled_tensor.h"
 
@@ -303,10 +302,9 @@ class TorchFileWriter {
     return dict;
   }
 
-  void write(const PickleValue& root, const std::filesystem::path& path) {
+  void write(const PickleValue& root, FileWriter& file) {
     pickle_.root = &root;
     const std::string pickle = write_pickle(pickle_);
-    FileWriter file(path);
     std::exception_ptr failure;
     // Called by C code, which exceptions must not pass.
     const auto append = [&](const void* data, std::size_t size) {
@@ -401,9 +399,14 @@ at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
   }
 }
 
-void write_torch_file(const StateDict& state, const std::filesystem::path& path) {
+void write_torch_file(const at::IValue& value, FileWriter& file) {
   TorchFileWriter writer;
-  writer.write(writer.convert(state), path);
+  writer.write(writer.convert(value), file);
+}
+
+void write_torch_file(const StateDict& state, FileWriter& file) {
+  TorchFileWriter writer;
+  writer.write(writer.convert(state), file);
 }
 
 }  // namespace checkpoint
@@ -414,8 +417,8 @@ at::IValue pickle_load(const std::filesystem::path& path, c10::Device map_locati
 }
 
 void pickle_save(const at::IValue& value, const std::filesystem::path& path) {
-  checkpoint::TorchFileWriter writer;
-  writer.write(writer.convert(value), path);
+  checkpoint::FileWriter file(path);
+  checkpoint::write_torch_file(value, file);
 }
 
 }  // namespace paceline

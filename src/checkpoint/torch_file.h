@@ -9,6 +9,7 @@
 
 #include <paceline/checkpoint.h>
 
+#include "checkpoint/file_writer.h"
 #include "checkpoint/mapped_file.h"
 
 namespace paceline::checkpoint {
@@ -20,7 +21,9 @@ bool is_torch_file(std::string_view content);
 // See pickle_load.
 at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device);
+// See pickle_save. Commits the file.
+void write_torch_file(const at::IValue& value, FileWriter& file);
 // As Python's torch.save(module.state_dict()).
-void write_torch_file(const StateDict& state, const std::filesystem::path& path);
+void write_torch_file(const StateDict& state, FileWriter& file);
 
 }  // namespace paceline::checkpoint

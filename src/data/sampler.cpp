@@ -2,14 +2,19 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randperm.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace paceline::data {
 namespace {
@@ -25,16 +30,18 @@ std::vector<std::int64_t> ascending(std::int64_t size) {
   return result;
 }
 
-// Python's samplers make their order with the same call, so the indices are equal.
-std::vector<std::int64_t> shuffled(std::int64_t size, std::uint64_t seed) {
-  const at::Tensor order =
-      at::randperm(size, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kLong));
-  const auto* const begin = order.const_data_ptr<std::int64_t>();
-  return {begin, begin + size};
+at::Generator generator_of(std::uint64_t seed, std::int64_t epoch) {
+  return at::detail::createCPUGenerator(seed + static_cast<std::uint64_t>(epoch));
 }
 
-std::uint64_t epoch_seed(std::uint64_t seed, std::int64_t epoch) {
-  return seed + static_cast<std::uint64_t>(epoch);
+std::vector<std::int64_t> numbers_of(const at::Tensor& tensor) {
+  const auto* const begin = tensor.const_data_ptr<std::int64_t>();
+  return {begin, begin + tensor.numel()};
+}
+
+// Python's samplers make their order with the same call, so the indices are equal.
+std::vector<std::int64_t> shuffled(std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
+  return numbers_of(at::randperm(size, generator_of(seed, epoch), at::kLong));
 }
 
 }  // namespace
@@ -54,17 +61,83 @@ std::vector<std::int64_t> SequentialSampler::indices() const {
 }
 
 RandomSampler::RandomSampler(std::int64_t dataset_size, std::uint64_t seed)
-    : size_(checked_size(dataset_size)), seed_(seed) {}
+    : RandomSampler(dataset_size, RandomSamplerOptions{.seed = seed}) {}
+
+RandomSampler::RandomSampler(std::int64_t dataset_size, const RandomSamplerOptions& options)
+    : dataset_size_(checked_size(dataset_size)),
+      num_samples_(options.num_samples.value_or(dataset_size)),
+      replacement_(options.replacement),
+      seed_(options.seed) {
+  if (num_samples_ < 0 || (num_samples_ > 0 && dataset_size_ == 0)) {
+    throw UsageError(fmt::format("RandomSampler: num_samples is {}, of a data set of {}",
+                                 num_samples_, dataset_size_));
+  }
+}
 
 std::vector<std::int64_t> RandomSampler::indices() const {
-  return shuffled(size_, epoch_seed(seed_, epoch_));
+  const at::Generator generator = generator_of(seed_, epoch_);
+  std::vector<std::int64_t> all;
+  all.reserve(static_cast<std::size_t>(num_samples_));
+  while (std::ssize(all) < num_samples_) {
+    const std::int64_t left = num_samples_ - std::ssize(all);
+    // As many at once as Python takes, so that the numbers are the same.
+    constexpr std::int64_t kAtOnce = 32;
+    const at::Tensor some =
+        replacement_ ? at::randint(dataset_size_, {std::min(left, kAtOnce)}, generator, at::kLong)
+                     : at::randperm(dataset_size_, generator, at::kLong);
+    const auto* const begin = some.const_data_ptr<std::int64_t>();
+    all.insert(all.end(), begin, begin + std::min(left, some.numel()));
+  }
+  return all;
+}
+
+SubsetRandomSampler::SubsetRandomSampler(std::vector<std::int64_t> indices, std::uint64_t seed)
+    : indices_(std::move(indices)), seed_(seed) {}
+
+std::vector<std::int64_t> SubsetRandomSampler::indices() const {
+  std::vector<std::int64_t> all = shuffled(size(), seed_, epoch_);
+  for (std::int64_t& index : all) index = indices_[static_cast<std::size_t>(index)];
+  return all;
+}
+
+WeightedRandomSampler::WeightedRandomSampler(std::vector<double> weights, std::int64_t num_samples,
+                                             bool replacement, std::uint64_t seed)
+    : weights_(std::move(weights)),
+      num_samples_(num_samples),
+      replacement_(replacement),
+      seed_(seed) {
+  std::int64_t possible = 0;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    if (!(weights_[i] >= 0) || std::isinf(weights_[i])) {
+      throw UsageError(
+          fmt::format("WeightedRandomSampler: weight {} is {}; weights must be finite, "
+                      "and not negative",
+                      i, weights_[i]));
+    }
+    if (weights_[i] > 0) ++possible;
+  }
+  if (num_samples < 0 || (num_samples > 0 && possible == 0) ||
+      (!replacement && num_samples > possible)) {
+    throw UsageError(fmt::format(
+        "WeightedRandomSampler: num_samples is {}{}; {} of {} weights are above 0", num_samples,
+        replacement ? "" : " without replacement", possible, weights_.size()));
+  }
+}
+
+std::vector<std::int64_t> WeightedRandomSampler::indices() const {
+  if (num_samples_ == 0) return {};
+  const at::Tensor weights = at::tensor(weights_, at::kDouble);
+  return numbers_of(
+      at::multinomial(weights, num_samples_, replacement_, generator_of(seed_, epoch_)));
 }
 
 DistributedSampler::DistributedSampler(std::int64_t dataset_size, DistributedSamplerOptions options)
     : dataset_size_(checked_size(dataset_size)),
-      options_(options),
-      num_replicas_(options.num_replicas ? *options.num_replicas : get_world_size()),
-      rank_(options.rank ? *options.rank : get_rank()) {
+      options_(std::move(options)),
+      num_replicas_(options_.num_replicas ? *options_.num_replicas
+                                          : get_world_size(options_.group)),
+      rank_(options_.rank ? *options_.rank : get_rank(options_.group)) {
+  options_.group = {};
   if (rank_ < 0 || rank_ >= num_replicas_) {
     throw UsageError(
         fmt::format("DistributedSampler: rank {} of {} replicas; the rank must be in "
@@ -78,6 +151,28 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size, DistributedSam
   }
 }
 
+DistributedSampler::DistributedSampler(std::shared_ptr<Sampler> sampler,
+                                       DistributedSamplerOptions options)
+    : DistributedSampler(sampler->size(), std::move(options)) {
+  if (options_.shuffle || options_.seed != 0) {
+    throw UsageError(
+        "DistributedSampler of a sampler: shuffle and seed must not be set, because the sampler "
+        "chooses the order");
+  }
+  sampler_ = std::move(sampler);
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch) {
+  epoch_ = epoch;
+  if (sampler_) sampler_->set_epoch(epoch);
+}
+
+std::vector<std::int64_t> DistributedSampler::order() const {
+  if (sampler_) return sampler_->indices();
+  if (!options_.shuffle.value_or(true)) return ascending(dataset_size_);
+  return shuffled(dataset_size_, options_.seed, epoch_);
+}
+
 std::int64_t DistributedSampler::count_from(std::int64_t samples) const {
   const std::int64_t left = std::max<std::int64_t>(dataset_size_ - samples, 0);
   const std::int64_t whole = left / num_replicas_;
@@ -87,8 +182,7 @@ std::int64_t DistributedSampler::count_from(std::int64_t samples) const {
 }
 
 std::vector<std::int64_t> DistributedSampler::indices_from(std::int64_t samples) const {
-  const auto order = options_.shuffle ? shuffled(dataset_size_, epoch_seed(options_.seed, epoch_))
-                                      : ascending(dataset_size_);
+  const std::vector<std::int64_t> order = this->order();
   std::vector<std::int64_t> result(static_cast<std::size_t>(count_from(samples)));
   auto position = static_cast<std::size_t>(samples + rank_);
   for (auto& index : result) {

@@ -6,8 +6,10 @@
 #include <paceline/sampler.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -129,6 +131,84 @@ TEST(DistributedSampler, SeedAndEpochMayWrapAround) {
 TEST(SequentialSampler, CountsUpwards) {
   EXPECT_THAT(SequentialSampler(4).indices(), ElementsAre(0, 1, 2, 3));
   EXPECT_THROW(SequentialSampler(-1), UsageError);
+}
+
+struct ExpectedOrder {
+  char kind;  // random, subset or weighted
+  std::int64_t size;
+  bool replacement;
+  std::int64_t num_samples;
+  std::vector<double> weights;
+  std::uint64_t seed;
+  std::int64_t epoch;
+  std::vector<std::int64_t> indices;
+};
+
+const std::vector<ExpectedOrder> kExpectedOrders = {
+#include "random_sampler_expected.inc"
+};
+
+TEST(RandomSamplers, YieldTheIndicesOfPythons) {
+  for (const ExpectedOrder& expected : kExpectedOrders) {
+    std::unique_ptr<Sampler> sampler;
+    if (expected.kind == 'r') {
+      sampler = std::make_unique<RandomSampler>(
+          expected.size, RandomSamplerOptions{.replacement = expected.replacement,
+                                              .num_samples = expected.num_samples,
+                                              .seed = expected.seed});
+    } else if (expected.kind == 's') {
+      std::vector<std::int64_t> subset(static_cast<std::size_t>(expected.size));
+      std::iota(subset.begin(), subset.end(), 30);
+      sampler = std::make_unique<SubsetRandomSampler>(subset, expected.seed);
+    } else {
+      sampler = std::make_unique<WeightedRandomSampler>(expected.weights, expected.num_samples,
+                                                        expected.replacement, expected.seed);
+    }
+    sampler->set_epoch(expected.epoch);
+    EXPECT_EQ(sampler->size(), expected.num_samples);
+    EXPECT_EQ(sampler->indices(), expected.indices) << expected.kind << expected.size;
+  }
+}
+
+TEST(RandomSamplers, RejectInvalidOptions) {
+  const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
+  EXPECT_THAT([] { RandomSampler(3, {.num_samples = -1}); }, says("num_samples is -1"));
+  EXPECT_THAT([] { RandomSampler(0, {.num_samples = 2}); }, says("is 2, of a data set of 0"));
+  EXPECT_THAT([] { WeightedRandomSampler({1, -1}, 1); }, says("weight 1 is -1"));
+  EXPECT_THAT([] { WeightedRandomSampler({std::nan("")}, 1); }, says("weight 0 is nan"));
+  EXPECT_THAT([] { WeightedRandomSampler({0, 0}, 1); }, says("0 of 2 weights are above 0"));
+  EXPECT_THAT(
+      [] {
+        WeightedRandomSampler({1, 0}, 2, false);
+      },
+      says("num_samples is 2 without replacement; 1 of 2 weights"));
+  EXPECT_THAT(WeightedRandomSampler({}, 0).indices(), IsEmpty());
+}
+
+TEST(DistributedSampler, SharesOutTheOrderOfAnotherSampler) {
+  const WeightedRandomSampler whole({1, 2, 3, 4, 5}, 7, true, 3);
+  for (const std::int64_t epoch : {0, 2}) {
+    WeightedRandomSampler order = whole;
+    order.set_epoch(epoch);
+    std::vector<std::int64_t> dealt(9);
+    for (int rank = 0; rank < 3; ++rank) {
+      DistributedSampler sampler(whole, {.num_replicas = 3, .rank = rank});
+      sampler.set_epoch(epoch);
+      ASSERT_EQ(sampler.size(), 3);
+      const auto own = sampler.indices();
+      for (std::size_t i = 0; i < own.size(); ++i)
+        dealt[3 * i + static_cast<std::size_t>(rank)] = own[i];
+    }
+    auto expected = order.indices();
+    expected.insert(expected.end(), expected.begin(), expected.begin() + 2);  // made even
+    EXPECT_EQ(dealt, expected);
+  }
+  for (const DistributedSamplerOptions& options :
+       {DistributedSamplerOptions{.num_replicas = 1, .rank = 0, .shuffle = true},
+        DistributedSamplerOptions{.num_replicas = 1, .rank = 0, .seed = 1}}) {
+    EXPECT_THAT([&] { DistributedSampler(whole, options); },
+                ThrowsMessage<UsageError>(HasSubstr("the sampler chooses the order")));
+  }
 }
 
 TEST(RandomSampler, HasAnOrderPerSeedAndEpoch) {

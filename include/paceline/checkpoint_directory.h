@@ -1,0 +1,190 @@
+#pragma once
+
+/// @file
+/// Checkpoints of a training run: all that it needs to go on as if it had not stopped.
+
+#include <ATen/core/ivalue.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <paceline/api.h>
+#include <paceline/checkpoint.h>
+#include <paceline/ddp.h>
+#include <paceline/distributed.h>
+#include <paceline/logical_ranks.h>
+
+namespace paceline {
+
+/// Something with a state, to which this object refers: it must not outlive it.
+class PACELINE_API Stateful {
+ public:
+  /// Of which ranks the state is.
+  enum class Scope {
+    shared,        ///< All ranks have the same: rank 0 saves it, and all load it.
+    rank,          ///< Each rank has its own.
+    logical_ranks  ///< A dict of logical ranks' states; a rank loads those of all ranks.
+  };
+  using Get = std::function<at::IValue()>;             ///< Returns the state.
+  using Set = std::function<void(const at::IValue&)>;  ///< Takes back what Get returned.
+
+  /// A state of any kind that pickle_save takes.
+  Stateful(Get get, Set set, Scope scope = Scope::shared)
+      : get_(std::move(get)), set_(std::move(set)), scope_(scope) {}
+  /// The parameters and buffers.
+  Stateful(torch::nn::Module& module);
+  /// The same.
+  template <typename M>
+  Stateful(const torch::nn::ModuleHolder<M>& holder) : Stateful(*holder.ptr()) {}
+  /// The same of the wrapped module.
+  template <std::derived_from<torch::nn::Module> M>
+  Stateful(const DistributedDataParallel<M>& model) : Stateful(*model.module()) {}
+  /// See state_dict(const torch::optim::Optimizer&).
+  Stateful(torch::optim::Optimizer& optimizer);
+  /// The states of the logical ranks that this rank runs. Another number of ranks may load them.
+  Stateful(LogicalRanks ranks);
+  /// The elements of a tensor.
+  Stateful(at::Tensor& tensor);
+  /// A number.
+  template <typename Number>
+  Stateful(Number& number) requires std::is_arithmetic_v<Number>
+      : Stateful([&number] { return value_of_number(number); },
+                 [&number](const at::IValue& value) { set(number, value); }) {}
+  /// An object with members `at::IValue state_dict()` and `load_state_dict(const at::IValue&)`,
+  /// such as data::DataLoader.
+  template <typename Object>
+  Stateful(Object& object) requires requires(const at::IValue& value) {
+    { object.state_dict() } -> std::convertible_to<at::IValue>;
+    object.load_state_dict(value);
+  } : Stateful([&object]() -> at::IValue { return object.state_dict(); },
+               [&object](const at::IValue& value) { object.load_state_dict(value); }) {
+  }
+
+  /// The same state, of each rank by itself.
+  Stateful per_rank() const { return {get_, set_, Scope::rank}; }
+
+  at::IValue state_dict() const { return get_(); }                      ///< The state.
+  void load_state_dict(const at::IValue& value) const { set_(value); }  ///< Sets it.
+  Scope scope() const { return scope_; }                                ///< Whose it is.
+
+ private:
+  template <typename Number>
+  static at::IValue value_of_number(Number number) {
+    if constexpr (std::is_same_v<Number, bool>) {
+      return number;
+    } else if constexpr (std::is_floating_point_v<Number>) {
+      return static_cast<double>(number);
+    } else {
+      return static_cast<std::int64_t>(number);
+    }
+  }
+  template <typename Number>
+  static void set(Number& number, const at::IValue& value) {
+    if constexpr (std::is_same_v<Number, bool>) {
+      number = value.toBool();
+    } else if constexpr (std::is_floating_point_v<Number>) {
+      number = static_cast<Number>(value.toDouble());
+    } else {
+      number = static_cast<Number>(value.toInt());
+    }
+  }
+
+  Get get_;
+  Set set_;
+  Scope scope_;
+};
+
+/// What a checkpoint contains, by name.
+using States = std::vector<std::pair<std::string, Stateful>>;
+
+/// Options of CheckpointDirectory. The same on all ranks.
+struct CheckpointOptions {
+  /// How many checkpoints are kept, the newest; 0: all.
+  int keep_last = 0;
+  /// How many are kept besides, those with the best metric.
+  int keep_best = 0;
+  /// Whether a lower metric is better, as of a loss.
+  bool lower_is_better = false;
+  /// Whether save returns once the state is copied, and a thread writes it.
+  bool asynchronous = false;
+  /// Whether save waits until files are on the disk. If not, a checkpoint survives the end of the
+  /// process, but maybe not that of the machine.
+  bool fsync = true;
+  ProcessGroup group{};  ///< The ranks that save together.
+};
+
+/// A checkpoint that resume has loaded.
+struct ResumedCheckpoint {
+  std::int64_t step = 0;         ///< What save was given.
+  std::filesystem::path path{};  ///< Its directory.
+  std::string message{};         ///< A line for the user, which also names damaged ones.
+};
+
+/// A directory with the checkpoints of a training run, which all ranks must see:
+///
+///     const paceline::States states{{"model", model}, {"optimizer", optimizer}, {"loader",
+///     loader},
+///                                   {"step", step}};
+///     paceline::CheckpointDirectory checkpoints("runs/1", {.keep_last = 3});
+///     if (const auto resumed = checkpoints.resume(states)) std::puts(resumed->message.c_str());
+///     for (auto epoch = loader.epoch(); epoch < epochs; ++epoch) {
+///       for (auto& [x, y] : loader.epoch(epoch)) {
+///         ...
+///         if (++step % 100 == 0) checkpoints.save(step, states);
+///
+/// A checkpoint also has the state of each rank's default random number generator of the CPU. So
+/// training goes on with the same bits, at the same number of ranks; with LogicalRanks among the
+/// states, at any. Otherwise, another number of ranks goes on with the samples that are left, and
+/// with random numbers of its own on the ranks that are new.
+///
+/// Checkpoints are directories step-000000000100, with state.pt of rank 0, and rank-0.pt, ... of
+/// each rank by itself, all readable by pickle_load and by Python's torch.load; and rank-0.json,
+/// ..., with the files' sizes and checksums. A checkpoint gets its name when it is complete. If the
+/// job ends before, it is found nevertheless if it is complete, and is removed by the next save
+/// otherwise.
+///
+/// All members but the destructor are collective over the group, and throw on all ranks if one of
+/// them fails: Error that names the rank and the cause. One job at a time may use a directory. Use
+/// it on one thread at a time.
+class PACELINE_API CheckpointDirectory {
+ public:
+  /// Makes the directory if needed. Throws UsageError for a negative option.
+  explicit CheckpointDirectory(std::filesystem::path directory,
+                               const CheckpointOptions& options = {});
+  /// `other` may only be assigned to or destroyed afterwards.
+  CheckpointDirectory(CheckpointDirectory&& other) noexcept;
+  /// The same. Waits as the destructor does.
+  CheckpointDirectory& operator=(CheckpointDirectory&& other) noexcept;
+  /// Waits for the thread of an asynchronous save. Not collective: resume gives that checkpoint its
+  /// name, if wait did not.
+  ~CheckpointDirectory();
+
+  /// Saves the states, as of `step`, which must not be negative; an earlier checkpoint of the same
+  /// step is replaced. `metric`, that of rank 0, is what keep_best compares.
+  ///
+  /// With CheckpointOptions::asynchronous, first waits for the previous save, and throws if that
+  /// failed. Objects whose state is not tensors and numbers must not change while it is copied.
+  void save(std::int64_t step, const States& states, std::optional<double> metric = std::nullopt);
+  /// Returns when an asynchronous save is complete.
+  void wait();
+
+  /// Loads the newest checkpoint that is complete and undamaged; nullopt if there is none at all.
+  /// Throws Error if there are some, and all are damaged; or if a state that is asked for is
+  /// missing or does not fit, after which states may be loaded in part.
+  std::optional<ResumedCheckpoint> resume(const States& states);
+
+ private:
+  class [[gnu::visibility("hidden")]] Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace paceline

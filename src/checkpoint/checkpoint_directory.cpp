@@ -1,0 +1,384 @@
+#include <paceline/checkpoint_directory.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <thread>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+#include "base/signals_blocked.h"
+#include "checkpoint/checkpoint_place.h"
+#include "checkpoint/file_writer.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/snapshot.h"
+#include "checkpoint/torch_file.h"
+
+namespace paceline {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::FileWriter;
+using checkpoint::Manifest;
+using checkpoint::part_name;
+using checkpoint::Place;
+using checkpoint::place_of;
+using checkpoint::Snapshot;
+using nlohmann::json;
+using GenericDict = c10::impl::GenericDict;
+using Scope = Stateful::Scope;
+
+constexpr const char* kSharedFile = "state.pt";
+constexpr const char* kRandom = "random state";
+
+GenericDict empty_dict() {
+  return GenericDict(c10::AnyType::get(), c10::AnyType::get());
+}
+
+}  // namespace
+
+class CheckpointDirectory::Impl {
+ public:
+  Impl(fs::path directory, const CheckpointOptions& options)
+      : directory_(std::move(directory)),
+        options_(options),
+        rank_(get_rank(options.group)),
+        size_(get_world_size(options.group)) {
+    if (options.keep_last < 0 || options.keep_best < 0) {
+      throw UsageError(
+          fmt::format("CheckpointDirectory: keep_last is {} and keep_best is {}; they must not be "
+                      "negative",
+                      options.keep_last, options.keep_best));
+    }
+    agree(attempt([&] { fs::create_directories(directory_); }), "cannot be used");
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (writer_.joinable()) writer_.join();
+  }
+
+  void save(std::int64_t step, const States& states, std::optional<double> metric) {
+    finish_writer();
+    const Place place = begin_save(step, states);
+    Part part{
+        .place = place,
+        .manifest = {
+            .id = place.id, .step = step, .world_size = size_, .rank = rank_, .metric = metric}};
+    std::string error = attempt([&] { collect(states, part); });
+    pending_ = place;
+    if (options_.asynchronous) {
+      if (error.empty()) error = attempt([&] { start_writer(std::move(part)); });
+      if (!error.empty()) writer_error_ = error;
+      return;
+    }
+    if (error.empty()) error = attempt([&] { write(std::move(part)); });
+    complete(error);
+  }
+
+  void wait() { finish_writer(); }
+
+  std::optional<ResumedCheckpoint> resume(const States& states) {
+    finish_writer();
+    std::vector<Place> places;
+    json list = json::array();
+    const std::string error = attempt([&] {
+      if (rank_ != 0) return;
+      for (const Place& place : checkpoint::places_in(directory_))
+        list.push_back({place.step, place.id});
+    });
+    agree(error, "cannot be read");
+    for (const auto& one : json::parse(broadcast_bytes(list.dump(), {.group = options_.group}))) {
+      places.push_back(place_of(directory_, one.at(0), one.at(1)));
+    }
+    std::vector<std::string> damaged;
+    for (const Place& place : places) {
+      const std::string problem =
+          first_problem(attempt([&] { checkpoint::check_parts(place, rank_, size_); }));
+      if (problem.empty()) return load(place, states, damaged);
+      if (!place.is_hidden()) damaged.push_back(fmt::format("step {}: {}", place.step, problem));
+    }
+    if (damaged.empty()) return std::nullopt;
+    throw Error(fmt::format("{}: all checkpoints are damaged: {}", directory_.string(),
+                            fmt::join(damaged, "; ")));
+  }
+
+ private:
+  // What this rank writes.
+  struct Part {
+    Place place;
+    Manifest manifest;
+    GenericDict shared = empty_dict();
+    GenericDict own = empty_dict();
+  };
+
+  // What the function throws, as text.
+  template <typename Function>
+  static std::string attempt(Function function) {
+    try {
+      function();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      return text.empty() ? "an exception" : text;
+    } catch (...) {
+      return "an exception";
+    }
+    return "";
+  }
+
+  // The text of the lowest rank that has one. Collective.
+  std::string first_problem(const std::string& own) const {
+    const auto all = all_gather_bytes(own, {.group = options_.group});
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].empty()) return fmt::format("rank {}: {}", rank, all[rank]);
+    }
+    return "";
+  }
+  // Throws on all ranks if one has an error. Collective.
+  void agree(const std::string& own, const std::string& what) const {
+    const std::string problem = first_problem(own);
+    if (!problem.empty()) {
+      throw Error(fmt::format("{}: {}: {}", directory_.string(), what, problem));
+    }
+  }
+
+  // Compares what the ranks save, and chooses the id.
+  Place begin_save(std::int64_t step, const States& states) const {
+    json own{{"step", step}, {"names", json::array()}, {"id", ""}};
+    for (const auto& [name, state] : states) {
+      own["names"].push_back({name, static_cast<int>(state.scope())});
+    }
+    if (rank_ == 0) {
+      std::random_device random;
+      own["id"] = fmt::format("{:08x}{:08x}", random(), random());
+    }
+    const auto all = all_gather_bytes(own.dump(), {.group = options_.group});
+    const json first = json::parse(all.front());
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const json other = json::parse(all[rank]);
+      if (other.at("step") == first.at("step") && other.at("names") == first.at("names")) continue;
+      throw UsageError(
+          fmt::format("CheckpointDirectory::save: rank 0 saves step {} of {} states, and rank {} "
+                      "step {} of {}, or states of other names: all ranks save the same",
+                      first.at("step").dump(), first.at("names").size(), rank,
+                      other.at("step").dump(), other.at("names").size()));
+    }
+    if (step < 0) {
+      throw UsageError(
+          fmt::format("CheckpointDirectory::save: step is {}; it must not be negative", step));
+    }
+    std::set<std::string> names;
+    for (const auto& [name, state] : states) {
+      if (names.insert(name).second && name != kRandom) continue;
+      throw UsageError(fmt::format("CheckpointDirectory::save: the name '{}' is in use", name));
+    }
+    return place_of(directory_, step, first.at("id"));
+  }
+
+  void collect(const States& states, Part& part) {
+    for (const auto& [name, state] : states) {
+      const bool is_shared = state.scope() == Scope::shared;
+      if (is_shared && rank_ != 0) continue;
+      (is_shared ? part.shared : part.own).insert(name, state.state_dict());
+    }
+    part.own.insert(kRandom, at::detail::getDefaultCPUGenerator().get_state());
+    if (!options_.asynchronous) return;
+    part.shared = shared_copy_.copy(part.shared).toGenericDict();
+    part.own = own_copy_.copy(part.own).toGenericDict();
+  }
+
+  void write(Part part) const {
+    fs::create_directories(part.place.path);
+    const auto write_file = [&](const std::string& name, const GenericDict& value) {
+      FileWriter file(part.place.path / name, {.fsync = options_.fsync, .checksum = true});
+      checkpoint::write_torch_file(value, file);
+      part.manifest.files.push_back({name, file.size(), file.crc32()});
+    };
+    if (rank_ == 0) write_file(kSharedFile, part.shared);
+    write_file(part_name(rank_, "pt"), part.own);
+    FileWriter file(part.place.path / part_name(rank_, "json"), {.fsync = options_.fsync});
+    file.write(write_manifest(part.manifest));
+    file.commit();
+  }
+
+  void start_writer(Part part) {
+    const base::SignalsBlocked blocked;
+    writer_ = std::thread([this, part = std::move(part)]() mutable {
+      writer_error_ = attempt([&] { write(std::move(part)); });
+    });
+  }
+
+  void finish_writer() {
+    if (writer_.joinable()) writer_.join();
+    if (pending_) complete(std::exchange(writer_error_, ""));
+  }
+
+  // Gives the pending checkpoint its name, if no rank has an error. Collective.
+  void complete(const std::string& error) {
+    const Place place = *std::exchange(pending_, std::nullopt);
+    const std::string what = fmt::format("the checkpoint of step {} failed", place.step);
+    std::string own = first_problem(error);
+    if (!own.empty()) {
+      if (rank_ == 0) attempt([&] { fs::remove_all(place.path); });
+      throw Error(fmt::format("{}: {}: {}", directory_.string(), what, own));
+    }
+    agree(attempt([&] {
+            if (rank_ != 0) return;
+            publish(place);
+            remove_old();
+          }),
+          what);
+  }
+
+  void publish(const Place& place) const {
+    const Place named = place_of(directory_, place.step);
+    if (fs::exists(named.path)) {
+      const Place old = place_of(directory_, place.step, place.id + "-old");
+      fs::rename(named.path, old.path);
+    }
+    fs::rename(place.path, named.path);
+    if (options_.fsync) checkpoint::sync_directory(directory_);
+  }
+
+  void remove_old() const {
+    std::vector<Place> named;
+    for (const Place& place : checkpoint::places_in(directory_)) {
+      if (place.is_hidden()) {
+        fs::remove_all(place.path);
+      } else {
+        named.push_back(place);
+      }
+    }
+    if (options_.keep_last == 0) return;
+    std::vector<std::pair<double, std::int64_t>> best;
+    for (const Place& place : named) {
+      const auto metric = metric_of(place);
+      if (metric) best.emplace_back(options_.lower_is_better ? *metric : -*metric, -place.step);
+    }
+    std::ranges::sort(best);
+    best.resize(std::min(best.size(), static_cast<std::size_t>(options_.keep_best)));
+    for (auto place =
+             named.begin() + std::min<std::ptrdiff_t>(options_.keep_last, std::ssize(named));
+         place != named.end(); ++place) {
+      if (std::ranges::find(best, -place->step, &std::pair<double, std::int64_t>::second) !=
+          best.end()) {
+        continue;
+      }
+      // First hidden, so that nobody sees a part of it.
+      const Place hidden = place_of(directory_, place->step, "old");
+      fs::rename(place->path, hidden.path);
+      fs::remove_all(hidden.path);
+    }
+  }
+
+  static std::optional<double> metric_of(const Place& place) {
+    try {
+      return checkpoint::read_manifest(place, 0).metric;
+    } catch (const Error&) {
+      return std::nullopt;  // it is damaged
+    }
+  }
+
+  ResumedCheckpoint load(const Place& place, const States& states,
+                         const std::vector<std::string>& damaged) {
+    agree(attempt([&] { load_states(place, states); }),
+          fmt::format("resume from step {}", place.step));
+    agree(attempt([&] {
+            if (rank_ == 0 && place.is_hidden()) publish(place);
+          }),
+          fmt::format("resume from step {}", place.step));
+    std::string message =
+        fmt::format("resumed from step {} of {}", place.step, directory_.string());
+    if (!damaged.empty()) {
+      message += fmt::format("; damaged: {}", fmt::join(damaged, "; "));
+    }
+    return {place.step, place_of(directory_, place.step).path, message};
+  }
+
+  void load_states(const Place& place, const States& states) const {
+    const auto read = [&](const std::string& name) {
+      return pickle_load(place.path / name).toGenericDict();
+    };
+    const int saved_size = checkpoint::read_manifest(place, 0).world_size;
+    const GenericDict shared = read(kSharedFile);
+    GenericDict own = rank_ < saved_size ? read(part_name(rank_, "pt")) : empty_dict();
+    for (const auto& [name, state] : states) {
+      if (state.scope() == Scope::logical_ranks) {
+        state.load_state_dict(logical_states(place, name, saved_size));
+        continue;
+      }
+      const bool is_shared = state.scope() == Scope::shared;
+      if (!is_shared && saved_size != size_) {
+        throw Error(fmt::format("'{}' is of each rank by itself, of {} ranks; this job has {}",
+                                name, saved_size, size_));
+      }
+      const GenericDict& from = is_shared ? shared : own;
+      const auto found = from.find(name);
+      if (found == from.end()) {
+        std::vector<std::string> names;
+        for (const auto& one : from) names.push_back(one.key().toStringRef());
+        throw Error(fmt::format("there is no '{}', but {}", name, fmt::join(names, ", ")));
+      }
+      const std::string error =
+          attempt([&state = state, &found] { state.load_state_dict(found->value()); });
+      if (!error.empty()) throw Error(fmt::format("'{}': {}", name, error));
+    }
+    // Last: what was loaded before may have drawn random numbers.
+    const auto random = own.find(kRandom);
+    if (random != own.end()) {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      const std::scoped_lock lock(generator.mutex());
+      generator.set_state(random->value().toTensor());
+    }
+  }
+
+  GenericDict logical_states(const Place& place, const std::string& name, int saved_size) const {
+    GenericDict all = empty_dict();
+    for (int rank = 0; rank < saved_size; ++rank) {
+      const auto part = pickle_load(place.path / part_name(rank, "pt")).toGenericDict();
+      const auto found = part.find(name);
+      if (found == part.end()) throw Error(fmt::format("there is no '{}' of rank {}", name, rank));
+      for (const auto& one : found->value().toGenericDict()) all.insert(one.key(), one.value());
+    }
+    return all;
+  }
+
+  fs::path directory_;
+  CheckpointOptions options_;
+  int rank_;
+  int size_;
+  Snapshot shared_copy_;
+  Snapshot own_copy_;
+  std::optional<Place> pending_;  // saved, and not named yet
+  std::thread writer_;
+  std::string writer_error_;  // of `writer_`, once that is joined
+};
+
+CheckpointDirectory::CheckpointDirectory(fs::path directory, const CheckpointOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(directory), options)) {}
+CheckpointDirectory::CheckpointDirectory(CheckpointDirectory&&) noexcept = default;
+CheckpointDirectory& CheckpointDirectory::operator=(CheckpointDirectory&&) noexcept = default;
+CheckpointDirectory::~CheckpointDirectory() = default;
+
+void CheckpointDirectory::save(std::int64_t step, const States& states,
+                               std::optional<double> metric) {
+  impl_->save(step, states, metric);
+}
+void CheckpointDirectory::wait() {
+  impl_->wait();
+}
+std::optional<ResumedCheckpoint> CheckpointDirectory::resume(const States& states) {
+  return impl_->resume(states);
+}
+
+}  // namespace paceline

@@ -1,0 +1,87 @@
+#include "checkpoint/checkpoint_place.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "base/parse.h"
+#include "checkpoint/file_writer.h"
+#include "checkpoint/mapped_file.h"
+
+namespace paceline::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kStepPrefix = "step-";
+
+}  // namespace
+
+Place place_of(const fs::path& directory, std::int64_t step, const std::string& id) {
+  const std::string name = fmt::format("{}{:012}", kStepPrefix, step);
+  return {step, id, directory / (id.empty() ? name : fmt::format(".{}.{}", name, id))};
+}
+
+std::vector<Place> places_in(const fs::path& directory) {
+  std::vector<Place> places;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    std::string name = entry.path().filename().string();
+    std::string id;
+    if (name.starts_with('.')) {
+      const std::size_t dot = name.find('.', 1);
+      if (dot == std::string::npos) continue;
+      id = name.substr(dot + 1);
+      name = name.substr(1, dot - 1);
+    }
+    if (!name.starts_with(kStepPrefix)) continue;
+    const auto step =
+        base::parse_number<std::int64_t>(std::string_view(name).substr(kStepPrefix.size()), 0,
+                                         std::numeric_limits<std::int64_t>::max());
+    if (step) places.push_back({*step, id, entry.path()});
+  }
+  std::ranges::sort(places, [](const Place& a, const Place& b) {
+    return std::pair(-a.step, a.id) < std::pair(-b.step, b.id);
+  });
+  return places;
+}
+
+std::string part_name(int rank, const char* extension) {
+  return fmt::format("rank-{}.{}", rank, extension);
+}
+
+Manifest read_manifest(const Place& place, int rank) {
+  const fs::path path = place.path / part_name(rank, "json");
+  const MappedFile file(path);
+  return parse_manifest(file.content(), path.string());
+}
+
+void check_parts(const Place& place, int rank, int size) {
+  const Manifest first = read_manifest(place, 0);
+  for (int part = rank; part < first.world_size; part += size) {
+    const Manifest manifest = read_manifest(place, part);
+    if (manifest.rank != part || manifest.step != place.step || manifest.id != first.id ||
+        manifest.world_size != first.world_size) {
+      throw CorruptFile(fmt::format("{}: is of another checkpoint",
+                                    (place.path / part_name(part, "json")).string()));
+    }
+    for (const auto& [name, expected_size, crc32] : manifest.files) {
+      const MappedFile file(place.path / name);
+      if (file.content().size() != expected_size) {
+        throw CorruptFile(fmt::format("{}: has {} bytes in place of {}",
+                                      (place.path / name).string(), file.content().size(),
+                                      expected_size));
+      }
+      if (crc32_of(file.content()) != crc32) {
+        throw CorruptFile(
+            fmt::format("{}: does not have its checksum", (place.path / name).string()));
+      }
+    }
+  }
+}
+
+}  // namespace paceline::checkpoint

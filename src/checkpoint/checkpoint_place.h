@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+
+namespace paceline::checkpoint {
+
+// A checkpoint's directory. Until the checkpoint is complete it is hidden, and has the save's id.
+struct Place {
+  std::int64_t step;
+  std::string id;
+  std::filesystem::path path;
+
+  bool is_hidden() const { return !id.empty(); }
+};
+
+Place place_of(const std::filesystem::path& directory, std::int64_t step,
+               const std::string& id = "");
+// Those in a directory: the newest first, and of one step the one that is not hidden. Throws
+// std::filesystem::filesystem_error.
+std::vector<Place> places_in(const std::filesystem::path& directory);
+
+// The file of one rank: "rank-3.json".
+std::string part_name(int rank, const char* extension);
+// Throws Error, or CorruptFile.
+Manifest read_manifest(const Place& place, int rank);
+// Throws Error unless the files of the ranks `rank`, `rank` + `size`, ... of the checkpoint are
+// there and undamaged.
+void check_parts(const Place& place, int rank, int size);
+
+}  // namespace paceline::checkpoint

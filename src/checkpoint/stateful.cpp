@@ -1,0 +1,85 @@
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <paceline/checkpoint_directory.h>
+#include <paceline/error.h>
+
+namespace paceline {
+namespace {
+
+using GenericDict = c10::impl::GenericDict;
+
+GenericDict new_dict() {
+  return GenericDict(c10::AnyType::get(), c10::AnyType::get());
+}
+
+GenericDict value_of_logical(const LogicalRankState& state) {
+  GenericDict registered = new_dict();
+  for (const auto& [name, tensor] : state.registered) registered.insert(name, tensor);
+  GenericDict dict = new_dict();
+  dict.insert("random", state.random);
+  dict.insert("registered", registered);
+  return dict;
+}
+
+LogicalRankState logical_state_of(const at::IValue& value) {
+  LogicalRankState state;
+  state.random = value.toGenericDict().at("random").toTensor();
+  for (const auto& one : value.toGenericDict().at("registered").toGenericDict()) {
+    state.registered[one.key().toStringRef()] = one.value().toTensor();
+  }
+  return state;
+}
+
+}  // namespace
+
+Stateful::Stateful(torch::nn::Module& module)
+    : Stateful(
+          [&module] {
+            GenericDict dict = new_dict();
+            for (const auto& one : paceline::state_dict(module))
+              dict.insert(one.key(), one.value());
+            return dict;
+          },
+          [&module](const at::IValue& value) {
+            paceline::load_state_dict(module, paceline::state_dict(value));
+          }) {}
+
+Stateful::Stateful(torch::optim::Optimizer& optimizer)
+    : Stateful(
+          [&optimizer] { return paceline::state_dict(optimizer); },
+          [&optimizer](const at::IValue& value) { paceline::load_state_dict(optimizer, value); }) {}
+
+Stateful::Stateful(LogicalRanks ranks)
+    : Stateful(
+          [ranks] {
+            GenericDict dict = new_dict();
+            const auto [first, count] = ranks.range();
+            for (int rank = first; rank < first + count; ++rank) {
+              dict.insert(rank, value_of_logical(ranks.state(rank)));
+            }
+            return dict;
+          },
+          [ranks](const at::IValue& value) mutable {
+            const GenericDict states = value.toGenericDict();
+            const auto [first, count] = ranks.range();
+            for (int rank = first; rank < first + count; ++rank) {
+              const auto found = states.find(rank);
+              if (found == states.end()) {
+                throw Error(fmt::format("logical rank {} of {} is missing", rank, ranks.total()));
+              }
+              ranks.set_state(rank, logical_state_of(found->value()));
+            }
+          },
+          Stateful::Scope::logical_ranks) {}
+
+Stateful::Stateful(at::Tensor& tensor)
+    : Stateful([&tensor] { return tensor.detach(); },
+               [&tensor](const at::IValue& value) {
+                 const at::NoGradGuard no_grad;
+                 tensor.copy_(value.toTensor());
+               }) {}
+
+}  // namespace paceline

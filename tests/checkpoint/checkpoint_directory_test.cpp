@@ -1,0 +1,505 @@
+#include <paceline/checkpoint_directory.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/time.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <paceline/collectives.h>
+#include <paceline/data_loader.h>
+#include <paceline/error.h>
+#include <paceline/logical_data_loader.h>
+
+#include "support/temporary_directory.h"
+#include "support/thoroughness.h"
+#include "support/torch_ranks.h"
+
+namespace paceline {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_torch_ranks;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+// With random numbers, and with buffers that training changes.
+struct DropoutNetImpl : torch::nn::Module {
+  torch::nn::Linear first{register_module("first", torch::nn::Linear(3, 8))};
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(8))};
+  torch::nn::Linear last{register_module("last", torch::nn::Linear(8, 1))};
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last(torch::dropout(norm(first(x)).tanh(), 0.5, is_training()));
+  }
+};
+TORCH_MODULE(DropoutNet);
+
+struct Points {
+  std::int64_t size() const { return 23; }
+  at::Tensor get(std::int64_t i) {
+    return (torch::arange(3, at::kFloat) + static_cast<float>(i)).sin();
+  }
+};
+
+constexpr int kEpochs = 3;
+
+// A training program. Everything in it is made anew for each run.
+struct Training {
+  explicit Training(int seed = 1) : model(make_net(seed)) {}
+  static DropoutNet make_net(int seed) {
+    torch::manual_seed(seed);
+    return {};
+  }
+
+  DistributedDataParallel<DropoutNetImpl> model;
+  torch::optim::AdamW adam{model.parameters(), 0.01};
+  Points points{};
+  data::DataLoader<Points> loader{points,
+                                  data::DistributedSampler(points.size(), {.seed = 5}),
+                                  {.batch_size = 3, .num_workers = 1}};
+  std::int64_t step = 0;
+  double loss_sum = 0;
+  const States states{{"model", model},
+                      {"adam", adam},
+                      {"loader", loader},
+                      {"step", step},
+                      {"loss", Stateful(loss_sum).per_rank()}};
+
+  // Calls `after_step` after each, which returns whether to go on.
+  void run(const std::function<bool()>& after_step) {
+    for (auto epoch = loader.epoch(); epoch < kEpochs; ++epoch) {
+      for (auto& x : loader.epoch(epoch)) {
+        adam.zero_grad();
+        auto loss = (model(x) - x.sum(1, true)).square().mean();
+        loss.backward();
+        adam.step();
+        loss_sum += loss.item<double>();
+        ++step;
+        if (!after_step()) return;
+      }
+      // What a loop does at the end of an epoch must not be skipped by a resumed one.
+      adam.param_groups()[0].options().set_lr(0.01 / static_cast<double>(epoch + 2));
+    }
+  }
+  // All bits of the result. Of the buffers those of rank 0, which the next forward gives to all.
+  std::vector<at::Tensor> result() {
+    std::vector<at::Tensor> all{torch::tensor(loss_sum, at::kDouble), torch::tensor(step),
+                                torch::rand({2})};
+    for (const auto& parameter : model.parameters()) all.push_back(parameter.detach().clone());
+    if (get_rank() > 0) return all;
+    for (const auto& buffer : model.module()->buffers()) all.push_back(buffer.clone());
+    return all;
+  }
+};
+
+std::vector<at::Tensor> uninterrupted() {
+  Training training;
+  training.run([] { return true; });
+  return training.result();
+}
+
+void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(torch::equal(got[i], expected[i])) << i << ": " << got[i] << expected[i];
+  }
+}
+
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+class Checkpoints : public ::testing::Test {
+ protected:
+  fs::path path() const { return directory_.path() / "run"; }
+  fs::path file(const char* step, const char* name) const {
+    return path() / (std::string("step-00000000000") + step) / name;
+  }
+  static void damage(const fs::path& path) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1000, std::ios::end);
+    const char byte = static_cast<char>(file.get());
+    file.seekp(-1000, std::ios::end);
+    file.put(static_cast<char>(byte ^ 1));
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+class CheckpointsOfWorlds : public Checkpoints,
+                            public ::testing::WithParamInterface<std::tuple<int, bool>> {};
+
+// Twice, and also after the last step of an epoch.
+TEST_P(CheckpointsOfWorlds, InterruptedAnywhereATrainingEndsWithTheSameBits) {
+  const auto [size, asynchronous] = GetParam();
+  expect_torch_ranks(size, "paceline", [&](int, int ranks) {
+    const auto expected = uninterrupted();
+    const std::int64_t steps = expected[1].item<std::int64_t>();
+    ASSERT_EQ(steps, kEpochs * (((Points().size() + ranks - 1) / ranks + 2) / 3));
+    for (std::int64_t first = 1; first < steps; first += 2) {
+      const auto directory = path() / std::to_string(first);
+      std::optional<Training> training;
+      for (const std::int64_t stop : {first, first + 1, steps + 1}) {
+        training.emplace(stop == first ? 1 : static_cast<int>(stop) + 10);
+        CheckpointDirectory checkpoints(
+            directory, {.keep_last = 2, .asynchronous = asynchronous, .fsync = false});
+        const auto resumed = checkpoints.resume(training->states);
+        EXPECT_EQ(resumed.has_value(), stop != first);
+        training->run([&] {
+          checkpoints.save(training->step, training->states);
+          return training->step < stop;
+        });
+        if (stop % 2 == 0) checkpoints.wait();
+      }
+      expect_equal(training->result(), expected);
+      barrier();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, CheckpointsOfWorlds,
+                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Bool()),
+                         [](const auto& one) {
+                           return std::to_string(std::get<0>(one.param)) + "Ranks" +
+                                  (std::get<1>(one.param) ? "Asynchronously" : "");
+                         });
+
+// The processes end without any cleaning, in the middle of whatever they do.
+TEST_F(Checkpoints, AKillAtAnyMomentLosesNothingThatWasSaved) {
+  constexpr int kRanks = 2;
+  expect_torch_ranks(kRanks, "paceline", [&](int rank, int) {
+    if (rank == 0) {
+      torch::save(uninterrupted(), (directory_.path() / "expected").string());
+    } else {
+      uninterrupted();
+    }
+  });
+  std::mt19937 random(std::random_device{}());
+  const auto between = [&](int least, int most) {
+    return std::uniform_int_distribution(least, most)(random);
+  };
+  std::int64_t saved = 0;  // the newest step that a rank knows to be saved
+  const auto known = [&](int rank) {
+    return directory_.path() / ("saved-" + std::to_string(rank));
+  };
+  // Until several trainings, each with some deaths, have come to their end.
+  for (int deaths = 0, ended = 0; deaths < 10 * test::thoroughness() || ended < 2;) {
+    const int victim = between(0, kRanks);  // kRanks: all
+    const int microseconds = between(1, 100'000);
+    const bool asynchronous = between(0, 1) == 1;
+    const auto ends =
+        test::run_torch_ranks(kRanks, "paceline", [&](const test::RankContext& context) {
+          const World world = init_process_group(context.init);
+          Training training;
+          CheckpointDirectory checkpoints(
+              path(), {.keep_last = 2, .asynchronous = asynchronous, .fsync = false});
+          if (victim == context.rank || victim == kRanks) {
+            struct sigaction action {};
+            action.sa_handler = SIG_DFL;
+            ::sigaction(SIGALRM, &action, nullptr);
+            const itimerval timer{{}, {0, microseconds}};
+            ::setitimer(ITIMER_REAL, &timer, nullptr);
+          }
+          const auto resumed = checkpoints.resume(training.states);
+          EXPECT_GE(resumed ? resumed->step : 0, saved);
+          EXPECT_THAT(resumed ? resumed->message : "", ::testing::Not(HasSubstr("damaged")));
+          std::int64_t before = 0;
+          training.run([&] {
+            checkpoints.save(training.step, training.states);
+            std::ofstream(known(context.rank)) << (asynchronous ? before : training.step);
+            before = training.step;
+            return true;
+          });
+          checkpoints.wait();
+          if (context.rank == 0) {
+            std::vector<at::Tensor> expected;
+            torch::load(expected, (directory_.path() / "expected").string());
+            expect_equal(training.result(), expected);
+          }
+          return std::string("done");
+        });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const auto& end = ends[static_cast<std::size_t>(rank)];
+      const bool died = WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGALRM;
+      if (died) ++deaths;
+      EXPECT_TRUE(died || end.report == "done" || end.report.starts_with("threw: ")) << end.report;
+      std::int64_t step = 0;
+      if (std::ifstream(known(rank)) >> step) saved = std::max(saved, step);
+      fs::remove(known(rank));
+    }
+    if (ends[0].report == "done") {
+      EXPECT_TRUE(ends[0].exited_cleanly());
+      fs::remove_all(path());
+      saved = 0;
+      ++ended;
+    }
+  }
+}
+
+TEST_F(Checkpoints, ADamagedOneIsPassedOverAndNamed) {
+  expect_torch_ranks(2, "paceline", [&](int rank, int) {
+    Training training;
+    CheckpointDirectory checkpoints(path());
+    EXPECT_FALSE(checkpoints.resume(training.states));
+    training.run([&] {
+      checkpoints.save(training.step, training.states);
+      return training.step < 5;
+    });
+    const auto resumed_after = [&](const std::function<void()>& change) {
+      if (rank == 0) change();
+      barrier();
+      return checkpoints.resume(training.states)->message;
+    };
+    EXPECT_EQ(resumed_after([] {}), "resumed from step 5 of " + path().string());
+    EXPECT_EQ(resumed_after([&] { damage(file("5", "state.pt")); }),
+              "resumed from step 4 of " + path().string() + "; damaged: step 5: rank 0: " +
+                  file("5", "state.pt").string() + ": does not have its checksum");
+    EXPECT_THAT(resumed_after([&] { fs::resize_file(file("4", "rank-1.pt"), 100); }),
+                AllOf(HasSubstr("resumed from step 3"),
+                      HasSubstr("step 4: rank 1: " + file("4", "rank-1.pt").string() +
+                                ": has 100 bytes in place of")));
+    EXPECT_THAT(resumed_after([&] { fs::remove(file("3", "rank-1.json")); }),
+                AllOf(HasSubstr("resumed from step 2"),
+                      HasSubstr("cannot read " + file("3", "rank-1.json").string())));
+    EXPECT_THAT(resumed_after([&] {
+                  fs::copy_file(file("1", "rank-1.json"), file("2", "rank-1.json"),
+                                fs::copy_options::overwrite_existing);
+                }),
+                AllOf(HasSubstr("resumed from step 1"), HasSubstr("is of another checkpoint")));
+    barrier();
+    if (rank == 0) std::ofstream(file("1", "rank-0.json")) << "{}";
+    barrier();
+    EXPECT_THAT([&] { checkpoints.resume(training.states); },
+                ThrowsMessage<Error>(AllOf(HasSubstr("all checkpoints are damaged"),
+                                           HasSubstr("rank-0.json: has no 'version'"))));
+  });
+}
+
+TEST_F(Checkpoints, OneThatIsCompleteButHasNoNameYetIsFound) {
+  expect_torch_ranks(1, "paceline", [&](int, int) {
+    Training training;
+    const auto save = [&](std::int64_t step) {
+      training.step = step;
+      CheckpointDirectory(path(), {.asynchronous = true}).save(step, training.states);
+    };
+    save(3);
+    ASSERT_EQ(names_in(path()).size(), 1U);
+    EXPECT_THAT(names_in(path())[0], ::testing::StartsWith(".step-000000000003."));
+    save(4);
+    const auto unfinished = path() / ".step-000000000007.abc";
+    fs::copy(path() / names_in(path())[1], unfinished);
+    fs::remove(unfinished / "rank-0.json");
+    CheckpointDirectory checkpoints(path());
+    EXPECT_EQ(checkpoints.resume(training.states)->message,
+              "resumed from step 4 of " + path().string());
+    EXPECT_EQ(training.step, 4);
+    EXPECT_TRUE(fs::exists(file("4", "state.pt")));
+    checkpoints.save(5, training.states);
+    EXPECT_THAT(names_in(path()), ElementsAre("step-000000000004", "step-000000000005"));
+  });
+}
+
+TEST_F(Checkpoints, TheNewestAndTheBestAreKept) {
+  expect_torch_ranks(1, "paceline", [&](int, int) {
+    double number = 0;
+    const States states{{"number", number}};
+    for (const bool lower_is_better : {false, true}) {
+      const auto directory = path() / (lower_is_better ? "lower" : "higher");
+      CheckpointDirectory checkpoints(
+          directory, {.keep_last = 2, .keep_best = 1, .lower_is_better = lower_is_better});
+      const std::vector<double> metrics{0.5, 0.9, 0.1, 0.5, 0.6};
+      for (std::size_t i = 0; i < metrics.size(); ++i) {
+        checkpoints.save(static_cast<std::int64_t>(i), states, metrics[i]);
+      }
+      EXPECT_THAT(names_in(directory),
+                  ElementsAre(lower_is_better ? "step-000000000002" : "step-000000000001",
+                              "step-000000000003", "step-000000000004"));
+    }
+    // One of a step takes the place of an earlier one.
+    CheckpointDirectory checkpoints(path() / "again");
+    checkpoints.save(1, states);
+    number = 7;
+    checkpoints.save(1, states);
+    number = 0;
+    EXPECT_EQ(checkpoints.resume(states)->step, 1);
+    EXPECT_EQ(number, 7);
+    EXPECT_EQ(names_in(path() / "again").size(), 1U);
+  });
+}
+
+TEST_F(Checkpoints, AFailureOfOneRankIsThrownByAll) {
+  for (const bool asynchronous : {false, true}) {
+    expect_torch_ranks(2, "paceline", [&](int rank, int) {
+      const std::string run = asynchronous ? "asynchronous" : "synchronous";
+      double number = 1;
+      bool fails = false;
+      const States states{{"number", number},
+                          {"own", Stateful(
+                                      [&]() -> at::IValue {
+                                        if (fails && rank == 1) throw std::runtime_error("no luck");
+                                        return rank;
+                                      },
+                                      [&](const at::IValue& value) {
+                                        EXPECT_EQ(value.toInt(), rank);
+                                        if (fails && rank == 1)
+                                          throw std::runtime_error("worn out");
+                                      },
+                                      Stateful::Scope::rank)}};
+      CheckpointDirectory checkpoints(path() / run, {.asynchronous = asynchronous});
+      const auto save = [&](std::int64_t step) {
+        checkpoints.save(step, states);
+        checkpoints.wait();
+      };
+      save(1);
+      fails = true;
+      EXPECT_THAT(
+          [&] { save(2); },
+          ThrowsMessage<Error>(HasSubstr("the checkpoint of step 2 failed: rank 1: no luck")));
+      EXPECT_THAT([&] { checkpoints.resume(states); },
+                  ThrowsMessage<Error>(HasSubstr("resume from step 1: rank 1: 'own': worn out")));
+      fails = false;
+      // A file where a directory is needed.
+      barrier();
+      if (rank == 1) std::ofstream(path() / "file") << "x";
+      barrier();
+      EXPECT_THAT([&] { CheckpointDirectory(path() / "file"); },
+                  ThrowsMessage<Error>(HasSubstr("cannot be used: rank 0: ")));
+      save(3);
+      EXPECT_EQ(checkpoints.resume(states)->step, 3);
+      barrier();
+      EXPECT_THAT(names_in(path() / run), ElementsAre("step-000000000001", "step-000000000003"));
+    });
+  }
+}
+
+TEST_F(Checkpoints, InvalidCallsAreRefused) {
+  expect_torch_ranks(2, "paceline", [&](int rank, int) {
+    const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
+    double number = 1;
+    CheckpointDirectory checkpoints(path());
+    EXPECT_THAT(
+        [&] {
+          checkpoints.save(rank, {{"a", number}});
+        },
+        says("rank 0 saves step 0 of 1 states, and rank 1 step 1 of 1"));
+    EXPECT_THAT(
+        [&] {
+          checkpoints.save(1, {{rank == 0 ? "a" : "b", number}});
+        },
+        says("or states of other names"));
+    EXPECT_THAT([&] { checkpoints.save(-1, {}); }, says("step is -1; it must not be negative"));
+    EXPECT_THAT(
+        [&] {
+          checkpoints.save(1, {{"a", number}, {"a", number}});
+        },
+        says("the name 'a' is in use"));
+    EXPECT_THAT([&] { CheckpointDirectory(path(), {.keep_last = -1}); }, says("keep_last is -1"));
+    checkpoints.save(1, {{"a", number}, {"c", number}});
+    EXPECT_THAT(
+        [&] {
+          checkpoints.resume({{"b", number}});
+        },
+        ThrowsMessage<Error>(HasSubstr("there is no 'b', but a, c")));
+    at::Tensor flat = torch::zeros({3});
+    EXPECT_THAT(
+        [&] {
+          checkpoints.resume({{"a", flat}});
+        },
+        ThrowsMessage<Error>(HasSubstr("'a': ")));
+  });
+}
+
+TEST_F(Checkpoints, AnotherNumberOfRanksGoesOn) {
+  for (const int ranks : {3, 2, 1, 4}) {
+    expect_torch_ranks(ranks, "paceline", [&](int rank, int) {
+      Training training(ranks);
+      const States states(training.states.begin(), training.states.end() - 1);  // without the last
+      CheckpointDirectory checkpoints(path());
+      const auto resumed = checkpoints.resume(states);
+      EXPECT_EQ(resumed.has_value(), ranks != 3);
+      const auto stop = training.step + 2;
+      training.run([&] { return training.step < stop; });
+      checkpoints.save(training.step, states);
+      double own = rank;
+      const States of_ranks{{"own", Stateful(own).per_rank()}};
+      CheckpointDirectory others(path() / "own");
+      if (ranks == 3) return others.save(1, of_ranks);
+      EXPECT_THAT(
+          [&] { others.resume(of_ranks); },
+          ThrowsMessage<Error>(HasSubstr("'own' is of each rank by itself, of 3 ranks; this "
+                                         "job has " +
+                                         std::to_string(ranks))));
+    });
+  }
+}
+
+// With logical ranks, the same bits at any number of ranks.
+TEST_F(Checkpoints, OfLogicalRanksAreForAnyNumberOfRanks) {
+  constexpr int kLogical = 4;
+  const auto train = [&](int seed, int stop, std::optional<CheckpointDirectory> checkpoints) {
+    torch::manual_seed(seed);
+    Points points;
+    DistributedDataParallel<DropoutNetImpl> model(DropoutNet(), {.logical_ranks = kLogical});
+    torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    data::LogicalDataLoader loader(points, model.logical_ranks(),
+                                   [&](int rank) {
+                                     return data::DistributedSampler(
+                                         points.size(), {.num_replicas = kLogical, .rank = rank});
+                                   },
+                                   {.batch_size = 2});
+    std::int64_t step = 0;
+    const States states{
+        {"model", model}, {"sgd", sgd}, {"ranks", model.logical_ranks()}, {"step", step}};
+    if (checkpoints) checkpoints->resume(states);
+    for (auto epoch = loader.epoch(); epoch < kEpochs; ++epoch) {
+      for (auto& batches : loader.epoch(epoch)) {
+        for (const int rank : model.logical_ranks()) {
+          const auto& x = batches[rank];
+          (model(x) - x.sum(1, true)).square().mean().backward();
+        }
+        sgd.step();
+        sgd.zero_grad();
+        ++step;
+        if (step == stop) {
+          checkpoints->save(step, states);
+          return std::vector<at::Tensor>();
+        }
+      }
+    }
+    std::vector<at::Tensor> all;
+    for (const auto& parameter : model.parameters()) all.push_back(parameter.detach().clone());
+    return all;
+  };
+  int stop = 0;
+  for (const int ranks : {1, 4, 2, 3}) {
+    stop += 2;
+    expect_torch_ranks(ranks, "paceline",
+                       [&](int, int) { train(ranks, stop, CheckpointDirectory(path())); });
+  }
+  expect_torch_ranks(2, "paceline", [&](int, int) {
+    const auto got = train(9, 100, CheckpointDirectory(path()));
+    expect_equal(got, train(1, 100, std::nullopt));
+  });
+}
+
+}  // namespace
+}  // namespace paceline
