@@ -45,10 +45,10 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 [[nodiscard]] PACELINE_API StateDict state_dict(const at::IValue& value);
 
 /// Copies the tensors into the parameters and buffers of these names, converted to their types and
-/// devices. If all names begin with "module.", as those of a model in Python's
-/// DistributedDataParallel do, they apply without it, unless the module's own do. Throws Error, and
-/// changes nothing, if a shape differs; if `strict`, also if a name is missing or is not the
-/// module's.
+/// devices; complex numbers to complex ones only. If all names begin with "module.", as those of a
+/// model in Python's DistributedDataParallel do, they apply without it, unless the module's own do.
+/// Throws Error, and changes nothing, if a shape differs; if `strict`, also if a name is missing or
+/// is not the module's.
 PACELINE_API void load_state_dict(torch::nn::Module& module, const StateDict& state,
                                   bool strict = true);
 
@@ -79,9 +79,10 @@ struct LoadOptions {
 /// replaces an earlier one, once it is complete.
 ///
 /// Tensors that share memory share it again after torch.load, and are written separately to a
-/// safetensors file. Throws UsageError for tensors that are not dense; for types, names and texts
-/// that the format does not have: safetensors has complex64 only, and no name __metadata__; and
-/// Error if the file cannot be written. An earlier file stays as it is then.
+/// safetensors file. Throws UsageError for tensors that are not dense, or that share memory and
+/// have different types, in a .pt file; for types, names and texts that the format does not have:
+/// safetensors has complex64 only, and no name __metadata__; and Error if the file cannot be
+/// written. An earlier file stays as it is then.
 PACELINE_API void save(const StateDict& state, const std::filesystem::path& path,
                        const SaveOptions& options = {});
 /// The same for state_dict(module).
@@ -109,15 +110,18 @@ PACELINE_API void load(torch::nn::Module& module, const std::filesystem::path& p
 /// dicts and dense tensors, so also the states of Python's optimizers and schedulers. Tensors that
 /// shared a storage share it again. In place of what LibTorch does not have there is: a dict for
 /// OrderedDict and Counter, without `_metadata`; a tuple for torch.Size; a list for a set; the
-/// number of the ScalarType for a dtype; a string for bytes, and for a class or function.
+/// number of the ScalarType for a dtype; a string for bytes, and for a class, a function or another
+/// dtype.
 ///
 /// No code of the file is run. An object of another class is a dict of its attributes, with the
-/// name of the class as "__class__".
+/// name of the class as "__class__", the arguments of its construction as "__args__", what was
+/// appended to it as "__list__", and a state that is not a dict as "__state__".
 ///
 /// Throws CorruptFile, which names the path, if the file does not follow the format; UsageError for
-/// sparse and quantized tensors, integers of more than 64 bits, values that contain themselves or
-/// are nested deeper than 1000, TorchScript programs, and older files; and Error if it cannot be
-/// read.
+/// sparse and quantized tensors, storages outside of tensors, integers outside of int64, keys of
+/// dicts that are neither texts nor numbers, values that contain themselves or are nested deeper
+/// than 1000, TorchScript programs, older files, and a device that is not there; and Error if it
+/// cannot be read.
 [[nodiscard]] PACELINE_API at::IValue pickle_load(const std::filesystem::path& path,
                                                   c10::Device map_location = c10::kCPU);
 /// Writes such a file, which torch.load(weights_only=True) reads: None, numbers, texts, devices,

@@ -32,10 +32,12 @@ class PACELINE_API Stateful {
   enum class Scope {
     shared,        ///< All ranks have the same: rank 0 saves it, and all load it.
     rank,          ///< Each rank has its own.
-    logical_ranks  ///< A dict of logical ranks' states; a rank loads those of all ranks.
+    logical_ranks  ///< A dict by logical rank; a rank loads its own out of all.
   };
-  using Get = std::function<at::IValue()>;             ///< Returns the state.
-  using Set = std::function<void(const at::IValue&)>;  ///< Takes back what Get returned.
+  /// Returns the state. Must make no collective calls: of a shared state, only rank 0 calls it.
+  using Get = std::function<at::IValue()>;
+  /// Takes back what Get returned. Must make no collective calls.
+  using Set = std::function<void(const at::IValue&)>;
 
   /// A state of any kind that pickle_save takes.
   Stateful(Get get, Set set, Scope scope = Scope::shared)
@@ -77,6 +79,7 @@ class PACELINE_API Stateful {
   Scope scope() const { return scope_; }                                ///< Whose it is.
 
  private:
+  [[noreturn]] static void throw_other_type(const at::IValue& value);
   template <typename Number>
   static at::IValue value_of_number(Number number) {
     if constexpr (std::is_same_v<Number, bool>) {
@@ -89,11 +92,16 @@ class PACELINE_API Stateful {
   }
   template <typename Number>
   static void set(Number& number, const at::IValue& value) {
+    const bool fits = std::is_same_v<Number, bool>       ? value.isBool()
+                      : std::is_floating_point_v<Number> ? value.isDouble()
+                                                         : value.isInt();
+    if (!fits) throw_other_type(value);
     if constexpr (std::is_same_v<Number, bool>) {
       number = value.toBool();
     } else if constexpr (std::is_floating_point_v<Number>) {
       number = static_cast<Number>(value.toDouble());
     } else {
+      if (!std::in_range<Number>(value.toInt())) throw_other_type(value);
       number = static_cast<Number>(value.toInt());
     }
   }
@@ -108,9 +116,10 @@ using States = std::vector<std::pair<std::string, Stateful>>;
 
 /// Options of CheckpointDirectory. The same on all ranks.
 struct CheckpointOptions {
-  /// How many checkpoints are kept, the newest; 0: all.
+  /// How many checkpoints are kept, the newest; 0: all. Those of a later step than the one that is
+  /// saved, as of an earlier run, are not counted, and stay.
   int keep_last = 0;
-  /// How many are kept besides, those with the best metric.
+  /// How many with the best metric are kept as well; they may be among the newest.
   int keep_best = 0;
   /// Whether a lower metric is better, as of a loss.
   bool lower_is_better = false;
@@ -153,11 +162,11 @@ struct ResumedCheckpoint {
 /// otherwise.
 ///
 /// All members but the destructor are collective over the group, and throw on all ranks if one of
-/// them fails: Error that names the rank and the cause. One job at a time may use a directory. Use
-/// it on one thread at a time.
+/// them fails: Error that names the rank and the cause. One object of one job at a time may use a
+/// directory. Use it on one thread at a time, in a world.
 class PACELINE_API CheckpointDirectory {
  public:
-  /// Makes the directory if needed. Throws UsageError for a negative option.
+  /// Makes the directory if needed. Throws Error if that fails, or for a negative option.
   explicit CheckpointDirectory(std::filesystem::path directory,
                                const CheckpointOptions& options = {});
   /// `other` may only be assigned to or destroyed afterwards.
@@ -169,10 +178,11 @@ class PACELINE_API CheckpointDirectory {
   ~CheckpointDirectory();
 
   /// Saves the states, as of `step`, which must not be negative; an earlier checkpoint of the same
-  /// step is replaced. `metric`, that of rank 0, is what keep_best compares.
+  /// step is replaced. `metric`, that of rank 0, is what keep_best compares; one that is not finite
+  /// counts as none. The name "random state" is in use.
   ///
   /// With CheckpointOptions::asynchronous, first waits for the previous save, and throws if that
-  /// failed. Objects whose state is not tensors and numbers must not change while it is copied.
+  /// failed; and returns once the state is copied. Tensors that share memory are copied separately.
   void save(std::int64_t step, const States& states, std::optional<double> metric = std::nullopt);
   /// Returns when an asynchronous save is complete.
   void wait();

@@ -239,13 +239,16 @@ class DataLoader {
   /// first iteration after load_state_dict, if it is over that state's epoch, begins where the
   /// state was taken.
   Iterator begin() {
-    const bool goes_on = std::exchange(resumes_, false) && position_->epoch == epoch_;
-    position_ = std::make_shared<detail::EpochPosition>(
+    const bool goes_on = resumes_ && position_->epoch == epoch_;
+    auto position = std::make_shared<detail::EpochPosition>(
         detail::EpochPosition{epoch_, goes_on ? position_->samples : 0});
-    return Iterator(detail::BatchStream(
-                        detail::make_batches(sampler_->indices_from(position_->samples), options_),
-                        options_, std::cref(fetch_)),
-                    position_, options_.batch_size * sampler_->num_replicas());
+    Iterator iterator(detail::BatchStream(
+                          detail::make_batches(sampler_->indices_from(position->samples), options_),
+                          options_, std::cref(fetch_)),
+                      position, options_.batch_size * sampler_->num_replicas());
+    position_ = std::move(position);
+    resumes_ = false;
+    return iterator;
   }
   /// The end of an iteration.
   std::default_sentinel_t end() const { return {}; }

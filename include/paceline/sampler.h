@@ -31,7 +31,8 @@ class PACELINE_API Sampler {
   /// How many ranks take the samples of one order in turn.
   virtual std::int64_t num_replicas() const { return 1; }
   /// What is left of indices() after the ranks have together taken the first `samples` of the
-  /// order, a multiple of num_replicas(). A resumed epoch goes on with it.
+  /// order. A resumed epoch goes on with it. This one throws UsageError unless `samples` is a
+  /// multiple of num_replicas(), which it may not be after a change of the number of ranks.
   virtual std::vector<std::int64_t> indices_from(std::int64_t samples) const;
 
  protected:

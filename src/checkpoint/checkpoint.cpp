@@ -20,6 +20,27 @@ namespace {
 using checkpoint::MappedFile;
 using nlohmann::json;
 
+// Of one file with tensors.
+StateDict load_file(const std::shared_ptr<MappedFile>& file, const std::filesystem::path& path,
+                    c10::Device device) {
+  if (!checkpoint::is_torch_file(file->content())) {
+    return checkpoint::read_safetensors(file, path, device);
+  }
+  const at::IValue value = checkpoint::read_torch_file(file, path, device);
+  try {
+    return state_dict(value);
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+// A safetensors file begins with the length of its header, whose first byte may be a brace, too.
+bool is_index(std::string_view content) {
+  constexpr std::size_t kLengthBytes = 8;
+  const bool has_length = content.size() > kLengthBytes && content[kLengthBytes - 1] == '\0';
+  return content.starts_with('{') && !has_length;
+}
+
 // The index of a sharded checkpoint: {"metadata": ..., "weight_map": {TENSOR: FILE, ...}}, with the
 // names of files beside it.
 StateDict load_shards(const MappedFile& file, const std::filesystem::path& path,
@@ -40,7 +61,10 @@ StateDict load_shards(const MappedFile& file, const std::filesystem::path& path,
     const auto shard_path = path.parent_path() / shard_name;
     auto found = shards.find(shard_name);
     if (found == shards.end()) {
-      found = shards.emplace(shard_name, load(shard_path, {.map_location = device})).first;
+      found = shards
+                  .emplace(shard_name,
+                           load_file(std::make_shared<MappedFile>(shard_path), shard_path, device))
+                  .first;
     }
     const at::Tensor* const tensor = found->second.find(name);
     if (tensor == nullptr) {
@@ -75,16 +99,8 @@ void save(const torch::nn::Module& module, const std::filesystem::path& path,
 
 StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
   const auto file = std::make_shared<MappedFile>(path);
-  if (file->content().starts_with('{')) return load_shards(*file, path, options.map_location);
-  if (!checkpoint::is_torch_file(file->content())) {
-    return checkpoint::read_safetensors(file, path, options.map_location);
-  }
-  const at::IValue value = checkpoint::read_torch_file(file, path, options.map_location);
-  try {
-    return state_dict(value);
-  } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", path.string(), error.what()));
-  }
+  if (is_index(file->content())) return load_shards(*file, path, options.map_location);
+  return load_file(file, path, options.map_location);
 }
 
 void load(torch::nn::Module& module, const std::filesystem::path& path,

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -36,7 +37,6 @@ using nlohmann::json;
 using GenericDict = c10::impl::GenericDict;
 using Scope = Stateful::Scope;
 
-constexpr const char* kSharedFile = "state.pt";
 constexpr const char* kRandom = "random state";
 
 GenericDict empty_dict() {
@@ -52,13 +52,16 @@ class CheckpointDirectory::Impl {
         options_(options),
         rank_(get_rank(options.group)),
         size_(get_world_size(options.group)) {
-    if (options.keep_last < 0 || options.keep_best < 0) {
-      throw UsageError(
-          fmt::format("CheckpointDirectory: keep_last is {} and keep_best is {}; they must not be "
-                      "negative",
-                      options.keep_last, options.keep_best));
-    }
-    agree(attempt([&] { fs::create_directories(directory_); }), "cannot be used");
+    agree(attempt([&] {
+            if (options.keep_last < 0 || options.keep_best < 0) {
+              throw UsageError(
+                  fmt::format("keep_last is {} and keep_best is {}; they must not be negative",
+                              options.keep_last, options.keep_best));
+            }
+            if (!fs::create_directories(directory_) || !options.fsync) return;
+            checkpoint::sync_directory(fs::absolute(directory_).parent_path());
+          }),
+          "cannot be used");
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -67,21 +70,21 @@ class CheckpointDirectory::Impl {
   }
 
   void save(std::int64_t step, const States& states, std::optional<double> metric) {
+    if (metric && !std::isfinite(*metric)) metric.reset();
     finish_writer();
     const Place place = begin_save(step, states);
     Part part{
         .place = place,
         .manifest = {
             .id = place.id, .step = step, .world_size = size_, .rank = rank_, .metric = metric}};
-    std::string error = attempt([&] { collect(states, part); });
+    agree(attempt([&] { collect(states, part); }), failed(step));
     pending_ = place;
     if (options_.asynchronous) {
-      if (error.empty()) error = attempt([&] { start_writer(std::move(part)); });
+      const std::string error = attempt([&] { start_writer(std::move(part)); });
       if (!error.empty()) writer_error_ = error;
-      return;
+    } else {
+      complete(attempt([&] { write(std::move(part)); }));
     }
-    if (error.empty()) error = attempt([&] { write(std::move(part)); });
-    complete(error);
   }
 
   void wait() { finish_writer(); }
@@ -89,15 +92,18 @@ class CheckpointDirectory::Impl {
   std::optional<ResumedCheckpoint> resume(const States& states) {
     finish_writer();
     std::vector<Place> places;
-    json list = json::array();
+    std::string text;
     const std::string error = attempt([&] {
+      json list = json::array();
       if (rank_ != 0) return;
-      for (const Place& place : checkpoint::places_in(directory_))
-        list.push_back({place.step, place.id});
+      for (const Place& place : checkpoint::places_in(directory_)) {
+        list.push_back({place.step, place.id, place.path.filename().string()});
+      }
+      text = list.dump();
     });
     agree(error, "cannot be read");
-    for (const auto& one : json::parse(broadcast_bytes(list.dump(), {.group = options_.group}))) {
-      places.push_back(place_of(directory_, one.at(0), one.at(1)));
+    for (const auto& one : json::parse(broadcast_bytes(text, {.group = options_.group}))) {
+      places.push_back({one.at(0), one.at(1), directory_ / one.at(2).get<std::string>()});
     }
     std::vector<std::string> damaged;
     for (const Place& place : places) {
@@ -144,6 +150,9 @@ class CheckpointDirectory::Impl {
     }
     return "";
   }
+  static std::string failed(std::int64_t step) {
+    return fmt::format("the checkpoint of step {} failed", step);
+  }
   // Throws on all ranks if one has an error. Collective.
   void agree(const std::string& own, const std::string& what) const {
     const std::string problem = first_problem(own);
@@ -162,7 +171,8 @@ class CheckpointDirectory::Impl {
       std::random_device random;
       own["id"] = fmt::format("{:08x}{:08x}", random(), random());
     }
-    const auto all = all_gather_bytes(own.dump(), {.group = options_.group});
+    const auto all = all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace),
+                                      {.group = options_.group});
     const json first = json::parse(all.front());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const json other = json::parse(all[rank]);
@@ -191,7 +201,11 @@ class CheckpointDirectory::Impl {
       if (is_shared && rank_ != 0) continue;
       (is_shared ? part.shared : part.own).insert(name, state.state_dict());
     }
-    part.own.insert(kRandom, at::detail::getDefaultCPUGenerator().get_state());
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    {
+      const std::scoped_lock lock(generator.mutex());
+      part.own.insert(kRandom, generator.get_state());
+    }
     if (!options_.asynchronous) return;
     part.shared = shared_copy_.copy(part.shared).toGenericDict();
     part.own = own_copy_.copy(part.own).toGenericDict();
@@ -204,7 +218,7 @@ class CheckpointDirectory::Impl {
       checkpoint::write_torch_file(value, file);
       part.manifest.files.push_back({name, file.size(), file.crc32()});
     };
-    if (rank_ == 0) write_file(kSharedFile, part.shared);
+    if (rank_ == 0) write_file(checkpoint::kSharedFile, part.shared);
     write_file(part_name(rank_, "pt"), part.own);
     FileWriter file(part.place.path / part_name(rank_, "json"), {.fsync = options_.fsync});
     file.write(write_manifest(part.manifest));
@@ -226,36 +240,36 @@ class CheckpointDirectory::Impl {
   // Gives the pending checkpoint its name, if no rank has an error. Collective.
   void complete(const std::string& error) {
     const Place place = *std::exchange(pending_, std::nullopt);
-    const std::string what = fmt::format("the checkpoint of step {} failed", place.step);
-    std::string own = first_problem(error);
-    if (!own.empty()) {
+    const std::string problem = first_problem(error);
+    if (!problem.empty()) {
       if (rank_ == 0) attempt([&] { fs::remove_all(place.path); });
-      throw Error(fmt::format("{}: {}: {}", directory_.string(), what, own));
+      throw Error(fmt::format("{}: {}: {}", directory_.string(), failed(place.step), problem));
     }
     agree(attempt([&] {
             if (rank_ != 0) return;
             publish(place);
-            remove_old();
+            remove_old(place.step);
           }),
-          what);
+          failed(place.step));
   }
 
   void publish(const Place& place) const {
     const Place named = place_of(directory_, place.step);
     if (fs::exists(named.path)) {
-      const Place old = place_of(directory_, place.step, place.id + "-old");
+      const Place old = place_of(directory_, place.step, place.id + checkpoint::kReplaced);
       fs::rename(named.path, old.path);
     }
     fs::rename(place.path, named.path);
     if (options_.fsync) checkpoint::sync_directory(directory_);
   }
 
-  void remove_old() const {
+  // What is newer than `step` is of a run that began anew, or damaged: it does not count.
+  void remove_old(std::int64_t step) const {
     std::vector<Place> named;
     for (const Place& place : checkpoint::places_in(directory_)) {
       if (place.is_hidden()) {
         fs::remove_all(place.path);
-      } else {
+      } else if (place.step <= step) {
         named.push_back(place);
       }
     }
@@ -275,7 +289,7 @@ class CheckpointDirectory::Impl {
         continue;
       }
       // First hidden, so that nobody sees a part of it.
-      const Place hidden = place_of(directory_, place->step, "old");
+      const Place hidden = place_of(directory_, place->step, checkpoint::kReplaced);
       fs::rename(place->path, hidden.path);
       fs::remove_all(hidden.path);
     }
@@ -302,7 +316,8 @@ class CheckpointDirectory::Impl {
     if (!damaged.empty()) {
       message += fmt::format("; damaged: {}", fmt::join(damaged, "; "));
     }
-    return {place.step, place_of(directory_, place.step).path, message};
+    return {place.step, place.is_hidden() ? place_of(directory_, place.step).path : place.path,
+            message};
   }
 
   void load_states(const Place& place, const States& states) const {
@@ -310,7 +325,7 @@ class CheckpointDirectory::Impl {
       return pickle_load(place.path / name).toGenericDict();
     };
     const int saved_size = checkpoint::read_manifest(place, 0).world_size;
-    const GenericDict shared = read(kSharedFile);
+    const GenericDict shared = read(checkpoint::kSharedFile);
     GenericDict own = rank_ < saved_size ? read(part_name(rank_, "pt")) : empty_dict();
     for (const auto& [name, state] : states) {
       if (state.scope() == Scope::logical_ranks) {

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include <paceline/error.h>
@@ -32,10 +34,12 @@ std::vector<Place> places_in(const fs::path& directory) {
   for (const auto& entry : fs::directory_iterator(directory)) {
     std::string name = entry.path().filename().string();
     std::string id;
+    if (!entry.is_directory()) continue;
     if (name.starts_with('.')) {
       const std::size_t dot = name.find('.', 1);
       if (dot == std::string::npos) continue;
       id = name.substr(dot + 1);
+      if (id.find_first_not_of("0123456789abcdef-old") != std::string::npos) continue;
       name = name.substr(1, dot - 1);
     }
     if (!name.starts_with(kStepPrefix)) continue;
@@ -44,9 +48,11 @@ std::vector<Place> places_in(const fs::path& directory) {
                                          std::numeric_limits<std::int64_t>::max());
     if (step) places.push_back({*step, id, entry.path()});
   }
-  std::ranges::sort(places, [](const Place& a, const Place& b) {
-    return std::pair(-a.step, a.id) < std::pair(-b.step, b.id);
-  });
+  const auto order = [](const Place& place) {
+    const int kind = !place.is_hidden() ? 1 : place.id.ends_with(kReplaced) ? 2 : 0;
+    return std::tuple(-place.step, kind, place.id);
+  };
+  std::ranges::sort(places, std::less(), order);
   return places;
 }
 
@@ -64,7 +70,11 @@ void check_parts(const Place& place, int rank, int size) {
   const Manifest first = read_manifest(place, 0);
   for (int part = rank; part < first.world_size; part += size) {
     const Manifest manifest = read_manifest(place, part);
-    if (manifest.rank != part || manifest.step != place.step || manifest.id != first.id ||
+    const auto has = [&](const std::string& name) {
+      return std::ranges::find(manifest.files, name, &Manifest::File::name) != manifest.files.end();
+    };
+    if (!has(part_name(part, "pt")) || (part == 0 && !has(kSharedFile)) || manifest.rank != part ||
+        manifest.step != place.step || manifest.id != first.id ||
         manifest.world_size != first.world_size) {
       throw CorruptFile(fmt::format("{}: is of another checkpoint",
                                     (place.path / part_name(part, "json")).string()));

@@ -20,14 +20,18 @@ struct Place {
 
 Place place_of(const std::filesystem::path& directory, std::int64_t step,
                const std::string& id = "");
-// Those in a directory: the newest first, and of one step the one that is not hidden. Throws
-// std::filesystem::filesystem_error.
+// Those in a directory, the newest first: of one step first hidden ones, which were saved last, and
+// at the end one that was replaced. Throws std::filesystem::filesystem_error.
 std::vector<Place> places_in(const std::filesystem::path& directory);
 
 // The file of one rank: "rank-3.json".
 std::string part_name(int rank, const char* extension);
 // Throws Error, or CorruptFile.
 Manifest read_manifest(const Place& place, int rank);
+// What is added to the id of one that is replaced or removed.
+constexpr const char* kReplaced = "-old";
+constexpr const char* kSharedFile = "state.pt";  // rank 0's
+
 // Throws Error unless the files of the ranks `rank`, `rank` + `size`, ... of the checkpoint are
 // there and undamaged.
 void check_parts(const Place& place, int rank, int size);

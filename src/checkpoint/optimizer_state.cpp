@@ -51,8 +51,8 @@ void visit_adam_options(Options& options, Visitor& visitor) {
 template <typename State, typename Visitor>
 void visit_adam_state(State& state, Visitor& visitor) {
   visitor("step", state.step());
-  visitor("exp_avg", state.exp_avg());
-  visitor("exp_avg_sq", state.exp_avg_sq());
+  visitor.required("exp_avg", state.exp_avg());
+  visitor.required("exp_avg_sq", state.exp_avg_sq());
   visitor("max_exp_avg_sq", state.max_exp_avg_sq());
 }
 template <typename Visitor>
@@ -84,7 +84,7 @@ void visit(RMSpropOptions& options, Visitor& visitor) {
 template <typename Visitor>
 void visit(RMSpropParamState& state, Visitor& visitor) {
   visitor("step", state.step());
-  visitor("square_avg", state.square_avg());
+  visitor.required("square_avg", state.square_avg());
   visitor("momentum_buffer", state.momentum_buffer());
   visitor("grad_avg", state.grad_avg());
 }
@@ -100,7 +100,7 @@ void visit(AdagradOptions& options, Visitor& visitor) {
 template <typename Visitor>
 void visit(AdagradParamState& state, Visitor& visitor) {
   visitor("step", state.step());
-  visitor("sum", state.sum());
+  visitor.required("sum", state.sum());
 }
 
 template <typename Visitor>
@@ -133,6 +133,7 @@ class MemberReader {
  public:
   explicit MemberReader(const GenericDict& dict) : dict_(dict) {}
 
+  void required(const char* name, const at::Tensor& tensor) { (*this)(name, tensor); }
   template <typename Member>
   void operator()(const char* name, const Member& member) {
     dict_.insert(name, value_of(member));
@@ -172,6 +173,13 @@ class MemberWriter {
   MemberWriter(const GenericDict& dict, std::string place, at::Tensor parameter = {})
       : dict_(dict), place_(std::move(place)), parameter_(std::move(parameter)) {}
 
+  // A tensor without which the optimizer could not go on.
+  void required(const char* name, at::Tensor& tensor) {
+    (*this)(name, tensor);
+    if (!tensor.defined()) {
+      throw Error(fmt::format("load_state_dict: {} has no '{}'", place_, name));
+    }
+  }
   template <typename Member>
   void operator()(const char* name, Member& member) {
     const auto found = dict_.find(name);
@@ -183,14 +191,18 @@ class MemberWriter {
     const at::IValue value = is_there ? found->value() : at::IValue();
     try {
       set(member, value);
-    } catch (const c10::Error&) {
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception&) {
       throw Error(
           fmt::format("load_state_dict: '{}' of {} is a {}", name, place_, value.tagKind()));
     }
   }
 
  private:
-  static void set(double& number, const at::IValue& value) { number = value.toScalar().toDouble(); }
+  static void set(double& number, const at::IValue& value) {
+    number = (value.isTensor() ? value.toTensor().item() : value.toScalar()).toDouble();
+  }
   static void set(bool& flag, const at::IValue& value) { flag = value.toBool(); }
   // Python's optimizers have tensors for steps.
   static void set(std::int64_t& number, const at::IValue& value) {
@@ -213,7 +225,12 @@ class MemberWriter {
       throw Error(fmt::format(
           "load_state_dict: {} has a tensor of another shape than its parameter", place_));
     }
-    tensor = tensor.to(parameter_.device());
+    if (tensor.layout() != at::kStrided || !(tensor.is_floating_point() || tensor.is_complex())) {
+      throw Error(
+          fmt::format("load_state_dict: {} has a tensor of {}, and not a dense one of float",
+                      place_, c10::toString(tensor.scalar_type())));
+    }
+    tensor = tensor.to(parameter_.options());
   }
   template <typename Value>
   void set(std::optional<Value>& optional, const at::IValue& value) const {

@@ -260,7 +260,7 @@ class PickleParser {
     const std::string_view bytes = read_bytes(size);
     const bool negative = !bytes.empty() && static_cast<signed char>(bytes.back()) < 0;
     std::int64_t integer = negative ? -1 : 0;
-    if (bytes.size() > sizeof(integer)) unsupported("has an integer of more than 64 bits");
+    if (bytes.size() > sizeof(integer)) unsupported("has an integer outside of int64");
     std::memcpy(&integer, bytes.data(), bytes.size());
     return integer;
   }
@@ -282,7 +282,12 @@ class PickleParser {
   void push_call(const PickleValue& callee, const PickleValue& arguments) {
     if (callee.kind != Kind::global) corrupt("calls a value that is not a class or function");
     if (arguments.kind != Kind::tuple) corrupt("calls a function without a tuple of arguments");
-    stack_.push_back(&pickle_.add_call(callee, arguments.elements));
+    if (callee.text.ends_with(".getattr") && arguments.elements.size() == 2 &&
+        arguments.elements[0]->kind == Kind::global && arguments.elements[1]->kind == Kind::text) {
+      // How protocol 2 names a class inside of a class.
+      return push_global(arguments.elements[0]->text, arguments.elements[1]->text);
+    }
+    push({.kind = Kind::call, .callee = &callee, .arguments = &arguments});
   }
   void push_from_memo(std::uint32_t key) {
     const auto found = memo_.find(key);
@@ -338,6 +343,7 @@ class PickleParser {
 
   // Null behind the last one. A callee is a global, which has none.
   static const PickleValue* child(const PickleValue& value, std::size_t i) {
+    if (value.arguments != nullptr && i-- == 0) return value.arguments;
     if (i < value.elements.size()) return value.elements[i];
     i -= value.elements.size();
     if (i < value.appended.size()) return value.appended[i];
@@ -453,7 +459,7 @@ class PickleWriter {
         return write_items(value.items);
       case Kind::call:
         write_value(*value.callee);
-        write_tuple(value.elements);
+        write_value(*value.arguments);
         put(Opcode::reduce);
         memoize(value);
         write_appended(value.appended);
@@ -541,7 +547,8 @@ PickleValue& Pickle::add_sequence(Kind kind, std::vector<const PickleValue*> ele
 
 PickleValue& Pickle::add_call(const PickleValue& callee,
                               std::vector<const PickleValue*> arguments) {
-  return add({.kind = Kind::call, .callee = &callee, .elements = std::move(arguments)});
+  const PickleValue& tuple = add_sequence(Kind::tuple, std::move(arguments));
+  return add({.kind = Kind::call, .callee = &callee, .arguments = &tuple});
 }
 
 Pickle parse_pickle(std::string_view bytes, const std::string& name) {

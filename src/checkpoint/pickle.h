@@ -26,7 +26,7 @@ struct PickleValue {
     dict,
     set,
     global,      // a class or a function: `text` is "torch._utils._rebuild_tensor_v2"
-    call,        // what `callee` returns for `elements`, or an object of that class
+    call,        // what `callee` returns for `arguments`, or an object of that class
     persistent,  // what the reader finds for the one element
   };
 
@@ -36,8 +36,9 @@ struct PickleValue {
   double real = 0;
   std::string text{};
   const PickleValue* callee = nullptr;
-  const PickleValue* state = nullptr;  // of the object that a call makes; null if it has none
-  // Of a list, tuple, set, call (the arguments) or persistent value.
+  const PickleValue* arguments = nullptr;  // a tuple
+  const PickleValue* state = nullptr;      // of the object that a call makes; null if it has none
+  // Of a list, tuple, set or persistent value.
   std::vector<const PickleValue*> elements{};
   // Of a dict, or what was stored in the object that a call makes: by keys, and by appending.
   std::vector<std::pair<const PickleValue*, const PickleValue*>> items{};
@@ -65,7 +66,7 @@ class Pickle {
 // Parses a pickle of protocol 2 to 5. No value reachable from the root contains itself, or is
 // nested deeper than kMaxNesting, so callers may recurse. Throws CorruptFile, which names the file
 // `name` and the byte, if the pickle is malformed, and UsageError for what has no counterpart here:
-// integers of more than 64 bits, extension codes, buffers outside of the pickle. What it allocates
+// integers outside of int64, extension codes, buffers outside of the pickle. What it allocates
 // is bounded by the size of the pickle.
 Pickle parse_pickle(std::string_view bytes, const std::string& name);
 constexpr int kMaxNesting = 1000;  // as Python's recursion limit

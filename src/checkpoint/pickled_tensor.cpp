@@ -52,17 +52,20 @@ const DtypeInfo* find_dtype(std::string_view DtypeInfo::*member, std::string_vie
 
 class TensorReader {
  public:
+  using Arguments = std::vector<const PickleValue*>;
+
   explicit TensorReader(const std::string& name) : name_(name) {}
 
   std::optional<PickledTensor> read(const PickleValue& value) const {
     if (value.kind != Kind::call) return std::nullopt;
     const std::string& function = value.callee->text;
-    if (auto tensor = rebuild(function, value.elements)) return tensor;
+    const Arguments& arguments = value.arguments->elements;
+    if (auto tensor = rebuild(function, arguments)) return tensor;
     if (function == "torch._utils._rebuild_parameter" ||
         function == "torch._utils._rebuild_parameter_with_state") {
-      return rebuild_parameter(value.elements);
+      return rebuild_parameter(arguments);
     }
-    if (function == "torch._tensor._rebuild_from_type_v2") return rebuild_from_type(value.elements);
+    if (function == "torch._tensor._rebuild_from_type_v2") return rebuild_from_type(arguments);
     if (function.starts_with("torch._utils._rebuild_")) {
       throw UsageError(fmt::format("{}: a tensor is made by {}; Paceline reads dense tensors only",
                                    name_, function));
@@ -71,8 +74,6 @@ class TensorReader {
   }
 
  private:
-  using Arguments = std::vector<const PickleValue*>;
-
   // (storage, offset, size, stride, requires_grad, hooks[, dtype][, metadata]). None for another
   // function.
   std::optional<PickledTensor> rebuild(const std::string& function,
@@ -103,7 +104,7 @@ class TensorReader {
   // (tensor, requires_grad, hooks[, state])
   PickledTensor rebuild_parameter(const Arguments& arguments) const {
     need(arguments.size() >= 3 && arguments[0]->kind == Kind::call, "too few arguments");
-    auto tensor = rebuild(arguments[0]->callee->text, arguments[0]->elements);
+    auto tensor = rebuild(arguments[0]->callee->text, arguments[0]->arguments->elements);
     need(tensor.has_value(), "no data");
     tensor->requires_grad = boolean(*arguments[1]);
     return *std::move(tensor);
@@ -191,8 +192,8 @@ class TensorReader {
   // Of a tuple, or of a torch.Size.
   std::vector<std::int64_t> integers(const PickleValue& value) const {
     const bool is_size = value.kind == Kind::call && value.callee->text == "torch.Size" &&
-                         value.elements.size() == 1;
-    const PickleValue& tuple = is_size ? *value.elements.front() : value;
+                         value.arguments->elements.size() == 1;
+    const PickleValue& tuple = is_size ? *value.arguments->elements.front() : value;
     need(tuple.kind == Kind::tuple, "no tuple of integers where one is needed");
     std::vector<std::int64_t> all;
     for (const auto* const element : tuple.elements) all.push_back(integer(*element));

@@ -16,6 +16,7 @@
 
 #include "checkpoint/file_writer.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/torch_file.h"
 
 namespace paceline::checkpoint {
 namespace {
@@ -45,14 +46,15 @@ constexpr std::array<std::pair<const char*, at::ScalarType>, 20> kTypes{{
 }};
 
 std::string dtype_of(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) throw UsageError(fmt::format("save: tensor {} is undefined", name));
   const auto found = std::ranges::find(kTypes, tensor.scalar_type(),
                                        &std::pair<const char*, at::ScalarType>::second);
-  if (tensor.layout() != at::kStrided || found == kTypes.end()) {
+  if (tensor.layout() != at::kStrided || tensor.is_meta() || found == kTypes.end()) {
     throw UsageError(
-        fmt::format("save: tensor {} is {} {}: a safetensors file contains dense tensors of "
+        fmt::format("save: tensor {} is {} {} on {}: a safetensors file contains dense tensors of "
                     "integers, bool, float, float8 and complex64",
                     name, tensor.layout() == at::kStrided ? "dense" : "not dense",
-                    c10::toString(tensor.scalar_type())));
+                    c10::toString(tensor.scalar_type()), tensor.device().str()));
   }
   return found->first;
 }
@@ -105,7 +107,7 @@ void write_safetensors(const StateDict& state, const std::filesystem::path& path
   FileWriter file(path, {.fsync = options.fsync});
   file.write(make_safetensors_header(header));
   for (const auto& [entry, tensor] : tensors) {
-    const at::Tensor dense = tensor.detach().cpu().contiguous();
+    const at::Tensor dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
     file.write({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()});
   }
   file.commit();
@@ -113,10 +115,19 @@ void write_safetensors(const StateDict& state, const std::filesystem::path& path
 
 StateDict read_safetensors(const std::shared_ptr<MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device) {
+  check_device(device);
   const auto header = parse_safetensors_header(file->content(), path.string());
   StateDict state;
   for (const SafetensorsEntry& entry : header.tensors) {
-    state.insert(entry.name, make_tensor(entry, file, path).to(device));
+    try {
+      state.insert(entry.name, make_tensor(entry, file, path).to(device));
+    } catch (const c10::Error& error) {
+      throw CorruptFile(fmt::format("{}: tensor '{}': {}", path.string(), entry.name, error.msg()));
+    }
+  }
+  // The package leaves out the other names of a tensor that has several, and notes them here.
+  for (const auto& [name, kept] : header.metadata) {
+    if (!state.contains(name) && state.contains(kept)) state.insert(name, at::Tensor(state[kept]));
   }
   return state;
 }

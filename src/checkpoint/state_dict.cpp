@@ -18,6 +18,8 @@ namespace {
 
 using GenericDict = c10::impl::GenericDict;
 
+constexpr std::string_view kExtraState = "_extra_state";
+
 // Python's order: of each module its parameters, its buffers, and then its children.
 void collect(const torch::nn::Module& module, const std::string& prefix, StateDict& state) {
   for (const auto& one : module.named_parameters(/*recurse=*/false)) {
@@ -36,9 +38,7 @@ class PickledModule {
  public:
   // NOLINTNEXTLINE(misc-no-recursion): pickle_load bounds the nesting
   void collect(const GenericDict& module, const std::string& prefix) {
-    // One module may be the child of many, and then has as many names.
-    constexpr int kMost = 1'000'000;
-    if (++modules_ > kMost) throw Error("state_dict: the module has more than a million children");
+    count_name();
     for (const auto& one : part(module, "_parameters")) add(prefix, one.key(), one.value());
     const auto left_out = module.find("_non_persistent_buffers_set");
     for (const auto& one : part(module, "_buffers")) {
@@ -72,15 +72,23 @@ class PickledModule {
     throw Error(fmt::format("state_dict: a module has no {}", name));
   }
   void add(const std::string& prefix, const at::IValue& name, const at::IValue& value) {
+    count_name();
     if (value.isNone()) return;
     if (!value.isTensor()) {
       throw Error(fmt::format("state_dict: {}{} is a {}, not a tensor", prefix, name.toStringRef(),
                               value.tagKind()));
     }
-    state.insert(prefix + name.toStringRef(), value.toTensor().detach());
+    const std::string full = prefix + name.toStringRef();
+    if (state.contains(full)) throw Error(fmt::format("state_dict: there are two {}", full));
+    state.insert(full, value.toTensor().detach());
+  }
+  // One module may be the child of many, and then has as many names.
+  void count_name() {
+    constexpr int kMost = 1'000'000;
+    if (++names_ > kMost) throw Error("state_dict: the module has more than a million names");
   }
 
-  int modules_ = 0;
+  int names_ = 0;
 };
 
 bool is_module(const GenericDict& dict) {
@@ -90,8 +98,10 @@ bool is_module(const GenericDict& dict) {
 bool is_state_dict(const at::IValue& value) {
   if (!value.isGenericDict()) return false;
   const GenericDict dict = value.toGenericDict();
+  // Not a tensor is what a module adds by get_extra_state().
   return std::all_of(dict.begin(), dict.end(), [](const auto& one) {
-    return one.key().isString() && one.value().isTensor();
+    return one.key().isString() &&
+           (one.value().isTensor() || one.key().toStringRef().ends_with(kExtraState));
   });
 }
 
@@ -133,6 +143,7 @@ StateDict state_dict(const at::IValue& value) {
   StateDict state;
   if (is_state_dict(value)) {
     for (const auto& one : value.toGenericDict()) {
+      if (!one.value().isTensor()) continue;
       state.insert(one.key().toStringRef(), one.value().toTensor().detach());
     }
     return state;
@@ -146,8 +157,9 @@ StateDict state_dict(const at::IValue& value) {
   for (const auto& one : value.toGenericDict()) {
     if (!one.key().isString()) continue;
     names.push_back(one.key().toStringRef());
-    const bool has_tensors = is_state_dict(one.value()) || (one.value().isGenericDict() &&
-                                                            is_module(one.value().toGenericDict()));
+    const bool has_tensors =
+        (is_state_dict(one.value()) && !one.value().toGenericDict().empty()) ||
+        (one.value().isGenericDict() && is_module(one.value().toGenericDict()));
     if (has_tensors && hint.empty()) {
       hint = fmt::format(": use state_dict(pickle_load(path).toGenericDict().at(\"{}\"))",
                          names.back());
@@ -189,11 +201,20 @@ void load_state_dict(torch::nn::Module& module, const StateDict& given, bool str
                             module.name(), problems));
   }
   const at::NoGradGuard no_grad;
+  std::vector<std::pair<at::Tensor, at::Tensor>> converted;  // first all, so that none may fail
   for (const auto& one : own) {
-    if (const at::Tensor* const found = state.find(one.key())) {
-      at::Tensor(one.value()).copy_(*found);
+    const at::Tensor* const found = state.find(one.key());
+    if (found == nullptr) continue;
+    try {
+      TORCH_CHECK(found->layout() == one.value().layout(), "its layout differs");
+      TORCH_CHECK(!found->is_complex() || one.value().is_complex(), "it is complex");
+      converted.emplace_back(one.value(), found->to(one.value().options()));
+    } catch (const c10::Error& error) {
+      throw Error(fmt::format("load_state_dict: {} of the module {} cannot be copied: {}",
+                              one.key(), module.name(), error.msg()));
     }
   }
+  for (auto& [to, from] : converted) to.copy_(from);
 }
 
 }  // namespace paceline

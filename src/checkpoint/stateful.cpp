@@ -75,10 +75,22 @@ Stateful::Stateful(LogicalRanks ranks)
           },
           Stateful::Scope::logical_ranks) {}
 
+void Stateful::throw_other_type(const at::IValue& value) {
+  if (value.isInt()) {
+    throw Error(fmt::format("it is {}, which the variable cannot have", value.toInt()));
+  }
+  throw Error(fmt::format("it is a {}, in place of the variable's type", value.tagKind()));
+}
+
 Stateful::Stateful(at::Tensor& tensor)
     : Stateful([&tensor] { return tensor.detach(); },
                [&tensor](const at::IValue& value) {
                  const at::NoGradGuard no_grad;
+                 if (!value.isTensor() || value.toTensor().sizes() != tensor.sizes()) {
+                   throw Error(fmt::format("it is {}, in place of a tensor of {} elements",
+                                           value.isTensor() ? "of another shape" : value.tagKind(),
+                                           tensor.numel()));
+                 }
                  tensor.copy_(value.toTensor());
                }) {}
 

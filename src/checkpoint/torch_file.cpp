@@ -1,18 +1,18 @@
 #include "checkpoint/torch_file.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
+#include <cmath>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -54,7 +54,10 @@ class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
 class TorchFileReader {
  public:
   TorchFileReader(const std::shared_ptr<MappedFile>& file, std::string path, c10::Device device)
-      : path_(std::move(path)), device_(device), archive_(std::make_shared<MappedAdapter>(file)) {}
+      : path_(std::move(path)),
+        device_(device),
+        file_size_(file->content().size()),
+        archive_(std::make_shared<MappedAdapter>(file)) {}
 
   at::IValue read() {
     if (archive_.hasRecord("constants.pkl")) {
@@ -63,6 +66,14 @@ class TorchFileReader {
     if (archive_.hasRecord("byteorder") && record("byteorder") != "little") {
       throw UsageError(fmt::format(
           "{}: was written on a big-endian machine: load and save it in Python", path_));
+    }
+    // It may be compressed, but not so that a small file takes all memory.
+    constexpr std::size_t kMostCompression = 16;
+    constexpr std::size_t kSmall = std::size_t{1} << 20;
+    pickle_size_ = archive_.getRecordSize("data.pkl");
+    if (pickle_size_ / kMostCompression > file_size_ + kSmall) {
+      throw CorruptFile(fmt::format("{}: data.pkl has {} bytes, in a file of {}", path_,
+                                    pickle_size_, file_size_));
     }
     const Pickle pickle = parse_pickle(record("data.pkl"), path_ + ": data.pkl");
     return convert(*pickle.root);
@@ -74,7 +85,7 @@ class TorchFileReader {
     return {static_cast<const char*>(data.get()), size};
   }
 
-  // What several values refer to is converted once, so the time is bounded, too.
+  // What several values refer to is converted once.
   const at::IValue& convert(const PickleValue& value) {
     const auto found = converted_.find(&value);
     if (found != converted_.end()) return found->second;
@@ -123,10 +134,10 @@ class TorchFileReader {
     if (function.starts_with(kOldBuiltins)) {
       function = "builtins." + function.substr(kOldBuiltins.size());
     }
-    const auto& arguments = value.elements;
+    const auto& arguments = value.arguments->elements;
     const auto argument = [&](std::size_t i, Kind kind) -> const PickleValue& {
       if (i < arguments.size() && arguments[i]->kind == kind) return *arguments[i];
-      throw CorruptFile(fmt::format("{}: {} with other arguments than it takes", path_, function));
+      throw CorruptFile(fmt::format("{}: calls {} with the wrong arguments", path_, function));
     };
     if (function == "collections.OrderedDict" || function == "collections.Counter" ||
         function == "collections.defaultdict") {
@@ -142,12 +153,19 @@ class TorchFileReader {
       return dict(items);
     }
     if (function == "torch.Size") return convert(argument(0, Kind::tuple));
-    if (function == "builtins.set") return list(argument(0, Kind::list).elements);
+    if (function == "builtins.set" || function == "builtins.frozenset") {
+      if (arguments.empty()) return list({});
+      return list(argument(0, Kind::list).elements);
+    }
     if (function == "builtins.complex") {
       return c10::complex<double>(argument(0, Kind::real).real, argument(1, Kind::real).real);
     }
-    if (function == "_codecs.encode" || function == "builtins.bytearray") {
-      return latin1_of(argument(0, Kind::text).text);
+    if (function == "_codecs.encode") return latin1_of(argument(0, Kind::text).text);
+    if (function == "builtins.bytes" && arguments.empty()) return "";
+    if (function == "builtins.bytearray") {
+      if (arguments.empty()) return "";
+      const PickleValue& content = *arguments[0];
+      return content.kind == Kind::text ? latin1_of(content.text) : convert(content);
     }
     if (function == "torch.device") {
       std::string device = argument(0, Kind::text).text;
@@ -166,28 +184,40 @@ class TorchFileReader {
     }
     auto record = dict(items);
     record.insert("__class__", value.callee->text);
-    if (!value.elements.empty()) {
-      record.insert("__args__", c10::ivalue::Tuple::create(values(value.elements)));
-    }
+    if (!value.arguments->elements.empty()) record.insert("__args__", convert(*value.arguments));
     if (!value.appended.empty()) record.insert("__list__", list(value.appended));
     if (state != nullptr && state->kind != Kind::dict) record.insert("__state__", convert(*state));
     return record;
   }
 
   std::vector<at::IValue> values(const std::vector<const PickleValue*>& elements) {
+    charge(elements.size());
     std::vector<at::IValue> all;
     for (const auto* const element : elements) all.push_back(convert(*element));
     return all;
   }
+  // Each element takes a byte of the pickle, unless calls share their arguments: then many small
+  // calls would make many large values.
+  void charge(std::size_t elements) {
+    elements_ += elements;
+    if (elements_ > pickle_size_) {
+      throw CorruptFile(fmt::format("{}: data.pkl makes more values than it has bytes", path_));
+    }
+  }
   c10::impl::GenericList list(const std::vector<const PickleValue*>& elements) {
+    charge(elements.size());
     c10::impl::GenericList all(c10::AnyType::get());
     for (const auto* const element : elements) all.push_back(convert(*element));
     return all;
   }
   c10::impl::GenericDict dict(
       const std::vector<std::pair<const PickleValue*, const PickleValue*>>& items) {
+    charge(2 * items.size());
     c10::impl::GenericDict all(c10::AnyType::get(), c10::AnyType::get());
     for (const auto& [key, value] : items) {
+      if (key->kind == Kind::real && std::isnan(key->real)) {
+        throw UsageError(fmt::format("{}: has a dict with the key NaN", path_));
+      }
       switch (key->kind) {
         case Kind::boolean:
         case Kind::integer:
@@ -243,6 +273,9 @@ class TorchFileReader {
 
   std::string path_;
   c10::Device device_;
+  std::size_t file_size_;
+  std::size_t pickle_size_ = 0;
+  std::size_t elements_ = 0;  // of all lists, tuples and dicts so far
   PyTorchStreamReader archive_;
   std::unordered_map<const PickleValue*, at::IValue> converted_;
   std::unordered_map<std::string, at::Tensor> storages_;
@@ -336,6 +369,7 @@ class TorchFileWriter {
   }
 
   const PickleValue& convert(const at::Tensor& given) {
+    if (!given.defined()) throw UsageError("a file cannot contain an undefined tensor");
     const auto dtype = std::string(c10::getDtypeNames(given.scalar_type()).first);
     if (given.layout() != at::kStrided || given.is_meta() || bytes_of(dtype) == 0) {
       throw UsageError(fmt::format(
@@ -376,12 +410,22 @@ class TorchFileWriter {
 
 }  // namespace
 
+void check_device(c10::Device device) {
+  try {
+    std::ignore = at::empty({0}, device);
+  } catch (const c10::Error& error) {
+    throw UsageError(
+        fmt::format("map_location {}: {}", device.str(), error.what_without_backtrace()));
+  }
+}
+
 bool is_torch_file(std::string_view content) {
   return content.starts_with(kZip) || content.starts_with(kLegacy);
 }
 
 at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device) {
+  check_device(device);
   const std::string_view content = file->content();
   if (content.starts_with(kLegacy)) {
     throw UsageError(
@@ -390,12 +434,18 @@ at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
                     path.string()));
   }
   if (!content.starts_with(kZip)) {
-    throw CorruptFile(fmt::format("{}: is no file of torch.save", path.string()));
+    throw CorruptFile(fmt::format("{}: was not written by torch.save", path.string()));
   }
   try {
     return TorchFileReader(file, path.string(), device).read();
+  } catch (const Error&) {
+    throw;
   } catch (const c10::Error& error) {
     throw CorruptFile(fmt::format("{}: {}", path.string(), error.msg()));
+  } catch (const std::bad_alloc&) {
+    throw CorruptFile(fmt::format("{}: needs more memory than there is", path.string()));
+  } catch (const std::exception& error) {
+    throw CorruptFile(fmt::format("{}: {}", path.string(), error.what()));
   }
 }
 

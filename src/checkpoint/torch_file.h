@@ -16,6 +16,9 @@ namespace paceline::checkpoint {
 
 // Files of Python's torch.save: a ZIP archive of a pickle and the data of the storages.
 
+// Throws UsageError unless tensors can be there.
+void check_device(c10::Device device);
+
 // Whether it begins like one, also of PyTorch before 1.6.
 bool is_torch_file(std::string_view content);
 // See pickle_load.

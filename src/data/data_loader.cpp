@@ -64,11 +64,13 @@ at::IValue value_of(const EpochPosition& position) {
 }
 
 EpochPosition position_of(const at::IValue& value) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
   const auto number = [&](const char* name) {
     if (value.isGenericDict()) {
       const auto dict = value.toGenericDict();
       const auto found = dict.find(name);
-      if (found != dict.end() && found->value().isInt() && found->value().toInt() >= 0) {
+      if (found != dict.end() && found->value().isInt() && found->value().toInt() >= 0 &&
+          found->value().toInt() < kMost) {
         return found->value().toInt();
       }
     }

@@ -47,6 +47,11 @@ std::vector<std::int64_t> shuffled(std::int64_t size, std::uint64_t seed, std::i
 }  // namespace
 
 std::vector<std::int64_t> Sampler::indices_from(std::int64_t samples) const {
+  if (samples % num_replicas() != 0) {
+    throw UsageError(fmt::format(
+        "this sampler cannot go on after {} samples with {} ranks: they took them in turn", samples,
+        num_replicas()));
+  }
   std::vector<std::int64_t> all = indices();
   const auto taken = std::min(samples / num_replicas(), static_cast<std::int64_t>(all.size()));
   all.erase(all.begin(), all.begin() + taken);
@@ -144,7 +149,7 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size, DistributedSam
                     "[0, num_replicas)",
                     rank_, num_replicas_));
   }
-  if (options.drop_last && !options.pad) {
+  if (options_.drop_last && !options_.pad) {
     throw UsageError(
         "DistributedSampler: drop_last = true drops the tail and pad = false keeps it; "
         "set one of them only");

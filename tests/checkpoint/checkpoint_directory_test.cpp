@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -334,6 +335,12 @@ TEST_F(Checkpoints, TheNewestAndTheBestAreKept) {
                   ElementsAre(lower_is_better ? "step-000000000002" : "step-000000000001",
                               "step-000000000003", "step-000000000004"));
     }
+    // What is newer, as of a run before, is not counted, and a file is none.
+    std::ofstream(path() / "higher" / "step-000000000009") << "x";
+    CheckpointDirectory older(path() / "higher", {.keep_last = 1});
+    older.save(2, states, -std::numeric_limits<double>::infinity());
+    EXPECT_THAT(names_in(path() / "higher"), ElementsAre("step-000000000002", "step-000000000003",
+                                                         "step-000000000004", "step-000000000009"));
     // One of a step takes the place of an earlier one.
     CheckpointDirectory checkpoints(path() / "again");
     checkpoints.save(1, states);
@@ -343,6 +350,20 @@ TEST_F(Checkpoints, TheNewestAndTheBestAreKept) {
     EXPECT_EQ(checkpoints.resume(states)->step, 1);
     EXPECT_EQ(number, 7);
     EXPECT_EQ(names_in(path() / "again").size(), 1U);
+    // Also if the job ended before it got its name.
+    number = 8;
+    CheckpointDirectory(path() / "again", {.asynchronous = true}).save(1, states);
+    ASSERT_EQ(names_in(path() / "again").size(), 2U);
+    CheckpointDirectory(path() / "again").resume(states);
+    EXPECT_EQ(number, 8);
+    int small = 0;
+    number = 5e9;
+    CheckpointDirectory(path() / "again").save(2, {{"number", number}});
+    EXPECT_THAT(
+        [&] {
+          CheckpointDirectory(path() / "again").resume({{"number", small}});
+        },
+        ThrowsMessage<Error>(HasSubstr("'number': it is a Double, in place of")));
   });
 }
 
@@ -365,10 +386,7 @@ TEST_F(Checkpoints, AFailureOfOneRankIsThrownByAll) {
                                       },
                                       Stateful::Scope::rank)}};
       CheckpointDirectory checkpoints(path() / run, {.asynchronous = asynchronous});
-      const auto save = [&](std::int64_t step) {
-        checkpoints.save(step, states);
-        checkpoints.wait();
-      };
+      const auto save = [&](std::int64_t step) { checkpoints.save(step, states); };
       save(1);
       fails = true;
       EXPECT_THAT(
@@ -412,7 +430,8 @@ TEST_F(Checkpoints, InvalidCallsAreRefused) {
           checkpoints.save(1, {{"a", number}, {"a", number}});
         },
         says("the name 'a' is in use"));
-    EXPECT_THAT([&] { CheckpointDirectory(path(), {.keep_last = -1}); }, says("keep_last is -1"));
+    EXPECT_THAT([&] { CheckpointDirectory(path(), {.keep_last = rank == 1 ? -1 : 0}); },
+                ThrowsMessage<Error>(HasSubstr("cannot be used: rank 1: keep_last is -1")));
     checkpoints.save(1, {{"a", number}, {"c", number}});
     EXPECT_THAT(
         [&] {

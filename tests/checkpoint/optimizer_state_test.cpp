@@ -145,6 +145,14 @@ TEST(OptimizerState, ThatDoesNotFitIsRefusedAndChangesNothing) {
   text.toGenericDict().at("state").toGenericDict().at(1).toGenericDict().insert_or_assign("exp_avg",
                                                                                           "none");
   refused(text, "'exp_avg' of the state of parameter 1 is a String");
+  const at::IValue none = state_dict(adam);
+  std::ignore =
+      none.toGenericDict().at("state").toGenericDict().at(1).toGenericDict().erase("exp_avg");
+  refused(none, "the state of parameter 1 has no 'exp_avg'");
+  const at::IValue integers = state_dict(adam);
+  integers.toGenericDict().at("state").toGenericDict().at(1).toGenericDict().insert_or_assign(
+      "exp_avg", torch::ones({2}, at::kInt));
+  refused(integers, "has a tensor of Int, and not a dense one of float");
   std::vector<OptimizerParamGroup> groups{OptimizerParamGroup({net->weight}),
                                           OptimizerParamGroup({net->bias})};
   Adam of_two(groups);

@@ -64,7 +64,7 @@ std::string show(const PickleValue& value) {
     case Kind::persistent:
       return "persistent " + show(value.elements);
     case Kind::call:
-      return fmt::format("{}({}){}{}{}", value.callee->text, show(value.elements),
+      return fmt::format("{}({}){}{}{}", value.callee->text, show(value.arguments->elements),
                          value.appended.empty() ? "" : " [" + show(value.appended) + "]",
                          value.items.empty() ? "" : " {" + show_items(value) + "}",
                          value.state == nullptr ? "" : " state " + show(*value.state));
@@ -152,6 +152,14 @@ TEST(Pickle, AnObjectIsItsClassWithArgumentsItemsAndState) {
   EXPECT_EQ(shown("\x80\x02K\x01\x85Q."sv), "persistent (1)");
 }
 
+// pickle.dumps(Outer.Inner(), 2) calls getattr.
+TEST(Pickle, AClassInsideOfAClassHasItsName) {
+  EXPECT_EQ(shown("\x80\x02"
+                  "c__builtin__\ngetattr\nc__main__\nOuter\nX\x05\x00\x00\x00"
+                  "Inner\x86R)\x81."sv),
+            "__main__.Outer.Inner()");
+}
+
 TEST(Pickle, WhatSeveralValuesReferToIsOneValue) {
   const Pickle pickle = parse_pickle(kShared2, "x.pt");
   ASSERT_EQ(show(*pickle.root), "[[7], [7]]");
@@ -228,7 +236,7 @@ TEST(Pickle, RefusesWhatIsMalformedAndNamesTheByte) {
 
 TEST(Pickle, RefusesWhatHasNoCounterpart) {
   EXPECT_EQ(problem("\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00."sv),
-            "unsupported: x.pt: the pickle has an integer of more than 64 bits, at byte 2, which "
+            "unsupported: x.pt: the pickle has an integer outside of int64, at byte 2, which "
             "Paceline does not read");
   EXPECT_THAT(problem("\x80\x02I1\n."sv), HasSubstr("unsupported: x.pt: the pickle has the opcode "
                                                     "0x49, at byte 2"));

@@ -34,7 +34,9 @@ std::string problem(const std::function<void(Pickle&, std::vector<const PickleVa
                     const PickledTensor& tensor = two_by_three()) {
   Pickle pickle;
   PickleValue value = add_tensor(pickle, tensor);
-  change(pickle, value.elements);
+  std::vector<const PickleValue*> arguments = value.arguments->elements;
+  change(pickle, arguments);
+  value.arguments = &pickle.add_sequence(Kind::tuple, arguments);
   try {
     tensor_of(value, "x.pt");
   } catch (const CorruptFile& error) {

@@ -70,6 +70,37 @@ TEST_F(SafetensorsFiles, AreReadAsTheyAreWritten) {
   EXPECT_EQ(files(), 1U);
 }
 
+TEST_F(SafetensorsFiles, HaveTheValuesOfViewsThatConjugateOrNegate) {
+  const at::Tensor x = at::tensor({c10::complex<float>(1, 2)});
+  StateDict state;
+  state.insert("conjugate", x.conj());
+  state.insert("negative", at::imag(x.conj()));
+  paceline::save(state, path());
+  EXPECT_EQ(paceline::load(path())["conjugate"].item<c10::complex<float>>(),
+            c10::complex<float>(1, -2));
+  EXPECT_EQ(paceline::load(path())["negative"].item<float>(), -2);
+}
+
+// Whose length begins with the byte of a brace.
+TEST_F(SafetensorsFiles, WithAHeaderOf123BytesAreNoJson) {
+  std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  header.resize(123, ' ');
+  const std::uint64_t length = header.size();
+  std::ofstream(path(), std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&length), 8) << header << '\x07';
+  EXPECT_EQ(paceline::load(path())["a"].item<int>(), 7);
+}
+
+// As the package's save_model notes it for a tensor that has two names.
+TEST_F(SafetensorsFiles, HaveBothNamesOfATensor) {
+  StateDict state;
+  state.insert("first", at::ones({2}));
+  paceline::save(state, path(), {.metadata = {{"second", "first"}, {"format", "pt"}}});
+  const StateDict got = paceline::load(path());
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_TRUE(got["second"].is_alias_of(got["first"]));
+}
+
 // The bytes of the format's description.
 TEST_F(SafetensorsFiles, HaveThePublishedFormat) {
   StateDict state;

@@ -42,6 +42,24 @@ TEST(StateDict, HasPythonsNamesAndOrder) {
   EXPECT_EQ(net->scale[0].item<float>(), 3);
 }
 
+TEST(StateDict, IsLoadedAsAWholeOrNotAtAll) {
+  NormNet net;
+  const at::Tensor before = net->first->weight.detach().clone();
+  StateDict state;
+  for (const auto& one : state_dict(*net)) state.insert(one.key(), one.value() + 1);
+  const auto refused = [&](const at::Tensor& last, const char* why) {
+    state["last.1.weight"] = last;
+    EXPECT_THAT(
+        [&] { load_state_dict(*net, state); },
+        ThrowsMessage<Error>(AllOf(HasSubstr("last.1.weight of the module"), HasSubstr(why))));
+    EXPECT_TRUE(torch::equal(net->first->weight, before));
+  };
+  const at::Tensor last = net->last->at<torch::nn::LinearImpl>(1).weight.detach();
+  refused(last.to_sparse(), "its layout differs");
+  refused(last.to(at::kComplexFloat), "it is complex");
+  refused(last.to(at::kMeta), "");
+}
+
 TEST(StateDict, AModuleIsReadAsItIsWritten) {
   const test::TemporaryDirectory directory;
   const auto path = directory.path() / "net.safetensors";

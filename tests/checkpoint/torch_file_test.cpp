@@ -1,3 +1,4 @@
+#include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -96,6 +97,10 @@ TEST_F(TorchFiles, GiveValuesAsLibTorchHasThem) {
     EXPECT_EQ(values.at("ordered").toGenericDict().begin()->key().toStringRef(), "b");
     EXPECT_EQ(values.at("counter").toGenericDict().at("a").toInt(), 2);
     EXPECT_EQ(values.at("set").toListRef()[0].toInt(), 5);
+    EXPECT_EQ(values.at("frozen").toListRef()[0].toInt(), 6);
+    EXPECT_EQ(values.at("bytearray").toStringRef(), std::string("\0\xff", 2));
+    EXPECT_EQ(values.at("no bytes").toStringRef(), "");
+    EXPECT_EQ(values.at("no bytearray").toStringRef(), "");
     EXPECT_EQ(values.at("complex").toComplexDouble(), c10::complex<double>(1, 2));
     EXPECT_EQ(values.at("empty").toListRef().size(), 4U);
     const auto several = values.at("several").toListRef();
@@ -223,9 +228,39 @@ TEST_F(TorchFiles, OfOtherKindsAreRefusedWithWhatToDo) {
   refused(kFiles / "sparse.pt", "made by torch._utils._rebuild_sparse_tensor");
   write("text");
   EXPECT_THAT([&] { std::ignore = pickle_load(path()); },
-              ThrowsMessage<CorruptFile>(HasSubstr("is no file of torch.save")));
+              ThrowsMessage<CorruptFile>(HasSubstr("was not written by torch.save")));
   EXPECT_THAT([&] { std::ignore = pickle_load(path("none.pt")); },
               ThrowsMessage<Error>(HasSubstr("cannot read")));
+}
+
+// Small files that would make large values, or that LibTorch's reader throws other exceptions for.
+TEST_F(TorchFiles, ThatAreNotWhatTheySeemAreRefused) {
+  const auto refused = [&](const std::string& pickle, const std::string& version, const char* why) {
+    caffe2::serialize::PyTorchStreamWriter writer(path().string());
+    writer.writeRecord("data.pkl", pickle.data(), pickle.size(), /*compress=*/true);
+    if (!version.empty()) writer.writeRecord("x", version.data(), version.size());
+    writer.writeEndOfFile();
+    EXPECT_THAT([&] { std::ignore = pickle_load(path()); }, ThrowsMessage<Error>(HasSubstr(why)));
+  };
+  const auto text = [](const char* data, std::size_t size) { return std::string(data, size); };
+  refused(text("\x80\x02}G\x7f\xf8\0\0\0\0\0\0Ns.", 15), "", "a dict with the key NaN");
+  refused("\x80\x02" + std::string(100'000'000, 'N') + ".", "", "data.pkl has 100000003 bytes, in");
+  // Many sets of one list.
+  std::string sets = "\x80\x02](" + std::string(1000, 'N') + "eq\x01" + "0(";
+  for (int i = 0; i < 1000; ++i) sets += "cbuiltins\nset\nh\x01\x85R";
+  refused(sets + "t.", "", "makes more values than it has bytes");
+}
+
+TEST_F(TorchFiles, WithAnOddVersionAreRefused) {
+  std::string content = content_of(kFiles / "values.pt");
+  const auto at = content.rfind("version");
+  ASSERT_NE(at, std::string::npos);
+  const auto record = content.find("3\n");
+  ASSERT_NE(record, std::string::npos);
+  content[record] = 'x';
+  write(content);
+  EXPECT_THAT([&] { std::ignore = pickle_load(path()); },
+              ThrowsMessage<CorruptFile>(HasSubstr("x.pt: ")));
 }
 
 // Its archive, its pickle and its data.
@@ -294,6 +329,7 @@ TEST_F(TorchFiles, InSeveralShardsAreOneStateDict) {
   refused(R"({"weight_map":[]})", "is no JSON with a weight_map");
   refused(R"({"weight_map":{"x":"1.safetensors"}})", "1.safetensors: has no tensor 'x'");
   refused(R"({"weight_map":{"x":"none.safetensors"}})", "none.safetensors");
+  refused(R"({"weight_map":{"x":"model.safetensors.index.json"}})", "model.safetensors.index.json");
   for (const char* const shard :
        {"\"../1.safetensors\"", "\"/etc/passwd\"", "\"..\"", "\"\"", "3"}) {
     refused(std::string(R"({"weight_map":{"x":)") + shard + "}}", "which is no file beside it");

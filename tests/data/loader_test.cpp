@@ -122,6 +122,21 @@ TEST(DataLoader, AStateIsOfTheNextIterationOverItsEpochOnly) {
   EXPECT_EQ(loader.state_dict().toGenericDict().at("samples"), 2);
 }
 
+TEST(DataLoader, AStateIsThereUntilItsFirstBatchIs) {
+  bool fails = true;
+  Made set{6, [&](std::int64_t i) {
+             if (std::exchange(fails, false)) throw std::runtime_error("not yet");
+             return i;
+           }};
+  DataLoader loader(set, SequentialSampler(6), {.batch_size = 2});
+  c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
+  state.insert("epoch", 0);
+  state.insert("samples", 4);
+  loader.load_state_dict(state);
+  EXPECT_THAT([&] { loader.begin(); }, ThrowsMessage<Error>(HasSubstr("not yet")));
+  EXPECT_THAT(all_batches(loader), ElementsAre(ElementsAre(4, 5)));
+}
+
 TEST(DataLoader, RefusesAStateThatIsNone) {
   Made set{6, [](std::int64_t i) { return i; }};
   DataLoader loader(set, SequentialSampler(6));

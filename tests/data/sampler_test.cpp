@@ -128,6 +128,18 @@ TEST(DistributedSampler, SeedAndEpochMayWrapAround) {
   EXPECT_EQ(sampler.indices(), DistributedSampler(5, {.num_replicas = 1, .rank = 0}).indices());
 }
 
+struct Shared : SequentialSampler {
+  using SequentialSampler::SequentialSampler;
+  std::int64_t num_replicas() const override { return 3; }
+};
+
+TEST(Sampler, OfItsOwnKindGoesOnWithTheSameNumberOfRanks) {
+  EXPECT_THAT(Shared(4).indices_from(6), ElementsAre(2, 3));
+  EXPECT_THAT(Shared(4).indices_from(30), IsEmpty());
+  EXPECT_THAT([] { std::ignore = Shared(4).indices_from(4); },
+              ThrowsMessage<UsageError>(HasSubstr("cannot go on after 4 samples with 3 ranks")));
+}
+
 TEST(SequentialSampler, CountsUpwards) {
   EXPECT_THAT(SequentialSampler(4).indices(), ElementsAre(0, 1, 2, 3));
   EXPECT_THROW(SequentialSampler(-1), UsageError);

@@ -25,6 +25,7 @@ void visit(const PickleValue& value, int& budget) {
     if (last >= tensor->storage_size) std::abort();
     return;
   }
+  if (value.arguments) visit(*value.arguments, budget);
   for (const auto* const one : value.elements) visit(*one, budget);
   for (const auto* const one : value.appended) visit(*one, budget);
   for (const auto& [key, stored] : value.items) {
