@@ -29,7 +29,7 @@ using namespace paceline;
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRounds = 20;
+constexpr int kContestRounds = 20;
 
 double milliseconds(const std::function<void()>& body) {
   const auto begin = Clock::now();
@@ -44,7 +44,7 @@ class Contest {
     entries_.push_back({name, than, std::move(body), {}});
   }
   void run() {
-    for (int round = -1; round < kRounds; ++round) {  // the first is to warm up
+    for (int round = -1; round < kContestRounds; ++round) {  // the first is to warm up
       for (Entry& entry : entries_) {
         const double time = milliseconds(entry.body);
         if (round >= 0) entry.times.push_back(time);

@@ -43,6 +43,11 @@ GenericDict empty_dict() {
   return GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
 
+// Here, or the library would export the thread's state.
+std::thread start_thread(std::function<void()> body) {
+  return std::thread([body = std::move(body)] { body(); });
+}
+
 }  // namespace
 
 class CheckpointDirectory::Impl {
@@ -227,9 +232,9 @@ class CheckpointDirectory::Impl {
 
   void start_writer(Part part) {
     const base::SignalsBlocked blocked;
-    writer_ = std::thread([this, part = std::move(part)]() mutable {
-      writer_error_ = attempt([&] { write(std::move(part)); });
-    });
+    written_ = std::move(part);
+    writer_ =
+        start_thread([this] { writer_error_ = attempt([&] { write(std::move(*written_)); }); });
   }
 
   void finish_writer() {
@@ -375,6 +380,7 @@ class CheckpointDirectory::Impl {
   Snapshot shared_copy_;
   Snapshot own_copy_;
   std::optional<Place> pending_;  // saved, and not named yet
+  std::optional<Part> written_;   // by `writer_`
   std::thread writer_;
   std::string writer_error_;  // of `writer_`, once that is joined
 };
