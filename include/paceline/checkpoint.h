@@ -44,11 +44,11 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 /// gradient. Throws Error, which lists the names, if the value is neither.
 [[nodiscard]] PACELINE_API StateDict state_dict(const at::IValue& value);
 
-/// Copies the tensors into the parameters and buffers of these names, converted to their types and
-/// devices; complex numbers to complex ones only. If all names begin with "module.", as those of a
-/// model in Python's DistributedDataParallel do, they apply without it, unless the module's own do.
-/// Throws Error, and changes nothing, if a shape differs; if `strict`, also if a name is missing or
-/// is not the module's.
+/// Copies the tensors into the parameters and buffers of these names, and converts them to their
+/// types and devices. If all names begin with "module.", which Python's DistributedDataParallel
+/// adds, this prefix is removed, unless names of the module itself begin with it. Throws Error, and
+/// changes nothing, if a shape or layout differs, or if a complex tensor would become real; if
+/// `strict`, also if a name is missing or is not the module's.
 PACELINE_API void load_state_dict(torch::nn::Module& module, const StateDict& state,
                                   bool strict = true);
 

@@ -116,8 +116,8 @@ using States = std::vector<std::pair<std::string, Stateful>>;
 
 /// Options of CheckpointDirectory. The same on all ranks.
 struct CheckpointOptions {
-  /// How many checkpoints are kept, the newest; 0: all. Those of a later step than the one that is
-  /// saved, as of an earlier run, are not counted, and stay.
+  /// How many of the newest checkpoints are kept; 0: all. Checkpoints of later steps than the one
+  /// being saved, for example of an earlier run, are not counted, and stay.
   int keep_last = 0;
   /// How many with the best metric are kept as well; they may be among the newest.
   int keep_best = 0;

@@ -89,7 +89,7 @@ class PACELINE_API RandomSampler : public Sampler {
 /// Samples of a subset, each once, in a new order every epoch, as Python's SubsetRandomSampler.
 class PACELINE_API SubsetRandomSampler : public Sampler {
  public:
-  /// `indices`: those of the subset. The order depends on seed + epoch only.
+  /// `indices`: the samples of the subset. Their order depends on seed + epoch only.
   explicit SubsetRandomSampler(std::vector<std::int64_t> indices, std::uint64_t seed = 0);
 
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
@@ -163,7 +163,7 @@ class PACELINE_API DistributedSampler : public Sampler {
   template <std::derived_from<Sampler> SamplerType>
   explicit DistributedSampler(SamplerType sampler, DistributedSamplerOptions options = {})
       : DistributedSampler(std::make_shared<SamplerType>(std::move(sampler)), std::move(options)) {}
-  /// For a sampler that is not a DistributedSampler's own.
+  /// The same for a sampler that others hold, too.
   DistributedSampler(std::shared_ptr<Sampler> sampler, DistributedSamplerOptions options);
 
   std::int64_t size() const override { return count_from(0); }

@@ -49,7 +49,7 @@ class FileWriter {
 // Waits until the names in a directory are on the disk. Throws Error.
 void sync_directory(const std::filesystem::path& directory);
 
-// Of the bytes, after those that gave `crc32`.
+// The CRC-32 of the bytes. `crc32` is that of the bytes before them.
 std::uint32_t crc32_of(std::string_view bytes, std::uint32_t crc32 = 0);
 
 }  // namespace paceline::checkpoint

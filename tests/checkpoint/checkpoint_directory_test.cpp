@@ -96,7 +96,8 @@ struct Training {
       adam.param_groups()[0].options().set_lr(0.01 / static_cast<double>(epoch + 2));
     }
   }
-  // All bits of the result. Of the buffers those of rank 0, which the next forward gives to all.
+  // Everything that must have the same bits. Buffers only on rank 0: the next forward copies its
+  // buffers to all ranks.
   std::vector<at::Tensor> result() {
     std::vector<at::Tensor> all{torch::tensor(loss_sum, at::kDouble), torch::tensor(step),
                                 torch::rand({2})};
