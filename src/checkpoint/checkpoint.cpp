@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -59,14 +60,11 @@ StateDict load_shards(const MappedFile& file, const std::filesystem::path& path,
                                     path.string(), name, shard.dump()));
     }
     const auto shard_path = path.parent_path() / shard_name;
-    auto found = shards.find(shard_name);
-    if (found == shards.end()) {
-      found = shards
-                  .emplace(shard_name,
-                           load_file(std::make_shared<MappedFile>(shard_path), shard_path, device))
-                  .first;
+    StateDict& tensors = shards[shard_name];
+    if (tensors.is_empty()) {
+      tensors = load_file(std::make_shared<MappedFile>(shard_path), shard_path, device);
     }
-    const at::Tensor* const tensor = found->second.find(name);
+    const at::Tensor* const tensor = tensors.find(name);
     if (tensor == nullptr) {
       throw CorruptFile(fmt::format("{}: has no tensor '{}', although {} says so",
                                     shard_path.string(), name, path.filename().string()));

@@ -19,29 +19,28 @@
 #include "base/signals_blocked.h"
 #include "checkpoint/checkpoint_place.h"
 #include "checkpoint/file_writer.h"
+#include "checkpoint/generic_dict.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
+#include "distributed/translate.h"
 
 namespace paceline {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::empty_dict;
 using checkpoint::FileWriter;
+using checkpoint::GenericDict;
 using checkpoint::Manifest;
 using checkpoint::part_name;
 using checkpoint::Place;
 using checkpoint::place_of;
 using checkpoint::Snapshot;
 using nlohmann::json;
-using GenericDict = c10::impl::GenericDict;
 using Scope = Stateful::Scope;
 
 constexpr const char* kRandom = "random state";
-
-GenericDict empty_dict() {
-  return GenericDict(c10::AnyType::get(), c10::AnyType::get());
-}
 
 // Here, or the library would export the thread's state.
 std::thread start_thread(std::function<void()> body) {
@@ -76,7 +75,7 @@ class CheckpointDirectory::Impl {
 
   void save(std::int64_t step, const States& states, std::optional<double> metric) {
     if (metric && !std::isfinite(*metric)) metric.reset();
-    finish_writer();
+    wait();
     const Place place = begin_save(step, states);
     Part part{
         .place = place,
@@ -92,10 +91,13 @@ class CheckpointDirectory::Impl {
     }
   }
 
-  void wait() { finish_writer(); }
+  void wait() {
+    if (writer_.joinable()) writer_.join();
+    if (pending_) complete(std::exchange(writer_error_, ""));
+  }
 
   std::optional<ResumedCheckpoint> resume(const States& states) {
-    finish_writer();
+    wait();
     std::vector<Place> places;
     std::string text;
     const std::string error = attempt([&] {
@@ -136,15 +138,11 @@ class CheckpointDirectory::Impl {
   static std::string attempt(Function function) {
     try {
       function();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      const std::string text = error.what();
-      return text.empty() ? "an exception" : text;
+      return "";
     } catch (...) {
-      return "an exception";
+      const std::string text = distributed::current_exception_text();
+      return text.empty() ? "an exception" : text;
     }
-    return "";
   }
 
   // The text of the lowest rank that has one. Collective.
@@ -232,14 +230,8 @@ class CheckpointDirectory::Impl {
 
   void start_writer(Part part) {
     const base::SignalsBlocked blocked;
-    written_ = std::move(part);
-    writer_ =
-        start_thread([this] { writer_error_ = attempt([&] { write(std::move(*written_)); }); });
-  }
-
-  void finish_writer() {
-    if (writer_.joinable()) writer_.join();
-    if (pending_) complete(std::exchange(writer_error_, ""));
+    writer_ = start_thread(
+        [this, part = std::move(part)] { writer_error_ = attempt([&] { write(part); }); });
   }
 
   // Gives the pending checkpoint its name, if no rank has an error. Collective.
@@ -310,12 +302,12 @@ class CheckpointDirectory::Impl {
 
   ResumedCheckpoint load(const Place& place, const States& states,
                          const std::vector<std::string>& damaged) {
-    agree(attempt([&] { load_states(place, states); }),
-          fmt::format("resume from step {}", place.step));
+    const std::string what = fmt::format("resume from step {}", place.step);
+    agree(attempt([&] { load_states(place, states); }), what);
     agree(attempt([&] {
             if (rank_ == 0 && place.is_hidden()) publish(place);
           }),
-          fmt::format("resume from step {}", place.step));
+          what);
     std::string message =
         fmt::format("resumed from step {} of {}", place.step, directory_.string());
     if (!damaged.empty()) {
@@ -380,7 +372,6 @@ class CheckpointDirectory::Impl {
   Snapshot shared_copy_;
   Snapshot own_copy_;
   std::optional<Place> pending_;  // saved, and not named yet
-  std::optional<Part> written_;   // by `writer_`
   std::thread writer_;
   std::string writer_error_;  // of `writer_`, once that is joined
 };

@@ -15,16 +15,15 @@
 #include <paceline/checkpoint.h>
 #include <paceline/error.h>
 
+#include "checkpoint/generic_dict.h"
+
 namespace paceline {
 namespace {
 
-using GenericDict = c10::impl::GenericDict;
+using checkpoint::empty_dict;
+using checkpoint::GenericDict;
 using GenericList = c10::impl::GenericList;
 using namespace torch::optim;
-
-GenericDict make_dict() {
-  return GenericDict(c10::AnyType::get(), c10::AnyType::get());
-}
 
 // The members of LibTorch's classes by the names that Python's optimizers have for them.
 template <typename Visitor>
@@ -264,11 +263,8 @@ struct Kind {
 template <typename Function>
 void with_kind(const Optimizer& optimizer, Function function) {
   const OptimizerOptions& options = optimizer.defaults();
-  const auto is = [&]<typename Options>(const Options* /*null*/) {
-    return dynamic_cast<const Options*>(&options) != nullptr;
-  };
   const auto attempt = [&]<typename K>(K kind) {
-    if (!is(static_cast<const typename K::Options*>(nullptr))) return false;
+    if (dynamic_cast<const typename K::Options*>(&options) == nullptr) return false;
     function(kind);
     return true;
   };
@@ -287,12 +283,12 @@ void with_kind(const Optimizer& optimizer, Function function) {
 }  // namespace
 
 at::IValue state_dict(const Optimizer& optimizer) {
-  GenericDict states = make_dict();
+  GenericDict states = empty_dict();
   GenericList groups(c10::AnyType::get());
   with_kind(optimizer, [&]<typename Options, typename State>(Kind<Options, State>) {
     std::int64_t index = 0;
     for (const OptimizerParamGroup& group : optimizer.param_groups()) {
-      GenericDict options = make_dict();
+      GenericDict options = empty_dict();
       auto copy = dynamic_cast<const Options&>(group.options());
       MemberReader read_options(options);
       visit(copy, read_options);
@@ -300,7 +296,7 @@ at::IValue state_dict(const Optimizer& optimizer) {
       for (const at::Tensor& parameter : group.params()) {
         const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
         if (found != optimizer.state().end()) {
-          GenericDict state = make_dict();
+          GenericDict state = empty_dict();
           MemberReader read_state(state);
           visit(dynamic_cast<State&>(*found->second), read_state);
           states.insert(index, state);
@@ -311,7 +307,7 @@ at::IValue state_dict(const Optimizer& optimizer) {
       groups.push_back(options);
     }
   });
-  GenericDict dict = make_dict();
+  GenericDict dict = empty_dict();
   dict.insert("state", states);
   dict.insert("param_groups", groups);
   return dict;

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "checkpoint/generic_dict.h"
+
 namespace paceline::checkpoint {
 
 at::IValue Snapshot::copy(const at::IValue& value) {
@@ -26,12 +28,13 @@ at::IValue Snapshot::copied(const at::IValue& value) {
     return c10::ivalue::Tuple::create(std::move(elements));
   }
   if (value.isGenericDict()) {
-    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    GenericDict dict = empty_dict();
     for (const auto& item : value.toGenericDict()) dict.insert(item.key(), copied(item.value()));
     return dict;
   }
   return value;
 }
+
 at::Tensor Snapshot::copied(const at::Tensor& tensor) {
   if (next_ == tensors_.size()) tensors_.emplace_back();
   at::Tensor& copy = tensors_[next_++];

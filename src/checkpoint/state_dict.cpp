@@ -13,10 +13,12 @@
 #include <paceline/checkpoint.h>
 #include <paceline/error.h>
 
+#include "checkpoint/generic_dict.h"
+
 namespace paceline {
 namespace {
 
-using GenericDict = c10::impl::GenericDict;
+using checkpoint::GenericDict;
 
 constexpr std::string_view kExtraState = "_extra_state";
 

@@ -6,19 +6,18 @@
 #include <paceline/checkpoint_directory.h>
 #include <paceline/error.h>
 
+#include "checkpoint/generic_dict.h"
+
 namespace paceline {
 namespace {
 
-using GenericDict = c10::impl::GenericDict;
-
-GenericDict new_dict() {
-  return GenericDict(c10::AnyType::get(), c10::AnyType::get());
-}
+using checkpoint::empty_dict;
+using checkpoint::GenericDict;
 
 GenericDict value_of_logical(const LogicalRankState& state) {
-  GenericDict registered = new_dict();
+  GenericDict registered = empty_dict();
   for (const auto& [name, tensor] : state.registered) registered.insert(name, tensor);
-  GenericDict dict = new_dict();
+  GenericDict dict = empty_dict();
   dict.insert("random", state.random);
   dict.insert("registered", registered);
   return dict;
@@ -38,7 +37,7 @@ LogicalRankState logical_state_of(const at::IValue& value) {
 Stateful::Stateful(torch::nn::Module& module)
     : Stateful(
           [&module] {
-            GenericDict dict = new_dict();
+            GenericDict dict = empty_dict();
             for (const auto& one : paceline::state_dict(module))
               dict.insert(one.key(), one.value());
             return dict;
@@ -55,7 +54,7 @@ Stateful::Stateful(torch::optim::Optimizer& optimizer)
 Stateful::Stateful(LogicalRanks ranks)
     : Stateful(
           [ranks] {
-            GenericDict dict = new_dict();
+            GenericDict dict = empty_dict();
             const auto [first, count] = ranks.range();
             for (int rank = first; rank < first + count; ++rank) {
               dict.insert(rank, value_of_logical(ranks.state(rank)));

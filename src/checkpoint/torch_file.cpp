@@ -19,6 +19,7 @@
 
 #include <paceline/error.h>
 
+#include "checkpoint/generic_dict.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/pickled_tensor.h"
 
@@ -205,15 +206,13 @@ class TorchFileReader {
     }
   }
   c10::impl::GenericList list(const std::vector<const PickleValue*>& elements) {
-    charge(elements.size());
     c10::impl::GenericList all(c10::AnyType::get());
-    for (const auto* const element : elements) all.push_back(convert(*element));
+    for (at::IValue& value : values(elements)) all.push_back(std::move(value));
     return all;
   }
-  c10::impl::GenericDict dict(
-      const std::vector<std::pair<const PickleValue*, const PickleValue*>>& items) {
+  GenericDict dict(const std::vector<std::pair<const PickleValue*, const PickleValue*>>& items) {
     charge(2 * items.size());
-    c10::impl::GenericDict all(c10::AnyType::get(), c10::AnyType::get());
+    GenericDict all = empty_dict();
     for (const auto& [key, value] : items) {
       if (key->kind == Kind::real && std::isnan(key->real)) {
         throw UsageError(fmt::format("{}: has a dict with the key NaN", path_));
