@@ -172,9 +172,9 @@ TEST_F(Launcher, KillsWhatAReplacedProcessHasLeftBehind) {
 }
 
 TEST_F(Launcher, ReplacesNoProcessWhileTheJobIsSuspended) {
-  auto job =
-      run(1, "echo worker=$$; [ -n \"$PACELINE_REPLACEMENT\" ] || while :; do sleep 0.01; done",
-          {"--max-replacements=1"});
+  // exec: a shell that is stopped with its child between vfork and exec never shows as stopped.
+  auto job = run(1, "echo worker=$$; [ -n \"$PACELINE_REPLACEMENT\" ] || exec sleep 1000",
+                 {"--max-replacements=1"});
   job.wait_for("worker=");
   const pid_t worker = test::pid_after(job.out(), "worker");
   job.signal(SIGTSTP);
