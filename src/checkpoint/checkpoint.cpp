@@ -1,3 +1,4 @@
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
@@ -6,18 +7,23 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <paceline/checkpoint.h>
+#include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "checkpoint/agreement.h"
 #include "checkpoint/file_writer.h"
 #include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/torch_file.h"
+#include "distributed/process_state.h"
 
 namespace paceline {
 namespace {
 
+using checkpoint::attempt;
 using checkpoint::MappedFile;
 using nlohmann::json;
 
@@ -74,6 +80,53 @@ StateDict load_shards(const MappedFile& file, const std::filesystem::path& path,
   return state;
 }
 
+StateDict load_here(const std::filesystem::path& path, const LoadOptions& options) {
+  const auto file = std::make_shared<MappedFile>(path);
+  if (is_index(file->content())) return load_shards(*file, path, options.map_location);
+  return load_file(file, path, options.map_location);
+}
+
+// Collective, as what follows.
+void throw_if_any_failed(const std::string& error, const LoadOptions& options) {
+  const std::string problem = checkpoint::first_problem(error, options.group);
+  if (!problem.empty()) throw Error("load: " + problem);
+}
+
+// The tensors' names, types and shapes.
+std::string describe(const StateDict& state) {
+  json tensors = json::array();
+  for (const auto& one : state) {
+    tensors.push_back({one.key(), static_cast<int>(one.value().scalar_type()),
+                       std::vector<std::int64_t>(one.value().sizes().vec())});
+  }
+  return tensors.dump();
+}
+
+StateDict load_and_broadcast(const std::filesystem::path& path, const LoadOptions& options) {
+  const BroadcastOptions from{.src = options.src, .group = options.group};
+  const bool reads =
+      get_rank(options.group) == distributed::group_rank_of(options.group, options.src);
+  StateDict state;
+  std::string tensors;
+  throw_if_any_failed(attempt([&] {
+                        if (!reads) return checkpoint::check_device(options.map_location);
+                        state = load_here(path, options);
+                        tensors = describe(state);
+                      }),
+                      options);
+  for (const auto& one : json::parse(broadcast_bytes(tensors, from))) {
+    const auto& name = one.at(0).get_ref<const std::string&>();
+    const auto type = static_cast<at::ScalarType>(one.at(1).get<int>());
+    at::Tensor tensor = reads ? state[name].contiguous()
+                              : at::empty(one.at(2).get<std::vector<std::int64_t>>(),
+                                          at::TensorOptions(type).device(options.map_location));
+    // Bytes, since backends do not have all types.
+    broadcast(tensor.flatten().view(at::kByte), from);
+    if (!reads) state.insert(name, std::move(tensor));
+  }
+  return state;
+}
+
 }  // namespace
 
 void save(const StateDict& state, const std::filesystem::path& path, const SaveOptions& options) {
@@ -96,19 +149,23 @@ void save(const torch::nn::Module& module, const std::filesystem::path& path,
 }
 
 StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
-  const auto file = std::make_shared<MappedFile>(path);
-  if (is_index(file->content())) return load_shards(*file, path, options.map_location);
-  return load_file(file, path, options.map_location);
+  return options.broadcast ? load_and_broadcast(path, options) : load_here(path, options);
 }
 
 void load(torch::nn::Module& module, const std::filesystem::path& path,
           const LoadOptions& options) {
-  const StateDict state = load(path);
-  try {
-    load_state_dict(module, state, options.strict);
-  } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", path.string(), error.what()));
-  }
+  LoadOptions on_cpu = options;
+  on_cpu.map_location = c10::kCPU;  // what is loaded is converted to the module's devices
+  const StateDict state = load(path, on_cpu);
+  const auto load_module = [&] {
+    try {
+      load_state_dict(module, state, options.strict);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", path.string(), error.what()));
+    }
+  };
+  if (!options.broadcast) return load_module();
+  throw_if_any_failed(attempt(load_module), options);
 }
 
 }  // namespace paceline

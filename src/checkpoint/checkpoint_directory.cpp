@@ -17,20 +17,22 @@
 #include <paceline/error.h>
 
 #include "base/signals_blocked.h"
+#include "checkpoint/agreement.h"
 #include "checkpoint/checkpoint_place.h"
 #include "checkpoint/file_writer.h"
 #include "checkpoint/generic_dict.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
-#include "distributed/translate.h"
 
 namespace paceline {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::attempt;
 using checkpoint::empty_dict;
 using checkpoint::FileWriter;
+using checkpoint::first_problem;
 using checkpoint::GenericDict;
 using checkpoint::Manifest;
 using checkpoint::part_name;
@@ -114,8 +116,8 @@ class CheckpointDirectory::Impl {
     }
     std::vector<std::string> damaged;
     for (const Place& place : places) {
-      const std::string problem =
-          first_problem(attempt([&] { checkpoint::check_parts(place, rank_, size_); }));
+      const std::string problem = first_problem(
+          attempt([&] { checkpoint::check_parts(place, rank_, size_); }), options_.group);
       if (problem.empty()) return load(place, states, damaged);
       if (!place.is_hidden()) damaged.push_back(fmt::format("step {}: {}", place.step, problem));
     }
@@ -133,32 +135,12 @@ class CheckpointDirectory::Impl {
     GenericDict own = empty_dict();
   };
 
-  // What the function throws, as text.
-  template <typename Function>
-  static std::string attempt(Function function) {
-    try {
-      function();
-      return "";
-    } catch (...) {
-      const std::string text = distributed::current_exception_text();
-      return text.empty() ? "an exception" : text;
-    }
-  }
-
-  // The text of the lowest rank that has one. Collective.
-  std::string first_problem(const std::string& own) const {
-    const auto all = all_gather_bytes(own, {.group = options_.group});
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (!all[rank].empty()) return fmt::format("rank {}: {}", rank, all[rank]);
-    }
-    return "";
-  }
   static std::string failed(std::int64_t step) {
     return fmt::format("the checkpoint of step {} failed", step);
   }
   // Throws on all ranks if one has an error. Collective.
   void agree(const std::string& own, const std::string& what) const {
-    const std::string problem = first_problem(own);
+    const std::string problem = first_problem(own, options_.group);
     if (!problem.empty()) {
       throw Error(fmt::format("{}: {}: {}", directory_.string(), what, problem));
     }
@@ -237,7 +219,7 @@ class CheckpointDirectory::Impl {
   // Gives the pending checkpoint its name, if no rank has an error. Collective.
   void complete(const std::string& error) {
     const Place place = *std::exchange(pending_, std::nullopt);
-    const std::string problem = first_problem(error);
+    const std::string problem = first_problem(error, options_.group);
     if (!problem.empty()) {
       if (rank_ == 0) attempt([&] { fs::remove_all(place.path); });
       throw Error(fmt::format("{}: {}: {}", directory_.string(), failed(place.step), problem));

@@ -14,6 +14,7 @@
 #include <paceline/error.h>
 
 #include "checkpoint/generic_dict.h"
+#include "parallel/ddp/model_loads.h"
 
 namespace paceline {
 namespace {
@@ -217,6 +218,7 @@ void load_state_dict(torch::nn::Module& module, const StateDict& given, bool str
     }
   }
   for (auto& [to, from] : converted) to.copy_(from);
+  ddp::count_model_load();
 }
 
 }  // namespace paceline

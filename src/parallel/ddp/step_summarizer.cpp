@@ -6,9 +6,16 @@
 
 #include <paceline/error.h>
 
+#include "parallel/ddp/model_loads.h"
 #include "parallel/with_error_context.h"
 
 namespace paceline::ddp {
+namespace {
+
+// Far from what ranks count between two comparisons.
+constexpr std::uint32_t kMayDiffer = 1U << 31;
+
+}  // namespace
 
 StepSummarizer::StepSummarizer(const std::vector<NamedTensor>& parameters,
                                std::vector<NamedTensor> frozen, const DdpOptions& options)
@@ -72,12 +79,20 @@ shm::StepSummary StepSummarizer::summarize(bool joined) {
     any_frozen = any_frozen || flags_[i] != 0;
   }
   modifications_ = count_modifications();
+  loads_ = model_loads();
   const auto& [forwards, local_backwards] = leaves_[0].at_backward;
+  // Ranks that have all loaded a model may have loaded different ones: their counts must differ.
+  const bool may_differ = loads_ != same_loads_ && get_rank(group_) > 0;
   return {.forwards = forwards,
           .local_backwards = compares_local_backwards_ ? local_backwards : 0,
           .frozen = any_frozen ? shm::fingerprint(flags_) : 0,
-          .modifications = modifications_ - same_parameters_,
+          .modifications = modifications_ - same_parameters_ + (may_differ ? kMayDiffer : 0),
           .joined = joined ? 1U : 0U};
+}
+
+void StepSummarizer::note_same_parameters() {
+  same_parameters_ = count_modifications();
+  same_loads_ = model_loads();
 }
 
 // Counts in-place writes and replacements of data of all parameters.
@@ -99,11 +114,13 @@ void StepSummarizer::compare_parameters(std::uint64_t step) {
   std::vector<NamedTensor> all = frozen_;
   all.insert(all.end(), parameters_.begin(), parameters_.end());
   parallel::with_error_context(
-      "comparing parameters, which the ranks have changed a different number of times: load a "
-      "model on every rank, or before it is wrapped; let a closure return the loss averaged over "
+      "comparing parameters, which the ranks have loaded, or changed a different number of times: "
+      "load the same model on every rank, or before it is wrapped; let a closure return the loss "
+      "averaged over "
       "the ranks",
       [&] { check_same_values(all, group_, step); });
   same_parameters_ = modifications_;
+  same_loads_ = loads_;
 }
 
 }  // namespace paceline::ddp

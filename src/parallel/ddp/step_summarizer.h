@@ -51,9 +51,9 @@ class StepSummarizer {
   shm::FrozenFlags frozen_flags() const { return flags_; }
 
   // Notes that all ranks now have the same parameters, however often each has changed them.
-  void note_same_parameters() { same_parameters_ = count_modifications(); }
-  // For ranks that have changed their parameters a different number of times: throws Mismatch if
-  // the values differ. Collective.
+  void note_same_parameters();
+  // For ranks that may have changed their parameters differently: throws Mismatch if the values
+  // differ. Collective.
   void compare_parameters(std::uint64_t step);
 
  private:
@@ -84,7 +84,9 @@ class StepSummarizer {
   std::vector<Leaf> leaves_{1};
   std::uint32_t replacements_ = 0;     // how often a watched tensor's data was replaced
   std::uint32_t modifications_ = 0;    // at the last summary
+  std::uint32_t loads_ = 0;            // at the last summary
   std::uint32_t same_parameters_ = 0;  // modifications_ when ranks had the same parameters
+  std::uint32_t same_loads_ = 0;       // loads_ then
 };
 
 }  // namespace paceline::ddp

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include <paceline/checkpoint.h>
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/log.h>
@@ -158,6 +159,20 @@ TEST_P(DivergenceWorldsUpTo5, NamesAModelLoadedOnOneRank) {
         return true;
       },
       AllOf(HasSubstr("step 5"), HasSubstr("second.bias on rank 1 differs")));
+}
+
+// As from files of different age on the ranks' machines.
+TEST_P(DivergenceWorldsUpTo5, NamesDifferentModelsLoadedOnAllRanks) {
+  expect_error(
+      GetParam(), {},
+      [](Model& model, int rank, int step) {
+        if (step == 4) {
+          const auto loaded = make_net(at::kDouble, rank == 1 ? 8 : 9);
+          load_state_dict(*model.module(), state_dict(*loaded));
+        }
+        return true;
+      },
+      AllOf(HasSubstr("step 5"), HasSubstr("first.weight on rank"), HasSubstr("load")));
 }
 
 void train_by_line_search(int rank, int size, bool averaged) {

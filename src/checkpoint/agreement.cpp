@@ -1,0 +1,17 @@
+#include "checkpoint/agreement.h"
+
+#include <fmt/format.h>
+
+#include <paceline/collectives.h>
+
+namespace paceline::checkpoint {
+
+std::string first_problem(const std::string& own, const ProcessGroup& group) {
+  const auto all = all_gather_bytes(own, {.group = group});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) return fmt::format("rank {}: {}", rank, all[rank]);
+  }
+  return "";
+}
+
+}  // namespace paceline::checkpoint
