@@ -3,11 +3,14 @@
 /// @file
 /// Iterates over a data set in batches.
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 #include <paceline/api.h>
 #include <paceline/collate.h>
 #include <paceline/sampler.h>
 
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -30,8 +33,12 @@ struct DataLoaderOptions {
   int num_workers = 0;
   /// Whether a last batch that is not full is left out.
   bool drop_last = false;
+  /// How long the thread that iterates waits for a batch of the workers; 0: without limit.
+  std::chrono::milliseconds timeout{0};
   /// How many batches each worker may be ahead, at least 1.
   int prefetch_factor = 2;
+  /// The random numbers of a sample depend on the seed, the epoch and the sample's index only.
+  std::uint64_t seed = 0;
 };
 
 namespace detail {
@@ -39,6 +46,11 @@ namespace detail {
 using Indices = std::span<const std::int64_t>;
 // The indices of the samples of each batch.
 using Batches = std::vector<std::vector<std::int64_t>>;
+
+// Of the number of a sample in an epoch.
+PACELINE_API at::Generator make_generator();
+PACELINE_API void seed_for_sample(at::Generator& generator, std::uint64_t seed, std::int64_t epoch,
+                                  std::int64_t index);
 
 // Fetches batches on threads of its own and hands them out in order. Does not depend on the type of
 // a batch.
@@ -49,13 +61,17 @@ class PACELINE_API BatchStream {
   // not used then.
   using Fetch = std::function<Batch(Indices, const std::stop_token&)>;
 
-  BatchStream(Batches batches, const DataLoaderOptions& options, Fetch fetch);
+  // `checks_generator`: whether next() warns if LibTorch's default generator has changed when the
+  // workers have made the first batch.
+  BatchStream(Batches batches, const DataLoaderOptions& options, Fetch fetch,
+              bool checks_generator = false);
   BatchStream(BatchStream&&) noexcept;
   BatchStream& operator=(BatchStream&&) noexcept;
-  // Waits for the samples being fetched at this moment.
+  // Waits for the samples being fetched at this moment; after a timeout, leaves the threads behind.
   ~BatchStream();
 
-  // The next batch, null after the last. Throws what its fetch threw; null from then on.
+  // The next batch, null after the last. Throws what its fetch threw, or Error after the timeout;
+  // null from then on.
   Batch next();
 
  private:
@@ -64,18 +80,20 @@ class PACELINE_API BatchStream {
 };
 
 PACELINE_API void check_options(const DataLoaderOptions& options);
-PACELINE_API std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options);
-PACELINE_API Batches make_batches(const std::vector<std::int64_t>& indices,
-                                  const DataLoaderOptions& options);
+// Throws UsageError if an option is set that a batch sampler stands for.
+PACELINE_API void check_options_beside_batch_sampler(const DataLoaderOptions& options);
 
 // Call it in a handler: throws an Error that says which samples failed and why, with the exception
 // being handled nested in it.
 [[noreturn]] PACELINE_API void throw_sample_error(Indices indices);
 
+// Throws an Error that says so.
+[[noreturn]] void throw_timeout(Indices indices, std::chrono::milliseconds timeout);
+
 // Where an iteration is.
 struct EpochPosition {
   std::int64_t epoch = 0;
-  std::int64_t samples = 0;  // of the order that the ranks share, that were handed out
+  std::int64_t samples = 0;  // that were handed out: a position of the batch sampler
 };
 PACELINE_API at::IValue value_of(const EpochPosition& position);
 // Throws UsageError unless it is what value_of returned.
@@ -87,9 +105,34 @@ concept MakesBatches = requires(Dataset& dataset, std::span<const std::int64_t> 
   dataset.get_batch(indices);
 };
 
+// A data set whose samples have random numbers.
+template <typename Dataset>
+concept TakesGenerator = requires(Dataset& dataset, std::int64_t index, at::Generator& generator) {
+  dataset.get(index, generator);
+};
+
+// A data set of LibTorch that has batches only, such as a mapped one.
+template <typename Dataset>
+concept TorchBatches = requires(Dataset& dataset, c10::ArrayRef<std::size_t> indices) {
+  dataset.get_batch(indices);
+}
+&&!requires(Dataset & dataset, std::int64_t index) {
+  dataset.get(index);
+};
+
+template <typename Dataset>
+decltype(auto) get_sample(Dataset& dataset, std::int64_t index, at::Generator& generator) {
+  if constexpr (TakesGenerator<Dataset>) {
+    return dataset.get(index, generator);
+  } else {
+    return dataset.get(index);
+  }
+}
+
 template <typename Dataset, typename Collate>
 struct BatchOf {
-  using Sample = std::remove_cvref_t<decltype(std::declval<Dataset&>().get(std::int64_t{}))>;
+  using Sample = std::remove_cvref_t<decltype(get_sample(std::declval<Dataset&>(), std::int64_t{},
+                                                         std::declval<at::Generator&>()))>;
   static_assert(std::invocable<const Collate&, std::vector<Sample>>,
                 "these samples have no default collation: give the DataLoader a collate function");
   using Type = std::invoke_result_t<const Collate&, std::vector<Sample>>;
@@ -100,35 +143,74 @@ struct BatchOf<Dataset, DefaultCollate> {
   using Type = std::remove_cvref_t<decltype(std::declval<Dataset&>().get_batch({}))>;
 };
 
+// Samples that LibTorch has not collated are collated here.
+template <typename Collate, typename Samples>
+decltype(auto) collate_samples(const Collate& collate, Samples samples) {
+  if constexpr (std::invocable<const Collate&, Samples>) {
+    return collate(std::move(samples));
+  } else {
+    return samples;
+  }
+}
+
+template <TorchBatches Dataset, typename Collate>
+struct BatchOf<Dataset, Collate> {
+  using Samples = decltype(std::declval<Dataset&>().get_batch(c10::ArrayRef<std::size_t>()));
+  static_assert(std::invocable<const Collate&, Samples> || std::same_as<Collate, DefaultCollate>,
+                "the collate function does not take what get_batch of this data set returns");
+  using Type = decltype(collate_samples(std::declval<const Collate&>(), std::declval<Samples>()));
+};
+
 // Makes a batch of a data set.
 template <typename Dataset, typename Collate>
 class BatchFetcher {
  public:
   using Batch = typename BatchOf<Dataset, Collate>::Type;
 
-  BatchFetcher(Dataset& dataset, Collate collate)
-      : dataset_(&dataset), collate_(std::move(collate)) {}
+  BatchFetcher(Dataset& dataset, std::uint64_t seed, Collate collate)
+      : dataset_(&dataset), seed_(seed), collate_(std::move(collate)) {}
+
+  // A function for the batches of an epoch, which keeps `fetcher`.
+  static BatchStream::Fetch for_epoch(std::shared_ptr<const BatchFetcher> fetcher,
+                                      std::int64_t epoch) {
+    return [fetcher = std::move(fetcher), epoch](Indices indices, const std::stop_token& stop) {
+      return fetcher->fetch(epoch, indices, stop);
+    };
+  }
+
+ private:
+  static constexpr bool kMakesBatches =
+      MakesBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
 
   // Null if stop is requested.
-  std::shared_ptr<Batch> operator()(Indices indices, const std::stop_token& stop) const {
+  std::shared_ptr<Batch> fetch(std::int64_t epoch, Indices indices,
+                               const std::stop_token& stop) const {
     if constexpr (kMakesBatches) {
       return attempt(indices,
                      [&] { return std::make_shared<Batch>(dataset_->get_batch(indices)); });
+    } else if constexpr (TorchBatches<Dataset>) {
+      const std::vector<std::size_t> request(indices.begin(), indices.end());
+      return attempt(indices, [&] {
+        return std::make_shared<Batch>(collate_samples(collate_, dataset_->get_batch(request)));
+      });
     } else {
       std::vector<typename BatchOf<Dataset, Collate>::Sample> samples;
       samples.reserve(indices.size());
+      at::Generator generator;
+      if constexpr (TakesGenerator<Dataset>) generator = make_generator();
       for (std::size_t i = 0; i < indices.size() && !stop.stop_requested(); ++i) {
-        attempt(indices.subspan(i, 1), [&] { samples.push_back(dataset_->get(indices[i])); });
+        attempt(indices.subspan(i, 1), [&] {
+          if constexpr (TakesGenerator<Dataset>) {
+            seed_for_sample(generator, seed_, epoch, indices[i]);
+          }
+          samples.push_back(get_sample(*dataset_, indices[i], generator));
+        });
       }
       if (stop.stop_requested()) return nullptr;
       return attempt(indices,
                      [&] { return std::make_shared<Batch>(collate_(std::move(samples))); });
     }
   }
-
- private:
-  static constexpr bool kMakesBatches =
-      MakesBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
 
   template <typename Function>
   static auto attempt(Indices indices, Function function) {
@@ -140,6 +222,7 @@ class BatchFetcher {
   }
 
   Dataset* dataset_;
+  std::uint64_t seed_;
   Collate collate_;
 };
 
@@ -151,7 +234,14 @@ class BatchFetcher {
 ///
 /// A data set is any object with `get(i)`, where i is an index from the sampler. Not owned; it must
 /// outlive the loader. Samples are collated by the function given, by default DefaultCollate; a
-/// data set with `get_batch(std::span<const std::int64_t>)` makes the default batches itself.
+/// data set with `get_batch(std::span<const std::int64_t>)` makes the default batches itself. So
+/// any stateless data set of LibTorch is one, also a mapped one, whose batches are those of its
+/// collation.
+///
+/// A data set may have `get(i, generator)` instead, with an `at::Generator&` for random transforms:
+/// its numbers depend on DataLoaderOptions::seed, the epoch and i only, so not on workers, ranks or
+/// where the run was resumed. LibTorch's default generator is one for all threads, and if get draws
+/// from it in a worker, results depend on timing; a warning in the log says so.
 ///
 /// With num_workers > 0, several threads call get, get_batch and collate at once. The threads start
 /// with an iteration and end with it, also if the loop is left early. Batches come in the sampler's
@@ -160,11 +250,13 @@ class BatchFetcher {
 ///
 /// If get, get_batch or collate throws, the iteration throws when it comes to that batch: an Error
 /// that names the sample, with the original exception nested in it. The iteration is then over; the
-/// loader can be iterated again.
+/// loader can be iterated again. If a batch takes longer than DataLoaderOptions::timeout, the
+/// iteration throws Error that names its samples, and leaves its threads behind: the data set must
+/// exist until their calls have returned.
 ///
 /// Its state is the epoch and how much of it was handed out by the iteration that began last, not
 /// what workers have fetched ahead. A job that loads it goes on there, also with another number of
-/// ranks (see Sampler::indices_from):
+/// ranks (see Sampler::indices_from and BatchSamplerBase::batches_from):
 ///
 ///     for (auto epoch = loader.epoch(); epoch < epochs; ++epoch) {
 ///       for (auto& [x, y] : loader.epoch(epoch)) ...
@@ -185,10 +277,10 @@ class DataLoader {
 
     /// Used by begin().
     Iterator(detail::BatchStream stream, std::shared_ptr<detail::EpochPosition> position,
-             std::int64_t samples_per_batch)
+             std::int64_t position_step)
         : stream_(std::move(stream)),
           position_(std::move(position)),
-          samples_per_batch_(samples_per_batch) {
+          position_step_(position_step) {
       ++*this;
     }
 
@@ -198,7 +290,7 @@ class DataLoader {
     Iterator& operator++() {
       batch_.reset();
       batch_ = std::static_pointer_cast<Batch>(stream_.next());
-      if (batch_) position_->samples += samples_per_batch_;
+      if (batch_) position_->samples += position_step_;
       return *this;
     }
     /// As ++iterator.
@@ -209,7 +301,7 @@ class DataLoader {
    private:
     detail::BatchStream stream_;
     std::shared_ptr<detail::EpochPosition> position_;
-    std::int64_t samples_per_batch_;
+    std::int64_t position_step_;
     std::shared_ptr<Batch> batch_;
   };
 
@@ -217,18 +309,25 @@ class DataLoader {
   template <std::derived_from<Sampler> SamplerType>
   DataLoader(Dataset& dataset, SamplerType sampler, DataLoaderOptions options = {},
              Collate collate = {})
-      : fetch_(dataset, std::move(collate)),
-        sampler_(std::make_unique<SamplerType>(std::move(sampler))),
-        options_(options) {
-    detail::check_options(options_);
+      : DataLoader(dataset,
+                   std::make_unique<BatchSampler>(std::move(sampler), options.batch_size,
+                                                  options.drop_last),
+                   options, std::move(collate)) {}
+  /// The same with the batches of a batch sampler; batch_size and drop_last must not be set.
+  template <std::derived_from<BatchSamplerBase> BatchSamplerType>
+  DataLoader(Dataset& dataset, BatchSamplerType batch_sampler, DataLoaderOptions options = {},
+             Collate collate = {})
+      : DataLoader(dataset, std::make_unique<BatchSamplerType>(std::move(batch_sampler)), options,
+                   std::move(collate)) {
+    detail::check_options_beside_batch_sampler(options_);
   }
 
   /// The number of batches in an epoch of this rank.
-  std::int64_t size() const { return detail::count_batches(sampler_->size(), options_); }
+  std::int64_t size() const { return batch_sampler_->size(); }
 
   /// Sets the sampler's epoch, and returns the loader.
   DataLoader& epoch(std::int64_t epoch) {
-    sampler_->set_epoch(epoch);
+    batch_sampler_->set_epoch(epoch);
     epoch_ = epoch;
     return *this;
   }
@@ -242,10 +341,10 @@ class DataLoader {
     const bool goes_on = resumes_ && position_->epoch == epoch_;
     auto position = std::make_shared<detail::EpochPosition>(
         detail::EpochPosition{epoch_, goes_on ? position_->samples : 0});
-    Iterator iterator(detail::BatchStream(
-                          detail::make_batches(sampler_->indices_from(position->samples), options_),
-                          options_, std::cref(fetch_)),
-                      position, options_.batch_size * sampler_->num_replicas());
+    const bool is_first = !std::exchange(was_iterated_, true);
+    Iterator iterator(detail::BatchStream(batch_sampler_->batches_from(position->samples), options_,
+                                          Fetcher::for_epoch(fetcher_, epoch_), is_first),
+                      position, batch_sampler_->position_step());
     position_ = std::move(position);
     resumes_ = false;
     return iterator;
@@ -263,12 +362,23 @@ class DataLoader {
   }
 
  private:
-  detail::BatchFetcher<Dataset, Collate> fetch_;
-  std::unique_ptr<Sampler> sampler_;
+  using Fetcher = detail::BatchFetcher<Dataset, Collate>;
+
+  DataLoader(Dataset& dataset, std::unique_ptr<BatchSamplerBase> batch_sampler,
+             const DataLoaderOptions& options, Collate collate)
+      : fetcher_(std::make_shared<Fetcher>(dataset, options.seed, std::move(collate))),
+        batch_sampler_(std::move(batch_sampler)),
+        options_(options) {
+    detail::check_options(options_);
+  }
+
+  std::shared_ptr<const Fetcher> fetcher_;
+  std::unique_ptr<BatchSamplerBase> batch_sampler_;
   DataLoaderOptions options_;
   std::int64_t epoch_ = 0;
   std::shared_ptr<detail::EpochPosition> position_ = std::make_shared<detail::EpochPosition>();
   bool resumes_ = false;  // the next iteration may begin at position_
+  bool was_iterated_ = false;
 };
 
 }  // namespace paceline::data

@@ -150,7 +150,8 @@ class LogicalDataLoader {
            ++step) {
         for (auto& batches : of_rank) all.push_back(std::move(batches[step]));
       }
-      stream_.emplace(std::move(all), loader_->options_, std::cref(loader_->fetch_));
+      stream_.emplace(std::move(all), loader_->options_,
+                      Fetcher::for_epoch(loader_->fetcher_, position_.epoch));
     }
     void take() {
       batches_.batches_.clear();
@@ -176,11 +177,10 @@ class LogicalDataLoader {
   LogicalDataLoader(Dataset& dataset, LogicalRanks ranks, MakeSampler make_sampler,
                     DataLoaderOptions options = {}, Collate collate = {},
                     const std::string& name = "data_loader")
-      : fetch_(dataset, std::move(collate)),
+      : fetcher_(std::make_shared<Fetcher>(dataset, options.seed, std::move(collate))),
         ranks_(std::move(ranks)),
-        make_sampler_([make = std::move(make_sampler)](int rank) -> std::unique_ptr<Sampler> {
-          using SamplerType = std::invoke_result_t<const MakeSampler&, int>;
-          return std::make_unique<SamplerType>(make(rank));
+        make_batch_sampler_([make = std::move(make_sampler), options](int rank) {
+          return BatchSampler(make(rank), options.batch_size, options.drop_last);
         }),
         options_(options),
         positions_(ranks_, name) {
@@ -188,9 +188,7 @@ class LogicalDataLoader {
   }
 
   /// The number of steps in an epoch.
-  std::int64_t size() const {
-    return detail::count_batches(make_sampler_(ranks_.range().first)->size(), options_);
-  }
+  std::int64_t size() const { return make_batch_sampler_(ranks_.range().first).size(); }
 
   /// Chooses the epoch of the next iteration, and returns the loader.
   LogicalDataLoader& epoch(std::int64_t epoch) {
@@ -207,15 +205,17 @@ class LogicalDataLoader {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  using Fetcher = detail::BatchFetcher<Dataset, Collate>;
+
   detail::Batches batches_of(int rank, std::int64_t epoch) const {
-    const auto sampler = make_sampler_(rank);
-    sampler->set_epoch(epoch);
-    return detail::make_batches(sampler->indices(), options_);
+    BatchSampler sampler = make_batch_sampler_(rank);
+    sampler.set_epoch(epoch);
+    return sampler.batches();
   }
 
-  detail::BatchFetcher<Dataset, Collate> fetch_;
+  std::shared_ptr<const Fetcher> fetcher_;
   LogicalRanks ranks_;
-  std::function<std::unique_ptr<Sampler>(int)> make_sampler_;
+  std::function<BatchSampler(int)> make_batch_sampler_;
   DataLoaderOptions options_;
   detail::LogicalPositions positions_;
   std::int64_t epoch_ = 0;

@@ -185,4 +185,57 @@ class PACELINE_API DistributedSampler : public Sampler {
   std::int64_t epoch_ = 0;
 };
 
+/// Chooses the batches of an epoch. Derive from it for batches of your own, such as of samples of
+/// similar lengths. Use it on one thread at a time.
+class PACELINE_API BatchSamplerBase {
+ public:
+  virtual ~BatchSamplerBase() = default;
+
+  /// The number of batches in an epoch of this rank.
+  virtual std::int64_t size() const = 0;
+  /// The indices of the samples of the size() batches of the current epoch, the same at every call.
+  virtual std::vector<std::vector<std::int64_t>> batches() const = 0;
+  /// Chooses the epoch; before the first call it is epoch 0.
+  virtual void set_epoch(std::int64_t epoch) { static_cast<void>(epoch); }
+
+  /// How far a batch of each rank moves the position in an epoch.
+  virtual std::int64_t position_step() const { return 1; }
+  /// What is left of batches() from a position on. A resumed epoch goes on with it. This one counts
+  /// batches of each rank, which is right for the same number of ranks only.
+  virtual std::vector<std::vector<std::int64_t>> batches_from(std::int64_t position) const;
+
+ protected:
+  BatchSamplerBase() = default;
+  /// For derived classes.
+  BatchSamplerBase(const BatchSamplerBase&) = default;
+  /// For derived classes.
+  BatchSamplerBase& operator=(const BatchSamplerBase&) = default;
+};
+
+/// The samples of a sampler in batches of equal size, as Python's torch.utils.data.BatchSampler.
+/// Positions count the samples that the ranks have taken together.
+class PACELINE_API BatchSampler : public BatchSamplerBase {
+ public:
+  /// `drop_last`: whether a last batch that is not full is left out. Throws UsageError if
+  /// `batch_size` is less than 1.
+  template <std::derived_from<Sampler> SamplerType>
+  BatchSampler(SamplerType sampler, std::int64_t batch_size, bool drop_last = false)
+      : BatchSampler(std::make_shared<SamplerType>(std::move(sampler)), batch_size, drop_last) {}
+  /// The same for a sampler that others hold, too.
+  BatchSampler(std::shared_ptr<Sampler> sampler, std::int64_t batch_size, bool drop_last = false);
+
+  std::int64_t size() const override;
+  std::vector<std::vector<std::int64_t>> batches() const override { return batches_from(0); }
+  void set_epoch(std::int64_t epoch) override { sampler_->set_epoch(epoch); }
+  std::int64_t position_step() const override;
+  std::vector<std::vector<std::int64_t>> batches_from(std::int64_t position) const override;
+
+ private:
+  std::int64_t count(std::int64_t samples) const;
+
+  std::shared_ptr<Sampler> sampler_;
+  std::int64_t batch_size_;
+  bool drop_last_;
+};
+
 }  // namespace paceline::data

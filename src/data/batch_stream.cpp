@@ -1,4 +1,7 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
 #include <unistd.h>
 
 #include <paceline/data_loader.h>
@@ -10,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/log.h"
 #include "base/signals_blocked.h"
 
 // OpenMP's; null if LibTorch was built without OpenMP.
@@ -26,17 +30,25 @@ void use_one_thread() {
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
 }
 
+at::Tensor default_random_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::scoped_lock lock(generator.mutex());
+  return generator.get_state();
+}
+
 }  // namespace
 
 class BatchStream::Impl {
  public:
-  Impl(Batches batches, const DataLoaderOptions& options, Fetch fetch);
+  Impl(Batches batches, const DataLoaderOptions& options, Fetch fetch, bool checks_generator);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   Batch next();
   bool in_forked_child() const { return ::getpid() != owner_; }
+  // A thread may hang in a fetch.
+  bool timed_out() const { return timed_out_; }
 
  private:
   struct Slot {
@@ -47,13 +59,17 @@ class BatchStream::Impl {
 
   void work(const std::stop_token& stop);
   Slot run(std::int64_t number, const std::stop_token& stop) const;
-  Slot take();
+  Batch take();
+  void check_generator();
 
   const Batches batches_;
   const std::int64_t count_;
   const Fetch fetch_;
+  const std::chrono::milliseconds timeout_;  // 0: none
   const pid_t owner_ = ::getpid();
+  at::Tensor random_state_;  // when the workers started, until it is checked
   bool failed_ = false;
+  bool timed_out_ = false;
 
   std::mutex mutex_;
   std::condition_variable_any room_;
@@ -65,13 +81,16 @@ class BatchStream::Impl {
   std::vector<std::jthread> workers_;  // last: they use everything above
 };
 
-BatchStream::Impl::Impl(Batches batches, const DataLoaderOptions& options, Fetch fetch)
+BatchStream::Impl::Impl(Batches batches, const DataLoaderOptions& options, Fetch fetch,
+                        bool checks_generator)
     : batches_(std::move(batches)),
       count_(static_cast<std::int64_t>(batches_.size())),
-      fetch_(std::move(fetch)) {
+      fetch_(std::move(fetch)),
+      timeout_(options.timeout) {
   const std::int64_t workers = std::min<std::int64_t>(options.num_workers, count_);
   slots_.resize(static_cast<std::size_t>(
       std::min(count_, workers * static_cast<std::int64_t>(options.prefetch_factor))));
+  if (checks_generator && workers > 0) random_state_ = default_random_state();
   const base::SignalsBlocked blocked;
   for (std::int64_t i = 0; i < workers; ++i) {
     workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
@@ -85,22 +104,43 @@ BatchStream::Impl::~Impl() {
 
 BatchStream::Batch BatchStream::Impl::next() {
   if (failed_ || taken_ == count_) return nullptr;
-  Slot slot = workers_.empty() ? run(taken_++, {}) : take();
-  if (slot.error) {
+  try {
+    if (workers_.empty()) return fetch_(batches_[static_cast<std::size_t>(taken_++)], {});
+    Batch batch = take();
+    check_generator();
+    return batch;
+  } catch (...) {
     failed_ = true;
     for (auto& worker : workers_) worker.request_stop();
-    std::rethrow_exception(slot.error);
+    throw;
   }
-  return std::move(slot.batch);
 }
 
-BatchStream::Impl::Slot BatchStream::Impl::take() {
+// Until now the program has waited, so that only the workers can have changed it.
+void BatchStream::Impl::check_generator() {
+  const at::Tensor before = std::exchange(random_state_, {});
+  if (!before.defined() || before.equal(default_random_state())) return;
+  base::log(LogLevel::warning,
+            "DataLoader: the data set draws from LibTorch's default random number generator. All "
+            "threads share it, so with num_workers > 0, samples and the model's random numbers "
+            "depend on timing. Let its get take an at::Generator& too.");
+}
+
+BatchStream::Batch BatchStream::Impl::take() {
   std::unique_lock lock(mutex_);
   Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
-  ready_.wait(lock, [&] { return slot.ready; });
+  const auto is_ready = [&] { return slot.ready; };
+  if (timeout_ == timeout_.zero()) {
+    ready_.wait(lock, is_ready);
+  } else if (!ready_.wait_for(lock, timeout_, is_ready)) {
+    timed_out_ = true;
+    throw_timeout(batches_[static_cast<std::size_t>(taken_)], timeout_);
+  }
   ++taken_;
   room_.notify_one();
-  return std::exchange(slot, {});
+  Slot taken = std::exchange(slot, {});
+  if (taken.error) std::rethrow_exception(taken.error);
+  return std::move(taken.batch);
 }
 
 void BatchStream::Impl::work(const std::stop_token& stop) {
@@ -127,15 +167,23 @@ BatchStream::Impl::Slot BatchStream::Impl::run(std::int64_t number,
   }
 }
 
-BatchStream::BatchStream(Batches batches, const DataLoaderOptions& options, Fetch fetch)
-    : impl_(std::make_unique<Impl>(std::move(batches), options, std::move(fetch))) {}
+BatchStream::BatchStream(Batches batches, const DataLoaderOptions& options, Fetch fetch,
+                         bool checks_generator)
+    : impl_(std::make_unique<Impl>(std::move(batches), options, std::move(fetch),
+                                   checks_generator)) {}
 
 BatchStream::BatchStream(BatchStream&&) noexcept = default;
-BatchStream& BatchStream::operator=(BatchStream&&) noexcept = default;
+BatchStream& BatchStream::operator=(BatchStream&& other) noexcept {
+  std::swap(impl_, other.impl_);  // its destructor ends what this had
+  return *this;
+}
 
-// A forked child does not have the threads, and may have a lock that one of them held.
+// A forked child does not have the threads, and may have a lock that one of them held. After a
+// timeout, a thread may never end.
 BatchStream::~BatchStream() {
-  if (impl_ && impl_->in_forked_child()) static_cast<void>(impl_.release());
+  if (impl_ && (impl_->in_forked_child() || impl_->timed_out())) {
+    static_cast<void>(impl_.release());
+  }
 }
 
 BatchStream::Batch BatchStream::next() {

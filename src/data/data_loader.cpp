@@ -1,5 +1,6 @@
 #include <paceline/data_loader.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,34 +27,53 @@ std::string describe(std::span<const std::int64_t> indices) {
                      fmt::join(shown, ", "), shown.size() < indices.size() ? ", ..." : "");
 }
 
+// The finaliser of splitmix64: neighbouring numbers give unrelated seeds.
+std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
 }  // namespace
 
 void check_options(const DataLoaderOptions& options) {
   check_at_least("batch_size", options.batch_size, 1);
   check_at_least("num_workers", options.num_workers, 0);
+  check_at_least("timeout", options.timeout.count(), 0);
+  if (options.timeout.count() > 0 && options.num_workers == 0) {
+    throw UsageError("DataLoader: timeout needs num_workers: without them, no thread can wait");
+  }
   check_at_least("prefetch_factor", options.prefetch_factor, 1);
 }
 
-std::int64_t count_batches(std::int64_t samples, const DataLoaderOptions& options) {
-  const std::int64_t full = samples / options.batch_size;
-  return options.drop_last || samples % options.batch_size == 0 ? full : full + 1;
+void check_options_beside_batch_sampler(const DataLoaderOptions& options) {
+  if (options.batch_size == 1 && !options.drop_last) return;
+  throw UsageError(
+      "DataLoader: batch_size and drop_last are options of the batch sampler; do not set them in "
+      "DataLoaderOptions");
 }
 
-Batches make_batches(const std::vector<std::int64_t>& indices, const DataLoaderOptions& options) {
-  Batches batches(
-      static_cast<std::size_t>(count_batches(static_cast<std::int64_t>(indices.size()), options)));
-  const auto size = static_cast<std::size_t>(options.batch_size);
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    const auto batch = std::span(indices).subspan(i * size);
-    const auto end = batch.begin() + static_cast<std::ptrdiff_t>(std::min(size, batch.size()));
-    batches[i].assign(batch.begin(), end);
+at::Generator make_generator() {
+  return at::detail::createCPUGenerator();
+}
+
+void seed_for_sample(at::Generator& generator, std::uint64_t seed, std::int64_t epoch,
+                     std::int64_t index) {
+  std::uint64_t hash = seed;
+  for (const std::int64_t part : {epoch, index}) {
+    hash = mix(hash + static_cast<std::uint64_t>(part) + 0x9e3779b97f4a7c15U);
   }
-  return batches;
+  generator.set_current_seed(hash);
 }
 
 void throw_sample_error(Indices indices) {
   std::throw_with_nested(Error(
       fmt::format("DataLoader: {}: {}", describe(indices), distributed::current_exception_text())));
+}
+
+void throw_timeout(Indices indices, std::chrono::milliseconds timeout) {
+  throw Error(fmt::format("DataLoader: {} was not ready within the timeout of {} s",
+                          describe(indices), static_cast<double>(timeout.count()) / 1e3));
 }
 
 at::IValue value_of(const EpochPosition& position) {

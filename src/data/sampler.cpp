@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <utility>
 
 namespace paceline::data {
@@ -195,6 +196,46 @@ std::vector<std::int64_t> DistributedSampler::indices_from(std::int64_t samples)
     position += static_cast<std::size_t>(num_replicas_);
   }
   return result;
+}
+
+std::vector<std::vector<std::int64_t>> BatchSamplerBase::batches_from(std::int64_t position) const {
+  auto all = batches();
+  all.erase(all.begin(), all.begin() + std::min<std::ptrdiff_t>(position, std::ssize(all)));
+  return all;
+}
+
+BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, std::int64_t batch_size,
+                           bool drop_last)
+    : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last) {
+  if (sampler_ == nullptr) throw UsageError("BatchSampler: the sampler is null");
+  if (batch_size >= 1) return;
+  throw UsageError(
+      fmt::format("BatchSampler: batch_size is {}; it must be at least 1", batch_size));
+}
+
+std::int64_t BatchSampler::count(std::int64_t samples) const {
+  const std::int64_t full = samples / batch_size_;
+  return drop_last_ || samples % batch_size_ == 0 ? full : full + 1;
+}
+
+std::int64_t BatchSampler::size() const {
+  return count(sampler_->size());
+}
+
+std::int64_t BatchSampler::position_step() const {
+  return batch_size_ * sampler_->num_replicas();
+}
+
+std::vector<std::vector<std::int64_t>> BatchSampler::batches_from(std::int64_t position) const {
+  const auto indices = sampler_->indices_from(position);
+  std::vector<std::vector<std::int64_t>> batches(
+      static_cast<std::size_t>(count(std::ssize(indices))));
+  const auto size = static_cast<std::size_t>(batch_size_);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const auto batch = std::span(indices).subspan(i * size);
+    batches[i].assign(batch.begin(), batch.begin() + std::min(std::ssize(batch), batch_size_));
+  }
+  return batches;
 }
 
 }  // namespace paceline::data
