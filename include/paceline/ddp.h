@@ -25,10 +25,11 @@
 
 namespace paceline {
 
-/// The weights of ranks in the average.
+/// What the gradients of the ranks become.
 enum class Average {
-  ranks,   ///< Each rank has the same weight, as in PyTorch: right for equal batches.
-  samples  ///< Each rank's weight is what it passes to set_samples: right for any batches.
+  ranks,    ///< Each rank has the same weight, as in PyTorch: right for equal batches.
+  samples,  ///< Each rank's weight is what it passes to set_samples: right for any batches.
+  sum       ///< They are added up: right for losses that are sums over samples.
 };
 
 /// Options of DistributedDataParallel. PyTorch's come first, in its order; then Paceline's own.
@@ -117,6 +118,7 @@ class PACELINE_API DdpHandle {
   void watch_output(const at::Tensor& output);
   std::shared_ptr<bool> sync_switch() const;
   void set_samples(double count);
+  at::Tensor average_loss(const at::Tensor& loss) const;
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   Joinable& joinable() const;
   const std::shared_ptr<LogicalRanksCore>& logical_ranks() const;
@@ -175,11 +177,11 @@ class [[nodiscard]] NoSyncGuard {
   bool before_;
 };
 
-/// Wraps a module so that every backward leaves the average of all ranks' gradients in its
-/// parameters. Gradients are reduced bucket by bucket while the backward still runs (Li et al.,
-/// "PyTorch Distributed", VLDB 2020). In a world of one, it makes the same checks as on several
-/// ranks, and gradients stay where autograd puts them. docs/from-pytorch.md has examples, and shows
-/// how to save, load, freeze and evaluate a model, and to use LBFGS.
+/// Wraps a module so that every backward leaves the average of all ranks' gradients, or their sum
+/// (see Average), in its parameters. Gradients are reduced bucket by bucket while the backward
+/// still runs (Li et al., "PyTorch Distributed", VLDB 2020). In a world of one, it makes the same
+/// checks as on several ranks, and gradients stay where autograd puts them. docs/from-pytorch.md
+/// has examples, and shows how to save, load, freeze and evaluate a model, and to use LBFGS.
 ///
 /// **Construction** is collective. Parameters and buffers become rank 0's. If the ranks' parameters
 /// or buffers differ in number, name, shape, strides or type, all ranks throw Mismatch that names
@@ -295,8 +297,15 @@ class DistributedDataParallel {
   /// no_sync. Not negative; with 0 this rank's gradients have no effect.
   void set_samples(double count) { handle_.set_samples(count); }
 
+  /// The average of the ranks' losses, one element each, as that of the gradients: with
+  /// Average::samples it has the weights of set_samples, and with Average::sum it is the sum. Equal
+  /// on all ranks, and requires no gradient. Collective. Throws UsageError for another shape, and
+  /// with logical ranks.
+  at::Tensor average_loss(const at::Tensor& loss) const { return handle_.average_loss(loss); }
+
   /// Makes `hook` communicate every bucket from now on. Collective; at most once, before the first
-  /// backward. Throws UsageError with Average::samples, since a hook averages by itself.
+  /// backward. Throws UsageError with Average::samples and Average::sum, since a hook averages by
+  /// itself.
   void register_comm_hook(CommHook hook) {
     handle_.register_comm_hook(detail::make_comm_hook(std::move(hook)));
   }
@@ -358,6 +367,26 @@ DistributedDataParallel(NamedTensors, NamedTensors, Function, DdpOptions = {})
     -> DistributedDataParallel<Function>;
 /// Does not compile: the forward is missing.
 DistributedDataParallel(NamedTensors, DdpOptions = {})->DistributedDataParallel<detail::NoFunction>;
+
+/// A closure for an optimizer that calls it as often as the loss decides, such as LBFGS with a line
+/// search:
+///
+///     optimizer.step(paceline::closure(model, [&] {
+///       optimizer.zero_grad();
+///       auto loss = ...model(x)...;
+///       loss.backward();
+///       return loss;
+///     }));
+///
+/// It returns the average of the losses that `function` returns, so that the optimizers of all
+/// ranks decide alike. If ranks call it different numbers of times, they throw Mismatch. `model`
+/// must outlive it. See DistributedDataParallel::average_loss.
+template <typename M, std::invocable Function>
+[[nodiscard]] std::function<at::Tensor()> closure(DistributedDataParallel<M>& model,
+                                                  Function function) {
+  return
+      [&model, function = std::move(function)]() mutable { return model.average_loss(function()); };
+}
 
 /// torch::save; does not compile: save module() instead.
 template <typename Archive, typename M>

@@ -63,6 +63,7 @@ class BucketReducer {
     std::uint32_t steps = 0;                // the first step has number steps + 1
     std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
     std::optional<shm::LeafPlan> leaves{};  // unset: one for each rank
+    bool sums = false;                      // averages are not divided; steps have no weights then
     // How much longer finish waits than the group's calls do, if the reducer sets the time.
     std::chrono::milliseconds extra_time{};
   };
@@ -101,7 +102,8 @@ class BucketReducer {
   // When finish was blocked, in the step that was finished last.
   using Wait = shm::StepWait;
   virtual const std::vector<Wait>& waits() const = 0;
-  // This rank's weight in the averages of the step finished last. All ranks' weights sum to 1.
+  // This rank's weight in the averages of the step finished last. All ranks' weights sum to 1; with
+  // Options::sums each is 1.
   virtual double share() const = 0;
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.

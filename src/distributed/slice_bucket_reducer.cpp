@@ -46,6 +46,7 @@ SliceBucketReducer::SliceBucketReducer(ProcessGroup group,
       leaves_(options.leaves.value_or(shm::LeafPlan(get_world_size(group_)))),
       rank_(get_rank(group_)),
       ranks_(get_world_size(group_)),
+      sums_(options.sums),
       step_(options.steps) {
   for (const Bucket& bucket : options.buckets) buckets_.push_back(make_bucket(bucket));
   const auto report = static_cast<std::int64_t>(
@@ -217,6 +218,7 @@ void SliceBucketReducer::read_reports() {
         "backward", step_);
   }
   aborted_ = false;
+  if (sums_) divisor_ = 1;
   if (std::ranges::all_of(weights_, [](double weight) { return weight == 1; })) weights_.clear();
 }
 

@@ -100,6 +100,7 @@ class SliceBucketReducer final : public BucketReducer, private InPlaceGradients 
   shm::FrozenFlags frozen_;
   std::vector<double> weights_;  // by leaf; empty if all are 1
   double divisor_ = 1;
+  bool sums_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::uint32_t step_;
   bool in_step_ = false;

@@ -37,7 +37,8 @@ WorkBucketReducer::WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d
       comparison_(group_, backend_, options.buckets.back().device, options.parameters),
       compares_early_(std::ranges::any_of(buckets_, &Bucket::skips)),
       state_(buckets_.size()),
-      share_(1.0 / backend_->getSize()),
+      sums_(options.sums),
+      share_(sums_ ? 1.0 : 1.0 / backend_->getSize()),
       step_(options.steps) {
   const std::int64_t rows = kRow * backend_->getSize();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -55,7 +56,7 @@ void WorkBucketReducer::begin_step(const shm::StepSummary& summary, Weights weig
   frozen_ = frozen;
   if (compares_early_) compare_early(summary);
   weighted_ = !weights.empty();
-  share_ = weighted_ ? weights[0] / total_of(weights[0]) : 1.0 / backend_->getSize();
+  if (!sums_) share_ = weighted_ ? weights[0] / total_of(weights[0]) : 1.0 / backend_->getSize();
   in_step_ = true;
   aborted_ = false;
   ++step_;
@@ -143,7 +144,7 @@ void WorkBucketReducer::start() {
     works_.push_back({});
     return;
   }
-  if (buckets_[bucket].op == Op::average) scale(tensors_[bucket]);
+  if (buckets_[bucket].op == Op::average && !sums_) scale(tensors_[bucket]);
   std::vector<at::Tensor> tensors{reduced_[bucket]};
   c10d::AllreduceOptions options;
   options.reduceOp = buckets_[bucket].op == Op::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;

@@ -62,6 +62,7 @@ class WorkBucketReducer final : public BucketReducer {
   bool compares_early_;
   shm::FrozenFlags frozen_;
   std::vector<State> state_;
+  bool sums_;
   double share_;
   bool weighted_ = false;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;

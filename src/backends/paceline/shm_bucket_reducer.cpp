@@ -47,7 +47,8 @@ ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options,
                {.steps = options.steps,
                 .parameters = options.parameters,
                 .between_nodes = between_nodes,
-                .leaves = between_nodes ? std::nullopt : options.leaves}),
+                .leaves = between_nodes ? std::nullopt : options.leaves,
+                .sums = options.sums}),
       gradients_(group.region(), in_place_sizes(options, group.region()->rank())),
       source_("steps", [this] { return describe_step(reducer_.blocks()); }) {
   if (options.extra_time.count() > 0) reducer_.extend_timeout(options.extra_time);

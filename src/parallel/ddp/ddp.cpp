@@ -37,6 +37,9 @@ void DdpHandle::watch_output(const at::Tensor& output) {
 std::shared_ptr<bool> DdpHandle::sync_switch() const {
   return core_->sync_switch();
 }
+at::Tensor DdpHandle::average_loss(const at::Tensor& loss) const {
+  return core_->average_loss(loss);
+}
 void DdpHandle::set_samples(double count) {
   core_->set_samples(count);
 }

@@ -195,14 +195,35 @@ void DdpCore::set_samples(double count) {
     throw UsageError(fmt::format("set_samples({}): it must be finite and non-negative", count));
   }
   reducer_->set_weight(count);
+  samples_ = count;
+}
+
+at::Tensor DdpCore::average_loss(const at::Tensor& loss) const {
+  if (!loss.defined() || loss.numel() != 1) {
+    throw UsageError("average_loss: a loss must be a tensor with one element");
+  }
+  if (logical_ranks_->enabled()) {
+    throw UsageError(
+        "average_loss and logical_ranks cannot be combined: a rank's loss is that of several "
+        "logical ranks");
+  }
+  const double weight = options_.average == Average::samples ? samples_ : 1;
+  const auto options = at::device(loss.device()).dtype(at::kDouble);
+  const at::Tensor sums = at::full({2}, weight, options);
+  sums[0] *= loss.detach().to(at::kDouble).reshape({});
+  parallel::with_error_context(
+      "averaging the losses of a closure, which the ranks must call equally often",
+      [&] { all_reduce(sums, {.group = options_.process_group}); });
+  const at::Tensor joint = options_.average == Average::sum ? sums[0] : sums[0] / sums[1];
+  return joint.to(loss.scalar_type());
 }
 
 void DdpCore::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
   if (!hook) throw UsageError("register_comm_hook needs a hook");
-  if (options_.average == Average::samples) {
+  if (options_.average != Average::ranks) {
     throw UsageError(
-        "register_comm_hook and Average::samples cannot be combined: a hook averages itself, and "
-        "may weigh by samples");
+        "register_comm_hook and Average::samples or Average::sum cannot be combined: a hook "
+        "averages itself, and may weigh by samples or add up");
   }
   if (options_.logical_ranks > 0) {
     throw UsageError(

@@ -46,6 +46,7 @@ class DdpCore final : public Joinable {
   void set_join(const std::optional<JoinOptions>& options) { outer_join_ = options; }
 
   void set_samples(double count);
+  at::Tensor average_loss(const at::Tensor& loss) const;
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   void on_backward_error(std::function<void()> call) {
     reducer_->on_backward_error(std::move(call));
@@ -86,6 +87,7 @@ class DdpCore final : public Joinable {
   std::size_t parameter_count_ = 0;
   std::uint64_t forwards_ = 0;
   std::uint64_t steps_ = 0;          // synchronised ones
+  double samples_ = 0;               // that set_samples was given last
   bool buffers_may_differ_ = false;  // the last training forward was synchronised
   std::optional<JoinOptions> outer_join_;
   // In the current step of join, by group rank; outside join all ranks are active.

@@ -114,6 +114,7 @@ void GradientBuckets::make_bucket_reducer() {
   wanted.describe = [this](std::size_t bucket) { return describe(bucket); };
   wanted.steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
   if (options_.logical_ranks > 0) wanted.leaves = leaves_;
+  wanted.sums = options_.average == Average::sum;
   for (const auto& parameter : parameters_) wanted.parameters.push_back(parameter.name);
   const auto group = options_.process_group.c10d();
   try {

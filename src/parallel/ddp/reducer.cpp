@@ -400,8 +400,9 @@ void Reducer::reduce_rest(const Indices& missing) {
   if (buckets_.keeps_gradients_in_place()) return;
   if (options_.logical_ranks > 0) {
     take_sparse();
-    reduce_sparse_leaves(parameters_, std::exchange(sparse_leaves_, {}), weights_, usage_.used(),
-                         buckets_.leaves(), options_.process_group);
+    reduce_sparse_leaves(parameters_, std::exchange(sparse_leaves_, {}), weights_,
+                         options_.average == Average::sum, usage_.used(), buckets_.leaves(),
+                         options_.process_group);
   } else {
     reduce_sparse(parameters_, usage_.used(), bucket_reducer().share(), options_.process_group);
   }

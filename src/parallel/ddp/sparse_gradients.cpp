@@ -93,7 +93,7 @@ at::Tensor sum_of(std::vector<at::Tensor> nodes) {
 }  // namespace
 
 void reduce_sparse_leaves(const std::vector<NamedTensor>& parameters, const SparseLeaves& leaves,
-                          std::span<const double> weights, const std::vector<bool>& used,
+                          std::span<const double> weights, bool sums, const std::vector<bool>& used,
                           const shm::LeafPlan& plan, const ProcessGroup& group) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -110,7 +110,9 @@ void reduce_sparse_leaves(const std::vector<NamedTensor>& parameters, const Spar
       nodes.push_back(at::_sparse_coo_tensor_unsafe(
           leaf.rows.unsqueeze(0), leaf.values, parameter.sizes(), leaf.values.options(), true));
     }
-    parameter.mutable_grad() = sum_of(std::move(nodes)).div(divisor).to(parameter.scalar_type());
+    at::Tensor sum = sum_of(std::move(nodes));
+    if (!sums) sum = sum.div(divisor);
+    parameter.mutable_grad() = sum.to(parameter.scalar_type());
   }
 }
 

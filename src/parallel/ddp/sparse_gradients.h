@@ -17,9 +17,10 @@ void reduce_sparse(const std::vector<NamedTensor>& parameters, const std::vector
 using SparseLeaves = std::vector<std::vector<at::Tensor>>;
 
 // As reduce_sparse, for ranks with leaves: adds them up in the order of shm::Tree, which leaves out
-// rows that a leaf does not have. `weights`: of this rank's leaves; empty if all are 1. Collective.
+// rows that a leaf does not have. `weights`: of this rank's leaves; empty if all are 1. `sums`:
+// whether they are not averaged. Collective.
 void reduce_sparse_leaves(const std::vector<NamedTensor>& parameters, const SparseLeaves& leaves,
-                          std::span<const double> weights, const std::vector<bool>& used,
+                          std::span<const double> weights, bool sums, const std::vector<bool>& used,
                           const shm::LeafPlan& plan, const ProcessGroup& group);
 
 // Matches reduce_sparse on a rank without gradients, which keeps no result.

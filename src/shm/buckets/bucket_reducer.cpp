@@ -76,7 +76,7 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets,
       progress_(options.between_nodes ? make_progress() : nullptr),
       blocks_(group, buckets, leaves_, describe, options.steps, std::move(options.parameters),
               options.between_nodes ? options.between_nodes->ranks().size() : 0),
-      agreement_(blocks_),
+      agreement_(blocks_, options.sums),
       places_(buckets.size()),
       ones_(static_cast<std::size_t>(leaves_.range(region_->rank()).count), 1.0),
       deadline_{group.timeout()} {

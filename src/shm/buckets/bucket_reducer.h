@@ -25,6 +25,7 @@ struct BucketReducerOptions {
   std::shared_ptr<SecondLevel> between_nodes{};
   // Of buckets that are averaged. Unset: one leaf for each rank, as it must be with between_nodes.
   std::optional<LeafPlan> leaves{};
+  bool sums = false;  // averages are not divided; steps have no weights then
 };
 
 // Reduces a fixed set of buckets once per step, in any order of publication, independently of the
@@ -106,7 +107,8 @@ class BucketReducer {
   // When finish was blocked, in the step that was finished last.
   using Wait = StepWait;
   const std::vector<Wait>& waits() const { return waits_; }
-  // This rank's weight in the averages of the step finished last. All ranks' weights sum to 1.
+  // This rank's weight in the averages of the step finished last. All ranks' weights sum to 1;
+  // with Options::sums each is 1.
   double share() const { return agreement_.share(); }
   // Whether the ranks began the step that was finished last with different numbers of
   // modifications; the same on all.

@@ -70,6 +70,7 @@ void StepAgreement::add_up_weights(const GlobalRanks& global_ranks, int ranks) {
                   fmt::format("in {} the ranks' weights add up to {}: there is nothing to average",
                               blocks_.position(), divisor_)});
   }
+  if (sums_) divisor_ = 1;
   // Then multiplying by them changes nothing.
   if (std::ranges::all_of(weights_, [](double weight) { return weight == 1; })) weights_.clear();
 }

@@ -11,7 +11,8 @@ namespace paceline::shm {
 // their gradients must belong together. Also has the ranks' weights in averages.
 class StepAgreement {
  public:
-  explicit StepAgreement(const ControlBlocks& blocks) : blocks_(blocks) {}
+  // `sums`: whether averages are not divided.
+  StepAgreement(const ControlBlocks& blocks, bool sums) : blocks_(blocks), sums_(sums) {}
 
   void begin_step() { compared_ = false; }
   // Call once every rank has published a bucket of the step. If the ranks' gradients do not belong
@@ -29,7 +30,7 @@ class StepAgreement {
   // The weights of this node's leaves; with several nodes, those of its ranks. Empty if all of the
   // job are 1.
   const std::vector<double>& weights() const { return weights_; }
-  // The sum of all leaves' weights, by which averages are divided.
+  // The sum of all leaves' weights, by which averages are divided; or 1.
   double divisor() const { return divisor_; }
   // This rank's part of the averages.
   double share() const;
@@ -42,6 +43,7 @@ class StepAgreement {
   void add_up_weights(const GlobalRanks& global_ranks, int ranks);
 
   const ControlBlocks& blocks_;
+  bool sums_;
   bool compared_ = false;
   bool modifications_differ_ = false;
   std::vector<double> weights_;

@@ -59,6 +59,63 @@ TEST_P(DdpAverageWorlds, OverSamplesIsTheGradientOfTheWholeBatch) {
   });
 }
 
+// Of losses that are sums over samples. Each rank runs `leaves` micro-batches of its own.
+void expect_sums(int rank, int leaves, int all_leaves, DdpOptions options) {
+  options.average = Average::sum;
+  const auto loss_sum = [](const torch::Tensor& output, const torch::Tensor& x) {
+    return loss_of(output, x) * x.size(0);
+  };
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(8, 2).sparse(true));
+  DistributedDataParallel sparse(table, options);
+  DistributedDataParallel model(make_net(at::kDouble), options);
+  for (int step = 0; step < 3; ++step) {
+    model.module()->zero_grad();
+    table->zero_grad();
+    auto net = make_net(at::kDouble);
+    for (int leaf = 0; leaf < all_leaves; ++leaf) {
+      const auto x = uneven_batch(leaf, step);
+      loss_sum(net(x), x).backward();
+    }
+    const auto run = [&](int leaf) {
+      const auto x = uneven_batch(leaf, step);
+      loss_sum(model(x), x).backward();
+    };
+    const auto look_up = [&](int leaf) { sparse(torch::tensor({leaf, 7})).sum().backward(); };
+    if (options.logical_ranks == 0) {
+      run(rank);
+      look_up(rank);
+    } else {
+      EXPECT_EQ(model.logical_ranks().range().count, leaves);
+      for (const int leaf : model.logical_ranks()) run(leaf);
+      for (const int leaf : sparse.logical_ranks()) look_up(leaf);
+    }
+    expect_same_gradients(model.parameters(), net->parameters());
+    const auto grad = table->weight.grad().to_dense();
+    for (int row = 0; row < 7; ++row) {
+      EXPECT_TRUE(grad[row].equal(torch::full({2}, row < all_leaves ? 1.0 : 0.0))) << row;
+    }
+    EXPECT_TRUE(grad[7].equal(torch::full({2}, all_leaves + (all_leaves == 8 ? 1.0 : 0.0))));
+  }
+}
+
+TEST_P(DdpAverageWorlds, SumIsTheGradientOfTheSum) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    for (const bool zero_copy : {true, false}) {
+      expect_sums(rank, 1, n, {.bucket_cap_mb = kTinyBucket, .zero_copy = zero_copy});
+    }
+  });
+}
+
+TEST(DdpAverage, SumIsThatOfLogicalRanks) {
+  for (const char* const backend : {"paceline", "gloo"}) {
+    for (const int ranks : {1, 2, 4}) {
+      expect_torch_ranks(ranks, backend, [](int rank, int n) {
+        expect_sums(rank, 4 / n, 4, {.bucket_cap_mb = kTinyBucket, .logical_ranks = 4});
+      });
+    }
+  }
+}
+
 TEST(DdpAverage, RejectsAStepWithoutSetSamples) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     DistributedDataParallel model(make_net(at::kDouble), {.average = Average::samples});

@@ -16,6 +16,7 @@
 #include <paceline/checkpoint.h>
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/error.h>
 #include <paceline/log.h>
 
 #include "parallel/ddp/steps.h"
@@ -175,34 +176,69 @@ TEST_P(DivergenceWorldsUpTo5, NamesDifferentModelsLoadedOnAllRanks) {
       AllOf(HasSubstr("step 5"), HasSubstr("first.weight on rank"), HasSubstr("load")));
 }
 
-void train_by_line_search(int rank, int size, bool averaged) {
+void train_by_line_search(int rank, bool averaged) {
   Model model(make_net(at::kDouble));
   torch::optim::LBFGS lbfgs(model.parameters(),
                             torch::optim::LBFGSOptions(1).line_search_fn("strong_wolfe"));
   for (int step = 0; step < 4; ++step) {
     const auto x = batch_of(rank, step, at::kDouble) * (rank + 1);
-    lbfgs.step([&] {
+    const auto local = [&] {
       lbfgs.zero_grad();
       const auto loss = loss_of(model(x), x);
       loss.backward();
-      if (!averaged) return loss;
-      auto mean = loss.detach() / size;
-      all_reduce(mean);
-      return mean;
-    });
+      return loss;
+    };
+    if (averaged) {
+      lbfgs.step(closure(model, local));
+    } else {
+      lbfgs.step(local);
+    }
   }
 }
 
 // Each rank's line search calls the closure as often as its own loss wants.
 TEST_P(DivergenceWorldsUpTo5, DetectsAClosureThatReturnsTheLocalLoss) {
   expect_error(
-      GetParam(), [](int rank, int size) { train_by_line_search(rank, size, false); },
+      GetParam(), [](int rank, int) { train_by_line_search(rank, false); },
       AllOf(HasSubstr("differs from rank"), HasSubstr("closure")));
 }
 
 TEST(NoDivergence, IfAClosureReturnsTheAveragedLoss) {
-  expect_torch_ranks(2, "paceline",
-                     [](int rank, int size) { train_by_line_search(rank, size, true); });
+  expect_torch_ranks(2, "paceline", [](int rank, int) { train_by_line_search(rank, true); });
+}
+
+TEST_P(DivergenceWorldsUpTo5, NamesAClosureThatRanksCallDifferentlyOften) {
+  expect_error(
+      GetParam(),
+      [](int rank, int) {
+        Model model(make_net(at::kDouble));
+        const auto x = batch_of(rank, 0, at::kDouble);
+        const auto loss = closure(model, [&] {
+          const auto local = loss_of(model(x), x);
+          local.backward();
+          return local;
+        });
+        for (int call = 0; call < (rank == 1 ? 2 : 1); ++call) loss();
+        all_reduce(torch::ones({3}));
+      },
+      HasSubstr("all_reduce of 3 float32"));
+}
+
+TEST(Closure, ReturnsTheLossThatTheGradientsAreOf) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    for (const bool weighs : {false, true}) {
+      Model model(make_net(at::kDouble), {.average = weighs ? Average::samples : Average::ranks});
+      if (weighs) model.set_samples(rank);
+      const at::Tensor loss = model.average_loss(torch::full({}, rank + 1.0));
+      EXPECT_EQ(loss.scalar_type(), at::kFloat);
+      EXPECT_FLOAT_EQ(loss.item<float>(), weighs ? (2 * 1 + 3 * 2) / 3.0F : 2);
+      EXPECT_THROW(model.average_loss(torch::ones({2})), UsageError);
+    }
+    Model adds(make_net(at::kDouble), {.average = Average::sum});
+    EXPECT_EQ(adds.average_loss(torch::full({}, rank + 1.0)).item<float>(), 6);
+    Model logical(make_net(at::kDouble), {.logical_ranks = 3});
+    EXPECT_THROW(logical.average_loss(torch::ones({})), UsageError);
+  });
 }
 
 using DivergenceRanksUpTo2 = test::SizeTest;
