@@ -26,6 +26,7 @@ if(missing)
                       "prefix in CMAKE_PREFIX_PATH.")
 endif()
 find_package(Threads REQUIRED)
+find_package(yaml-cpp QUIET)  # the library can do without it
 if(NOT PACELINE_COMMAND)
   find_package(Sodium QUIET)  # the library can do without it
 endif()

@@ -103,8 +103,8 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
   add("--stop-grace,--shutdown-timeout", flags.stop_grace, "SECONDS", stopping,
       "From SIGTERM, or from Ctrl-C, to SIGKILL (default 30)");
   add("--signals-to-handle", flags.signals, "NAMES", stopping,
-      "Signals that are passed on to the processes and end the job\n"
-      "(default SIGTERM,SIGINT,SIGHUP,SIGQUIT)");
+      "Signals that are passed on to the processes and end the job, besides\n"
+      "SIGUSR1 (default SIGTERM,SIGINT,SIGHUP,SIGQUIT)");
   add("--local-ranks-filter", flags.local_ranks, "RANKS", output,
       "On the console, show only these local ranks, as in 0,1,2 (default: all)");
   add("--log-dir", flags.log_dir, "DIR", output,

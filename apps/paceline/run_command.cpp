@@ -146,7 +146,7 @@ Outcome run_here(launch::JobSpec& spec, const std::function<launch::JobResult()>
                  launch::NonBlockingWriter& err) {
   launch::JobResult result = run();
   err.write(launch::failure_report(result));
-  while (result.exit_code() != 0 && spec.restart < spec.max_restarts) {
+  while (result.first_failed() && spec.restart < spec.max_restarts) {
     if (result.signal == 0) result.signal = late_signal(*spec.signals);
     if (result.signal != 0) break;
     ++spec.restart;

@@ -55,21 +55,10 @@ int parse_processes(const std::string& text, int cores) {
                   launch::kMaxProcesses));
 }
 
-// By their names.
-std::vector<int> parse_signals(const std::string& text) {
-  constexpr int kAllowed[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
-  std::vector<int> signals;
-  if (text.empty()) return signals;
-  for (const std::string_view name : base::split_at_commas(text)) {
-    const auto found = std::ranges::find(kAllowed, name, launch::signal_name);
-    if (found == std::end(kAllowed)) {
-      throw UsageError(
-          fmt::format("--signals-to-handle {}: '{}' is none of SIGTERM, SIGINT, SIGHUP, SIGQUIT, "
-                      "SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
-                      text, name));
-    }
-    signals.push_back(*found);
-  }
+// SIGUSR1 too, which Slurm sends before it ends a job: a program may save then.
+std::vector<int> signals_to_pass_on(const std::string& names) {
+  auto signals = launch::parse_signals(names, "--signals-to-handle");
+  if (std::ranges::find(signals, SIGUSR1) == signals.end()) signals.push_back(SIGUSR1);
   return signals;
 }
 
@@ -169,7 +158,7 @@ RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::strin
                      .deterministic = flags.deterministic,
                      .numa_binding = parse_numa_binding(flags),
                      .output = std::move(output),
-                     .signals = parse_signals(flags.signals)};
+                     .signals = signals_to_pass_on(flags.signals)};
   options.nodes = make_session_options(flags, options.job);
   options.notice = describe_without_effect({flags.without_effect,
                                             flags_without_effect(flags, options.nodes.has_value()),

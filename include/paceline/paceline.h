@@ -15,6 +15,7 @@
 #include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>
 #include <paceline/communicator.h>
+#include <paceline/config.h>
 #include <paceline/data_loader.h>
 #include <paceline/datasets.h>
 #include <paceline/ddp.h>
@@ -26,11 +27,16 @@
 #include <paceline/log.h>
 #include <paceline/logical_data_loader.h>
 #include <paceline/logical_ranks.h>
+#include <paceline/metrics.h>
+#include <paceline/preemption.h>
+#include <paceline/print.h>
 #include <paceline/progress.h>
 #include <paceline/reconfigure.h>
 #include <paceline/record.h>
 #include <paceline/sampler.h>
 #include <paceline/spawn.h>
+#include <paceline/summary_writer.h>
 #include <paceline/sync_batch_norm.h>
+#include <paceline/torch_data.h>
 #include <paceline/tune_malloc.h>
 #include <paceline/version.h>

@@ -63,6 +63,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
+  result.signals_to_handle = read.text("TORCHELASTIC_SIGNALS_TO_HANDLE");
   for (const std::int64_t fd :
        read.integers("PACELINE_BOOTSTRAP_SOCKETS", std::numeric_limits<int>::max())) {
     result.bootstrap_sockets.push_back(static_cast<int>(fd));

@@ -32,6 +32,9 @@ struct Environment {
   bool numbered_by_launched = false;  // rank and world_size are its
   bool sets_threads = false;          // OMP_NUM_THREADS or MKL_NUM_THREADS is set
 
+  // TORCHELASTIC_SIGNALS_TO_HANDLE: the names of the signals that the launcher passes on.
+  std::optional<std::string> signals_to_handle;
+
   // PACELINE_BOOTSTRAP_SOCKETS, set by `paceline run`: inherited Unix seqpacket sockets, comma
   // separated. Rank 0 has one to each other rank, in order; each other rank has one to rank 0.
   std::vector<int> bootstrap_sockets;

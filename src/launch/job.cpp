@@ -145,7 +145,8 @@ JobResult Job::run() {
   }
   pass_output_until_end(*supervision);
   const auto workers = supervision->result();
-  pass_files(std::ranges::any_of(workers, [](const WorkerState& one) { return one.status != 0; }));
+  pass_files(
+      std::ranges::any_of(workers, [](const WorkerState& one) { return is_failure(one.status); }));
   return collect(workers);
 }
 

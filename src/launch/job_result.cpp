@@ -9,7 +9,7 @@ namespace paceline::launch {
 namespace {
 
 bool failed_by_itself(const RankResult& rank) {
-  return rank.lost || (rank.status != 0 && !rank.stopped);
+  return rank.lost || (is_failure(rank.status) && !rank.stopped);
 }
 
 int code_of(const RankResult& rank) {
@@ -50,6 +50,10 @@ std::optional<int> earliest_failure(const std::vector<RankResult>& ranks) {
 
 }  // namespace
 
+bool is_failure(int status) {
+  return status != 0 && exit_code_of(status) != kPreemptedCode;
+}
+
 std::optional<int> JobResult::first_failed() const {
   const auto first = earliest_failure(ranks);
   if (!first) return std::nullopt;
@@ -75,11 +79,21 @@ std::optional<int> JobResult::first_failed() const {
   return failed ? failed : ended_early ? ended_early : first;
 }
 
+bool JobResult::preempted() const {
+  const auto has_failed = [](const RankResult& rank) {
+    return rank.lost || is_failure(rank.status);
+  };
+  return std::ranges::none_of(ranks, has_failed) &&
+         std::ranges::any_of(ranks, [](const RankResult& rank) { return rank.status != 0; });
+}
+
 int JobResult::exit_code() const {
-  if (const auto rank = first_failed()) {
-    const int code = code_of(ranks[static_cast<std::size_t>(*rank)]);
-    return code != 0 ? code : code_of(ranks[static_cast<std::size_t>(*earliest_failure(ranks))]);
+  if (const auto first = first_failed()) {
+    const RankResult& rank = ranks[static_cast<std::size_t>(*first)];
+    if (failed_by_itself(rank)) return code_of(rank);
+    return code_of(ranks[static_cast<std::size_t>(*earliest_failure(ranks))]);
   }
+  if (preempted()) return kPreemptedCode;
   return signal != 0 ? 128 + signal : 0;
 }
 

@@ -9,6 +9,13 @@
 
 namespace paceline::launch {
 
+// With this code a process ends that has saved its state because the job was asked to end: to be
+// started again later. EX_TEMPFAIL of sysexits.h.
+constexpr int kPreemptedCode = 75;
+
+// Whether a process has failed that ended with this status, as wait() gives it.
+bool is_failure(int status);
+
 struct RankResult {
   int status = 0;                    // as wait() gives it
   std::chrono::nanoseconds ended{};  // after the start of the job on its node
@@ -39,8 +46,12 @@ struct JobResult {
   // others by ending early.
   std::optional<int> first_failed() const;
 
-  // 0, or the code of the rank that failed first, or 128 + signal. If that rank ended with code 0,
-  // the code of the first rank that did not.
+  // Whether all ranks have ended without a failure, and some of them with kPreemptedCode.
+  bool preempted() const;
+
+  // 0, or the code of the rank that failed first, or kPreemptedCode if preempted, or 128 + signal.
+  // If the rank that failed first has ended early without a failure, the code of the first rank
+  // that failed.
   int exit_code() const;
 
   // The node of a rank; empty if there is only one.

@@ -160,7 +160,7 @@ std::string describe_first(const JobResult& result, int first) {
   }
   const std::string name = node ? fmt::format("rank {} on {}", first, name_node(result, first))
                                 : fmt::format("rank {}", first);
-  if (rank.status == 0) {
+  if (!rank.lost && !is_failure(rank.status)) {
     return fmt::format("{} ended early: {} while other ranks needed it\n", name,
                        describe_end(rank.status));
   }
@@ -198,6 +198,12 @@ std::string describe_replacement(int rank, const RankResult& end, int number, in
 std::string failure_report(const JobResult& result) {
   const auto first = result.first_failed();
   if (first) return "paceline: " + describe_failure(result, *first);
+  if (result.preempted()) {
+    return fmt::format(
+        "paceline: preempted: the processes have ended with code {}, to go on when "
+        "they are started again\n",
+        kPreemptedCode);
+  }
   return result.signal == 0 ? ""
                             : fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
 }

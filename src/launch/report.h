@@ -26,7 +26,7 @@ std::string describe_failure(const JobResult& result, int first);
 std::string describe_replacement(int rank, const RankResult& end, int number, int most, int error);
 
 // The same about the rank that failed first, as the launcher prints it. One line if the job was
-// ended by a signal; empty if nothing failed.
+// ended by a signal or preempted; empty if nothing failed.
 std::string failure_report(const JobResult& result);
 
 }  // namespace paceline::launch

@@ -2,14 +2,37 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <iterator>
+
+#include <paceline/error.h>
+
+#include "base/parse.h"
 
 namespace paceline::launch {
 
 std::string signal_name(int signal) {
   const char* const name = ::sigabbrev_np(signal);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+std::vector<int> parse_signals(const std::string& list, std::string_view source) {
+  constexpr int kAllowed[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
+  std::vector<int> signals;
+  if (list.empty()) return signals;
+  for (const std::string_view name : base::split_at_commas(list)) {
+    const auto found = std::ranges::find(kAllowed, name, signal_name);
+    if (found == std::end(kAllowed)) {
+      throw UsageError(
+          fmt::format("{} {}: '{}' is none of SIGTERM, SIGINT, SIGHUP, SIGQUIT, "
+                      "SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU",
+                      source, list, name));
+    }
+    signals.push_back(*found);
+  }
+  return signals;
 }
 
 std::string_view signal_meaning(int signal) {

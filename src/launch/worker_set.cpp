@@ -12,6 +12,7 @@
 
 #include "base/errno_error.h"
 #include "launch/error_file.h"
+#include "launch/job_result.h"
 #include "launch/process_tree.h"
 
 namespace paceline::launch {
@@ -128,7 +129,7 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   // Closing it is not enough: a process that another thread forked may have a copy.
   ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
   pidfds_[rank].reset();
-  if (status == 0) return;
+  if (!is_failure(status)) return;
   if (!may_replace()) return fail();
   failed_.push_back(rank);
 }
@@ -138,8 +139,9 @@ void WorkerSet::record_end(std::size_t rank, int status) {
 bool WorkerSet::may_replace() const {
   const std::size_t replaced = replacements_.size() + failed_.size();
   return phase_ == Phase::running && replaced < static_cast<std::size_t>(plan_.max_replacements) &&
-         std::ranges::none_of(
-             states_, [](const WorkerState& worker) { return worker.ended && worker.status == 0; });
+         std::ranges::none_of(states_, [](const WorkerState& worker) {
+           return worker.ended && !is_failure(worker.status);
+         });
 }
 
 void WorkerSet::replace_failed() {
@@ -188,7 +190,7 @@ bool WorkerSet::all_ended() const {
 // Whether a rank that has not ended has written an error file, or one that has ended blames it.
 bool WorkerSet::failure_under_way() const {
   for (std::size_t rank = 0; rank < states_.size(); ++rank) {
-    if (states_[rank].ended && states_[rank].status == 0) continue;
+    if (states_[rank].ended && !is_failure(states_[rank].status)) continue;
     const auto error = read_error_file(plan_.workers[rank].error_file);
     if (!error) continue;
     if (!states_[rank].ended) return true;

@@ -370,7 +370,8 @@ launch::JobResult Coordinator::collect() const {
     std::vector<launch::RankResult> ranks = member.result->ranks;
     std::optional<std::chrono::nanoseconds> first;
     for (const auto& rank : ranks) {
-      if (rank.status != 0 && !rank.stopped && (!first || rank.ended < *first)) first = rank.ended;
+      if (launch::is_failure(rank.status) && !rank.stopped && (!first || rank.ended < *first))
+        first = rank.ended;
     }
     if (first && member.failed) {
       for (auto& rank : ranks) rank.ended += (*member.failed - started_) - *first;

@@ -78,6 +78,36 @@ TEST(FirstFailed, IsNoneIfTheLauncherWasInterrupted) {
   EXPECT_EQ(failure_report(result), "paceline: stopped by SIGINT\n");
 }
 
+TEST(Preempted, IsIfAllRanksHaveEndedAndSomeWithItsCode) {
+  JobResult result;
+  result.ranks = {ended(1, exited(75)), ended(0, exited(0))};
+  EXPECT_FALSE(result.first_failed());
+  EXPECT_TRUE(result.preempted());
+  EXPECT_EQ(result.exit_code(), 75);
+  EXPECT_EQ(failure_report(result),
+            "paceline: preempted: the processes have ended with code 75, to go on when they are "
+            "started again\n");
+  result.signal = SIGTERM;
+  EXPECT_EQ(result.exit_code(), 75);
+  result.ranks.push_back(ended(2, SIGTERM, true));
+  EXPECT_FALSE(result.preempted());
+  EXPECT_EQ(result.exit_code(), 128 + SIGTERM);
+}
+
+TEST(Preempted, IsNotIfARankHasFailed) {
+  JobResult result;
+  result.ranks = {ended(0, exited(75)), ended(1, exited(1))};
+  EXPECT_FALSE(result.preempted());
+  EXPECT_EQ(result.first_failed(), 1);
+  EXPECT_EQ(result.exit_code(), 1);
+  result.ranks[1].error = ErrorFile{"rank 0 has left the group", {0}};
+  EXPECT_EQ(result.first_failed(), 0);
+  EXPECT_EQ(result.exit_code(), 1);
+  EXPECT_EQ(failure_report(result),
+            "paceline: rank 0 ended early: exited with code 75 while other ranks needed it\n"
+            "  rank 1: exited with code 1: rank 0 has left the group\n");
+}
+
 TEST(FailureReport, IsOneBlock) {
   JobResult result;
   result.ranks = {ended(1, exited(1)), ended(0, SIGKILL), ended(3, SIGTERM, true),

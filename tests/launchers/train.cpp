@@ -3,6 +3,8 @@
 //   train BACKEND      as one of the ranks of a job; also "paceline over mpi"
 //   train BACKEND HOW  the same, but rank 1 fails after some steps: it throws, or it leaves
 //   train replaced FILE  as a rank that may be replaced, until FILE exists; says how many steps
+//   train preempted DIRECTORY STEPS  goes on from the checkpoint in DIRECTORY, saves one if it is
+//       asked to end
 //   train spawn RANKS  starts RANKS ranks itself
 //   train alone RANKS [STEPS]  in one process without Paceline, on the batches of all RANKS ranks
 #include <fmt/format.h>
@@ -118,11 +120,37 @@ void train_replaced(const std::filesystem::path& file) {
   print_norms(net->parameters(), paceline::get_world_size());
 }
 
+int train_until_preempted(const std::filesystem::path& directory, int steps) {
+  const auto world = paceline::init_process_group();
+  paceline::DistributedDataParallel model(paceline::test::make_net(at::kDouble));
+  torch::optim::SGD sgd(model.parameters(), kLearningRate);
+  int step = 0;
+  const paceline::States states{{"model", model}, {"optimizer", sgd}, {"step", step}};
+  paceline::CheckpointDirectory checkpoints(directory);
+  if (const auto resumed = checkpoints.resume(states)) std::puts(resumed->message.c_str());
+  paceline::Preemption preemption;
+  fmt::print("process={}\n", ::getpid());
+  for (; step < steps; ++step) {
+    if (preemption.requested()) {
+      checkpoints.save(step, states);
+      fmt::print("saved={}\n", step);
+      return paceline::Preemption::exit_code;
+    }
+    sgd.zero_grad();
+    const auto x = paceline::test::batch_of(paceline::get_rank(), step, at::kDouble);
+    paceline::test::loss_of(model(x), x).backward();
+    sgd.step();
+  }
+  if (paceline::get_rank() == 0) print_norms(model.parameters(), paceline::get_world_size());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  return paceline::record([&] {
+  return paceline::record([&]() -> int {
     const std::string backend = argc > 1 ? argv[1] : "paceline";
+    if (backend == "preempted") return train_until_preempted(argv[2], std::stoi(argv[3]));
     if (backend == "alone") {
       train_alone(std::stoi(argv[2]), argc > 3 ? std::stoi(argv[3]) : kSteps);
     } else if (backend == "replaced") {
@@ -132,5 +160,6 @@ int main(int argc, char** argv) {
     } else {
       train(backend, argc > 2 ? argv[2] : "");
     }
+    return 0;
   });
 }

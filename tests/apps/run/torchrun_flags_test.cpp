@@ -183,6 +183,21 @@ TEST_F(Launcher, PassesOnTheSignalsToHandle) {
   EXPECT_THAT(job.out(), HasSubstr("saved"));
 }
 
+TEST_F(Launcher, PassesOnSigusr1InAnyCase) {
+  auto job = run(2, "trap 'exit 75' USR1; echo ready; while :; do sleep 0.01; done",
+                 {"--signals-to-handle=SIGTERM", "--max-restarts=1"});
+  for (const char* line : {"[rank0]: ready", "[rank1]: ready"}) job.wait_for(line);
+  job.signal(SIGUSR1);
+  EXPECT_EQ(job.wait(), 75);
+  EXPECT_THAT(job.err(), HasSubstr("paceline: preempted: "));
+}
+
+TEST_F(Launcher, CountsAProcessThatWasPreemptedAsNoFailure) {
+  auto job = run(2, "exit $((RANK * 75))", {"--max-restarts=1"});
+  EXPECT_EQ(job.wait(), 75);
+  EXPECT_THAT(job.err(), AllOf(HasSubstr("paceline: preempted: "), Not(HasSubstr("restart 1"))));
+}
+
 TEST_F(Launcher, ShowsOnlyTheOutputOfTheFilteredRanks) {
   auto job = run(4, "echo out; echo err >&2", {"--local_ranks_filter=1,3"});
   EXPECT_EQ(job.wait(), 0);

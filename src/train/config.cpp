@@ -1,0 +1,237 @@
+#include <paceline/config.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <string_view>
+#include <system_error>
+
+#include <paceline/error.h>
+
+#include "checkpoint/file_writer.h"
+#include "train/own_rank.h"
+#include "train/yaml_file.h"
+
+namespace paceline {
+namespace {
+
+namespace fs = std::filesystem;
+using train::ConfigValue;
+
+template <typename T>
+bool parse_whole(const std::string& text, T& value) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && rest == end;
+}
+
+// How many characters must be inserted, removed or replaced to make `b` of `a`.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({replaced, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+namespace detail {
+
+bool parse_option(const std::string& text, bool& value) {
+  value = text == "true";
+  return value || text == "false";
+}
+bool parse_option(const std::string& text, std::int64_t& value) {
+  return parse_whole(text, value);
+}
+bool parse_option(const std::string& text, std::uint64_t& value) {
+  return parse_whole(text, value);
+}
+bool parse_option(const std::string& text, double& value) {
+  if (text == ".inf" || text == "-.inf") {  // YAML's
+    value = text[0] == '-' ? -std::numeric_limits<double>::infinity()
+                           : std::numeric_limits<double>::infinity();
+    return true;
+  }
+  return parse_whole(text.starts_with('+') ? text.substr(1) : text, value);
+}
+std::string format_option(bool value) {
+  return value ? "true" : "false";
+}
+std::string format_option(double value) {
+  if (value == std::numeric_limits<double>::infinity()) return ".inf";
+  return value == -std::numeric_limits<double>::infinity() ? "-.inf" : fmt::format("{}", value);
+}
+
+}  // namespace detail
+
+std::string train::nearest_name(std::string_view wrong, const std::vector<std::string>& names) {
+  std::string nearest;
+  std::size_t least = std::max<std::size_t>(2, wrong.size() / 3) + 1;
+  for (const std::string& name : names) {
+    const std::size_t distance = edit_distance(wrong, name);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = name;
+  }
+  return nearest;
+}
+
+void Config::add_option(const std::string& name, detail::ConfigOption option) {
+  for (const auto& one : options_) {
+    const std::string& other = one.first;
+    if (name == other || name.starts_with(other + ".") || other.starts_with(name + ".")) {
+      throw UsageError(fmt::format("Config::add: the name '{}' is in use, by '{}'", name, other));
+    }
+  }
+  if (name.empty() || name == "config" || name == "help" || name == "print-config") {
+    throw UsageError(fmt::format("Config::add: the name '{}' cannot be used", name));
+  }
+  options_.emplace_back(name, std::move(option));
+}
+
+const detail::ConfigOption& Config::find(const std::string& name, const std::string& source) const {
+  std::vector<std::string> names;
+  for (const auto& [other, option] : options_) {
+    if (other == name) return option;
+    names.push_back(other);
+  }
+  const std::string nearest = train::nearest_name(name, names);
+  throw UsageError(fmt::format("{}: unknown option '{}'; {}", source, name,
+                               nearest.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
+                                               : fmt::format("did you mean '{}'?", nearest)));
+}
+
+void Config::set(const std::string& name, const std::vector<std::string>& texts,
+                 const std::string& source) const {
+  const detail::ConfigOption& option = find(name, source);
+  if (!option.set(texts)) {
+    throw UsageError(fmt::format("{}: {} is '{}'; it must be {}", source, name,
+                                 fmt::join(texts, ", "), option.type));
+  }
+}
+
+void Config::load(const fs::path& path) {
+  std::ifstream file(path);
+  if (!file) throw Error(fmt::format("cannot read {}", path.string()));
+  const std::string content(std::istreambuf_iterator<char>(file), {});
+  if (file.bad()) throw Error(fmt::format("cannot read {}", path.string()));
+  for (const ConfigValue& value : train::parse_yaml(content, path.string())) {
+    const std::string source = fmt::format("{}:{}", path.string(), value.line);
+    if (find(value.name, source).is_list != value.is_list) {
+      throw UsageError(
+          fmt::format("{}: {} must be {}", source, value.name, find(value.name, source).type));
+    }
+    set(value.name, value.texts, source);
+  }
+}
+
+namespace {
+
+// "--name value", "--name=value", "--name".
+struct Flag {
+  std::string name;
+  std::optional<std::string> value;
+};
+
+Flag parse_flag(const std::string& argument) {
+  if (!argument.starts_with("--") || argument.size() == 2) {
+    throw UsageError(fmt::format("unexpected argument '{}'; options begin with --", argument));
+  }
+  const std::size_t equals = argument.find('=');
+  if (equals == std::string::npos) return {argument.substr(2), std::nullopt};
+  return {argument.substr(2, equals - 2), argument.substr(equals + 1)};
+}
+
+// "[a, b]" as in a file, or "a,b".
+std::vector<std::string> list_of(const std::string& text, const std::string& source) {
+  if (text.starts_with('[')) return train::parse_yaml_list(text, source);
+  std::vector<std::string> texts;
+  for (std::size_t begin = 0; begin <= text.size() && !text.empty();) {
+    const std::size_t comma = std::min(text.find(',', begin), text.size());
+    texts.push_back(text.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::optional<std::string> Config::parse(int argc, const char* const* argv) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> flags;  // set after the files
+  bool prints = false;
+  for (int i = 1; i < argc; ++i) {
+    auto [name, value] = parse_flag(argv[i]);
+    const std::string source = "--" + name;
+    if (name == "help" && !value) return help();
+    if (name == "print-config" && !value) {
+      prints = true;
+      continue;
+    }
+    const bool negates = name.starts_with("no-") && !value &&
+                         std::ranges::any_of(options_, [&, &flag = name](const auto& option) {
+                           return option.second.is_bool && "no-" + option.first == flag;
+                         });
+    if (negates) {
+      flags.emplace_back(name.substr(3), std::vector<std::string>{"false"});
+      continue;
+    }
+    const bool is_list = name != "config" && find(name, source).is_list;
+    if (!value && name != "config" && find(name, source).is_bool) value = "true";
+    if (!value && i + 1 < argc) value = argv[++i];
+    if (!value) throw UsageError(fmt::format("{}: a value must follow", source));
+    if (name == "config") {
+      load(*value);
+    } else {
+      flags.emplace_back(name, is_list ? list_of(*value, source) : std::vector{*value});
+    }
+  }
+  for (const auto& [name, texts] : flags) set(name, texts, "--" + name);
+  return prints ? std::optional(to_yaml()) : std::nullopt;
+}
+
+std::string Config::help() const {
+  std::string text = description_.empty() ? "" : description_ + "\n\n";
+  text += "  --config FILE\n      A YAML file with options\n";
+  text += "  --print-config\n      Print all options with their values, as such a file\n";
+  for (const auto& [name, option] : options_) {
+    text += fmt::format("  --{}\n      {}{}{} (default: {})\n", name, option.help,
+                        option.help.empty() ? "" : "; ", option.type, fmt::join(option.get(), ","));
+  }
+  text.pop_back();
+  return text;
+}
+
+std::string Config::to_yaml() const {
+  std::vector<ConfigValue> values;
+  for (const auto& [name, option] : options_) {
+    values.push_back({name, option.get(), option.is_list, 0});
+  }
+  return train::write_yaml(values);
+}
+
+void Config::save(const fs::path& path) const {
+  if (train::own_rank() != 0) return;
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) {
+    throw Error(fmt::format("cannot make the directory of {}: {}", path.string(), error.message()));
+  }
+  checkpoint::FileWriter file(path, {});
+  file.write(to_yaml());
+  file.commit();
+}
+
+}  // namespace paceline

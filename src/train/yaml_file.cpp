@@ -1,0 +1,101 @@
+#include "train/yaml_file.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <set>
+
+#include <paceline/error.h>
+
+namespace paceline::train {
+namespace {
+
+class YamlReader {
+ public:
+  explicit YamlReader(std::string path) : path_(std::move(path)) {}
+
+  // NOLINTNEXTLINE(misc-no-recursion): yaml-cpp bounds the nesting
+  void read(const YAML::Node& map, const std::string& prefix) {
+    for (const auto& one : map) {
+      if (!one.first.IsScalar()) fail(one.first, "a key must be a text");
+      const std::string name = prefix + one.first.Scalar();
+      if (one.second.IsMap()) {
+        read(one.second, name + ".");
+        continue;
+      }
+      if (!names_.insert(name).second) fail(one.first, fmt::format("{} is set twice", name));
+      values.push_back({name, texts_of(one.first, one.second, name), one.second.IsSequence(),
+                        one.first.Mark().line + 1});
+    }
+  }
+
+  std::vector<ConfigValue> values;
+
+ private:
+  std::vector<std::string> texts_of(const YAML::Node& key, const YAML::Node& node,
+                                    const std::string& name) const {
+    if (node.IsScalar()) return {node.Scalar()};
+    if (!node.IsSequence()) fail(key, fmt::format("{} has no value", name));
+    std::vector<std::string> texts;
+    for (const auto& one : node) {
+      if (!one.IsScalar()) fail(one, fmt::format("{} has a value that is no text or number", name));
+      texts.push_back(one.Scalar());
+    }
+    return texts;
+  }
+  [[noreturn]] void fail(const YAML::Node& at, const std::string& what) const {
+    throw UsageError(fmt::format("{}:{}: {}", path_, at.Mark().line + 1, what));
+  }
+
+  std::string path_;
+  std::set<std::string> names_;
+};
+
+YAML::Node load_yaml(const std::string& text, const std::string& source) {
+  try {
+    return YAML::Load(text);
+  } catch (const YAML::Exception& error) {
+    const std::string line = error.mark.is_null() ? "" : fmt::format(":{}", error.mark.line + 1);
+    throw UsageError(fmt::format("{}{}: is no YAML: {}", source, line, error.msg));
+  }
+}
+
+}  // namespace
+
+std::vector<ConfigValue> parse_yaml(const std::string& content, const std::string& path) {
+  const YAML::Node top = load_yaml(content, path);
+  if (top.IsNull()) return {};
+  if (!top.IsMap()) throw UsageError(fmt::format("{}: has no map of names to values", path));
+  YamlReader reader(path);
+  reader.read(top, "");
+  return std::move(reader.values);
+}
+
+std::vector<std::string> parse_yaml_list(const std::string& text, const std::string& source) {
+  std::vector<std::string> texts;
+  for (const auto& one : load_yaml(text, source)) {
+    if (!one.IsScalar()) throw UsageError(fmt::format("{} {}: is no list of texts", source, text));
+    texts.push_back(one.Scalar());
+  }
+  return texts;
+}
+
+std::string write_yaml(const std::vector<ConfigValue>& values) {
+  YAML::Node top(YAML::NodeType::Map);
+  for (const ConfigValue& value : values) {
+    YAML::Node at = top;
+    std::size_t begin = 0;
+    for (std::size_t dot = 0; (dot = value.name.find('.', begin)) != std::string::npos;) {
+      at.reset(at[value.name.substr(begin, dot - begin)]);
+      begin = dot + 1;
+    }
+    YAML::Node node = value.is_list ? YAML::Node(value.texts) : YAML::Node(value.texts.at(0));
+    if (value.is_list) node.SetStyle(YAML::EmitterStyle::Flow);
+    at[value.name.substr(begin)] = node;
+  }
+  YAML::Emitter emitter;
+  emitter << top;
+  return emitter.c_str() + std::string("\n");
+}
+
+}  // namespace paceline::train

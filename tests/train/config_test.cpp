@@ -1,0 +1,209 @@
+#include <paceline/config.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "support/temporary_directory.h"
+
+namespace paceline {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using ::testing::ThrowsMessage;
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() {
+    config_.add("epochs", options_.epochs, "how often the data are seen");
+    config_.add("seed", options_.seed);
+    config_.add("optimizer.lr", options_.lr);
+    config_.add("optimizer.nesterov", options_.nesterov);
+    config_.add("data", options_.data);
+    config_.add("name", options_.name);
+    config_.add("milestones", options_.milestones);
+    config_.add("tags", options_.tags);
+  }
+
+  std::optional<std::string> parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "train");
+    return config_.parse(static_cast<int>(arguments.size()), arguments.data());
+  }
+  void load(const std::string& content) {
+    std::ofstream(path_) << content;
+    config_.load(path_);
+  }
+  void expect_refused(const std::string& content, const std::string& why) {
+    EXPECT_THAT([&] { load(content); },
+                ThrowsMessage<UsageError>(AllOf(StartsWith(path_.string()), HasSubstr(why))))
+        << content;
+  }
+  void expect_flags_refused(const std::vector<const char*>& arguments, const std::string& why) {
+    EXPECT_THAT([&] { static_cast<void>(parse(arguments)); },
+                ThrowsMessage<UsageError>(HasSubstr(why)));
+  }
+
+  struct {
+    int epochs = 5;
+    std::uint8_t seed = 1;
+    double lr = 0.1;
+    bool nesterov = false;
+    fs::path data = "/data";
+    std::string name = "run";
+    std::vector<std::int64_t> milestones{30, 60};
+    std::vector<std::string> tags{};
+  } options_;
+  test::TemporaryDirectory directory_;
+  fs::path path_ = directory_.path() / "train.yaml";
+  Config config_{"Trains a net."};
+};
+
+TEST_F(ConfigTest, ReadsAFile) {
+  load(
+      "# a comment\n"
+      "epochs: 10\n"
+      "optimizer:\n"
+      "  lr: 1e-3\n"
+      "  nesterov: true\n"
+      "data: /mnt/a b\n"
+      "name: \"12: x\"\n"
+      "milestones: [1, 2]\n"
+      "tags:\n"
+      "  - a\n"
+      "  - 'b, c'\n");
+  EXPECT_EQ(options_.epochs, 10);
+  EXPECT_EQ(options_.lr, 1e-3);
+  EXPECT_TRUE(options_.nesterov);
+  EXPECT_EQ(options_.data, "/mnt/a b");
+  EXPECT_EQ(options_.name, "12: x");
+  EXPECT_THAT(options_.milestones, ElementsAre(1, 2));
+  EXPECT_THAT(options_.tags, ElementsAre("a", "b, c"));
+  EXPECT_EQ(options_.seed, 1);
+  load("");
+  load("optimizer.lr: 2\nmilestones: []\n");
+  EXPECT_EQ(options_.lr, 2);
+  EXPECT_THAT(options_.milestones, IsEmpty());
+}
+
+TEST_F(ConfigTest, FlagsOverrideFiles) {
+  std::ofstream(path_) << "epochs: 10\nname: file\noptimizer: {nesterov: true}\n";
+  const std::string file = path_.string();
+  EXPECT_FALSE(parse({"--epochs=20", "--optimizer.lr", "-0.5", "--config", file.c_str(),
+                      "--no-optimizer.nesterov", "--milestones", "40,80", "--tags=[x, 'y,z']",
+                      "--name", "--odd"}));
+  EXPECT_EQ(options_.epochs, 20);
+  EXPECT_EQ(options_.lr, -0.5);
+  EXPECT_FALSE(options_.nesterov);
+  EXPECT_THAT(options_.milestones, ElementsAre(40, 80));
+  EXPECT_THAT(options_.tags, ElementsAre("x", "y,z"));
+  EXPECT_EQ(options_.name, "--odd");
+  EXPECT_FALSE(parse({"--optimizer.nesterov", "--seed=255", "--tags="}));
+  EXPECT_TRUE(options_.nesterov);
+  EXPECT_EQ(options_.seed, 255);
+  EXPECT_THAT(options_.tags, IsEmpty());
+  EXPECT_FALSE(parse({"--optimizer.nesterov=false"}));
+  EXPECT_FALSE(options_.nesterov);
+}
+
+TEST_F(ConfigTest, WritesWhatItReads) {
+  options_.lr = 0.1 + 0.2;
+  options_.name = "yes: [no]\n\"quoted\" # text";
+  options_.tags = {"", "- a", "b, c"};
+  options_.data = "";
+  config_.save(directory_.path() / "runs" / "1" / "config.yaml");
+  const auto before = options_;
+  options_ = {};
+  config_.load(directory_.path() / "runs" / "1" / "config.yaml");
+  EXPECT_EQ(options_.lr, before.lr);
+  EXPECT_EQ(options_.name, before.name);
+  EXPECT_EQ(options_.tags, before.tags);
+  EXPECT_EQ(options_.data, before.data);
+  EXPECT_EQ(options_.milestones, before.milestones);
+  for (const double value : {std::numeric_limits<double>::infinity(), -1e300, 5e-324}) {
+    options_.lr = value;
+    load(config_.to_yaml());
+    EXPECT_EQ(options_.lr, value);
+  }
+}
+
+TEST_F(ConfigTest, PrintsItselfAndItsHelp) {
+  EXPECT_EQ(parse({"--print-config", "--epochs", "7"}),
+            "epochs: 7\n"
+            "seed: 1\n"
+            "optimizer:\n"
+            "  lr: 0.1\n"
+            "  nesterov: false\n"
+            "data: /data\n"
+            "name: run\n"
+            "milestones: [30, 60]\n"
+            "tags: []\n");
+  EXPECT_THAT(*parse({"--help"}),
+              AllOf(StartsWith("Trains a net.\n\n  --config FILE\n"),
+                    HasSubstr("  --epochs\n      how often the data are seen; an integer "
+                              "(default: 7)\n"),
+                    HasSubstr("each of which is an integer (default: 30,60)\n")));
+}
+
+TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
+  expect_refused("epochs: 1\n\noptimizer:\n  lrr: 1\n",
+                 ":4: unknown option 'optimizer.lrr'; did you mean 'optimizer.lr'?");
+  expect_refused("something else: 1\n", ":1: unknown option 'something else'; there are epochs,");
+  expect_refused("epochs: ten\n", ":1: epochs is 'ten'; it must be an integer");
+  expect_refused("epochs: 1.5\n", "it must be an integer");
+  expect_refused("epochs: 99999999999\n", "it must be an integer");
+  expect_refused("epochs: [1]\n", ":1: epochs must be an integer");
+  expect_refused("epochs:\n", ":1: epochs has no value");
+  expect_refused("seed: -1\n", "it must be an integer that is not negative");
+  expect_refused("seed: 256\n", "it must be an integer that is not negative");
+  expect_refused("optimizer: {lr: 1x, nesterov: true}\n",
+                 "optimizer.lr is '1x'; it must be a number");
+  expect_refused("optimizer:\n  nesterov: yes\n",
+                 ":2: optimizer.nesterov is 'yes'; it must be true");
+  expect_refused("milestones: 5\n", "milestones must be a list, each of which is an integer");
+  expect_refused("milestones: [1, b]\n", "milestones is '1, b'; it must be a list");
+  expect_refused("milestones: [[1]]\n", "has a value that is no text or number");
+  expect_refused("epochs: 1\nname: a\nepochs: 2\n", ":3: epochs is set twice");
+  expect_refused("optimizer: {lr: 1}\noptimizer.lr: 2\n", ":2: optimizer.lr is set twice");
+  expect_refused("[1, 2]\n", "has no map of names to values");
+  expect_refused("epochs: 1\nname: [a\n", "is no YAML");
+  expect_refused("? [a]\n: 1\n", "a key must be a text");
+  EXPECT_THAT([&] { config_.load(directory_.path() / "none"); },
+              ThrowsMessage<Error>(HasSubstr("cannot read")));
+
+  expect_flags_refused({"--epoch=1"}, "--epoch: unknown option 'epoch'; did you mean 'epochs'?");
+  expect_flags_refused({"--epochs=x"}, "--epochs: epochs is 'x'; it must be an integer");
+  expect_flags_refused({"--epochs"}, "--epochs: a value must follow");
+  expect_flags_refused({"--config"}, "--config: a value must follow");
+  expect_flags_refused({"--no-epochs"}, "unknown option 'no-epochs'");
+  expect_flags_refused({"--optimizer.nesterov=1"}, "it must be true or false");
+  expect_flags_refused({"--milestones=1,,2"}, "each of which is an integer");
+  expect_flags_refused({"--tags=[a"}, "--tags");
+  expect_flags_refused({"train.yaml"}, "unexpected argument 'train.yaml'");
+  expect_flags_refused({"--"}, "unexpected argument");
+}
+
+TEST_F(ConfigTest, RefusesNamesThatCannotBeTold) {
+  int more = 0;
+  for (const char* const name :
+       {"", "epochs", "optimizer", "epochs.more", "help", "config", "print-config"}) {
+    EXPECT_THROW(config_.add(name, more), UsageError) << name;
+  }
+}
+
+}  // namespace
+}  // namespace paceline
