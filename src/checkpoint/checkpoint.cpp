@@ -13,9 +13,9 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/mapped_file.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/file_writer.h"
-#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/torch_file.h"
 #include "distributed/process_state.h"
@@ -23,8 +23,8 @@
 namespace paceline {
 namespace {
 
+using base::MappedFile;
 using checkpoint::attempt;
-using checkpoint::MappedFile;
 using nlohmann::json;
 
 // Of one file with tensors.

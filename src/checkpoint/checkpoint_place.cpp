@@ -11,9 +11,9 @@
 
 #include <paceline/error.h>
 
+#include "base/mapped_file.h"
 #include "base/parse.h"
 #include "checkpoint/file_writer.h"
-#include "checkpoint/mapped_file.h"
 
 namespace paceline::checkpoint {
 namespace {
@@ -62,7 +62,7 @@ std::string part_name(int rank, const char* extension) {
 
 Manifest read_manifest(const Place& place, int rank) {
   const fs::path path = place.path / part_name(rank, "json");
-  const MappedFile file(path);
+  const base::MappedFile file(path);
   return parse_manifest(file.content(), path.string());
 }
 
@@ -80,7 +80,7 @@ void check_parts(const Place& place, int rank, int size) {
                                     (place.path / part_name(part, "json")).string()));
     }
     for (const auto& [name, expected_size, crc32] : manifest.files) {
-      const MappedFile file(place.path / name);
+      const base::MappedFile file(place.path / name);
       if (file.content().size() != expected_size) {
         throw CorruptFile(fmt::format("{}: has {} bytes in place of {}",
                                       (place.path / name).string(), file.content().size(),

@@ -70,7 +70,7 @@ SafetensorsEntry describe(const std::string& name, const at::Tensor& tensor) {
   return entry;
 }
 
-at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<MappedFile>& file,
+at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<base::MappedFile>& file,
                        const std::filesystem::path& path) {
   const auto* const found =
       std::ranges::find(kTypes, entry.dtype, &std::pair<const char*, at::ScalarType>::first);
@@ -113,7 +113,7 @@ void write_safetensors(const StateDict& state, const std::filesystem::path& path
   file.commit();
 }
 
-StateDict read_safetensors(const std::shared_ptr<MappedFile>& file,
+StateDict read_safetensors(const std::shared_ptr<base::MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device) {
   check_device(device);
   const auto header = parse_safetensors_header(file->content(), path.string());

@@ -7,12 +7,12 @@
 
 #include <paceline/checkpoint.h>
 
-#include "checkpoint/mapped_file.h"
+#include "base/mapped_file.h"
 
 namespace paceline::checkpoint {
 
 // See load. Tensors on the CPU keep the file mapped.
-StateDict read_safetensors(const std::shared_ptr<MappedFile>& file,
+StateDict read_safetensors(const std::shared_ptr<base::MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device);
 // See save.
 void write_safetensors(const StateDict& state, const std::filesystem::path& path,

@@ -37,7 +37,7 @@ constexpr std::string_view kLegacy = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x
 
 class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
  public:
-  explicit MappedAdapter(std::shared_ptr<MappedFile> file) : file_(std::move(file)) {}
+  explicit MappedAdapter(std::shared_ptr<base::MappedFile> file) : file_(std::move(file)) {}
   std::size_t size() const override { return file_->content().size(); }
   std::size_t read(std::uint64_t position, void* buffer, std::size_t count,
                    const char* /*what*/) const override {
@@ -49,12 +49,13 @@ class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
   }
 
  private:
-  std::shared_ptr<MappedFile> file_;
+  std::shared_ptr<base::MappedFile> file_;
 };
 
 class TorchFileReader {
  public:
-  TorchFileReader(const std::shared_ptr<MappedFile>& file, std::string path, c10::Device device)
+  TorchFileReader(const std::shared_ptr<base::MappedFile>& file, std::string path,
+                  c10::Device device)
       : path_(std::move(path)),
         device_(device),
         file_size_(file->content().size()),
@@ -422,7 +423,7 @@ bool is_torch_file(std::string_view content) {
   return content.starts_with(kZip) || content.starts_with(kLegacy);
 }
 
-at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
+at::IValue read_torch_file(const std::shared_ptr<base::MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device) {
   check_device(device);
   const std::string_view content = file->content();
@@ -461,8 +462,7 @@ void write_torch_file(const StateDict& state, FileWriter& file) {
 }  // namespace checkpoint
 
 at::IValue pickle_load(const std::filesystem::path& path, c10::Device map_location) {
-  return checkpoint::read_torch_file(std::make_shared<checkpoint::MappedFile>(path), path,
-                                     map_location);
+  return checkpoint::read_torch_file(std::make_shared<base::MappedFile>(path), path, map_location);
 }
 
 void pickle_save(const at::IValue& value, const std::filesystem::path& path) {

@@ -9,8 +9,8 @@
 
 #include <paceline/checkpoint.h>
 
+#include "base/mapped_file.h"
 #include "checkpoint/file_writer.h"
-#include "checkpoint/mapped_file.h"
 
 namespace paceline::checkpoint {
 
@@ -22,7 +22,7 @@ void check_device(c10::Device device);
 // Whether it begins like one, also of PyTorch before 1.6.
 bool is_torch_file(std::string_view content);
 // See pickle_load.
-at::IValue read_torch_file(const std::shared_ptr<MappedFile>& file,
+at::IValue read_torch_file(const std::shared_ptr<base::MappedFile>& file,
                            const std::filesystem::path& path, c10::Device device);
 // See pickle_save. Commits the file.
 void write_torch_file(const at::IValue& value, FileWriter& file);

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace paceline::checkpoint {
+namespace paceline::base {
 
 // A file in memory that is this process's own: writes to it do not reach the file.
 class MappedFile {
@@ -23,4 +23,4 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-}  // namespace paceline::checkpoint
+}  // namespace paceline::base
