@@ -1,19 +1,14 @@
 #include "data/idx.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <limits>
 
-#include "base/errno_error.h"
-#include "base/unique_fd.h"
+#include "base/input_file.h"
 #include "data/byte_source.h"
 
 namespace paceline::data {
@@ -107,42 +102,18 @@ void to_native_order(std::vector<std::uint8_t>& bytes, std::uint64_t size) {
   }
 }
 
-// Fills `content` after its first `have` bytes, and shrinks it if the file ends earlier.
-void read_rest(int fd, std::size_t have, std::vector<std::uint8_t>& content,
-               const std::string& path) {
-  while (have < content.size()) {
-    const ssize_t count = ::read(fd, content.data() + have, content.size() - have);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw base::errno_error("cannot read " + path);
-    if (count == 0) break;
-    have += static_cast<std::size_t>(count);
-  }
-  content.resize(have);
-}
-
 // Magic number and dimensions of the longest header.
 constexpr std::size_t kMaxHeader = 4 + 255 * 4;
 
-std::vector<std::uint8_t> read_file(const std::filesystem::path& path) {
-  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0)
-    throw base::errno_error("cannot open " + path.string());
-  if (!S_ISREG(status.st_mode)) throw Error(path.string() + " is not a regular file");
-  const auto size = static_cast<std::size_t>(status.st_size);
-  std::vector<std::uint8_t> content(std::min(size, kMaxHeader));
-  read_rest(fd.get(), 0, content, path.string());
+std::vector<std::uint8_t> read_content(const std::filesystem::path& path) {
+  base::InputFile file(path);
+  std::vector<std::uint8_t> content;
+  file.read(content, std::min(file.size(), kMaxHeader));
   // The first bytes show whether this is an IDX file, however long it is.
   ByteSource head(content, path.string());
   IdxArray ignored;
   if (!head.compressed()) read_header(head, ignored);
-  try {
-    const std::size_t have = content.size();
-    content.resize(size);
-    read_rest(fd.get(), have, content, path.string());
-  } catch (const std::bad_alloc&) {
-    throw Error(fmt::format("{}: no memory for a file of {} bytes", path.string(), size));
-  }
+  file.read(content, file.size() - content.size());
   return content;
 }
 
@@ -162,7 +133,7 @@ IdxArray parse_idx(std::span<const std::uint8_t> file, const std::string& path) 
 }
 
 IdxArray read_idx_file(const std::filesystem::path& path) {
-  return parse_idx(read_file(path), path.string());
+  return parse_idx(read_content(path), path.string());
 }
 
 }  // namespace paceline::data

@@ -172,7 +172,7 @@ TEST_F(SafetensorsFiles, ThatCannotBeReadAreNamed) {
   EXPECT_THAT([&] { static_cast<void>(paceline::load(path())); },
               ThrowsMessage<Error>(HasSubstr("cannot read " + path().string())));
   EXPECT_THAT([&] { static_cast<void>(paceline::load(directory_.path())); },
-              ThrowsMessage<Error>(HasSubstr("is not a file")));
+              ThrowsMessage<Error>(HasSubstr("is not a regular file")));
   std::ofstream(path()).close();
   EXPECT_THAT([&] { static_cast<void>(paceline::load(path())); },
               ThrowsMessage<CorruptFile>(HasSubstr(path().string() + ": not a safetensors file")));
