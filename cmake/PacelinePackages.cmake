@@ -26,7 +26,10 @@ if(missing)
                       "prefix in CMAKE_PREFIX_PATH.")
 endif()
 find_package(Threads REQUIRED)
-find_package(yaml-cpp QUIET)  # the library can do without it
+# Without them, Config reads no files, or images of the format cannot be read.
+find_package(yaml-cpp QUIET)
+find_package(PNG QUIET)
+find_package(JPEG QUIET)
 if(NOT PACELINE_COMMAND)
   find_package(Sodium QUIET)  # the library can do without it
 endif()
