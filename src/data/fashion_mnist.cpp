@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <paceline/datasets.h>
@@ -10,6 +9,7 @@
 #include <system_error>
 
 #include "base/environment.h"
+#include "data/byte_samples.h"
 
 namespace paceline::data {
 namespace {
@@ -17,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kSide = 28;
-constexpr std::int64_t kPixels = kSide * kSide;
 constexpr int kClasses = 10;
 
 fs::path find_file(const fs::path& folder, const std::string& name) {
@@ -85,22 +84,7 @@ FashionMnist::Sample FashionMnist::get(std::int64_t index) const {
 }
 
 FashionMnist::Batch FashionMnist::get_batch(std::span<const std::int64_t> indices) const {
-  const auto count = static_cast<std::int64_t>(indices.size());
-  const at::Tensor images = at::empty({count, 1, kSide, kSide}, at::TensorOptions(at::kFloat));
-  const at::Tensor labels = at::empty({count}, at::TensorOptions(at::kLong));
-  auto* pixels = images.mutable_data_ptr<float>();
-  auto* label = labels.mutable_data_ptr<std::int64_t>();
-  for (const std::int64_t index : indices) {
-    if (index < 0 || index >= size()) {
-      throw UsageError(
-          fmt::format("Fashion-MNIST has {} samples, so there is no sample {}", size(), index));
-    }
-    const auto* const image = images_.const_data_ptr<std::uint8_t>() + index * kPixels;
-    pixels = std::transform(image, image + kPixels, pixels,
-                            [](std::uint8_t pixel) { return static_cast<float>(pixel) / 255.0F; });
-    *label++ = labels_.const_data_ptr<std::uint8_t>()[index];
-  }
-  return {images, labels};
+  return ByteSamples{"Fashion-MNIST", images_, labels_}.gather(indices, 1, kSide);
 }
 
 }  // namespace paceline::data
