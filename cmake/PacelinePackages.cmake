@@ -26,10 +26,12 @@ if(missing)
                       "prefix in CMAKE_PREFIX_PATH.")
 endif()
 find_package(Threads REQUIRED)
-# Without them, Config reads no files, or images of the format cannot be read.
-find_package(yaml-cpp QUIET)
-find_package(PNG QUIET)
-find_package(JPEG QUIET)
+foreach(optional yaml-cpp PNG JPEG)  # Debian: libyaml-cpp-dev, libpng-dev, libjpeg-dev
+  find_package(${optional} QUIET)
+  if(NOT ${optional}_FOUND)
+    message(STATUS "${optional}'s library was not found: Paceline will not read such files")
+  endif()
+endforeach()
 if(NOT PACELINE_COMMAND)
   find_package(Sodium QUIET)  # the library can do without it
 endif()

@@ -22,15 +22,16 @@ bool starts_with(std::span<const std::uint8_t> file, std::span<const std::uint8_
 
 }  // namespace
 
-void EncodedImage::fail(std::string_view reason) const {
-  throw CorruptFile(fmt::format("{}: {}", path, reason));
+void EncodedImage::fail(std::string_view reason, std::size_t offset) const {
+  throw CorruptFile(fmt::format("{}: {} (at byte {})", path, reason, offset));
 }
 
-Image EncodedImage::make_image(std::int64_t width, std::int64_t height,
-                               ImageChannels channels) const {
+Image EncodedImage::make_image(std::int64_t width, std::int64_t height, ImageChannels channels,
+                               std::size_t offset) const {
   if (width <= 0 || height <= 0 || width > max_pixels / height) {
     fail(fmt::format("the header declares {} x {} pixels; an image has from 1 to {} pixels", width,
-                     height, max_pixels));
+                     height, max_pixels),
+         offset);
   }
   return {width, height, static_cast<std::int64_t>(channels), {}};
 }
@@ -69,7 +70,7 @@ Image decode_image(std::span<const std::uint8_t> file, const std::string& path,
   const EncodedImage encoded{file, path, max_pixels};
   if (starts_with(file, kPngSignature)) return decode_png(encoded, channels);
   if (starts_with(file, kJpegSignature)) return decode_jpeg(encoded, channels);
-  encoded.fail("neither a PNG nor a JPEG file, by its first bytes (at byte 0)");
+  encoded.fail("neither a PNG nor a JPEG file, by its first bytes", 0);
 }
 
 }  // namespace paceline::data

@@ -17,9 +17,12 @@ struct EncodedImage {
   const std::string& path;
   std::int64_t max_pixels;
 
-  [[noreturn]] void fail(std::string_view reason) const;
-  // An image of this size, without its pixels. Throws CorruptFile if it is larger than allowed.
-  Image make_image(std::int64_t width, std::int64_t height, ImageChannels channels) const;
+  // Throws CorruptFile that names the byte at `offset`.
+  [[noreturn]] void fail(std::string_view reason, std::size_t offset) const;
+  // An image of the size that the header before `offset` declares, without its pixels. Throws
+  // CorruptFile if it is larger than allowed.
+  Image make_image(std::int64_t width, std::int64_t height, ImageChannels channels,
+                   std::size_t offset) const;
 };
 
 // Where a C library goes on that reports an error by a function which must not return.

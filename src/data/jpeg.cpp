@@ -1,11 +1,9 @@
 #include <cstdio>
 // jpeglib.h needs what cstdio declares.
-#include <fmt/format.h>
 #include <jerror.h>
 #include <jpeglib.h>
 
-#include <algorithm>
-#include <new>
+#include <vector>
 
 #include "data/image_codec.h"
 
@@ -140,12 +138,11 @@ bool read_rows(JpegReader& reader, Image& image) {
 
 Image decode_jpeg(const EncodedImage& encoded, ImageChannels channels) {
   JpegReader reader(encoded.file);
-  const auto fail = [&] {
-    encoded.fail(fmt::format("{} (at byte {})", reader.error(), reader.offset()));
-  };
+  const auto fail = [&] { encoded.fail(reader.error(), reader.offset()); };
   if (!reader.read_header()) fail();
-  Image image = encoded.make_image(reader.width(), reader.height(),
-                                   reader.is_cmyk() ? ImageChannels::rgb : channels);
+  Image image =
+      encoded.make_image(reader.width(), reader.height(),
+                         reader.is_cmyk() ? ImageChannels::rgb : channels, reader.offset());
   if (!reader.start(channels) || !read_rows(reader, image) || !reader.finish()) fail();
   return channels == ImageChannels::grey && reader.is_cmyk() ? to_grey(image) : image;
 }

@@ -101,17 +101,17 @@ bool PngReader::read_pixels(std::uint8_t* pixels) {
 
 Image decode_png(const EncodedImage& encoded, ImageChannels channels) {
   PngReader reader(encoded.file);
-  const auto fail = [&] {
-    encoded.fail(fmt::format("{} (at byte {})", reader.error(), reader.offset()));
-  };
+  const auto fail = [&] { encoded.fail(reader.error(), reader.offset()); };
   if (!reader.read_header(channels == ImageChannels::rgb)) fail();
   const auto decoded_channels = reader.is_grey() ? channels : ImageChannels::rgb;
-  Image image = encoded.make_image(reader.width(), reader.height(), decoded_channels);
+  Image image =
+      encoded.make_image(reader.width(), reader.height(), decoded_channels, reader.offset());
   // So that the memory is bounded by the file, not only by its header.
   if (reader.stored_size() / kMaxPngInflation > encoded.file.size()) {
     encoded.fail(
         fmt::format("the header declares {} x {} pixels, more than a file of {} bytes can have",
-                    image.width, image.height, encoded.file.size()));
+                    image.width, image.height, encoded.file.size()),
+        reader.offset());
   }
   image.pixels.resize(reader.row_size() * static_cast<std::size_t>(image.height));
   if (!reader.read_pixels(image.pixels.data())) fail();

@@ -60,12 +60,13 @@ std::vector<std::int64_t> indices_at(std::span<const std::int64_t> indices,
 std::vector<std::vector<std::int64_t>> split_indices(std::int64_t size,
                                                      std::span<const std::int64_t> lengths,
                                                      std::uint64_t seed) {
-  std::int64_t sum = 0;
+  std::int64_t rest = size;
+  bool fit = true;
   for (const std::int64_t length : lengths) {
-    if (length < 0 || length > size - sum) sum = size;  // too many, and no overflow
-    sum += length;
+    fit = fit && length >= 0 && length <= rest;
+    if (fit) rest -= length;
   }
-  if (sum != size) {
+  if (!fit || rest != 0) {
     throw_bad_split(fmt::format("the lengths {}", fmt::join(lengths, ", ")),
                     fmt::format("do not add up to the data set's size, {}", size));
   }

@@ -17,7 +17,7 @@
 namespace paceline::data {
 namespace {
 
-using test::Bytes;
+using FileBytes = test::Bytes;
 using test::make_jpeg;
 using test::make_png;
 using test::PngFormat;
@@ -29,11 +29,11 @@ using ::testing::ThrowsMessage;
 constexpr auto kRgb = ImageChannels::rgb;
 constexpr auto kGrey = ImageChannels::grey;
 
-Image decode(const Bytes& file, ImageChannels channels = kRgb) {
+Image decode(const FileBytes& file, ImageChannels channels = kRgb) {
   return decode_image(file, "a/file", channels);
 }
 
-void expect_corrupt(const Bytes& file, const std::string& reason) {
+void expect_corrupt_image(const FileBytes& file, const std::string& reason) {
   EXPECT_THAT([&] { decode(file); },
               ThrowsMessage<CorruptFile>(AllOf(StartsWith("a/file: "), HasSubstr(reason))));
 }
@@ -74,8 +74,8 @@ class Png : public ::testing::TestWithParam<PngCase> {
   // A sample as 8 bits, by the specification's formula.
   static double as_byte(unsigned sample) { return std::floor(sample * 255.0 / max() + 0.5); }
 
-  static Bytes palette() {
-    Bytes colours;
+  static FileBytes palette() {
+    FileBytes colours;
     for (unsigned i = 0; i <= max(); ++i) {
       for (unsigned c = 0; c < 3; ++c) colours.push_back(static_cast<std::uint8_t>(i * 5 + c * 90));
     }
@@ -87,14 +87,14 @@ class Png : public ::testing::TestWithParam<PngCase> {
     }
     return as_byte(sample(x, y, has_colour() ? channel : 0));
   }
-  static Bytes file() {
+  static FileBytes file() {
     const auto [colour_type, depth, interlaced] = GetParam();
     const PngFormat format{.width = 13,
                            .height = 9,
                            .depth = depth,
                            .colour_type = colour_type,
                            .interlaced = interlaced,
-                           .palette = colour_type == 3 ? palette() : Bytes()};
+                           .palette = colour_type == 3 ? palette() : FileBytes()};
     return make_png(format, sample);
   }
 };
@@ -113,9 +113,10 @@ TEST_P(Png, IsDecodedAsGrey) {
 }
 
 TEST_P(Png, IsCorruptIfTruncatedAtAnyByte) {
-  const Bytes whole = file();
+  const FileBytes whole = file();
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    expect_corrupt(Bytes(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)), "byte");
+    expect_corrupt_image(
+        FileBytes(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)), "byte");
   }
 }
 
@@ -152,15 +153,15 @@ TEST(PngFile, LosesItsTransparency) {
   expect_pixels(decode(make_png(grey, plain), kGrey), 5, 3, 1, plain);
 }
 
-Bytes small_png() {
+FileBytes small_png() {
   return make_png({.width = 6, .height = 5},
                   [](int x, int y, int c) { return noise(x, y, c) & 255U; });
 }
 
 TEST(PngFile, IsCorruptWithAWrongChecksum) {
-  Bytes file = small_png();
+  FileBytes file = small_png();
   file[file.size() - 12 - 1] ^= 1;  // of IDAT, before the 12 bytes of IEND
-  expect_corrupt(file, "CRC error");
+  expect_corrupt_image(file, "CRC error");
 }
 
 TEST(PngFile, IsCorruptIfLargerThanAllowed) {
@@ -173,17 +174,17 @@ TEST(PngFile, IsCorruptIfLargerThanAllowed) {
 // 13 GB of pixels in a file of 100 bytes.
 TEST(PngFile, IsCorruptIfItsHeaderDeclaresMoreThanItCanHave) {
   const auto with_size = [](std::uint8_t high) {
-    Bytes file = small_png();
-    const Bytes header = test::png_chunk("IHDR", {0, high, 0, 0, 0, high, 0, 0, 8, 2, 0, 0, 0});
+    FileBytes file = small_png();
+    const FileBytes header = test::png_chunk("IHDR", {0, high, 0, 0, 0, high, 0, 0, 8, 2, 0, 0, 0});
     std::copy(header.begin(), header.end(), file.begin() + 8);
     return file;
   };
-  expect_corrupt(with_size(1), "the header declares 65536 x 65536 pixels");
-  Bytes file = small_png();
-  const Bytes header = test::png_chunk("IHDR", {0, 0, 0x20, 0, 0, 0, 0x20, 0, 8, 2, 0, 0, 0});
+  expect_corrupt_image(with_size(1), "the header declares 65536 x 65536 pixels");
+  FileBytes file = small_png();
+  const FileBytes header = test::png_chunk("IHDR", {0, 0, 0x20, 0, 0, 0, 0x20, 0, 8, 2, 0, 0, 0});
   std::copy(header.begin(), header.end(), file.begin() + 8);
-  expect_corrupt(file, "the header declares 8192 x 8192 pixels, more than a file of");
-  expect_corrupt(with_size(0), "Invalid IHDR");
+  expect_corrupt_image(file, "the header declares 8192 x 8192 pixels, more than a file of");
+  expect_corrupt_image(with_size(0), "Invalid IHDR");
 }
 
 // Smooth, since JPEG halves the resolution of colours.
@@ -193,7 +194,8 @@ unsigned gradient(int x, int y, int channel) {
 
 TEST(JpegFile, IsDecodedAsRgb) {
   for (const bool progressive : {false, true}) {
-    const Bytes file = make_jpeg({.width = 37, .height = 21, .progressive = progressive}, gradient);
+    const FileBytes file =
+        make_jpeg({.width = 37, .height = 21, .progressive = progressive}, gradient);
     expect_pixels(decode(file), 37, 21, 3, gradient, 6);
   }
 }
@@ -202,13 +204,13 @@ TEST(JpegFile, IsDecodedAsGrey) {
   const auto brightness = [](int x, int y, int /*channel*/) {
     return 0.299 * gradient(x, y, 0) + 0.587 * gradient(x, y, 1) + 0.114 * gradient(x, y, 2);
   };
-  const Bytes file = make_jpeg({.width = 37, .height = 21}, gradient);
+  const FileBytes file = make_jpeg({.width = 37, .height = 21}, gradient);
   expect_pixels(decode(file, kGrey), 37, 21, 1, brightness, 2);
 }
 
 TEST(JpegFile, OfGreyIsDecodedAsBoth) {
   const auto grey = [](int x, int y, int /*channel*/) { return gradient(x, y, 1); };
-  const Bytes file = make_jpeg({.width = 37, .height = 21, .channels = 1}, gradient);
+  const FileBytes file = make_jpeg({.width = 37, .height = 21, .channels = 1}, gradient);
   expect_pixels(
       decode(file, kGrey), 37, 21, 1, [](int x, int y, int) { return gradient(x, y, 0); }, 2);
   expect_pixels(decode(make_jpeg({.width = 37, .height = 21, .channels = 1}, grey)), 37, 21, 3,
@@ -225,10 +227,10 @@ TEST(JpegFile, OfInksIsConverted) {
   const auto grey = [&](int x, int y, int /*channel*/) {
     return 0.299 * expected(x, y, 0) + 0.587 * expected(x, y, 1) + 0.114 * expected(x, y, 2);
   };
-  const Bytes adobe =
+  const FileBytes adobe =
       make_jpeg({.width = 16, .height = 19, .channels = 4, .adobe_marker = true}, light);
-  const Bytes plain = make_jpeg({.width = 16, .height = 19, .channels = 4}, ink);
-  for (const Bytes& file : {adobe, plain}) {
+  const FileBytes plain = make_jpeg({.width = 16, .height = 19, .channels = 4}, ink);
+  for (const FileBytes& file : {adobe, plain}) {
     expect_pixels(decode(file), 16, 19, 3, expected, 4);
     expect_pixels(decode(file, kGrey), 16, 19, 1, grey, 4);
   }
@@ -236,47 +238,48 @@ TEST(JpegFile, OfInksIsConverted) {
 
 TEST(JpegFile, IsCorruptIfTruncatedAtAnyByte) {
   for (const bool progressive : {false, true}) {
-    const Bytes file = make_jpeg(
+    const FileBytes file = make_jpeg(
         {.width = 40, .height = 24, .progressive = progressive, .restart_interval = 2}, gradient);
     for (std::size_t size = 0; size < file.size(); ++size) {
-      expect_corrupt(Bytes(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size)), "byte");
+      expect_corrupt_image(
+          FileBytes(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size)), "byte");
     }
   }
 }
 
 TEST(JpegFile, IsCorruptIfLargerThanAllowed) {
-  Bytes file = make_jpeg({.width = 40, .height = 24}, gradient);
+  FileBytes file = make_jpeg({.width = 40, .height = 24}, gradient);
   EXPECT_THAT([&] { decode_image(file, "a/file", kRgb, 959); },
               ThrowsMessage<CorruptFile>(HasSubstr("40 x 24 pixels")));
   const std::array<std::uint8_t, 5> start_of_frame = {0xff, 0xc0, 0, 17, 8};
   auto frame = std::search(file.begin(), file.end(), start_of_frame.begin(), start_of_frame.end());
   ASSERT_NE(frame, file.end());
   frame[5] = frame[7] = 0xff;  // the high bytes of height and width
-  expect_corrupt(file, "the header declares 65320 x 65304 pixels");
+  expect_corrupt_image(file, "the header declares 65320 x 65304 pixels");
 }
 
 TEST(JpegFile, IsCorruptWithTooManyScans) {
-  Bytes file = make_jpeg({.width = 40, .height = 24, .progressive = true}, gradient);
+  FileBytes file = make_jpeg({.width = 40, .height = 24, .progressive = true}, gradient);
   const std::array<std::uint8_t, 2> start_of_scan = {0xff, 0xda};
   const auto last =
       std::find_end(file.begin(), file.end(), start_of_scan.begin(), start_of_scan.end());
   ASSERT_NE(last, file.end());
-  const Bytes scan(last, file.end() - 2);
+  const FileBytes scan(last, file.end() - 2);
   for (int i = 0; i < 500; ++i) file.insert(file.end() - 2, scan.begin(), scan.end());
-  expect_corrupt(file, "more than 500 scans");
+  expect_corrupt_image(file, "more than 500 scans");
 }
 
 // Any change gives an image or CorruptFile.
 TEST(DamagedImages, AreDecodedOrCorrupt) {
   std::mt19937 random(1);
   const auto grey = [](int x, int y, int /*channel*/) { return gradient(x, y, 0); };
-  for (const Bytes& whole :
+  for (const FileBytes& whole :
        {small_png(), make_png({.width = 9, .height = 9, .interlaced = true}, noise),
         make_jpeg({.width = 24, .height = 24}, gradient),
         make_jpeg({.width = 24, .height = 24, .progressive = true}, gradient),
         make_jpeg({.width = 24, .height = 24, .channels = 1}, grey)}) {
     for (int i = 0; i < 3000; ++i) {
-      Bytes file = whole;
+      FileBytes file = whole;
       for (int changes = 0; changes < 1 + i % 3; ++changes) {
         file[random() % file.size()] = static_cast<std::uint8_t>(random());
       }
@@ -290,8 +293,8 @@ TEST(DamagedImages, AreDecodedOrCorrupt) {
 }
 
 TEST(OtherFiles, AreNoImages) {
-  expect_corrupt({}, "neither a PNG nor a JPEG");
-  expect_corrupt({'G', 'I', 'F', '8', '9', 'a'}, "neither a PNG nor a JPEG");
+  expect_corrupt_image({}, "neither a PNG nor a JPEG");
+  expect_corrupt_image({'G', 'I', 'F', '8', '9', 'a'}, "neither a PNG nor a JPEG");
 }
 
 }  // namespace

@@ -45,3 +45,7 @@ void convert_a_script(torch::jit::Module& script) {
 void spawn_with_other_arguments() {
   paceline::spawn([](int, const std::string&) {}, {.nprocs = 2}, 5);  // must take an int
 }
+
+void map_by_a_function_of_something_else(const paceline::data::TensorDataset<1>& set) {
+  paceline::data::map(set, [](int) {});  // must take a sample, or a sample and an at::Generator&
+}
