@@ -3,11 +3,11 @@
 /// @file
 /// Iterates over a data set in batches.
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 #include <paceline/api.h>
 #include <paceline/collate.h>
+#include <paceline/dataset_concepts.h>
 #include <paceline/sampler.h>
 
 #include <chrono>
@@ -47,7 +47,7 @@ using Indices = std::span<const std::int64_t>;
 // The indices of the samples of each batch.
 using Batches = std::vector<std::vector<std::int64_t>>;
 
-// Of the number of a sample in an epoch.
+// The generator that samples get one after the other, and its seed for one of them.
 PACELINE_API at::Generator make_generator();
 PACELINE_API void seed_for_sample(at::Generator& generator, std::uint64_t seed, std::int64_t epoch,
                                   std::int64_t index);
@@ -99,18 +99,6 @@ PACELINE_API at::IValue value_of(const EpochPosition& position);
 // Throws UsageError unless it is what value_of returned.
 PACELINE_API EpochPosition position_of(const at::IValue& value);
 
-// A data set that makes a whole batch at once, which for small samples is many times faster.
-template <typename Dataset>
-concept MakesBatches = requires(Dataset& dataset, std::span<const std::int64_t> indices) {
-  dataset.get_batch(indices);
-};
-
-// A data set whose samples have random numbers.
-template <typename Dataset>
-concept TakesGenerator = requires(Dataset& dataset, std::int64_t index, at::Generator& generator) {
-  dataset.get(index, generator);
-};
-
 // A data set of LibTorch that has batches only, such as a mapped one.
 template <typename Dataset>
 concept TorchBatches = requires(Dataset& dataset, c10::ArrayRef<std::size_t> indices) {
@@ -120,25 +108,19 @@ concept TorchBatches = requires(Dataset& dataset, c10::ArrayRef<std::size_t> ind
   dataset.get(index);
 };
 
-template <typename Dataset>
-decltype(auto) get_sample(Dataset& dataset, std::int64_t index, at::Generator& generator) {
-  if constexpr (TakesGenerator<Dataset>) {
-    return dataset.get(index, generator);
-  } else {
-    return dataset.get(index);
-  }
-}
-
 template <typename Dataset, typename Collate>
 struct BatchOf {
-  using Sample = std::remove_cvref_t<decltype(get_sample(std::declval<Dataset&>(), std::int64_t{},
-                                                         std::declval<at::Generator&>()))>;
+  using Sample = SampleOf<Dataset>;
   static_assert(std::invocable<const Collate&, std::vector<Sample>>,
                 "these samples have no default collation: give the DataLoader a collate function");
   using Type = std::invoke_result_t<const Collate&, std::vector<Sample>>;
 };
 
-template <MakesBatches Dataset>
+// Samples that take a generator are made one by one, each with its own seed.
+template <typename Dataset>
+concept MakesDefaultBatches = MakesBatches<Dataset> && !TakesGenerator<Dataset>;
+
+template <MakesDefaultBatches Dataset>
 struct BatchOf<Dataset, DefaultCollate> {
   using Type = std::remove_cvref_t<decltype(std::declval<Dataset&>().get_batch({}))>;
 };
@@ -180,7 +162,7 @@ class BatchFetcher {
 
  private:
   static constexpr bool kMakesBatches =
-      MakesBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
+      MakesDefaultBatches<Dataset> && std::same_as<Collate, DefaultCollate>;
 
   // Null if stop is requested.
   std::shared_ptr<Batch> fetch(std::int64_t epoch, Indices indices,
@@ -238,10 +220,10 @@ class BatchFetcher {
 /// any stateless data set of LibTorch is one, also a mapped one, whose batches are those of its
 /// collation.
 ///
-/// A data set may have `get(i, generator)` instead, with an `at::Generator&` for random transforms:
-/// its numbers depend on DataLoaderOptions::seed, the epoch and i only, so not on workers, ranks or
-/// where the run was resumed. LibTorch's default generator is one for all threads, and if get draws
-/// from it in a worker, results depend on timing; a warning in the log says so.
+/// The generator of a data set whose get takes one (see TakesGenerator) is seeded by
+/// DataLoaderOptions::seed, the epoch and the index, so its numbers do not depend on workers, ranks
+/// or where the run was resumed. If get draws from LibTorch's default generator in a worker,
+/// results depend on timing; a warning in the log says so.
 ///
 /// With num_workers > 0, several threads call get, get_batch and collate at once. The threads start
 /// with an iteration and end with it, also if the loop is left early. Batches come in the sampler's
