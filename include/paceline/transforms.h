@@ -50,7 +50,8 @@ PACELINE_API at::Tensor pad(const at::Tensor& image, at::IntArrayRef padding, do
 
 /// Scales to `size`, bilinearly: {height, width}, or one number for the shorter side, which keeps
 /// the ratio of the sides. `antialias`: filters when it makes the image smaller. Integers are
-/// rounded.
+/// scaled as float32 and rounded; on some CPUs torchvision scales bytes as integers, and its
+/// results may differ by 1.
 PACELINE_API at::Tensor resize(const at::Tensor& image, at::IntArrayRef size,
                                bool antialias = true);
 
