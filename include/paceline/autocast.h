@@ -24,9 +24,9 @@ struct AutocastOptions {
   std::optional<bool> cache_enabled = std::nullopt;
 };
 
-/// While it exists, LibTorch chooses the type of each operation of this thread: convolutions and
-/// products of matrices compute in 16 bits, sums and losses in float32. LibTorch decides which, the
-/// same as in Python. Parameters and their gradients stay float32.
+/// While it exists, LibTorch chooses the type of each operation of this thread, the same as in
+/// Python: convolutions and products of matrices compute in 16 bits, most losses in float32.
+/// Parameters and their gradients stay float32.
 ///
 ///     at::Tensor loss;
 ///     {

@@ -53,9 +53,10 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 PACELINE_API void load_state_dict(torch::nn::Module& module, const StateDict& state,
                                   bool strict = true);
 
-/// The state of one of LibTorch's optimizers (SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS): a dict
-/// with the form and the names of Python's, "state" and "param_groups". Its tensors share memory
-/// with the optimizer. Throws UsageError for another optimizer.
+/// The state of one of LibTorch's optimizers (SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS) or of
+/// those in optimizers.h: a dict with the form and the names of Python's, "state" and
+/// "param_groups". Its tensors share memory with the optimizer. Throws UsageError for another
+/// optimizer.
 [[nodiscard]] PACELINE_API at::IValue state_dict(const torch::optim::Optimizer& optimizer);
 /// Sets the options of the optimizer's groups and the states of its parameters. Throws Error, and
 /// changes nothing, if groups, parameters or shapes differ, or if something is missing.

@@ -60,8 +60,9 @@ class PACELINE_API ExponentialMovingAverage {
                                     const ExponentialMovingAverageOptions& options = {})
       : ExponentialMovingAverage(static_cast<const torch::nn::Module&>(*holder.ptr()), options) {}
   /// Of named tensors: all count as parameters.
-  explicit ExponentialMovingAverage(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                                    const ExponentialMovingAverageOptions& options = {});
+  explicit ExponentialMovingAverage(
+      const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+      const ExponentialMovingAverageOptions& options = {});
   ~ExponentialMovingAverage();
   /// `other` may only be assigned to or destroyed afterwards.
   ExponentialMovingAverage(ExponentialMovingAverage&& other) noexcept;
@@ -87,7 +88,7 @@ class PACELINE_API ExponentialMovingAverage {
 
    private:
     friend class ExponentialMovingAverage;
-    explicit Applied(std::shared_ptr<Impl> impl);
+    [[gnu::visibility("hidden")]] explicit Applied(std::shared_ptr<Impl> impl);
 
     std::shared_ptr<Impl> impl_;
   };

@@ -38,8 +38,7 @@ class Schedule;
 /// them, or the program, may change the rates of one optimizer.
 ///
 /// The optimizer is not owned: it must outlive the schedule and keep its address and its number of
-/// groups. Use both on one thread at a time. Every member but step() and load_state_dict() leaves
-/// the optimizer alone.
+/// groups. Only construction and step() change it. Use both on one thread at a time.
 class PACELINE_API LRScheduler {
  public:
   virtual ~LRScheduler();
@@ -58,9 +57,10 @@ class PACELINE_API LRScheduler {
 
   /// The state, a dict with the keys of Python's. It includes the options, and no functions.
   ///
-  /// Python loads it. There, load the optimizer's state before a OneCycleLR is made: its bounds are
-  /// in Python's optimizer. `milestones` of a MultiStepLR is a dict, so Python's SequentialLR needs
-  /// `collections.Counter` of it.
+  /// Python loads it, with two exceptions. Python keeps the bounds of a OneCycleLR in the groups of
+  /// the optimizer, which states of C++'s optimizers do not have: keep these keys of the groups
+  /// when you load such a state. And `milestones` of a MultiStepLR is a dict, of which Python's
+  /// SequentialLR needs a `collections.Counter`.
   at::IValue state_dict() const;
   /// Goes on as the schedule that had this state: it replaces the options. The learning rates and
   /// momenta themselves are in the optimizer, as in Python: load its state too, before or after.

@@ -18,9 +18,9 @@
 
 namespace paceline::optim {
 
-/// LibTorch's AdamW with a fused step: one pass over the memory of a parameter instead of ten, as
-/// Python's AdamW(fused=True). Options, states, files of torch::save and state_dict are LibTorch's,
-/// so either loads what the other saved. Results are the same up to rounding.
+/// LibTorch's AdamW with the fused step of Python's AdamW(fused=True), which passes over the memory
+/// of a parameter once. Options, states, files of torch::save and state_dict are LibTorch's, so
+/// either loads what the other saved. Results are the same up to rounding.
 class PACELINE_API AdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
@@ -38,8 +38,8 @@ struct PACELINE_API MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOp
   /// The coefficients of the Newton-Schulz iteration's polynomial.
   using ns_coefficients_t = std::tuple<double, double, double>;
 
-  /// `lr`: the learning rate.
-  MuonOptions(double lr = 1e-3);  // NOLINT(google-explicit-constructor): as LibTorch's options
+  /// Sets the learning rate. Implicit, as of LibTorch's options.
+  MuonOptions(double lr = 1e-3);
 
   /// The learning rate; not negative.
   TORCH_ARG(double, lr) = 1e-3;

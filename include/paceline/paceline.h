@@ -9,7 +9,10 @@
 /// Data sets, samplers and the data loader.
 /// @namespace paceline::comm_hooks
 /// Ready-made communication hooks.
+/// @namespace paceline::optim
+/// Optimizers, schedules of learning rates and averages of models.
 
+#include <paceline/autocast.h>
 #include <paceline/checkpoint.h>
 #include <paceline/checkpoint_directory.h>
 #include <paceline/collectives.h>
@@ -23,14 +26,17 @@
 #include <paceline/debug.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
+#include <paceline/exponential_moving_average.h>
 #include <paceline/for_each_tensor.h>
 #include <paceline/images.h>
 #include <paceline/join.h>
 #include <paceline/log.h>
 #include <paceline/logical_data_loader.h>
 #include <paceline/logical_ranks.h>
+#include <paceline/lr_scheduler.h>
 #include <paceline/map.h>
 #include <paceline/metrics.h>
+#include <paceline/optimizers.h>
 #include <paceline/preemption.h>
 #include <paceline/print.h>
 #include <paceline/progress.h>

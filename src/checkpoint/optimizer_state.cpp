@@ -14,6 +14,7 @@
 
 #include <paceline/checkpoint.h>
 #include <paceline/error.h>
+#include <paceline/optimizers.h>
 
 #include "checkpoint/generic_dict.h"
 
@@ -25,7 +26,7 @@ using checkpoint::GenericDict;
 using GenericList = c10::impl::GenericList;
 using namespace torch::optim;
 
-// The members of LibTorch's classes by the names that Python's optimizers have for them.
+// The members of LibTorch's and our classes by the names that Python's optimizers have for them.
 template <typename Visitor>
 void visit(SGDOptions& options, Visitor& visitor) {
   visitor("lr", options.lr());
@@ -127,6 +128,22 @@ void visit(LBFGSParamState& state, Visitor& visitor) {
   visitor("al", state.al());
 }
 
+template <typename Visitor>
+void visit(optim::MuonOptions& options, Visitor& visitor) {
+  visitor("lr", options.lr());
+  visitor("weight_decay", options.weight_decay());
+  visitor("momentum", options.momentum());
+  visitor("nesterov", options.nesterov());
+  visitor("ns_coefficients", options.ns_coefficients());
+  visitor("eps", options.eps());
+  visitor("ns_steps", options.ns_steps());
+  visitor("adjust_lr_fn", options.adjust_lr_fn());
+}
+template <typename Visitor>
+void visit(optim::MuonParamState& state, Visitor& visitor) {
+  visitor.required("momentum_buffer", state.momentum_buffer());
+}
+
 // Stores each member in a dict.
 class MemberReader {
  public:
@@ -146,8 +163,10 @@ class MemberReader {
   static at::IValue value_of(const at::Tensor& tensor) {
     return tensor.defined() ? at::IValue(tensor.detach()) : at::IValue();
   }
-  static at::IValue value_of(const std::tuple<double, double>& pair) {
-    return c10::ivalue::Tuple::create({std::get<0>(pair), std::get<1>(pair)});
+  template <typename... Numbers>
+  static at::IValue value_of(const std::tuple<Numbers...>& numbers) {
+    return std::apply(
+        [](Numbers... each) { return c10::ivalue::Tuple::create({at::IValue(each)...}); }, numbers);
   }
   template <typename Value>
   static at::IValue value_of(const std::optional<Value>& value) {
@@ -208,10 +227,12 @@ class MemberWriter {
     number = value.isTensor() ? value.toTensor().item().toLong() : value.toInt();
   }
   static void set(std::string& text, const at::IValue& value) { text = value.toStringRef(); }
-  static void set(std::tuple<double, double>& pair, const at::IValue& value) {
+  template <typename... Numbers>
+  static void set(std::tuple<Numbers...>& numbers, const at::IValue& value) {
     const auto& elements = value.toTupleRef().elements();
-    TORCH_CHECK(elements.size() == 2);
-    pair = {elements[0].toDouble(), elements[1].toDouble()};
+    TORCH_CHECK(elements.size() == sizeof...(Numbers));
+    auto next = elements.begin();
+    std::apply([&](Numbers&... each) { (set(each, *next++), ...); }, numbers);
   }
   void set(at::Tensor& tensor, const at::IValue& value) const {
     if (value.isNone()) {
@@ -272,12 +293,13 @@ void with_kind(const Optimizer& optimizer, Function function) {
       attempt(Kind<AdamWOptions, AdamWParamState>()) ||
       attempt(Kind<RMSpropOptions, RMSpropParamState>()) ||
       attempt(Kind<AdagradOptions, AdagradParamState>()) ||
-      attempt(Kind<LBFGSOptions, LBFGSParamState>())) {
+      attempt(Kind<LBFGSOptions, LBFGSParamState>()) ||
+      attempt(Kind<optim::MuonOptions, optim::MuonParamState>())) {
     return;
   }
   throw UsageError(
-      "state_dict of an optimizer that is not one of LibTorch's: SGD, Adam, AdamW, RMSprop, "
-      "Adagrad, LBFGS");
+      "state_dict of an optimizer that is not one of LibTorch's or Paceline's: SGD, Adam, AdamW, "
+      "RMSprop, Adagrad, LBFGS, Muon");
 }
 
 }  // namespace

@@ -176,7 +176,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const torch::nn::Module& modu
 }
 
 ExponentialMovingAverage::ExponentialMovingAverage(
-    std::vector<std::pair<std::string, at::Tensor>> parameters,
+    const std::vector<std::pair<std::string, at::Tensor>>& parameters,
     const ExponentialMovingAverageOptions& options)
     : impl_(std::make_shared<Impl>(options)) {
   for (const auto& [name, tensor] : parameters) impl_->add(name, tensor, false);

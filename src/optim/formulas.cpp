@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numbers>
-#include <type_traits>
+#include <utility>
+#include <variant>
 
 #include <paceline/error.h>
 
@@ -47,7 +47,7 @@ double lr_at(const StepLROptions& options, const RateInputs& at) {
   return at.epoch == 0 || at.epoch % options.step_size != 0 ? at.lr : at.lr * options.gamma;
 }
 
-// With Python's Counter in place of the list.
+// The options as Python keeps them: how often each epoch comes.
 struct CountedMilestones {
   std::map<std::int64_t, std::int64_t> milestones;
   double gamma;
@@ -203,7 +203,7 @@ class FormulaSchedule final : public EpochSchedule {
   Options options_;
 };
 
-// Overloads, so that each kind of options has its schedule.
+// Makes the schedule of each kind of options.
 class ScheduleMaker {
  public:
   ScheduleMaker(torch::optim::Optimizer& optimizer, std::vector<double>& initial_lrs)

@@ -1,90 +1,19 @@
 #include <fmt/format.h>
 #include <torch/optim.h>
 
-#include <array>
 #include <cmath>
-#include <map>
 #include <numbers>
-#include <string_view>
 #include <tuple>
+#include <utility>
 
 #include <paceline/error.h>
 #include <paceline/optimizers.h>
 
+#include "optim/one_cycle_options.h"
 #include "optim/schedule.h"
 
 namespace paceline::optim {
 namespace {
-
-// From the end of the phase before to its own, between values that have Python's names.
-struct CyclePhase {
-  double end_step = 0;
-  std::string start_lr;
-  std::string end_lr;
-  std::string start_momentum;
-  std::string end_momentum;
-};
-
-std::vector<CyclePhase> cycle_phases(const OneCycleLROptions& options, std::int64_t total_steps) {
-  const auto steps = static_cast<double>(total_steps);
-  const double rise = options.pct_start * steps - 1;
-  std::vector<CyclePhase> phases{{rise, "initial_lr", "max_lr", "max_momentum", "base_momentum"}};
-  if (options.three_phase) {
-    const double fall = 2 * options.pct_start * steps - 2;
-    phases.push_back({fall, "max_lr", "initial_lr", "base_momentum", "max_momentum"});
-    phases.push_back({steps - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum"});
-  } else {
-    phases.push_back({steps - 1, "max_lr", "min_lr", "base_momentum", "max_momentum"});
-  }
-  return phases;
-}
-
-void check_positive(const char* name, std::int64_t value) {
-  if (value > 0) return;
-  throw UsageError(fmt::format("OneCycleLR: {} is {}; it must be at least 1", name, value));
-}
-
-std::int64_t total_steps_of(const OneCycleLROptions& options) {
-  if (options.total_steps) {
-    check_positive("total_steps", *options.total_steps);
-    return *options.total_steps;
-  }
-  if (!options.epochs || !options.steps_per_epoch) {
-    throw UsageError("OneCycleLR: set total_steps, or both epochs and steps_per_epoch");
-  }
-  check_positive("epochs", *options.epochs);
-  check_positive("steps_per_epoch", *options.steps_per_epoch);
-  return *options.epochs * *options.steps_per_epoch;
-}
-
-void check_cycle(const OneCycleLROptions& options) {
-  if (!(options.pct_start >= 0 && options.pct_start <= 1)) {
-    throw UsageError(
-        fmt::format("OneCycleLR: pct_start is {}; it must be in [0, 1]", options.pct_start));
-  }
-  if (options.anneal_strategy != "cos" && options.anneal_strategy != "linear") {
-    throw UsageError(
-        fmt::format("OneCycleLR: anneal_strategy is '{}'; it must be 'cos' or 'linear'",
-                    options.anneal_strategy));
-  }
-  for (const double factor : {options.div_factor, options.final_div_factor}) {
-    if (std::isfinite(factor) && factor > 0) continue;
-    throw UsageError(fmt::format(
-        "OneCycleLR: div_factor is {} and final_div_factor is {}; both must be finite and above 0",
-        options.div_factor, options.final_div_factor));
-  }
-}
-
-// One value for each group.
-std::vector<double> per_group(const char* name, std::vector<double> values, std::size_t groups) {
-  check_per_group(name, values.size(), groups);
-  for (const double value : values) {
-    if (!std::isfinite(value))
-      throw UsageError(fmt::format("{} has {}; it must be finite", name, value));
-  }
-  values.resize(groups, values[0]);
-  return values;
-}
 
 // The momentum of options, or beta1; null if they have neither.
 struct MomentumOption {
@@ -105,10 +34,8 @@ MomentumOption momentum_of(torch::optim::OptimizerOptions& options) {
 
 class OneCycle final : public EpochSchedule {
  public:
-  using Bounds = std::map<std::string, std::vector<double>, std::less<>>;
-
   OneCycle(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options,
-           std::vector<double> initial_lrs, Bounds bounds)
+           std::vector<double> initial_lrs, CycleBounds bounds)
       : EpochSchedule(optimizer, "OneCycleLR", std::move(initial_lrs)),
         total_steps_(total_steps_of(options)),
         phases_(cycle_phases(options, total_steps_)),
@@ -141,7 +68,7 @@ class OneCycle final : public EpochSchedule {
   std::string anneal_strategy_;
   bool cycle_momentum_;
   bool use_beta1_;
-  Bounds bounds_;
+  CycleBounds bounds_;
 };
 
 std::pair<const CyclePhase&, double> OneCycle::phase_at(std::int64_t step) const {
@@ -225,8 +152,8 @@ void OneCycle::visit_phases(StateArchive& state) {
   state.insert("_schedule_phases", list);
 }
 
-// Python has them in the optimizer's groups, where LibTorch's options have no place for them. Its
-// states leave those that this schedule has.
+// Python has them in the optimizer's groups, where LibTorch's options have no place for them. So a
+// state from Python changes none of them.
 void OneCycle::visit_bounds(StateArchive& state) {
   if (state.reads()) {
     if (!state.has("_bounds")) return;
@@ -259,36 +186,18 @@ void OneCycle::check_read(const StateArchive& state) const {
   }
 }
 
-// The least and greatest rates and momenta. Sets the first rates.
-OneCycle::Bounds cycle_bounds(const OneCycleLROptions& options, std::vector<double>& initial_lrs) {
-  const std::size_t groups = initial_lrs.size();
-  OneCycle::Bounds bounds;
-  const auto& max_lrs = bounds["max_lr"] = per_group("OneCycleLR: max_lr", options.max_lr, groups);
-  auto& min_lrs = bounds["min_lr"];
-  for (std::size_t i = 0; i < groups; ++i) {
-    initial_lrs[i] = max_lrs[i] / options.div_factor;
-    min_lrs.push_back(initial_lrs[i] / options.final_div_factor);
-  }
-  if (options.cycle_momentum) {
-    bounds["max_momentum"] = per_group("OneCycleLR: max_momentum", options.max_momentum, groups);
-    bounds["base_momentum"] = per_group("OneCycleLR: base_momentum", options.base_momentum, groups);
-  }
-  return bounds;
-}
-
 }  // namespace
 
 std::unique_ptr<EpochSchedule> make_one_cycle(torch::optim::Optimizer& optimizer,
                                               std::vector<double>& initial_lrs,
                                               const OneCycleLROptions& options) {
-  check_cycle(options);
   if (options.cycle_momentum && momentum_of(optimizer.defaults()).value == nullptr) {
     throw UsageError(
         "OneCycleLR: this optimizer has no momentum and no beta1 to cycle; set cycle_momentum = "
         "false");
   }
   std::vector<double> rates = initial_lrs;
-  OneCycle::Bounds bounds = cycle_bounds(options, rates);
+  CycleBounds bounds = cycle_bounds(options, rates);
   auto schedule = std::make_unique<OneCycle>(optimizer, options, rates, std::move(bounds));
   initial_lrs = std::move(rates);
   return schedule;

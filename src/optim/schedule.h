@@ -63,7 +63,7 @@ class EpochSchedule : public Schedule {
  public:
   // Sets the learning rates of epoch 0.
   void begin();
-  // As SequentialLR needs it before it chooses the schedule of epoch 0.
+  // SequentialLR undoes begin() before it chooses the schedule of epoch 0.
   void undo_begin() { --last_epoch_; }
   void step() override;
   // Begins at epoch 0 after other schedules.

@@ -13,7 +13,7 @@
 namespace paceline::optim {
 namespace {
 
-// What at::Tensor's number is, of a tensor with one element; the value itself otherwise.
+// The number in a tensor of one element; any other value as it is.
 at::IValue number_of(const at::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().numel() != 1) {
     return value;

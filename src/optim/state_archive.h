@@ -15,8 +15,9 @@ using GenericList = c10::impl::GenericList;
 GenericDict empty_state();
 GenericList empty_list();
 
-// Values of a state and of members, for errors that name the place. A number may be a tensor of one
-// element, as Python's optimizers have them, and a whole number may be a float.
+// Reads or writes the members of an object as a dict, with errors that name the member. In a dict
+// that is read, a number may be a tensor of one element, as in Python's optimizers, and a whole
+// number may be a float.
 class StateArchive {
  public:
   // Writes into a new dict.

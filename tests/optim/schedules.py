@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import (
 EPOCHS = 40
 SAVED_AFTER = 7
 
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
+Make = Callable[[torch.optim.Optimizer], LRScheduler]
+SCHEDULES: dict[str, Make] = {
     "step": lambda o: StepLR(o, 3, 0.7),
     "multi_step": lambda o: MultiStepLR(o, [9, 2, 2, 30], 0.3),
     "constant": lambda o: ConstantLR(o, 0.3, 8),
