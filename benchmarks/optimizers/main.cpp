@@ -97,4 +97,5 @@ int main() {
   compare_steps("MLP", mlp_shapes(), false);
   compare_steps("ResNet-18", resnet18_shapes(), false);
   compare_steps("ResNet-18, AMSGrad", resnet18_shapes(), true);
+  return 0;
 }

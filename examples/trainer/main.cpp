@@ -74,7 +74,7 @@ std::pair<torch::Tensor, torch::Tensor> collate(const Samples& samples) {
 }
 
 // Random, by the generator that belongs to the sample.
-Samples::value_type augment(Samples::value_type sample, at::Generator& generator) {
+Samples::value_type augment(const Samples::value_type& sample, at::Generator& generator) {
   constexpr int kSize = 28;
   constexpr int kPadding = 2;
   auto image = data::transforms::random_crop(sample.first, kSize, kPadding, generator);

@@ -25,7 +25,7 @@ void check_colours(const char* function, const at::Tensor& image, double factor)
 
 // As torchvision's rgb_to_grayscale: one channel, bytes rounded down, as floating point numbers.
 at::Tensor brightness_of(const at::Tensor& image) {
-  const at::Tensor values = image.is_floating_point() ? image : image.to(at::kFloat);
+  at::Tensor values = image.is_floating_point() ? image : image.to(at::kFloat);
   if (image.size(-3) == 1) return values;
   const auto channel = [&](std::int64_t i) { return values.narrow(-3, i, 1); };
   at::Tensor grey = channel(0) * 0.2989 + channel(1) * 0.587 + channel(2) * 0.114;

@@ -83,7 +83,9 @@ Metrics::Values Metrics::reduce() {
   confusions_.clear();
   std::map<std::string, Mean> means;
   Values values;
-  const auto all = all_gather_bytes(own.dump(), {.group = group_});
+  // What is no UTF-8 in a name must not throw on this rank alone.
+  const auto all =
+      all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace), {.group = group_});
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const json other = json::parse(all[rank]);
     for (const auto& [name, mean] : other.at("means").items()) {

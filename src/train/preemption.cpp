@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <utility>
@@ -37,8 +38,7 @@ std::vector<int> default_signals() {
     }
   }
   std::ranges::sort(signals);
-  const auto repeated = std::ranges::unique(signals);
-  signals.erase(repeated.begin(), repeated.end());
+  signals.erase(std::unique(signals.begin(), signals.end()), signals.end());
   return signals;
 }
 

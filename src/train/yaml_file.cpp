@@ -1,11 +1,13 @@
 #include "train/yaml_file.h"
 
+#include <paceline/error.h>
+
+#ifdef PACELINE_YAML
+
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
 #include <set>
-
-#include <paceline/error.h>
 
 namespace paceline::train {
 namespace {
@@ -99,3 +101,33 @@ std::string write_yaml(const std::vector<ConfigValue>& values) {
 }
 
 }  // namespace paceline::train
+
+#else
+
+namespace paceline::train {
+namespace {
+
+[[noreturn]] void throw_no_yaml() {
+  throw UsageError(
+      "Paceline was built without yaml-cpp, which Config needs: on Debian, apt-get install "
+      "libyaml-cpp-dev, and build it again");
+}
+
+}  // namespace
+
+std::vector<ConfigValue> parse_yaml(const std::string& /*content*/, const std::string& /*path*/) {
+  throw_no_yaml();
+}
+
+std::vector<std::string> parse_yaml_list(const std::string& /*text*/,
+                                         const std::string& /*source*/) {
+  throw_no_yaml();
+}
+
+std::string write_yaml(const std::vector<ConfigValue>& /*values*/) {
+  throw_no_yaml();
+}
+
+}  // namespace paceline::train
+
+#endif

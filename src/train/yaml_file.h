@@ -16,7 +16,8 @@ struct ConfigValue {
 };
 
 // The values in the content of a YAML file, whose top is a map. Throws UsageError that begins with
-// `path`. In yaml_file.cpp, or in no_yaml_file.cpp if there is no yaml-cpp.
+// `path`. All of them do in a
+// build without yaml-cpp.
 std::vector<ConfigValue> parse_yaml(const std::string& content, const std::string& path);
 // The texts of a list in brackets.
 std::vector<std::string> parse_yaml_list(const std::string& text, const std::string& source);

@@ -16,4 +16,5 @@ int main(int argc, char** argv) {
     writer.add_scalars({{"loss/train", static_cast<double>(step) / 8}, {"b", -step}}, step);
   }
   writer.flush();
+  return 0;
 }
