@@ -217,8 +217,8 @@ class BatchFetcher {
 /// A data set is any object with `get(i)`, where i is an index from the sampler. Not owned; it must
 /// outlive the loader. Samples are collated by the function given, by default DefaultCollate; a
 /// data set with `get_batch(std::span<const std::int64_t>)` makes the default batches itself. So
-/// any stateless data set of LibTorch is one, also a mapped one, whose batches are those of its
-/// collation.
+/// any stateless data set of LibTorch is one, also a mapped one, and its collation makes the
+/// batches.
 ///
 /// The generator of a data set whose get takes one (see TakesGenerator) is seeded by
 /// DataLoaderOptions::seed, the epoch and the index, so its numbers do not depend on workers, ranks

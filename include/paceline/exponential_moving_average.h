@@ -42,7 +42,7 @@ struct ExponentialMovingAverageOptions {
 ///
 /// Beside DistributedDataParallel every rank computes the same averages, without communication,
 /// since the parameters are the same. Buffers are each rank's own: before an update, broadcast
-/// those that a forward changes.
+/// the buffers that a forward changes.
 ///
 /// It keeps the model's tensors alive, but not the module. Use it on one thread at a time.
 class PACELINE_API ExponentialMovingAverage {

@@ -33,8 +33,8 @@ class Schedule;
 ///       schedule.step();
 ///     }
 ///
-/// Construction sets the learning rates of epoch 0. They start from those that the optimizer has
-/// then. As in Python, most schedules compute the next rate from the current one, so several of
+/// Construction sets the learning rates of epoch 0. They start from the rates that the optimizer
+/// has then. As in Python, most schedules compute the next rate from the current one, so several of
 /// them, or the program, may change the rates of one optimizer.
 ///
 /// The optimizer is not owned: it must outlive the schedule and keep its address and its number of

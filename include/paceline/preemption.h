@@ -14,8 +14,8 @@ namespace paceline {
 
 /// Options of Preemption. The same on all ranks.
 struct PreemptionOptions {
-  /// The signals that ask the job to end. Unset: SIGTERM, SIGUSR1, and those that the launcher
-  /// passes on (`--signals-to-handle`, which also has SIGINT, of Ctrl-C, by default).
+  /// The signals that ask the job to end. Unset: SIGTERM, SIGUSR1, and what the launcher passes
+  /// on (`--signals-to-handle`, which also has SIGINT, of Ctrl-C, by default).
   std::optional<std::vector<int>> signals = std::nullopt;
   ProcessGroup group{};  ///< The ranks that end together.
 };

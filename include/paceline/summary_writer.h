@@ -39,7 +39,7 @@ struct SummaryWriterOptions {
 ///
 /// in which a value that is not a number or infinite is null. A process appends to metrics.jsonl,
 /// and has an event file of its own, so several runs may follow each other. A process that is
-/// killed leaves whole lines and records, and those of the last flush_interval are missing.
+/// killed leaves whole lines and records; the values of the last flush_interval are missing.
 ///
 /// On other ranks it does nothing. Use it on one thread at a time.
 class PACELINE_API SummaryWriter {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <set>
 #include <string>
 #include <thread>
@@ -218,12 +219,12 @@ TEST(BatchSampler, MayBeOfTheProgram) {
 
 // Hangs at one sample until it may go on.
 struct Hanging {
-  std::atomic<bool> goes_on = false;
+  std::latch goes_on{1};
   std::atomic<int> hanging = 0;
   std::int64_t get(std::int64_t index) {
     if (index == 3) {
       ++hanging;
-      while (!goes_on) std::this_thread::sleep_for(1ms);
+      goes_on.wait();
       --hanging;
     }
     return index;
@@ -244,7 +245,7 @@ TEST(DataLoaderTimeout, NamesTheSamplesThatAreLate) {
     EXPECT_TRUE(iterator == loader.end());
   }
   EXPECT_EQ(set.hanging, 1) << "nothing waits for it";
-  set.goes_on = true;
+  set.goes_on.count_down();
   while (set.hanging != 0) std::this_thread::yield();
 }
 
