@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -87,7 +86,8 @@ struct ConfigOption {
   std::string type;
   bool is_list;
   bool is_bool;
-  // Sets the variable from one text, or from those of a list. Returns whether they have its type.
+  // Sets the variable from one text, or from the texts of a list. Returns whether they have its
+  // type.
   std::function<bool(const std::vector<std::string>&)> set;
   std::function<std::vector<std::string>()> get;
 };

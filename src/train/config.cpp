@@ -14,6 +14,7 @@
 
 #include <paceline/error.h>
 
+#include "base/parse.h"
 #include "checkpoint/file_writer.h"
 #include "train/own_rank.h"
 #include "train/yaml_file.h"
@@ -43,6 +44,19 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     }
   }
   return row.back();
+}
+
+// The name that differs least from a wrong one; empty if all are too different.
+std::string nearest_name(std::string_view wrong, const std::vector<std::string>& names) {
+  std::string nearest;
+  std::size_t least = std::max<std::size_t>(2, wrong.size() / 3) + 1;
+  for (const std::string& name : names) {
+    const std::size_t distance = edit_distance(wrong, name);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = name;
+  }
+  return nearest;
 }
 
 }  // namespace
@@ -77,18 +91,6 @@ std::string format_option(double value) {
 
 }  // namespace detail
 
-std::string train::nearest_name(std::string_view wrong, const std::vector<std::string>& names) {
-  std::string nearest;
-  std::size_t least = std::max<std::size_t>(2, wrong.size() / 3) + 1;
-  for (const std::string& name : names) {
-    const std::size_t distance = edit_distance(wrong, name);
-    if (distance >= least) continue;
-    least = distance;
-    nearest = name;
-  }
-  return nearest;
-}
-
 void Config::add_option(const std::string& name, detail::ConfigOption option) {
   for (const auto& one : options_) {
     const std::string& other = one.first;
@@ -108,7 +110,7 @@ const detail::ConfigOption& Config::find(const std::string& name, const std::str
     if (other == name) return option;
     names.push_back(other);
   }
-  const std::string nearest = train::nearest_name(name, names);
+  const std::string nearest = nearest_name(name, names);
   throw UsageError(fmt::format("{}: unknown option '{}'; {}", source, name,
                                nearest.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
                                                : fmt::format("did you mean '{}'?", nearest)));
@@ -130,9 +132,9 @@ void Config::load(const fs::path& path) {
   if (file.bad()) throw Error(fmt::format("cannot read {}", path.string()));
   for (const ConfigValue& value : train::parse_yaml(content, path.string())) {
     const std::string source = fmt::format("{}:{}", path.string(), value.line);
-    if (find(value.name, source).is_list != value.is_list) {
-      throw UsageError(
-          fmt::format("{}: {} must be {}", source, value.name, find(value.name, source).type));
+    const detail::ConfigOption& option = find(value.name, source);
+    if (option.is_list != value.is_list) {
+      throw UsageError(fmt::format("{}: {} must be {}", source, value.name, option.type));
     }
     set(value.name, value.texts, source);
   }
@@ -158,13 +160,9 @@ Flag parse_flag(const std::string& argument) {
 // "[a, b]" as in a file, or "a,b".
 std::vector<std::string> list_of(const std::string& text, const std::string& source) {
   if (text.starts_with('[')) return train::parse_yaml_list(text, source);
-  std::vector<std::string> texts;
-  for (std::size_t begin = 0; begin <= text.size() && !text.empty();) {
-    const std::size_t comma = std::min(text.find(',', begin), text.size());
-    texts.push_back(text.substr(begin, comma - begin));
-    begin = comma + 1;
-  }
-  return texts;
+  if (text.empty()) return {};
+  const auto parts = base::split_at_commas(text);
+  return {parts.begin(), parts.end()};
 }
 
 }  // namespace
