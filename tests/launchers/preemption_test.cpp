@@ -56,8 +56,7 @@ TEST(Preemption, OfOneRankEndsAllOfThem) {
     const test::TemporaryDirectory directory;
     auto job = start_training(directory, 2, INT_MAX);
     job.wait_for("[rank1]: process");
-    ::kill(test::pid_after(job.out().substr(job.out().find("[rank1]: process=")), "process"),
-           signal);
+    ::kill(test::pid_after(job.out(), "[rank1]: process"), signal);
     expect_saved_and_resumed(job, directory, 2);
   }
 }
