@@ -79,8 +79,8 @@ class PACELINE_API Cifar10 {
   using Batch = std::pair<at::Tensor, at::Tensor>;
 
   /// Reads data_batch_1.bin to data_batch_5.bin, or test_batch.bin, from
-  /// `root`/cifar-10-batches-bin. Throws Error if one cannot be read, CorruptFile if its size or a
-  /// label is wrong.
+  /// `root`/cifar-10-batches-bin. Throws Error if one cannot be read, CorruptFile if it ends within
+  /// a record or a label is wrong.
   explicit Cifar10(const std::filesystem::path& root = default_root(), Split split = Split::train);
 
   /// The number of samples.

@@ -3,8 +3,11 @@
 /// @file
 /// DistributedDataParallel.
 
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+#include <torch/ordered_dict.h>
 
 #include <concepts>
 #include <functional>
@@ -80,7 +83,7 @@ struct DdpOptions {
   /// a copy; gradient_as_bucket_view then applies to smaller gradients only. Only over the backend
   /// paceline, on the CPU, without a communication hook.
   bool zero_copy = true;
-  /// What gradients are averaged over.
+  /// What gradients are averaged over. The same on all ranks.
   Average average = Average::ranks;
   /// The number of logical ranks of the job, at least as many as ranks and at most 64; 0: each rank
   /// is one. Each rank runs as many of them as the others, or one more. The job's parameters then
@@ -107,6 +110,7 @@ class DdpCore;
 class PACELINE_API DdpHandle {
  public:
   DdpHandle(torch::nn::Module* module, const DdpOptions& options);
+  DdpHandle(const torch::jit::Module& module, const DdpOptions& options);
   DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers, const DdpOptions& options);
   DdpHandle(DdpHandle&&) noexcept;
   DdpHandle& operator=(DdpHandle&&) noexcept;
@@ -123,6 +127,10 @@ class PACELINE_API DdpHandle {
   Joinable& joinable() const;
   const std::shared_ptr<LogicalRanksCore>& logical_ranks() const;
   const DdpStats& stats() const;
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
+  torch::OrderedDict<std::string, at::Tensor> named_buffers() const;
+  void zero_grad(bool set_to_none);
+  bool is_training() const;
 
  private:
   std::unique_ptr<DdpCore> core_;
@@ -132,10 +140,7 @@ class PACELINE_API DdpHandle {
 template <typename Function>
 class TensorFunction {
  public:
-  TensorFunction(const NamedTensors& parameters, Function function)
-      : function_(std::move(function)) {
-    for (const auto& [name, tensor] : parameters) parameters_.push_back(tensor);
-  }
+  explicit TensorFunction(Function function) : function_(std::move(function)) {}
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     constexpr bool kIsCallable = std::is_invocable_v<Function&, Args...>;
@@ -144,14 +149,22 @@ class TensorFunction {
                   "take these arguments");
     if constexpr (kIsCallable) return std::invoke(function_, std::forward<Args>(args)...);
   }
-  std::vector<at::Tensor> parameters() const { return parameters_; }
 
  private:
-  std::vector<at::Tensor> parameters_;
   Function function_;
 };
 
-struct NoFunction {};
+struct NoModel {};
+
+template <typename T>
+inline constexpr bool kIsModuleOrHolder = std::derived_from<T, torch::nn::Module>;
+template <std::derived_from<torch::nn::Module> M>
+inline constexpr bool kIsModuleOrHolder<std::shared_ptr<M>> = true;
+template <typename T>
+requires requires {
+  typename T::ContainedType;
+}
+inline constexpr bool kIsModuleOrHolder<T> = true;
 }  // namespace detail
 
 /// While it lives, forwards of its DistributedDataParallel are not synchronised: in their
@@ -206,8 +219,14 @@ class [[nodiscard]] NoSyncGuard {
 /// - If one backward runs through several models, run their forwards in one order on all ranks.
 /// - Forwards and backwards may make collective calls of the group (docs/threading.md).
 ///
-/// **Other models.** To wrap a model that is not a Module, such as one of TorchScript, pass its
-/// parameters and its forward:
+/// It stands where the module's holder stood: `model->forward(x)`, `model->train()` and
+/// `model->named_parameters()` are the wrapper's own members of these names. Reach everything else
+/// through module().
+///
+/// **TorchScript.** A torch::jit::Module is wrapped like any other, and shared: forward takes its
+/// arguments one by one or in a vector, and returns an IValue.
+///
+/// **Other models.** To wrap a model that is not a module, pass its parameters and its forward:
 ///
 ///     DistributedDataParallel model({{"w", w}, {"b", b}},
 ///                                   [&](at::Tensor x) { return x.mm(w) + b; });
@@ -218,9 +237,10 @@ class [[nodiscard]] NoSyncGuard {
 /// errors use the first.
 template <typename M>
 class DistributedDataParallel {
-  static constexpr bool kIsModule = std::derived_from<M, torch::nn::Module>;
+  static constexpr bool kIsScript = std::same_as<M, torch::jit::Module>;
+  static constexpr bool kIsModule = kIsScript || std::derived_from<M, torch::nn::Module>;
   using Model = std::conditional_t<kIsModule, M, detail::TensorFunction<M>>;
-  using Function = std::conditional_t<kIsModule, detail::NoFunction, M>;
+  using Function = std::conditional_t<kIsModule, detail::NoModel, M>;
 
  public:
   /// Wraps a module that others may hold too. Collective.
@@ -233,6 +253,11 @@ class DistributedDataParallel {
       const torch::nn::ModuleHolder<M>& module,
       const DdpOptions& options = {}) requires std::derived_from<M, torch::nn::Module>
       : DistributedDataParallel(module.ptr(), options) {}
+  /// Wraps a TorchScript module. Copies of it share its tensors. Collective.
+  explicit DistributedDataParallel(const torch::jit::Module& script,
+                                   const DdpOptions& options = {}) requires kIsScript
+      : module_(std::make_shared<Model>(script)),
+        handle_(*module_, options) {}
   /// Wraps a model of named tensors. Collective. Throws UsageError for an undefined tensor, or if
   /// two tensors have one name.
   DistributedDataParallel(const NamedTensors& parameters, Function forward,
@@ -242,16 +267,25 @@ class DistributedDataParallel {
   /// broadcast_buffers.
   DistributedDataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
                           Function forward, const DdpOptions& options = {})
-      : module_(std::make_shared<Model>(parameters, std::move(forward))),
+      : module_(std::make_shared<Model>(std::move(forward))),
         handle_(parameters, buffers, options) {}
   /// Does not compile: the forward is missing.
   explicit DistributedDataParallel(
       const NamedTensors& parameters,
-      const DdpOptions& options = {}) requires std::same_as<M, detail::NoFunction>
+      const DdpOptions& options = {}) requires std::same_as<M, detail::NoModel>
       : DistributedDataParallel(parameters, Function(), options) {
-    static_assert(!std::same_as<M, detail::NoFunction>,
+    static_assert(!std::same_as<M, detail::NoModel>,
                   "DistributedDataParallel of named tensors needs the model's forward after them, "
                   "a function");
+  }
+  /// Does not compile: this is no model.
+  template <typename Value>
+  explicit DistributedDataParallel(const Value& /*value*/, const DdpOptions& options = {}) requires
+      std::same_as<M, detail::NoModel>
+      : DistributedDataParallel(NamedTensors(), Function(), options) {
+    static_assert(!std::same_as<M, detail::NoModel>,
+                  "DistributedDataParallel wraps a torch::nn::Module in a std::shared_ptr or in a "
+                  "TORCH_MODULE's holder, a torch::jit::Module, or named tensors with a function");
   }
   /// Does not compile: a module is held by a pointer.
   template <std::derived_from<torch::nn::Module> Value>
@@ -265,24 +299,24 @@ class DistributedDataParallel {
   /// The module's own forward, of any signature.
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
-    using Output = decltype(module_->forward(std::forward<Args>(args)...));
-    handle_.before_forward();
-    if constexpr (std::is_void_v<Output>) {
-      module_->forward(std::forward<Args>(args)...);
-      handle_.after_forward();
+    if constexpr (kIsScript) {
+      return (*this)(std::vector<c10::IValue>{std::forward<Args>(args)...});
     } else {
-      Output output = module_->forward(std::forward<Args>(args)...);
-      handle_.after_forward();
-      if (handle_.watches_outputs()) {
-        for_each_tensor(output, [&](const at::Tensor& t) { handle_.watch_output(t); });
-      }
-      return output;
+      return run([&]() -> decltype(auto) { return module_->forward(std::forward<Args>(args)...); });
     }
+  }
+  /// The forward of a TorchScript module.
+  c10::IValue operator()(std::vector<c10::IValue> inputs) requires kIsScript {
+    return run([&] { return module_->forward(std::move(inputs)); });
   }
   /// As operator().
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     return (*this)(std::forward<Args>(args)...);
+  }
+  /// As operator().
+  c10::IValue forward(std::vector<c10::IValue> inputs) requires kIsScript {
+    return (*this)(std::move(inputs));
   }
 
   /// While the guard lives, forwards are not synchronised, unless `enabled` is false:
@@ -329,8 +363,24 @@ class DistributedDataParallel {
     static_assert(kIsModule, "a DistributedDataParallel of named tensors has no module()");
     return module_;
   }
+  /// Itself, so that programs may go on to write `model->forward(x)`.
+  DistributedDataParallel* operator->() { return this; }
+  /// Itself.
+  const DistributedDataParallel* operator->() const { return this; }
   /// The parameters of the module, or those given.
-  std::vector<at::Tensor> parameters() const { return module_->parameters(); }
+  std::vector<at::Tensor> parameters() const { return handle_.named_parameters().values(); }
+  /// With the names that they have in the module.
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const {
+    return handle_.named_parameters();
+  }
+  /// The buffers of the module, or those given.
+  std::vector<at::Tensor> buffers() const { return handle_.named_buffers().values(); }
+  /// With the names that they have in the module.
+  torch::OrderedDict<std::string, at::Tensor> named_buffers() const {
+    return handle_.named_buffers();
+  }
+  /// Drops all gradients, or sets them to zero.
+  void zero_grad(bool set_to_none = true) { handle_.zero_grad(set_to_none); }
   /// Sets the module's training mode.
   void train(bool on = true) {
     static_assert(kIsModule,
@@ -340,8 +390,34 @@ class DistributedDataParallel {
   }
   /// Ends the module's training mode.
   void eval() { train(false); }
+  /// Whether the module is in training mode.
+  bool is_training() const { return handle_.is_training(); }
+  /// Does not compile: the buckets fit the parameters as they were.
+  template <typename... Args>
+  void to(const Args&... /*args*/) const {
+    static_assert(sizeof(M) == 0,
+                  "a DistributedDataParallel cannot move to another device or type: move the "
+                  "module, then wrap it");
+  }
 
  private:
+  template <typename Forward>
+  std::invoke_result_t<Forward&> run(Forward forward) {
+    using Output = std::invoke_result_t<Forward&>;
+    handle_.before_forward();
+    if constexpr (std::is_void_v<Output>) {
+      forward();
+      handle_.after_forward();
+    } else {
+      Output output = forward();
+      handle_.after_forward();
+      if (handle_.watches_outputs()) {
+        for_each_tensor(output, [&](const at::Tensor& t) { handle_.watch_output(t); });
+      }
+      return output;
+    }
+  }
+
   std::shared_ptr<Model> module_;
   detail::DdpHandle handle_;
 };
@@ -352,11 +428,18 @@ requires std::derived_from<typename Holder::ContainedType, torch::nn::Module>
 DistributedDataParallel(Holder, DdpOptions = {})
 ->DistributedDataParallel<typename Holder::ContainedType>;
 /// From a shared pointer.
-template <typename M>
+template <std::derived_from<torch::nn::Module> M>
 DistributedDataParallel(std::shared_ptr<M>, DdpOptions = {}) -> DistributedDataParallel<M>;
 /// Does not compile: a module is held by a pointer.
 template <std::derived_from<torch::nn::Module> M>
 DistributedDataParallel(const M&, DdpOptions = {}) -> DistributedDataParallel<M>;
+/// Does not compile: this is no model.
+template <typename T>
+requires(!detail::kIsModuleOrHolder<T>) DistributedDataParallel(const T&, DdpOptions = {})
+->DistributedDataParallel<detail::NoModel>;
+/// From a TorchScript module.
+DistributedDataParallel(torch::jit::Module, DdpOptions = {})
+    ->DistributedDataParallel<torch::jit::Module>;
 /// From named tensors.
 template <typename Function>
 DistributedDataParallel(NamedTensors, Function, DdpOptions = {})
@@ -366,7 +449,7 @@ template <typename Function>
 DistributedDataParallel(NamedTensors, NamedTensors, Function, DdpOptions = {})
     -> DistributedDataParallel<Function>;
 /// Does not compile: the forward is missing.
-DistributedDataParallel(NamedTensors, DdpOptions = {})->DistributedDataParallel<detail::NoFunction>;
+DistributedDataParallel(NamedTensors, DdpOptions = {})->DistributedDataParallel<detail::NoModel>;
 
 /// A closure for an optimizer that calls it as often as the loss decides, such as LBFGS with a line
 /// search:

@@ -4,6 +4,7 @@
 /// Finds the tensors in what a forward returns.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <memory>
 #include <optional>
@@ -16,8 +17,8 @@
 namespace paceline {
 
 /// Calls `visit` for each defined tensor in `value`: a tensor; an optional, a pointer, a tuple, a
-/// pair or a range (vector, array, map) of such values. Numbers, strings and enumerations have
-/// none.
+/// pair or a range (vector, array, map) of such values; an IValue, as TorchScript returns it.
+/// Numbers, strings and enumerations have none.
 ///
 /// For a struct of your own, write next to it
 ///
@@ -30,6 +31,11 @@ void for_each_tensor(const T& value, Visit&& visit) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
     const at::Tensor& tensor = value;
     if (tensor.defined()) visit(tensor);
+  } else if constexpr (std::is_same_v<T, c10::IValue>) {
+    value.visit([&](const c10::IValue& part) {
+      if (part.isTensor()) for_each_tensor(part.toTensor(), visit);
+      return false;
+    });
   } else if constexpr (requires {
                          *value;
                          static_cast<bool>(value);

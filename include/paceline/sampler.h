@@ -159,6 +159,7 @@ class PACELINE_API DistributedSampler : public Sampler {
   ///
   ///     data::DistributedSampler(data::WeightedRandomSampler(weights, 10000))
   ///
+  /// Copies share that sampler, and so its epoch.
   /// Throws UsageError also for options that choose an order.
   template <std::derived_from<Sampler> SamplerType>
   explicit DistributedSampler(SamplerType sampler, DistributedSamplerOptions options = {})

@@ -55,7 +55,7 @@ class PACELINE_API SummaryWriter {
   ~SummaryWriter();
 
   /// Records a value of a step. Values of one `tag` make a curve; a slash groups tags. Throws Error
-  /// if a file cannot be written, and UsageError if `tag` is empty or no UTF-8.
+  /// if a file cannot be written, and UsageError if `tag` is empty, "step", "time" or no UTF-8.
   void add_scalar(const std::string& tag, double value, std::int64_t step);
   /// The same for several values, such as the means of Metrics.
   void add_scalars(const std::map<std::string, double>& values, std::int64_t step);

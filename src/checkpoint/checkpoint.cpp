@@ -102,6 +102,24 @@ std::string describe(const StateDict& state) {
   return tensors.dump();
 }
 
+// So that its memory can be sent.
+at::Tensor dense(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.resolve_conj().resolve_neg().contiguous();
+  // One element is contiguous with any stride, but not a view of its bytes.
+  const bool is_plain = values.dim() == 0 || values.stride(-1) == 1;
+  return is_plain ? values : values.clone(at::MemoryFormat::Contiguous);
+}
+
+StateDict allocate(const std::string& description, c10::Device device) {
+  StateDict state;
+  for (const auto& one : json::parse(description)) {
+    const auto type = static_cast<at::ScalarType>(one.at(1).get<int>());
+    state.insert(one.at(0).get<std::string>(), at::empty(one.at(2).get<std::vector<std::int64_t>>(),
+                                                         at::TensorOptions(type).device(device)));
+  }
+  return state;
+}
+
 StateDict load_and_broadcast(const std::filesystem::path& path, const LoadOptions& options) {
   const BroadcastOptions from{.src = options.src, .group = options.group};
   const bool reads =
@@ -110,19 +128,20 @@ StateDict load_and_broadcast(const std::filesystem::path& path, const LoadOption
   std::string tensors;
   throw_if_any_failed(attempt([&] {
                         if (!reads) return checkpoint::check_device(options.map_location);
-                        state = load_here(path, options);
+                        for (const auto& one : load_here(path, options)) {
+                          state.insert(one.key(), dense(one.value()));
+                        }
                         tensors = describe(state);
                       }),
                       options);
-  for (const auto& one : json::parse(broadcast_bytes(tensors, from))) {
-    const auto& name = one.at(0).get_ref<const std::string&>();
-    const auto type = static_cast<at::ScalarType>(one.at(1).get<int>());
-    at::Tensor tensor = reads ? state[name].contiguous()
-                              : at::empty(one.at(2).get<std::vector<std::int64_t>>(),
-                                          at::TensorOptions(type).device(options.map_location));
+  tensors = broadcast_bytes(tensors, from);
+  throw_if_any_failed(attempt([&] {
+                        if (!reads) state = allocate(tensors, options.map_location);
+                      }),
+                      options);
+  for (const auto& one : state) {
     // Bytes, since backends do not have all types.
-    broadcast(tensor.flatten().view(at::kByte), from);
-    if (!reads) state.insert(name, std::move(tensor));
+    broadcast(one.value().flatten().view(at::kByte), from);
   }
   return state;
 }

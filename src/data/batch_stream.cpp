@@ -127,12 +127,14 @@ void BatchStream::Impl::check_generator() {
 }
 
 BatchStream::Batch BatchStream::Impl::take() {
+  // A longer one would overflow the clock.
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
   std::unique_lock lock(mutex_);
   Slot& slot = slots_[static_cast<std::size_t>(taken_) % slots_.size()];
   const auto is_ready = [&] { return slot.ready; };
   if (timeout_ == timeout_.zero()) {
     ready_.wait(lock, is_ready);
-  } else if (!ready_.wait_for(lock, timeout_, is_ready)) {
+  } else if (!ready_.wait_for(lock, std::min(timeout_, kLongest), is_ready)) {
     timed_out_ = true;
     throw_timeout(batches_[static_cast<std::size_t>(taken_)], timeout_);
   }

@@ -98,8 +98,10 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
     files_ =
         std::make_shared<const std::vector<File>>(find_files(root, *classes_, options.allow_empty));
   } catch (const fs::filesystem_error& error) {
-    throw Error(fmt::format("ImageFolder: cannot read {}: {}", error.path1().string(),
-                            error.code().message()));
+    throw Error(fmt::format(
+        "ImageFolder: cannot read {}: {}",
+        error.path1().empty() ? "a folder below " + root.string() : error.path1().string(),
+        error.code().message()));
   }
 }
 

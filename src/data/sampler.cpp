@@ -159,7 +159,9 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size, DistributedSam
 
 DistributedSampler::DistributedSampler(std::shared_ptr<Sampler> sampler,
                                        DistributedSamplerOptions options)
-    : DistributedSampler(sampler->size(), std::move(options)) {
+    : DistributedSampler(
+          sampler ? sampler->size() : throw UsageError("DistributedSampler of a null sampler"),
+          std::move(options)) {
   if (options_.shuffle || options_.seed != 0) {
     throw UsageError(
         "DistributedSampler of a sampler: shuffle and seed must not be set, because the sampler "

@@ -28,8 +28,8 @@ std::vector<std::int64_t> lengths_of(std::int64_t size, std::span<const double> 
     }
     lengths.push_back(static_cast<std::int64_t>(std::floor(static_cast<double>(size) * fraction)));
   }
-  // Python's math.isclose(sum, 1).
-  if (std::abs(std::accumulate(fractions.begin(), fractions.end(), 0.0) - 1) > 1e-9) {
+  constexpr double kRounding = 1e-6;  // of float
+  if (std::abs(std::accumulate(fractions.begin(), fractions.end(), 0.0) - 1) > kRounding) {
     throw_bad_split(fmt::format("the fractions {}", fmt::join(fractions, ", ")),
                     "do not add up to 1");
   }

@@ -98,7 +98,10 @@ void TorchSampler::load(torch::serialize::InputArchive& archive) {
   at::IValue samples;
   archive.read("epoch", epoch);
   archive.read("samples", samples);
-  go_to({epoch.toInt(), samples.toInt()});
+  if (!epoch.isInt() || !samples.isInt()) {
+    throw UsageError("TorchSampler: the archive has no position of a sampler");
+  }
+  go_to(detail::position_of(detail::value_of({epoch.toInt(), samples.toInt()})));
 }
 
 TorchSampler distributed(std::size_t dataset_size, DistributedSamplerOptions options) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -123,7 +124,9 @@ void check_reached(const launch::JobResult& result, int call) {
   std::vector<int> pending;
   for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const launch::RankResult& end = result.ranks[rank];
-    if (end.pending && end.status == 0 && !end.stopped) pending.push_back(static_cast<int>(rank));
+    if (end.pending && !launch::is_failure(end.status) && !end.stopped) {
+      pending.push_back(static_cast<int>(rank));
+    }
   }
   if (pending.empty()) return;
   throw UsageError(fmt::format(
@@ -133,7 +136,13 @@ void check_reached(const launch::JobResult& result, int call) {
 }
 
 void check_success(const launch::JobResult& result) {
-  const auto first = result.first_failed();
+  auto first = result.first_failed();
+  if (!first && result.preempted()) {
+    // A launcher would start the job again; the caller of spawn has to know.
+    const auto left = std::ranges::find_if(
+        result.ranks, [](const launch::RankResult& rank) { return rank.status != 0; });
+    first = static_cast<int>(left - result.ranks.begin());
+  }
   if (!first) return;
   std::string text = launch::describe_failure(result, *first);
   text.pop_back();  // the newline of the last line

@@ -22,7 +22,9 @@ std::vector<int> parse_signals(const std::string& list, std::string_view source)
   constexpr int kAllowed[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
   std::vector<int> signals;
   if (list.empty()) return signals;
-  for (const std::string_view name : base::split_at_commas(list)) {
+  for (std::string_view name : base::split_at_commas(list)) {
+    name.remove_prefix(std::min(name.find_first_not_of(' '), name.size()));
+    name = name.substr(0, name.find_last_not_of(' ') + 1);
     const auto found = std::ranges::find(kAllowed, name, signal_name);
     if (found == std::end(kAllowed)) {
       throw UsageError(

@@ -1,6 +1,7 @@
 #include "nodes/coordinator.h"
 
 #include <fmt/format.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -352,6 +353,13 @@ void Coordinator::finish_if_all_reported() {
 // Ends on this machine's clock: a node's first failure was when it reported it.
 launch::JobResult Coordinator::collect() const {
   launch::JobResult result{.ranks = {}, .signal = signal_, .nodes = {}};
+  launch::JobResult heard{.ranks = {}, .signal = signal_};
+  for (const Member& member : members_) {
+    if (!member.problem.empty()) continue;
+    heard.ranks.insert(heard.ranks.end(), member.result->ranks.begin(), member.result->ranks.end());
+  }
+  // All ranks save and leave together, or none.
+  const bool preempted = heard.preempted();
   for (const Member& member : members_) {
     // The signal came to all launchers, and ends the job.
     const bool was_stopped = member.left_by != 0 && signal_ != 0;
@@ -360,7 +368,8 @@ launch::JobResult Coordinator::collect() const {
     if (!member.problem.empty()) {
       launch::RankResult rank;
       rank.ended = member.failed.value_or(started_) - started_;
-      rank.status = member.left_by;
+      rank.status =
+          was_stopped && preempted ? W_EXITCODE(launch::kPreemptedCode, 0) : member.left_by;
       rank.stopped = was_stopped;
       rank.lost = !was_stopped;
       result.ranks.insert(result.ranks.end(), static_cast<std::size_t>(member.join.processes),

@@ -143,7 +143,11 @@ std::optional<Start> NodeSession::await_start() {
 }
 
 Verdict NodeSession::await_verdict(const Result& result) {
-  if (left_by_ != 0) return stopped_by(left_by_);
+  if (left_by_ != 0) {
+    const launch::JobResult own{.ranks = result.ranks, .signal = left_by_};
+    if (own.preempted()) return {.exit_code = own.exit_code(), .signal = left_by_, .report = ""};
+    return stopped_by(left_by_);
+  }
   if (connection_) connection_->send(encode(result));
   own_signals_.clear();
   while (!verdict_) {

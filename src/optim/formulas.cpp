@@ -169,7 +169,13 @@ void check(const LambdaLROptions& options, std::size_t groups) {
   }
 }
 void visit(LambdaLROptions& options, StateArchive& state) {
-  if (state.reads()) return;
+  if (state.reads()) {
+    const at::IValue functions = state.at("lr_lambdas");  // of which Python saves none
+    if (!functions.isList() || functions.toListRef().size() != options.lr_lambda.size()) {
+      state.reject(fmt::format("'lr_lambdas' is no list of {}", options.lr_lambda.size()));
+    }
+    return;
+  }
   GenericList none = empty_list();
   for (std::size_t i = 0; i < options.lr_lambda.size(); ++i) none.push_back(at::IValue());
   state.insert("lr_lambdas", none);

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <numeric>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -126,11 +126,13 @@ void Config::set(const std::string& name, const std::vector<std::string>& texts,
 }
 
 void Config::load(const fs::path& path) {
+  // Not base::read_file: --config <(...) is a pipe.
   std::ifstream file(path);
-  if (!file) throw Error(fmt::format("cannot read {}", path.string()));
-  const std::string content(std::istreambuf_iterator<char>(file), {});
-  if (file.bad()) throw Error(fmt::format("cannot read {}", path.string()));
-  for (const ConfigValue& value : train::parse_yaml(content, path.string())) {
+  std::ostringstream content;
+  if (!file || fs::is_directory(path) || (file.peek() != EOF && !(content << file.rdbuf()))) {
+    throw Error(fmt::format("cannot read {}", path.string()));
+  }
+  for (const ConfigValue& value : train::parse_yaml(content.str(), path.string())) {
     const std::string source = fmt::format("{}:{}", path.string(), value.line);
     const detail::ConfigOption& option = find(value.name, source);
     if (option.is_list != value.is_list) {

@@ -67,6 +67,7 @@ class SummaryWriter::Impl {
   }
 
   void add(const std::map<std::string, double>& values, std::int64_t step) {
+    for (const auto& [tag, value] : values) check_tag(tag);
     const double time = seconds_since_1970();
     if (lines_) lines_->add(line_of(values, step, time));
     if (events_) events_->add(train::scalars_record(time, step, values));
@@ -80,15 +81,24 @@ class SummaryWriter::Impl {
   }
 
  private:
+  static void check_tag(const std::string& tag) {
+    if (tag == "step" || tag == "time") {
+      throw UsageError(
+          fmt::format("SummaryWriter: '{}' is no tag: each line of metrics.jsonl has "
+                      "a step and a time; choose another name",
+                      tag));
+    }
+    try {
+      static_cast<void>(nlohmann::json(tag).dump());
+    } catch (const nlohmann::json::exception&) {
+      throw UsageError("SummaryWriter: a tag is no UTF-8");
+    }
+  }
   static std::string line_of(const std::map<std::string, double>& values, std::int64_t step,
                              double time) {
     nlohmann::ordered_json line{{"step", step}, {"time", time}};
     for (const auto& [tag, value] : values) line[tag] = value;  // null unless it is finite
-    try {
-      return line.dump() + '\n';
-    } catch (const nlohmann::json::exception&) {
-      throw UsageError("SummaryWriter: a tag is no UTF-8");
-    }
+    return line.dump() + '\n';
   }
 
   std::chrono::milliseconds interval_;

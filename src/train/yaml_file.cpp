@@ -12,17 +12,24 @@
 namespace paceline::train {
 namespace {
 
+constexpr int kMaxNesting = 30;
+constexpr std::size_t kMaxValues = 10'000;
+
 class YamlReader {
  public:
   explicit YamlReader(std::string path) : path_(std::move(path)) {}
 
-  // NOLINTNEXTLINE(misc-no-recursion): yaml-cpp bounds the nesting
-  void read(const YAML::Node& map, const std::string& prefix) {
+  // NOLINTNEXTLINE(misc-no-recursion): bounded by kMaxNesting
+  void read(const YAML::Node& map, const std::string& prefix, int nesting = 0) {
     for (const auto& one : map) {
+      // An alias may name a map that contains it, or maps that double in size at each level.
+      if (nesting > kMaxNesting || values.size() > kMaxValues) {
+        fail(one.first, fmt::format("more than {} levels or {} values", kMaxNesting, kMaxValues));
+      }
       if (!one.first.IsScalar()) fail(one.first, "a key must be a text");
       const std::string name = prefix + one.first.Scalar();
       if (one.second.IsMap()) {
-        read(one.second, name + ".");
+        read(one.second, name + ".", nesting + 1);
         continue;
       }
       if (!names_.insert(name).second) fail(one.first, fmt::format("{} is set twice", name));
@@ -74,9 +81,12 @@ std::vector<ConfigValue> parse_yaml(const std::string& content, const std::strin
 }
 
 std::vector<std::string> parse_yaml_list(const std::string& text, const std::string& source) {
+  const YAML::Node list = load_yaml(text, source);
   std::vector<std::string> texts;
-  for (const auto& one : load_yaml(text, source)) {
-    if (!one.IsScalar()) throw UsageError(fmt::format("{} {}: is no list of texts", source, text));
+  for (const auto& one : list) {
+    if (!list.IsSequence() || !one.IsScalar()) {
+      throw UsageError(fmt::format("{} {}: is no list of texts", source, text));
+    }
     texts.push_back(one.Scalar());
   }
   return texts;

@@ -173,6 +173,18 @@ TEST(TorchSampler, RefusesWhatItCannotDo) {
               ThrowsMessage<UsageError>(HasSubstr("no state of a loader")));
   EXPECT_THAT([] { TorchSampler(std::shared_ptr<Sampler>()); },
               ThrowsMessage<UsageError>(HasSubstr("null")));
+  EXPECT_THAT([] { DistributedSampler(std::shared_ptr<Sampler>(), {}); },
+              ThrowsMessage<UsageError>(HasSubstr("null")));
+  for (const at::IValue& samples : {at::IValue(-5), at::IValue("five")}) {
+    std::stringstream file;
+    torch::serialize::OutputArchive out;
+    out.write("epoch", at::IValue(0));
+    out.write("samples", samples);
+    out.save_to(file);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    EXPECT_THROW(sampler.load(in), UsageError);
+  }
   auto loader = td::make_data_loader(stacked(), sampler,
                                      td::DataLoaderOptions(5).workers(2).enforce_ordering(false));
   EXPECT_EQ(iterate(*loader).size(), 5U);

@@ -123,6 +123,7 @@ void fail(const Arguments& arguments) {
         if (how == "kill") ::raise(SIGKILL);
         if (how == "exit") ::_exit(7);
         if (how == "exit-0") std::exit(0);
+        if (how == "exit-75") ::_exit(75);
       }
       paceline::barrier();
     });

@@ -96,6 +96,8 @@ TEST_F(Spawn, ThrowsTheSignalOrTheCodeOfARankWithoutAnException) {
                                                    "failed first: exited with code 7\n"));
   EXPECT_THAT(output({"fail", "exit-0"}),
               StartsWith("exited: rank 1, code 0, signal '': rank 1 ended early"));
+  // Which the launcher takes for a job that was preempted.
+  EXPECT_THAT(output({"fail", "exit-75"}), StartsWith("exited: rank 1, code 75, signal ''"));
 }
 
 TEST_F(Spawn, BlamesTheRankThatFailedAndNotTheOneThatEndedFirst) {

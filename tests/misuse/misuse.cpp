@@ -38,6 +38,15 @@ void ask_for_a_module(const at::Tensor& w) {
   model(w, 3);     // does not take these arguments
 }
 
+void wrap_what_is_no_model(const std::unique_ptr<NetImpl>& net) {
+  const paceline::DistributedDataParallel model(
+      net);  // in a std::shared_ptr or in a TORCH_MODULE's
+}
+
+void move_the_wrapper(paceline::DistributedDataParallel<NetImpl>& model) {
+  model->to(at::kDouble);  // move the module, then wrap it
+}
+
 void convert_a_script(torch::jit::Module& script) {
   paceline::convert_sync_batchnorm(script);  // build the model of torch::nn modules
 }

@@ -132,6 +132,9 @@ TEST(LRScheduler, StateThatDoesNotFitIsRefusedAndChangesNothing) {
   refused(schedule, with(own, "step_size", 2.5), HasSubstr("'step_size' has a Double, and must"));
   refused(schedule, with(own, "gamma", "x"), HasSubstr("'gamma' has a String, and must"));
   refused(schedule, with(own, "gamma", std::nan("")), HasSubstr("'gamma' has nan"));
+  SGD third = make_sgd();
+  LambdaLR lambda(third, {.lr_lambda = {[](std::int64_t) { return 1.0; }}});
+  refused(lambda, own, HasSubstr("lr_lambdas"));
   const auto of_two = make_optimizer("sgd");
   StepLR two(*of_two, {.step_size = 2});
   refused(schedule, two.state_dict(), HasSubstr("'base_lrs' has 2 values, and the optimizer 1"));

@@ -182,8 +182,11 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("[1, 2]\n", "has no map of names to values");
   expect_refused("epochs: 1\nname: [a\n", "is no YAML");
   expect_refused("? [a]\n: 1\n", "a key must be a text");
-  EXPECT_THAT([&] { config_.load(directory_.path() / "none"); },
-              ThrowsMessage<Error>(HasSubstr("cannot read")));
+  expect_refused("optimizer: &a\n  more: *a\n", ":2: more than 30 levels");
+  for (const char* const name : {"none", ""}) {
+    EXPECT_THAT([&] { config_.load(directory_.path() / name); },
+                ThrowsMessage<Error>(HasSubstr("cannot read " + directory_.path().string())));
+  }
 
   expect_flags_refused({"--epoch=1"}, "--epoch: unknown option 'epoch'; did you mean 'epochs'?");
   expect_flags_refused({"--epochs=x"}, "--epochs: epochs is 'x'; it must be an integer");
@@ -193,6 +196,7 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_flags_refused({"--optimizer.nesterov=1"}, "it must be true or false");
   expect_flags_refused({"--milestones=1,,2"}, "each of which is an integer");
   expect_flags_refused({"--tags=[a"}, "--tags");
+  expect_flags_refused({"--tags=[a]: b"}, "is no list of texts");
   expect_flags_refused({"train.yaml"}, "unexpected argument 'train.yaml'");
   expect_flags_refused({"--"}, "unexpected argument");
 }

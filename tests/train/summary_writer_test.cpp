@@ -105,8 +105,13 @@ TEST(SummaryWriter, RefusesWhatItCannotWrite) {
   SummaryWriter writer(directory.path());
   EXPECT_THAT([&] { writer.add_scalar("", 1, 1); },
               ThrowsMessage<UsageError>(HasSubstr("a tag is empty")));
-  EXPECT_THAT([&] { writer.add_scalar("\xff", 1, 1); },
-              ThrowsMessage<UsageError>(HasSubstr("no UTF-8")));
+  SummaryWriter events(directory.path(), {.json_lines = false});
+  for (auto* const one : {&writer, &events}) {
+    EXPECT_THAT([&] { one->add_scalar("\xff", 1, 1); },
+                ThrowsMessage<UsageError>(HasSubstr("no UTF-8")));
+  }
+  EXPECT_THAT([&] { writer.add_scalar("time", 1, 1); },
+              ThrowsMessage<UsageError>(HasSubstr("'time' is no tag")));
 }
 
 }  // namespace

@@ -7,11 +7,22 @@
 #include "parallel/ddp/ddp_core.h"
 
 namespace paceline::detail {
+namespace {
+
+torch::OrderedDict<std::string, at::Tensor> by_name(const std::vector<ddp::NamedTensor>& tensors) {
+  torch::OrderedDict<std::string, at::Tensor> all;
+  for (const auto& one : tensors) all.insert(one.name, one.tensor);
+  return all;
+}
+
+}  // namespace
 
 DdpHandle::DdpHandle(torch::nn::Module* module, const DdpOptions& options) {
   if (module == nullptr) throw UsageError("DistributedDataParallel of a null module");
   core_ = std::make_unique<DdpCore>(ddp::WrappedModel(*module), options);
 }
+DdpHandle::DdpHandle(const torch::jit::Module& module, const DdpOptions& options)
+    : core_(std::make_unique<DdpCore>(ddp::WrappedModel(module), options)) {}
 DdpHandle::DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers,
                      const DdpOptions& options)
     : core_(std::make_unique<DdpCore>(ddp::WrappedModel(parameters, buffers), options)) {}
@@ -51,6 +62,25 @@ const std::shared_ptr<LogicalRanksCore>& DdpHandle::logical_ranks() const {
 }
 Joinable& DdpHandle::joinable() const {
   return *core_;
+}
+torch::OrderedDict<std::string, at::Tensor> DdpHandle::named_parameters() const {
+  return by_name(core_->model().parameters());
+}
+torch::OrderedDict<std::string, at::Tensor> DdpHandle::named_buffers() const {
+  return by_name(core_->model().buffers());
+}
+void DdpHandle::zero_grad(bool set_to_none) {
+  for (const auto& one : core_->model().parameters()) {
+    if (!one.tensor.defined() || !one.tensor.grad().defined()) continue;
+    if (set_to_none) {
+      one.tensor.mutable_grad().reset();
+    } else {
+      one.tensor.grad().detach_().zero_();
+    }
+  }
+}
+bool DdpHandle::is_training() const {
+  return core_->model().is_training();
 }
 
 }  // namespace paceline::detail

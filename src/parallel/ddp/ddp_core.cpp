@@ -147,7 +147,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
   // One rank alone trains like several, so that it fails where they would.
   if (ranks > 1 && options.init_sync) {
-    ddp::check_same_model(model_, options_.logical_ranks, options_.process_group);
+    ddp::check_same_model(model_, options_);
     broadcast_all(0);
   }
   parameter_count_ = model_.parameters().size();
@@ -214,6 +214,11 @@ at::Tensor DdpCore::average_loss(const at::Tensor& loss) const {
   parallel::with_error_context(
       "averaging the losses of a closure, which the ranks must call equally often",
       [&] { all_reduce(sums, {.group = options_.process_group}); });
+  if (sums[1].item<double>() == 0) {
+    throw UsageError(
+        "average_loss with Average::samples: no rank has samples; call set_samples "
+        "before");
+  }
   const at::Tensor joint = options_.average == Average::sum ? sums[0] : sums[0] / sums[1];
   return joint.to(loss.scalar_type());
 }

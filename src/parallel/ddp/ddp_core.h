@@ -57,6 +57,7 @@ class DdpCore final : public Joinable {
   const std::shared_ptr<bool>& sync_switch() const { return sync_; }
   const std::shared_ptr<LogicalRanksCore>& logical_ranks() const { return logical_ranks_; }
   const DdpStats& stats() const { return reducer_->stats(); }
+  const ddp::WrappedModel& model() const { return model_; }
 
   ProcessGroup join_process_group() const override { return options_.process_group; }
   void main_hook() override;

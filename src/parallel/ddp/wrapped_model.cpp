@@ -8,6 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <span>
 #include <sstream>
@@ -46,6 +47,20 @@ std::vector<std::string> describe(const WrappedModel& model) {
     lines.push_back(describe(name, tensor, "buffer"));
   }
   return lines;
+}
+
+std::string describe_logical_ranks(int count) {
+  std::string text = fmt::format("logical_ranks = {}", count);
+  if (count > 0) {
+    // Results would depend on which rank runs a logical rank.
+    text += fmt::format(" with {} threads and {}", at::get_num_threads(), at::get_cpu_capability());
+  }
+  return text;
+}
+
+std::string describe(Average average) {
+  constexpr std::array kNames{"ranks", "samples", "sum"};
+  return fmt::format("average = Average::{}", kNames.at(static_cast<std::size_t>(average)));
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -90,6 +105,12 @@ std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>
   return result;
 }
 
+std::vector<NamedTensor> named(const auto& items_of_a_script) {
+  std::vector<NamedTensor> result;
+  for (const auto& item : items_of_a_script) result.push_back({item.name, item.value});
+  return result;
+}
+
 std::vector<NamedTensor> named(const NamedTensors& tensors) {
   std::vector<NamedTensor> result;
   for (const auto& [name, tensor] : tensors) result.push_back({name, tensor});
@@ -125,11 +146,18 @@ WrappedModel::WrappedModel(const std::vector<NamedTensor>& parameters,
 }
 
 std::vector<NamedTensor> WrappedModel::parameters() const {
+  if (script_) return named(script_->named_parameters());
   return module_ == nullptr ? parameters_ : named(module_->named_parameters());
 }
 
 std::vector<NamedTensor> WrappedModel::buffers() const {
+  if (script_) return named(script_->named_buffers());
   return module_ == nullptr ? buffers_ : named(module_->named_buffers());
+}
+
+bool WrappedModel::is_training() const {
+  if (script_) return script_->is_training();
+  return module_ == nullptr || module_->is_training();
 }
 
 std::vector<NamedTensor> WrappedModel::trainable_parameters() const {
@@ -142,7 +170,7 @@ std::vector<NamedTensor> WrappedModel::trainable_parameters() const {
       throw UsageError(
           fmt::format("parameter {} was computed from a tensor that requires a gradient, so it "
                       "gets none of its own: {} the result of detach() instead",
-                      name, module_ == nullptr ? "name" : "register"));
+                      name, module_ == nullptr && !script_ ? "name" : "register"));
     }
     if (tensor.requires_grad() && seen.insert(key).second) {
       result.push_back({name, tensor, is_sparse || sparse.count(key) > 0});
@@ -163,15 +191,13 @@ bool WrappedModel::has_sync_batch_norm() const {
   return module_ != nullptr && sync_batch_norm::is_in(*module_);
 }
 
-void check_same_model(const WrappedModel& model, int logical_ranks, const ProcessGroup& group) {
-  std::string option = fmt::format("logical_ranks = {}", logical_ranks);
-  if (logical_ranks > 0) {
-    // Results would depend on which rank runs a logical rank.
-    option +=
-        fmt::format(" with {} threads and {}", at::get_num_threads(), at::get_cpu_capability());
-  }
-  const auto texts = all_gather_bytes(
-      fmt::format("{}\n{}", option, fmt::join(describe(model), "\n")), {.group = group});
+void check_same_model(const WrappedModel& model, const DdpOptions& options) {
+  const ProcessGroup& group = options.process_group;
+  constexpr std::size_t kOptions = 2;
+  const auto texts =
+      all_gather_bytes(fmt::format("{}\n{}\n{}", describe_logical_ranks(options.logical_ranks),
+                                   describe(options.average), fmt::join(describe(model), "\n")),
+                       {.group = group});
   const auto number = [&](std::size_t rank) {
     return distributed::global_rank_of(group, static_cast<int>(rank));
   };
@@ -180,11 +206,14 @@ void check_same_model(const WrappedModel& model, int logical_ranks, const Proces
     if (texts[rank] == texts[0]) continue;
     const auto other = split_lines(texts[rank]);
     const std::pair ranks{number(0), number(rank)};
+    std::size_t option = 0;
+    while (option < kOptions && first[option] == other[option]) ++option;
     const std::string text =
-        other[0] == first[0]
-            ? first_difference(std::span(first).subspan(1), std::span(other).subspan(1), ranks)
+        option == kOptions
+            ? first_difference(std::span(first).subspan(kOptions),
+                               std::span(other).subspan(kOptions), ranks)
             : fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks",
-                          first[0], ranks.first, other[0], ranks.second);
+                          first[option], ranks.first, other[option], ranks.second);
     throw Mismatch(text, {ranks.second}, "DistributedDataParallel", 0);
   }
 }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,17 +13,19 @@
 
 namespace paceline::ddp {
 
-// What DistributedDataParallel wraps: a module, or tensors that a program has named.
+// What DistributedDataParallel wraps: a module, one of TorchScript, or tensors that a program has
+// named.
 class WrappedModel {
  public:
   // It must outlive this.
   explicit WrappedModel(torch::nn::Module& module) : module_(&module) {}
+  explicit WrappedModel(const torch::jit::Module& script) : script_(script) {}
   // Throws UsageError for an undefined tensor, or if two tensors have one name.
   WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers);
   // The same, for a program that knows which gradients are sparse.
   WrappedModel(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers);
 
-  // All tensors that exist now. A module's may be undefined.
+  // All tensors that exist now. A torch::nn::Module's may be undefined.
   std::vector<NamedTensor> parameters() const;
   std::vector<NamedTensor> buffers() const;
   // The parameters that take gradients; each tensor once, under its first name.
@@ -30,18 +34,19 @@ class WrappedModel {
   std::vector<NamedTensor> frozen_parameters() const;
 
   // Without a module, every forward with grad mode on is one in training mode.
-  bool is_training() const { return module_ == nullptr || module_->is_training(); }
+  bool is_training() const;
   bool has_sync_batch_norm() const;
 
  private:
   torch::nn::Module* module_ = nullptr;
-  std::vector<NamedTensor> parameters_;  // without a module, as is the next
+  std::optional<torch::jit::Module> script_;
+  std::vector<NamedTensor> parameters_;  // without either, as is the next
   std::vector<NamedTensor> buffers_;
 };
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
-// name, shape, strides, type or whether they take gradients, or if `logical_ranks` differs.
-// Collective.
-void check_same_model(const WrappedModel& model, int logical_ranks, const ProcessGroup& group);
+// name, shape, strides, type or whether they take gradients, or if options differ that would give
+// wrong gradients: logical_ranks and average. Collective.
+void check_same_model(const WrappedModel& model, const DdpOptions& options);
 
 }  // namespace paceline::ddp

@@ -214,6 +214,19 @@ TEST_F(Nodes, ASecondCtrlCKillsAtOnce) {
   for (auto* const one : {&first, &second}) EXPECT_EQ(one->wait(), 128 + SIGINT) << one->err();
 }
 
+TEST_F(Nodes, APreemptedJobEndsWithItsCodeOnAllNodes) {
+  const std::vector<std::string> flags{"--nnodes=2", "--rdzv-backend=c10d",
+                                       "--rdzv-endpoint=127.0.0.1:" + std::to_string(port_.port())};
+  const std::string script = "trap 'exit 75' TERM; echo worker=$$; while :; do sleep 0.01; done";
+  auto first = run(1, script, flags);
+  auto second = run(1, script, flags);
+  first.wait_for("worker=");
+  second.wait_for("worker=");
+  // A scheduler's signal comes to all launchers.
+  for (auto* const one : {&first, &second}) one->signal(SIGTERM);
+  for (auto* const one : {&first, &second}) EXPECT_EQ(one->wait(), 75) << one->err();
+}
+
 // A start that follows no failure has files of its own, too.
 TEST_F(Nodes, ANodeMayComeLateAlsoIfFilesAreKept) {
   const std::string logs = (temporary_.path() / "logs").string();

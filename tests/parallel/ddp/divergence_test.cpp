@@ -238,6 +238,8 @@ TEST(Closure, ReturnsTheLossThatTheGradientsAreOf) {
       EXPECT_FLOAT_EQ(loss.item<float>(), weighs ? (2 * 1 + 3 * 2) / 3.0F : 2);
       EXPECT_THROW(model.average_loss(torch::ones({2})), UsageError);
     }
+    Model empty(make_net(at::kDouble), {.average = Average::samples});
+    EXPECT_THROW(empty.average_loss(torch::ones({})), UsageError);
     Model adds(make_net(at::kDouble), {.average = Average::sum});
     EXPECT_EQ(adds.average_loss(torch::full({}, rank + 1.0)).item<float>(), 6);
     Model logical(make_net(at::kDouble), {.logical_ranks = 3});

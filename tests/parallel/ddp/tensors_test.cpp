@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <paceline/collectives.h>
@@ -132,22 +131,6 @@ TEST(DdpTensors, CountOnceUnderTwoNames) {
                                   [&](double x) { return (w * w * x).sum(); });
     model(rank + 1.0).backward();
     EXPECT_TRUE(w.grad().equal(torch::full({3}, 3.0, at::kDouble)));
-  });
-}
-
-TEST_P(DdpTensorsBackends, MayBeThoseOfAScript) {
-  expect_torch_ranks(2, GetParam(), [](int rank, int) {
-    torch::jit::Module script("scaled");
-    script.register_parameter("w", ones_with_grad(), false);
-    script.define("def forward(self, x):\n    return x * self.w\n");
-    NamedTensors parameters;
-    for (const auto& one : script.named_parameters()) {
-      parameters.emplace_back(one.name, one.value);
-    }
-    DistributedDataParallel model(parameters,
-                                  [&](const Tensor& x) { return script.forward({x}).toTensor(); });
-    model(torch::full({3}, rank + 1.0, at::kDouble)).sum().backward();
-    EXPECT_TRUE(model.parameters()[0].grad().equal(torch::full({3}, 1.5, at::kDouble)));
   });
 }
 

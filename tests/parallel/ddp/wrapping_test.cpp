@@ -96,6 +96,16 @@ TEST_P(WrappingBackends, NamesTheFirstDifferenceOfModels) {
   }
 }
 
+TEST_P(WrappingBackends, NamesOptionsThatDiffer) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    const auto average = rank == 0 ? Average::ranks : Average::sum;
+    EXPECT_THAT([&] { DistributedDataParallel(Net{}, {.average = average}); },
+                ThrowsMessage<Mismatch>(HasSubstr(
+                    "average = Average::ranks on rank 0 and average = Average::sum on rank 1: it "
+                    "must be the same on all ranks")));
+  });
+}
+
 TEST(Wrapping, RejectsInvalidOptions) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     EXPECT_THROW(DistributedDataParallel(Net{}, {.bucket_cap_mb = 0}), UsageError);
@@ -103,6 +113,33 @@ TEST(Wrapping, RejectsInvalidOptions) {
     EXPECT_THROW(DistributedDataParallel(std::shared_ptr<NetImpl>()), UsageError);
     const DistributedDataParallel all_in_one(
         Net{}, {.bucket_cap_mb = std::numeric_limits<double>::infinity()});
+  });
+}
+
+TEST(Wrapping, StandsWhereTheHolderStood) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    torch::nn::Sequential net(torch::nn::Linear(9, 4), torch::nn::BatchNorm1d(4));
+    DistributedDataParallel model(net);
+    EXPECT_EQ(model->named_parameters().keys(), net->named_parameters().keys());
+    EXPECT_EQ(model->named_buffers().keys(), net->named_buffers().keys());
+    for (const auto& one : net->named_parameters()) {
+      EXPECT_TRUE(model->named_parameters()[one.key()].is_same(one.value()));
+    }
+    EXPECT_TRUE(model->buffers()[0].is_same(net->buffers()[0]));
+
+    model->forward(batch_of(rank, 0, at::kFloat)).sum().backward();
+    const auto gradient = [&](std::size_t i) { return net->parameters()[i].grad(); };
+    EXPECT_TRUE(gradient(3).eq(test::kBatch).all().item<bool>());
+    model->zero_grad(false);
+    EXPECT_TRUE(gradient(3).eq(0).all().item<bool>());
+    model->zero_grad();
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_FALSE(gradient(i).defined());
+
+    model->eval();
+    EXPECT_FALSE(model->is_training());
+    EXPECT_FALSE(net[1]->as<torch::nn::BatchNorm1d>()->is_training());
+    model->train();
+    EXPECT_TRUE(net->is_training());
   });
 }
 
