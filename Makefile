@@ -26,9 +26,9 @@ test:  ## run all tests, then the torch-free layers' tests under sanitizers
 
 fuzz:  ## run each parser's fuzzer for SECONDS=30
 	@tools/setup fuzz
-	@tools/configure fuzz
-	@cmake --build --preset fuzz
-	@tests/fuzz/run build/fuzz $(or $(SECONDS),30)
+	@tools/configure asan
+	@cmake --build --preset asan --target fuzzers
+	@tests/fuzz/run build/asan $(or $(SECONDS),30)
 
 lint:  ## check format and includes; run clang-tidy, shellcheck and ruff
 	@tools/setup lint

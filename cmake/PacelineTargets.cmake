@@ -30,12 +30,33 @@ if(PACELINE_SANITIZE)
   target_link_options(paceline_options INTERFACE -fsanitize=${PACELINE_SANITIZE})
 endif()
 
-# paceline_layer(NAME [NOT_IN_LIBRARY] SOURCES ... [LIBRARIES ...]): one folder as the OBJECT
+# paceline_precompiled_torch(TARGET): LibTorch's headers take half a minute to read, so they are compiled once, with the
+# options of layers, for all targets that this is called with.
+function(paceline_precompiled_torch target)
+  if(NOT TARGET paceline_torch_header)
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/torch_header.cpp CONTENT "")
+    add_library(paceline_torch_header OBJECT ${PROJECT_BINARY_DIR}/torch_header.cpp)
+    target_link_libraries(paceline_torch_header PRIVATE paceline_options LibTorch::torch)
+    _paceline_layer_options(paceline_torch_header)
+    target_precompile_headers(paceline_torch_header PRIVATE
+      <torch/torch.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp>)
+  endif()
+  _paceline_layer_options(${target})
+  target_precompile_headers(${target} REUSE_FROM paceline_torch_header)
+endfunction()
+
+# What the library exports carries PACELINE_API (paceline/api.h).
+function(_paceline_layer_options target)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_compile_options(${target} PRIVATE -fPIC)
+endfunction()
+
+# paceline_layer(NAME [NOT_IN_LIBRARY] [MACROS] SOURCES ... [LIBRARIES ...]): one folder as the OBJECT
 # library paceline_NAME, and a part of the library. LIBRARIES may name layers and outside libraries;
 # layers are not linked into each other, but all into the target that needs them (paceline_compose).
-# Without LibTorch, layers that need it are left out.
+# Without LibTorch, layers that need it are left out. MACROS: the layer defines macros that LibTorch's headers read.
 function(paceline_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "NOT_IN_LIBRARY" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NOT_IN_LIBRARY;MACROS" "" "SOURCES;LIBRARIES")
   if("LibTorch::torch" IN_LIST arg_LIBRARIES AND NOT PACELINE_TORCH)
     return()
   endif()
@@ -43,9 +64,7 @@ function(paceline_layer name)
     set_property(GLOBAL APPEND PROPERTY PACELINE_PARTS ${name})
   endif()
   add_library(paceline_${name} OBJECT ${arg_SOURCES})
-  # What the library exports carries PACELINE_API (paceline/api.h).
-  set_target_properties(paceline_${name} PROPERTIES
-    POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  _paceline_layer_options(paceline_${name})
   target_include_directories(paceline_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
     $<BUILD_INTERFACE:${PACELINE_GENERATED_INCLUDE_DIR}>
@@ -53,6 +72,9 @@ function(paceline_layer name)
   target_link_libraries(paceline_${name}
     PRIVATE $<BUILD_INTERFACE:paceline_options>
     PUBLIC Threads::Threads $<BUILD_INTERFACE:${arg_LIBRARIES}>)
+  if("LibTorch::torch" IN_LIST arg_LIBRARIES AND NOT arg_MACROS)
+    paceline_precompiled_torch(paceline_${name})
+  endif()
 endfunction()
 
 # paceline_compose(TARGET LAYER...): compiles these layers' objects into TARGET. Only

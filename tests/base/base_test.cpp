@@ -24,6 +24,7 @@
 #include "base/parse.h"
 #include "base/unique_fd.h"
 #include "support/temporary_directory.h"
+#include "support/thoroughness.h"
 
 namespace paceline::base {
 namespace {
@@ -261,9 +262,7 @@ TEST(TuneMalloc, KeepsLargeBlocksForTheNextUse) {
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the sanitizer replaces malloc";
-#endif
+  if (test::kSanitized) GTEST_SKIP() << "the sanitizer replaces malloc";
   EXPECT_EQ(status, 0);
 }
 

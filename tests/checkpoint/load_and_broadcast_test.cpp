@@ -53,6 +53,17 @@ TEST_P(LoadAndBroadcastBackends, GivesAllRanksWhatOneReads) {
   });
 }
 
+// Python's file has lazy conjugates, views and more.
+TEST(LoadAndBroadcast, GivesTensorsOfAnyKind) {
+  const fs::path path = fs::path(FILES_DIRECTORY) / "tensors.pt";
+  expect_torch_ranks(2, "paceline", [&](int, int) {
+    const StateDict loaded = load(path, {.broadcast = true});
+    for (const auto& one : load(path)) {
+      expect_same(loaded[one.key()], one.value().resolve_conj().resolve_neg(), one.key());
+    }
+  });
+}
+
 TEST(LoadAndBroadcast, LoadsAModuleOfAGroup) {
   const test::TemporaryDirectory directory;
   const fs::path path = directory.path() / "net.pt";

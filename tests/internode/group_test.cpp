@@ -14,6 +14,7 @@
 #include "internode/nodes_of_threads.h"
 #include "shm/collectives/group.h"
 #include "support/elements.h"
+#include "support/thoroughness.h"
 
 namespace paceline::internode {
 namespace {
@@ -41,7 +42,7 @@ const std::vector<std::vector<int>> kLayouts{
     {0, 0, 0, 0, 1, 1, 1, 1},
     {0, 1, 2, 3, 3, 2, 1, 0},
 };
-const std::vector<std::size_t> kCounts{0, 1, 3, 17, 1000, 40'000};
+const std::vector<std::size_t> kCounts{0, 1, 3, 17, 1000, test::kSanitized ? 10'000u : 40'000u};
 
 // What a rank has before a call, of any type: bytes that are numbers of moderate size.
 Bytes random_data(DataType type, std::size_t count, int rank, int salt = 0) {
@@ -81,6 +82,7 @@ TEST_P(AcrossNodes, AllReduceAndReduceGiveTheBitsOfOneNode) {
                                 DataType::int32, DataType::complex64}) {
       for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
         if (!is_reducible(type, op)) continue;
+        if (test::kSanitized && op != ReduceOp::avg) continue;  // the path is the same
         for (const std::size_t count : kCounts) {
           const Bytes mine = random_data(type, count, group.rank());
           Bytes result = mine;
@@ -101,7 +103,7 @@ TEST_P(AcrossNodes, AllReduceAndReduceGiveTheBitsOfOneNode) {
 TEST(LargeTensorsAcrossNodes, GiveTheBitsOfOneNode) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 0, 0, 1, 1, 2}}) {
     expect_as_on_one_node(nodes, [&](Collectives& group) {
-      constexpr std::size_t kCount = 2'500'001;
+      constexpr std::size_t kCount = test::kSanitized ? 1'100'001 : 2'500'001;
       Bytes result = random_data(DataType::float32, kCount, group.rank());
       group.all_reduce(result.data(), result.data(), kCount, DataType::float32, ReduceOp::avg);
       Bytes at_root(group.rank() == 1 ? result.size() : 0);

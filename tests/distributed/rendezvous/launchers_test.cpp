@@ -36,7 +36,7 @@ using Variables = std::map<std::string, std::string>;
 // Patient enough for a busy machine: all ranks that come have to come within it.
 constexpr std::chrono::seconds kGathering{5};
 
-// Each ctest test runs in a process of its own, so no two share the job.
+// A process runs its tests one after the other, so no two share the job.
 Variables mpirun(int rank, int size) {
   return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
           {"OMPI_COMM_WORLD_SIZE", std::to_string(size)},
