@@ -26,11 +26,12 @@ Copy copy_of_results(std::size_t bytes);
 // longer needed.
 void take_lines(std::byte* begin, std::size_t bytes);
 
+// Null stays null: ranks that neither give nor get a tensor have no memory for it.
 inline const std::byte* advance(const void* pointer, std::size_t bytes) {
-  return static_cast<const std::byte*>(pointer) + bytes;
+  return pointer == nullptr ? nullptr : static_cast<const std::byte*>(pointer) + bytes;
 }
 inline std::byte* advance(void* pointer, std::size_t bytes) {
-  return static_cast<std::byte*>(pointer) + bytes;
+  return pointer == nullptr ? nullptr : static_cast<std::byte*>(pointer) + bytes;
 }
 
 }  // namespace paceline::shm
