@@ -33,12 +33,6 @@ def command(build):
     return ["clang++", *itertools.chain(*tidy.flags(entry)), "-Wno-unknown-warning-option", "-Werror"]
 
 
-def includes_precompiled(header):
-    return any(name == PRECOMPILED
-               for file in check_layers.closure(check_layers.ROOT, header)
-               for _, name, _ in check_layers.includes(check_layers.ROOT, file))
-
-
 def compile_text(words, text):
     """The errors; empty if there are none."""
     done = subprocess.run([*words, "-"], input=text, capture_output=True, text=True)
@@ -60,7 +54,8 @@ def main():
 
         def check(header):
             path = header.relative_to(check_layers.ROOT)
-            start = header.exists() and includes_precompiled(path)
+            start = (header.exists()
+                     and PRECOMPILED in check_layers.reached_names(check_layers.ROOT, path))
             return compile_text(
                 [*clang, *["-include-pch", str(precompiled)] * start, "-fsyntax-only", "-x", "c++"],
                 f"#include <{header.relative_to(INCLUDE)}>\n")

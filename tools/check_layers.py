@@ -85,6 +85,11 @@ def closure(root, path):
     return seen
 
 
+def reached_names(root, path):
+    """What the file includes, also through files of ours: names as written."""
+    return {name for file in closure(root, path) for _, name, _ in includes(root, file)}
+
+
 def layer_of(path):
     parts = path.parts
     if parts[0] == "src":
@@ -126,8 +131,7 @@ def violations(root):
         for line, name, target in includes(root, source):
             why = complaint(root, source, target) if target else None
             if layer in TORCH_FREE:
-                reached = closure(root, target) if target else ()
-                names = [name, *(n for file in reached for _, n, _ in includes(root, file))]
+                names = [name, *(reached_names(root, target) if target else ())]
                 if any(map(TORCH.match, names)):
                     why = f"{layer} is free of torch"
             if why:

@@ -35,9 +35,7 @@ STAMPS = ROOT / "build" / "lint"
 
 
 def includes_torch(source):
-    return any(check_layers.TORCH.match(name)
-               for file in check_layers.closure(ROOT, source)
-               for _, name, _ in check_layers.includes(ROOT, file))
+    return any(map(check_layers.TORCH.match, check_layers.reached_names(ROOT, source)))
 
 
 def flags(entry):
