@@ -31,6 +31,7 @@
 #include <paceline/images.h>
 #include <paceline/join.h>
 #include <paceline/log.h>
+#include <paceline/logger.h>
 #include <paceline/logical_data_loader.h>
 #include <paceline/logical_ranks.h>
 #include <paceline/lr_scheduler.h>

@@ -1,14 +1,8 @@
 #include <paceline/record.h>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -23,7 +17,7 @@
 #include <paceline/log.h>
 
 #include "base/environment.h"
-#include "base/unique_fd.h"
+#include "base/log.h"
 #include "distributed/process_state.h"
 #include "distributed/spawn_calls.h"
 #include "distributed/translate.h"
@@ -33,31 +27,13 @@ namespace paceline::detail {
 namespace {
 
 std::string line_of(LogLevel level, std::string_view message) {
-  constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error"};
-  return fmt::format("paceline {}: {}\n", kLevels[static_cast<std::size_t>(level)], message);
+  return fmt::format("paceline {}: {}\n", base::name_of(level), message);
 }
 
-// The same pipe, opened anew to be non-blocking: O_NONBLOCK of stderr itself is shared with other
-// processes. Other files share their offset, too.
-base::UniqueFd non_blocking_stderr() {
-  struct stat info {};
-  if (::fstat(STDERR_FILENO, &info) != 0 || !S_ISFIFO(info.st_mode)) return {};
-  return base::UniqueFd(::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-}
-
-// A wait logs too, and must keep its deadline if nobody reads stderr: what stderr does not take at
-// once is dropped.
+// A wait logs too, and must keep its deadline if nobody reads stderr.
 void log_to_stderr(LogLevel level, std::string_view message) {
   if (level == LogLevel::debug) return;
-  const base::UniqueFd own = non_blocking_stderr();
-  pollfd stream{own ? own.get() : STDERR_FILENO, POLLOUT, 0};
-  const std::string line = line_of(level, message);
-  for (std::string_view rest = line; !rest.empty() && ::poll(&stream, 1, 0) > 0;) {
-    const ssize_t size =
-        ::write(stream.fd, rest.data(), std::min<std::size_t>(rest.size(), PIPE_BUF));
-    if (size < 0 && errno != EINTR) return;
-    rest.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-  }
+  base::write_what_is_taken(STDERR_FILENO, line_of(level, message));
 }
 
 void print_error(const std::string& text) {

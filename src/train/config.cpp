@@ -12,11 +12,11 @@
 #include <string_view>
 #include <system_error>
 
+#include <paceline/distributed.h>
 #include <paceline/error.h>
 
 #include "base/parse.h"
 #include "checkpoint/file_writer.h"
-#include "train/own_rank.h"
 #include "train/yaml_file.h"
 
 namespace paceline {
@@ -223,7 +223,7 @@ std::string Config::to_yaml() const {
 }
 
 void Config::save(const fs::path& path) const {
-  if (train::own_rank() != 0) return;
+  if (get_rank() != 0) return;
   std::error_code error;
   if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
   if (error) {

@@ -10,7 +10,6 @@
 
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
-#include "train/own_rank.h"
 
 namespace paceline {
 namespace {
@@ -29,7 +28,7 @@ SilencedOutput& silenced() {
 }  // namespace
 
 void print(std::string_view text, const PrintOptions& options) {
-  if (!options.force && train::own_rank() != 0) return;
+  if (!options.force && get_rank() != 0) return;
   const std::string line = std::string(text) + '\n';
   SilencedOutput& output = silenced();
   const std::lock_guard lock(output.mutex);
@@ -57,8 +56,7 @@ void silence_other_ranks() {
 }
 
 std::uint64_t manual_seed(std::uint64_t seed, const ManualSeedOptions& options) {
-  const std::uint64_t own =
-      seed + (options.per_rank ? static_cast<std::uint64_t>(train::own_rank()) : 0);
+  const std::uint64_t own = seed + (options.per_rank ? static_cast<std::uint64_t>(get_rank()) : 0);
   torch::manual_seed(own);
   return own;
 }

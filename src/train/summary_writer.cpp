@@ -8,12 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include <paceline/distributed.h>
 #include <paceline/error.h>
 
 #include "base/deadline.h"
 #include "train/appended_file.h"
 #include "train/event_record.h"
-#include "train/own_rank.h"
 
 namespace paceline {
 namespace {
@@ -108,7 +108,7 @@ class SummaryWriter::Impl {
 };
 
 SummaryWriter::SummaryWriter(const fs::path& directory, const SummaryWriterOptions& options) {
-  if (options.all_ranks || train::own_rank() == 0) {
+  if (options.all_ranks || get_rank() == 0) {
     impl_ = std::make_unique<Impl>(directory, options);
   }
 }
