@@ -101,9 +101,9 @@ PACELINE_API void save(const torch::nn::Module& module, const std::filesystem::p
 /// pickle_load), or the index.json of a model in several files, which are beside it. The content
 /// tells which it is.
 ///
-/// Tensors of a safetensors file on the CPU are the mapped file: the disk is read when a tensor is
-/// first used, and changing a tensor does not change the file. The file must not be truncated while
-/// such a tensor exists; save does not truncate, but replaces it.
+/// Tensors on the CPU are the mapped file, unless it is compressed: the disk is read when a tensor
+/// is first used, and changing a tensor does not change the file. The file must not be truncated
+/// while such a tensor exists; save does not truncate, but replaces it.
 ///
 /// Throws CorruptFile, with the path and the byte or the tensor, if the file does not follow the
 /// format, UsageError for element types that LibTorch does not have, and Error if it cannot be
@@ -129,7 +129,7 @@ PACELINE_API void load(torch::nn::Module& module, const std::filesystem::path& p
 /// sparse and quantized tensors, storages outside of tensors, integers outside of int64, keys of
 /// dicts that are neither texts nor numbers, values that contain themselves or are nested deeper
 /// than 1000, TorchScript programs, older files, and a device that is not there; and Error if it
-/// cannot be read.
+/// cannot be read. The tensors do not use the file afterwards.
 [[nodiscard]] PACELINE_API at::IValue pickle_load(const std::filesystem::path& path,
                                                   c10::Device map_location = c10::kCPU);
 /// Writes such a file, which torch.load(weights_only=True) reads: None, numbers, texts, devices,

@@ -4,6 +4,7 @@
 import subprocess
 import tempfile
 import unittest
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -125,6 +126,10 @@ class Checkpoint(unittest.TestCase):
         got = torch.load(self.directory / "c.pth", weights_only=True)
         self.assertIsInstance(got, OrderedDict)
         Net().load_state_dict(got)
+        mapped = torch.load(self.directory / "c.pth", weights_only=True, mmap=True)
+        self.assert_same(OrderedDict(mapped), got)
+        with zipfile.ZipFile(self.directory / "c.pth") as archive:
+            self.assertIsNone(archive.testzip())  # compares the checksums
         self.assert_same(dict(sorted(got.items())), dict(sorted(net.state_dict().items())))
 
     def test_a_whole_module_gives_its_state_dict(self) -> None:

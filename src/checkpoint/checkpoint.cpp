@@ -33,7 +33,8 @@ StateDict load_file(const std::shared_ptr<MappedFile>& file, const std::filesyst
   if (!checkpoint::is_torch_file(file->content())) {
     return checkpoint::read_safetensors(file, path, device);
   }
-  const at::IValue value = checkpoint::read_torch_file(file, path, device);
+  const at::IValue value =
+      checkpoint::read_torch_file(file, path, device, checkpoint::StorageMemory::mapped);
   try {
     return state_dict(value);
   } catch (const Error& error) {

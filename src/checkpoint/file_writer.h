@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -36,11 +37,13 @@ class FileWriter {
   std::uint32_t crc32() const { return crc32_; }
 
  private:
+  void allocate(std::size_t size);
   [[noreturn]] void fail() const;
 
   std::filesystem::path path_;
   Options options_;
   std::uint64_t size_ = 0;
+  std::uint64_t allocated_ = 0;  // to which size the file was extended
   std::uint32_t crc32_ = 0;
   std::filesystem::path temporary_;
   base::UniqueFd file_;

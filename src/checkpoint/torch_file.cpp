@@ -8,9 +8,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -22,6 +24,7 @@
 #include "checkpoint/generic_dict.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/pickled_tensor.h"
+#include "checkpoint/zip_writer.h"
 
 namespace paceline {
 namespace checkpoint {
@@ -29,7 +32,6 @@ namespace {
 
 using Kind = PickleValue::Kind;
 using caffe2::serialize::PyTorchStreamReader;
-using caffe2::serialize::PyTorchStreamWriter;
 
 constexpr std::string_view kZip = "PK\3\4";
 // The pickled number with which files of PyTorch before 1.6 begin.
@@ -54,12 +56,13 @@ class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
 
 class TorchFileReader {
  public:
-  TorchFileReader(const std::shared_ptr<base::MappedFile>& file, std::string path,
-                  c10::Device device)
-      : path_(std::move(path)),
+  TorchFileReader(std::shared_ptr<base::MappedFile> file, std::string path, c10::Device device,
+                  StorageMemory memory)
+      : file_(std::move(file)),
+        path_(std::move(path)),
         device_(device),
-        file_size_(file->content().size()),
-        archive_(std::make_shared<MappedAdapter>(file)) {}
+        memory_(memory),
+        archive_(std::make_shared<MappedAdapter>(file_)) {}
 
   at::IValue read() {
     if (archive_.hasRecord("constants.pkl")) {
@@ -73,9 +76,9 @@ class TorchFileReader {
     constexpr std::size_t kMostCompression = 16;
     constexpr std::size_t kSmall = std::size_t{1} << 20;
     pickle_size_ = archive_.getRecordSize("data.pkl");
-    if (pickle_size_ / kMostCompression > file_size_ + kSmall) {
+    if (pickle_size_ / kMostCompression > file_->content().size() + kSmall) {
       throw CorruptFile(fmt::format("{}: data.pkl has {} bytes, in a file of {}", path_,
-                                    pickle_size_, file_size_));
+                                    pickle_size_, file_->content().size()));
     }
     const Pickle pickle = parse_pickle(record("data.pkl"), path_ + ": data.pkl");
     return convert(*pickle.root);
@@ -254,11 +257,42 @@ class TorchFileReader {
   const at::Tensor& storage(const std::string& name) {
     const auto found = storages_.find(name);
     if (found != storages_.end()) return found->second;
-    auto [data, size] = archive_.getRecord("data/" + name);
+    auto [data, size] = storage_bytes("data/" + name);
     c10::Storage storage(c10::Storage::use_byte_size_t(), size, std::move(data));
     at::Tensor bytes = at::empty({0}, at::kByte);
     bytes.set_(std::move(storage), 0, {static_cast<std::int64_t>(size)}, {1});
     return storages_.emplace(name, bytes.to(device_)).first->second;
+  }
+
+  std::tuple<at::DataPtr, std::size_t> storage_bytes(const std::string& record) {
+    if (memory_ == StorageMemory::mapped) {
+      if (auto mapped = mapped_bytes(record)) return std::move(*mapped);
+    }
+    return archive_.getRecord(record);
+  }
+
+  // Unless they are compressed, or not aligned for all types.
+  std::optional<std::tuple<at::DataPtr, std::size_t>> mapped_bytes(const std::string& record) {
+    constexpr std::size_t kHeader = 30;
+    constexpr std::size_t kMethod = 8;  // its position there: 0 is no compression
+    const std::string_view content = file_->content();
+    const std::size_t header = archive_.getRecordHeaderOffset(record);
+    if (content.size() < kHeader || header > content.size() - kHeader) return std::nullopt;
+    const std::size_t begin = archive_.getRecordOffset(record);
+    const std::size_t size = archive_.getRecordSize(record);
+    const bool is_stored = content.substr(header).starts_with(kZip) &&
+                           content[header + kMethod] == 0 && content[header + kMethod + 1] == 0;
+    if (!is_stored || begin % alignof(std::max_align_t) != 0 || begin > content.size() ||
+        size > content.size() - begin) {
+      return std::nullopt;
+    }
+    auto* const owner = new std::shared_ptr<base::MappedFile>(file_);
+    return std::tuple(
+        at::DataPtr(
+            file_->data() + begin, owner,
+            [](void* one) { delete static_cast<std::shared_ptr<base::MappedFile>*>(one); },
+            at::kCPU),
+        size);
   }
 
   static std::string latin1_of(const std::string& utf8) {
@@ -271,9 +305,10 @@ class TorchFileReader {
     return bytes;
   }
 
+  std::shared_ptr<base::MappedFile> file_;
   std::string path_;
   c10::Device device_;
-  std::size_t file_size_;
+  StorageMemory memory_;
   std::size_t pickle_size_ = 0;
   std::size_t elements_ = 0;  // of all lists, tuples and dicts so far
   PyTorchStreamReader archive_;
@@ -338,25 +373,16 @@ class TorchFileWriter {
   void write(const PickleValue& root, FileWriter& file) {
     pickle_.root = &root;
     const std::string pickle = write_pickle(pickle_);
-    std::exception_ptr failure;
-    // Called by C code, which exceptions must not pass.
-    const auto append = [&](const void* data, std::size_t size) {
-      try {
-        if (!failure) file.write({static_cast<const char*>(data), size});
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      return size;
-    };
-    PyTorchStreamWriter archive(append);
-    archive.writeRecord("data.pkl", pickle.data(), pickle.size());
-    archive.writeRecord("byteorder", "little", 6);
-    for (std::size_t i = 0; i < storages_.size() && !failure; ++i) {
+    ZipWriter archive(file);
+    archive.add("archive/data.pkl", pickle);
+    archive.add("archive/byteorder", "little");
+    for (std::size_t i = 0; i < storages_.size(); ++i) {
       const at::Tensor bytes = storages_[i].cpu();
-      archive.writeRecord(fmt::format("data/{}", i), bytes.const_data_ptr(), bytes.nbytes());
+      archive.add(fmt::format("archive/data/{}", i),
+                  {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()});
     }
-    archive.writeEndOfFile();
-    if (failure) std::rethrow_exception(failure);
+    archive.add("archive/version", "3\n");
+    archive.finish();
     file.commit();
   }
 
@@ -424,7 +450,8 @@ bool is_torch_file(std::string_view content) {
 }
 
 at::IValue read_torch_file(const std::shared_ptr<base::MappedFile>& file,
-                           const std::filesystem::path& path, c10::Device device) {
+                           const std::filesystem::path& path, c10::Device device,
+                           StorageMemory memory) {
   check_device(device);
   const std::string_view content = file->content();
   if (content.starts_with(kLegacy)) {
@@ -437,7 +464,7 @@ at::IValue read_torch_file(const std::shared_ptr<base::MappedFile>& file,
     throw CorruptFile(fmt::format("{}: was not written by torch.save", path.string()));
   }
   try {
-    return TorchFileReader(file, path.string(), device).read();
+    return TorchFileReader(file, path.string(), device, memory).read();
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& error) {
@@ -462,7 +489,8 @@ void write_torch_file(const StateDict& state, FileWriter& file) {
 }  // namespace checkpoint
 
 at::IValue pickle_load(const std::filesystem::path& path, c10::Device map_location) {
-  return checkpoint::read_torch_file(std::make_shared<base::MappedFile>(path), path, map_location);
+  return checkpoint::read_torch_file(std::make_shared<base::MappedFile>(path), path, map_location,
+                                     checkpoint::StorageMemory::copied);
 }
 
 void pickle_save(const at::IValue& value, const std::filesystem::path& path) {

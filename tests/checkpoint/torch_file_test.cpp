@@ -251,6 +251,49 @@ TEST_F(TorchFiles, ThatAreNotWhatTheySeemAreRefused) {
   refused(sets + "t.", "", "makes more values than it has bytes");
 }
 
+TEST_F(TorchFiles, GiveTensorsOfTheMappedFile) {
+  StateDict state;
+  state.insert("x", at::arange(1000.0, at::kDouble));
+  state.insert("part", state["x"].slice(0, 10, 20));
+  paceline::save(state, path());
+  const std::string content = content_of(path());
+  const StateDict loaded = paceline::load(path());
+  loaded["x"][15] = -1;
+  EXPECT_EQ(loaded["part"][5].item<double>(), -1);
+  EXPECT_EQ(content_of(path()), content);
+  paceline::save(loaded, path());  // in place of the mapped file
+  expect_same(paceline::load(path())["x"], loaded["x"], "x");
+}
+
+// As those of torch.save are not, but a file may be written anew by other programs.
+TEST_F(TorchFiles, WithCompressedOrUnalignedRecordsAreRead) {
+  StateDict state;
+  state.insert("x", at::arange(1000.0, at::kDouble));
+  paceline::save(state, path());
+  for (const bool compressed : {true, false}) {
+    caffe2::serialize::PyTorchStreamReader reader(path().string());
+    caffe2::serialize::PyTorchStreamWriter writer(path("other.pt").string(),
+                                                  /*compute_crc32=*/true, compressed ? 64 : 2);
+    for (const char* const record : {"byteorder", "data.pkl", "data/0"}) {
+      const auto [data, size] = reader.getRecord(record);
+      writer.writeRecord(record, data.get(), size, compressed);
+    }
+    writer.writeEndOfFile();
+    EXPECT_EQ(fs::file_size(path("other.pt")) < 8000, compressed);
+    expect_same(paceline::load(path("other.pt"))["x"], state["x"], "x");
+  }
+}
+
+// More than a ZIP archive without ZIP64 can have.
+TEST_F(TorchFiles, MayHaveManyTensors) {
+  StateDict state;
+  for (int i = 0; i < 70'000; ++i) state.insert(std::to_string(i), at::scalar_tensor(i));
+  paceline::save(state, path());
+  const StateDict loaded = paceline::load(path());
+  ASSERT_EQ(loaded.size(), state.size());
+  EXPECT_EQ(loaded["69999"].item<float>(), 69'999);
+}
+
 TEST_F(TorchFiles, WithAnOddVersionAreRefused) {
   std::string content = content_of(kFiles / "values.pt");
   const auto at = content.rfind("version");
@@ -279,12 +322,20 @@ TEST_F(TorchFiles, WithAnyDamageAreReadOrRefused) {
         damaged[any(damaged.size())] = static_cast<char>(any(256));
       }
       write(damaged);
-      try {
-        std::ignore = pickle_load(path());
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(), HasSubstr(path().string()));
-        ++refused;
-      }
+      const auto is_refused = [&](auto read) {
+        try {
+          read();
+        } catch (const Error& error) {
+          EXPECT_THAT(error.what(), HasSubstr(path().string()));
+          return 1;
+        }
+        return 0;
+      };
+      refused += is_refused([&] { std::ignore = pickle_load(path()); });
+      // Its tensors are in the file.
+      is_refused([&] {
+        for (const auto& one : paceline::load(path())) std::ignore = one.value().clone();
+      });
     }
     EXPECT_GT(refused, 40) << name;
   }
