@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <bit>
-#include <nlohmann/json.hpp>
-#include <tuple>
+#include <limits>
 #include <unordered_map>
 
 #include <paceline/error.h>
 
+#include "base/utf8.h"
 #include "checkpoint/pickle_opcode.h"
 
 namespace paceline::checkpoint {
@@ -125,10 +125,11 @@ class PickleWriter {
     bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
   }
   void put_text(const std::string& text) {
-    try {
-      std::ignore = nlohmann::json(text).dump();
-    } catch (const nlohmann::json::type_error&) {
+    if (!base::is_utf8(text)) {
       throw UsageError(fmt::format("a pickle has texts in UTF-8 only: {}", text));
+    }
+    if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
+      throw UsageError("a pickle has texts of less than 4 GiB only");
     }
     put_number(static_cast<std::uint32_t>(text.size()));
     bytes_ += text;

@@ -1,5 +1,6 @@
 #include "checkpoint/torch_file.h"
 
+#include <ATen/core/Dict.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
@@ -7,8 +8,10 @@
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -52,6 +55,28 @@ class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
 
  private:
   std::shared_ptr<base::MappedFile> file_;
+};
+
+// c10::Dict doubles its table until few keys have a place in common, so some dozens of keys whose
+// hashes were chosen to be alike would take all memory.
+class KeyPlaces {
+ public:
+  explicit KeyPlaces(std::size_t keys)
+      : shift_(64 - static_cast<int>(std::bit_width(std::uint64_t{4} * keys))) {}
+
+  // Whether chance can have put so many keys where this one is.
+  bool add(const at::IValue& key) {
+    constexpr std::uint64_t kMultiplier = 11400714819323198485U;  // of c10's table
+    constexpr std::size_t kMostInPlace = 12;
+    constexpr std::size_t kRow = 64;  // places side by side
+    const std::uint64_t place = (c10::detail::DictKeyHash()(key) * kMultiplier) >> shift_;
+    return ++places_[place] <= kMostInPlace && ++rows_[place / kRow] <= kRow;
+  }
+
+ private:
+  int shift_;
+  std::unordered_map<std::uint64_t, std::size_t> places_;
+  std::unordered_map<std::uint64_t, std::size_t> rows_;
 };
 
 class TorchFileReader {
@@ -217,6 +242,7 @@ class TorchFileReader {
   GenericDict dict(const std::vector<std::pair<const PickleValue*, const PickleValue*>>& items) {
     charge(2 * items.size());
     GenericDict all = empty_dict();
+    KeyPlaces places(items.size());
     for (const auto& [key, value] : items) {
       if (key->kind == Kind::real && std::isnan(key->real)) {
         throw UsageError(fmt::format("{}: has a dict with the key NaN", path_));
@@ -226,9 +252,15 @@ class TorchFileReader {
         case Kind::integer:
         case Kind::real:
         case Kind::text:
-        case Kind::bytes:
-          all.insert_or_assign(convert(*key), convert(*value));
+        case Kind::bytes: {
+          const at::IValue& name = convert(*key);
+          if (!all.contains(name) && !places.add(name)) {
+            throw CorruptFile(
+                fmt::format("{}: has a dict whose keys were chosen to collide", path_));
+          }
+          all.insert_or_assign(name, convert(*value));
           break;
+        }
         default:
           throw UsageError(
               fmt::format("{}: has a dict with keys that are neither texts nor numbers", path_));

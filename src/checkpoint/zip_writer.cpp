@@ -13,7 +13,7 @@ static_assert(std::endian::native == std::endian::little, "as in the file");
 
 constexpr std::uint64_t kIn64Bits = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint16_t kZip64Id = 0x0001;
-constexpr std::uint16_t kVersion = 45;  // of the specification, since ZIP64
+constexpr std::uint16_t kZipVersion = 45;  // of the specification, since ZIP64
 constexpr std::uint16_t kNoFlags = 0;
 constexpr std::uint16_t kStored = 0;
 constexpr std::uint16_t kMidnight = 0;
@@ -63,7 +63,7 @@ void ZipWriter::add(std::string name, std::string_view content) {
   const std::string zip64 = zip64_field({entry.size, entry.size});
   const std::string extra =
       zip64 + padding_field(entry.offset + kHeader + entry.name.size() + zip64.size());
-  file_.write(bytes(kSignature, kVersion, kNoFlags, kStored, kMidnight, kDate, entry.crc32,
+  file_.write(bytes(kSignature, kZipVersion, kNoFlags, kStored, kMidnight, kDate, entry.crc32,
                     short_form<std::uint32_t>(entry.size), short_form<std::uint32_t>(entry.size),
                     length(entry.name), length(extra)) +
               entry.name + extra);
@@ -88,9 +88,9 @@ void ZipWriter::finish() {
   for (const Entry& entry : entries_) {
     const std::string extra = zip64_field({entry.size, entry.size, entry.offset});
     const auto size = short_form<std::uint32_t>(entry.size);
-    file_.write(bytes(kEntry, kVersion, kVersion, kNoFlags, kStored, kMidnight, kDate, entry.crc32,
-                      size, size, length(entry.name), length(extra), kNoComment, kDisk, kIsBinary,
-                      kNoAttributes, short_form<std::uint32_t>(entry.offset)) +
+    file_.write(bytes(kEntry, kZipVersion, kZipVersion, kNoFlags, kStored, kMidnight, kDate,
+                      entry.crc32, size, size, length(entry.name), length(extra), kNoComment, kDisk,
+                      kIsBinary, kNoAttributes, short_form<std::uint32_t>(entry.offset)) +
                 entry.name + extra);
   }
   const std::uint64_t end = file_.size();
@@ -98,8 +98,8 @@ void ZipWriter::finish() {
   const auto short_entries = short_form<std::uint16_t>(entries);
   if (offset >= kIn64Bits || end - offset >= kIn64Bits ||
       entries >= std::numeric_limits<std::uint16_t>::max()) {
-    file_.write(bytes(kZip64End, kRestOfZip64End, kVersion, kVersion, kDiskIn64, kDiskIn64, entries,
-                      entries, end - offset, offset));
+    file_.write(bytes(kZip64End, kRestOfZip64End, kZipVersion, kZipVersion, kDiskIn64, kDiskIn64,
+                      entries, entries, end - offset, offset));
     file_.write(bytes(kZip64Locator, kDiskIn64, end, kDisks));
   }
   file_.write(bytes(kEnd, kDisk, kDisk, short_entries, short_entries,

@@ -12,6 +12,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "base/utf8.h"
 #include "train/appended_file.h"
 #include "train/event_record.h"
 
@@ -88,11 +89,7 @@ class SummaryWriter::Impl {
                       "a step and a time; choose another name",
                       tag));
     }
-    try {
-      static_cast<void>(nlohmann::json(tag).dump());
-    } catch (const nlohmann::json::exception&) {
-      throw UsageError("SummaryWriter: a tag is no UTF-8");
-    }
+    if (!base::is_utf8(tag)) throw UsageError("SummaryWriter: a tag is no UTF-8");
   }
   static std::string line_of(const std::map<std::string, double>& values, std::int64_t step,
                              double time) {
