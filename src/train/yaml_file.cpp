@@ -7,7 +7,10 @@
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <set>
+
+#include "base/utf8.h"
 
 namespace paceline::train {
 namespace {
@@ -43,14 +46,19 @@ class YamlReader {
  private:
   std::vector<std::string> texts_of(const YAML::Node& key, const YAML::Node& node,
                                     const std::string& name) const {
-    if (node.IsScalar()) return {node.Scalar()};
+    if (node.IsScalar()) return {text_of(node, name)};
     if (!node.IsSequence()) fail(key, fmt::format("{} has no value", name));
     std::vector<std::string> texts;
     for (const auto& one : node) {
       if (!one.IsScalar()) fail(one, fmt::format("{} has a value that is no text or number", name));
-      texts.push_back(one.Scalar());
+      texts.push_back(text_of(one, name));
     }
     return texts;
+  }
+  std::string text_of(const YAML::Node& node, const std::string& name) const {
+    // yaml-cpp makes invalid bytes of the escapes \N and \_.
+    if (!base::is_utf8(node.Scalar())) fail(node, fmt::format("{} has an odd escape", name));
+    return node.Scalar();
   }
   [[noreturn]] void fail(const YAML::Node& at, const std::string& what) const {
     throw UsageError(fmt::format("{}:{}: {}", path_, at.Mark().line + 1, what));
@@ -61,11 +69,40 @@ class YamlReader {
 };
 
 YAML::Node load_yaml(const std::string& text, const std::string& source) {
+  // yaml-cpp would replace other bytes, and takes a null character for the begin of an escape.
+  if (!base::is_utf8(text) || text.find('\0') != std::string::npos) {
+    throw UsageError(fmt::format("{}: is no text in UTF-8", source));
+  }
   try {
     return YAML::Load(text);
   } catch (const YAML::Exception& error) {
     const std::string line = error.mark.is_null() ? "" : fmt::format(":{}", error.mark.line + 1);
     throw UsageError(fmt::format("{}{}: is no YAML: {}", source, line, error.msg));
+  }
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as the names
+void emit(YAML::Emitter& emitter, const YAML::Node& node) {
+  if (node.IsScalar()) {
+    if (node.Scalar().find('\0') != std::string::npos) {
+      throw UsageError(
+          fmt::format("a text with a null character cannot be saved: {}", node.Scalar()));
+    }
+    // Left to itself, yaml-cpp writes texts with carriage returns that it reads differently.
+    const bool is_plain = std::ranges::none_of(
+        node.Scalar(), [](char character) { return character >= '\0' && character < ' '; });
+    emitter << (is_plain ? YAML::Auto : YAML::DoubleQuoted) << node.Scalar();
+  } else if (node.IsSequence()) {
+    emitter << YAML::Flow << YAML::BeginSeq;
+    for (const auto& one : node) emit(emitter, one);
+    emitter << YAML::EndSeq;
+  } else {
+    emitter << YAML::BeginMap;
+    for (const auto& one : node) {
+      emitter << YAML::Key << one.first.Scalar() << YAML::Value;
+      emit(emitter, one.second);
+    }
+    emitter << YAML::EndMap;
   }
 }
 
@@ -101,12 +138,11 @@ std::string write_yaml(const std::vector<ConfigValue>& values) {
       at.reset(at[value.name.substr(begin, dot - begin)]);
       begin = dot + 1;
     }
-    YAML::Node node = value.is_list ? YAML::Node(value.texts) : YAML::Node(value.texts.at(0));
-    if (value.is_list) node.SetStyle(YAML::EmitterStyle::Flow);
-    at[value.name.substr(begin)] = node;
+    at[value.name.substr(begin)] =
+        value.is_list ? YAML::Node(value.texts) : YAML::Node(value.texts.at(0));
   }
   YAML::Emitter emitter;
-  emitter << top;
+  emit(emitter, top);
   return emitter.c_str() + std::string("\n");
 }
 

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <paceline/error.h>
@@ -123,7 +124,7 @@ TEST_F(ConfigTest, FlagsOverrideFiles) {
 TEST_F(ConfigTest, WritesWhatItReads) {
   options_.lr = 0.1 + 0.2;
   options_.name = "yes: [no]\n\"quoted\" # text";
-  options_.tags = {"", "- a", "b, c"};
+  options_.tags = {"", "- a", "b, c", "d\r", "e\x01"};
   options_.data = "";
   config_.save(directory_.path() / "runs" / "1" / "config.yaml");
   const auto before = options_;
@@ -139,6 +140,9 @@ TEST_F(ConfigTest, WritesWhatItReads) {
     load(config_.to_yaml());
     EXPECT_EQ(options_.lr, value);
   }
+  options_.name = std::string("a\0b", 3);
+  EXPECT_THAT([&] { std::ignore = config_.to_yaml(); },
+              ThrowsMessage<UsageError>(HasSubstr("null character")));
 }
 
 TEST_F(ConfigTest, PrintsItselfAndItsHelp) {
@@ -181,6 +185,9 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("optimizer: {lr: 1}\noptimizer.lr: 2\n", ":2: optimizer.lr is set twice");
   expect_refused("[1, 2]\n", "has no map of names to values");
   expect_refused("epochs: 1\nname: [a\n", "is no YAML");
+  expect_refused("name: \xff\n", "is no text in UTF-8");
+  expect_refused(std::string("name: \0N\n", 9), "is no text in UTF-8");
+  expect_refused("epochs: 1\nname: \"\\N\"\n", ":2: name has an odd escape");
   expect_refused("? [a]\n: 1\n", "a key must be a text");
   expect_refused("optimizer: &a\n  more: *a\n", ":2: more than 30 levels");
   for (const char* const name : {"none", ""}) {
