@@ -12,6 +12,7 @@
 #include <iterator>
 #include <numbers>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace data = paceline::data;
@@ -145,11 +146,19 @@ std::string read_text(const fs::path& path) {
 void write_tokens(const std::string& text, const fs::path& directory) {
   constexpr std::size_t kPart = 4000;
   fs::create_directories(directory);
-  std::ofstream train(directory / "train.bin", std::ios::binary);
-  std::ofstream valid(directory / "valid.bin", std::ios::binary);
+  std::string train;
+  std::string valid;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const char token[] = {text[i], '\0'};  // of 16 bits, as TokenDataset reads them
-    (i / kPart % 10 == 9 ? valid : train).write(token, sizeof(token));
+    std::string& tokens = i / kPart % 10 == 9 ? valid : train;
+    tokens += {text[i], '\0'};  // of 16 bits, as TokenDataset reads them
+  }
+  TORCH_CHECK(!valid.empty(), "a text of ", text.size(),
+              " bytes is too short: give a longer --text");
+  for (const auto& [name, tokens] : {std::pair("train.bin", &train), {"valid.bin", &valid}}) {
+    std::ofstream file(directory / name, std::ios::binary);
+    file.exceptions(std::ios::failbit | std::ios::badbit);
+    file.write(tokens->data(), static_cast<std::streamsize>(tokens->size()));
+    file.close();
   }
 }
 
@@ -185,7 +194,21 @@ std::string write_text(GptImpl& gpt, const Options& options) {
   return text;
 }
 
+// A linear warm-up and then a cosine, from a tenth of the highest learning rate to a tenth.
+double rate_of(std::int64_t step, const Options& options) {
+  constexpr double kLeast = 0.1;
+  if (step < options.warmup_steps) {
+    return kLeast + (1 - kLeast) * static_cast<double>(step) / options.warmup_steps;
+  }
+  const double done = static_cast<double>(step - options.warmup_steps) /
+                      std::max<std::int64_t>(options.steps - options.warmup_steps, 1);
+  const double cosine = std::cos(std::numbers::pi * std::min(done, 1.0));
+  return kLeast + (1 - kLeast) * (1 + cosine) / 2;
+}
+
 void train(const Options& options, const paceline::Config& config) {
+  TORCH_CHECK(options.context >= 4 && options.accumulate >= 1 && options.evaluate_every >= 1,
+              "context must be at least 4; accumulate and evaluate_every at least 1");
   const auto world = paceline::init_process_group();
   const paceline::Logger log;
   if (paceline::get_rank() == 0) {
@@ -202,18 +225,15 @@ void train(const Options& options, const paceline::Config& config) {
   data::DataLoader loader(train_set,
                           data::DistributedSampler(train_set.size(), {.seed = options.seed}),
                           {.batch_size = options.batch_size, .drop_last = true});
+  TORCH_CHECK(loader.size() > 0, "the text has ", train_set.size(), " blocks, fewer than ",
+              "all ranks need for a batch: give a longer --text or a smaller --batch_size");
 
   Model model{Gpt(options)};
   optim::AdamW optimizer(model.parameters(),
                          torch::optim::AdamWOptions(options.lr).weight_decay(0.1));
-  optim::SequentialLR schedule(
-      optimizer,
-      {.schedulers = {optim::LinearLROptions{.start_factor = 0.1,
-                                             .total_iters = options.warmup_steps},
-                      optim::CosineAnnealingLROptions{
-                          .T_max = std::max<std::int64_t>(options.steps - options.warmup_steps, 1),
-                          .eta_min = options.lr / 10}},
-       .milestones = {options.warmup_steps}});
+  // A function, which is no part of the state: a run that goes on may have other numbers of steps.
+  optim::LambdaLR schedule(
+      optimizer, {.lr_lambda = {[&](std::int64_t done) { return rate_of(done, options); }}});
 
   std::int64_t step = 0;
   const paceline::States states{{"model", model},

@@ -109,6 +109,7 @@ torch::Tensor evaluate(Model& model, const data::ImageFolder& images, const Opti
 }
 
 void train(const Options& options, const paceline::Config& config) {
+  TORCH_CHECK(!options.data.empty(), "no images: give --data DIRECTORY");
   const auto world = paceline::init_process_group();
   const paceline::Logger log;
   config.save(options.run / "config.yaml");
@@ -134,6 +135,8 @@ void train(const Options& options, const paceline::Config& config) {
   // Normalized over the images of all ranks, as those of one process with their batch.
   Model model{
       paceline::convert_sync_batchnorm(Net(static_cast<std::int64_t>(images.classes().size())))};
+  TORCH_CHECK(loader.size() > 0, images.size(),
+              " images are fewer than all ranks need for a batch");
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(options.max_lr)
                                                       .momentum(0.9)
                                                       .nesterov(true)

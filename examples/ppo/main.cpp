@@ -262,6 +262,11 @@ void update(Model& model, torch::optim::Optimizer& optimizer, const Rollout& rol
 
 // Returns whether the mean return of the last 100 games has reached the goal.
 bool train(const Options& options, const paceline::Config& config) {
+  TORCH_CHECK(options.games >= 1 && options.rollout_steps >= 1 && options.epochs >= 1 &&
+                  options.minibatches >= 1 &&
+                  options.minibatches <= options.games * options.rollout_steps,
+              "games, rollout_steps and epochs must be at least 1, and minibatches no more than "
+              "the moves of an update");
   const auto world = paceline::init_process_group();
   config.save(options.run / "config.yaml");
   paceline::manual_seed(options.seed, {.per_rank = true});  // each rank chooses moves of its own

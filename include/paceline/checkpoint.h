@@ -66,7 +66,7 @@ PACELINE_API void load_state_dict(torch::optim::Optimizer& optimizer, const at::
 struct SaveOptions {
   std::map<std::string, std::string> metadata{};  ///< Texts in a safetensors file.
   /// Whether save waits until the file is on the disk. If not, it survives the end of the process,
-  /// but maybe not that of the machine.
+  /// but maybe not that of the machine, after which an earlier file may be lost too.
   bool fsync = true;
 };
 
@@ -101,9 +101,10 @@ PACELINE_API void save(const torch::nn::Module& module, const std::filesystem::p
 /// pickle_load), or the index.json of a model in several files, which are beside it. The content
 /// tells which it is.
 ///
-/// Tensors on the CPU are the mapped file, unless it is compressed: the disk is read when a tensor
-/// is first used, and changing a tensor does not change the file. The file must not be truncated
-/// while such a tensor exists; save does not truncate, but replaces it.
+/// Tensors on the CPU are the mapped file where possible: the disk is read when a tensor is first
+/// used, and changing a tensor does not change the file. The file must be neither truncated nor
+/// rewritten in place while such a tensor exists, which cp and Python's torch.save do; save
+/// replaces it.
 ///
 /// Throws CorruptFile, with the path and the byte or the tensor, if the file does not follow the
 /// format, UsageError for element types that LibTorch does not have, and Error if it cannot be

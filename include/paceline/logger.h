@@ -16,7 +16,7 @@ struct LoggerOptions {
   LogLevel level = LogLevel::info;  ///< The least serious messages that rank 0 writes.
   /// The same for the other ranks, which mostly say what rank 0 says.
   LogLevel other_ranks_level = LogLevel::warning;
-  /// Where to write. Not owned. Messages bypass its buffer.
+  /// Where to write: an open file with a descriptor. Not owned. Messages bypass its buffer.
   std::FILE* output = stderr;
 };
 
@@ -34,12 +34,12 @@ struct LoggerOptions {
 ///     paceline::set_log_callback(log);
 ///
 /// The rank is that of this process at construction; before a world is formed, the one that the
-/// launcher says. A message of up to 4096 bytes is written as a whole, so that those of several
-/// ranks and threads do not mix. What a pipe does not take because nobody reads it is dropped:
-/// logging never waits. Safe to use from several threads at once.
+/// launcher gave it. A line of up to 4096 bytes, with its time and rank, is written as a whole, so
+/// that the lines of several ranks and threads do not mix. Logging never waits: what a pipe, a
+/// terminal or a socket does not take at once is dropped. Safe to use from several threads at once.
 class PACELINE_API Logger {
  public:
-  /// Throws UsageError if `options` has no output.
+  /// Throws UsageError if `options.output` is not such a file.
   explicit Logger(const LoggerOptions& options = {});
 
   /// Writes a message, which may have several lines. Errors of writing are ignored.
@@ -48,7 +48,7 @@ class PACELINE_API Logger {
   void debug(std::string_view text) const { (*this)(LogLevel::debug, text); }
   /// An event that a user may want to know.
   void info(std::string_view text) const { (*this)(LogLevel::info, text); }
-  /// Something that is probably not meant.
+  /// An event that the user probably did not intend.
   void warning(std::string_view text) const { (*this)(LogLevel::warning, text); }
   /// A failure.
   void error(std::string_view text) const { (*this)(LogLevel::error, text); }

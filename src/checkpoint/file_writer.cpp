@@ -40,10 +40,32 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::write(std::string_view bytes) {
-  constexpr std::size_t kMost = std::size_t{1} << 30;  // of one call; Linux writes less than 2 GiB
-  allocate(bytes.size());
+  constexpr std::size_t kBuffer = std::size_t{1} << 16;
   size_ += bytes.size();
   if (options_.checksum) crc32_ = crc32_of(bytes, crc32_);
+  if (bytes.size() < kBuffer) {
+    buffer_ += bytes;
+    if (buffer_.size() >= kBuffer) flush();
+  } else {
+    flush();
+    write_out(bytes);
+  }
+}
+
+void FileWriter::flush() {
+  if (!buffer_.empty()) write_out(buffer_);
+  buffer_.clear();
+}
+
+void FileWriter::write_out(std::string_view bytes) {
+  constexpr std::size_t kMost = std::size_t{1} << 30;  // of one call; Linux writes less than 2 GiB
+  // When a file replaces another, ext4 first writes its data to the disk, which takes twice as long
+  // as the write here, unless blocks were allocated for all of it. Other file systems may refuse
+  // to; and whether there is space, write reports.
+  can_allocate_ =
+      can_allocate_ && ::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<::off_t>(written_),
+                                   static_cast<::off_t>(bytes.size())) == 0;
+  written_ += bytes.size();
   while (!bytes.empty()) {
     const ssize_t size = ::write(file_.get(), bytes.data(), std::min(bytes.size(), kMost));
     if (size < 0 && errno != EINTR) fail();
@@ -51,20 +73,8 @@ void FileWriter::write(std::string_view bytes) {
   }
 }
 
-// When a file replaces another, ext4 first writes its data to the disk, unless blocks were
-// allocated for all of it: that takes twice as long as the writes before. A file system that does
-// not allocate has no such rule, and whether there is space, write reports.
-void FileWriter::allocate(std::size_t size) {
-  constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
-  if (size_ + size <= allocated_) return;
-  const std::uint64_t more = std::max<std::uint64_t>(size, kLeast);
-  if (::fallocate(file_.get(), 0, static_cast<::off_t>(size_), static_cast<::off_t>(more)) == 0) {
-    allocated_ = size_ + more;
-  }
-}
-
 void FileWriter::commit() {
-  if (allocated_ > size_ && ::ftruncate(file_.get(), static_cast<::off_t>(size_)) != 0) fail();
+  flush();
   if (options_.fsync && ::fsync(file_.get()) != 0) fail();
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail();
   file_.reset();

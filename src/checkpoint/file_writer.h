@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -37,13 +36,16 @@ class FileWriter {
   std::uint32_t crc32() const { return crc32_; }
 
  private:
-  void allocate(std::size_t size);
+  void flush();
+  void write_out(std::string_view bytes);
   [[noreturn]] void fail() const;
 
   std::filesystem::path path_;
   Options options_;
   std::uint64_t size_ = 0;
-  std::uint64_t allocated_ = 0;  // to which size the file was extended
+  std::uint64_t written_ = 0;  // without what is in the buffer
+  bool can_allocate_ = true;
+  std::string buffer_;
   std::uint32_t crc32_ = 0;
   std::filesystem::path temporary_;
   base::UniqueFd file_;

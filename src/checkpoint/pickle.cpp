@@ -125,11 +125,11 @@ class PickleWriter {
     bytes_.append(reinterpret_cast<const char*>(&number), sizeof(number));
   }
   void put_text(const std::string& text) {
-    if (!base::is_utf8(text)) {
-      throw UsageError(fmt::format("a pickle has texts in UTF-8 only: {}", text));
-    }
     if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
       throw UsageError("a pickle has texts of less than 4 GiB only");
+    }
+    if (!base::is_utf8(text)) {
+      throw UsageError(fmt::format("a pickle has texts in UTF-8 only: {}", text));
     }
     put_number(static_cast<std::uint32_t>(text.size()));
     bytes_ += text;

@@ -8,7 +8,7 @@
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -57,26 +57,42 @@ class MappedAdapter final : public caffe2::serialize::ReadAdapterInterface {
   std::shared_ptr<base::MappedFile> file_;
 };
 
-// c10::Dict doubles its table until few keys have a place in common, so some dozens of keys whose
-// hashes were chosen to be alike would take all memory.
+// Where keys want to be in the table of a c10::Dict: the first bits of these numbers.
 class KeyPlaces {
  public:
-  explicit KeyPlaces(std::size_t keys)
-      : shift_(64 - static_cast<int>(std::bit_width(std::uint64_t{4} * keys))) {}
-
-  // Whether chance can have put so many keys where this one is.
-  bool add(const at::IValue& key) {
+  void add(const at::IValue& key) {
     constexpr std::uint64_t kMultiplier = 11400714819323198485U;  // of c10's table
-    constexpr std::size_t kMostInPlace = 12;
-    constexpr std::size_t kRow = 64;  // places side by side
-    const std::uint64_t place = (c10::detail::DictKeyHash()(key) * kMultiplier) >> shift_;
-    return ++places_[place] <= kMostInPlace && ++rows_[place / kRow] <= kRow;
+    keys_.push_back(c10::detail::DictKeyHash()(key) * kMultiplier);
+  }
+
+  // How many places the table will have, or more than `most`. It doubles until at most half of them
+  // are in use, and until no key has to go farther than log2(places) from the place that it wants:
+  // a few keys that want to be side by side in a table of any size would take all memory.
+  std::uint64_t table_size(std::uint64_t most) {
+    std::ranges::sort(keys_);
+    constexpr int kLeast = 3;
+    for (int bits = kLeast;; ++bits) {
+      const std::uint64_t places = std::uint64_t{1} << bits;
+      if (places > most || (keys_.size() <= places / 2 && longest_way(bits) < std::max(4, bits))) {
+        return places;
+      }
+    }
   }
 
  private:
-  int shift_;
-  std::unordered_map<std::uint64_t, std::size_t> places_;
-  std::unordered_map<std::uint64_t, std::size_t> rows_;
+  std::int64_t longest_way(int bits) const {
+    std::int64_t longest = 0;
+    std::int64_t next = 0;  // the first place that is free
+    for (const std::uint64_t key : keys_) {
+      const auto wanted = static_cast<std::int64_t>(key >> (64 - bits));
+      next = std::max(next, wanted);
+      longest = std::max(longest, next - wanted);
+      ++next;
+    }
+    return longest;
+  }
+
+  std::vector<std::uint64_t> keys_;
 };
 
 class TorchFileReader {
@@ -241,8 +257,7 @@ class TorchFileReader {
   }
   GenericDict dict(const std::vector<std::pair<const PickleValue*, const PickleValue*>>& items) {
     charge(2 * items.size());
-    GenericDict all = empty_dict();
-    KeyPlaces places(items.size());
+    KeyPlaces places;
     for (const auto& [key, value] : items) {
       if (key->kind == Kind::real && std::isnan(key->real)) {
         throw UsageError(fmt::format("{}: has a dict with the key NaN", path_));
@@ -252,20 +267,24 @@ class TorchFileReader {
         case Kind::integer:
         case Kind::real:
         case Kind::text:
-        case Kind::bytes: {
-          const at::IValue& name = convert(*key);
-          if (!all.contains(name) && !places.add(name)) {
-            throw CorruptFile(
-                fmt::format("{}: has a dict whose keys were chosen to collide", path_));
-          }
-          all.insert_or_assign(name, convert(*value));
+        case Kind::bytes:
+          places.add(convert(*key));
           break;
-        }
         default:
           throw UsageError(
               fmt::format("{}: has a dict with keys that are neither texts nor numbers", path_));
       }
     }
+    // A pickle has at least 3 bytes for each key, and a table seldom 8 places.
+    constexpr std::size_t kPlacesForByte = 8;
+    constexpr std::size_t kSmall = std::size_t{1} << 20;  // 64 MB
+    const std::size_t most = kSmall + kPlacesForByte * pickle_size_;
+    places_ += places.table_size(most);
+    if (places_ > most) {
+      throw CorruptFile(fmt::format("{}: has dicts whose keys need too much memory", path_));
+    }
+    GenericDict all = empty_dict();
+    for (const auto& [key, value] : items) all.insert_or_assign(convert(*key), convert(*value));
     return all;
   }
 
@@ -306,13 +325,15 @@ class TorchFileReader {
   // Unless they are compressed, or not aligned for all types.
   std::optional<std::tuple<at::DataPtr, std::size_t>> mapped_bytes(const std::string& record) {
     constexpr std::size_t kHeader = 30;
-    constexpr std::size_t kMethod = 8;  // its position there: 0 is no compression
+    constexpr std::size_t kFlags = 6;   // their position there
+    constexpr std::size_t kMethod = 8;  // 0 is no compression
     const std::string_view content = file_->content();
     const std::size_t header = archive_.getRecordHeaderOffset(record);
     if (content.size() < kHeader || header > content.size() - kHeader) return std::nullopt;
     const std::size_t begin = archive_.getRecordOffset(record);
     const std::size_t size = archive_.getRecordSize(record);
-    const bool is_stored = content.substr(header).starts_with(kZip) &&
+    const bool is_encrypted = (content[header + kFlags] & 1) != 0;
+    const bool is_stored = content.substr(header).starts_with(kZip) && !is_encrypted &&
                            content[header + kMethod] == 0 && content[header + kMethod + 1] == 0;
     if (!is_stored || begin % alignof(std::max_align_t) != 0 || begin > content.size() ||
         size > content.size() - begin) {
@@ -343,6 +364,7 @@ class TorchFileReader {
   StorageMemory memory_;
   std::size_t pickle_size_ = 0;
   std::size_t elements_ = 0;  // of all lists, tuples and dicts so far
+  std::size_t places_ = 0;    // in the tables of all dicts so far
   PyTorchStreamReader archive_;
   std::unordered_map<const PickleValue*, at::IValue> converted_;
   std::unordered_map<std::string, at::Tensor> storages_;

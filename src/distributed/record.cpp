@@ -18,6 +18,7 @@
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/write_without_blocking.h"
 #include "distributed/process_state.h"
 #include "distributed/spawn_calls.h"
 #include "distributed/translate.h"
@@ -33,7 +34,7 @@ std::string line_of(LogLevel level, std::string_view message) {
 // A wait logs too, and must keep its deadline if nobody reads stderr.
 void log_to_stderr(LogLevel level, std::string_view message) {
   if (level == LogLevel::debug) return;
-  base::write_what_is_taken(STDERR_FILENO, line_of(level, message));
+  base::write_without_blocking(STDERR_FILENO, line_of(level, message));
 }
 
 void print_error(const std::string& text) {

@@ -36,6 +36,17 @@ std::string event_file_name() {
                      files++);
 }
 
+void check_tag(const std::string& tag) {
+  if (tag.empty()) throw UsageError("SummaryWriter: a tag is empty");
+  if (tag == "step" || tag == "time") {
+    throw UsageError(
+        fmt::format("SummaryWriter: '{}' is no tag: each line of metrics.jsonl has "
+                    "a step and a time; choose another name",
+                    tag));
+  }
+  if (!base::is_utf8(tag)) throw UsageError("SummaryWriter: a tag is no UTF-8");
+}
+
 }  // namespace
 
 class SummaryWriter::Impl {
@@ -68,7 +79,6 @@ class SummaryWriter::Impl {
   }
 
   void add(const std::map<std::string, double>& values, std::int64_t step) {
-    for (const auto& [tag, value] : values) check_tag(tag);
     const double time = seconds_since_1970();
     if (lines_) lines_->add(line_of(values, step, time));
     if (events_) events_->add(train::scalars_record(time, step, values));
@@ -82,15 +92,6 @@ class SummaryWriter::Impl {
   }
 
  private:
-  static void check_tag(const std::string& tag) {
-    if (tag == "step" || tag == "time") {
-      throw UsageError(
-          fmt::format("SummaryWriter: '{}' is no tag: each line of metrics.jsonl has "
-                      "a step and a time; choose another name",
-                      tag));
-    }
-    if (!base::is_utf8(tag)) throw UsageError("SummaryWriter: a tag is no UTF-8");
-  }
   static std::string line_of(const std::map<std::string, double>& values, std::int64_t step,
                              double time) {
     nlohmann::ordered_json line{{"step", step}, {"time", time}};
@@ -118,7 +119,7 @@ void SummaryWriter::add_scalar(const std::string& tag, double value, std::int64_
 }
 
 void SummaryWriter::add_scalars(const std::map<std::string, double>& values, std::int64_t step) {
-  if (values.contains("")) throw UsageError("SummaryWriter: a tag is empty");
+  for (const auto& [tag, value] : values) check_tag(tag);
   if (impl_) impl_->add(values, step);
 }
 

@@ -57,7 +57,10 @@ class YamlReader {
   }
   std::string text_of(const YAML::Node& node, const std::string& name) const {
     // yaml-cpp makes invalid bytes of the escapes \N and \_.
-    if (!base::is_utf8(node.Scalar())) fail(node, fmt::format("{} has an odd escape", name));
+    if (!base::is_utf8(node.Scalar())) {
+      fail(node,
+           fmt::format("{} is not UTF-8: write the character itself instead of \\N or \\_", name));
+    }
     return node.Scalar();
   }
   [[noreturn]] void fail(const YAML::Node& at, const std::string& what) const {
@@ -68,10 +71,15 @@ class YamlReader {
   std::set<std::string> names_;
 };
 
+// yaml-cpp would replace other bytes, and takes a null character for the begin of an escape.
+bool is_possible(const std::string& text) {
+  return base::is_utf8(text) && text.find('\0') == std::string::npos;
+}
+
 YAML::Node load_yaml(const std::string& text, const std::string& source) {
-  // yaml-cpp would replace other bytes, and takes a null character for the begin of an escape.
-  if (!base::is_utf8(text) || text.find('\0') != std::string::npos) {
-    throw UsageError(fmt::format("{}: is no text in UTF-8", source));
+  if (!is_possible(text)) {
+    throw UsageError(
+        fmt::format("{}: is not UTF-8 text: save it as UTF-8, without null characters", source));
   }
   try {
     return YAML::Load(text);
@@ -84,10 +92,6 @@ YAML::Node load_yaml(const std::string& text, const std::string& source) {
 // NOLINTNEXTLINE(misc-no-recursion): as deep as the names
 void emit(YAML::Emitter& emitter, const YAML::Node& node) {
   if (node.IsScalar()) {
-    if (node.Scalar().find('\0') != std::string::npos) {
-      throw UsageError(
-          fmt::format("a text with a null character cannot be saved: {}", node.Scalar()));
-    }
     // Left to itself, yaml-cpp writes texts with carriage returns that it reads differently.
     const bool is_plain = std::ranges::none_of(
         node.Scalar(), [](char character) { return character >= '\0' && character < ' '; });
@@ -132,6 +136,10 @@ std::vector<std::string> parse_yaml_list(const std::string& text, const std::str
 std::string write_yaml(const std::vector<ConfigValue>& values) {
   YAML::Node top(YAML::NodeType::Map);
   for (const ConfigValue& value : values) {
+    if (!std::ranges::all_of(value.texts, is_possible)) {
+      throw UsageError(fmt::format(
+          "{} cannot be saved: it is not UTF-8 text without null characters", value.name));
+    }
     YAML::Node at = top;
     std::size_t begin = 0;
     for (std::size_t dot = 0; (dot = value.name.find('.', begin)) != std::string::npos;) {

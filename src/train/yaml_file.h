@@ -20,7 +20,8 @@ struct ConfigValue {
 std::vector<ConfigValue> parse_yaml(const std::string& content, const std::string& path);
 // The texts of a list in brackets.
 std::vector<std::string> parse_yaml_list(const std::string& text, const std::string& source);
-// The values as a file; `line` is ignored. Throws UsageError for a text with a null character.
+// The values as a file; `line` is ignored. Throws UsageError for texts that YAML
+// does not have.
 std::string write_yaml(const std::vector<ConfigValue>& values);
 
 }  // namespace paceline::train

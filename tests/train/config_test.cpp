@@ -140,9 +140,11 @@ TEST_F(ConfigTest, WritesWhatItReads) {
     load(config_.to_yaml());
     EXPECT_EQ(options_.lr, value);
   }
-  options_.name = std::string("a\0b", 3);
-  EXPECT_THAT([&] { std::ignore = config_.to_yaml(); },
-              ThrowsMessage<UsageError>(HasSubstr("null character")));
+  for (const auto& text : {std::string("a\0b", 3), std::string("p\xff")}) {
+    options_.name = text;
+    EXPECT_THAT([&] { std::ignore = config_.to_yaml(); },
+                ThrowsMessage<UsageError>(HasSubstr("name cannot be saved")));
+  }
 }
 
 TEST_F(ConfigTest, PrintsItselfAndItsHelp) {
@@ -185,9 +187,9 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("optimizer: {lr: 1}\noptimizer.lr: 2\n", ":2: optimizer.lr is set twice");
   expect_refused("[1, 2]\n", "has no map of names to values");
   expect_refused("epochs: 1\nname: [a\n", "is no YAML");
-  expect_refused("name: \xff\n", "is no text in UTF-8");
-  expect_refused(std::string("name: \0N\n", 9), "is no text in UTF-8");
-  expect_refused("epochs: 1\nname: \"\\N\"\n", ":2: name has an odd escape");
+  expect_refused("name: \xff\n", "is not UTF-8 text");
+  expect_refused(std::string("name: \0N\n", 9), "is not UTF-8 text");
+  expect_refused("epochs: 1\nname: \"\\N\"\n", ":2: name is not UTF-8: write the character itself");
   expect_refused("? [a]\n: 1\n", "a key must be a text");
   expect_refused("optimizer: &a\n  more: *a\n", ":2: more than 30 levels");
   for (const char* const name : {"none", ""}) {

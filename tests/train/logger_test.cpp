@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -16,6 +18,7 @@
 
 #include "base/log.h"
 #include "base/pipe.h"
+#include "base/unique_fd.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
@@ -25,7 +28,7 @@ namespace {
 using testing::ElementsAre;
 using testing::MatchesRegex;
 
-constexpr const char* kTime = "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{3}";
+constexpr const char* kLine = "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{3} .*";
 
 struct Closes {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -37,7 +40,7 @@ std::vector<std::string> messages_in(const std::filesystem::path& path) {
   std::vector<std::string> lines;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    EXPECT_THAT(line, MatchesRegex(std::string(kTime) + " .*"));
+    EXPECT_THAT(line, MatchesRegex(kLine));
     lines.push_back(line.substr(std::string_view("2026-11-26 18:02:57.123 ").size()));
   }
   return lines;
@@ -106,8 +109,33 @@ TEST(Logger, DoesNotMixTheLinesOfThreads) {
   }
 }
 
-TEST(Logger, RejectsNoOutput) {
+TEST(Logger, DoesNotEndAProcessWhoseReaderIsGone) {
+  base::Pipe pipe = base::make_pipe();
+  const File file(::fdopen(pipe.write_end.release(), "w"));
+  const Logger log({.output = file.get()});
+  log.info("read by nobody");
+  pipe.read_end.reset();
+  log.info("read by nobody");
+}
+
+TEST(Logger, DoesNotWaitForATerminalThatNobodyReads) {
+  int master = -1;
+  int slave = -1;
+  if (::openpty(&master, &slave, nullptr, nullptr, nullptr) != 0) GTEST_SKIP() << "no terminals";
+  const base::UniqueFd owned(master);
+  const File file(::fdopen(slave, "w"));
+  const Logger log({.output = file.get()});
+  for (int i = 0; i < 100; ++i) log.info(std::string(3000, 'x'));
+}
+
+TEST(Logger, RejectsAnOutputWithoutADescriptor) {
   EXPECT_THROW(Logger({.output = nullptr}), UsageError);
+  char* text = nullptr;
+  std::size_t size = 0;
+  File memory(::open_memstream(&text, &size));
+  EXPECT_THROW(Logger({.output = memory.get()}), UsageError);
+  memory.reset();
+  std::free(text);  // NOLINT(cppcoreguidelines-no-malloc): open_memstream's
 }
 
 }  // namespace
