@@ -64,7 +64,6 @@ function(paceline_layer name)
     set_property(GLOBAL APPEND PROPERTY PACELINE_PARTS ${name})
   endif()
   add_library(paceline_${name} OBJECT ${arg_SOURCES})
-  _paceline_layer_options(paceline_${name})
   target_include_directories(paceline_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
     $<BUILD_INTERFACE:${PACELINE_GENERATED_INCLUDE_DIR}>
@@ -74,6 +73,8 @@ function(paceline_layer name)
     PUBLIC Threads::Threads $<BUILD_INTERFACE:${arg_LIBRARIES}>)
   if("LibTorch::torch" IN_LIST arg_LIBRARIES AND NOT arg_MACROS)
     paceline_precompiled_torch(paceline_${name})
+  else()
+    _paceline_layer_options(paceline_${name})
   endif()
 endfunction()
 

@@ -8,6 +8,7 @@
 #include <paceline/api.h>
 #include <paceline/collate.h>
 #include <paceline/dataset_concepts.h>
+#include <paceline/for_each_tensor.h>
 #include <paceline/sampler.h>
 
 #include <chrono>
@@ -31,6 +32,10 @@ struct DataLoaderOptions {
   std::int64_t batch_size = 1;
   /// Threads that fetch ahead. 0: the thread that iterates fetches each batch when it asks for it.
   int num_workers = 0;
+  /// Whether tensors of batches are copied into pinned memory, which is faster to copy to a GPU and
+  /// can be copied while the GPU computes. Without CUDA they are not, and a warning in the log says
+  /// so. The tensors of a struct of the program's own are found by for_each_tensor.
+  bool pin_memory = false;
   /// Whether a last batch that is not full is left out.
   bool drop_last = false;
   /// How long the thread that iterates waits for a batch of the workers; 0: without limit.
@@ -80,6 +85,10 @@ class PACELINE_API BatchStream {
 };
 
 PACELINE_API void check_options(const DataLoaderOptions& options);
+// Whether to pin, which needs CUDA.
+PACELINE_API bool pins_memory(const DataLoaderOptions& options);
+// Gives the tensor pinned memory with the same content.
+PACELINE_API void pin(const at::Tensor& tensor);
 // Throws UsageError if an option is set that a batch sampler stands for.
 PACELINE_API void check_options_beside_batch_sampler(const DataLoaderOptions& options);
 
@@ -149,14 +158,19 @@ class BatchFetcher {
  public:
   using Batch = typename BatchOf<Dataset, Collate>::Type;
 
-  BatchFetcher(Dataset& dataset, std::uint64_t seed, Collate collate)
-      : dataset_(&dataset), seed_(seed), collate_(std::move(collate)) {}
+  BatchFetcher(Dataset& dataset, const DataLoaderOptions& options, Collate collate)
+      : dataset_(&dataset),
+        seed_(options.seed),
+        pins_memory_(detail::pins_memory(options)),
+        collate_(std::move(collate)) {}
 
   // A function for the batches of an epoch, which keeps `fetcher`.
   static BatchStream::Fetch for_epoch(std::shared_ptr<const BatchFetcher> fetcher,
                                       std::int64_t epoch) {
     return [fetcher = std::move(fetcher), epoch](Indices indices, const std::stop_token& stop) {
-      return fetcher->fetch(epoch, indices, stop);
+      auto batch = fetcher->fetch(epoch, indices, stop);
+      if (batch && fetcher->pins_memory_) attempt(indices, [&] { for_each_tensor(*batch, pin); });
+      return batch;
     };
   }
 
@@ -205,6 +219,7 @@ class BatchFetcher {
 
   Dataset* dataset_;
   std::uint64_t seed_;
+  bool pins_memory_;
   Collate collate_;
 };
 
@@ -348,7 +363,7 @@ class DataLoader {
 
   DataLoader(Dataset& dataset, std::unique_ptr<BatchSamplerBase> batch_sampler,
              const DataLoaderOptions& options, Collate collate)
-      : fetcher_(std::make_shared<Fetcher>(dataset, options.seed, std::move(collate))),
+      : fetcher_(std::make_shared<Fetcher>(dataset, options, std::move(collate))),
         batch_sampler_(std::move(batch_sampler)),
         options_(options) {
     detail::check_options(options_);

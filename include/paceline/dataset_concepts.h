@@ -4,6 +4,7 @@
 /// What a data set is.
 
 #include <ATen/core/Generator.h>
+#include <paceline/error.h>
 
 #include <concepts>
 #include <cstdint>
@@ -58,6 +59,7 @@ std::shared_ptr<Dataset> share_dataset(Dataset dataset) {
 }
 template <typename Dataset>
 std::shared_ptr<Dataset> share_dataset(std::shared_ptr<Dataset> dataset) {
+  if (dataset == nullptr) throw UsageError("the data set is a null pointer");
   return dataset;
 }
 

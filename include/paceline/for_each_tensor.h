@@ -17,8 +17,8 @@
 namespace paceline {
 
 /// Calls `visit` for each defined tensor in `value`: a tensor; an optional, a pointer, a tuple, a
-/// pair or a range (vector, array, map) of such values; an IValue, as TorchScript returns it.
-/// Numbers, strings and enumerations have none.
+/// pair or a range (vector, array, map) of such values; an IValue, as TorchScript returns it; an
+/// Example of torch::data. Numbers, strings and enumerations have none.
 ///
 /// For a struct of your own, write next to it
 ///
@@ -41,6 +41,12 @@ void for_each_tensor(const T& value, Visit&& visit) {
                          static_cast<bool>(value);
                        }) {
     if (value) for_each_tensor(*value, visit);
+  } else if constexpr (requires {
+                         value.data;
+                         value.target;
+                       }) {
+    for_each_tensor(value.data, visit);
+    for_each_tensor(value.target, visit);
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
     std::apply([&](const auto&... parts) { (for_each_tensor(parts, visit), ...); }, value);
   } else if constexpr (requires {
@@ -50,8 +56,10 @@ void for_each_tensor(const T& value, Visit&& visit) {
     for (const auto& part : value) for_each_tensor(part, visit);
   } else if constexpr (!std::is_arithmetic_v<T> && !std::is_enum_v<T>) {
     throw UsageError(
-        "static_graph has to find the tensors in what the forward returns, a struct of the "
-        "program's own: write a function for_each_tensor for it (see paceline/for_each_tensor.h)");
+        "the tensors in a struct of the program's own cannot be found, which static_graph needs "
+        "for "
+        "what a forward returns, and pin_memory for batches: write a function for_each_tensor for "
+        "it (see paceline/for_each_tensor.h)");
   }
 }
 

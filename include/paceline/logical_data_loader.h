@@ -177,7 +177,7 @@ class LogicalDataLoader {
   LogicalDataLoader(Dataset& dataset, LogicalRanks ranks, MakeSampler make_sampler,
                     DataLoaderOptions options = {}, Collate collate = {},
                     const std::string& name = "data_loader")
-      : fetcher_(std::make_shared<Fetcher>(dataset, options.seed, std::move(collate))),
+      : fetcher_(std::make_shared<Fetcher>(dataset, options, std::move(collate))),
         ranks_(std::move(ranks)),
         make_batch_sampler_([make = std::move(make_sampler), options](int rank) {
           return BatchSampler(make(rank), options.batch_size, options.drop_last);

@@ -63,7 +63,7 @@ class MappedDataset {
 ///
 /// Owns the data set and the function, which are moved or copied; copies of the result share the
 /// data set and copy the function. Given a std::shared_ptr, the result shares the data set with the
-/// program.
+/// program. Throws UsageError if that is null.
 template <typename Dataset, typename Function>
 auto map(Dataset dataset, Function function) {
   auto shared = detail::share_dataset(std::move(dataset));

@@ -47,9 +47,9 @@ class Subset {
   /// Throws UsageError if an index is out of range.
   Subset(Dataset dataset, std::vector<std::int64_t> indices)
       : Subset(std::make_shared<Dataset>(std::move(dataset)), std::move(indices)) {}
-  /// The same for a data set that others use, too.
+  /// The same for a data set that others use, too. Throws UsageError if it is null.
   Subset(std::shared_ptr<Dataset> dataset, std::vector<std::int64_t> indices)
-      : dataset_(std::move(dataset)),
+      : dataset_(detail::share_dataset(std::move(dataset))),
         indices_(std::make_shared<const std::vector<std::int64_t>>(std::move(indices))) {
     detail::check_indices(*indices_, dataset_->size());
   }
@@ -89,8 +89,8 @@ class Subset {
 ///     auto parts = data::random_split(set, {0.9, 0.1}, /*seed=*/1);
 ///
 /// Fractions are rounded down, and what is left goes to the parts in turn. The parts share the data
-/// set, which is moved or copied, or a std::shared_ptr. Throws UsageError unless lengths add up to
-/// the data set's size, and fractions to 1.
+/// set, which is moved or copied, or a std::shared_ptr. Throws UsageError if that is null, and
+/// unless lengths add up to the data set's size, and fractions to 1.
 template <typename Dataset, typename Number>
 requires std::is_arithmetic_v<Number>
 auto random_split(Dataset dataset, const std::vector<Number>& lengths, std::uint64_t seed = 0) {

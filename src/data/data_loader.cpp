@@ -1,6 +1,7 @@
 #include <paceline/data_loader.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,6 +11,7 @@
 #include <exception>
 #include <string>
 
+#include "base/log.h"
 #include "distributed/translate.h"
 
 namespace paceline::data::detail {
@@ -44,6 +46,19 @@ void check_options(const DataLoaderOptions& options) {
     throw UsageError("DataLoader: timeout needs num_workers: without them, no thread can wait");
   }
   check_at_least("prefetch_factor", options.prefetch_factor, 1);
+}
+
+bool pins_memory(const DataLoaderOptions& options) {
+  if (options.pin_memory && !at::globalContext().hasCUDA()) {
+    base::log(LogLevel::warning,
+              "DataLoader: pin_memory is set, but there is no CUDA: batches are not pinned");
+    return false;
+  }
+  return options.pin_memory;
+}
+
+void pin(const at::Tensor& tensor) {
+  if (tensor.is_cpu() && !tensor.is_pinned()) tensor.set_data(tensor.pin_memory());
 }
 
 void check_options_beside_batch_sampler(const DataLoaderOptions& options) {

@@ -250,5 +250,13 @@ TEST(Map, SharesADatasetThatOthersHave) {
   EXPECT_EQ(copy.get(2), 5);
 }
 
+TEST(DatasetAdapters, RejectNullPointers) {
+  const std::shared_ptr<Squares> null;
+  const auto is_refused = ThrowsMessage<UsageError>(HasSubstr("a null pointer"));
+  EXPECT_THAT([&] { Subset<Squares>(null, {}); }, is_refused);
+  EXPECT_THAT([&] { map(null, [](std::int64_t sample) { return sample; }); }, is_refused);
+  EXPECT_THAT([&] { random_split(null, {1}); }, is_refused);
+}
+
 }  // namespace
 }  // namespace paceline::data

@@ -1,9 +1,12 @@
 // Random numbers of samples, batch samplers and the timeout.
 
+#include <ATen/Context.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/data/example.h>
 
 #include <algorithm>
 #include <atomic>
@@ -255,6 +258,41 @@ TEST(DataLoaderTimeout, NeedsWorkers) {
               ThrowsMessage<UsageError>(HasSubstr("timeout needs num_workers")));
   EXPECT_THAT([&] { DataLoader(set, SequentialSampler(8), {.num_workers = 1, .timeout = -1s}); },
               ThrowsMessage<UsageError>(HasSubstr("timeout is -1000; it must be at least 0")));
+}
+
+struct Examples {
+  torch::data::Example<> get(std::int64_t index) {
+    return {at::full({2}, index), at::full({}, index, at::kLong)};
+  }
+};
+
+TEST(PinMemory, IsOfEveryTensorWhereThereIsCuda) {
+  const Log log;
+  Examples set;
+  std::int64_t next = 0;
+  const bool has_cuda = at::globalContext().hasCUDA();
+  for (const int workers : {0, 2}) {
+    DataLoader loader(set, SequentialSampler(4),
+                      {.batch_size = 2, .num_workers = workers, .pin_memory = true});
+    for (auto& [x, y] : loader) {
+      EXPECT_EQ(x.is_pinned(), has_cuda);
+      EXPECT_EQ(y.is_pinned(), has_cuda);
+      EXPECT_EQ(y[1].item<std::int64_t>(), 2 * (next++ % 2) + 1);
+    }
+  }
+  EXPECT_EQ(next, 4);
+  EXPECT_EQ(log.lines().size(), has_cuda ? 0U : 2U);
+  if (!has_cuda) {
+    EXPECT_THAT(log.lines()[0], HasSubstr("pin_memory is set, but there is no CUDA"));
+  }
+}
+
+TEST(PinMemory, FindsTheTensorsOfExamples) {
+  std::vector<std::int64_t> sizes;
+  const auto visit = [&](const at::Tensor& tensor) { sizes.push_back(tensor.numel()); };
+  for_each_tensor(torch::data::Example<>(at::ones(2), at::ones(3)), visit);
+  for_each_tensor(std::vector{torch::data::TensorExample(at::ones(4))}, visit);
+  EXPECT_THAT(sizes, ElementsAre(2, 3, 4));
 }
 
 }  // namespace
