@@ -191,9 +191,7 @@ Plan plan_given_store(const InitOptions& options, const base::Environment& envir
   return plan;
 }
 
-}  // namespace
-
-Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
+Plan make_plan(const InitOptions& options, const base::Environment& environment, bool first) {
   if (options.store) return plan_given_store(options, environment);
   const InitMethod method = parse_init_method(options.init_method);
   if (method.scheme == "env") check_no_address(method);
@@ -210,7 +208,6 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   number_ranks(options, environment, method, plan);
   if (method.scheme == "env") {
     plan_environment(environment, first, plan);
-    if (plan.means == Plan::Means::inherited) check_replacements(environment, options);
   } else if (method.scheme == "tcp") {
     plan_tcp(method, plan);
   } else if (method.scheme == "file") {
@@ -218,6 +215,17 @@ Plan plan_rendezvous(const InitOptions& options, const base::Environment& enviro
   } else {
     throw UsageError("init_method '" + options.init_method +
                      "' is none of env://, tcp://host:port, file:///path");
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
+  const Plan plan = make_plan(options, environment, first);
+  const bool has_all_processes = plan.launched && plan.size > 1;
+  if (plan.means == Plan::Means::inherited || has_all_processes) {
+    check_replacements(environment, options);
   }
   return plan;
 }

@@ -191,8 +191,13 @@ TEST(Plan, ProcessesAreReplacedOnlyInAWorldThatReconfigures) {
                            {"PACELINE_STORE_FD", "6"}};
   EXPECT_EQ(plan_of(launched, {.enable_reconfigure = true}), "1 of 2 inherited");
   EXPECT_EQ(plan_of(launched, {.world_size = 1, .rank = 0}), "0 of 1 alone");
-  EXPECT_THAT(plan_of(launched), AllOf(HasSubstr("`paceline run --max-replacements 3`"),
-                                       HasSubstr(".enable_reconfigure")));
+  for (const char* const method : {"env://", "tcp://127.0.0.1:4711", "file:///x"}) {
+    EXPECT_THAT(
+        plan_of(launched, {.init_method = method}),
+        AllOf(HasSubstr("`paceline run --max-replacements 3`"), HasSubstr(".enable_reconfigure")));
+  }
+  EXPECT_EQ(plan_of(launched, {.init_method = "file:///x", .world_size = 1, .rank = 0}),
+            "0 of 1 elsewhere");
 }
 
 TEST(Plan, RejectsRanksThatPacelineRunDidNotStart) {
