@@ -4,16 +4,21 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run build test fuzz lint docs python wheel conformance bench peers install clean
+.PHONY: help run examples build test fuzz lint docs python wheel conformance bench peers install clean
 
 help:  ## print this help
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 run:  ## train the Fashion-MNIST example on NPROC=2 ranks; ARGS go to the example
 	@tools/setup run
 	@test -f build/release/build.ninja || cmake --preset release -DPACELINE_TESTS=OFF
 	@cmake --build --preset release --target bin/paceline bin/fashion_mnist
 	@build/release/bin/paceline run --nproc-per-node $(NPROC) build/release/bin/fashion_mnist $(ARGS)
+
+examples:  ## build the examples into build/release/bin
+	@tools/setup run
+	@test -f build/release/build.ninja || cmake --preset release -DPACELINE_TESTS=OFF
+	@cmake --build --preset release --target bin/paceline examples/all
 
 build:  ## build everything
 	@tools/setup test

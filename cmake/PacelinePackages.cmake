@@ -2,7 +2,7 @@
 # every build has tools/setup: an sdist is built anywhere.
 
 set(wanted fmt libfmt-dev nlohmann_json nlohmann-json3-dev ZLIB zlib1g-dev)
-if(PACELINE_COMMAND OR PACELINE_BENCHMARKS OR PACELINE_EXAMPLES)
+if(PACELINE_COMMAND OR PACELINE_BENCHMARKS)
   list(APPEND wanted CLI11 libcli11-dev)
 endif()
 if(PACELINE_COMMAND)

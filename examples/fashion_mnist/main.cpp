@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <paceline/paceline.h>
-#include <CLI/CLI.hpp>
 
 #include <cerrno>
 #include <chrono>
@@ -96,6 +95,7 @@ void check_writable(const fs::path& file) {
 }
 
 void train_and_evaluate(const Options& options) {
+  TORCH_CHECK(options.epochs >= 1, "epochs must be at least 1");
   const auto world = paceline::init_process_group();
   check_writable(options.output);
   torch::manual_seed(0);
@@ -111,27 +111,23 @@ void train_and_evaluate(const Options& options) {
               time.count(), paceline::get_world_size(),
               100.0 * static_cast<double>(score.correct) / static_cast<double>(score.total),
               score.correct, score.total);
-  torch::save(model.module(), options.output.string());
+  paceline::save(*model.module(), options.output);
   std::printf("the model is in %s\n", fs::absolute(options.output).c_str());
 }
 
-int run(int argc, char** argv) {
-  Options options;
-  CLI::App app("Trains a small convolutional network on Fashion-MNIST.");
-  app.option_defaults()->always_capture_default();
-  app.add_option("--epochs", options.epochs, "Passes over the training set")
-      ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--batch-size", options.batch_size, "Images per step and rank")
-      ->check(CLI::Range(1, 60'000));
-  app.add_option("--lr", options.lr, "Learning rate of the first epoch")
-      ->check(CLI::Range(1e-6, 10.0));
-  app.add_option("--data", options.data, "Directory that contains fashion-mnist/");
-  app.add_option("--output", options.output, "File to save the trained model in");
-  CLI11_PARSE(app, argc, argv);
-  train_and_evaluate(options);
-  return 0;
-}
-
 int main(int argc, char** argv) {
-  return paceline::record([&] { return run(argc, argv); });
+  return paceline::record([&] {
+    Options options;
+    paceline::Config config("Trains a small convolutional network on Fashion-MNIST.");
+    config.add("epochs", options.epochs, "Passes over the training set");
+    config.add("batch_size", options.batch_size, "Images per step and rank");
+    config.add("lr", options.lr, "Learning rate of the first epoch");
+    config.add("data", options.data, "Directory that contains fashion-mnist/");
+    config.add("output", options.output, "File to save the trained model in");
+    if (const auto text = config.parse(argc, argv)) {
+      paceline::print(*text);
+    } else {
+      train_and_evaluate(options);
+    }
+  });
 }

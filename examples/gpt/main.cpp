@@ -155,6 +155,8 @@ void write_tokens(const std::string& text, const fs::path& directory) {
   TORCH_CHECK(!valid.empty(), "a text of ", text.size(),
               " bytes is too short: give a longer --text");
   for (const auto& [name, tokens] : {std::pair("train.bin", &train), {"valid.bin", &valid}}) {
+    TORCH_CHECK(!fs::exists(directory / name) || read_text(directory / name) == *tokens,
+                directory.string(), " is a run with another text: give --fresh or another --run");
     std::ofstream file(directory / name, std::ios::binary);
     file.exceptions(std::ios::failbit | std::ios::badbit);
     file.write(tokens->data(), static_cast<std::streamsize>(tokens->size()));
@@ -175,7 +177,7 @@ double evaluate(Model& model, const data::TokenDataset& set, const Options& opti
     metrics.add("loss", cross_entropy(model(x).flatten(0, 1), y.flatten()), y.numel());
   }
   model.train();
-  return metrics.reduce().means.at("loss");
+  return metrics.reduce().mean("loss");
 }
 
 std::string write_text(GptImpl& gpt, const Options& options) {
@@ -209,6 +211,8 @@ double rate_of(std::int64_t step, const Options& options) {
 void train(const Options& options, const paceline::Config& config) {
   TORCH_CHECK(options.context >= 4 && options.accumulate >= 1 && options.evaluate_every >= 1,
               "context must be at least 4; accumulate and evaluate_every at least 1");
+  TORCH_CHECK(options.heads >= 1 && options.width % options.heads == 0,
+              "width must be a multiple of heads");
   const auto world = paceline::init_process_group();
   const paceline::Logger log;
   if (paceline::get_rank() == 0) {
@@ -216,7 +220,6 @@ void train(const Options& options, const paceline::Config& config) {
     write_tokens(read_text(options.text), options.run);
   }
   paceline::barrier();  // the other ranks read what rank 0 has written
-  config.save(options.run / "config.yaml");
   paceline::manual_seed(options.seed);
 
   const data::TokenDataset train_set(
@@ -243,6 +246,9 @@ void train(const Options& options, const paceline::Config& config) {
                                 {"step", step}};
   paceline::CheckpointDirectory checkpoints(options.run, {.keep_last = 2, .asynchronous = true});
   if (const auto resumed = checkpoints.resume(states)) log.info(resumed->message);
+  config.save(options.run / "config.yaml");
+  log.info(std::to_string(train_set.tokens()) + " bytes to train with, on " +
+           std::to_string(paceline::get_world_size()) + " ranks");
   paceline::SummaryWriter writer(options.run, {.purge_step = step});
 
   paceline::Metrics metrics;

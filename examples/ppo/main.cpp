@@ -262,11 +262,11 @@ void update(Model& model, torch::optim::Optimizer& optimizer, const Rollout& rol
 
 // Returns whether the mean return of the last 100 games has reached the goal.
 bool train(const Options& options, const paceline::Config& config) {
-  TORCH_CHECK(options.games >= 1 && options.rollout_steps >= 1 && options.epochs >= 1 &&
-                  options.minibatches >= 1 &&
-                  options.minibatches <= options.games * options.rollout_steps,
-              "games, rollout_steps and epochs must be at least 1, and minibatches no more than "
-              "the moves of an update");
+  TORCH_CHECK(
+      options.games >= 1 && options.rollout_steps >= 1 && options.epochs >= 1 &&
+          options.minibatches >= 1 && options.minibatches <= options.games * options.rollout_steps,
+      "games, rollout_steps and epochs must be at least 1, and minibatches from 1 to games * "
+      "rollout_steps");
   const auto world = paceline::init_process_group();
   config.save(options.run / "config.yaml");
   paceline::manual_seed(options.seed, {.per_rank = true});  // each rank chooses moves of its own
@@ -282,7 +282,7 @@ bool train(const Options& options, const paceline::Config& config) {
     update(model, optimizer, actor.play(model), options);
     schedule.step();
     for (const double value : actor.last_returns()) metrics.add("return", value);
-    const double mean = metrics.reduce().means["return"];
+    const double mean = metrics.reduce().mean("return");
     is_solved = mean >= options.solved_at;  // the same on all ranks, so all stop at once
     writer.add_scalar("return", mean, i);
     if (i % 10 == 0 || is_solved) {

@@ -104,13 +104,13 @@ paceline::Metrics::Values evaluate(Model& model, const Options& options) {
 }
 
 int train(const Options& options, const paceline::Config& config) {
+  TORCH_CHECK(options.checkpoint_every >= 1, "checkpoint_every must be at least 1");
   const auto world = paceline::init_process_group();
-  paceline::print("training on " + std::to_string(paceline::get_world_size()) + " ranks");
+  paceline::print("ranks: " + std::to_string(paceline::get_world_size()));
   if (options.fresh && paceline::get_rank() == 0) fs::remove_all(options.run);
   // The only barrier: other ranks must not look for checkpoints before rank 0 has removed them.
   // Everything below that depends on other ranks is a collective call already, and waits for them.
   paceline::barrier();
-  config.save(options.run / "config.yaml");
 
   paceline::manual_seed(options.seed, {.per_rank = true});  // dropout differs between ranks
   const data::FashionMnist images(options.data, data::Split::train);
@@ -122,6 +122,7 @@ int train(const Options& options, const paceline::Config& config) {
       data::BatchSampler(data::DistributedSampler(set.size(), {.seed = options.seed}),
                          options.batch_size, /*drop_last=*/true),
       {.num_workers = options.num_workers, .seed = options.seed}, collate);
+  TORCH_CHECK(loader.size() > 0, set.size(), " images are fewer than all ranks need for a batch");
 
   Model model{Net()};  // its parameters become rank 0's
   optim::AdamW optimizer(model.parameters(),
@@ -143,6 +144,7 @@ int train(const Options& options, const paceline::Config& config) {
   paceline::CheckpointDirectory checkpoints(options.run,
                                             {.keep_last = 2, .keep_best = 1, .asynchronous = true});
   if (const auto resumed = checkpoints.resume(states)) paceline::print(resumed->message);
+  config.save(options.run / "config.yaml");
 
   paceline::SummaryWriter writer(options.run, {.purge_step = step});
   paceline::Preemption preemption;

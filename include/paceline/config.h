@@ -148,7 +148,8 @@ ConfigOption make_option(std::vector<T>& variable, std::string help) {
 ///
 /// A dot in a name separates the maps of the file. What is set nowhere keeps its value. Flags
 /// override the file, in any order; `--config` may come several times, and then later files
-/// override earlier ones. A bool is set by `--name` or `--no-name`, or by `--name=false`.
+/// override earlier ones. A bool is set by `--name` or `--no-name`, or by `--name=false`. Flags may
+/// have dashes where names have underscores.
 ///
 /// Errors are UsageError and name the file and the line, or the flag, what was got and what is
 /// allowed, and for an unknown name the nearest one. Needs yaml-cpp when Paceline is built.
@@ -183,6 +184,7 @@ class PACELINE_API Config {
 
  private:
   void add_option(const std::string& name, detail::ConfigOption option);
+  std::string name_of_flag(const std::string& flag) const;
   const detail::ConfigOption& find(const std::string& name, const std::string& source) const;
   void set(const std::string& name, const std::vector<std::string>& texts,
            const std::string& source) const;

@@ -25,7 +25,7 @@ namespace paceline {
 ///       metrics.add_confusion("classes", output.argmax(1), y, 10);
 ///     }
 ///     const auto epoch = metrics.reduce();
-///     paceline::print(fmt::format("loss {:.4f}", epoch.means.at("loss")));
+///     paceline::print("loss " + std::to_string(epoch.mean("loss")));
 ///
 /// Every sample has the same weight, however the ranks share them. Sums are rounded once, at the
 /// end, so they do not depend on the order or the rank of what was added. Use it on one thread at a
@@ -38,6 +38,10 @@ class PACELINE_API Metrics {
     /// int64 of shape (classes, classes): how often there was which target (the row) and which
     /// prediction (the column).
     std::map<std::string, at::Tensor> confusions{};
+
+    /// The mean of a name. NaN if no rank has added anything, as in an epoch that a resumed run has
+    /// already seen to its end; otherwise throws UsageError if there are other names only.
+    double mean(const std::string& name) const;
   };
 
   /// `group`: the ranks that combine their metrics.

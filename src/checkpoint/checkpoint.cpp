@@ -27,11 +27,20 @@ using base::MappedFile;
 using checkpoint::attempt;
 using nlohmann::json;
 
+bool is_torch_name(const std::filesystem::path& path) {
+  return path.extension() == ".pt" || path.extension() == ".pth";
+}
+
 // Of one file with tensors.
 StateDict load_file(const std::shared_ptr<MappedFile>& file, const std::filesystem::path& path,
                     c10::Device device) {
   if (!checkpoint::is_torch_file(file->content())) {
-    return checkpoint::read_safetensors(file, path, device);
+    try {
+      return checkpoint::read_safetensors(file, path, device);
+    } catch (const CorruptFile& error) {
+      if (!is_torch_name(path)) throw;
+      throw CorruptFile(fmt::format("{}; nor was it written by torch.save", error.what()));
+    }
   }
   const at::IValue value =
       checkpoint::read_torch_file(file, path, device, checkpoint::StorageMemory::mapped);
@@ -150,7 +159,7 @@ StateDict load_and_broadcast(const std::filesystem::path& path, const LoadOption
 }  // namespace
 
 void save(const StateDict& state, const std::filesystem::path& path, const SaveOptions& options) {
-  if (path.extension() != ".pt" && path.extension() != ".pth") {
+  if (!is_torch_name(path)) {
     return checkpoint::write_safetensors(state, path, options);
   }
   if (!options.metadata.empty()) {

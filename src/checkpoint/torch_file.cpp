@@ -107,7 +107,10 @@ class TorchFileReader {
 
   at::IValue read() {
     if (archive_.hasRecord("constants.pkl")) {
-      throw UsageError(fmt::format("{}: is a TorchScript program: use torch::jit::load", path_));
+      throw UsageError(
+          fmt::format("{}: is a TorchScript program, or was written by torch::save in C++: use "
+                      "torch::jit::load or torch::load",
+                      path_));
     }
     if (archive_.hasRecord("byteorder") && record("byteorder") != "little") {
       throw UsageError(fmt::format(
@@ -522,7 +525,7 @@ at::IValue read_torch_file(const std::shared_ptr<base::MappedFile>& file,
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& error) {
-    throw CorruptFile(fmt::format("{}: {}", path.string(), error.msg()));
+    throw CorruptFile(fmt::format("{}: is truncated or damaged: {}", path.string(), error.msg()));
   } catch (const std::bad_alloc&) {
     throw CorruptFile(fmt::format("{}: needs more memory than there is", path.string()));
   } catch (const std::exception& error) {

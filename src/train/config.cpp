@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <numeric>
@@ -127,10 +129,12 @@ void Config::set(const std::string& name, const std::vector<std::string>& texts,
 
 void Config::load(const fs::path& path) {
   // Not base::read_file: --config <(...) is a pipe.
+  errno = 0;
   std::ifstream file(path);
   std::ostringstream content;
   if (!file || fs::is_directory(path) || (file.peek() != EOF && !(content << file.rdbuf()))) {
-    throw Error(fmt::format("cannot read {}", path.string()));
+    throw Error(fmt::format("cannot read {}: {}", path.string(),
+                            fs::is_directory(path) ? "it is a directory" : std::strerror(errno)));
   }
   for (const ConfigValue& value : train::parse_yaml(content.str(), path.string())) {
     const std::string source = fmt::format("{}:{}", path.string(), value.line);
@@ -169,23 +173,35 @@ std::vector<std::string> list_of(const std::string& text, const std::string& sou
 
 }  // namespace
 
+// As torchrun's, flags may have dashes where names have underscores.
+std::string Config::name_of_flag(const std::string& flag) const {
+  for (const auto& [name, option] : options_) {
+    const bool is_same = std::ranges::equal(name, flag, [](char of_name, char of_flag) {
+      return of_name == of_flag || (of_name == '_' && of_flag == '-');
+    });
+    if (is_same) return name;
+  }
+  return flag;
+}
+
 std::optional<std::string> Config::parse(int argc, const char* const* argv) {
   std::vector<std::pair<std::string, std::vector<std::string>>> flags;  // set after the files
   bool prints = false;
   for (int i = 1; i < argc; ++i) {
-    auto [name, value] = parse_flag(argv[i]);
-    const std::string source = "--" + name;
-    if (name == "help" && !value) return help();
+    if (argv[i] == std::string_view("-h") || argv[i] == std::string_view("--help")) return help();
+    auto [flag, value] = parse_flag(argv[i]);
+    const std::string source = "--" + flag;
+    const std::string name = name_of_flag(flag);
     if (name == "print-config" && !value) {
       prints = true;
       continue;
     }
-    const bool negates = name.starts_with("no-") && !value &&
-                         std::ranges::any_of(options_, [&, &flag = name](const auto& option) {
-                           return option.second.is_bool && "no-" + option.first == flag;
-                         });
+    const std::string negated = name.starts_with("no-") ? name_of_flag(name.substr(3)) : "";
+    const bool negates = !value && std::ranges::any_of(options_, [&](const auto& option) {
+      return option.second.is_bool && option.first == negated;
+    });
     if (negates) {
-      flags.emplace_back(name.substr(3), std::vector<std::string>{"false"});
+      flags.emplace_back(negated, std::vector<std::string>{"false"});
       continue;
     }
     const bool is_list = name != "config" && find(name, source).is_list;

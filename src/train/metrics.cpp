@@ -69,6 +69,16 @@ void Metrics::add_confusion(const std::string& name, const at::Tensor& predictio
   sum = sum.defined() ? sum + counts : counts;
 }
 
+double Metrics::Values::mean(const std::string& name) const {
+  const auto found = means.find(name);
+  if (found != means.end()) return found->second;
+  if (means.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::vector<std::string> names;
+  for (const auto& one : means) names.push_back(one.first);
+  throw UsageError(
+      fmt::format("Metrics: there is no mean '{}', but {}", name, fmt::join(names, ", ")));
+}
+
 Metrics::Values Metrics::reduce() {
   json own{{"means", json::object()}, {"confusions", json::object()}};
   for (const auto& [name, mean] : means_) {

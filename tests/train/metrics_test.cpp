@@ -87,7 +87,9 @@ TEST_P(MetricsWorlds, AreThoseOfOneProcess) {
     // The same bits, however the samples are shared: 128 bits hold their sum.
     Int128 sum = 0;
     for (int i = 0; i < kSamples; ++i) sum += static_cast<Int128>(losses[i].item<double>());
-    EXPECT_EQ(values.means.at("loss"), static_cast<double>(sum) / kSamples);
+    EXPECT_EQ(values.mean("loss"), static_cast<double>(sum) / kSamples);
+    EXPECT_THAT([&] { values.mean("los"); },
+                ThrowsMessage<UsageError>(HasSubstr("no mean 'los', but loss, none")));
     EXPECT_TRUE(std::isnan(values.means.at("none")));
     for (int other = 0; other < std::min(size, kSamples); ++other) {
       EXPECT_EQ(values.means.at("of rank " + std::to_string(other)), other);

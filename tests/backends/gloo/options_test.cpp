@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -96,10 +97,11 @@ TEST(GlooOptions, OfDifferentNumbersOfInterfacesAreRefused) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     if (rank == 0) {
       // Rank 0 waits for a rank that has refused.
-      EXPECT_THROW(new_group({}, {.timeout = std::chrono::seconds(1),
-                                  .backend = "gloo",
-                                  .backend_options = GlooOptions{.interfaces = {"lo"}}}),
-                   Error);
+      EXPECT_THROW(
+          std::ignore = new_group({}, {.timeout = std::chrono::seconds(1),
+                                       .backend = "gloo",
+                                       .backend_options = GlooOptions{.interfaces = {"lo"}}}),
+          Error);
     } else {
       EXPECT_THAT(
           [] {
