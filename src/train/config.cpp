@@ -175,13 +175,15 @@ std::vector<std::string> list_of(const std::string& text, const std::string& sou
 
 // As torchrun's, flags may have dashes where names have underscores.
 std::string Config::name_of_flag(const std::string& flag) const {
+  std::string found = flag;
   for (const auto& [name, option] : options_) {
-    const bool is_same = std::ranges::equal(name, flag, [](char of_name, char of_flag) {
+    if (name == flag) return name;
+    const bool is_similar = std::ranges::equal(name, flag, [](char of_name, char of_flag) {
       return of_name == of_flag || (of_name == '_' && of_flag == '-');
     });
-    if (is_same) return name;
+    if (is_similar) found = name;
   }
-  return flag;
+  return found;
 }
 
 std::optional<std::string> Config::parse(int argc, const char* const* argv) {

@@ -147,6 +147,27 @@ TEST_F(ConfigTest, WritesWhatItReads) {
   }
 }
 
+TEST(Config, TakesFlagsWithDashesForUnderscores) {
+  int batch_size = 1;
+  bool use_cache = true;
+  int exact = 1;
+  int similar = 1;
+  Config config;
+  config.add("batch_size", batch_size);
+  config.add("optimizer.use_cache", use_cache);
+  config.add("x_y", similar);
+  config.add("x-y", exact);
+  const char* const arguments[] = {"train", "--batch-size=2", "--no-optimizer.use-cache", "--x-y",
+                                   "3"};
+  EXPECT_FALSE(config.parse(5, arguments));
+  EXPECT_EQ(batch_size, 2);
+  EXPECT_FALSE(use_cache);
+  EXPECT_EQ(exact, 3);
+  EXPECT_EQ(similar, 1);
+  const char* const help[] = {"train", "-h"};
+  EXPECT_THAT(config.parse(2, help).value(), HasSubstr("--batch_size"));
+}
+
 TEST_F(ConfigTest, PrintsItselfAndItsHelp) {
   EXPECT_EQ(parse({"--print-config", "--epochs", "7"}),
             "epochs: 7\n"
