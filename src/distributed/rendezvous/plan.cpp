@@ -222,7 +222,7 @@ Plan make_plan(const InitOptions& options, const base::Environment& environment,
 }  // namespace
 
 Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
-  const Plan plan = make_plan(options, environment, first);
+  Plan plan = make_plan(options, environment, first);
   const bool has_all_processes = plan.launched && plan.size > 1;
   if (plan.means == Plan::Means::inherited || has_all_processes) {
     check_replacements(environment, options);
