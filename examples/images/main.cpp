@@ -132,7 +132,7 @@ void train(const Options& options, const paceline::Config& config) {
                            .drop_last = true,
                            .seed = options.seed});
 
-  // Normalized over the images of all ranks, as those of one process with their batch.
+  // Each BatchNorm uses the images of all ranks, as one process with the whole batch does.
   Model model{
       paceline::convert_sync_batchnorm(Net(static_cast<std::int64_t>(images.classes().size())))};
   TORCH_CHECK(loader.size() > 0, images.size(),

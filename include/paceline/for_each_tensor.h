@@ -57,9 +57,8 @@ void for_each_tensor(const T& value, Visit&& visit) {
   } else if constexpr (!std::is_arithmetic_v<T> && !std::is_enum_v<T>) {
     throw UsageError(
         "the tensors in a struct of the program's own cannot be found, which static_graph needs "
-        "for "
-        "what a forward returns, and pin_memory for batches: write a function for_each_tensor for "
-        "it (see paceline/for_each_tensor.h)");
+        "for what a forward returns, and pin_memory for batches: write a function for_each_tensor "
+        "for it (see paceline/for_each_tensor.h)");
   }
 }
 

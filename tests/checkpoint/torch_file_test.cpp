@@ -297,7 +297,7 @@ TEST_F(TorchFiles, GiveTensorsOfTheMappedFile) {
   expect_same(paceline::load(path())["x"], loaded["x"], "x");
 }
 
-// As those of torch.save are not, but a file may be written anew by other programs.
+// torch.save writes no such records, but another program may rewrite a file.
 TEST_F(TorchFiles, WithCompressedOrUnalignedRecordsAreRead) {
   StateDict state;
   state.insert("x", at::arange(1000.0, at::kDouble));
