@@ -45,7 +45,7 @@ namespace comm_hooks {
 /// Averages as DistributedDataParallel does without a hook, by one collective for each bucket. A
 /// building block for custom hooks.
 ///
-/// `group`, here and in the next two: the ranks to average over. Unset: the process_group of the
+/// `group`, here and below: the ranks to average over. Unset: the process_group of the
 /// model that runs the hook. A custom hook then must call this one before it returns, on the thread
 /// that it was called on; on another thread this throws UsageError.
 PACELINE_API CommHook all_reduce(std::optional<ProcessGroup> group = {});
@@ -55,6 +55,21 @@ PACELINE_API CommHook all_reduce(std::optional<ProcessGroup> group = {});
 PACELINE_API CommHook fp16_compress(std::optional<ProcessGroup> group = {});
 /// The same as bfloat16, with less precision.
 PACELINE_API CommHook bf16_compress(std::optional<ProcessGroup> group = {});
+
+/// Divides gradients by `factor` before it adds them up, and multiplies the sum by `factor` over
+/// the number of ranks, so that sums in float16 stay in its range. Apex's
+/// gradient_predivide_factor. Throws UsageError unless the factor is positive and finite.
+PACELINE_API CommHook predivided_all_reduce(double factor, std::optional<ProcessGroup> group = {});
+
+/// Has `hook` communicate the bucket as float16, and converts the result back:
+/// `fp16_compress_wrapper(power_sgd(state))`. Throws UsageError for a null hook; so do the next
+/// two.
+PACELINE_API CommHook fp16_compress_wrapper(CommHook hook);
+/// The same as bfloat16.
+PACELINE_API CommHook bf16_compress_wrapper(CommHook hook);
+/// The same as float32, for 16-bit gradients over a backend that adds them in 16 bits. Apex's
+/// allreduce_always_fp32.
+PACELINE_API CommHook fp32_wrapper(CommHook hook);
 
 }  // namespace comm_hooks
 }  // namespace paceline

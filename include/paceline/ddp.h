@@ -79,6 +79,10 @@ struct DdpOptions {
   /// The last one holds for all further buckets.
   std::vector<double> bucket_cap_mb_list{};
 
+  /// In place of a size: names of parameters with which buckets end, so that a bucket is reduced
+  /// when such a parameter's gradient is ready. Gradients that are ready later end in the last
+  /// bucket. Apex's allreduce_trigger_params.
+  std::vector<std::string> all_reduce_trigger_params{};
   /// Whether gradients of 64 KiB or more are allocated in shared memory and reduced there, without
   /// a copy; gradient_as_bucket_view then applies to smaller gradients only. Only over the backend
   /// paceline, on the CPU, without a communication hook.

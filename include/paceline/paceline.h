@@ -30,6 +30,7 @@
 #include <paceline/for_each_tensor.h>
 #include <paceline/images.h>
 #include <paceline/join.h>
+#include <paceline/local_sgd.h>
 #include <paceline/log.h>
 #include <paceline/logger.h>
 #include <paceline/logical_data_loader.h>
@@ -38,6 +39,7 @@
 #include <paceline/map.h>
 #include <paceline/metrics.h>
 #include <paceline/optimizers.h>
+#include <paceline/power_sgd.h>
 #include <paceline/preemption.h>
 #include <paceline/print.h>
 #include <paceline/progress.h>

@@ -14,7 +14,7 @@
 #include "base/deadline.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
-#include "parallel/comm_hooks/model_group.h"
+#include "parallel/comm_hooks/running_hook.h"
 #include "parallel/with_error_context.h"
 
 namespace paceline::comm_hooks {
@@ -62,11 +62,11 @@ class Completion {
 }  // namespace
 
 HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
-                                     const Options& options, MakeGradBucket make_grad_bucket)
+                                     const Options& options, MakeInput make_input)
     : group_(group),
       hook_(std::move(hook)),
       describe_(options.describe),
-      make_grad_bucket_(std::move(make_grad_bucket)),
+      make_input_(std::move(make_input)),
       timeout_(timeout_of(*group->getBackend(options.buckets.front().device.type()))),
       all_ranks_(static_cast<std::size_t>(group->getSize())),
       open_(options.buckets.size() - 1) {
@@ -102,6 +102,7 @@ void HookBucketReducer::begin_step(const shm::StepSummary& summary, Weights weig
   control_->begin_step(summary, weights, frozen);
   open_.assign(tensors_.size(), {});
   next_ = 0;
+  after_last_.clear();
 }
 
 void HookBucketReducer::publish(std::size_t bucket) {
@@ -121,9 +122,11 @@ void HookBucketReducer::run_hooks() {
     if (!bucket.published && !bucket.skipped) return;
     if (bucket.skipped) continue;
     guarded(next_, [&] {
-      c10d::GradBucket grads = make_grad_bucket_(next_);
-      const ModelGroup running(group_);
-      bucket.result = hook_->runHook(grads);
+      Input input = make_input_(next_);
+      const RunningHook running(group_, input.parameters, [this](std::function<void()> body) {
+        after_last_.emplace_back(next_, std::move(body));
+      });
+      bucket.result = hook_->runHook(input.bucket);
       if (!bucket.result) throw Error("it returned a null future");
     });
   }
@@ -131,6 +134,7 @@ void HookBucketReducer::run_hooks() {
 
 void HookBucketReducer::finish() {
   const auto begin = std::chrono::steady_clock::now();
+  for (const auto& [bucket, body] : after_last_) guarded(bucket, body);
   for (std::size_t b = 0; b < open_.size(); ++b) {
     if (!open_[b].result) continue;
     await(b);

@@ -2,6 +2,11 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
 #include <paceline/distributed.h>
 
 #include "distributed/backend.h"
@@ -16,11 +21,15 @@ namespace paceline::comm_hooks {
 class HookBucketReducer final : public distributed::BucketReducer {
  public:
   using Hook = std::shared_ptr<c10d::CommHookInterface>;
-  using MakeGradBucket = std::function<c10d::GradBucket(std::size_t bucket)>;
+  struct Input {
+    c10d::GradBucket bucket;
+    std::span<const std::size_t> parameters;  // their numbers in the model
+  };
+  using MakeInput = std::function<Input(std::size_t bucket)>;
 
   // Collective.
   HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Hook hook,
-                    const Options& options, MakeGradBucket make_grad_bucket);
+                    const Options& options, MakeInput make_input);
 
   const at::Tensor& tensor(std::size_t bucket) const override;
   void begin_step(const shm::StepSummary& summary, Weights weights,
@@ -63,13 +72,15 @@ class HookBucketReducer final : public distributed::BucketReducer {
   ProcessGroup group_;
   Hook hook_;
   Describe describe_;
-  MakeGradBucket make_grad_bucket_;
+  MakeInput make_input_;
   std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<distributed::ExtendedBackend> backend_;  // of `control`; null over others
   std::vector<int> all_ranks_;                                // of the group
   std::vector<at::Tensor> tensors_;
   std::vector<Open> open_;
   std::size_t next_ = 0;  // whose hook runs next
+  // What hooks left to do after the last one, and by which bucket's.
+  std::vector<std::pair<std::size_t, std::function<void()>>> after_last_;
   std::unique_ptr<BucketReducer> control_;
   std::vector<Wait> waits_;
 };

@@ -19,6 +19,7 @@ void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
   };
   plan.places.resize(parameters.size());
   std::map<std::pair<at::ScalarType, std::string>, Filling> filling;
+  const auto ends = [&](std::size_t i) { return !limits.ends.empty() && limits.ends[i]; };
   for (const std::size_t i : order) {
     const at::Tensor& parameter = parameters[i];
     const auto element = parameter.element_size();
@@ -34,6 +35,7 @@ void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
       bucket.count = parameter.numel();
       bucket.parameters = {i};
       bucket.dedicated = true;
+      if (ends(i)) filling.clear();
       continue;
     }
     auto found = filling.find(key);
@@ -48,6 +50,7 @@ void add_buckets(BucketPlan& plan, const std::vector<at::Tensor>& parameters,
     plan.places[i] = {current.bucket, bucket.count};
     bucket.count += (parameter.numel() + line - 1) / line * line;
     bucket.parameters.push_back(i);
+    if (ends(i)) filling.clear();
   }
 }
 

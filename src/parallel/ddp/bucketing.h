@@ -32,6 +32,8 @@ struct BucketLimits {
   std::vector<std::size_t> caps;
   // A gradient of at least this many bytes gets a dedicated bucket.
   std::size_t dedicated;
+  // By parameter, if any: whether all buckets end with it.
+  std::vector<bool> ends{};
 };
 
 // Appends buckets that hold the parameters with the numbers in `order`, in that order. A bucket

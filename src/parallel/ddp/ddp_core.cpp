@@ -91,20 +91,36 @@ void check_logical_ranks(const DdpOptions& wanted, const ddp::WrappedModel& mode
   }
 }
 
+// `option` names `name`.
+void check_parameter(const std::string& name, const char* option,
+                     const std::vector<ddp::NamedTensor>& parameters) {
+  if (std::ranges::count(parameters, name, &ddp::NamedTensor::name) > 0) return;
+  throw UsageError(fmt::format("{} names {}, which is not a parameter that requires a gradient",
+                               option, name));
+}
+
+void check_triggers(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {
+  const auto& triggers = options.all_reduce_trigger_params;
+  if (triggers.empty()) return;
+  if (options.bucket_cap_mb || !options.bucket_cap_mb_list.empty()) {
+    throw UsageError(
+        "all_reduce_trigger_params and the sizes of buckets cannot be combined: buckets end with "
+        "the named parameters");
+  }
+  for (const auto& name : triggers) check_parameter(name, "all_reduce_trigger_params", parameters);
+}
+
 void check_delayed(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {
   const auto& delayed = options.delay_all_reduce_named_params;
   const std::string& trigger = options.param_to_hook_all_reduce;
   if (delayed.empty() != trigger.empty()) {
     throw UsageError("delay_all_reduce_named_params and param_to_hook_all_reduce need each other");
   }
-  const auto check = [&](const std::string& name, const char* option) {
-    if (std::ranges::count(parameters, name, &ddp::NamedTensor::name) > 0) return;
-    throw UsageError(fmt::format("{} names {}, which is not a parameter that requires a gradient",
-                                 option, name));
-  };
   if (trigger.empty()) return;
-  check(trigger, "param_to_hook_all_reduce");
-  for (const auto& name : delayed) check(name, "delay_all_reduce_named_params");
+  check_parameter(trigger, "param_to_hook_all_reduce", parameters);
+  for (const auto& name : delayed) {
+    check_parameter(name, "delay_all_reduce_named_params", parameters);
+  }
   if (std::ranges::count(delayed, trigger) > 0) {
     throw UsageError(
         fmt::format("{} cannot wait for its own gradient: it is named by both "
@@ -140,6 +156,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   }
   check_devices(options, parameters);
   check_delayed(options, parameters);
+  check_triggers(options, parameters);
   // The world of now, also when there is another one later.
   options_.process_group = ProcessGroup(options.process_group.c10d());
   const int ranks = get_world_size(options_.process_group);

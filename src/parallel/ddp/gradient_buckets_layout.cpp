@@ -20,12 +20,14 @@ constexpr double kMiB = 1024 * 1024;
 constexpr double kDefaultCap = 25;
 // Small, so that communication starts early.
 constexpr double kDefaultFirstCap = 1;
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 // Copying this much costs no more than a separate bucket.
 constexpr std::size_t kDedicatedBytes = std::size_t{64} << 10;
 
 std::vector<double> caps_in_mib(const DdpOptions& options) {
   if (!options.bucket_cap_mb_list.empty()) return options.bucket_cap_mb_list;
   if (options.bucket_cap_mb) return {*options.bucket_cap_mb};
+  if (!options.all_reduce_trigger_params.empty()) return {kUnlimited};
   return {kDefaultFirstCap, kDefaultCap};
 }
 
@@ -74,6 +76,10 @@ void GradientBuckets::make_plan(const Indices& order) {
   for (const auto& parameter : parameters_) tensors.push_back(parameter.tensor);
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
   BucketLimits limits{caps_of(options_), uses_in_place() ? kDedicatedBytes : kNever};
+  const auto& triggers = options_.all_reduce_trigger_params;
+  for (const auto& parameter : parameters_) {
+    limits.ends.push_back(std::ranges::count(triggers, parameter.name) > 0);
+  }
   order_ = order;
   plan_ = {};
   add_buckets(plan_, tensors, order_, limits);
@@ -120,7 +126,10 @@ void GradientBuckets::make_bucket_reducer() {
   try {
     if (hook_) {
       bucket_reducer_ = std::make_unique<comm_hooks::HookBucketReducer>(
-          group, hook_, wanted, [this](std::size_t bucket) { return grad_bucket(bucket); });
+          group, hook_, wanted, [this](std::size_t bucket) {
+            return comm_hooks::HookBucketReducer::Input{grad_bucket(bucket),
+                                                        plan_.buckets[bucket].parameters};
+          });
     } else {
       bucket_reducer_ = distributed::make_bucket_reducer(
           group, parameters_.front().tensor.device().type(), wanted);

@@ -39,7 +39,15 @@ INSTANTIATE_TEST_SUITE_P(, DdpCommHookWorldsUpTo4, test::worlds({2, 3, 4}), test
 
 TEST_P(DdpCommHookWorldsUpTo4, BuiltInHooksAverage) {
   expect_torch_ranks(GetParam(), [](int rank, int n) {
+    // Sees what it gets from a wrapper.
+    const CommHook inner = [](GradBucket& bucket) {
+      EXPECT_EQ(bucket.getBuffer().scalar_type(), at::kFloat);
+      EXPECT_EQ(bucket.getGradients()[0].scalar_type(), at::kFloat);
+      return comm_hooks::all_reduce()(bucket);
+    };
     const std::pair<CommHook, double> hooks[] = {{comm_hooks::all_reduce(), 1e-12},
+                                                 {comm_hooks::predivided_all_reduce(3), 1e-12},
+                                                 {comm_hooks::fp32_wrapper(inner), 2e-6},
                                                  {comm_hooks::fp16_compress(), 2e-3},
                                                  {comm_hooks::bf16_compress(), 2e-2}};
     for (const auto& [hook, relative] : hooks) {
@@ -105,6 +113,23 @@ TEST(DdpCommHook, CompressedGradientsAddUpInFloat32) {
     const double gradient = rank == 0 ? 2048.0 : 1.0;
     EXPECT_FLOAT_EQ(averaged_by(comm_hooks::fp16_compress(), gradient), 513.0f);
   });
+}
+
+// The sum of 4 times 30000 is too large for float16, that of 4 times 7500 is not.
+TEST(DdpCommHook, PredividedSumsStayInTheRangeOfFloat16) {
+  for (const auto& backend : test::backends()) {
+    expect_torch_ranks(4, backend, [](int, int) {
+      const auto hook = comm_hooks::fp16_compress_wrapper(comm_hooks::predivided_all_reduce(4));
+      EXPECT_EQ(averaged_by(hook, 30000), 30000.0f);
+    });
+  }
+}
+
+TEST(DdpCommHook, WrappersAndFactorsAreChecked) {
+  EXPECT_THAT([] { comm_hooks::predivided_all_reduce(0); },
+              ThrowsMessage<UsageError>(HasSubstr("positive and finite")));
+  EXPECT_THAT([] { comm_hooks::fp16_compress_wrapper(nullptr); },
+              ThrowsMessage<UsageError>(HasSubstr("fp16_compress_wrapper needs a hook")));
 }
 
 TEST(DdpCommHook, SeesEveryBucketOfEveryStepInOrder) {

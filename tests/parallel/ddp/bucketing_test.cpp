@@ -41,5 +41,21 @@ TEST(Bucketing, LargeGradientsHaveBucketsOfTheirOwn) {
   EXPECT_EQ(plan.buckets[2].count, 1001) << "there is nothing to align";
 }
 
+TEST(Bucketing, BucketsEndWithTriggers) {
+  const auto floats = [](std::int64_t n) { return torch::zeros({n}); };
+  const std::vector<at::Tensor> parameters{floats(7), torch::zeros({5}, at::kDouble), floats(1000),
+                                           floats(8), floats(9)};
+  BucketPlan plan;
+  add_buckets(plan, parameters, std::vector<std::size_t>{4, 3, 2, 1, 0},
+              {.caps = {1 << 20},
+               .dedicated = 4 * 1000,
+               .ends = {false, false, true, true, false}});
+  ASSERT_EQ(plan.buckets.size(), 4u);
+  EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(4, 3));
+  EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(2));
+  EXPECT_THAT(plan.buckets[2].parameters, ElementsAre(1)) << "of a type of its own";
+  EXPECT_THAT(plan.buckets[3].parameters, ElementsAre(0));
+}
+
 }  // namespace
 }  // namespace paceline::ddp

@@ -54,6 +54,7 @@ TEST_P(DdpOptionsWorldsUpTo3, EachGivesTheGradientOfTheWholeBatch) {
        .gradient_as_bucket_view = false},
       {.bucket_cap_mb = kTinyBucket, .static_graph = true},
       {.static_graph = true, .bucket_cap_mb_list = {kTinyBucket, 0.01}},
+      {.all_reduce_trigger_params = {"second.weight", "first.bias"}},
       {.delay_all_reduce_named_params = {"last.weight", "second.bias"},
        .param_to_hook_all_reduce = "first.weight"},
       {.bucket_cap_mb = kTinyBucket,
@@ -77,6 +78,9 @@ TEST(DdpOptions, RejectsInvalidValues) {
     refuses({.device_ids = {at::kCPU}}, "this one is on the CPU");
     refuses({.output_device = at::Device(at::kCPU)}, "this one is on the CPU");
     refuses({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}, "not both");
+    refuses({.bucket_cap_mb = 1, .all_reduce_trigger_params = {"second.weight"}}, "trigger");
+    refuses({.all_reduce_trigger_params = {"third.weight"}},
+            "all_reduce_trigger_params names third.weight");
     refuses({.bucket_cap_mb_list = {1, -1}}, "bucket_cap_mb_list of -1");
     refuses({.delay_all_reduce_named_params = {"last.bias"}}, "need each other");
     refuses({.delay_all_reduce_named_params = {"nothing"}, .param_to_hook_all_reduce = "last.bias"},
