@@ -24,6 +24,7 @@
 #include <paceline/datasets.h>
 #include <paceline/ddp.h>
 #include <paceline/debug.h>
+#include <paceline/device_mesh.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 #include <paceline/exponential_moving_average.h>
@@ -39,6 +40,7 @@
 #include <paceline/map.h>
 #include <paceline/metrics.h>
 #include <paceline/optimizers.h>
+#include <paceline/pipeline.h>
 #include <paceline/power_sgd.h>
 #include <paceline/preemption.h>
 #include <paceline/print.h>

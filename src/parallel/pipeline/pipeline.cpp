@@ -1,0 +1,276 @@
+#include <paceline/pipeline.h>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+
+#include "parallel/ddp/ddp_core.h"
+#include "parallel/pipeline/schedule.h"
+#include "parallel/pipeline/stage_link.h"
+
+namespace paceline::detail {
+namespace {
+
+using pipeline::Action;
+using pipeline::StageLink;
+using pipeline::Subject;
+using Kind = PipelineAction::Kind;
+using Clock = std::chrono::steady_clock;
+
+at::Device device_of(const torch::nn::Module& stage) {
+  const auto parameters = stage.parameters();
+  return parameters.empty() ? at::Device(at::kCPU) : parameters.front().device();
+}
+
+// Collective. Throws UsageError, the same on all ranks.
+void check_same_options(const PipelineOptions& options) {
+  if (options.n_microbatches < 1) {
+    throw UsageError(
+        fmt::format("n_microbatches of {}: it must be at least 1", options.n_microbatches));
+  }
+  const auto text =
+      fmt::format("{} micro-batches with the schedule {}", options.n_microbatches,
+                  options.schedule == PipelineSchedule::gpipe ? "gpipe" : "one_f_one_b");
+  const auto all = all_gather_bytes(text, {.group = options.process_group});
+  for (std::size_t stage = 1; stage < all.size(); ++stage) {
+    if (all[stage] == all[0]) continue;
+    throw UsageError(
+        fmt::format("stage {} of a Pipeline has {}, and stage 0 {}: give all stages "
+                    "the same options",
+                    stage, all[stage], all[0]));
+  }
+}
+
+}  // namespace
+
+void throw_wrong_inputs(std::size_t count) {
+  throw UsageError(fmt::format(
+      "a Pipeline's stage gets {} tensors, and its forward does not take them: it takes what the "
+      "stage before returns, as arguments or as a std::vector, and at most {}",
+      count, kMaxStageTensors));
+}
+
+const at::Tensor& only_output(const PipelineHandle::Tensors& outputs) {
+  if (outputs.size() == 1) return outputs.front();
+  throw UsageError(
+      fmt::format("the last stage of a Pipeline returns {} tensors, and the loss takes one: let it "
+                  "take a std::vector of tensors",
+                  outputs.size()));
+}
+
+class PipelineHandle::Impl {
+ public:
+  Impl(torch::nn::Module& stage, Forward forward, Loss loss, const PipelineOptions& options)
+      : options_(options),
+        forward_(std::move(forward)),
+        loss_(std::move(loss)),
+        link_(options.process_group, device_of(stage)) {
+    check_same_options(options_);
+    actions_ = pipeline::actions_of(options_.schedule, link_.stage(), link_.stages(),
+                                    options_.n_microbatches);
+    if (options_.ddp) ddp_ = std::make_unique<DdpCore>(ddp::WrappedModel(stage), *options_.ddp);
+  }
+
+  at::Tensor step(const Tensors& inputs, const at::Tensor& target);
+  Tensors evaluate(const Tensors& inputs);
+  const PipelineStats& stats() const { return stats_; }
+
+ private:
+  // A micro-batch between its forward and its backward.
+  struct Microbatch {
+    Tensors inputs;
+    Tensors outputs;
+  };
+  using Batches = std::vector<Tensors>;
+
+  Subject subject(Kind kind, std::int64_t microbatch) const {
+    return {.kind = kind,
+            .microbatch = microbatch,
+            .microbatches = options_.n_microbatches,
+            .call = calls_,
+            .training = at::GradMode::is_enabled()};
+  }
+  void begin_call() {
+    ++calls_;
+    link_.forget();  // of an aborted call
+  }
+  Batches split(const Tensors& tensors, const char* what, bool evenly) const;
+  Tensors inputs_of(std::int64_t microbatch, const Batches& batch);
+  void forward(std::int64_t microbatch, const Batches& inputs, const Batches& targets);
+  void backward(std::int64_t microbatch);
+  template <typename Body>
+  void record(Action action, Body&& body);
+
+  PipelineOptions options_;
+  Forward forward_;
+  Loss loss_;
+  StageLink link_;
+  std::vector<Action> actions_;
+  std::unique_ptr<DdpCore> ddp_;
+  std::int64_t calls_ = 0;  // steps and evaluations
+  // Of the step that runs:
+  std::vector<Microbatch> open_;
+  at::Tensor loss_sum_;
+  Clock::time_point begin_;
+  PipelineStats stats_;
+};
+
+// By micro-batch. `what`: for errors.
+auto PipelineHandle::Impl::split(const Tensors& tensors, const char* what, bool evenly) const
+    -> Batches {
+  const std::int64_t m = options_.n_microbatches;
+  Batches batches(static_cast<std::size_t>(m));
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.dim() == 0) {
+      throw UsageError(fmt::format(
+          "{} of a Pipeline is {}: it must be a tensor with the samples in its first dimension",
+          what, tensor.defined() ? "a single number" : "undefined"));
+    }
+    if (evenly && tensor.size(0) % m != 0) {
+      throw UsageError(fmt::format(
+          "{} of a Pipeline has {} samples, which {} micro-batches do not divide: drop the last, "
+          "smaller batch (drop_last), or choose another n_microbatches",
+          what, tensor.size(0), m));
+    }
+    const auto parts = at::tensor_split(tensor, m);
+    for (std::size_t i = 0; i < batches.size(); ++i) batches[i].push_back(parts[i]);
+  }
+  return batches;
+}
+
+// Runs one action, once its tensors are there, and takes its times.
+template <typename Body>
+void PipelineHandle::Impl::record(Action action, Body&& body) {
+  const auto begin = Clock::now();
+  body();
+  stats_.last.push_back({.kind = action.kind,
+                         .microbatch = action.microbatch,
+                         .begin = begin - begin_,
+                         .end = Clock::now() - begin_});
+}
+
+at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& target) {
+  if (!at::GradMode::is_enabled()) {
+    throw UsageError("Pipeline::step computes gradients, and grad mode is off: use evaluate");
+  }
+  const Batches parts = link_.is_first() ? split(inputs, "the input", true) : Batches();
+  const Batches targets = link_.is_last() ? split({target}, "the target", true) : Batches();
+  begin_call();
+  open_.assign(static_cast<std::size_t>(options_.n_microbatches), {});
+  loss_sum_.reset();
+  stats_.last.clear();
+  begin_ = Clock::now();
+  if (ddp_) ddp_->before_forward(true, options_.n_microbatches == 1);
+  for (const Action& action : actions_) {
+    if (action.kind == Kind::forward) {
+      forward(action.microbatch, parts, targets);
+    } else {
+      backward(action.microbatch);
+    }
+  }
+  link_.wait();
+  stats_.last_time = Clock::now() - begin_;
+  stats_.bytes_sent = link_.bytes_sent();
+  stats_.bytes_received = link_.bytes_received();
+  ++stats_.steps;
+  return loss_sum_;
+}
+
+auto PipelineHandle::Impl::inputs_of(std::int64_t microbatch, const Batches& batch) -> Tensors {
+  if (link_.is_first()) return batch[static_cast<std::size_t>(microbatch)];
+  return link_.recv(link_.stage() - 1, subject(Kind::forward, microbatch));
+}
+
+void PipelineHandle::Impl::forward(std::int64_t microbatch, const Batches& inputs,
+                                   const Batches& targets) {
+  Microbatch& one = open_[static_cast<std::size_t>(microbatch)];
+  one.inputs = inputs_of(microbatch, inputs);
+  record({Kind::forward, microbatch}, [&] {
+    one.outputs = forward_(one.inputs);
+    if (!link_.is_last()) return;
+    const at::Tensor loss =
+        loss_(one.outputs, targets[static_cast<std::size_t>(microbatch)].front());
+    if (!loss.defined() || loss.numel() != 1) {
+      throw UsageError("the loss of a Pipeline must be a tensor with one element");
+    }
+    one.outputs = {loss / options_.n_microbatches};
+    const at::Tensor value = one.outputs.front().detach();
+    loss_sum_ = loss_sum_.defined() ? loss_sum_ + value : value;
+  });
+  if (ddp_ && microbatch == 0) ddp_->after_forward();
+  if (!link_.is_last()) {
+    link_.send(one.outputs, link_.stage() + 1, subject(Kind::forward, microbatch));
+  }
+}
+
+void PipelineHandle::Impl::backward(std::int64_t microbatch) {
+  Microbatch one = std::exchange(open_[static_cast<std::size_t>(microbatch)], {});
+  const auto require_gradients = [](const Tensors& tensors) {
+    return std::ranges::any_of(tensors, [](const at::Tensor& t) { return t.requires_grad(); });
+  };
+  const Subject about = subject(Kind::backward, microbatch);
+  const bool last_of_step = microbatch + 1 == options_.n_microbatches;
+  Tensors gradients(one.outputs.size());
+  if (!link_.is_last() && require_gradients(one.outputs)) {
+    gradients = link_.recv(link_.stage() + 1, about);
+  }
+  record({Kind::backward, microbatch}, [&] {
+    if (ddp_ && last_of_step && options_.n_microbatches > 1) ddp_->synchronise_backward();
+    Tensors roots;
+    Tensors root_gradients;
+    for (std::size_t i = 0; i < one.outputs.size(); ++i) {
+      if (!one.outputs[i].requires_grad()) continue;
+      if (!link_.is_last() && !gradients[i].defined()) continue;  // no later stage used it
+      roots.push_back(one.outputs[i]);
+      root_gradients.push_back(gradients[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+  });
+  if (link_.is_first() || !require_gradients(one.inputs)) return;
+  for (at::Tensor& input : one.inputs) input = input.grad();
+  link_.send(one.inputs, link_.stage() - 1, about);
+}
+
+auto PipelineHandle::Impl::evaluate(const Tensors& inputs) -> Tensors {
+  const at::NoGradGuard no_grad;
+  const Batches parts = link_.is_first() ? split(inputs, "the input", false) : Batches();
+  begin_call();
+  std::vector<Tensors> outputs;  // of each micro-batch, by output
+  for (std::int64_t i = 0; i < options_.n_microbatches; ++i) {
+    const Tensors passed = forward_(inputs_of(i, parts));
+    if (!link_.is_last()) {
+      link_.send(passed, link_.stage() + 1, subject(Kind::forward, i));
+      continue;
+    }
+    outputs.resize(passed.size());
+    for (std::size_t k = 0; k < passed.size(); ++k) outputs[k].push_back(passed[k]);
+  }
+  link_.wait();
+  Tensors whole;
+  for (const Tensors& parts_of_output : outputs) whole.push_back(at::cat(parts_of_output));
+  return whole;
+}
+
+PipelineHandle::PipelineHandle(torch::nn::Module& stage, Forward forward, Loss loss,
+                               const PipelineOptions& options)
+    : impl_(std::make_unique<Impl>(stage, std::move(forward), std::move(loss), options)) {}
+PipelineHandle::PipelineHandle(PipelineHandle&&) noexcept = default;
+PipelineHandle& PipelineHandle::operator=(PipelineHandle&&) noexcept = default;
+PipelineHandle::~PipelineHandle() = default;
+
+at::Tensor PipelineHandle::step(const Tensors& inputs, const at::Tensor& target) {
+  return impl_->step(inputs, target);
+}
+auto PipelineHandle::evaluate(const Tensors& inputs) -> Tensors {
+  return impl_->evaluate(inputs);
+}
+const PipelineStats& PipelineHandle::stats() const {
+  return impl_->stats();
+}
+
+}  // namespace paceline::detail

@@ -1,0 +1,131 @@
+#include "parallel/pipeline/stage_link.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <paceline/error.h>
+
+#include "distributed/process_state.h"
+
+namespace paceline::pipeline {
+namespace {
+
+// Of Pipeline's messages, so that a program's own are not taken for them; at most 32767, as every
+// MPI has it.
+constexpr int kTag = 0x5049;
+
+// A header of 64-bit words: the subject, the number of tensors, and for each its type, whether it
+// requires a gradient, the number of its dimensions, and their sizes.
+constexpr std::int64_t kMaxDimensions = 12;
+constexpr std::int64_t kSubjectWords = 6;
+constexpr std::int64_t kTensorWords = 3 + kMaxDimensions;
+constexpr std::int64_t kUndefined = -1;  // in place of a type
+constexpr auto kWords =
+    kSubjectWords + static_cast<std::int64_t>(detail::kMaxStageTensors) * kTensorWords;
+
+at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject) {
+  if (tensors.size() > detail::kMaxStageTensors) {
+    throw UsageError(fmt::format("a stage's forward returns {} tensors; a Pipeline passes on {}",
+                                 tensors.size(), detail::kMaxStageTensors));
+  }
+  const at::Tensor header = at::zeros({kWords}, at::kLong);
+  auto* word = header.data_ptr<std::int64_t>();
+  for (const auto value :
+       {static_cast<std::int64_t>(subject.kind), subject.microbatch, subject.microbatches,
+        subject.call, std::int64_t{subject.training ? 1 : 0},
+        static_cast<std::int64_t>(tensors.size())}) {
+    *word++ = value;
+  }
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) {
+      *word = kUndefined;
+    } else if (tensor.dim() > kMaxDimensions) {
+      throw UsageError(fmt::format(
+          "a stage's forward returns a tensor of {} dimensions; a Pipeline passes on {}",
+          tensor.dim(), kMaxDimensions));
+    } else {
+      word[0] = static_cast<std::int64_t>(tensor.scalar_type());
+      word[1] = tensor.requires_grad() ? 1 : 0;
+      word[2] = tensor.dim();
+      std::ranges::copy(tensor.sizes(), word + 3);
+    }
+    word += kTensorWords;
+  }
+  return header;
+}
+
+std::string describe(const Subject& subject) {
+  return fmt::format("{} micro-batch {} of {} in call {}, {}",
+                     subject.kind == PipelineAction::Kind::forward ? "outputs of" : "gradients for",
+                     subject.microbatch, subject.microbatches, subject.call,
+                     subject.training ? "a step" : "an evaluation");
+}
+
+// Throws Mismatch.
+void check_subject(const std::int64_t* header, const Subject& expected, int sender, int stage) {
+  const Subject sent{.kind = static_cast<PipelineAction::Kind>(header[0]),
+                     .microbatch = header[1],
+                     .microbatches = header[2],
+                     .call = header[3],
+                     .training = header[4] != 0};
+  if (sent == expected) return;
+  throw Mismatch(
+      fmt::format("stage {} of a Pipeline waits for {}, and rank {} has sent {}: all stages must "
+                  "make the same calls",
+                  stage, describe(expected), sender, describe(sent)),
+      {sender}, "pipeline", static_cast<std::uint64_t>(expected.call));
+}
+
+}  // namespace
+
+StageLink::StageLink(ProcessGroup group, at::Device device)
+    : group_(std::move(group)),
+      device_(device),
+      stage_(get_rank(group_)),
+      stages_(get_world_size(group_)) {}
+
+int StageLink::global(int stage) const {
+  return distributed::global_rank_of(group_, stage);
+}
+
+void StageLink::send(const Tensors& tensors, int to_stage, const Subject& subject) {
+  const SendOptions options{.group = group_, .tag = kTag};
+  const int receiver = global(to_stage);
+  sends_.push_back(send_async(header_of(tensors, subject), receiver, options));
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    bytes_sent_ += static_cast<std::int64_t>(tensor.nbytes());
+    sends_.push_back(send_async(tensor.detach().contiguous(), receiver, options));
+  }
+}
+
+auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
+  const int sender = global(from_stage);
+  const RecvOptions options{.src = sender, .group = group_, .tag = kTag};
+  const at::Tensor header = at::empty({kWords}, at::kLong);
+  paceline::recv(header, options);
+  const auto* word = header.data_ptr<std::int64_t>();
+  check_subject(word, subject, sender, stage_);
+  Tensors tensors(static_cast<std::size_t>(word[kSubjectWords - 1]));
+  word += kSubjectWords;
+  for (at::Tensor& tensor : tensors) {
+    if (word[0] != kUndefined) {
+      tensor = at::empty(at::IntArrayRef(word + 3, static_cast<std::size_t>(word[2])),
+                         at::device(device_).dtype(static_cast<at::ScalarType>(word[0])));
+      if (tensor.numel() > 0) paceline::recv(tensor, options);
+      bytes_received_ += static_cast<std::int64_t>(tensor.nbytes());
+      tensor.requires_grad_(word[1] != 0);
+    }
+    word += kTensorWords;
+  }
+  return tensors;
+}
+
+void StageLink::wait() {
+  for (Work& work : sends_) work.wait();
+  sends_.clear();
+}
+
+}  // namespace paceline::pipeline

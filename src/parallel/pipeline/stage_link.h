@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include <paceline/collectives.h>
+#include <paceline/distributed.h>
+#include <paceline/pipeline.h>
+
+namespace paceline::pipeline {
+
+// What a message between stages is about; both sides must mean the same.
+struct Subject {
+  PipelineAction::Kind kind;  // activations of a forward, or gradients of a backward
+  std::int64_t microbatch;
+  std::int64_t microbatches;
+  std::int64_t call;  // the number of this step or evaluation, from 1
+  bool training;      // whether it is a step
+
+  bool operator==(const Subject&) const = default;
+};
+
+// Tensors to and from neighbouring stages. A transfer is a message with the sizes and types of the
+// tensors, and one for each of them.
+class StageLink {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  // `group`: rank s of it runs stage s. `device`: of the tensors.
+  StageLink(ProcessGroup group, at::Device device);
+
+  int stage() const { return stage_; }
+  int stages() const { return stages_; }
+  bool is_first() const { return stage_ == 0; }
+  bool is_last() const { return stage_ + 1 == stages_; }
+
+  // Never waits for the receiver. Undefined tensors arrive as such. Throws UsageError for more than
+  // detail::kMaxStageTensors tensors or too many dimensions.
+  void send(const Tensors& tensors, int to_stage, const Subject& subject);
+  // Tensors require gradients if the sender's do. Throws Mismatch if the sender means another
+  // subject.
+  Tensors recv(int from_stage, const Subject& subject);
+  // Returns once all that was sent has been received.
+  void wait();
+  // Forgets what was sent, which goes on.
+  void forget() { sends_.clear(); }
+
+  std::int64_t bytes_sent() const { return bytes_sent_; }
+  std::int64_t bytes_received() const { return bytes_received_; }
+
+ private:
+  int global(int stage) const;
+
+  ProcessGroup group_;
+  at::Device device_;
+  int stage_;
+  int stages_;
+  std::vector<Work> sends_;
+  std::int64_t bytes_sent_ = 0;
+  std::int64_t bytes_received_ = 0;
+};
+
+}  // namespace paceline::pipeline

@@ -1,0 +1,414 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <paceline/collectives.h>
+#include <paceline/device_mesh.h>
+#include <paceline/pipeline.h>
+
+#include "support/small_net.h"
+#include "support/torch_ranks.h"
+#include "support/worlds.h"
+
+namespace paceline {
+namespace {
+
+using test::bytes_of;
+using test::expect_torch_ranks;
+using test::RankContext;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::Field;
+using ::testing::HasSubstr;
+
+constexpr int kWidth = 6;
+constexpr int kSamples = 12;
+
+// Stage `number` of every model here.
+torch::nn::Sequential stage_of(int number, at::ScalarType type = at::kFloat) {
+  torch::manual_seed(static_cast<std::uint64_t>(number) + 1);
+  torch::nn::Sequential stage(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+                              torch::nn::BatchNorm1d(kWidth));
+  stage->to(type);
+  return stage;
+}
+
+at::Tensor input_of(int step, int replica = 0) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 + 10 * step + replica));
+  return torch::randn({kSamples, kWidth}, at::kDouble);
+}
+at::Tensor target_of(const at::Tensor& input) {
+  return input.cos().roll(1, 1);
+}
+at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).pow(2).mean();
+}
+
+// The whole model in one process.
+class Oracle {
+ public:
+  explicit Oracle(int stages, at::ScalarType type = at::kFloat) {
+    for (int i = 0; i < stages; ++i) stages_.push_back(stage_of(i, type));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& stage : stages_) x = stage->forward(x);
+    return x;
+  }
+  // Adds up gradients over micro-batches; returns their mean loss.
+  at::Tensor step(const at::Tensor& input, const at::Tensor& target, std::int64_t m) {
+    at::Tensor sum;
+    const auto inputs = input.chunk(m);
+    const auto targets = target.chunk(m);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto loss = squares(forward(inputs[i]), targets[i]) / m;
+      loss.backward();
+      sum = sum.defined() ? sum + loss.detach() : loss.detach();
+    }
+    return sum;
+  }
+  torch::nn::Sequential& stage(int i) { return stages_[static_cast<std::size_t>(i)]; }
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> all;
+    for (const auto& stage : stages_) {
+      for (const auto& parameter : stage->parameters()) all.push_back(parameter);
+    }
+    return all;
+  }
+
+ private:
+  std::vector<torch::nn::Sequential> stages_;
+};
+
+std::vector<at::Tensor> state_of(const torch::nn::Sequential& stage) {
+  std::vector<at::Tensor> all = stage->buffers();
+  for (const auto& parameter : stage->parameters()) {
+    all.push_back(parameter);
+    all.push_back(parameter.grad());
+  }
+  return all;
+}
+
+using PipelineWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, PipelineWorlds, test::worlds(), test::CaseName());
+
+TEST_P(PipelineWorlds, TrainsWithTheBitsOfAccumulation) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
+      for (const std::int64_t m : {1, 3, 6}) {
+        SCOPED_TRACE(m);
+        const auto stage = stage_of(rank);
+        Pipeline pipeline(stage, squares, {.n_microbatches = m, .schedule = schedule});
+        torch::optim::SGD sgd(stage->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        Oracle oracle(n);
+        torch::optim::SGD expected(oracle.parameters(),
+                                   torch::optim::SGDOptions(0.1).momentum(0.9));
+        for (int step = 0; step < 3; ++step) {
+          sgd.zero_grad();
+          expected.zero_grad();
+          const auto x = input_of(step).to(at::kFloat);
+          const auto loss = pipeline.step(x, target_of(x));
+          const auto expected_loss = oracle.step(x, target_of(x), m);
+          if (rank == n - 1) {
+            EXPECT_TRUE(loss.equal(expected_loss));
+          } else {
+            EXPECT_FALSE(loss.defined());
+          }
+          sgd.step();
+          expected.step();
+          EXPECT_EQ(bytes_of(state_of(stage)), bytes_of(state_of(oracle.stage(rank))));
+        }
+        const auto sent = static_cast<std::int64_t>(kSamples * kWidth * sizeof(float) * 3);
+        const int neighbours = (rank > 0 ? 1 : 0) + (rank + 1 < n ? 1 : 0);
+        EXPECT_EQ(pipeline.stats().bytes_sent, sent * neighbours);
+        EXPECT_EQ(pipeline.stats().bytes_received, sent * neighbours);
+        EXPECT_EQ(pipeline.stats().steps, 3u);
+        EXPECT_EQ(pipeline.stats().last.size(), static_cast<std::size_t>(2 * m));
+      }
+    }
+  });
+}
+
+TEST_P(PipelineWorlds, EvaluatesBatchesOfAnySize) {
+  expect_torch_ranks(GetParam(), [](int rank, int n) {
+    auto stage = stage_of(rank);
+    stage->eval();
+    Pipeline pipeline(stage, squares, {.n_microbatches = 4});
+    const auto x = input_of(0).to(at::kFloat).narrow(0, 0, 7);
+    const auto outputs = pipeline.evaluate(x);
+    if (rank < n - 1) {
+      EXPECT_TRUE(outputs.empty());
+      return;
+    }
+    Oracle oracle(n);
+    for (int i = 0; i < n; ++i) oracle.stage(i)->eval();
+    EXPECT_TRUE(torch::allclose(outputs.at(0), oracle.forward(x)));
+    EXPECT_FALSE(outputs.at(0).requires_grad());
+  });
+}
+
+// Two pipelines of two stages, whose gradients are averaged.
+class PipelineBackend : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(, PipelineBackend, test::backends_and_nodes());
+
+TEST_P(PipelineBackend, PipelinesTrainTogether) {
+  expect_torch_ranks(4, GetParam(), [](int rank, int) {
+    const auto mesh = init_device_mesh({2, 2}, {"dp", "pp"});
+    const int replica = mesh.get_local_rank("dp");
+    const int number = mesh.get_local_rank("pp");
+    EXPECT_EQ(rank, 2 * replica + number);
+    for (const std::int64_t m : {1, 3}) {
+      const auto stage = stage_of(number, at::kDouble);
+      Pipeline pipeline(
+          stage, squares,
+          {.n_microbatches = m,
+           .process_group = mesh.get_group("pp"),
+           .ddp = DdpOptions{.broadcast_buffers = false, .process_group = mesh.get_group("dp")}});
+      torch::optim::SGD sgd(stage->parameters(), 0.1);
+      Oracle oracle(2, at::kDouble);
+      torch::optim::SGD expected(oracle.parameters(), 0.1);
+      for (int step = 0; step < 4; ++step) {
+        sgd.zero_grad();
+        expected.zero_grad();
+        const auto own = input_of(step, replica);
+        pipeline.step(own, target_of(own));
+        for (const int one : {0, 1})
+          oracle.step(input_of(step, one), target_of(input_of(step, one)), m);
+        for (const auto& parameter : oracle.parameters()) parameter.mutable_grad().div_(2);
+        sgd.step();
+        expected.step();
+        test::expect_close(stage->parameters(), oracle.stage(number)->parameters(), 1e-12);
+      }
+    }
+  });
+}
+
+// Passes on two tensors and an index, of which only one needs a gradient.
+struct ForkImpl : torch::nn::Module {
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
+  std::tuple<at::Tensor, at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x) {
+    const auto y = linear(x);
+    return {y, x, {torch::arange(x.size(0)), y.exp()}};
+  }
+};
+TORCH_MODULE(Fork);
+// Leaves one of its inputs unused.
+struct JoinImpl : torch::nn::Module {
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
+  at::Tensor forward(const at::Tensor& y, const at::Tensor& x, const at::Tensor& index,
+                     const at::Tensor& /*unused*/) {
+    return linear(y.index_select(0, index) * x);
+  }
+};
+TORCH_MODULE(Join);
+
+TEST_P(PipelineBackend, StagesPassOnSeveralTensors) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    torch::manual_seed(5);
+    Fork fork;
+    Join join;
+    const auto own_gradients = [&] {
+      std::vector<at::Tensor> all;
+      for (const auto& p : rank == 0 ? fork->parameters() : join->parameters()) {
+        all.push_back(p.grad().clone());
+        p.mutable_grad().reset();
+      }
+      return bytes_of(all);
+    };
+    const auto x = input_of(0).to(at::kFloat);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto part = x.chunk(2)[i];
+      const auto [y, same, rest] = fork->forward(part);
+      (squares(join->forward(y, same, rest[0], rest[1]), target_of(x).chunk(2)[i]) / 2).backward();
+    }
+    const auto expected = own_gradients();
+    const PipelineOptions options{.n_microbatches = 2};
+    if (rank == 0) {
+      Pipeline(fork, squares, options).step(x, {});
+    } else {
+      Pipeline(join, squares, options).step(at::Tensor(), target_of(x));
+    }
+    EXPECT_EQ(own_gradients(), expected);
+  });
+}
+
+// The first stage is frozen, so nothing flows back to it.
+TEST(Pipeline, FrozenStagesGetNoGradients) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    const auto stage = stage_of(rank);
+    for (auto& parameter : stage->parameters()) parameter.requires_grad_(rank > 0);
+    Pipeline pipeline(stage, squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    for (const auto& parameter : stage->parameters())
+      EXPECT_EQ(parameter.grad().defined(), rank > 0);
+    EXPECT_EQ(pipeline.stats().bytes_received == 0, rank == 0);
+  });
+}
+
+// A stage's module and loss may take and return vectors.
+struct ListsImpl : torch::nn::Module {
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
+    return {linear(inputs[0]), inputs[0] * 2};
+  }
+};
+TORCH_MODULE(Lists);
+
+TEST(Pipeline, StagesAndLossesTakeVectors) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    std::size_t outputs_seen = 0;
+    const auto loss = [&](const std::vector<at::Tensor>& outputs, const at::Tensor& target) {
+      outputs_seen = outputs.size();
+      return squares(outputs[0] + outputs[1], target);
+    };
+    Lists stage;
+    Pipeline pipeline(stage, loss, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(std::vector<at::Tensor>{x}, target_of(x));
+    EXPECT_EQ(outputs_seen, rank == 1 ? 2u : 0u);
+    EXPECT_GT(stage->linear->weight.grad().abs().sum().item<float>(), 0);
+  });
+}
+
+TEST(Pipeline, RecordsWhenItComputed) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 4});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    std::chrono::nanoseconds before{};
+    for (const PipelineAction& action : pipeline.stats().last) {
+      EXPECT_GE(action.begin, before);
+      EXPECT_GE(action.end, action.begin);
+      before = action.end;
+    }
+    EXPECT_GE(pipeline.stats().last_time, before);
+  });
+}
+
+// What each rank of a world throws.
+std::vector<std::string> errors_of(int ranks, const std::function<void(int rank)>& body) {
+  std::vector<std::string> errors;
+  const auto ends = test::run_torch_ranks(ranks, "paceline", [&](const RankContext& context) {
+    try {
+      const World world = init_process_group(context.init);
+      body(context.rank);
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  for (const auto& end : ends) errors.push_back(end.report);
+  return errors;
+}
+
+TEST(PipelineErrors, AllStagesNameOptionsThatDiffer) {
+  EXPECT_THAT(errors_of(3,
+                        [](int rank) {
+                          Pipeline(stage_of(rank), squares, {.n_microbatches = rank == 2 ? 4 : 2});
+                        }),
+              Each(AllOf(HasSubstr("stage 2 of a Pipeline has 4 micro-batches"),
+                         HasSubstr("stage 0 2 micro-batches"))));
+  EXPECT_THAT(
+      errors_of(2, [](int rank) { Pipeline(stage_of(rank), squares, {.n_microbatches = 0}); }),
+      Each(HasSubstr("n_microbatches of 0")));
+}
+
+TEST(PipelineErrors, AStageThatThrowsIsNamed) {
+  const auto errors = errors_of(3, [](int rank) {
+    const auto loss = [](const at::Tensor& output, const at::Tensor& target) -> at::Tensor {
+      if (output.defined()) throw std::runtime_error("no such target");
+      return target;
+    };
+    Pipeline pipeline(stage_of(rank), loss, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    for (int step = 0; step < 2; ++step) pipeline.step(x, target_of(x));
+  });
+  EXPECT_EQ(errors[2], "no such target");
+  EXPECT_THAT(errors[0], HasSubstr("rank 2"));
+  EXPECT_THAT(errors[1], HasSubstr("rank 2"));
+}
+
+TEST(PipelineErrors, StepsThatDifferAreAMismatch) {
+  const auto errors = errors_of(2, [](int rank) {
+    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    if (rank == 0) {
+      pipeline.evaluate(x);
+      pipeline.evaluate(x);
+    } else {
+      pipeline.evaluate(x);
+      pipeline.step(x, target_of(x));
+    }
+  });
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("stage 1 of a Pipeline waits for outputs of micro-batch 0 "
+                                         "of 2 in call 2, a step"),
+                               HasSubstr("rank 0 has sent"), HasSubstr("an evaluation")));
+}
+
+TEST(PipelineErrors, BadBatchesStagesAndLossesAreNamed) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    const auto expect_error = [](auto stage, auto loss, const std::vector<at::Tensor>& inputs,
+                                 const at::Tensor& target, const char* text) {
+      Pipeline pipeline(stage, loss, {.n_microbatches = 2});
+      EXPECT_THAT([&] { pipeline.step(inputs, target); },
+                  ThrowsMessage<UsageError>(HasSubstr(text)));
+    };
+    const auto x = torch::ones({4, kWidth});
+    expect_error(stage_of(0), squares, {torch::ones({3, kWidth})}, x, "has 3 samples");
+    expect_error(stage_of(0), squares, {at::Tensor()}, x, "the input of a Pipeline is undefined");
+    expect_error(stage_of(0), squares, {x}, torch::ones({}),
+                 "the target of a Pipeline is a single");
+    expect_error(Fork(), squares, {x}, x, "returns 4 tensors");
+    expect_error(Join(), squares, {x}, x, "gets 1 tensors");
+    expect_error(
+        stage_of(0), [](const at::Tensor& output, const at::Tensor&) { return output; }, {x}, x,
+        "one element");
+    Pipeline pipeline(stage_of(0), squares);
+    const torch::NoGradGuard no_grad;
+    EXPECT_THAT([&] { pipeline.step(x, x); }, ThrowsMessage<UsageError>(HasSubstr("evaluate")));
+  });
+}
+
+TEST(DeviceMesh, HasAGroupForEachRow) {
+  expect_torch_ranks(6, "paceline", [](int rank, int) {
+    const auto mesh = init_device_mesh({3, 2}, {"dp", "pp"});
+    EXPECT_EQ(mesh.size("dp"), 3);
+    EXPECT_EQ(mesh.size("pp"), 2);
+    EXPECT_EQ(mesh.get_local_rank("dp"), rank / 2);
+    EXPECT_EQ(mesh.get_local_rank("pp"), rank % 2);
+    const auto sum = [&](const char* name) {
+      const auto number = torch::full({1}, rank, at::kLong);
+      all_reduce(number, {.group = mesh.get_group(name)});
+      return number.item<std::int64_t>();
+    };
+    EXPECT_EQ(sum("dp"), rank % 2 == 0 ? 0 + 2 + 4 : 1 + 3 + 5);
+    EXPECT_EQ(sum("pp"), 4 * (rank / 2) + 1);
+  });
+}
+
+TEST(DeviceMesh, RejectsShapesAndNamesThatDoNotFit) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto refuses = [](std::vector<int> shape, std::vector<std::string> names,
+                            const char* text) {
+      EXPECT_THAT([&] { static_cast<void>(init_device_mesh(shape, names)); },
+                  ThrowsMessage<UsageError>(HasSubstr(text)));
+    };
+    refuses({2, 2}, {"a", "b"}, "their product 2");
+    refuses({-2, -1}, {"a", "b"}, "positive");
+    refuses({2}, {"a", "b"}, "a name of its own");
+    refuses({2, 1}, {"a", "a"}, "a name of its own");
+    const auto mesh = init_device_mesh({2}, {"dp"});
+    EXPECT_THAT([&] { mesh.get_group("tp"); },
+                ThrowsMessage<UsageError>(HasSubstr("no dimension tp; it has dp")));
+  });
+}
+
+}  // namespace
+}  // namespace paceline
