@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -51,8 +52,14 @@ double milliseconds(Clock::duration time) {
 using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
 
 Forward make_forward(const std::string& mode, std::shared_ptr<models::Classifier> model) {
-  if (mode == "paceline") {
-    auto ddp = std::make_shared<DistributedDataParallel<models::Classifier>>(std::move(model));
+  if (mode == "paceline" || mode == "delayed") {
+    DdpOptions ddp_options;
+    if (mode == "delayed") {
+      ddp_options.bucket_cap_mb = std::numeric_limits<double>::infinity();
+      ddp_options.zero_copy = false;
+    }
+    auto ddp = std::make_shared<DistributedDataParallel<models::Classifier>>(std::move(model),
+                                                                             ddp_options);
     return [ddp](const auto& x) { return (*ddp)(x); };
   }
   if (mode == "torch") {
@@ -138,11 +145,13 @@ int run(int argc, char** argv) {
   Options options;
   CLI::App app("Trains ResNet-50 on synthetic images and times each iteration.");
   app.option_defaults()->always_capture_default();
-  app.add_option("--modes", options.modes,
-                 "paceline: our DistributedDataParallel; torch: c10d::Reducer on Gloo; none: no "
-                 "synchronisation; alone: none, on rank 0 while the others wait")
+  app.add_option(
+         "--modes", options.modes,
+         "paceline: our DistributedDataParallel; delayed: the same with one bucket, which is "
+         "communicated after the backward, as in PyTorch 0.4.1; torch: c10d::Reducer on "
+         "Gloo; none: no synchronisation; alone: none, on rank 0 while the others wait")
       ->delimiter(',')
-      ->check(CLI::IsMember({"paceline", "torch", "none", "alone"}));
+      ->check(CLI::IsMember({"paceline", "delayed", "torch", "none", "alone"}));
   app.add_option("--batch-size", options.batch_size, "Images of each rank")
       ->check(CLI::Range(1, 4096));
   app.add_option("--image-size", options.image_size, "Height and width of an image")

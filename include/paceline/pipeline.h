@@ -133,16 +133,15 @@ PACELINE_API const at::Tensor& only_output(const PipelineHandle::Tensors& output
 template <typename Loss>
 PipelineHandle::Loss loss_of_outputs(Loss loss) {
   using Tensors = PipelineHandle::Tensors;
-  constexpr bool kTakesOne = std::is_invocable_v<Loss&, const at::Tensor&, const at::Tensor&>;
-  constexpr bool kTakesAll = std::is_invocable_v<Loss&, const Tensors&, const at::Tensor&>;
-  static_assert(kTakesOne || kTakesAll,
-                "a Pipeline's loss takes the last stage's output, or a std::vector of its outputs, "
-                "and the target");
   return [loss = std::move(loss)](const Tensors& outputs, const at::Tensor& target) mutable {
-    if constexpr (kTakesAll) {
-      return loss(outputs, target);
-    } else {
+    if constexpr (std::is_invocable_v<Loss&, const at::Tensor&, const at::Tensor&>) {
       return loss(only_output(outputs), target);
+    } else {
+      static_assert(
+          std::is_invocable_v<Loss&, const Tensors&, const at::Tensor&>,
+          "a Pipeline's loss takes the last stage's output, or a std::vector of its outputs, and "
+          "the target");
+      return loss(outputs, target);
     }
   };
 }

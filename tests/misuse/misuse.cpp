@@ -58,3 +58,7 @@ void spawn_with_other_arguments() {
 void map_by_a_function_of_something_else(const paceline::data::TensorDataset<1>& set) {
   paceline::data::map(set, [](int) {});  // must take a sample, or a sample and an at::Generator&
 }
+
+void pipeline_with_another_loss(const std::shared_ptr<NetImpl>& net) {
+  paceline::Pipeline pipeline(net, [](int) { return at::Tensor(); });  // takes the last stage's
+}
