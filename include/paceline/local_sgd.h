@@ -57,8 +57,9 @@ class PACELINE_API PostLocalSgdState {
   std::shared_ptr<Impl> impl_;
 };
 
-/// The hook of post-local SGD, for one model. Ranks of different subgroups then have different
-/// parameters until a model averager makes them equal.
+/// The hook of post-local SGD, for one model: throws UsageError for a state that has a hook
+/// already. Ranks of different subgroups then have different parameters until a model averager
+/// makes them equal.
 PACELINE_API CommHook post_local_sgd(const PostLocalSgdState& state);
 
 }  // namespace comm_hooks

@@ -56,6 +56,7 @@ struct PostLocalSgdState::Impl {
   PostLocalSgdOptions options;
   std::int64_t iter = 0;
   bool in_step = false;
+  bool claimed = false;
 };
 
 PostLocalSgdState::PostLocalSgdState(const PostLocalSgdOptions& options)
@@ -75,6 +76,12 @@ void PostLocalSgdState::load_state_dict(const at::IValue& value) {
 }
 
 CommHook post_local_sgd(const PostLocalSgdState& state) {
+  if (std::exchange(state.impl_->claimed, true)) {
+    throw UsageError(
+        "post_local_sgd: this PostLocalSgdState has a hook already; each model needs a state of "
+        "its "
+        "own");
+  }
   return [impl = state.impl_](GradBucket& bucket) -> c10::intrusive_ptr<c10::ivalue::Future> {
     const auto& options = impl->options;
     if (!std::exchange(impl->in_step, true)) {

@@ -72,9 +72,10 @@ class PowerSgdState::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void claim() {
-    if (!std::exchange(claimed_, true)) return;
-    throw UsageError(
-        "power_sgd: this PowerSgdState has a hook already; each model needs a state of its own");
+    if (std::exchange(claimed_, true)) {
+      throw UsageError(
+          "power_sgd: this PowerSgdState has a hook already; each model needs a state of its own");
+    }
   }
 
   FuturePtr run(c10d::GradBucket& bucket);

@@ -173,6 +173,10 @@ TEST(LocalSgd, RejectsOptionsOutOfTheirRange) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     EXPECT_THAT([] { PostLocalSgdState({.start_local_sgd_iter = -1}); },
                 ThrowsMessage<UsageError>(HasSubstr("start_local_sgd_iter of -1")));
+    const PostLocalSgdState state({});
+    const CommHook hook = comm_hooks::post_local_sgd(state);
+    EXPECT_THAT([&] { comm_hooks::post_local_sgd(state); },
+                ThrowsMessage<UsageError>(HasSubstr("a state of its own")));
     EXPECT_THAT([] { PeriodicModelAverager({.period = 0}); },
                 ThrowsMessage<UsageError>(HasSubstr("period of 0")));
     EXPECT_THAT([] { PeriodicModelAverager({.warmup_steps = -2}); },
