@@ -13,16 +13,7 @@ namespace paceline::backends {
 namespace {
 
 using c10d::OpType;
-
-// With PREMUL_SUM each rank's tensors are multiplied by its factor before they are added.
-at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
-  const auto& factor = static_cast<const c10d::PreMulSumSupplement&>(*op.supplement_);
-  const at::Tensor plain = tensor.detach();
-  return (factor.tensor_factor.defined() ? plain.mul(factor.tensor_factor)
-                                         : plain.mul(factor.double_factor))
-      .to(tensor.scalar_type());
-}
+using distributed::premultiplied;
 
 Tensors premultiplied(const Tensors& tensors, const c10d::ReduceOp& op) {
   Tensors result;

@@ -8,37 +8,11 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "distributed/data_type.h"
 
 namespace paceline::backends {
 namespace {
-
-std::optional<shm::ReduceOp> known_op(const c10d::ReduceOp& op) {
-  using shm::ReduceOp;
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::PREMUL_SUM:  // of tensors that are multiplied already
-      return ReduceOp::sum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::avg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::product;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::min;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::max;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::bit_and;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::bit_or;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::bit_xor;
-    default:
-      return std::nullopt;
-  }
-}
 
 std::string describe(const at::Tensor& tensor) {
   return fmt::format("{} {}", tensor.numel(), c10::toString(tensor.scalar_type()));
@@ -112,23 +86,6 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
   if (whole.numel() == size * part.numel() && whole.scalar_type() == part.scalar_type()) return;
   throw UsageError(fmt::format("{}: a tensor of {} is not made up of {} tensors of {}", operation,
                                describe(whole), size, describe(part)));
-}
-
-Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char* operation) {
-  const auto type = distributed::data_type_of(scalar);
-  const auto known = known_op(op);
-  if (type && known && shm::is_reducible(*type, *known)) return {*type, *known};
-  if (scalar == at::kBool && known == shm::ReduceOp::avg) {
-    throw UsageError(
-        fmt::format("{} of Bool with AVG: the average of bools is not a bool; convert the tensor "
-                    "to a floating type, or reduce it with MIN or MAX",
-                    operation));
-  }
-  throw UsageError(fmt::format(
-      "{} of {} with {}: Paceline reduces float, integer, bool and complex tensors "
-      "with SUM, PRODUCT and PREMUL_SUM, all but complex ones with MIN and MAX, all but bool ones "
-      "with AVG, integer and bool ones with BAND, BOR and BXOR",
-      operation, c10::toString(scalar), known ? shm::name(*known) : "an unknown reduction"));
 }
 
 ByteLayout byte_layout(const at::Tensor& tensor) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "distributed/reduction.h"
 #include "shm/collectives/group.h"
 
 namespace paceline::backends {
@@ -13,6 +14,8 @@ namespace paceline::backends {
 // The tensors of c10d's calls, checked and translated for shm::Collectives. All checks throw a
 // UsageError that names the operation.
 
+using distributed::Reduction;
+using distributed::reduction;
 using Tensors = std::vector<at::Tensor>;
 
 // That the tensor is dense and on the CPU.
@@ -32,16 +35,6 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs, const char* oper
 void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int size,
                          const char* operation);
 
-// How a type is reduced; throws if it is not, with this operation.
-struct Reduction {
-  shm::DataType type;
-  shm::ReduceOp op;
-};
-Reduction reduction(const c10d::ReduceOp& op, at::ScalarType type, const char* operation);
-inline Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor,
-                           const char* operation) {
-  return reduction(op, tensor.scalar_type(), operation);
-}
 // The size of a tensor that is only moved: elements of its type if shm knows it, else bytes.
 struct ByteLayout {
   std::size_t count;
