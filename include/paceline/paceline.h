@@ -12,6 +12,7 @@
 /// @namespace paceline::optim
 /// Optimizers, schedules of learning rates and averages of models.
 
+#include <paceline/all_reduce_algorithms.h>
 #include <paceline/autocast.h>
 #include <paceline/checkpoint.h>
 #include <paceline/checkpoint_directory.h>

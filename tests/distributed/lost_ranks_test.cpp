@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include <paceline/all_reduce_algorithms.h>
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/record.h>
@@ -139,6 +140,15 @@ TEST_P(KilledRanks, InAsynchronousAllReduceIsNamed) {
     static const auto large = torch::ones({1 << 20});
     all_reduce_async(large).wait();
   });
+}
+
+TEST_P(KilledRanks, InAlgorithmsOfAllReduceIsNamed) {
+  for (const int servers : {0, 1, GetParam()}) {
+    check_kill(GetParam(), [servers](const RankContext&) {
+      static const auto large = torch::ones({1 << 20});
+      servers == 0 ? ring_all_reduce(large) : parameter_server_all_reduce(large, servers);
+    });
+  }
 }
 
 TEST_P(KilledRanks, InBackwardIsNamed) {
