@@ -23,27 +23,46 @@
 #include "options.h"
 #include "start_up/start_job.h"
 #include "table.h"
+#include "topology/chart.h"
+#include "topology/ring_drawing.h"
+#include "topology/table.h"
 #include "worker.h"
 
 namespace paceline::bench {
 namespace {
 
 constexpr int kUsageExitCode = 2;
+constexpr int kColumns = 100;  // of charts
 
-// The tables on standard output, and the file with the rows.
+// A file that a flag names; without a name, there is none.
+class OutputFile {
+ public:
+  // Opens it before anything is measured, so that a bad path fails at once.
+  OutputFile(const char* flag, const std::string& path) : path_(path) {
+    if (!path.empty()) file_.open(path);
+    if (!file_) throw base::errno_error(fmt::format("{} {}: cannot write this file", flag, path));
+  }
+  void write(const std::string& text) {
+    if (path_.empty()) return;
+    file_ << text;
+    if (!file_.flush()) throw base::errno_error(fmt::format("cannot write {}", path_));
+  }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+// The tables and charts on standard output, and the files with them.
 class Report {
  public:
-  // Opens the file before anything is measured, so that a bad path fails at once.
-  explicit Report(const Options& options) : options_(options) {
-    if (!options.json.empty()) file_.open(options.json);
-    if (!file_) {
-      throw base::errno_error(fmt::format("--json {}: cannot write this file", options.json));
-    }
+  explicit Report(const Options& options)
+      : options_(options), file_("--json", options.json), svg_("--svg", options.svg) {
     json_["machine"] = describe_machine();
     json_["rows"] = nlohmann::ordered_json::array();
     json_["machine"]["threads_per_rank"] = options.threads;
     json_["nodes"] = options.nodes;
-    if (options.nodes > 1) json_["link"] = options.link;
+    if (nodes_of(options, 2) > 1) json_["link"] = options.link;
     const auto& machine = json_["machine"];
     fmt::print("{}, {} cores; {} rounds; load before: {:.1f}\n",
                machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
@@ -51,15 +70,23 @@ class Report {
     if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
   }
 
-  void begin_table(int ranks) { print(table_heading(options_, ranks)); }
+  void begin_table(int ranks) {
+    const bool topology = options_.benchmark == Benchmark::topology;
+    print(topology ? topology_heading(options_, ranks) : table_heading(options_, ranks));
+  }
   void add(const Result& result) {
     for (auto& row : to_rows(result)) json_["rows"].push_back(std::move(row));
-    print(table_rows(options_, result));
+    const bool topology = options_.benchmark == Benchmark::topology;
+    print(topology ? topology_rows(result) : table_rows(options_, result));
+    if (topology) topology_.push_back(result);
   }
   void write() {
-    if (options_.json.empty()) return;
-    file_ << json_.dump(2) << '\n';
-    if (!file_.flush()) throw base::errno_error(fmt::format("cannot write {}", options_.json));
+    if (!topology_.empty()) {
+      const drawing::LineChart chart = topology_chart(options_, topology_);
+      print('\n' + chart.to_terminal(kColumns));
+      svg_.write(chart.to_svg());
+    }
+    file_.write(json_.dump(2) + '\n');
   }
 
  private:
@@ -69,8 +96,10 @@ class Report {
   }
 
   const Options& options_;
-  std::ofstream file_;
+  OutputFile file_;
+  OutputFile svg_;
   nlohmann::ordered_json json_;
+  std::vector<Result> topology_;
 };
 
 // Chooses the Python peers of `ddp`. `reports`: whether to print that there are none.
@@ -124,20 +153,20 @@ int run(Options options, std::vector<std::string> arguments) {
   }
   if (options.benchmark == Benchmark::collectives) report_absent_mpi(options);
 
-  std::optional<Network> network;
-  if (options.nodes > 1) {
-    network.emplace(options.nodes, options.link);
-    arguments.push_back(fmt::format("--node-processes={}", fmt::join(network->processes(), ",")));
-  }
-
   int code = 0;
   for (const int ranks : options.ranks) {
+    std::optional<Network> network;
+    std::vector<std::string> job = arguments;
+    if (const int nodes = nodes_of(options, ranks); nodes > 1) {
+      network.emplace(nodes, options.link);
+      job.push_back(fmt::format("--node-processes={}", fmt::join(network->processes(), ",")));
+    }
     report.begin_table(ranks);
     if (options.benchmark == Benchmark::launch) {
       report.add(measure_launch(ranks, options.rounds, torchruns_python(options)));
     } else {
-      code = run_ranks(arguments, ranks, options.threads,
-                       [&](const Result& result) { report.add(result); });
+      code =
+          run_ranks(job, ranks, options.threads, [&](const Result& result) { report.add(result); });
     }
     if (code != 0) break;
   }
@@ -158,10 +187,12 @@ int run_started(const Options& options) {
 
 // A rank that another launcher has started.
 int run_launched(Options options, const base::LaunchedProcess& launched) {
-  if (options.nodes > 1 || options.benchmark == Benchmark::launch || !options.default_ranks) {
+  const bool starts =
+      options.benchmark == Benchmark::launch || options.benchmark == Benchmark::topology;
+  if (options.nodes > 1 || starts || !options.default_ranks) {
     throw UsageError(fmt::format(
-        "--ranks, --nodes and launch are for ranks that paceline bench starts itself; {} has "
-        "started these",
+        "--ranks, --nodes, launch and topology are for ranks that paceline bench starts itself; {} "
+        "has started these",
         launched.launcher));
   }
   tune_malloc();
@@ -178,6 +209,13 @@ int run_launched(Options options, const base::LaunchedProcess& launched) {
   return code;
 }
 
+int draw_ring(int ranks, const std::string& svg_path) {
+  OutputFile svg("--svg", svg_path);
+  fmt::print("{}", ring_in_words(ranks));
+  svg.write(ring_chart(ranks).to_svg());
+  return 0;
+}
+
 int main_or_throw(const std::vector<std::string>& arguments) {
   std::vector<std::string> known;
   for (const models::Model& model : models::all_models()) known.push_back(model.name);
@@ -187,6 +225,7 @@ int main_or_throw(const std::vector<std::string>& arguments) {
     fmt::print("{}", help);
     return 0;
   }
+  if (options->draw_ring) return draw_ring(*options->draw_ring, options->svg);
   if (options->worker) return run_started(*options);
   const auto& launched = base::environment().launched;
   return launched && launched->size.value_or(1) > 1 ? run_launched(*options, *launched)

@@ -9,6 +9,7 @@
 #include "collectives/collective.h"
 #include "ddp/training_step.h"
 #include "nodes/network.h"
+#include "topology/measure_topology.h"
 
 namespace paceline::bench {
 namespace {
@@ -26,6 +27,9 @@ void run(const Options& options, const std::function<OnResult()>& begin) {
   const auto world = init_process_group();
   const OnResult on_result = get_rank() == 0 ? begin() : [](const Result&) {};
   if (options.benchmark == Benchmark::launch) return barrier();
+  if (options.benchmark == Benchmark::topology) {
+    return on_result(measure_topology(options, {options.rounds, has_links(options) ? 0ms : 5ms}));
+  }
   OtherGroups others;
   if (is_gloo_available()) others.emplace("gloo", new_group({}, {.backend = "gloo"}));
   if (has_mpi()) others.emplace("mpi", new_group({}, {.backend = "mpi"}));

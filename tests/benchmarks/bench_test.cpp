@@ -1,5 +1,6 @@
 // The parts of paceline bench that need neither torch nor ranks.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,11 +9,18 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <sstream>
 
 #include "measure/result.h"
 #include "measure/statistics.h"
+#include "nodes/rate.h"
 #include "options.h"
 #include "table.h"
+#include "topology/chart.h"
+#include "topology/link_counters.h"
+#include "topology/ring_drawing.h"
+#include "topology/table.h"
+#include "topology/theory.h"
 
 namespace paceline::bench {
 namespace {
@@ -71,6 +79,13 @@ TEST(PairedSpeedup, IntervalContainsTheMedianInNinetyPercent) {
   EXPECT_LE(held, trials * 0.93);  // 11th to 20th of 30: 90.1 %
 }
 
+TEST(MedianInterval, IsTheSignTests) {
+  const Interval time = median_interval({3, 1, 2, 5, 4});
+  EXPECT_EQ(time.low, 1);
+  EXPECT_EQ(time.median, 3);
+  EXPECT_EQ(time.high, 5);
+}
+
 Result sample_result() {
   return {"all_reduce",
           2,
@@ -89,6 +104,36 @@ TEST(Result, RoundTripsThroughThePipe) {
   EXPECT_EQ(to_line(from_line(line)), line);
   Result step{"ddp", 4, "lenet", {{"none", "", {0.1}, {0.2}}}};
   EXPECT_EQ(std::get<std::string>(from_line(to_line(step)).subject), "lenet");
+}
+
+// Of three ranks: rank 0 is the naive reducer.
+Result topology_result(int ranks = 3) {
+  return {"topology",
+          ranks,
+          std::int64_t{1 << 20},
+          {{"all_reduce", "", {9e4, 9.5e4, 9.1e4}, {1, 1, 1}, {}, {{700, 900}, {800, 800}}, 8e4},
+           {"naive",
+            "",
+            {2.4e5, 2.5e5, 2.6e5},
+            {2, 2, 2},
+            {{2 << 20, 2 << 20, 2, 2}, {1 << 20, 1 << 20, 1, 1}, {1 << 20, 1 << 20, 1, 1}},
+            {{2200000, 2200000}, {1100000, 1100000}, {1100000, 1100000}},
+            2.4e5}}};
+}
+
+TEST(Result, PassesTrafficThroughThePipe) {
+  const std::string line = to_line(topology_result());
+  EXPECT_EQ(to_line(from_line(line)), line);
+  EXPECT_EQ(from_line(line).series[1].payload[0].messages_received, 2);
+  EXPECT_EQ(from_line(line).series[0].link[0].received, 900);
+  const auto rows = to_rows(topology_result());
+  EXPECT_EQ(nlohmann::json(rows[1]["payload"][1]), nlohmann::json::parse(R"({
+    "bytes_sent": 1048576, "bytes_received": 1048576, "messages_sent": 1,
+    "messages_received": 1})"));
+  EXPECT_EQ(nlohmann::json(rows[0]["link"][0]), nlohmann::json::parse(R"({
+    "sent": 700, "received": 900})"));
+  EXPECT_EQ(rows[0]["theory_us"], 8e4);
+  EXPECT_FALSE(rows[0].contains("payload"));
 }
 
 TEST(Result, ReportsOutputThatIsNotAResult) {
@@ -144,6 +189,7 @@ TEST(Table, ComparesWithTheBestMpi) {
 TEST(Table, OfNodesComparesWithTheirLink) {
   Options options;
   options.nodes = 2;
+  options.link = "1gbit";
   const Result result{
       "all_reduce", 4, 1024, {{"paceline", "registered", {20}, {1}}, {"link", "", {19}, {1}}}};
   EXPECT_THAT(table_heading(options, 4),
@@ -167,6 +213,125 @@ TEST(Table, FitsInto120Columns) {
   }
   EXPECT_THAT(text, HasSubstr("100x (100-100)"));
   EXPECT_THAT(text, HasSubstr("paceline unregistered"));
+}
+
+TEST(Table, OfTopologyHasTheRangeOverRanksAndTheTotal) {
+  Options options;
+  options.benchmark = Benchmark::topology;
+  options.link = "100mbit";
+  options.bytes = {1 << 20};
+  const std::string text = topology_heading(options, 3) + topology_rows(topology_result());
+  EXPECT_THAT(text, HasSubstr("An all-reduce of 1 MiB of float32, 3 ranks on 3 nodes, links of "
+                              "100mbit; messages over Gloo\n"));
+  EXPECT_THAT(text, ContainsRegex("\nall_reduce +- +- +- +700-800 B +1.46 KiB +91.0 ms .90-95. "
+                                  "+80.0 ms\n"));
+  EXPECT_THAT(text, ContainsRegex("\nnaive +1.00-2.00 MiB +4.00 MiB +1-2 +1.05-2.10 MiB +4.20 MiB "
+                                  "+250 ms .240-260. +240 ms\n"));
+  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+    end = text.find('\n', begin);
+    EXPECT_LE(end - begin, 120u) << text.substr(begin, end - begin);
+  }
+  options.link = "none";
+  EXPECT_THAT(topology_heading(options, 3), HasSubstr("3 ranks on this machine, in shared memory"));
+}
+
+TEST(Table, FormatsRangesInTheUnitOfTheLargest) {
+  EXPECT_EQ(describe_range(0, 0), "0 B");
+  EXPECT_EQ(describe_range(1000, 1023), "1000-1023 B");
+  EXPECT_EQ(describe_range(512, 2048), "0.50-2.00 KiB");
+  EXPECT_EQ(describe_range(1 << 20, (1 << 20) + 1), "1.00 MiB");
+  EXPECT_EQ(describe_range(std::int64_t{5} << 40, std::int64_t{5} << 40), "5.00 TiB");
+}
+
+TEST(Theory, IsTheTimeOfTheBusiestLink) {
+  // 4 ranks, 1000 bytes, 1 byte a microsecond: 3000 in and 3000 out, or 6 chunks of 250 bytes.
+  for (const char* const name : {"naive", "parameter_server"}) {
+    EXPECT_DOUBLE_EQ(theory_of(name, 4, 1000, 1e6).us, 6000);
+  }
+  for (const char* const name : {"all_reduce", "ring", "sharded_server"}) {
+    EXPECT_DOUBLE_EQ(theory_of(name, 4, 1000, 1e6).us, 1500);
+  }
+}
+
+TEST(TopologyChart, HasALineForEachAlgorithmAndFormula) {
+  Options options;
+  options.benchmark = Benchmark::topology;
+  options.link = "100mbit";
+  options.bytes = {1 << 20};
+  const auto chart = topology_chart(options, {topology_result(2), topology_result(3)});
+  ASSERT_EQ(chart.lines.size(), 4u);
+  EXPECT_EQ(chart.lines[0].name, "all_reduce");
+  ASSERT_EQ(chart.lines[1].points.size(), 2u);
+  EXPECT_EQ(chart.lines[1].points[1].x, 3);
+  EXPECT_EQ(chart.lines[1].points[1].y, 250);
+  EXPECT_EQ(chart.lines[2].name, "2 (N-1) K / (N B)");
+  EXPECT_TRUE(chart.lines[2].dashed);
+  EXPECT_DOUBLE_EQ(chart.lines[3].points[0].y, 2 * (1 << 20) / 12.5e6 * 1e3);
+  options.link = "none";
+  EXPECT_EQ(topology_chart(options, {topology_result()}).lines.size(), 2u);
+}
+
+TEST(LinkCounters, AreThoseOfEth0) {
+  const std::string text =
+      "Inter-|   Receive                    |  Transmit\n"
+      " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs\n"
+      "    lo:     100    1    0    0    0     0          0         0      200       2    0\n"
+      "  eth0: 1234567    9    0    0    0     0          0         0  7654321       8    0\n";
+  const auto bytes = find_counters(text);
+  ASSERT_TRUE(bytes);
+  EXPECT_EQ(bytes->received, 1234567);
+  EXPECT_EQ(bytes->sent, 7654321);
+  EXPECT_FALSE(find_counters("    lo: 1 2 3 4 5 6 7 8 9 10\n"));
+  EXPECT_FALSE(find_counters("  eth0: 1 2 3\n"));
+  EXPECT_FALSE(find_counters(""));
+}
+
+TEST(Rate, IsAsTcWritesIt) {
+  EXPECT_DOUBLE_EQ(bytes_per_second("100mbit"), 12.5e6);
+  EXPECT_DOUBLE_EQ(bytes_per_second("1Gbit"), 125e6);
+  EXPECT_DOUBLE_EQ(bytes_per_second("2.5gbit"), 312.5e6);
+  EXPECT_DOUBLE_EQ(bytes_per_second("12mbps"), 12e6);
+  EXPECT_DOUBLE_EQ(bytes_per_second("8mibit"), 1024 * 1024);
+  EXPECT_DOUBLE_EQ(bytes_per_second("2000000bit"), 250e3);
+  for (const char* const wrong : {"", "mbit", "100", "100mb", "100 mbit", "-1mbit", "1mbit;", "nan",
+                                  "infmbit", "1kbit", "2tbit", "1mibibit"}) {
+    EXPECT_THAT([&] { static_cast<void>(bytes_per_second(wrong)); },
+                ThrowsMessage<UsageError>(
+                    HasSubstr(fmt::format("--link {}: expected a rate such as 1gbit", wrong))));
+  }
+}
+
+TEST(RingDrawing, EndsWithTheWholeSumOnEveryRank) {
+  for (int ranks = 2; ranks <= 8; ++ranks) {
+    const std::string text = ring_in_words(ranks);
+    const std::string whole = std::string("01234567").substr(0, static_cast<std::size_t>(ranks));
+    const std::string last = text.substr(text.rfind("step"));
+    std::istringstream lines(last);
+    std::string line;
+    std::getline(lines, line);
+    EXPECT_EQ(line, fmt::format("step {0} of {0}, all-gather", 2 * (ranks - 1)));
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::getline(lines, line);
+      int sums = 0;
+      for (std::size_t at = line.find('|'); (at = line.find(whole, at)) != line.npos; ++at) ++sums;
+      EXPECT_EQ(sums, ranks) << line;
+      EXPECT_LE(line.size(), 120u);
+    }
+  }
+}
+
+TEST(RingDrawing, ShowsEachMessage) {
+  EXPECT_THAT(ring_in_words(3), HasSubstr("step 2 of 4, reduce-scatter\n"
+                                          "  rank 0 sends chunk 2 to 1 |   0    >012   02\n"
+                                          "  rank 1 sends chunk 0 to 2 |   01    1    >012\n"
+                                          "  rank 2 sends chunk 1 to 0 |  >012   12    2\n"));
+  const auto chart = ring_chart(3);
+  ASSERT_EQ(chart.rows.size(), 3u);
+  ASSERT_EQ(chart.rows[1].spans.size(), 4u);
+  EXPECT_EQ(chart.rows[1].spans[1].label, "0-1");
+  EXPECT_EQ(chart.rows[0].spans[1].label, "2-0");
+  EXPECT_EQ(chart.rows[0].spans[2].label, "all");
+  EXPECT_EQ(chart.rows[1].spans[1].kind, 0u);
 }
 
 TEST(Table, FormatsQuantities) {
@@ -199,6 +364,14 @@ TEST(Options, HaveDefaults) {
   EXPECT_EQ(all.threads, 1);
   EXPECT_FALSE(all.worker);
 
+  const Options topology = parse({"topology"});
+  EXPECT_THAT(topology.ranks, ElementsAre(2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(topology.algorithms, ElementsAreArray(kAlgorithms));
+  EXPECT_EQ(topology.link, "100mbit");
+  EXPECT_FALSE(topology.draw_ring);
+  EXPECT_THAT(parse({"topology", "--quick"}).ranks, ElementsAre(2, 4));
+  EXPECT_EQ(parse({"collectives", "--nodes", "2"}).link, "1gbit");
+
   const Options steps = parse({"ddp"});
   EXPECT_EQ(steps.benchmark, Benchmark::ddp);
   EXPECT_THAT(steps.ranks, ElementsAre(2));
@@ -222,6 +395,16 @@ TEST(Options, SelectBenchmarks) {
   EXPECT_THAT(parse({"ddp", "--models", "lenet,other"}).models, ElementsAre("lenet", "other"));
   EXPECT_EQ(parse({"ddp", "--models", "all"}).models, kModels);
   EXPECT_TRUE(parse({"--worker", "ddp", "--quick"}).worker);
+  const Options topology = parse({"topology", "--algorithms", "ring,naive", "--bytes", "2MB",
+                                  "--ranks", "2,8", "--svg", "x.svg"});
+  EXPECT_EQ(topology.benchmark, Benchmark::topology);
+  EXPECT_THAT(topology.algorithms, ElementsAre("ring", "naive"));
+  EXPECT_THAT(topology.bytes, ElementsAre(2 << 20));
+  EXPECT_EQ(topology.svg, "x.svg");
+  EXPECT_EQ(nodes_of(topology, 8), 8);
+  const Options unshaped = parse({"topology", "--link", "none", "--ranks", "64"});
+  EXPECT_EQ(nodes_of(unshaped, 64), 1);
+  EXPECT_EQ(parse({"topology", "--draw-ring", "4", "--svg", "x.svg"}).draw_ring.value(), 4);
   const Options nodes = parse({"collectives", "--nodes", "3", "--link", "10gbit"});
   EXPECT_THAT(nodes.ranks, ElementsAre(3, 6, 12));
   EXPECT_EQ(nodes.link, "10gbit");
@@ -230,8 +413,8 @@ TEST(Options, SelectBenchmarks) {
 
 TEST(Options, NameInvalidValues) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes{
-      {{}, "expected collectives, ddp or launch"},
-      {{"collective"}, "expected collectives, ddp or launch"},
+      {{}, "expected collectives, ddp, launch or topology"},
+      {{"collective"}, "expected collectives, ddp, launch or topology"},
       {{"collectives", "ddp"}, "not expected: ddp"},
       {{"collectives", "--models", "lenet"}, "--models"},
       {{"collectives", "--ranks", "0"}, "--ranks 0: expected 1 to 64"},
@@ -252,6 +435,19 @@ TEST(Options, NameInvalidValues) {
       {{"collectives", "--link", "1gbit"}, "--nodes"},
       {{"collectives", "--nodes", "2", "--link", "1; reboot"}, "expected a rate such as"},
       {{"launch", "--nodes", "2"}, "--nodes 2: launch measures jobs on one node"},
+      {{"topology", "--nodes", "2"}, "--nodes 2: topology has a node for each rank; --ranks sets"},
+      {{"topology", "--ranks", "1"}, "--ranks 1: expected 2 to 16"},
+      {{"topology", "--ranks", "17"}, "--ranks 17: expected 2 to 16"},
+      {{"topology", "--ranks", "65", "--link", "none"}, "--ranks 65: expected"},
+      {{"topology", "--link", "fast"}, "--link fast: expected a rate such as"},
+      {{"topology", "--bytes", "6"}, "--bytes 6: expected a multiple of 4"},
+      {{"topology", "--algorithms", "tree"}, "--algorithms tree: expected all_reduce, ring, naive"},
+      {{"topology", "--draw-ring", "9"}, "--draw-ring 9: expected 2 to 8"},
+      {{"topology", "--draw-ring", "0"}, "--draw-ring 0: expected 2 to 8"},
+      {{"topology", "--draw-ring", "3", "--json", "x"}, "--json excludes --draw-ring"},
+      {{"topology", "--draw-ring", "3", "--bytes", "8"}, "--bytes excludes --draw-ring"},
+      {{"collectives", "--nodes", "2", "--link", "none"}, "--link none: expected a rate such as"},
+      {{"ddp", "--svg", "x"}, "--svg"},
       {{"ddp", "--threads", "0"}, "--threads 0: expected 1 to"},
       {{"ddp", "--models", "vgg"}, "--models vgg: expected tiny_mlp, lenet"},
   };

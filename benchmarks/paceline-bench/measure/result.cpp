@@ -11,6 +11,29 @@
 #include "options.h"
 
 namespace paceline::bench {
+
+// For nlohmann's library, whose macro writes these for its unordered type only.
+template <typename Json>
+void to_json(Json& json, const Payload& one) {
+  json = Json{{"bytes_sent", one.bytes_sent},
+              {"bytes_received", one.bytes_received},
+              {"messages_sent", one.messages_sent},
+              {"messages_received", one.messages_received}};
+}
+template <typename Json>
+void from_json(const Json& json, Payload& one) {
+  one = {json.at("bytes_sent"), json.at("bytes_received"), json.at("messages_sent"),
+         json.at("messages_received")};
+}
+template <typename Json>
+void to_json(Json& json, const LinkBytes& one) {
+  json = Json{{"sent", one.sent}, {"received", one.received}};
+}
+template <typename Json>
+void from_json(const Json& json, LinkBytes& one) {
+  one = {json.at("sent"), json.at("received")};
+}
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -21,6 +44,12 @@ void put_subject(Json& json, const Result& result) {
   } else {
     json["model"] = std::get<std::string>(result.subject);
   }
+}
+
+void put_counts(Json& json, const Series& series) {
+  if (!series.payload.empty()) json["payload"] = series.payload;
+  if (!series.link.empty()) json["link"] = series.link;
+  if (series.theory_us > 0) json["theory_us"] = series.theory_us;
 }
 
 std::map<std::string, const Series*> fastest_variants(const Result& result) {
@@ -55,6 +84,7 @@ std::string to_line(const Result& result) {
                               {"variant", one.variant},
                               {"wall_us", one.wall_us},
                               {"cpu_us", one.cpu_us}});
+    put_counts(json["series"].back(), one);
   }
   return json.dump() + '\n';
 }
@@ -69,8 +99,10 @@ Result from_line(const std::string& line) {
       result.subject = json.at("model").get<std::string>();
     }
     for (const Json& one : json.at("series")) {
-      result.series.push_back(
-          {one.at("implementation"), one.at("variant"), one.at("wall_us"), one.at("cpu_us")});
+      result.series.push_back({one.at("implementation"), one.at("variant"), one.at("wall_us"),
+                               one.at("cpu_us"), one.value("payload", std::vector<Payload>()),
+                               one.value("link", std::vector<LinkBytes>()),
+                               one.value("theory_us", 0.0)});
     }
     return result;
   } catch (const Json::exception& error) {
@@ -94,6 +126,7 @@ Json to_rows(const Result& result) {
     row["p90_us"] = quantile(one.wall_us, 0.9);
     row["cpu_us"] = quantile(one.cpu_us, 0.5);
     row["rounds"] = one.wall_us.size();
+    put_counts(row, one);
     row["speedup_over"] = Json::object();
     for (const auto& [name, peer] : peers) {
       if (peer->implementation == one.implementation) continue;

@@ -35,16 +35,16 @@ Sample measure_once(const Contender& contender) {
   return sample;
 }
 
-// The mean of a call over `repeats` runs. One before them brings back to the caches what others
-// displaced since the last round, and does not count.
-Sample measure_round(const Contender& contender, int repeats) {
+// The mean of a call over `repeats` runs. One before them, which does not count, brings back to the
+// caches what others displaced since the last round.
+Sample measure_round(const Contender& contender, int repeats, bool fills_caches = true) {
   Sample sum;
   if (contender.elsewhere) {
     sum = contender.elsewhere(repeats * contender.calls);
     barrier();  // our ranks sleep in it, and leave the cores to the others
     return sum;
   }
-  measure_once(contender);
+  if (fills_caches) measure_once(contender);
   for (int i = 0; i < repeats; ++i) {
     const Sample one = measure_once(contender);
     sum.wall_us += one.wall_us;
@@ -93,15 +93,20 @@ int choose_repeats(const Contender& contender, std::chrono::microseconds length)
 std::vector<Series> measure(const std::vector<Contender>& contenders, const RoundPlan& plan) {
   const std::size_t n = contenders.size();
   // Of all, before any is measured: processes of their own keep the cores busy while they start.
-  for (const Contender& contender : contenders) measure_round(contender, kWarmups);
-  std::vector<int> repeats(n);
-  for (std::size_t i = 0; i < n; ++i) repeats[i] = choose_repeats(contenders[i], plan.length);
+  const bool once = plan.length.count() == 0;
+  for (const Contender& contender : contenders) {
+    once ? measure_round(contender, 1, false) : measure_round(contender, kWarmups);
+  }
+  std::vector<int> repeats(n, 1);
+  for (std::size_t i = 0; i < n && !once; ++i) {
+    repeats[i] = choose_repeats(contenders[i], plan.length);
+  }
 
   std::vector<std::vector<Sample>> samples(n);
   for (std::size_t round = 0; round < static_cast<std::size_t>(plan.rounds); ++round) {
     for (std::size_t turn = 0; turn < n; ++turn) {
       const std::size_t i = (round + turn) % n;
-      samples[i].push_back(measure_round(contenders[i], repeats[i]));
+      samples[i].push_back(measure_round(contenders[i], repeats[i], !once));
     }
   }
   std::vector<Series> series(n);

@@ -25,7 +25,8 @@ struct Contender {
 
 struct RoundPlan {
   int rounds;
-  // A contender repeats its run in each round until about this much time has passed.
+  // A contender repeats its run in each round until about this much time has passed. 0: it runs
+  // once, and not before that to fill the caches: enough if a run takes far longer than these.
   std::chrono::microseconds length;
 };
 

@@ -37,12 +37,16 @@ double quantile(std::span<const double> samples, double q) {
   return quantile_of_sorted(sorted, q);
 }
 
+Interval median_interval(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const std::size_t cut = samples_to_cut(samples.size());
+  return {quantile_of_sorted(samples, 0.5), samples[cut], samples[samples.size() - 1 - cut]};
+}
+
 Interval paired_speedup(std::span<const double> ours, std::span<const double> theirs) {
   std::vector<double> ratios(ours.size());
   std::transform(theirs.begin(), theirs.end(), ours.begin(), ratios.begin(), std::divides<>());
-  std::sort(ratios.begin(), ratios.end());
-  const std::size_t cut = samples_to_cut(ratios.size());
-  return {quantile_of_sorted(ratios, 0.5), ratios[cut], ratios[ratios.size() - 1 - cut]};
+  return median_interval(std::move(ratios));
 }
 
 }  // namespace paceline::bench

@@ -15,7 +15,10 @@ struct Interval {
   double high;
 };
 
-// The median of theirs[i] / ours[i] and its 90 % confidence interval. The two are times of the same
+// The median of the samples and its 90 % confidence interval. There has to be a sample.
+Interval median_interval(std::vector<double> samples);
+
+// The same of theirs[i] / ours[i]. The two are times of the same
 // round, so that what slowed down the whole machine for a while cancels out. As many of each,
 // at least one.
 Interval paired_speedup(std::span<const double> ours, std::span<const double> theirs);

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -14,10 +15,15 @@
 
 #include "base/errno_error.h"
 #include "base/unique_fd.h"
+#include "nodes/rate.h"
 
 namespace paceline::bench {
 namespace {
 
+// What a link passes at once after a pause. Little beside what is measured, and more than what
+// comes together between two looks at a clock.
+constexpr double kBurstSeconds = 4e-3;
+constexpr double kLeastBurst = 16 << 10;  // bytes
 // In a fresh namespace nobody else has it.
 constexpr const char* kMasterPort = "29500";
 
@@ -75,7 +81,9 @@ NamespaceProcess::~NamespaceProcess() {
 }
 
 Network::Network(int nodes, const std::string& rate) : nodes_(static_cast<std::size_t>(nodes)) {
-  const std::string shaped = fmt::format("root tbf rate {} burst 512kb latency 50ms", rate);
+  const std::string shaped =
+      fmt::format("root tbf rate {} burst {:.0f} latency 50ms", rate,
+                  std::max(bytes_per_second(rate) * kBurstSeconds, kLeastBurst));
   const std::string in_switch = fmt::format("nsenter -n -t {}", switch_.pid());
   std::string script = fmt::format(
       "{0} ip link add br0 type bridge\n"
