@@ -25,6 +25,7 @@
 #include <paceline/for_each_tensor.h>
 #include <paceline/join.h>
 #include <paceline/logical_ranks.h>
+#include <paceline/module_or_holder.h>
 
 namespace paceline {
 
@@ -159,16 +160,6 @@ class TensorFunction {
 };
 
 struct NoModel {};
-
-template <typename T>
-inline constexpr bool kIsModuleOrHolder = std::derived_from<T, torch::nn::Module>;
-template <std::derived_from<torch::nn::Module> M>
-inline constexpr bool kIsModuleOrHolder<std::shared_ptr<M>> = true;
-template <typename T>
-requires requires {
-  typename T::ContainedType;
-}
-inline constexpr bool kIsModuleOrHolder<T> = true;
 }  // namespace detail
 
 /// While it lives, forwards of its DistributedDataParallel are not synchronised: in their

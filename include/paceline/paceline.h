@@ -13,6 +13,7 @@
 /// Optimizers, schedules of learning rates and averages of models.
 
 #include <paceline/all_reduce_algorithms.h>
+#include <paceline/apply_to_tensors.h>
 #include <paceline/autocast.h>
 #include <paceline/checkpoint.h>
 #include <paceline/checkpoint_directory.h>
@@ -21,6 +22,7 @@
 #include <paceline/communicator.h>
 #include <paceline/config.h>
 #include <paceline/data_loader.h>
+#include <paceline/data_parallel.h>
 #include <paceline/dataset_concepts.h>
 #include <paceline/datasets.h>
 #include <paceline/ddp.h>
@@ -40,6 +42,7 @@
 #include <paceline/lr_scheduler.h>
 #include <paceline/map.h>
 #include <paceline/metrics.h>
+#include <paceline/module_or_holder.h>
 #include <paceline/optimizers.h>
 #include <paceline/pipeline.h>
 #include <paceline/power_sgd.h>

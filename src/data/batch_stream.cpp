@@ -1,5 +1,4 @@
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <unistd.h>
@@ -15,20 +14,10 @@
 
 #include "base/log.h"
 #include "base/signals_blocked.h"
-
-// OpenMP's; null if LibTorch was built without OpenMP.
-extern "C" [[gnu::weak]] void omp_set_num_threads(int);
+#include "distributed/intraop_threads.h"
 
 namespace paceline::data::detail {
 namespace {
-
-// Keeps PyTorch's operations on the calling thread; otherwise each worker would start a team of
-// threads. at::set_num_threads does not serve: it also changes the default of later threads.
-void use_one_thread() {
-  // Otherwise PyTorch sets OpenMP's number itself, at this thread's first operation.
-  at::get_num_threads();
-  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
-}
 
 at::Tensor default_random_state() {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -146,7 +135,8 @@ BatchStream::Batch BatchStream::Impl::take() {
 }
 
 void BatchStream::Impl::work(const std::stop_token& stop) {
-  use_one_thread();
+  // Otherwise each worker would start a team of threads.
+  const distributed::IntraopThreads one(1);
   const auto capacity = static_cast<std::int64_t>(slots_.size());
   std::unique_lock lock(mutex_);
   const auto may_go_on = [&] { return claimed_ == count_ || claimed_ < taken_ + capacity; };

@@ -7,6 +7,11 @@
 #include "base/cores.h"
 #include "base/log.h"
 
+// Null if LibTorch was built without OpenMP, or without MKL. MKL's returns the number before, and 0
+// stands for its default.
+extern "C" [[gnu::weak]] void omp_set_num_threads(int);
+extern "C" [[gnu::weak]] int MKL_Set_Num_Threads_Local(int);
+
 namespace paceline::distributed {
 
 void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
@@ -25,6 +30,18 @@ void limit_intraop_threads(const base::Environment& environment, const Topology&
             "OMP_NUM_THREADS for another number)",
             rank, threads, at::get_num_threads(), ranks, cores);
   at::set_num_threads(threads);
+}
+
+// at::get_num_threads comes first: otherwise PyTorch sets OpenMP's number itself, at this thread's
+// first operation.
+IntraopThreads::IntraopThreads(int threads) : before_(at::get_num_threads()) {
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(threads);
+  if (MKL_Set_Num_Threads_Local != nullptr) mkl_before_ = MKL_Set_Num_Threads_Local(threads);
+}
+
+IntraopThreads::~IntraopThreads() {
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(before_);
+  if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(mkl_before_);
 }
 
 }  // namespace paceline::distributed

@@ -13,4 +13,19 @@ namespace paceline::distributed {
 void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
                            int rank);
 
+// While it lives, LibTorch's operations on the calling thread use this many threads. Other threads
+// keep their number. at::set_num_threads does not serve: it also changes the default of later
+// threads.
+class IntraopThreads {
+ public:
+  explicit IntraopThreads(int threads);
+  IntraopThreads(const IntraopThreads&) = delete;
+  IntraopThreads& operator=(const IntraopThreads&) = delete;
+  ~IntraopThreads();
+
+ private:
+  int before_;
+  int mkl_before_ = 0;
+};
+
 }  // namespace paceline::distributed

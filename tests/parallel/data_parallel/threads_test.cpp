@@ -1,0 +1,177 @@
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include <paceline/autocast.h>
+#include <paceline/data_parallel.h>
+
+#include "parallel/data_parallel/nets.h"
+
+namespace paceline {
+namespace {
+
+using test::make;
+using test::random_batch;
+using test::TwoLayers;
+using test::TwoLayersImpl;
+using testing::Each;
+using testing::ElementsAre;
+
+std::ptrdiff_t threads_of_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+// What `function` returns in each of three replicas, by replica.
+template <typename Function>
+std::vector<std::int64_t> in_replicas(const Function& function) {
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 3});
+  const auto values = model.parallel_apply(
+      [&](TwoLayersImpl&, const at::Tensor&) {
+        return at::tensor(static_cast<std::int64_t>(function()));
+      },
+      at::ones(3));
+  return {values.template const_data_ptr<std::int64_t>(),
+          values.template const_data_ptr<std::int64_t>() + 3};
+}
+
+TEST(DataParallelThreads, EndWithTheWrapper) {
+  const auto before = threads_of_process();
+  {
+    DataParallel model(make<TwoLayers>(), {.num_replicas = 4});
+    EXPECT_EQ(threads_of_process(), before + 3);
+    for (int step = 0; step < 5; ++step) model(random_batch(8)).sum().backward();
+    EXPECT_EQ(threads_of_process(), before + 3);
+  }
+  EXPECT_EQ(threads_of_process(), before);
+}
+
+TEST(DataParallelThreads, EachReplicaKeepsItsThread) {
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 3});
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  for (int step = 0; step < 5; ++step) {
+    model.parallel_apply(
+        [&](TwoLayersImpl&, const at::Tensor&) {
+          const std::scoped_lock lock(mutex);
+          seen.insert(std::this_thread::get_id());
+        },
+        at::ones(3));
+  }
+  EXPECT_EQ(seen.size(), 3);
+  EXPECT_EQ(seen.count(std::this_thread::get_id()), 1);
+}
+
+TEST(DataParallelThreads, BlockSignals) {
+  const auto blocks_sigterm = [] {
+    sigset_t mask{};
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    return ::sigismember(&mask, SIGTERM);
+  };
+  EXPECT_THAT(in_replicas(blocks_sigterm), ElementsAre(0, 1, 1));
+}
+
+TEST(DataParallelThreads, ShareTheIntraopThreads) {
+  const int before = at::get_num_threads();
+  for (const auto& [threads, share] : {std::pair(7, 2), {3, 1}, {1, 1}}) {
+    at::set_num_threads(threads);
+    EXPECT_THAT(in_replicas([] { return at::get_num_threads(); }), Each(share));
+    EXPECT_EQ(at::get_num_threads(), threads);
+    EXPECT_ANY_THROW(in_replicas([]() -> int { throw std::runtime_error("bad"); }));
+    EXPECT_EQ(at::get_num_threads(), threads);
+  }
+  at::set_num_threads(before);
+}
+
+TEST(DataParallelThreads, HaveTheCallersModes) {
+  const auto grad_mode = [] { return at::GradMode::is_enabled(); };
+  EXPECT_THAT(in_replicas(grad_mode), Each(1));
+  {
+    const torch::NoGradGuard guard;
+    EXPECT_THAT(in_replicas(grad_mode), Each(0));
+  }
+  const auto inference = [] { return c10::InferenceMode::is_enabled(); };
+  EXPECT_THAT(in_replicas(inference), Each(0));
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 2});
+  {
+    const c10::InferenceMode guard;
+    EXPECT_THAT(in_replicas(inference), Each(1));
+    EXPECT_TRUE(model(random_batch(4)).is_inference());
+  }
+  EXPECT_TRUE(model(random_batch(4)).requires_grad());
+}
+
+TEST(DataParallelThreads, HaveTheCallersAutocast) {
+  const auto dtype = [] {
+    return static_cast<int>(at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type());
+  };
+  const auto caches = [] { return at::autocast::is_autocast_cache_enabled(); };
+  EXPECT_THAT(in_replicas(dtype), Each(static_cast<int>(at::kFloat)));
+  {
+    const autocast guard(at::kCPU, {.dtype = at::kHalf, .cache_enabled = false});
+    EXPECT_THAT(in_replicas(dtype), Each(static_cast<int>(at::kHalf)));
+    EXPECT_THAT(in_replicas(caches), Each(0));
+  }
+  EXPECT_THAT(in_replicas(dtype), Each(static_cast<int>(at::kFloat)));
+  EXPECT_THAT(in_replicas(caches), Each(1));
+}
+
+// A parameter that is used twice: converted once, its gradient is added up in bfloat16.
+TEST(DataParallelThreads, AutocastWithinReplicasGivesTheGradientsOfTheModule) {
+  const auto forward = [](torch::nn::LinearImpl& net, const at::Tensor& x) {
+    const autocast guard(at::kCPU);
+    auto y = x;
+    for (int i = 0; i < 20; ++i) y = torch::tanh(net.forward(y));
+    return y.to(at::kFloat);
+  };
+  torch::manual_seed(1);
+  const auto x = torch::randn({8, 16});
+  torch::nn::Linear net(16, 16);
+  at::Tensor expected;
+  for (const auto& part : x.chunk(2)) {
+    net->zero_grad();
+    forward(*net, part).sum().backward();
+    const auto gradient = net->weight.grad().clone();
+    expected = expected.defined() ? expected + gradient : gradient;
+  }
+  DataParallel model(net, {.num_replicas = 2});
+  for (int step = 0; step < 20; ++step) {
+    net->zero_grad();
+    model.parallel_apply(forward, x).sum().backward();
+    EXPECT_TRUE(net->weight.grad().equal(expected));
+  }
+}
+
+TEST(DataParallelThreads, CountWhatTheyHaveDone) {
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 2});
+  model(random_batch(5)).sum().backward();
+  const DataParallelStats& stats = model.stats();
+  ASSERT_EQ(stats.replicas.size(), 2);
+  EXPECT_EQ(stats.replicas[0].samples, 3);
+  EXPECT_EQ(stats.replicas[1].samples, 2);
+  for (const auto& replica : stats.replicas) {
+    EXPECT_GT(replica.forward.count(), 0);
+    EXPECT_GT(replica.backward.count(), 0);
+  }
+  for (const auto& time : {stats.scatter, stats.gather, stats.sum}) EXPECT_GT(time.count(), 0);
+}
+
+TEST(DataParallelThreads, HaveADefaultNumber) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  EXPECT_EQ(DataParallel(make<TwoLayers>()).stats().replicas.size(), 1);
+  at::set_num_threads(1000);
+  EXPECT_LE(DataParallel(make<TwoLayers>()).stats().replicas.size(),
+            std::thread::hardware_concurrency());
+  at::set_num_threads(before);
+}
+
+}  // namespace
+}  // namespace paceline
