@@ -203,8 +203,7 @@ class DataParallel {
   /// module() and once more for each replica.
   template <detail::ModuleFactory Function>
   DataParallel(const Function& function, const DataParallelOptions& options)
-      : handle_(detail::DataParallelHandle::Factory(function), options),
-        replicas_(of_type(handle_.replicas())) {}
+      : handle_(factory_of(function), options), replicas_(of_type(handle_.replicas())) {}
   /// The same with a number of replicas on the CPU.
   template <detail::ModuleFactory Function>
   DataParallel(const Function& function, int num_replicas)
@@ -219,8 +218,9 @@ class DataParallel {
   }
   /// Does not compile: this is no module.
   template <typename Value>
-  explicit DataParallel(const Value& /*value*/, const DataParallelOptions& options = {}) requires
-      std::same_as<M, detail::NoModule>
+  explicit DataParallel(const Value& /*value*/, const DataParallelOptions& options = {}) requires(
+      !detail::ModuleFactory<Value> &&
+      (std::same_as<M, detail::NoModule> || !std::derived_from<M, torch::nn::Module>))
       : DataParallel(std::function<std::shared_ptr<M>()>(), options) {
     static_assert(!std::same_as<M, detail::NoModule>,
                   "DataParallel replicates a torch::nn::Module in a std::shared_ptr or in a "
@@ -285,6 +285,17 @@ class DataParallel {
   bool is_training() const { return handle_.module()->is_training(); }
 
  private:
+  template <typename Function>
+  static detail::DataParallelHandle::Factory factory_of(const Function& function) {
+    constexpr bool kMakesModules =
+        std::is_convertible_v<std::invoke_result_t<Function&>, std::shared_ptr<M>>;
+    static_assert(kMakesModules,
+                  "DataParallel<M> needs a function that returns std::shared_ptr<M>, such as "
+                  "std::make_shared makes it");
+    if constexpr (kMakesModules) return function;
+    return {};
+  }
+
   static std::vector<M*> of_type(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
     std::vector<M*> replicas;
     for (const auto& module : modules) {

@@ -47,6 +47,48 @@ void move_the_wrapper(paceline::DistributedDataParallel<NetImpl>& model) {
   model->to(at::kDouble);  // move the module, then wrap it
 }
 
+struct CopiedImpl : torch::nn::Cloneable<CopiedImpl> {
+  void reset() override {}
+  std::string forward(torch::Tensor x) { return x.toString(); }
+};
+
+void save_data_parallel(paceline::DataParallel<CopiedImpl>& model) {
+  torch::save(model, "model.pt");  // torch::save(model.module(), path)
+}
+
+void load_data_parallel(paceline::DataParallel<CopiedImpl>& model) {
+  torch::load(model, "model.pt");  // auto module = model.module()
+}
+
+void replicate_what_has_no_clone() {
+  const paceline::DataParallel model(Net{}, {.num_replicas = 2});  // derive it from torch::nn::Clon
+}
+
+void replicate_a_value(CopiedImpl& net) {
+  const paceline::DataParallel model(net);  // DataParallel shares its module: hold it by
+}
+
+void replicate_what_is_no_module(const at::Tensor& w) {
+  const paceline::DataParallel model(w);  // replicates a torch::nn::Module in a std::shared_ptr
+}
+
+void name_the_holder(const Net& net) {
+  const paceline::DataParallel<Net> model(net);  // whose name ends with Impl
+}
+
+void replicate_by_a_function_of_something_else() {
+  const paceline::DataParallel<CopiedImpl> model([] { return 5; },
+                                                 2);  // returns std::shared_ptr<M>
+}
+
+void pass_other_arguments(paceline::DataParallel<CopiedImpl>& model, const at::Tensor& x) {
+  model(x, 3);  // or the function passed to parallel_apply after its module
+}
+
+void gather_what_is_no_tensor(paceline::DataParallel<CopiedImpl>& model, const at::Tensor& x) {
+  model(x);  // gathers tensors: this forward or function returns something else
+}
+
 void convert_a_script(torch::jit::Module& script) {
   paceline::convert_sync_batchnorm(script);  // build the model of torch::nn modules
 }
