@@ -33,8 +33,9 @@ for layer in listed("torch_layers"):
     MAY_INCLUDE[layer] -= {"net", "nodes"}
 MAY_INCLUDE |= {
     "apps/paceline/report": {"base", "trace", "apps/paceline/report"},
+    "apps/paceline/top": {"base", "launch", "trace", "apps/paceline/report", "apps/paceline/top"},
     "apps/paceline": {"base", "net", "launch", "nodes", "trace", "apps/paceline/report",
-                      "apps/paceline"},
+                      "apps/paceline/top", "apps/paceline"},
     "apps/doctor": {*LIBRARY, "apps/doctor"},
     "models": {"models"},
     "examples": {"models", "examples"},
@@ -43,7 +44,8 @@ MAY_INCLUDE |= {
     "public": {"public"},
 }
 SEES_PUBLIC_API = {"models", "examples"}
-TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/report"}
+TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/report",
+              "apps/paceline/top"}
 
 TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
 INCLUDE_DIRECTORIES = ["include", "src", "apps/paceline",
@@ -94,7 +96,7 @@ def layer_of(path):
     parts = path.parts
     if parts[0] == "src":
         return parts[1]
-    for app in ("apps/paceline/report", "apps/paceline", "apps/doctor"):
+    for app in ("apps/paceline/report", "apps/paceline/top", "apps/paceline", "apps/doctor"):
         if path.is_relative_to(app):
             return app
     return "public" if parts[0] == "include" else parts[0]

@@ -17,7 +17,7 @@ constexpr std::string_view kBash = R"(_paceline() {{
   COMPREPLY=()
   local word=${{COMP_WORDS[COMP_CWORD]}} i
   if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W 'run report bench doctor' -- "$word"))
+    COMPREPLY=($(compgen -W 'run report top bench doctor' -- "$word"))
     return
   fi
   [[ ${{COMP_WORDS[1]}} == run && $word == -* ]] || return
@@ -39,7 +39,7 @@ constexpr std::string_view kZsh = R"(#compdef paceline
 _paceline() {{
   local i
   if ((CURRENT == 2)); then
-    compadd run report bench doctor
+    compadd run report top bench doctor
     return
   fi
   if [[ $words[2] == run && $words[CURRENT] == -* ]]; then
@@ -67,7 +67,7 @@ fi
 
 // tcsh cannot tell where the program begins.
 constexpr std::string_view kTcsh =
-    "complete paceline 'p/1/(run report bench doctor)/' 'C/--/({all})/' 'n/*/f/'\n";
+    "complete paceline 'p/1/(run report top bench doctor)/' 'C/--/({all})/' 'n/*/f/'\n";
 
 }  // namespace
 

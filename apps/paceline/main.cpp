@@ -13,6 +13,7 @@
 #include "other_command.h"
 #include "report_command.h"
 #include "run_command.h"
+#include "top_command.h"
 
 namespace {
 
@@ -26,6 +27,7 @@ Usage: paceline COMMAND [arguments...]
 Commands:
   run      start a program as several processes, on one machine or on several
   report   find the bottleneck in what PACELINE_TIMELINE recorded, and draw it
+  top      show where the time goes while a program trains
   bench    measure collectives and training steps
   doctor   check whether Paceline works on this machine, and why not
 
@@ -46,6 +48,7 @@ int dispatch(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "--help";
   if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
   if (command == "report") return paceline::app::report_command({argv + 2, argv + argc});
+  if (command == "top") return paceline::app::top_command({argv + 2, argv + argc});
   if (command == "bench" || command == "doctor") {
     paceline::app::become_other_command(std::string(command), argv + 1);
   }
@@ -58,7 +61,7 @@ int dispatch(int argc, char** argv) {
     return 0;
   }
   throw paceline::UsageError(
-      fmt::format("unknown command '{}'; expected run, report, bench or doctor", command));
+      fmt::format("unknown command '{}'; expected run, report, top, bench or doctor", command));
 }
 
 }  // namespace
@@ -68,6 +71,7 @@ int main(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   const char* const prefix = command == "run"      ? "paceline run"
                              : command == "report" ? "paceline report"
+                             : command == "top"    ? "paceline top"
                                                    : "paceline";
   try {
     return dispatch(argc, argv);

@@ -41,17 +41,22 @@ Throttling read_throttling(const fs::path& directory) {
   return found;
 }
 
-int affinity_cores() {
-  const std::vector<int> cores = affinity();
+int affinity_cores(pid_t process) {
+  const std::vector<int> cores = affinity(process);
   return static_cast<int>(cores.empty() ? std::thread::hardware_concurrency() : cores.size());
+}
+
+Cgroup cpu_cgroup(pid_t process) {
+  const std::string name = process == 0 ? "self" : std::to_string(process);
+  return find_cgroup("cpu", fs::path("/proc") / name / "cgroup");
 }
 
 }  // namespace
 
-std::vector<int> affinity() {
+std::vector<int> affinity(pid_t process) {
   std::vector<int> cores;
   cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  if (::sched_getaffinity(process, sizeof(set), &set) != 0) return cores;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &set)) cores.push_back(core);
   }
@@ -69,8 +74,8 @@ int cgroup_cores(const fs::path& root, const fs::path& cgroup) {
   return tightest ? std::max(1, static_cast<int>(std::ceil(*tightest))) : 0;
 }
 
-int core_quota() {
-  const Cgroup cgroup = find_cgroup("cpu");
+int core_quota(pid_t process) {
+  const Cgroup cgroup = cpu_cgroup(process);
   return cgroup_cores(cgroup.root, cgroup.group);
 }
 
@@ -94,14 +99,14 @@ Throttling most_throttled(const std::vector<Throttling>& before,
   return most;
 }
 
-std::vector<Throttling> throttling() {
-  const Cgroup cgroup = find_cgroup("cpu");
+std::vector<Throttling> throttling(pid_t process) {
+  const Cgroup cgroup = cpu_cgroup(process);
   return cgroup_throttling(cgroup.root, cgroup.group);
 }
 
-int available_cores() {
-  const int quota = core_quota();
-  const int cores = std::max(1, affinity_cores());
+int available_cores(pid_t process) {
+  const int quota = core_quota(process);
+  const int cores = std::max(1, affinity_cores(process));
   return quota > 0 ? std::min(cores, quota) : cores;
 }
 

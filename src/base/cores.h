@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -7,16 +9,18 @@
 
 namespace paceline::base {
 
-// The number of cores that this process may use, at least 1: the size of its affinity mask, or its
+// `process`: 0 is this one, or for an affinity mask the calling thread.
+
+// The number of cores that a process may use, at least 1: the size of its affinity mask, or its
 // cgroup's CPU quota (rounded up) if that is smaller, as in a container.
-int available_cores();
+int available_cores(pid_t process = 0);
 
-// The CPU quota of this process's cgroup in cores, rounded up; 0 if there is none.
-int core_quota();
+// The CPU quota of a process's cgroup in cores, rounded up; 0 if there is none.
+int core_quota(pid_t process = 0);
 
-// The cores in the calling thread's affinity mask, in ascending order; empty if the kernel does not
-// report them.
-std::vector<int> affinity();
+// The cores in the affinity mask of a process's main thread, or of any thread, in ascending order;
+// empty if the kernel does not report them.
+std::vector<int> affinity(pid_t process = 0);
 
 // The quota of the cgroup directory `cgroup` and its ancestors up to `root`, in cores rounded up;
 // 0 if there is no quota. Reads version 2's cpu.max and version 1's cpu.cfs_quota_us.
@@ -28,8 +32,8 @@ struct Throttling {
   std::int64_t throttled = -1;  // of these, the ones in which the limit stopped it
 };
 
-// Since they were made, this process's cgroup and its ancestors.
-std::vector<Throttling> throttling();
+// Since they were made, a process's cgroup and its ancestors.
+std::vector<Throttling> throttling(pid_t process = 0);
 
 // The same for the cgroup directory `cgroup` and its ancestors up to `root`. Reads cpu.stat.
 std::vector<Throttling> cgroup_throttling(const std::filesystem::path& root,

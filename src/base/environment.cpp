@@ -61,6 +61,7 @@ Environment parse_environment(const Getenv& getenv) {
   result.master_addr = read.text("MASTER_ADDR");
   result.master_port = read.integer("MASTER_PORT", 0, 65535);
   result.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  result.run_id = read.text("TORCHELASTIC_RUN_ID");
   result.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0);
   result.error_file = read.text("TORCHELASTIC_ERROR_FILE");
   result.signals_to_handle = read.text("TORCHELASTIC_SIGNALS_TO_HANDLE");
@@ -85,7 +86,7 @@ Environment parse_environment(const Getenv& getenv) {
   check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
   // What torchrun or `paceline run` says holds: another launcher may have started it.
-  if (read.text("TORCHELASTIC_RUN_ID")) return result;
+  if (result.run_id) return result;
   try {
     result.launched = find_launched_process(getenv);
   } catch (const UsageError& error) {

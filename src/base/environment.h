@@ -22,6 +22,7 @@ struct Environment {
   std::optional<int> master_port;          // MASTER_PORT
   bool use_agent_store = false;            // TORCHELASTIC_USE_AGENT_STORE=True: the launcher serves
                                            // the store at MASTER_ADDR:MASTER_PORT
+  std::optional<std::string> run_id;       // TORCHELASTIC_RUN_ID: how the launcher calls the job
   std::optional<int> restart_count;        // TORCHELASTIC_RESTART_COUNT
   std::optional<std::string> error_file;   // TORCHELASTIC_ERROR_FILE
 

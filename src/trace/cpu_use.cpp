@@ -19,6 +19,8 @@
 namespace paceline::trace {
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenSamples{1};
+
 std::int64_t microseconds(clockid_t clock) {
   timespec time{};
   ::clock_gettime(clock, &time);
@@ -69,16 +71,27 @@ std::int64_t since(std::int64_t begin, std::int64_t now) {
 
 }  // namespace
 
-CpuMeter::CpuMeter()
-    : thread_(::gettid()), cores_(base::affinity()), begin_(now()), groups_(base::throttling()) {}
+CpuMeter::CpuMeter() : CpuMeter(::getpid(), ::gettid()) {}
+
+CpuMeter::CpuMeter(pid_t process) : CpuMeter(process, process) {}
+
+CpuMeter::CpuMeter(pid_t process, pid_t thread)
+    : process_(process),
+      thread_(thread),
+      cores_(base::affinity(thread)),
+      begin_(now()),
+      groups_(base::throttling(process)) {}
 
 std::optional<CpuUse> CpuMeter::now() const {
   std::int64_t running = 0;
   std::int64_t queued = 0;
-  std::ifstream file(fmt::format("/proc/self/task/{}/schedstat", thread_));
-  if (!(file >> running >> queued)) return std::nullopt;
+  std::ifstream file(fmt::format("/proc/{}/task/{}/schedstat", process_, thread_));
+  clockid_t used{};
+  if (!(file >> running >> queued) || ::clock_getcpuclockid(process_, &used) != 0) {
+    return std::nullopt;
+  }
   CpuUse use{.wall = microseconds(CLOCK_MONOTONIC),
-             .used = microseconds(CLOCK_PROCESS_CPUTIME_ID),
+             .used = microseconds(used),
              .running = running / 1000,
              .queued = queued / 1000,
              .at = Clock::now(),
@@ -96,7 +109,7 @@ std::optional<CpuUse> CpuMeter::read() {
         &CpuUse::stolen, &CpuUse::machine, &CpuUse::cpu_pressure, &CpuUse::memory_pressure}) {
     (*use).*figure = since((*begin_).*figure, (*use).*figure);
   }
-  auto groups = base::throttling();
+  auto groups = base::throttling(process_);
   const base::Throttling limit = base::most_throttled(groups_, groups);
   groups_ = std::move(groups);
   if (limit.throttled >= 0) {
@@ -128,6 +141,20 @@ ThreadUse ThreadMeter::read() const noexcept {
     use.queued = queued / 1000;
   }
   return use;
+}
+
+std::optional<ThreadUse> ThreadSampler::sample(Moment moment) noexcept {
+  if (!meter_) meter_.emplace();
+  if (!meter_->is_of_this_thread()) return std::nullopt;
+  if (moment == Moment::begin) {
+    const auto now = Clock::now();
+    sampled_begin_ = now >= next_;
+    if (!sampled_begin_) return std::nullopt;
+    next_ = now + kBetweenSamples;
+  } else if (!std::exchange(sampled_begin_, false)) {
+    return std::nullopt;
+  }
+  return meter_->read();
 }
 
 }  // namespace paceline::trace

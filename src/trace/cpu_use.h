@@ -51,13 +51,17 @@ class CpuMeter {
  public:
   // Starts now, for the calling thread. Useless in a forked child.
   CpuMeter();
+  // For another process and its main thread.
+  explicit CpuMeter(pid_t process);
   // May be called on any thread, by one at a time. Empty if the kernel does not report it, or the
   // thread has ended.
   std::optional<CpuUse> read();
 
  private:
+  CpuMeter(pid_t process, pid_t thread);
   std::optional<CpuUse> now() const;
 
+  pid_t process_;
   pid_t thread_;
   std::vector<int> cores_;
   std::optional<CpuUse> begin_;
@@ -78,6 +82,20 @@ class ThreadMeter {
  private:
   std::thread::id thread_;
   base::UniqueFd schedstat_;
+};
+
+// Decides which steps are sampled. Ignores all threads but the first that calls it.
+class ThreadSampler {
+ public:
+  enum class Moment { begin, end };
+  // Call at the begin and the end of a step. In a millisecond it samples only the first step that
+  // begins.
+  std::optional<ThreadUse> sample(Moment moment) noexcept;
+
+ private:
+  std::optional<ThreadMeter> meter_;
+  Clock::time_point next_{};
+  bool sampled_begin_ = false;
 };
 
 }  // namespace paceline::trace

@@ -24,7 +24,6 @@ constexpr std::size_t kCapacity = std::size_t{1} << 19;
 constexpr std::size_t kMaxFacts = 1 << 20;
 // Half a minute of samples: 3 MB.
 constexpr std::size_t kMaxSamples = std::size_t{1} << 16;
-constexpr std::chrono::milliseconds kBetweenSamples{1};
 constexpr std::chrono::seconds kInterval{1};
 // What the writer does in an interval: 1.5 ms of work, as ranks that wait for each other all wait
 // for one that has to share its core with its writer.
@@ -106,17 +105,7 @@ void Timeline::sample_thread(Moment moment) noexcept {
   if (current() != this) return;
   const std::lock_guard lock(mutex_);
   if (!open_ || samples_.size() == kMaxSamples) return;
-  if (!thread_) thread_.emplace();
-  if (!thread_->is_of_this_thread()) return;
-  if (moment == Moment::begin) {
-    const auto now = Clock::now();
-    sampled_begin_ = now >= next_sample_;
-    if (!sampled_begin_) return;
-    next_sample_ = now + kBetweenSamples;
-  } else if (!std::exchange(sampled_begin_, false)) {
-    return;
-  }
-  samples_.push_back(thread_->read());
+  if (const auto use = thread_.sample(moment)) samples_.push_back(*use);
 }
 
 void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -171,7 +160,7 @@ void Timeline::close() {
   }
   wake_.notify_one();
   writer_.join();
-  thread_.reset();
+  thread_ = {};
   std::vector<Span>().swap(spans_);
   std::vector<ThreadUse>().swap(samples_);
   std::vector<ThreadUse>().swap(sample_batch_);

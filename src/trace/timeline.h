@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -49,10 +48,8 @@ class Timeline {
 
   // Tens of nanoseconds; never waits for the disk, never throws.
   void record(const Span& span) noexcept;
-  // What the kernel knows of the calling thread, which trains, for 2 us. Call at the begin and the
-  // end of a step: in a millisecond samples only the first step that begins. Ignores all threads
-  // but the first that calls it. Never throws.
-  enum class Moment { begin, end };
+  // What the kernel knows of the calling thread, which trains, for 2 us. Never throws.
+  using Moment = ThreadSampler::Moment;
   void sample_thread(Moment moment) noexcept;
   // Call for each bucket of a plan; replaces an earlier description of the bucket.
   void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -79,9 +76,7 @@ class Timeline {
   std::condition_variable wake_;
   std::vector<Span> spans_;  // never grows
   std::size_t taken_ = 0;    // how many of them the writer has taken
-  std::optional<ThreadMeter> thread_;
-  Clock::time_point next_sample_{};
-  bool sampled_begin_ = false;
+  ThreadSampler thread_;
   std::vector<ThreadUse> samples_;  // never grows
   std::string facts_;               // formatted events
   std::uint64_t dropped_ = 0;

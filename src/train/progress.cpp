@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/environment.h"
+#include "trace/live_view.h"
 
 namespace paceline {
 namespace {
@@ -86,6 +87,9 @@ void Progress::start_epoch(int epoch) {
 }
 
 void Progress::step(std::int64_t samples, double loss) {
+  if (auto* const view = trace::LiveView::current()) {
+    view->count_samples(static_cast<double>(samples));
+  }
   if (options_.output == nullptr) return;
   ++state_.step;
   state_.samples += samples;

@@ -15,6 +15,7 @@
 #include "parallel/gather.h"
 #include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
+#include "trace/live_view.h"
 
 namespace paceline::detail {
 namespace {
@@ -56,6 +57,17 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
     if (one == device) continue;
     throw UsageError(fmt::format("device_ids or output_device say {}, but the model is on {}",
                                  one.str(), device.str()));
+  }
+}
+
+// For `paceline top`. In Python the world is torch's; the launcher's variables say what it is, or
+// else the model's group counts as the world.
+void show_to_viewers(const ProcessGroup& group) {
+  if (get_world_size() >= get_world_size(group)) {
+    trace::LiveView::start(get_rank(), get_world_size(),
+                           {.number = get_node_rank(), .ranks = get_local_world_size()});
+  } else {
+    trace::LiveView::start(get_rank(group), get_world_size(group), {});
   }
 }
 
@@ -168,6 +180,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
     broadcast_all(0);
   }
   parameter_count_ = model_.parameters().size();
+  show_to_viewers(options_.process_group);
   reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
   logical_ranks_ = std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks,
                                                       options_.process_group, buffers_);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include <paceline/error.h>
@@ -284,6 +285,9 @@ void Reducer::begin_step() {
   }
   buckets_.begin_step(summarizer_.summarize(false), weights_, summarizer_.frozen_flags());
   recorder_.begin_step(bucket_reducer().steps(), buckets_.plan().buckets.size() + 1);
+  if (options_.average == Average::samples) {
+    recorder_.count_samples(std::accumulate(weights_.begin(), weights_.end(), 0.0));
+  }
 }
 
 // The first step of a static graph shows that these never get a gradient.

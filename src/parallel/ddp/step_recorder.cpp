@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <limits>
 
 namespace paceline::ddp {
 namespace {
 
 using trace::Kind;
+using trace::LiveView;
 using trace::Timeline;
+using Moment = trace::ThreadSampler::Moment;
 
 std::uint64_t next_model() {
   static std::atomic<std::uint64_t> count = 0;
@@ -27,17 +31,19 @@ void add(StepStats& total, const StepStats& step) {
 
 }  // namespace
 
-StepRecorder::StepRecorder() : model_(next_model()) {}
+StepRecorder::StepRecorder()
+    : model_(next_model()), samples_(std::numeric_limits<double>::quiet_NaN()) {}
 
-void StepRecorder::sample_thread(Timeline::Moment moment) {
+void StepRecorder::sample_thread(Moment moment) const {
   if (Timeline* const timeline = Timeline::current()) timeline->sample_thread(moment);
+  if (live_ != nullptr) live_->sample_thread(moment);
 }
 
 void StepRecorder::record_span(Kind kind, Clock::time_point begin, Clock::time_point end,
                                int bucket, int peer) const {
-  if (Timeline* const timeline = Timeline::current()) {
-    timeline->record({kind, model_, step_, bucket, peer, begin, end});
-  }
+  const trace::Span span{kind, model_, step_, bucket, peer, begin, end};
+  if (Timeline* const timeline = Timeline::current()) timeline->record(span);
+  if (live_ != nullptr) live_->record(span, samples_);
 }
 
 void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
@@ -45,11 +51,17 @@ void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
   if (Timeline* const timeline = Timeline::current()) {
     timeline->describe_bucket(model_, static_cast<int>(bucket), bytes, parameters);
   }
+  if (LiveView* const live = LiveView::current()) {
+    live->describe_bucket(model_, static_cast<int>(bucket), bytes, parameters);
+  }
 }
 
 void StepRecorder::begin_forward(std::uint64_t step) {
   step_ = step;
-  if (step_begin_ == kNever) sample_thread(Timeline::Moment::begin);
+  if (step_begin_ == kNever) {
+    live_ = LiveView::watched();
+    sample_thread(Moment::begin);
+  }
   forward_begin_ = Clock::now();
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
@@ -77,13 +89,20 @@ void StepRecorder::end_leaf() {
 void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
   step_ = step;
   if (backward_begin_ == kNever) backward_begin_ = Clock::now();
-  if (step_begin_ == kNever) step_begin_ = backward_begin_;
+  if (step_begin_ == kNever) {
+    live_ = LiveView::watched();
+    step_begin_ = backward_begin_;
+  }
   stats_.last = {};
   stats_.last.forward = forward_;
   stats_.last.backward = backward_;
   stats_.last.waiting = pre_forward_sync_;
   forward_ = backward_ = pre_forward_sync_ = {};
-  if (Timeline::current() != nullptr) published_.assign(buckets, kNever);
+  published_.assign(is_recording() ? buckets : 0, kNever);
+}
+
+void StepRecorder::count_samples(double count) {
+  samples_ = (std::isnan(samples_) ? 0 : samples_) + count;
 }
 
 void StepRecorder::add_bucket(std::size_t bucket, std::size_t bytes) {
@@ -115,7 +134,7 @@ void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   record_reduced_buckets(bucket_reducer);
   record_span(Kind::backward, backward_begin_, now);
   record_span(Kind::step, step_begin_, now);
-  sample_thread(Timeline::Moment::end);
+  sample_thread(Moment::end);
   step_begin_ = backward_begin_ = kNever;
   ++stats_.steps;
   add(stats_.total, step);

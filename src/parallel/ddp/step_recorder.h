@@ -5,11 +5,13 @@
 #include <vector>
 
 #include "distributed/bucket_reducer.h"
+#include "trace/live_view.h"
 #include "trace/timeline.h"
 
 namespace paceline::ddp {
 
-// Records synchronised steps for stats(), and for the timeline if there is one.
+// Records synchronised steps for stats(), for the timeline if there is one, and for `paceline top`
+// while it watches.
 class StepRecorder {
  public:
   StepRecorder();
@@ -20,6 +22,8 @@ class StepRecorder {
   void end_pre_forward_sync();
   void end_forward();
   void begin_step(std::uint64_t step, std::size_t buckets);
+  // Counts what the step trains, if the program says how many samples that are.
+  void count_samples(double count);
   // Drops an aborted step from the statistics.
   void abort_step() { step_begin_ = backward_begin_ = kNever; }
   void add_bucket(std::size_t bucket, std::size_t bytes);
@@ -39,13 +43,15 @@ class StepRecorder {
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever{};
 
-  // Samples what the kernel knows of this thread, if there is a timeline.
-  static void sample_thread(trace::Timeline::Moment moment);
-  // Adds a span to the timeline, if there is one.
+  bool is_recording() const { return trace::Timeline::current() != nullptr || live_ != nullptr; }
+  // Samples what the kernel knows of this thread.
+  void sample_thread(trace::ThreadSampler::Moment moment) const;
   void record_span(trace::Kind kind, Clock::time_point begin, Clock::time_point end,
                    int bucket = -1, int peer = -1) const;
 
-  std::uint64_t model_;  // its number in this process
+  std::uint64_t model_;                // its number in this process
+  trace::LiveView* live_ = nullptr;    // if somebody watched at the begin of the step
+  double samples_;                     // of all steps; NaN if they are not known
   DdpStats stats_;
   std::uint64_t step_ = 0;
   StepStats::Duration forward_{};  // of the step that has yet to begin, as is the next
@@ -56,7 +62,7 @@ class StepRecorder {
   Clock::time_point backward_begin_ = kNever;  // no forward has ended since the last step
   Clock::time_point communication_begin_;
   Clock::time_point backward_end_;
-  std::vector<Clock::time_point> published_;  // by bucket under way, if there is a timeline
+  std::vector<Clock::time_point> published_;  // by bucket under way, if spans are recorded
 };
 
 }  // namespace paceline::ddp

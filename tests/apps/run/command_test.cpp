@@ -49,7 +49,7 @@ struct Mistake {
 const Mistake kMistakes[] = {
     {"UnknownCommand",
      {"ruin"},
-     "paceline: unknown command 'ruin'; expected run, report, bench or doctor\n"},
+     "paceline: unknown command 'ruin'; expected run, report, top, bench or doctor\n"},
     {"NoProgram",
      {"run"},
      "paceline run: no program given: paceline run [flags] PROGRAM [arguments]\n"},

@@ -1,0 +1,89 @@
+#include "top/rank_window.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace paceline::top {
+namespace {
+
+// A bound for what a rank may make this process keep. It is far above what a window needs.
+constexpr std::size_t kMostSpans = std::size_t{1} << 18;
+constexpr std::size_t kMostBuckets = 4096;
+
+template <typename Records, typename IsOld>
+void drop_front(Records& records, IsOld is_old) {
+  while (!records.empty() && is_old(records.front())) records.pop_front();
+}
+
+template <typename Records>
+void bound(Records& records) {
+  if (records.size() <= kMostSpans) return;
+  records.erase(records.begin(),
+                records.begin() + static_cast<std::ptrdiff_t>(records.size() - kMostSpans));
+}
+
+}  // namespace
+
+void RankWindow::add(LiveRecords records, const std::optional<trace::CpuUse>& cpu) {
+  for (const LiveSpan& one : records.spans) {
+    spans_.push_back(one.span);
+    if (one.span.kind == trace::Kind::step) steps_.push_back(one);
+  }
+  for (const trace::ThreadUse& use : records.thread) {
+    if (thread_.empty() || use.at >= thread_.back().at) thread_.push_back(use);
+  }
+  if (cpu) cpu_.push_back(*cpu);
+  for (auto& [key, info] : records.buckets) buckets_.insert_or_assign(key, std::move(info));
+  if (buckets_.size() > kMostBuckets) buckets_.clear();
+  invalid_ += records.invalid;
+  bound(spans_);
+  bound(steps_);
+  bound(thread_);
+  bound(cpu_);
+}
+
+void RankWindow::forget_until(Clock::time_point moment) {
+  Clock::time_point end = Clock::time_point::min();
+  drop_front(steps_, [&](const LiveSpan& step) {
+    const bool old = step.span.end <= moment;
+    if (old) end = step.span.end;
+    return old;
+  });
+  std::erase_if(spans_, [&](const trace::Span& span) { return span.begin < end; });
+  // One sample before the first step tells what its figures begin with.
+  while (thread_.size() > 1 && thread_[1].at < end) thread_.pop_front();
+  while (cpu_.size() > 1 && cpu_[1].at < end) cpu_.pop_front();
+}
+
+std::optional<Clock::time_point> RankWindow::end_of_step(std::size_t after) const {
+  if (steps_.size() <= after) return std::nullopt;
+  return steps_[steps_.size() - 1 - after].span.end;
+}
+
+std::optional<RankWindow::Rate> RankWindow::rate(std::uint64_t model) const {
+  const LiveSpan* first = nullptr;
+  const LiveSpan* last = nullptr;
+  double steps = -1;
+  for (const LiveSpan& step : steps_) {
+    if (step.span.model != model) continue;
+    if (first == nullptr) first = &step;
+    last = &step;
+    ++steps;
+  }
+  if (steps < 1 || last->span.end <= first->span.end) return std::nullopt;
+  const double seconds = std::chrono::duration<double>(last->span.end - first->span.end).count();
+  const double samples = last->samples - first->samples;
+  return Rate{steps / seconds,
+              samples >= 0 ? samples / seconds : std::numeric_limits<double>::quiet_NaN()};
+}
+
+report::RankTrace RankWindow::trace() const {
+  report::RankTrace trace;
+  trace.spans.assign(spans_.begin(), spans_.end());
+  trace.thread.assign(thread_.begin(), thread_.end());
+  trace.cpu.assign(cpu_.begin(), cpu_.end());
+  trace.buckets = buckets_;
+  return trace;
+}
+
+}  // namespace paceline::top

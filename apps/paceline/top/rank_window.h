@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+
+#include "report/timelines/reader.h"
+#include "top/live_reader.h"
+
+namespace paceline::top {
+
+// The last steps of one rank, out of what it records.
+class RankWindow {
+ public:
+  void add(LiveRecords records, const std::optional<trace::CpuUse>& cpu);
+  // Forgets the steps that ended until then, so that whole ones are left.
+  void forget_until(Clock::time_point moment);
+  // When the step ended that has `after` steps after it, of any model; empty if there are fewer.
+  std::optional<Clock::time_point> end_of_step(std::size_t after) const;
+
+  struct Rate {
+    double steps = 0;  // a second
+    double samples;    // the same; NaN if they are not known
+  };
+  // Of a model; empty with fewer than two steps.
+  std::optional<Rate> rate(std::uint64_t model) const;
+  // Of the last step: its number, and when it ended.
+  const trace::Span* last_step() const { return steps_.empty() ? nullptr : &steps_.back().span; }
+  // Its spans and samples, without what does not come from records.
+  report::RankTrace trace() const;
+  std::uint64_t invalid() const { return invalid_; }
+
+ private:
+  std::deque<trace::Span> spans_;
+  std::deque<LiveSpan> steps_;  // of kind step, of the same time
+  std::deque<trace::ThreadUse> thread_;
+  std::deque<trace::CpuUse> cpu_;
+  std::map<report::BucketKey, report::BucketInfo> buckets_;
+  std::uint64_t invalid_ = 0;
+};
+
+}  // namespace paceline::top
