@@ -50,9 +50,9 @@ void RankWindow::forget_until(Clock::time_point moment) {
     return old;
   });
   std::erase_if(spans_, [&](const trace::Span& span) { return span.begin < end; });
-  // One sample before the first step tells what its figures begin with.
-  while (thread_.size() > 1 && thread_[1].at < end) thread_.pop_front();
-  while (cpu_.size() > 1 && cpu_[1].at < end) cpu_.pop_front();
+  // The last sample before the first step is what its figures begin with.
+  while (thread_.size() > 1 && thread_[1].at <= end) thread_.pop_front();
+  while (cpu_.size() > 1 && cpu_[1].at <= end) cpu_.pop_front();
 }
 
 std::optional<Clock::time_point> RankWindow::end_of_step(std::size_t after) const {
