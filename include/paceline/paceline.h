@@ -44,6 +44,8 @@
 #include <paceline/metrics.h>
 #include <paceline/module_or_holder.h>
 #include <paceline/optimizers.h>
+#include <paceline/parameter_server.h>
+#include <paceline/parameter_server_stats.h>
 #include <paceline/pipeline.h>
 #include <paceline/power_sgd.h>
 #include <paceline/preemption.h>

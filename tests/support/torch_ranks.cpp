@@ -15,20 +15,6 @@ namespace {
 
 constexpr std::chrono::seconds kCallTimeout{60};
 
-// As a launcher does that started the ranks on two nodes.
-void pretend_nodes(int rank, int size) {
-  const int first = (size + 1) / 2;  // on node 0
-  const bool second = rank >= first;
-  const auto set = [](const char* name, int value) {
-    ::setenv(name, std::to_string(value).c_str(), 1);
-  };
-  set("RANK", rank);
-  set("WORLD_SIZE", size);
-  set("GROUP_RANK", second ? 1 : 0);
-  set("LOCAL_RANK", second ? rank - first : rank);
-  set("LOCAL_WORLD_SIZE", second ? size - first : first);
-}
-
 // This process's number as mpirun counts.
 int rank_of_mpi() {
   for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
@@ -54,6 +40,19 @@ RankContext rank_in(const WorldCase& world) {
 }
 
 }  // namespace
+
+void pretend_nodes(int rank, int size) {
+  const int first = (size + 1) / 2;  // on node 0
+  const bool second = rank >= first;
+  const auto set = [](const char* name, int value) {
+    ::setenv(name, std::to_string(value).c_str(), 1);
+  };
+  set("RANK", rank);
+  set("WORLD_SIZE", size);
+  set("GROUP_RANK", second ? 1 : 0);
+  set("LOCAL_RANK", second ? rank - first : rank);
+  set("LOCAL_WORLD_SIZE", second ? size - first : first);
+}
 
 std::optional<WorldCase> world_of_mpi() {
   const char* const backend = std::getenv("PACELINE_TEST_MPI");

@@ -26,6 +26,9 @@ inline constexpr const char* kMpiAcrossNodes = "mpiNodes";
 // process.
 std::optional<WorldCase> world_of_mpi();
 
+// Sets this process's variables as a launcher does that has started the ranks on two nodes.
+void pretend_nodes(int rank, int size);
+
 // What a body needs for init_process_group.
 struct RankContext {
   int rank;

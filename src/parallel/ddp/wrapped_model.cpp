@@ -37,18 +37,6 @@ std::string describe(const std::string& name, const at::Tensor& tensor, const ch
   return text;
 }
 
-std::vector<std::string> describe(const WrappedModel& model) {
-  std::vector<std::string> lines;
-  for (const auto& [name, tensor, sparse] : model.parameters()) {
-    lines.push_back(
-        describe(name, tensor, tensor.requires_grad() ? "parameter" : "frozen parameter"));
-  }
-  for (const auto& [name, tensor, sparse] : model.buffers()) {
-    lines.push_back(describe(name, tensor, "buffer"));
-  }
-  return lines;
-}
-
 std::string describe_logical_ranks(int count) {
   std::string text = fmt::format("logical_ranks = {}", count);
   if (count > 0) {
@@ -61,27 +49,6 @@ std::string describe_logical_ranks(int count) {
 std::string describe(Average average) {
   constexpr std::array kNames{"ranks", "samples", "sum"};
   return fmt::format("average = Average::{}", kNames.at(static_cast<std::size_t>(average)));
-}
-
-std::vector<std::string> split_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-std::string first_difference(std::span<const std::string> first, std::span<const std::string> other,
-                             std::pair<int, int> ranks) {
-  const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
-  const auto what = [](const auto& at, const auto& lines) {
-    return at == lines.end() ? std::string("nothing more") : *at;
-  };
-  return fmt::format(
-      "the models differ: {} parameters and buffers on rank {}, {} on rank {}; the first "
-      "difference is "
-      "{} on rank {} and {} on rank {}",
-      first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
-      what(b, other), ranks.second);
 }
 
 // The weights of embeddings with sparse gradients.
@@ -133,6 +100,39 @@ void check_names(std::set<std::string>& names, const std::vector<NamedTensor>& a
 }
 
 }  // namespace
+
+std::vector<std::string> describe(const WrappedModel& model) {
+  std::vector<std::string> lines;
+  for (const auto& [name, tensor, sparse] : model.parameters()) {
+    lines.push_back(
+        describe(name, tensor, tensor.requires_grad() ? "parameter" : "frozen parameter"));
+  }
+  for (const auto& [name, tensor, sparse] : model.buffers()) {
+    lines.push_back(describe(name, tensor, "buffer"));
+  }
+  return lines;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string first_difference(std::span<const std::string> first, std::span<const std::string> other,
+                             std::pair<int, int> ranks) {
+  const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
+  const auto what = [](const auto& at, const auto& lines) {
+    return at == lines.end() ? std::string("nothing more") : *at;
+  };
+  return fmt::format(
+      "the models differ: {} parameters and buffers on rank {}, {} on rank {}; the first "
+      "difference is "
+      "{} on rank {} and {} on rank {}",
+      first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
+      what(b, other), ranks.second);
+}
 
 WrappedModel::WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers)
     : WrappedModel(named(parameters), named(buffers)) {}

@@ -4,7 +4,9 @@
 #include <torch/nn/module.h>
 
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <paceline/ddp.h>
@@ -43,6 +45,14 @@ class WrappedModel {
   std::vector<NamedTensor> parameters_;  // without either, as is the next
   std::vector<NamedTensor> buffers_;
 };
+
+// A line for each parameter and buffer: its name, shape, strides, type and whether it takes
+// gradients.
+std::vector<std::string> describe(const WrappedModel& model);
+std::vector<std::string> split_lines(const std::string& text);
+// Names the first line that differs, of the models of two ranks.
+std::string first_difference(std::span<const std::string> first, std::span<const std::string> other,
+                             std::pair<int, int> ranks);
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients, or if options differ that would give
