@@ -121,8 +121,8 @@ launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attemp
     console.write(rank, stream, bytes);
     if (output.is_teed(rank, stream)) filtered.write(rank, stream, bytes);
   };
-  spec.replaced = [&](int rank, const launch::RankResult& end, int number, int error) {
-    err.write(launch::describe_replacement(rank, end, number, spec.max_replacements, error));
+  spec.lost = [&](int rank, const launch::RankResult& end, int replacement, int error) {
+    err.write(launch::describe_loss(rank, end, replacement, spec.max_replacements, error));
   };
   launch::JobResult result = launch::run_job(spec);
   console.finish();

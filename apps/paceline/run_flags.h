@@ -35,6 +35,7 @@ struct RunFlags {
   std::string role = "default";
   std::string max_restarts = "0";
   std::string max_replacements = "0";
+  bool tolerate_loss = false;
   std::string failure_grace = "0.5";
   std::string stop_grace = "30";
   std::string signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";

@@ -143,6 +143,12 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                     "means several; --max-restarts starts all of them again",
                     job.max_replacements, flags.nnodes));
   }
+  if (job.tolerate_loss) {
+    throw UsageError(fmt::format(
+        "--tolerate-loss: a job goes on without a process on one node, and --nnodes {} means "
+        "several; --max-restarts starts all of them again",
+        flags.nnodes));
+  }
   if (flags.standalone) {
     throw UsageError(
         fmt::format("--standalone means one machine, and --nnodes {} several", flags.nnodes));

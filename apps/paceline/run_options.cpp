@@ -132,6 +132,7 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   spec.max_restarts = base::parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
   spec.max_replacements =
       base::parse_integer("--max-replacements", flags.max_replacements, 0, 1000000);
+  spec.tolerate_loss = flags.tolerate_loss;
   if (!flags.master_addr.empty()) spec.master_addr = flags.master_addr;
   if (flags.master_port) {
     spec.master_port = base::parse_integer("--master-port", *flags.master_port, 1, 65535);

@@ -56,6 +56,9 @@ void check(const JobSpec& spec) {
     throw UsageError(fmt::format("{} replacements on {} nodes; expected 0, or any on one node",
                                  spec.max_replacements, spec.nodes));
   }
+  if (spec.tolerate_loss && spec.nodes > 1) {
+    throw UsageError(fmt::format("tolerate_loss on {} nodes; expected one node", spec.nodes));
+  }
   if (!spec.destinations.empty() &&
       (spec.directory.empty() ||
        spec.destinations.size() != static_cast<std::size_t>(spec.processes))) {
@@ -90,7 +93,7 @@ class Job {
   void pass_output_until_end(Supervision& supervision);
   void pass_files(bool has_failed);
   bool handle_events(Supervision& supervision);
-  void report(const Replacement& replacement);
+  void report(const Loss& loss);
   void handle_signals(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal, SignalCounts& from);
   NonBlockingWriter* blocked_writer() const;
@@ -131,7 +134,8 @@ JobResult Job::run() {
               .failure_grace = spec_.failure_grace,
               .stop_grace = spec_.stop_grace,
               .directory = directory_.is_temporary() ? directory_.path() : "",
-              .max_replacements = spec_.max_replacements};
+              .max_replacements = spec_.max_replacements,
+              .tolerate_loss = spec_.tolerate_loss};
     for (int rank = 0; rank < spec_.processes; ++rank) {
       Worker& worker = plan.workers.emplace_back(make_worker(rank, inherited_fds));
       worker.standard[0] = rank == 0 && ::isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : null.get();
@@ -145,8 +149,8 @@ JobResult Job::run() {
   }
   pass_output_until_end(*supervision);
   const auto workers = supervision->result();
-  pass_files(
-      std::ranges::any_of(workers, [](const WorkerState& one) { return is_failure(one.status); }));
+  pass_files(std::ranges::any_of(
+      workers, [](const WorkerState& one) { return is_failure(one.status) && !one.tolerated; }));
   return collect(workers);
 }
 
@@ -235,24 +239,24 @@ bool Job::handle_events(Supervision& supervision) {
   for (;;) {
     const Event event = supervision.next_event();
     if (event == Event::none || event == Event::ended) return event == Event::ended;
-    if (event == Event::replaced) {
-      report(supervision.replacement());
+    if (event == Event::lost) {
+      report(supervision.loss());
     } else if (spec_.other_nodes != nullptr) {
       spec_.other_nodes->report_failure();
     }
   }
 }
 
-void Job::report(const Replacement& replacement) {
-  const auto file = error_file_path(identity_, replacement.worker);
+void Job::report(const Loss& loss) {
+  const auto file = error_file_path(identity_, loss.worker);
   RankResult end;
-  end.status = replacement.status;
-  if (replacement.error == 0) {
-    end.error = read_error_file(replaced_error_file(file, replacement.number));
-    output_.begin_process(replacement.worker);
+  end.status = loss.status;
+  if (loss.error == 0) {
+    const bool replaced = loss.replacement > 0;
+    end.error = read_error_file(replaced ? replaced_error_file(file, loss.replacement) : file);
+    if (replaced) output_.begin_process(loss.worker);
   }
-  if (!spec_.replaced) return;
-  spec_.replaced(replacement.worker, end, replacement.number, replacement.error);
+  if (spec_.lost) spec_.lost(loss.worker, end, loss.replacement, loss.error);
 }
 
 // Those of this process, and what other nodes ask for.
@@ -301,6 +305,7 @@ JobResult Job::collect(std::span<const WorkerState> workers) const {
     result.ranks.push_back({.status = worker.status,
                             .ended = worker.end - started_,
                             .stopped = worker.stopped,
+                            .tolerated = worker.tolerated,
                             .error = read_error_file(error_file_path(identity_, rank)),
                             .last_lines = output_.last_lines(rank)});
   }

@@ -63,6 +63,9 @@ struct JobSpec {
   // How many processes that fail are started again, each by itself, while the others go on. No
   // process is once another one has ended with code 0. For a node alone.
   int max_replacements = 0;
+  // Whether the job goes on without a process that fails and is not started again, unless it is the
+  // first one. For a node alone.
+  bool tolerate_loss = false;
 
   // Set for every worker, on top of this process's environment.
   std::map<std::string, std::string> environment;
@@ -84,10 +87,10 @@ struct JobSpec {
   // signals still are.
   std::vector<NonBlockingWriter*> writers;
 
-  // Called on the thread of run_job after a process has failed and was started again, or could not
-  // be: then `error` is an errno. `end` is how it ended, and `number` counts replacements from 1.
-  // May be empty.
-  std::function<void(int local_rank, const RankResult& end, int number, int error)> replaced;
+  // Called on the thread of run_job after a process has failed and the job goes on. `end` is how it
+  // ended. `replacement` counts those that were started again, from 1; it is 0 for one that was
+  // not. If one could not be started again, which ends the job, `error` is an errno. May be empty.
+  std::function<void(int local_rank, const RankResult& end, int replacement, int error)> lost;
 
   // Signals that are passed on to the workers. The first one that ends the job is
   // JobResult::signal; a second SIGINT kills at once. Not owned; null: none is passed on.
@@ -114,7 +117,7 @@ struct JobSpec {
 // third ends the job.
 //
 // Throws UsageError for a bad spec, ProgramError (nothing was started), and Error for what the
-// system refuses. An exception from `output` or `replaced` kills the job and leaves through
+// system refuses. An exception from `output` or `lost` kills the job and leaves through
 // here.
 JobResult run_job(const JobSpec& spec);
 

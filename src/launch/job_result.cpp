@@ -9,7 +9,7 @@ namespace paceline::launch {
 namespace {
 
 bool failed_by_itself(const RankResult& rank) {
-  return rank.lost || (is_failure(rank.status) && !rank.stopped);
+  return rank.lost || (is_failure(rank.status) && !rank.stopped && !rank.tolerated);
 }
 
 int code_of(const RankResult& rank) {
@@ -34,7 +34,7 @@ std::vector<int> blamed_by(const std::vector<RankResult>& ranks, int rank) {
   for (const int other : named) {
     if (other < 0 || other >= static_cast<int>(ranks.size()) || other == rank) continue;
     const RankResult& its = ranks[static_cast<std::size_t>(other)];
-    if (its.lost || !its.stopped) blamed.push_back(other);
+    if (its.lost || (!its.stopped && !its.tolerated)) blamed.push_back(other);
   }
   return blamed;
 }
@@ -81,10 +81,11 @@ std::optional<int> JobResult::first_failed() const {
 
 bool JobResult::preempted() const {
   const auto has_failed = [](const RankResult& rank) {
-    return rank.lost || is_failure(rank.status);
+    return rank.lost || (is_failure(rank.status) && !rank.tolerated);
   };
   return std::ranges::none_of(ranks, has_failed) &&
-         std::ranges::any_of(ranks, [](const RankResult& rank) { return rank.status != 0; });
+         std::ranges::any_of(
+             ranks, [](const RankResult& rank) { return rank.status != 0 && !rank.tolerated; });
 }
 
 int JobResult::exit_code() const {

@@ -20,6 +20,7 @@ struct RankResult {
   int status = 0;                    // as wait() gives it
   std::chrono::nanoseconds ended{};  // after the start of the job on its node
   bool stopped = false;              // it ended after the job was asked to stop
+  bool tolerated = false;            // it failed, and the job went on without it
   bool lost = false;                 // its node was lost; nothing else is known of it
   std::optional<ErrorFile> error;
   std::vector<std::string> last_lines;
@@ -39,14 +40,16 @@ struct JobResult {
   int signal = 0;                   // the signal that was passed on and ended the job, if one did
   std::vector<NodeResult> nodes{};  // empty: there is one
 
-  // The rank whose failure ended the job; empty if no rank failed before the job was asked to stop.
+  // The rank whose failure ended the job; empty if no rank failed before the job was asked to stop,
+  // but for those that were tolerated, which count nowhere here.
   // A rank that loses a peer may end before the peer does. So this is the earliest of those that
   // the first failed rank blames in its error file, or that these blame, and so on, which failed by
   // itself and blames nobody. If there is none, it is one that ended with code 0, which failed the
   // others by ending early.
   std::optional<int> first_failed() const;
 
-  // Whether all ranks have ended without a failure, and some of them with kPreemptedCode.
+  // Whether all ranks but the tolerated ones have ended without a failure, and some of them with
+  // kPreemptedCode.
   bool preempted() const;
 
   // 0, or the code of the rank that failed first, or kPreemptedCode if preempted, or 128 + signal.

@@ -186,14 +186,32 @@ std::string describe_failure(const JobResult& result, int first) {
   return text + describe_others(result, first);
 }
 
-std::string describe_replacement(int rank, const RankResult& end, int number, int most, int error) {
+std::string describe_loss(int rank, const RankResult& end, int replacement, int most, int error) {
   if (error != 0) {
     const std::string what = fmt::format("paceline: rank {} cannot be started again", rank);
     return base::errno_error(what, error).what() + std::string("\n");
   }
-  return fmt::format("paceline: rank {} {}; started again, replacement {} of {}\n{}", rank,
-                     describe_end(end.status), number, most, describe_error(end));
+  const std::string outcome =
+      replacement > 0 ? fmt::format("started again, replacement {} of {}", replacement, most)
+                      : "the others go on without it";
+  return fmt::format("paceline: rank {} {}; {}\n{}", rank, describe_end(end.status), outcome,
+                     describe_error(end));
 }
+
+namespace {
+
+// One line; empty if no rank was lost.
+std::string describe_tolerated(const JobResult& result) {
+  std::vector<std::size_t> lost;
+  for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) {
+    if (result.ranks[rank].tolerated) lost.push_back(rank);
+  }
+  if (lost.empty()) return "";
+  return fmt::format("paceline: ended without {} of {} ranks, which failed: {}\n", lost.size(),
+                     result.ranks.size(), fmt::join(lost, ", "));
+}
+
+}  // namespace
 
 std::string failure_report(const JobResult& result) {
   const auto first = result.first_failed();
@@ -204,8 +222,10 @@ std::string failure_report(const JobResult& result) {
         "they are started again\n",
         kPreemptedCode);
   }
-  return result.signal == 0 ? ""
-                            : fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
+  if (result.signal != 0) {
+    return fmt::format("paceline: stopped by {}\n", signal_name(result.signal));
+  }
+  return describe_tolerated(result);
 }
 
 }  // namespace paceline::launch

@@ -21,12 +21,13 @@ std::string describe_end(int status);
 // with '\n'.
 std::string describe_failure(const JobResult& result, int first);
 
-// Says how a process of a rank failed, and that it was started again as the replacement `number` of
-// `most` at most, or the errno `error` for which it could not be.
-std::string describe_replacement(int rank, const RankResult& end, int number, int most, int error);
+// Says how a process of a rank failed, and that it was started again as the replacement number
+// `replacement` of `most` at most, or that the job goes on without it if that is 0; or the errno
+// `error` for which it could not be started again.
+std::string describe_loss(int rank, const RankResult& end, int replacement, int most, int error);
 
-// The same about the rank that failed first, as the launcher prints it. One line if the job was
-// ended by a signal or preempted; empty if nothing failed.
+// Says how the rank that failed first did, as the launcher prints it. One line if the job was ended
+// by a signal or preempted, and one if it ended without ranks that failed; empty if nothing did.
 std::string failure_report(const JobResult& result);
 
 }  // namespace paceline::launch

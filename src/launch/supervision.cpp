@@ -96,11 +96,11 @@ void Supervision::send(int signal) {
 }
 
 Supervision::Event Supervision::next_event() {
-  Replacement notice{};
+  Loss notice{};
   const ssize_t size = ::recv(control_.get(), &notice, sizeof(notice), MSG_DONTWAIT);
   if (size == sizeof(notice)) {
-    replacement_ = notice;
-    return Event::replaced;
+    loss_ = notice;
+    return Event::lost;
   }
   if (size > 0) return Event::failed;
   return size < 0 && (errno == EAGAIN || errno == EINTR) ? Event::none : Event::ended;

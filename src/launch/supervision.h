@@ -21,13 +21,13 @@ class Supervision {
   Supervision& operator=(const Supervision&) = delete;
   ~Supervision();
 
-  enum class Event { none, replaced, failed, ended };
-  // Readable when next_event() is not none: after each Replacement, once if the job has failed, and
+  enum class Event { none, lost, failed, ended };
+  // Readable when next_event() is not none: after each Loss, once if the job has failed, and
   // when nothing of it is left. Do not read from it.
   int fd() const { return control_.get(); }
   Event next_event();
-  // That of the last Event::replaced.
-  const Replacement& replacement() const { return replacement_; }
+  // That of the last Event::lost.
+  const Loss& loss() const { return loss_; }
   // Sends a signal to the job; see guard.
   void send(int signal);
 
@@ -53,7 +53,7 @@ class Supervision {
   std::string program_;
   base::UniqueFd control_;
   pid_t pid_ = -1;  // the guard
-  Replacement replacement_{};
+  Loss loss_{};
 };
 
 }  // namespace paceline::launch

@@ -61,7 +61,7 @@ class Supervisor {
   const int launcher_;
   UniqueFd children_;  // readable after a child has ended
   WorkerSet workers_;
-  std::size_t replacements_sent_ = 0;
+  std::size_t losses_sent_ = 0;
   bool failure_sent_ = false;
 };
 
@@ -147,8 +147,7 @@ void Supervisor::collect_ends() {
 }
 
 bool Supervisor::has_news() const {
-  return replacements_sent_ < workers_.replacements().size() ||
-         (workers_.has_failed() && !failure_sent_);
+  return losses_sent_ < workers_.losses().size() || (workers_.has_failed() && !failure_sent_);
 }
 
 // As much as the launcher takes now.
@@ -156,9 +155,9 @@ void Supervisor::send_news() {
   const auto send = [&](const void* data, std::size_t size) {
     return ::send(control_, data, size, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
   };
-  while (replacements_sent_ < workers_.replacements().size()) {
-    if (!send(&workers_.replacements()[replacements_sent_], sizeof(Replacement))) return;
-    ++replacements_sent_;
+  while (losses_sent_ < workers_.losses().size()) {
+    if (!send(&workers_.losses()[losses_sent_], sizeof(Loss))) return;
+    ++losses_sent_;
   }
   if (workers_.has_failed() && !failure_sent_) failure_sent_ = send("", 1);
 }

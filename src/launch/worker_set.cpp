@@ -130,18 +130,24 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
   pidfds_[rank].reset();
   if (!is_failure(status)) return;
-  if (!may_replace()) return fail();
-  failed_.push_back(rank);
+  if (may_replace()) return failed_.push_back(rank);
+  if (!may_go_on_without(rank)) return fail();
+  worker.tolerated = true;
+  losses_.push_back({static_cast<int>(rank), status, 0, 0});
 }
 
 // The ranks of a job leave it together: a rank that fails after another one has finished has nobody
 // to go on with.
 bool WorkerSet::may_replace() const {
-  const std::size_t replaced = replacements_.size() + failed_.size();
-  return phase_ == Phase::running && replaced < static_cast<std::size_t>(plan_.max_replacements) &&
+  const auto replaced = replaced_ + static_cast<int>(failed_.size());
+  return phase_ == Phase::running && replaced < plan_.max_replacements &&
          std::ranges::none_of(states_, [](const WorkerState& worker) {
            return worker.ended && !is_failure(worker.status);
          });
+}
+
+bool WorkerSet::may_go_on_without(std::size_t rank) const {
+  return phase_ == Phase::running && plan_.tolerate_loss && rank > 0;
 }
 
 void WorkerSet::replace_failed() {
@@ -159,14 +165,14 @@ void WorkerSet::replace(std::size_t rank) {
     if (left.group == before.pid) ::kill(left.pid, SIGKILL);
   }
   Worker worker = plan_.workers[rank];
-  const auto number = static_cast<int>(replacements_.size()) + 1;
+  const int number = ++replaced_;
   worker.environment.push_back(fmt::format("PACELINE_REPLACEMENT={}", number));
   // The file has to be that of the new process from now on.
   const auto kept = replaced_error_file(worker.error_file, number);
   std::error_code ignored;
   std::filesystem::rename(worker.error_file, kept, ignored);
   const int error = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
-  replacements_.push_back({static_cast<int>(rank), before.status, number, error});
+  losses_.push_back({static_cast<int>(rank), before.status, number, error});
   if (error == 0) return;
   std::filesystem::rename(kept, worker.error_file, ignored);
   pidfds_[rank].reset();

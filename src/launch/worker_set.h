@@ -25,27 +25,30 @@ struct Plan {
   std::chrono::milliseconds stop_grace;
   std::filesystem::path directory{};  // removed at the end; empty: none is
   int max_replacements = 0;           // how many workers that fail are started again
+  // Whether the job goes on without a worker that fails, unless it is the first one.
+  bool tolerate_loss = false;
 };
 
 struct WorkerState {
   pid_t pid;  // 0: not started
   bool ended;
-  bool stopped;  // it ended after the job was asked to stop
-  int status;    // as wait() gives it
+  bool stopped;    // it ended after the job was asked to stop
+  bool tolerated;  // it failed, and the job went on without it
+  int status;      // as wait() gives it
   base::Deadline::Clock::time_point end;
 };
 
-// A worker that failed and was started again.
-struct Replacement {
-  int worker;  // its place among the workers
-  int status;  // how it ended, as wait() gives it
-  int number;  // of the replacement: 1, 2, ...
-  int error;   // an errno: it could not be started again, and the job has failed; else 0
+// A worker that failed while the job goes on, with another process in its place or without it.
+struct Loss {
+  int worker;       // its place among the workers
+  int status;       // how it ended, as wait() gives it
+  int replacement;  // the number of the one that was started: 1, 2, ...; 0: none was
+  int error;        // an errno: none could be started, and the job has failed; else 0
 };
 
 // The workers of a job, as children of this process. A worker that fails is replaced while the plan
-// allows it. After the first failure without a replacement, the others are asked to stop, and then
-// killed, when the plan says. Belongs to one thread.
+// allows it, or else tolerated if the plan allows that. After the first other failure, the rest are
+// asked to stop, and then killed, when the plan says. Belongs to one thread.
 class WorkerSet {
  public:
   // `plan` and `states`, one for each worker, must outlive it. `signal_all` sends a signal to all
@@ -76,7 +79,7 @@ class WorkerSet {
   // While the job is suspended, replace_failed does nothing.
   void set_suspended(bool suspended) { suspended_ = suspended; }
   // So far, in order.
-  const std::vector<Replacement>& replacements() const { return replacements_; }
+  const std::vector<Loss>& losses() const { return losses_; }
 
   // The job has failed elsewhere: as if a worker had failed now.
   void fail();
@@ -97,6 +100,7 @@ class WorkerSet {
   void reap(std::size_t rank, int options);
   void record_end(std::size_t rank, int status);
   bool may_replace() const;
+  bool may_go_on_without(std::size_t rank) const;
   void replace(std::size_t rank);
   bool failure_under_way() const;
 
@@ -106,7 +110,8 @@ class WorkerSet {
   base::UniqueFd exits_;  // only it knows the order in which workers ended
   std::vector<base::UniqueFd> pidfds_;
   std::vector<std::size_t> failed_;  // to be replaced, in order
-  std::vector<Replacement> replacements_;
+  std::vector<Loss> losses_;
+  int replaced_ = 0;
   bool suspended_ = false;
   Phase phase_ = Phase::running;
   std::optional<base::Deadline> deadline_;

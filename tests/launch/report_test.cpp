@@ -108,6 +108,21 @@ TEST(Preempted, IsNotIfARankHasFailed) {
             "  rank 1: exited with code 1: rank 0 has left the group\n");
 }
 
+TEST(ToleratedLoss, DoesNotCountAsAFailure) {
+  JobResult result;
+  result.ranks = {ended(2, exited(0)), ended(0, SIGKILL), ended(1, exited(1)), ended(3, exited(0))};
+  result.ranks[1].tolerated = result.ranks[2].tolerated = true;
+  EXPECT_FALSE(result.first_failed());
+  EXPECT_EQ(result.exit_code(), 0);
+  EXPECT_EQ(failure_report(result), "paceline: ended without 2 of 4 ranks, which failed: 1, 2\n");
+  result.ranks[0].status = exited(75);
+  EXPECT_TRUE(result.preempted());
+  result.ranks[0] = ended(4, exited(6));
+  result.ranks[0].error = ErrorFile{"all were lost", {1, 2}};
+  EXPECT_EQ(result.first_failed(), 0);
+  EXPECT_EQ(result.exit_code(), 6);
+}
+
 TEST(FailureReport, IsOneBlock) {
   JobResult result;
   result.ranks = {ended(1, exited(1)), ended(0, SIGKILL), ended(3, SIGTERM, true),

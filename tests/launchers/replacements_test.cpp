@@ -44,6 +44,37 @@ TEST(Replacements, TrainingComesToTheSameParametersThroughDeathsAtAnyMoment) {
   test::expect_trained(job.out(), kReplacedRanks, test::pid_after(job.out(), "steps"));
 }
 
+// Workers are killed before they come, while they come, and in training. The last one is not
+// replaced.
+TEST(Replacements, AParameterServerGoesOnThroughDeathsAtAnyMoment) {
+  const int deaths = 6 * test::thoroughness();
+  const test::TemporaryDirectory directory;
+  const auto stop = (directory.path() / "stop").string();
+  ChildProcess job({PACELINE_COMMAND, "run", fmt::format("--nproc-per-node={}", kReplacedRanks),
+                    fmt::format("--max-replacements={}", deaths), "--tolerate-loss", TRAIN_PROGRAM,
+                    "served", stop});
+  std::mt19937 random(std::random_device{}());
+  std::uniform_int_distribution<int> delay(0, 400);
+  const auto kill_later = [&](int rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay(random)));
+    const auto label = fmt::format("[rank{}]: started", rank);
+    EXPECT_EQ(::kill(test::pids_after(job.out(), label).back(), SIGKILL), 0) << job.out();
+  };
+  std::uniform_int_distribution<int> rank(1, kReplacedRanks - 1);
+  for (int one = 0; one < kReplacedRanks; ++one)
+    job.wait_for(fmt::format("[rank{}]: started=", one));
+  for (int death = 1; death <= deaths; ++death) {
+    kill_later(rank(random));
+    job.wait_for(fmt::format(" ({})\n", death));
+  }
+  kill_later(1);
+  job.wait_for("rank 1 killed by SIGKILL (often the kernel's out-of-memory killer); the others go");
+  std::ofstream(stop).close();
+  EXPECT_EQ(job.wait(), 0) << job.out() << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("ended without 1 of 3 ranks, which failed: 1\n"));
+  EXPECT_EQ(test::pid_after(job.out(), "count"), test::pid_after(job.out(), "version"));
+}
+
 TEST(Replacements, AProgramOfFixedRanksIsRefused) {
   ChildProcess job({PACELINE_COMMAND, "run", "--nproc-per-node=2", "--max-replacements=1",
                     "--failure-grace=0", TRAIN_PROGRAM});

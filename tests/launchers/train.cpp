@@ -3,6 +3,7 @@
 //   train BACKEND      as one of the ranks of a job; also "paceline over mpi"
 //   train BACKEND HOW  the same, but rank 1 fails after some steps: it throws, or it leaves
 //   train replaced FILE  as a rank that may be replaced, until FILE exists; says how many steps
+//   train served FILE  by a parameter server, rank 0, whose workers may be lost, until FILE exists
 //   train preempted DIRECTORY STEPS  goes on from the checkpoint in DIRECTORY, saves one if it is
 //       asked to end
 //   train spawn RANKS  starts RANKS ranks itself
@@ -89,10 +90,14 @@ int synchronise(const std::vector<torch::Tensor>& parameters, int steps) {
   return all[furthest].item<int>();
 }
 
-void train_replaced(const std::filesystem::path& file) {
+void print_start() {
   const char* const replacement = std::getenv("PACELINE_REPLACEMENT");
   fmt::print("started={} ({})\n", ::getpid(), replacement != nullptr ? replacement : "0");
   std::fflush(stdout);
+}
+
+void train_replaced(const std::filesystem::path& file) {
+  print_start();
   const auto world = paceline::init_process_group({.enable_reconfigure = true});
   auto net = paceline::test::make_net(at::kDouble);
   int steps = 0;
@@ -118,6 +123,25 @@ void train_replaced(const std::filesystem::path& file) {
   if (paceline::get_rank() != 0) return;
   fmt::print("steps={}\n", steps);
   print_norms(net->parameters(), paceline::get_world_size());
+}
+
+// Each step adds 1 to the parameter.
+void train_served(const std::filesystem::path& file) {
+  print_start();
+  auto count = torch::zeros({1}, torch::TensorOptions(torch::kDouble).requires_grad(true));
+  paceline::ParameterServer server({{"count", count}}, [](auto parameters) {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters), 1);
+  });
+  if (server.is_server()) {
+    server.serve();
+    const auto stats = server.stats();
+    std::puts(fmt::format("count={} version={}", count.item<double>(), stats.version).c_str());
+    return;
+  }
+  while (!std::filesystem::exists(file)) {
+    count.mutable_grad() = -torch::ones({1}, torch::kDouble);
+    server.step();
+  }
 }
 
 int train_until_preempted(const std::filesystem::path& directory, int steps) {
@@ -155,6 +179,8 @@ int main(int argc, char** argv) {
       train_alone(std::stoi(argv[2]), argc > 3 ? std::stoi(argv[3]) : kSteps);
     } else if (backend == "replaced") {
       train_replaced(argv[2]);
+    } else if (backend == "served") {
+      train_served(argv[2]);
     } else if (backend == "spawn") {
       paceline::spawn([](int) { train("paceline"); }, {.nprocs = std::stoi(argv[2])});
     } else {

@@ -1,6 +1,7 @@
 #include "parallel/parameter_server/flat_tensors.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace paceline::parameter_server {
 namespace {

@@ -1,6 +1,6 @@
 #include "parallel/parameter_server/shard.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <utility>
 
