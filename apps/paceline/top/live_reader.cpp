@@ -107,7 +107,8 @@ LiveMemory* map_memory(int fd) {
 LiveReader::LiveReader(int fd) : memory_(map_memory(fd)) {
   const std::uint64_t magic = memory_->header.magic.load(std::memory_order_acquire);
   const std::uint64_t version = memory_->header.version;
-  if (magic != trace::kLiveMagic || version != trace::kLiveVersion) {
+  // Without a magic, the process is still at it; its place makes no sense then.
+  if (magic != 0 && (magic != trace::kLiveMagic || version != trace::kLiveVersion)) {
     ::munmap(memory_, sizeof(LiveMemory));
     throw Error(fmt::format("its memory for `paceline top` has version {}, expected {}: use the "
                             "paceline that it was built with",

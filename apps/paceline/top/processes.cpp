@@ -60,7 +60,8 @@ std::string program_of(pid_t process) {
   return printable(name);
 }
 
-// The memory that a process shows, or null. A child that it has forked has it open too.
+// The memory that a process shows, or null. A child that it has forked has it open too. Throws
+// filesystem_error if this user may not look, Error if it is that of another version.
 std::shared_ptr<LiveReader> reader_of(pid_t process) {
   std::error_code error;
   const fs::path target = fmt::format("/memfd:{} (deleted)", trace::kLiveName);
@@ -69,7 +70,8 @@ std::shared_ptr<LiveReader> reader_of(pid_t process) {
     std::error_code gone;
     if (fs::read_symlink(entry->path(), gone) != target) continue;
     const base::UniqueFd fd(::open(entry->path().c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-    if (!fd) continue;
+    const bool is_complete = fd && (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) != 0;
+    if (!is_complete) continue;
     auto reader = std::make_shared<LiveReader>(fd.get());
     if (reader->process() == last_number(process, "NSpid:")) return reader;
   }
@@ -81,10 +83,14 @@ std::shared_ptr<LiveReader> reader_of(pid_t process) {
 
 std::optional<LiveProcess> look_into(pid_t process) {
   base::UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
-  auto reader = pidfd ? reader_of(process) : nullptr;
-  const auto place = reader ? reader->place() : std::nullopt;
-  if (!place) return std::nullopt;
-  return LiveProcess{process, std::move(pidfd), std::move(reader), *place};
+  try {
+    auto reader = pidfd ? reader_of(process) : nullptr;
+    const auto place = reader ? reader->place() : std::nullopt;
+    if (!place) return std::nullopt;
+    return LiveProcess{process, std::move(pidfd), std::move(reader), *place};
+  } catch (const Error& error) {
+    throw Error(fmt::format("process {}: {}", process, error.what()));
+  }
 }
 
 // Processes that this user may not look into, and those of other versions, do not count.
@@ -173,8 +179,6 @@ std::optional<JobKey> job_of_process(pid_t process) {
     trains = may_train(process);
   } catch (const fs::filesystem_error& refused) {
     throw_unreadable(process, refused.code());
-  } catch (const Error& refused) {
-    throw Error(fmt::format("process {}: {}", process, refused.what()));
   }
   for (const auto& child : launch::descendants(process)) {
     trains = trains || may_train(child.pid);
@@ -197,6 +201,11 @@ std::optional<JobKey> job_of_process(pid_t process) {
 bool LiveProcess::has_ended() const {
   pollfd end{pidfd.get(), POLLIN, 0};
   return ::poll(&end, 1, 0) != 0;
+}
+
+bool LiveProcess::has_place() const {
+  const auto now = reader->place();
+  return now && now->rank == place.rank && now->size == place.size;
 }
 
 JobKey key_of(const LiveProcess& process) {

@@ -20,6 +20,8 @@ struct LiveProcess {
   LiveReader::Place place;
 
   bool has_ended() const;
+  // Whether it is still the rank that it was.
+  bool has_place() const;
 };
 
 // What the ranks of a job have in common.

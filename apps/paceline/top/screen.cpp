@@ -106,13 +106,13 @@ std::string row(const std::string& rank, const std::string& step, const std::str
                 const std::string& late, const std::string& communication,
                 const std::string& between, const std::string& waits,
                 const std::string& samples, const std::string& queued) {
-  return fmt::format("{:>4} {:>8} {:>9} {:>8} {:>8} {:>8}  {:<18} {:>9} {:>7}", rank, step, computing,
+  return fmt::format("{:>4} {:>7} {:>7} {:>7} {:>7} {:>7}  {:<17} {:>9} {:>5}", rank, step, computing,
                      late, communication, between, waits, samples, queued);
 }
 
 std::string title() {
-  return row("rank", "step", "computing", "late", "comm.", "between", "waits for", "samples/s",
-             "queued");
+  return row("rank", "step", "compute", "late", "comm.", "between", "waits for", "samples/s",
+             "queue");
 }
 
 std::string rank_row(const View& view, std::size_t index) {

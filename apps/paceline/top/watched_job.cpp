@@ -42,10 +42,12 @@ void WatchedJob::find_ranks() {
 
 void WatchedJob::poll() {
   const auto now = Clock::now();
-  std::erase_if(ranks_, [](const auto& entry) { return entry.second.process.has_ended(); });
+  std::erase_if(ranks_, [](const auto& entry) {
+    return entry.second.process.has_ended() || !entry.second.process.has_place();
+  });
   const int expected = ranks_.empty() ? 1 : ranks_.begin()->second.process.place.node.ranks;
   const bool all = std::ssize(ranks_) >= (expected > 0 ? expected : key_.size);
-  if (!all && now >= next_search_) find_ranks();
+  if (!all && (ranks_.empty() || now >= next_search_)) find_ranks();
   const bool measures = now >= next_cpu_;
   if (measures) next_cpu_ = now + kBetweenMeasures;
   for (auto& [number, rank] : ranks_) {

@@ -49,10 +49,10 @@ TEST(Screen, ShowsTheJobTheRanksAndTheFinding) {
   EXPECT_EQ(
       joined(draw(view_of(job_with_slow_rank(1)), 0, 0)),
       "job abc: 3 ranks, step 1234, 100 steps/s\n"
-      "rank     step computing     late    comm.  between  waits for          samples/s  queued\n"
-      "   0  10.0 ms   6.00 ms  3.00 ms        0  1.00 ms  rank 1, bucket 0           -       -\n"
-      "   1  10.0 ms   9.00 ms        0        0  1.00 ms  -                          -       -\n"
-      "   2  10.0 ms   6.00 ms  3.00 ms        0  1.00 ms  rank 1, bucket 0           -       -\n"
+      "rank    step compute    late   comm. between  waits for         samples/s queue\n"
+      "   0 10.0 ms 6.00 ms 3.00 ms       0 1.00 ms  rank 1, bucket 0          -     -\n"
+      "   1 10.0 ms 9.00 ms       0       0 1.00 ms  -                         -     -\n"
+      "   2 10.0 ms 6.00 ms 3.00 ms       0 1.00 ms  rank 1, bucket 0          -     -\n"
       "Rank 1 holds this run back: it computes 9.00 ms a step, the others 6.00 ms (+50 %); the "
       "others wait for it 3.00 ms a step, 30 % of their time.\n"
       "If rank 1 were as fast as the others: 10.0 ms -> 7.00 ms a step.\n");
