@@ -18,7 +18,7 @@
 #include "help_formatter.h"
 #include "parse_seconds.h"
 #include "report/json.h"
-#include "top/processes.h"
+#include "top/find_job.h"
 #include "top/screen.h"
 #include "top/terminal.h"
 #include "top/watched_job.h"
@@ -59,8 +59,7 @@ TopOptions parse_top_options(std::vector<std::string> arguments) {
       ->type_name("SECONDS")
       ->group("Output");
   app.add_flag("--once", options.once, "Print one judgement, and exit")->group("Output");
-  app.add_flag("--json", options.json, "With --once: as `paceline report --json`")
-      ->group("Output");
+  app.add_flag("--json", options.json, "With --once: as `paceline report --json`")->group("Output");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
   app.footer("It shows the ranks of this machine. Ranks record only while it runs.");
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them

@@ -26,8 +26,7 @@ namespace {
 constexpr std::size_t kBytes = sizeof(LiveMemory);
 
 std::uint64_t nanoseconds_of(Clock::time_point moment) {
-  return static_cast<std::uint64_t>(
-      std::chrono::nanoseconds(moment.time_since_epoch()).count());
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(moment.time_since_epoch()).count());
 }
 
 // Longer text is cut.
@@ -91,8 +90,7 @@ void LiveView::start(int rank, int size, const Node& node) noexcept {
   if (LiveView* const view = current()) view->set_place(rank, size, node);
 }
 
-LiveView::LiveView()
-    : fd_(make_memory()), samples_(std::numeric_limits<double>::quiet_NaN()) {
+LiveView::LiveView() : fd_(make_memory()), samples_(std::numeric_limits<double>::quiet_NaN()) {
   void* const address =
       ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) throw base::errno_error("cannot map a file in memory");
@@ -123,15 +121,14 @@ void LiveView::set_place(int rank, int size, const Node& node) noexcept {
 void LiveView::record(const Span& span, double samples) noexcept {
   if (current() != this) return;  // a forked child does not have the memory
   const double counted = samples_.load(std::memory_order_relaxed);
-  const SpanRing::Values values{static_cast<std::uint64_t>(span.kind),
-                                pack(static_cast<std::uint32_t>(span.bucket + 1),
-                                     static_cast<std::uint32_t>(span.peer + 1)),
-                                span.model,
-                                span.step,
-                                nanoseconds_of(span.begin),
-                                nanoseconds_of(span.end),
-                                std::bit_cast<std::uint64_t>(std::isnan(counted) ? samples
-                                                                                 : counted)};
+  const SpanRing::Values values{
+      static_cast<std::uint64_t>(span.kind),
+      pack(static_cast<std::uint32_t>(span.bucket + 1), static_cast<std::uint32_t>(span.peer + 1)),
+      span.model,
+      span.step,
+      nanoseconds_of(span.begin),
+      nanoseconds_of(span.end),
+      std::bit_cast<std::uint64_t>(std::isnan(counted) ? samples : counted)};
   const std::lock_guard lock(mutex_);
   spans_->write(values);
 }
@@ -142,7 +139,8 @@ void LiveView::sample_thread(ThreadSampler::Moment moment) noexcept {
   const auto use = thread_.sample(moment);
   if (!use) return;
   spans_->write({kThreadRecord, nanoseconds_of(use->at), static_cast<std::uint64_t>(use->cpu),
-                 static_cast<std::uint64_t>(use->queued), static_cast<std::uint64_t>(use->preempted),
+                 static_cast<std::uint64_t>(use->queued),
+                 static_cast<std::uint64_t>(use->preempted),
                  static_cast<std::uint64_t>(use->faults), 0});
 }
 

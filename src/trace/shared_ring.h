@@ -25,8 +25,7 @@ struct SharedRing {
   std::array<Record, kRecords> records{};
 };
 
-// Only writes: whatever other processes do to the memory, it does not disturb this one. One thread
-// at a time.
+// Only writes, so other processes cannot disturb this one through the memory. One thread at a time.
 template <typename Ring>
 class RingWriter {
  public:
@@ -35,7 +34,7 @@ class RingWriter {
   void write(const typename Ring::Values& values) noexcept {
     auto& record = ring_.records[count_ % Ring::kCapacity];
     record.number.store(0, std::memory_order_relaxed);
-    // Each of these is after the 0, and whoever reads one of them sees it.
+    // A reader that sees one of these words sees the 0 too, or what follows it.
     for (std::size_t i = 0; i < values.size(); ++i) {
       record.words[i].store(values[i], std::memory_order_release);
     }
@@ -56,8 +55,7 @@ class RingReader {
   // Starts with the next record that is written, or with the oldest that is left.
   enum class Start { next, oldest };
   RingReader(const Ring& ring, Start start)
-      : ring_(ring),
-        next_(start == Start::next ? ring.count.load(std::memory_order_acquire) : 0) {}
+      : ring_(ring), next_(start == Start::next ? ring.count.load(std::memory_order_acquire) : 0) {}
 
   // Calls `take` for each record that was written since the last call, the oldest first.
   template <typename Take>

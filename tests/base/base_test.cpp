@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -66,6 +67,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"MASTER_ADDR", "127.0.0.1"},
                                          {"MASTER_PORT", "29500"},
                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                         {"TORCHELASTIC_RUN_ID", "job 7"},
                                          {"PACELINE_BOOTSTRAP_SOCKETS", "7,8,21"},
                                          {"PACELINE_STORE_FD", "9"},
                                          {"PACELINE_MAX_REPLACEMENTS", "3"},
@@ -73,6 +75,7 @@ TEST(Environment, ReadsTorchrunsVariables) {
                                          {"PACELINE_SPAWN", "3,4711"},
                                          {"PACELINE_ERROR_FD", "12"},
                                          {"PACELINE_DATA", "/data"}});
+  EXPECT_EQ(environment.run_id, "job 7");
   EXPECT_EQ(environment.rank, 3);
   EXPECT_EQ(environment.world_size, 4);
   EXPECT_EQ(environment.local_rank, 1);
@@ -206,6 +209,13 @@ TEST(Cores, TakesTheLargestCacheAsTheLastLevel) {
 
 TEST(Cores, AreAtLeastOne) {
   EXPECT_GE(available_cores(), 1);
+}
+
+TEST(Cores, OfAProcessAreKnownByItsNumber) {
+  EXPECT_EQ(affinity(::getpid()), affinity());
+  EXPECT_EQ(available_cores(::getpid()), available_cores());
+  EXPECT_EQ(throttling(::getpid()).size(), throttling().size());
+  EXPECT_TRUE(affinity(std::numeric_limits<pid_t>::max()).empty());
 }
 
 // The number of page faults while the process uses `bytes` bytes.

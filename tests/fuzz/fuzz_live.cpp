@@ -27,8 +27,8 @@ struct Memory {
   Memory() : fd(::memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
     if (::ftruncate(fd, sizeof(trace::LiveMemory)) != 0) std::abort();
     if (::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) std::abort();
-    content = static_cast<trace::LiveMemory*>(::mmap(nullptr, sizeof(trace::LiveMemory),
-                                                     PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    content = static_cast<trace::LiveMemory*>(
+        ::mmap(nullptr, sizeof(trace::LiveMemory), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     content->header.magic = trace::kLiveMagic;
     content->header.version = trace::kLiveVersion;
   }

@@ -17,8 +17,8 @@
 
 #include "base/unique_fd.h"
 #include "support/thoroughness.h"
+#include "top/find_job.h"
 #include "top/live_reader.h"
-#include "top/processes.h"
 #include "trace/live_view.h"
 
 namespace paceline::trace {
@@ -203,8 +203,9 @@ TEST(LiveViewLimits, AProcessThatMayNotMakeFilesTrainsWithoutIt) {
     LiveView::start(0, 1, {});
     LiveView::start(0, 1, {});
     const bool good = LiveView::current() == nullptr && LiveView::watched() == nullptr &&
-                      logged == "`paceline top` cannot watch this process: cannot make a file in "
-                                "memory: File too large (EFBIG)";
+                      logged ==
+                          "`paceline top` cannot watch this process: cannot make a file in "
+                          "memory: File too large (EFBIG)";
     ::_exit(good ? 0 : 1);
   }
   int status = -1;
@@ -337,12 +338,18 @@ TEST(LiveReaderTest, InvalidRecordsAreCounted) {
   MadeMemory memory;
   LiveReader reader(memory.fd());
   RingWriter<SpanRing> writer(memory->spans);
-  for (const SpanRing::Values& words :
-       {SpanRing::Values{6, 0, 0, 0, 1, 2, 0}, {huge, 0, 0, 0, 1, 2, 0}, {0, 0, huge, 0, 1, 2, 0},
-        {0, 0, 0, huge, 1, 2, 0}, {0, 0, 0, 0, 2, 1, 0}, {0, 0, 0, 0, 1, huge, 0},
-        {0, 0, 0, 0, 1, now + 60'000'000'000, 0}, {bucket, 0, 0, 0, 1, 2, 0},
-        {bucket, huge, 0, 0, 1, 2, 0}, {kThreadRecord, huge, 1, 1, 1, 1, 0},
-        {kThreadRecord, 1, huge, 1, 1, 1, 0}, {kThreadRecord, 1, 1, huge - 1, 1, 1, 0}}) {
+  for (const SpanRing::Values& words : {SpanRing::Values{6, 0, 0, 0, 1, 2, 0},
+                                        {huge, 0, 0, 0, 1, 2, 0},
+                                        {0, 0, huge, 0, 1, 2, 0},
+                                        {0, 0, 0, huge, 1, 2, 0},
+                                        {0, 0, 0, 0, 2, 1, 0},
+                                        {0, 0, 0, 0, 1, huge, 0},
+                                        {0, 0, 0, 0, 1, now + 60'000'000'000, 0},
+                                        {bucket, 0, 0, 0, 1, 2, 0},
+                                        {bucket, huge, 0, 0, 1, 2, 0},
+                                        {kThreadRecord, huge, 1, 1, 1, 1, 0},
+                                        {kThreadRecord, 1, huge, 1, 1, 1, 0},
+                                        {kThreadRecord, 1, 1, huge - 1, 1, 1, 0}}) {
     writer.write(words);
     const auto records = reader.read();
     EXPECT_EQ(records.invalid, 1U);

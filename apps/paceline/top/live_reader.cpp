@@ -110,9 +110,10 @@ LiveReader::LiveReader(int fd) : memory_(map_memory(fd)) {
   // Without a magic, the process is still at it; its place makes no sense then.
   if (magic != 0 && (magic != trace::kLiveMagic || version != trace::kLiveVersion)) {
     ::munmap(memory_, sizeof(LiveMemory));
-    throw Error(fmt::format("its memory for `paceline top` has version {}, expected {}: use the "
-                            "paceline that it was built with",
-                            version, trace::kLiveVersion));
+    throw Error(
+        fmt::format("its memory for `paceline top` has version {}, expected {}: use the "
+                    "paceline that it was built with",
+                    version, trace::kLiveVersion));
   }
   using Start = trace::RingReader<trace::SpanRing>::Start;
   spans_.emplace(memory_->spans, Start::next);
@@ -131,7 +132,8 @@ std::optional<LiveReader::Place> LiveReader::place() const {
       high_half(node) > size) {
     return std::nullopt;
   }
-  return Place{static_cast<int>(low_half(place)), static_cast<int>(size),
+  return Place{static_cast<int>(low_half(place)),
+               static_cast<int>(size),
                {static_cast<int>(low_half(node)), static_cast<int>(high_half(node))}};
 }
 
@@ -160,8 +162,8 @@ void LiveReader::watch_until(Clock::time_point until) {
 LiveRecords LiveReader::read() {
   LiveRecords records;
   spans_->read([&](const trace::SpanRing::Values& words) {
-    const bool valid = words[0] == trace::kThreadRecord ? add_thread(words, records)
-                                                        : add_span(words, records);
+    const bool valid =
+        words[0] == trace::kThreadRecord ? add_thread(words, records) : add_span(words, records);
     if (!valid) ++records.invalid;
   });
   buckets_->read([&](const trace::BucketRing::Values& words) {

@@ -29,8 +29,8 @@ struct LiveRecords {
   std::uint64_t invalid = 0;  // records that Paceline does not write
 };
 
-// What a process that trains shows of itself (trace/live_memory.h). It may write anything there: all
-// that is read is checked.
+// What a process that trains shows of itself (trace/live_memory.h). It may write anything there:
+// all that is read is checked.
 class LiveReader {
  public:
   // Maps the memory of `fd`. Throws Error if it is no such memory, or that of another version.

@@ -22,33 +22,24 @@ struct LiveProcess {
   bool has_ended() const;
   // Whether it is still the rank that it was.
   bool has_place() const;
+  // Whether it belongs to the user who runs this process.
+  bool is_this_users() const;
 };
 
-// What the ranks of a job have in common.
-struct JobKey {
-  std::string name;  // the launcher's; may be empty
-  int port = 0;
-  int size = 0;
-  pid_t alone = 0;  // a world of one has no other process
+// Empty if it shows nothing. Throws Error if this user may not look, or if it runs another version.
+std::optional<LiveProcess> look_into(pid_t process);
 
-  bool operator==(const JobKey&) const = default;
-};
-JobKey key_of(const LiveProcess& process);
+// Processes that this user may not look into, and those of other versions, do not count.
+std::vector<LiveProcess> all_live_processes();
 
-// Which job: that of a process, or of what it has started, or the one with that name, or the only
-// one of this user.
-struct Target {
-  std::optional<pid_t> process;
-  std::optional<std::string> job;
-};
+// Whether it is a rank, or may become one or start ones.
+bool may_train(pid_t process);
 
-// The ranks of a job on this machine, in ascending order.
-std::vector<LiveProcess> ranks_of(const JobKey& job);
+// The process that a thread belongs to; empty if there is neither.
+std::optional<pid_t> process_of(pid_t thread);
 
-// Empty if the target may train, but has wrapped no model yet. Throws UsageError if there is no
-// such process or job, if it does not train, or if there are several jobs; Error if this user may
-// not look into it.
-std::optional<JobKey> find_job(const Target& target);
+// The name of its program.
+std::string program_of(pid_t process);
 
 // Text of another process, without characters that a terminal would obey.
 std::string printable(const std::string& text);

@@ -65,10 +65,11 @@ double all_samples(const View& view) {
 }
 
 std::string head(const View& view) {
-  std::string text = fmt::format("{}: {} rank{}", view.job, view.recent.size,
-                                 view.recent.size == 1 ? "" : "s");
+  std::string text =
+      fmt::format("{}: {} rank{}", view.job, view.recent.size, view.recent.size == 1 ? "" : "s");
   const auto& rates = view.rates;
-  const auto known = std::ranges::find_if(rates, [](const RankRate& r) { return r.rate.has_value(); });
+  const auto known =
+      std::ranges::find_if(rates, [](const RankRate& r) { return r.rate.has_value(); });
   if (known == rates.end()) return text;
   text += fmt::format(", step {}, {} steps/s", known->step, number_text(known->rate->steps));
   const double samples = all_samples(view);
@@ -104,10 +105,10 @@ std::string waits_for(const report::Analysis& a, std::size_t index) {
 
 std::string row(const std::string& rank, const std::string& step, const std::string& computing,
                 const std::string& late, const std::string& communication,
-                const std::string& between, const std::string& waits,
-                const std::string& samples, const std::string& queued) {
-  return fmt::format("{:>4} {:>7} {:>7} {:>7} {:>7} {:>7}  {:<17} {:>9} {:>5}", rank, step, computing,
-                     late, communication, between, waits, samples, queued);
+                const std::string& between, const std::string& waits, const std::string& samples,
+                const std::string& queued) {
+  return fmt::format("{:>4} {:>7} {:>7} {:>7} {:>7} {:>7}  {:<17} {:>9} {:>5}", rank, step,
+                     computing, late, communication, between, waits, samples, queued);
 }
 
 std::string title() {

@@ -16,7 +16,7 @@ struct View {
   report::Analysis analysis{};
   report::Diagnosis diagnosis{};
   std::vector<RankRate> rates{};  // as in recent.ranks
-  double idle = 0;              // seconds since a step ended
+  double idle = 0;                // seconds since a step ended
 };
 
 // The judgement as lines: the job, the ranks, the finding. Lines are cut to `columns` characters,

@@ -93,9 +93,9 @@ std::vector<std::string> WatchedJob::notes() const {
   if (missing > 0) {
     const int local = ranks_.empty() ? 0 : ranks_.begin()->second.process.place.node.ranks;
     const bool elsewhere = local > 0 && std::ssize(ranks_) == local;
-    notes.push_back(fmt::format("{} of {} ranks {}", missing, key_.size,
-                                elsewhere ? "are on other machines"
-                                          : "are not here, or have not wrapped a model yet"));
+    notes.push_back(fmt::format(
+        "{} of {} ranks {}", missing, key_.size,
+        elsewhere ? "are on other machines" : "are not here, or have not wrapped a model yet"));
   }
   for (const auto& [number, rank] : ranks_) {
     const std::uint64_t lost = rank.process.reader->lost();

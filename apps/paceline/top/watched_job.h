@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "report/timelines/job.h"
-#include "top/processes.h"
+#include "top/find_job.h"
 #include "top/rank_window.h"
 #include "trace/cpu_use.h"
 
@@ -33,7 +33,8 @@ class WatchedJob {
   bool has_ended() const { return ranks_.empty(); }
 
   const JobKey& key() const { return key_; }
-  // The last steps, for the report: those of the last ten seconds, but at least 20 and at most 1000.
+  // The last steps, for the report: those of the last ten seconds, but at least 20 and at most
+  // 1000.
   report::Job recent() const;
   std::vector<RankRate> rates(std::uint64_t model) const;
   // For how long no rank has ended a step.

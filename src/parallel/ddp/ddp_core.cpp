@@ -10,6 +10,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/log.h"
 #include "distributed/process_state.h"
 #include "parallel/ddp/model.h"
 #include "parallel/gather.h"
@@ -60,14 +61,18 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
   }
 }
 
-// For `paceline top`. In Python the world is torch's; the launcher's variables say what it is, or
-// else the model's group counts as the world.
+// For `paceline top`. In Python the world is torch's: the launcher's variables say what it is, or
+// else the model's group counts as the world. Only there can the variables be invalid by now.
 void show_to_viewers(const ProcessGroup& group) {
-  if (get_world_size() >= get_world_size(group)) {
-    trace::LiveView::start(get_rank(), get_world_size(),
-                           {.number = get_node_rank(), .ranks = get_local_world_size()});
-  } else {
-    trace::LiveView::start(get_rank(group), get_world_size(group), {});
+  try {
+    if (get_world_size() >= get_world_size(group)) {
+      trace::LiveView::start(get_rank(), get_world_size(),
+                             {.number = get_node_rank(), .ranks = get_local_world_size()});
+    } else {
+      trace::LiveView::start(get_rank(group), get_world_size(group), {});
+    }
+  } catch (const UsageError& error) {
+    base::log(LogLevel::warning, "`paceline top` cannot watch this process: {}", error.what());
   }
 }
 

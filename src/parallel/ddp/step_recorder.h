@@ -49,9 +49,9 @@ class StepRecorder {
   void record_span(trace::Kind kind, Clock::time_point begin, Clock::time_point end,
                    int bucket = -1, int peer = -1) const;
 
-  std::uint64_t model_;                // its number in this process
-  trace::LiveView* live_ = nullptr;    // if somebody watched at the begin of the step
-  double samples_;                     // of all steps; NaN if they are not known
+  std::uint64_t model_;              // its number in this process
+  trace::LiveView* live_ = nullptr;  // if somebody watched at the begin of the step
+  double samples_;                   // of all steps; NaN if they are not known
   DdpStats stats_;
   std::uint64_t step_ = 0;
   StepStats::Duration forward_{};  // of the step that has yet to begin, as is the next

@@ -10,7 +10,7 @@
 
 #include "support/child_process.h"
 #include "support/temporary_directory.h"
-#include "top/processes.h"
+#include "top/find_job.h"
 
 namespace paceline {
 namespace {
@@ -211,7 +211,8 @@ TEST(Top, NamesInvalidTargets) {
   expect({"-1"}, 2, "PID=-1 is not an integer of at least 1");
   expect({"one"}, 2, "PID=one is not an integer");
   expect({"1", "--job", "a"}, 2, "name a process or a job, not both");
-  expect({"--job", "no-such-job"}, 2, "no job that trains on this machine has the name no-such-job");
+  expect({"--job", "no-such-job"}, 2,
+         "no job that trains on this machine has the name no-such-job");
   expect({"--json"}, 2, "--json needs --once");
   expect({"--interval", "0"}, 2, "--interval 0: expected at least 0.1 seconds");
   expect({"--interval", "x"}, 2, "--interval x: expected 0 to 86400 seconds");

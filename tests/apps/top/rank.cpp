@@ -37,11 +37,11 @@ void train(const std::filesystem::path& directory) {
   if (paceline::get_rank() == 0) std::puts("waits;");
   std::fflush(stdout);
   paceline::test::eventually([&] { return std::filesystem::exists(directory / "wrap"); });
-  paceline::DistributedDataParallel model(std::make_shared<Net>(),
-                                          {.average = paceline::Average::samples});
+  paceline::DistributedDataParallel model(std::make_shared<Net>());
+  paceline::Progress progress({});
   for (int mark = 1; goes_on(directory / "stop");) {
-    model.set_samples(4);
     model(at::ones({4, 8})).sum().backward();
+    progress.step(4, 0);
     const std::string name = "mark" + std::to_string(mark);
     if (paceline::get_rank() != 0 || !std::filesystem::exists(directory / name)) continue;
     std::puts((name + ';').c_str());

@@ -88,7 +88,8 @@ TEST(Screen, OfManyRanksShowsTheOneAtFault) {
 
 TEST(Screen, SentencesContinueOnTheNextLine) {
   const auto lines = draw(view_of(job_with_slow_rank(1)), 79, 23);
-  EXPECT_EQ(lines[5], "Rank 1 holds this run back: it computes 9.00 ms a step, the others 6.00 ms (+50");
+  EXPECT_EQ(lines[5],
+            "Rank 1 holds this run back: it computes 9.00 ms a step, the others 6.00 ms (+50");
   EXPECT_EQ(lines[6], "  %); the others wait for it 3.00 ms a step, 30 % of their time.");
 }
 
@@ -103,9 +104,13 @@ TEST(Screen, SaysThatNothingHappens) {
 }
 
 TEST(Screen, TextOfOtherProcessesIsPrintable) {
-  EXPECT_EQ(printable("a\x1b[2J\n\x7f" "b"), "a?[2J??b");
+  EXPECT_EQ(printable("a\x1b[2J\n\x7f"
+                      "b"),
+            "a?[2J??b");
   EXPECT_EQ(printable("\xc3\xa9"), "\xc3\xa9");
-  EXPECT_EQ(printable("\xc2\x9b" "2J"), "??2J");  // a control character of eight bits
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "??2J");  // a control character of eight bits
   EXPECT_EQ(printable("\xff\xc3\xa9"), "???");
 }
 

@@ -30,12 +30,12 @@ using test::expect_torch_ranks;
 using test::input_of;
 using test::make_pair;
 using test::PairImpl;
-using trace::LiveMemory;
-using trace::SpanRing;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using trace::LiveMemory;
+using trace::SpanRing;
 
 // This process's memory, as a viewer finds it.
 LiveMemory& live_memory() {
@@ -45,8 +45,8 @@ LiveMemory& live_memory() {
       continue;
     }
     const base::UniqueFd fd(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
-    return *static_cast<LiveMemory*>(::mmap(nullptr, sizeof(LiveMemory), PROT_READ | PROT_WRITE,
-                                            MAP_SHARED, fd.get(), 0));
+    return *static_cast<LiveMemory*>(
+        ::mmap(nullptr, sizeof(LiveMemory), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
   }
   throw std::runtime_error("there is no live view");
 }
