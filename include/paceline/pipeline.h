@@ -54,11 +54,15 @@ struct PipelineOptions {
 
 /// One forward or backward of a micro-batch.
 struct PipelineAction {
-  enum class Kind { forward, backward };  ///< Of an action.
-  Kind kind = Kind::forward;              ///< Which of them it was.
-  std::int64_t microbatch = 0;            ///< From 0.
-  std::chrono::nanoseconds begin{};       ///< Since the begin of the step.
-  std::chrono::nanoseconds end{};         ///< The same.
+  /// Which of them.
+  enum class Kind {
+    forward,  ///< Of the stage's module, and on the last stage the loss.
+    backward  ///< The gradients of parameters and inputs.
+  };
+  Kind kind = Kind::forward;         ///< What it was.
+  std::int64_t microbatch = 0;       ///< From 0.
+  std::chrono::nanoseconds begin{};  ///< Since the begin of the step.
+  std::chrono::nanoseconds end{};    ///< The same.
 };
 
 /// What a stage has done.
@@ -221,9 +225,8 @@ class Pipeline {
   detail::PipelineHandle handle_;
 };
 
+/// From a TORCH_MODULE's holder.
 template <typename M, typename Loss>
-Pipeline(const torch::nn::ModuleHolder<M>&, Loss, const PipelineOptions&) -> Pipeline<M>;
-template <typename M, typename Loss>
-Pipeline(const torch::nn::ModuleHolder<M>&, Loss) -> Pipeline<M>;
+Pipeline(const torch::nn::ModuleHolder<M>&, Loss, PipelineOptions = {}) -> Pipeline<M>;
 
 }  // namespace paceline
