@@ -32,6 +32,7 @@
 #include <paceline/error.h>
 #include <paceline/exponential_moving_average.h>
 #include <paceline/for_each_tensor.h>
+#include <paceline/hogwild.h>
 #include <paceline/images.h>
 #include <paceline/join.h>
 #include <paceline/local_sgd.h>

@@ -78,7 +78,8 @@ struct ParameterServerOptions {
 ///
 /// **New workers.** A new process may come under the rank of one that has ended, as `paceline run
 /// --max-replacements` starts it. It must make the same ParameterServers as the first one, in the
-/// same order. It takes part from the next step on.
+/// same order. It takes part from the next step on. Over file://, where a rank comes once, it is
+/// refused.
 ///
 /// **Loss of a server** is an error on all workers: PeerLost, which names it. Further calls throw
 /// too.

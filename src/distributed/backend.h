@@ -36,6 +36,9 @@ class ExtendedBackend : public c10d::Backend {
   // Reduces a tensor and returns with the result, without a Work, which costs more than a small
   // reduction. Returns false, and has done nothing, if the call needs one.
   virtual bool all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) = 0;
+  // A uint8 tensor in memory that all ranks map, uninitialised. It is freed when no process has it
+  // any more. Collective over the group, whose ranks are on one node.
+  virtual at::Tensor allocate_shared(std::size_t bytes) = 0;
   // Leaves because of an exception: the peers throw PeerLost with this text.
   virtual void abort_because(const std::string& text) noexcept = 0;
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the

@@ -208,6 +208,28 @@ at::Tensor PacelineBackend::allocateTensor(long size, at::TensorOptions options)
       [region = region_](void* pointer) { region->memory().free(pointer); }, options);
 }
 
+// In the arena of rank 0, which never hands it out again: it does not know when others are done.
+at::Tensor PacelineBackend::allocate_shared(std::size_t bytes) {
+  void* pointer = getRank() == 0 ? region_->memory().allocate(bytes) : nullptr;
+  auto offset = at::full({1}, -1, at::kLong);
+  if (pointer != nullptr) {
+    region_->memory().retire(pointer);
+    offset.fill_(static_cast<std::int64_t>(*region_->memory().shared_offset(pointer, bytes)));
+  }
+  std::vector<at::Tensor> tensors{offset};
+  broadcast(tensors, {})->wait();
+  if (getRank() != 0) {
+    pointer = region_->memory().resolve(0, static_cast<std::uint64_t>(offset.item<std::int64_t>()),
+                                        bytes);
+  }
+  if (pointer == nullptr) {
+    throw Error(fmt::format("no room for {} bytes of shared memory in group {}", bytes,
+                            region_->options().name));
+  }
+  return at::from_blob(
+      pointer, {static_cast<std::int64_t>(bytes)}, [region = region_](void*) {}, at::kByte);
+}
+
 std::unordered_map<std::string, std::uint64_t> PacelineBackend::getMemoryStats() {
   const auto buffers = shm::Layout::kStagingBuffers * static_cast<std::uint64_t>(getSize());
   return {{"allocated_bytes", region_->memory().bytes_in_use()},

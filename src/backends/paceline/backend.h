@@ -134,6 +134,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   std::unique_ptr<distributed::BucketReducer> make_bucket_reducer(
       const distributed::BucketReducer::Options& options) override;
   bool all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) override;
+  at::Tensor allocate_shared(std::size_t bytes) override;
   void abort_because(const std::string& text) noexcept override;
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override {
     region_->check_peers(needed, op);

@@ -171,6 +171,9 @@ class ReconfigurableBackend final : public distributed::ExtendedBackend {
   bool all_reduce_now(const at::Tensor& tensor, const c10d::ReduceOp& op) override {
     return group("all_reduce")->all_reduce_now(tensor, op);
   }
+  at::Tensor allocate_shared(std::size_t bytes) override {
+    return group("allocate_shared")->allocate_shared(bytes);
+  }
   void abort_because(const std::string& text) noexcept override;
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override;
   std::uint64_t call_count() override;

@@ -2,6 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <set>
+
+#include <paceline/error.h>
 
 namespace paceline::parameter_server {
 namespace {
@@ -13,6 +18,21 @@ std::size_t aligned(std::size_t bytes) {
 }
 
 }  // namespace
+
+std::vector<ddp::NamedTensor> distinct_tensors(const std::vector<ddp::NamedTensor>& tensors,
+                                               const char* user) {
+  std::vector<ddp::NamedTensor> distinct;
+  std::set<const void*> seen;
+  for (const auto& [name, tensor, sparse] : tensors) {
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+      throw UsageError(fmt::format("{}: {} is a {} tensor on {}; it needs dense tensors on the CPU",
+                                   user, name, c10::str(tensor.layout()), tensor.device().str()));
+    }
+    distinct.push_back({name, tensor, sparse});
+  }
+  return distinct;
+}
 
 FlatTensors::FlatTensors(const Tensors& like,
                          const std::function<at::Tensor(std::size_t)>& allocate) {

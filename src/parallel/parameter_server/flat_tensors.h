@@ -6,9 +6,16 @@
 #include <functional>
 #include <vector>
 
+#include "parallel/ddp/model.h"
+
 namespace paceline::parameter_server {
 
 using Tensors = std::vector<at::Tensor>;
+
+// The defined ones, each once. Throws UsageError, as `user`, for a tensor that is not dense or not
+// on the CPU.
+std::vector<ddp::NamedTensor> distinct_tensors(const std::vector<ddp::NamedTensor>& tensors,
+                                               const char* user);
 
 // Tensors of any types one after the other in one piece of memory, as a message carries them; any
 // of them may be missing.

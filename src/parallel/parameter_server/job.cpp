@@ -136,15 +136,20 @@ void Job::announce_end() noexcept {
   }
 }
 
-std::optional<Announcement> Job::find(int rank) const {
+std::optional<std::string> Job::read(int rank) const {
   return distributed::translate(
-      "looking for a rank in the store", [&]() -> std::optional<Announcement> {
+      "looking for a rank in the store", [&]() -> std::optional<std::string> {
         if (!store_->check({key_of(rank)})) return std::nullopt;
-        const std::string text = store_->get_to_str(key_of(rank));
-        if (text != kEnded) return Announcement::decode(text);
+        std::string text = store_->get_to_str(key_of(rank));
+        if (text != kEnded) return text;
         throw PeerLost(fmt::format("rank {}, a server, has ended: serve returned there", rank),
                        {rank}, "connect", 0);
       });
+}
+
+std::optional<Announcement> Job::find(int rank) const {
+  const auto text = read(rank);
+  return text ? std::optional(Announcement::decode(*text)) : std::nullopt;
 }
 
 Announcement Job::await(int rank) const {
@@ -152,9 +157,9 @@ Announcement Job::await(int rank) const {
   const auto found = distributed::call_store(deadline, [=, *this](const auto& cancelled) {
     distributed::await_keys(*store_, {key_of(rank)},
                             [&] { return cancelled || deadline.expired(); });
-    return find(rank);
+    return read(rank);
   });
-  if (found && *found) return **found;
+  if (found && *found) return Announcement::decode(**found);
   throw Timeout(fmt::format("rank {}, a server, did not come within the timeout of {} s; this is "
                             "rank {} of {}",
                             rank, deadline.budget().count() / 1000.0, rank_, size_),

@@ -57,6 +57,8 @@ class Job {
                              const std::function<void()>& check) const;
 
  private:
+  std::optional<std::string> read(int rank) const;
+
   InitOptions options_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::string host_;

@@ -1,36 +1,17 @@
 #include "parallel/parameter_server/protocol.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <set>
+#include <span>
 
 #include <paceline/error.h>
 
 #include "parallel/parameter_server/shards.h"
 
 namespace paceline::parameter_server {
-namespace {
-
-void check_served(const std::string& name, const at::Tensor& tensor) {
-  if (tensor.device().is_cpu() && tensor.layout() == at::kStrided) return;
-  throw UsageError(fmt::format(
-      "ParameterServer: parameter {} is a {} tensor on {}; it needs dense tensors on the CPU", name,
-      c10::str(tensor.layout()), tensor.device().str()));
-}
-
-}  // namespace
-
 std::vector<ddp::NamedTensor> served_parameters(const ddp::WrappedModel& model, int servers) {
-  std::vector<ddp::NamedTensor> served;
-  std::set<const void*> seen;
-  for (auto& one : model.parameters()) {
-    if (!one.tensor.defined() || !seen.insert(one.tensor.unsafeGetTensorImpl()).second) continue;
-    check_served(one.name, one.tensor);
-    served.push_back(one);
-  }
+  auto served = distinct_tensors(model.parameters(), "ParameterServer");
   if (static_cast<std::size_t>(servers) <= served.size()) return served;
   throw UsageError(fmt::format(
       "ParameterServer with {} servers for a model of {} parameters: each server needs one",

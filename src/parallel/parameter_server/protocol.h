@@ -21,8 +21,8 @@ namespace paceline::parameter_server {
 // - leave: nothing; the answer is 0
 enum class Command : std::int64_t { introduce, join, enter, pull, push, leave };
 
-// The parameters that servers hold: each tensor once. Throws UsageError for a tensor that no
-// message carries, and unless each server gets one.
+// The parameters that servers hold. Throws UsageError as distinct_tensors does, and unless each
+// server gets one.
 std::vector<ddp::NamedTensor> served_parameters(const ddp::WrappedModel& model, int servers);
 // By server: the places of its parameters.
 std::vector<ddp::Indices> shards_of(const std::vector<ddp::NamedTensor>& parameters, int servers);

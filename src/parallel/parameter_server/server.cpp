@@ -55,7 +55,7 @@ void Server::serve() {
   coming_ = base::Deadline::after(job_->timeout());
   try {
     do {
-      updates_.await_change(kTakeInInterval);
+      updates_.await_change(is_any_absent() ? kTakeInInterval : base::Deadline::kLongest);
       updates_.check_failure();
       take_in_workers();
       give_up_late_workers();
@@ -71,6 +71,11 @@ void Server::serve() {
 bool Server::is_absent(int worker) {
   const std::lock_guard lock(sessions_mutex_);
   return session(worker).ended;
+}
+
+bool Server::is_any_absent() {
+  const std::lock_guard lock(sessions_mutex_);
+  return std::ranges::any_of(sessions_, &Session::ended);
 }
 
 void Server::take_in_workers() {
@@ -121,7 +126,7 @@ void Server::admit(int worker, const Announcement& process) {
     const std::lock_guard lock(sessions_mutex_);
     session(worker).pair = pair;
   }
-  updates_.check_failure();  // end_sessions may have missed the pair
+  updates_.check_failure();  // end() may have missed the pair
   try {
     obey(worker, *pair);
   } catch (const PeerError&) {
@@ -169,6 +174,8 @@ void Server::obey(int worker, Pair& pair) {
         break;
       case Command::leave:
         return pair.send_number(0);
+      default:
+        throw Error(fmt::format("rank {} sent an unknown command", rank_of(worker)));
     }
   }
 }

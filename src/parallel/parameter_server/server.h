@@ -44,6 +44,7 @@ class Server {
   Session& session(int worker) { return sessions_[static_cast<std::size_t>(worker)]; }
   void take_in_workers();
   bool is_absent(int worker);
+  bool is_any_absent();
   void start(int worker, const Announcement& process);
   void run(int worker, const Announcement& process) noexcept;
   void admit(int worker, const Announcement& process);

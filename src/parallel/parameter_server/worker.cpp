@@ -41,7 +41,10 @@ Worker::Worker(std::unique_ptr<Job> job, const std::vector<Tensors>& shards,
   job_->announce();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const auto server = static_cast<int>(i);
-    const auto pair = job_->meet(server, job_->rank(), job_->await(server), [] {});
+    const auto process = job_->await(server);
+    // Throws if the server has ended meanwhile.
+    const auto check = [&] { static_cast<void>(job_->find(server)); };
+    const auto pair = job_->meet(server, job_->rank(), process, check);
     peers_.push_back({.pair = pair,
                       .parameters = shards[i],
                       .gradients = FlatTensors(

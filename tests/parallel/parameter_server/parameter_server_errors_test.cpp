@@ -52,10 +52,11 @@ TEST(ParameterServerErrors, OptionsAreChecked) {
 
 TEST(ParameterServerErrors, ParametersAreDenseAndOnTheCpu) {
   const auto sparse = torch::eye(2).to_sparse();
-  EXPECT_THAT(refusal({{"s", sparse}}, {}),
-              AllOf(HasSubstr("parameter s"), HasSubstr("Sparse"), HasSubstr("dense tensors")));
+  EXPECT_THAT(refusal({{"s", sparse}}, {}), AllOf(HasSubstr("ParameterServer: s is"),
+                                                  HasSubstr("Sparse"), HasSubstr("dense tensors")));
   const auto meta = torch::ones({2}, torch::kMeta);
-  EXPECT_THAT(refusal({{"m", meta}}, {}), AllOf(HasSubstr("parameter m"), HasSubstr("on meta")));
+  EXPECT_THAT(refusal({{"m", meta}}, {}),
+              AllOf(HasSubstr("ParameterServer: m is"), HasSubstr("on meta")));
 }
 
 TEST(ParameterServerErrors, AServerThatDoesNotComeIsATimeout) {

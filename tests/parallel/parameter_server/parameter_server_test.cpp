@@ -236,6 +236,7 @@ TEST(ParameterServer, KeepsTheStalenessWhileAWorkerIsHeldBack) {
         server.serve();
         EXPECT_EQ(server.stats().largest_lead, kStaleness);
         EXPECT_EQ(server.stats().version, 2 * kPushes);
+        EXPECT_LE(server.stats().staleness.rbegin()->first, 2 * kStaleness);
         return std::string();
       }
       v.mutable_grad() = -torch::ones({1}, torch::kFloat64);

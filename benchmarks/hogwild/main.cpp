@@ -1,0 +1,75 @@
+// How many updates Hogwild loses:
+//
+//     paceline run --nproc-per-node 2 build/release/bin/benchmark_hogwild
+//
+// All ranks add 1 to elements of a shared float32 tensor, without locks, as often as each other: to
+// all elements in order, as a dense gradient does, or to one at random, as a sparse one does. A
+// line gives the share of the additions that is missing afterwards, in %: the median of 40 rounds
+// with its 90 % confidence interval.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <paceline/collectives.h>
+#include <paceline/distributed.h>
+#include <paceline/hogwild.h>
+#include <paceline/record.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace paceline;
+
+constexpr int kRounds = 40;
+constexpr std::size_t kLow = 14;  // of 40 sorted values: the binomial 90 % interval of the median
+constexpr std::size_t kHigh = 25;
+constexpr std::int64_t kAdditions = 1 << 22;  // of each rank in a round
+
+void add_to_all(at::Tensor& shared) {
+  for (std::int64_t i = 0; i < kAdditions / shared.numel(); ++i) shared.add_(1);
+}
+
+void add_to_one(at::Tensor& shared) {
+  static std::minstd_rand random(static_cast<unsigned>(get_rank()) + 1);
+  std::uniform_int_distribution<std::int64_t> element(0, shared.numel() - 1);
+  auto* const data = shared.data_ptr<float>();
+  for (std::int64_t i = 0; i < kAdditions; ++i) data[element(random)] += 1;
+}
+
+void measure(std::int64_t elements, const char* name, const std::function<void(at::Tensor&)>& add) {
+  auto shared = at::zeros({elements});
+  share_memory({{"shared", shared}});
+  std::vector<double> lost;
+  for (int round = 0; round < kRounds; ++round) {
+    if (get_rank() == 0) shared.zero_();
+    barrier();
+    add(shared);
+    barrier();
+    const double expected = static_cast<double>(kAdditions) * get_world_size();
+    lost.push_back(100 * (1 - shared.sum(at::kDouble).item<double>() / expected));
+    barrier();
+  }
+  std::ranges::sort(lost);
+  if (get_rank() != 0) return;
+  std::printf("%8ld elements, %-6s lost %6.2f %% (%.2f to %.2f)\n", elements, name,
+              lost[kRounds / 2], lost[kLow], lost[kHigh]);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main() {
+  return record([] {
+    at::set_num_threads(1);
+    const auto world = init_process_group();
+    for (const std::int64_t elements : {1 << 4, 1 << 10, 1 << 16, 1 << 20}) {
+      measure(elements, "all", add_to_all);
+      measure(elements, "random", add_to_one);
+    }
+  });
+}

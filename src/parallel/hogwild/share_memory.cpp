@@ -1,0 +1,71 @@
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <utility>
+
+#include <paceline/collectives.h>
+#include <paceline/error.h>
+#include <paceline/hogwild.h>
+
+#include "distributed/backend.h"
+#include "distributed/process_state.h"
+#include "parallel/ddp/wrapped_model.h"
+#include "parallel/parameter_server/flat_tensors.h"
+
+namespace paceline {
+namespace {
+
+distributed::ExtendedBackend& sharing_backend(const ProcessGroup& group) {
+  const std::string name = get_backend(group);
+  if (name != "paceline" || topology().size() > 1) {
+    throw UsageError(
+        fmt::format("share_memory in a group over the backend {} in a world of {} nodes: ranks "
+                    "share memory over the backend paceline on one node",
+                    name, topology().size()));
+  }
+  return dynamic_cast<distributed::ExtendedBackend&>(*group.c10d()->getDefaultBackend());
+}
+
+void check_same_tensors(const ddp::WrappedModel& model, const ProcessGroup& group) {
+  const auto texts =
+      all_gather_bytes(fmt::format("{}", fmt::join(ddp::describe(model), "\n")), {.group = group});
+  const auto first = ddp::split_lines(texts[0]);
+  for (std::size_t i = 1; i < texts.size(); ++i) {
+    if (texts[i] == texts[0]) continue;
+    const int rank = distributed::global_rank_of(group, static_cast<int>(i));
+    throw Mismatch(ddp::first_difference(first, ddp::split_lines(texts[i]),
+                                         {distributed::global_rank_of(group, 0), rank}),
+                   {rank}, "share_memory", 0);
+  }
+}
+
+void share_tensors(const ddp::WrappedModel& model, const ProcessGroup& group) {
+  auto& backend = sharing_backend(group);
+  check_same_tensors(model, group);
+  auto named = model.parameters();
+  for (auto& buffer : model.buffers()) named.push_back(std::move(buffer));
+  parameter_server::Tensors tensors;
+  for (const auto& one : parameter_server::distinct_tensors(named, "share_memory")) {
+    tensors.push_back(one.tensor);
+  }
+  parameter_server::FlatTensors shared(
+      tensors, [&](std::size_t bytes) { return backend.allocate_shared(bytes); });
+  if (get_rank(group) == 0) shared.write(tensors);
+  barrier({.group = group});
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].set_data(shared.at(i));
+}
+
+}  // namespace
+
+void share_memory(torch::nn::Module& module, const ProcessGroup& group) {
+  share_tensors(ddp::WrappedModel(module), group);
+}
+
+void share_memory(const NamedTensors& tensors, const ProcessGroup& group) {
+  share_tensors(ddp::WrappedModel(tensors, NamedTensors()), group);
+}
+
+}  // namespace paceline
