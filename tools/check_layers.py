@@ -38,16 +38,17 @@ MAY_INCLUDE |= {
                       "apps/paceline/top", "apps/paceline"},
     "apps/doctor": {*LIBRARY, "apps/doctor"},
     "models": {"models"},
-    "examples": {"models", "examples"},
-    "benchmarks": {*LIBRARY, "models", "benchmarks"},
+    "drawing": {"drawing"},
+    "examples": {"models", "drawing", "examples"},
+    "benchmarks": {*LIBRARY, "models", "drawing", "benchmarks"},
     "python": {*LIBRARY, "python"},
     "public": {"public"},
 }
 SEES_PUBLIC_API = {"models", "examples"}
-TORCH_FREE = {*listed("torch_free_layers"), "apps/paceline", "apps/paceline/report",
+TORCH_FREE = {*listed("torch_free_layers"), "drawing", "apps/paceline", "apps/paceline/report",
               "apps/paceline/top"}
 
-TOP = ["include", "src", "apps", "models", "python", "examples", "benchmarks", "tests"]
+TOP = ["include", "src", "apps", "models", "drawing", "python", "examples", "benchmarks", "tests"]
 INCLUDE_DIRECTORIES = ["include", "src", "apps/paceline",
                        "benchmarks/paceline-bench", "apps/doctor", "", "tests"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)

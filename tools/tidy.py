@@ -5,8 +5,8 @@
 
 Headers take most of the time, above all torch's, so clang-tidy reads many files as one. There are
 six groups: src/ and apps/ with torch; src/ without torch; src/ for a special instruction set; apps/
-without torch; tests/; benchmarks/, models/ and examples/. Names in anonymous namespaces must be
-distinct within a group.
+without torch; tests/; benchmarks/, models/, drawing/ and examples/. Names in anonymous namespaces
+must be distinct within a group.
 The path-sensitive analyzer doubles the time, so it reads only src/ and apps/. Tests that include
 torch are skipped.
 Left out is what BUILD_DIR does not compile: with the preset dev that is python/, the fuzzers,

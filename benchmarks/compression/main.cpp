@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/drawing/line_chart.h"
 #include "benchmarks/paceline-bench/measure/statistics.h"
+#include "drawing/line_chart.h"
 #include "topology/link_counters.h"
 
 namespace {

@@ -28,8 +28,8 @@
 
 #include <fmt/format.h>
 
-#include "benchmarks/drawing/span_chart.h"
 #include "benchmarks/paceline-bench/measure/statistics.h"
+#include "drawing/span_chart.h"
 #include "simulate.h"
 
 namespace {

@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include <drawing/line_chart.h>
 #include <paceline/paceline.h>
 
 #include <chrono>
@@ -20,8 +21,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "benchmarks/drawing/line_chart.h"
 
 namespace F = torch::nn::functional;
 namespace drawing = paceline::drawing;

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "benchmarks/drawing/line_chart.h"
+#include "drawing/line_chart.h"
 #include "measure/result.h"
 #include "options.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "benchmarks/drawing/span_chart.h"
+#include "drawing/span_chart.h"
 
 namespace paceline::bench {
 

@@ -2,10 +2,10 @@
 #include <array>
 #include <cmath>
 
-#include "benchmarks/drawing/canvas.h"
-#include "benchmarks/drawing/span_chart.h"
-#include "benchmarks/drawing/span_chart_scale.h"
-#include "benchmarks/drawing/text.h"
+#include "drawing/canvas.h"
+#include "drawing/span_chart.h"
+#include "drawing/span_chart_scale.h"
+#include "drawing/text.h"
 
 namespace paceline::drawing {
 namespace {

@@ -1,4 +1,4 @@
-#include "benchmarks/drawing/span_chart_scale.h"
+#include "drawing/span_chart_scale.h"
 
 #include <cmath>
 #include <vector>

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/drawing/canvas.h"
-#include "benchmarks/drawing/line_chart.h"
-#include "benchmarks/drawing/scale.h"
-#include "benchmarks/drawing/span_chart.h"
-#include "benchmarks/drawing/svg.h"
-#include "benchmarks/drawing/text.h"
+#include "drawing/canvas.h"
+#include "drawing/line_chart.h"
+#include "drawing/scale.h"
+#include "drawing/span_chart.h"
+#include "drawing/svg.h"
+#include "drawing/text.h"
 
 namespace paceline::drawing {
 namespace {

@@ -1,4 +1,4 @@
-#include "benchmarks/drawing/text.h"
+#include "drawing/text.h"
 
 #include <algorithm>
 #include <cstdint>

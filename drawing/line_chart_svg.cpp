@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "benchmarks/drawing/line_chart.h"
-#include "benchmarks/drawing/line_chart_scales.h"
-#include "benchmarks/drawing/svg.h"
+#include "drawing/line_chart.h"
+#include "drawing/line_chart_scales.h"
+#include "drawing/svg.h"
 
 namespace paceline::drawing {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/drawing/scale.h"
+#include "drawing/scale.h"
 
 namespace paceline::drawing {
 

@@ -1,11 +1,11 @@
-#include "benchmarks/drawing/svg.h"
+#include "drawing/svg.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 
-#include "benchmarks/drawing/text.h"
+#include "drawing/text.h"
 
 namespace paceline::drawing {
 namespace {

@@ -1,8 +1,8 @@
-#include "benchmarks/drawing/canvas.h"
+#include "drawing/canvas.h"
 
 #include <algorithm>
 
-#include "benchmarks/drawing/text.h"
+#include "drawing/text.h"
 
 namespace paceline::drawing {
 

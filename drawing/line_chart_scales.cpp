@@ -1,4 +1,4 @@
-#include "benchmarks/drawing/line_chart_scales.h"
+#include "drawing/line_chart_scales.h"
 
 #include <algorithm>
 #include <iterator>

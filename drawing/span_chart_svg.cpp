@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "benchmarks/drawing/span_chart.h"
-#include "benchmarks/drawing/span_chart_scale.h"
-#include "benchmarks/drawing/svg.h"
+#include "drawing/span_chart.h"
+#include "drawing/span_chart_scale.h"
+#include "drawing/svg.h"
 
 namespace paceline::drawing {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "benchmarks/drawing/scale.h"
-#include "benchmarks/drawing/span_chart.h"
+#include "drawing/scale.h"
+#include "drawing/span_chart.h"
 
 namespace paceline::drawing {
 

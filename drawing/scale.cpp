@@ -1,4 +1,4 @@
-#include "benchmarks/drawing/scale.h"
+#include "drawing/scale.h"
 
 #include <fmt/format.h>
 

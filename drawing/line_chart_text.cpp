@@ -2,10 +2,10 @@
 #include <array>
 #include <cmath>
 
-#include "benchmarks/drawing/canvas.h"
-#include "benchmarks/drawing/line_chart.h"
-#include "benchmarks/drawing/line_chart_scales.h"
-#include "benchmarks/drawing/text.h"
+#include "drawing/canvas.h"
+#include "drawing/line_chart.h"
+#include "drawing/line_chart_scales.h"
+#include "drawing/text.h"
 
 namespace paceline::drawing {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "benchmarks/drawing/line_chart.h"
-#include "benchmarks/drawing/scale.h"
+#include "drawing/line_chart.h"
+#include "drawing/scale.h"
 
 namespace paceline::drawing {
 
