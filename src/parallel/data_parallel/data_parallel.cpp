@@ -1,5 +1,6 @@
 #include <paceline/data_parallel.h>
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <utility>
@@ -35,6 +36,7 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& module,
 
 DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
                                        const DataParallelOptions& options) {
+  const c10::InferenceMode normal(false);  // replicas may train later
   module = checked_module(std::move(module));
   const auto devices = data_parallel::choose_devices(*module, options);
   data_parallel::Replicas::Modules replicas;
@@ -44,6 +46,7 @@ DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module
 }
 
 DataParallelHandle::DataParallelHandle(const Factory& factory, const DataParallelOptions& options) {
+  const c10::InferenceMode normal(false);
   if (!factory) throw UsageError("DataParallel: the function that makes a module is empty");
   auto module = checked_module(factory());
   const auto devices = data_parallel::choose_devices(*module, options);

@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <sstream>
+#include <thread>
 
 #include <paceline/data_parallel.h>
 #include <paceline/error.h>
@@ -106,21 +108,44 @@ TEST(DataParallelBackward, UnusedParametersGetNoGradient) {
   expect_near(net->sometimes->weight.grad()[0], x.slice(0, 0, 2).sum(0));
 }
 
+// Whether the first weight requires a gradient in all replicas.
+bool trains_first_weight(DataParallel<TwoLayersImpl>& model) {
+  const auto sees = [](TwoLayersImpl& replica, const at::Tensor&) {
+    return torch::tensor(replica.first->weight.requires_grad());
+  };
+  const auto all = model.parallel_apply(sees, random_batch(4));
+  EXPECT_TRUE(all.equal(all[0].expand_as(all)));
+  return all[0].item<bool>();
+}
+
 TEST(DataParallelBackward, FrozenParametersGetNoGradient) {
   auto net = make<TwoLayers>();
   net->first->weight.set_requires_grad(false);
   DataParallel model(net, {.num_replicas = 2});
+  EXPECT_FALSE(trains_first_weight(model));
   model(random_batch(4)).sum().backward();
   EXPECT_FALSE(net->first->weight.grad().defined());
   EXPECT_TRUE(net->first->bias.grad().defined());
   net->zero_grad();
   net->first->weight.set_requires_grad(true);
   net->first->bias.set_requires_grad(false);
+  EXPECT_TRUE(trains_first_weight(model));
   model(random_batch(4)).sum().backward();
   EXPECT_TRUE(net->first->weight.grad().defined());
   EXPECT_FALSE(net->first->bias.grad().defined());
   for (const auto& parameter : net->parameters()) parameter.set_requires_grad(false);
   EXPECT_FALSE(model(random_batch(4)).requires_grad());
+}
+
+TEST(DataParallelBackward, AParameterMayBeFrozenBeforeAPendingBackward) {
+  auto net = make<TwoLayers>();
+  DataParallel model(net, {.num_replicas = 2});
+  const auto y = model(random_batch(4));
+  net->first->weight.set_requires_grad(false);
+  model(random_batch(4));
+  y.sum().backward();
+  EXPECT_FALSE(net->first->weight.grad().defined());
+  EXPECT_TRUE(net->first->bias.grad().defined());
 }
 
 struct TiedImpl : torch::nn::Cloneable<TiedImpl> {
@@ -166,6 +191,17 @@ TEST(DataParallelBackward, RunsFromAnyOfSeveralOutputs) {
     (first ? half.sum() : square.sum()).backward();
     expect_near_gradients(wrapped->parameters(), net->parameters());
   }
+}
+
+TEST(DataParallelBackward, ParametersOfOtherOutputsGetNoGradient) {
+  auto net = make<TwoLayers>();
+  DataParallel model(net, {.num_replicas = 2});
+  const auto heads = [](TwoLayersImpl& replica, const at::Tensor& x) {
+    return std::pair(replica.first(x), replica.last(at::cat({x, x.slice(1, 0, 1)}, 1)));
+  };
+  model.parallel_apply(heads, random_batch(4)).second.sum().backward();
+  EXPECT_FALSE(net->first->weight.grad().defined());
+  EXPECT_TRUE(net->last->weight.grad().defined());
 }
 
 TEST(DataParallelBackward, KeepsTheGraphIfAsked) {
@@ -371,6 +407,39 @@ TEST(DataParallelBackward, FreesTheGraphsOfTheReplicas) {
   EXPECT_EQ(net->alive(), 2);
   dropped.reset();
   EXPECT_EQ(net->alive(), 0);
+}
+
+// Notes whether its thread destroys it.
+struct ThreadNote : torch::CustomClassHolder {
+  explicit ThreadNote(std::atomic<int>& elsewhere_count) : elsewhere(elsewhere_count) {}
+  ~ThreadNote() override {
+    if (std::this_thread::get_id() != made_on) ++elsewhere;
+  }
+  std::atomic<int>& elsewhere;
+  std::thread::id made_on = std::this_thread::get_id();
+};
+
+struct Noted : torch::autograd::Function<Noted> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& y,
+                            std::atomic<int>* elsewhere) {
+    context->saved_data["note"] =
+        at::IValue::make_capsule(c10::make_intrusive<ThreadNote>(*elsewhere));
+    return y * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0], {}};
+  }
+};
+
+TEST(DataParallelBackward, FreesEachGraphOnTheThreadOfItsReplica) {
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 3});
+  std::atomic<int> elsewhere = 0;
+  const auto noted = [&](TwoLayersImpl& replica, const at::Tensor& x) {
+    return Noted::apply(replica.forward(x), &elsewhere);
+  };
+  model.parallel_apply(noted, random_batch(6)).sum().backward();
+  EXPECT_EQ(elsewhere, 0);
 }
 
 TEST(DataParallelBackward, GivesTheSameBitsInEveryRun) {

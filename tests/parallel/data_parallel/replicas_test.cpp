@@ -81,6 +81,24 @@ TEST(DataParallelReplicas, TwoForwardsMayComeBeforeABackwardOfBatchNorm) {
   expect_near_gradients(net->parameters(), alone->parameters());
 }
 
+TEST(DataParallelReplicas, StayFitForTrainingAfterInferenceMode) {
+  auto net = make<Normed>();
+  const auto construct = [&] {
+    const c10::InferenceMode guard;
+    return DataParallel(net, {.num_replicas = 2});
+  };
+  auto model = construct();
+  model(random_batch(4)).sum().backward();
+  net->zero_grad();
+  net->to(at::kFloat);
+  {
+    const c10::InferenceMode guard;
+    model(random_batch(4).to(at::kFloat));  // the first with the new memory
+  }
+  model(random_batch(4).to(at::kFloat)).sum().backward();
+  EXPECT_EQ(net->layer->weight.grad().scalar_type(), at::kFloat);
+}
+
 struct CounterImpl : torch::nn::Cloneable<CounterImpl> {
   CounterImpl() { reset(); }
   void reset() override { count = register_buffer("count", torch::zeros(1)); }

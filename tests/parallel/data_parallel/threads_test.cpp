@@ -6,6 +6,9 @@
 
 #include <csignal>
 #include <filesystem>
+#include <functional>
+#include <latch>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -123,30 +126,65 @@ TEST(DataParallelThreads, HaveTheCallersAutocast) {
   EXPECT_THAT(in_replicas(caches), Each(1));
 }
 
-// A parameter that is used twice: converted once, its gradient is added up in bfloat16.
-TEST(DataParallelThreads, AutocastWithinReplicasGivesTheGradientsOfTheModule) {
-  const auto forward = [](torch::nn::LinearImpl& net, const at::Tensor& x) {
-    const autocast guard(at::kCPU);
-    auto y = x;
-    for (int i = 0; i < 20; ++i) y = torch::tanh(net.forward(y));
-    return y.to(at::kFloat);
-  };
+struct MatrixImpl : torch::nn::Cloneable<MatrixImpl> {
+  MatrixImpl() { reset(); }
+  void reset() override { weight = register_parameter("weight", torch::randn({16, 16})); }
+  at::Tensor forward(const at::Tensor& x) { return x.mm(weight); }
+  at::Tensor weight;
+};
+TORCH_MODULE(Matrix);
+
+// Uses the parameter 20 times. It is converted once, and its gradient is added up in bfloat16.
+at::Tensor sum_in_autocast(MatrixImpl& matrix, const at::Tensor& x,
+                           const std::function<void()>& halfway = {}) {
+  const autocast guard(at::kCPU);
+  at::Tensor sum = torch::zeros({x.size(0), 16});
+  for (int i = 0; i < 20; ++i) {
+    if (i == 10 && halfway) halfway();
+    sum = sum + matrix.forward(x + i);
+  }
+  return sum;
+}
+
+TEST(DataParallelThreads, AutocastEndsInAReplicaWithoutEffectOnTheOthers) {
   torch::manual_seed(1);
+  Matrix net;
   const auto x = torch::randn({8, 16});
-  torch::nn::Linear net(16, 16);
-  at::Tensor expected;
+  at::Tensor expected = torch::zeros({16, 16});
   for (const auto& part : x.chunk(2)) {
     net->zero_grad();
-    forward(*net, part).sum().backward();
-    const auto gradient = net->weight.grad().clone();
-    expected = expected.defined() ? expected + gradient : gradient;
+    sum_in_autocast(*net, part).sum().backward();
+    expected += net->weight.grad();
   }
+  net->zero_grad();
   DataParallel model(net, {.num_replicas = 2});
-  for (int step = 0; step < 20; ++step) {
-    net->zero_grad();
-    model.parallel_apply(forward, x).sum().backward();
-    EXPECT_TRUE(net->weight.grad().equal(expected));
+  std::latch others_scope_ended(1);
+  const auto forward = [&](MatrixImpl& replica, const at::Tensor& part, const at::Tensor& other) {
+    if (!other[0].item<bool>()) {
+      return sum_in_autocast(replica, part, [&] { others_scope_ended.wait(); });
+    }
+    const auto y = sum_in_autocast(replica, part);
+    others_scope_ended.count_down();
+    return y;
+  };
+  model.parallel_apply(forward, x, torch::arange(8) >= 4).sum().backward();
+  EXPECT_TRUE(net->weight.grad().equal(expected));
+}
+
+TEST(DataParallelThreads, AutocastWithinReplicasSeesNewValues) {
+  Matrix net;
+  DataParallel model(net, {.num_replicas = 2});
+  const auto forward = [](MatrixImpl& replica, const at::Tensor& x) {
+    return sum_in_autocast(replica, x);
+  };
+  const auto x = torch::ones({2, 16});
+  model.parallel_apply(forward, x);
+  {
+    const torch::NoGradGuard guard;
+    net->weight.add_(1);
   }
+  const auto got = model.parallel_apply(forward, x);
+  EXPECT_TRUE(got.equal(forward(*net, x)));
 }
 
 TEST(DataParallelThreads, CountWhatTheyHaveDone) {
