@@ -147,7 +147,8 @@ void measure_calls() {
   const trace::LiveView* volatile watched = nullptr;
   const double asked = time_of([&] { watched = trace::LiveView::watched(); });
   if (get_rank() != 0) return;
-  std::printf("recording a span: %.0f ns in a timeline, %.0f ns for paceline top\n", written, shown);
+  std::printf("recording a span: %.0f ns in a timeline, %.0f ns for paceline top\n", written,
+              shown);
   std::printf("finding out that nobody watches: %.1f ns a step\n", asked);
 }
 

@@ -61,9 +61,10 @@ struct CompressionStats {
 /// gradients are averaged whole. Given the same gradients, it computes what PyTorch's
 /// powerSGD_hook does, up to rounding.
 ///
-/// The state is kept by parameter. So a resumed run, of as many ranks, computes what the interrupted
-/// one would have computed; but without warm_start, its first step draws other random numbers, since
-/// its buckets are others. Let CheckpointDirectory save it as `Stateful(state).per_rank()`.
+/// The state is kept by parameter. So a resumed run, of as many ranks, computes what the
+/// interrupted one would have computed; but without warm_start, its first step draws other random
+/// numbers, since its buckets are others. Let CheckpointDirectory save it as
+/// `Stateful(state).per_rank()`.
 class PACELINE_API PowerSgdState {
  public:
   /// Throws UsageError for an option out of its range.

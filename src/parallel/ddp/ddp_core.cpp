@@ -112,8 +112,8 @@ void check_logical_ranks(const DdpOptions& wanted, const ddp::WrappedModel& mode
 void check_parameter(const std::string& name, const char* option,
                      const std::vector<ddp::NamedTensor>& parameters) {
   if (std::ranges::count(parameters, name, &ddp::NamedTensor::name) > 0) return;
-  throw UsageError(fmt::format("{} names {}, which is not a parameter that requires a gradient",
-                               option, name));
+  throw UsageError(
+      fmt::format("{} names {}, which is not a parameter that requires a gradient", option, name));
 }
 
 void check_triggers(const DdpOptions& options, const std::vector<ddp::NamedTensor>& parameters) {

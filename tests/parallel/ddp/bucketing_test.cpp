@@ -46,10 +46,9 @@ TEST(Bucketing, BucketsEndWithTriggers) {
   const std::vector<at::Tensor> parameters{floats(7), torch::zeros({5}, at::kDouble), floats(1000),
                                            floats(8), floats(9)};
   BucketPlan plan;
-  add_buckets(plan, parameters, std::vector<std::size_t>{4, 3, 2, 1, 0},
-              {.caps = {1 << 20},
-               .dedicated = 4 * 1000,
-               .ends = {false, false, true, true, false}});
+  add_buckets(
+      plan, parameters, std::vector<std::size_t>{4, 3, 2, 1, 0},
+      {.caps = {1 << 20}, .dedicated = 4 * 1000, .ends = {false, false, true, true, false}});
   ASSERT_EQ(plan.buckets.size(), 4u);
   EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(4, 3));
   EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(2));
