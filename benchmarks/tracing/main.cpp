@@ -89,6 +89,7 @@ std::filesystem::path directory() {
 class Viewer {
  public:
   Viewer() {
+    barrier();  // all ranks have noticed the end of the one before
     if (get_rank() == 0) pid_ = start();
     while (trace::LiveView::watched() == nullptr) std::this_thread::sleep_for(kLook);
   }

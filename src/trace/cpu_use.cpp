@@ -71,7 +71,7 @@ std::int64_t since(std::int64_t begin, std::int64_t now) {
 
 }  // namespace
 
-CpuMeter::CpuMeter() : CpuMeter(::getpid(), ::gettid()) {}
+CpuMeter::CpuMeter() : CpuMeter(0, ::gettid()) {}
 
 CpuMeter::CpuMeter(pid_t process) : CpuMeter(process, process) {}
 
@@ -85,7 +85,8 @@ CpuMeter::CpuMeter(pid_t process, pid_t thread)
 std::optional<CpuUse> CpuMeter::now() const {
   std::int64_t running = 0;
   std::int64_t queued = 0;
-  std::ifstream file(fmt::format("/proc/{}/task/{}/schedstat", process_, thread_));
+  const std::string process = process_ == 0 ? "self" : std::to_string(process_);
+  std::ifstream file(fmt::format("/proc/{}/task/{}/schedstat", process, thread_));
   clockid_t used{};
   if (!(file >> running >> queued) || ::clock_getcpuclockid(process_, &used) != 0) {
     return std::nullopt;

@@ -61,7 +61,7 @@ class CpuMeter {
   CpuMeter(pid_t process, pid_t thread);
   std::optional<CpuUse> now() const;
 
-  pid_t process_;
+  pid_t process_;  // 0: this one
   pid_t thread_;
   std::vector<int> cores_;
   std::optional<CpuUse> begin_;

@@ -54,7 +54,7 @@ base::UniqueFd make_memory() {
   return fd;
 }
 
-// What the launcher calls the job, or how its ranks meet.
+// What the launcher calls the job.
 std::string job_name(const base::Environment& environment) {
   if (environment.run_id) return *environment.run_id;
   return environment.launched ? environment.launched->job : "";
@@ -91,6 +91,7 @@ void LiveView::start(int rank, int size, const Node& node) noexcept {
 }
 
 LiveView::LiveView() : fd_(make_memory()), samples_(std::numeric_limits<double>::quiet_NaN()) {
+  const base::Environment& environment = base::environment();
   void* const address =
       ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) throw base::errno_error("cannot map a file in memory");
@@ -98,7 +99,6 @@ LiveView::LiveView() : fd_(make_memory()), samples_(std::numeric_limits<double>:
   memory_ = static_cast<LiveMemory*>(address);
   spans_.emplace(memory_->spans);
   buckets_.emplace(memory_->buckets);
-  const base::Environment& environment = base::environment();
   LiveHeader& header = memory_->header;
   header.version = kLiveVersion;
   header.process = static_cast<std::uint64_t>(::getpid());

@@ -24,7 +24,7 @@ void bound(Records& records) {
 
 }  // namespace
 
-void RankWindow::add(LiveRecords records, const std::optional<trace::CpuUse>& cpu) {
+void RankWindow::add(const LiveRecords& records, const std::optional<trace::CpuUse>& cpu) {
   for (const LiveSpan& one : records.spans) {
     spans_.push_back(one.span);
     if (one.span.kind == trace::Kind::step) steps_.push_back(one);
@@ -33,7 +33,7 @@ void RankWindow::add(LiveRecords records, const std::optional<trace::CpuUse>& cp
     if (thread_.empty() || use.at >= thread_.back().at) thread_.push_back(use);
   }
   if (cpu) cpu_.push_back(*cpu);
-  for (auto& [key, info] : records.buckets) buckets_.insert_or_assign(key, std::move(info));
+  for (const auto& [key, info] : records.buckets) buckets_.insert_or_assign(key, info);
   if (buckets_.size() > kMostBuckets) buckets_.clear();
   invalid_ += records.invalid;
   bound(spans_);
@@ -61,18 +61,14 @@ std::optional<Clock::time_point> RankWindow::end_of_step(std::size_t after) cons
 }
 
 std::optional<RankWindow::Rate> RankWindow::rate(std::uint64_t model) const {
-  const LiveSpan* first = nullptr;
-  const LiveSpan* last = nullptr;
-  double steps = -1;
-  for (const LiveSpan& step : steps_) {
-    if (step.span.model != model) continue;
-    if (first == nullptr) first = &step;
-    last = &step;
-    ++steps;
-  }
-  if (steps < 1 || last->span.end <= first->span.end) return std::nullopt;
-  const double seconds = std::chrono::duration<double>(last->span.end - first->span.end).count();
-  const double samples = last->samples - first->samples;
+  const auto is_own = [&](const LiveSpan& step) { return step.span.model == model; };
+  const auto first = std::ranges::find_if(steps_, is_own);
+  if (first == steps_.end()) return std::nullopt;
+  const LiveSpan& last = *std::find_if(steps_.rbegin(), steps_.rend(), is_own);
+  if (last.span.end <= first->span.end) return std::nullopt;
+  const auto steps = static_cast<double>(std::ranges::count_if(steps_, is_own) - 1);
+  const double seconds = std::chrono::duration<double>(last.span.end - first->span.end).count();
+  const double samples = last.samples - first->samples;
   return Rate{steps / seconds,
               samples >= 0 ? samples / seconds : std::numeric_limits<double>::quiet_NaN()};
 }

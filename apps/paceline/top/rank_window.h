@@ -13,7 +13,7 @@ namespace paceline::top {
 // The last steps of one rank, out of what it records.
 class RankWindow {
  public:
-  void add(LiveRecords records, const std::optional<trace::CpuUse>& cpu);
+  void add(const LiveRecords& records, const std::optional<trace::CpuUse>& cpu);
   // Forgets the steps that ended until then, so that whole ones are left.
   void forget_until(Clock::time_point moment);
   // When the step ended that has `after` steps after it, of any model; empty if there are fewer.

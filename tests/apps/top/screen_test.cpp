@@ -13,9 +13,7 @@ namespace {
 
 using test::MadeJob;
 using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::ResultOf;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
@@ -131,7 +129,7 @@ LiveRecords records_of_step(int number) {
   };
   LiveRecords records;
   records.spans = {span(trace::Kind::forward, 5), span(trace::Kind::step, 10)};
-  records.thread = {{.at = at_ms(begin), .cpu = 1000 * number}};
+  records.thread = {{.at = at_ms(begin), .cpu = std::int64_t{1000} * number}};
   return records;
 }
 

@@ -113,6 +113,7 @@ TEST(DdpLiveView, HasTheSpansOfTheTimelineWhileItIsWatched) {
     const Shown alone = take_shown(reader);
     EXPECT_THAT(alone.samples, ElementsAre(2 * (3 + rank)));
     EXPECT_GT(alone.threads, 0);
+    EXPECT_THAT(alone.spans, SizeIs(::testing::Ge(4)));  // also the wait, if there was one
 
     trace::Timeline::start(directory.path(), rank, size);
     step();
@@ -122,7 +123,6 @@ TEST(DdpLiveView, HasTheSpansOfTheTimelineWhileItIsWatched) {
     EXPECT_THAT(both.samples, ElementsAre(3 * (3 + rank), 4 * (3 + rank)));
     const auto file = directory.path() / ("rank" + std::to_string(rank) + ".json");
     EXPECT_THAT(both.spans, ElementsAreArray(spans_in_file(file)));
-    EXPECT_THAT(both.spans, SizeIs(2 * alone.spans.size()));
 
     set_lease(memory, std::chrono::seconds(-1));
     step();
