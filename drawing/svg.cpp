@@ -133,13 +133,11 @@ double draw_legend(Svg& svg, const std::vector<LegendEntry>& entries, double lef
 double draw_paragraph(Svg& svg, std::string_view text, double left, double right, double y) {
   std::string line;
   for (const std::string& word : words_of(text)) {
-    const std::string longer = line.empty() ? word : line + ' ' + word;
-    if (line.empty() || text_width(longer) <= right - left) {
-      line = longer;
-      continue;
+    if (!line.empty() && text_width(line) + text_width(' ' + word) > right - left) {
+      svg.text(line, {.x = left, .y = y += kLineHeight});
+      line.clear();
     }
-    svg.text(line, {.x = left, .y = y += kLineHeight});
-    line = word;
+    line += (line.empty() ? "" : " ") + word;
   }
   if (!line.empty()) svg.text(line, {.x = left, .y = y += kLineHeight});
   return y;

@@ -17,6 +17,13 @@ MPI library with the lowest median of the row. Run it on a machine that does not
 Under mpirun, as in `mpirun -n 2 paceline bench ddp`, its processes are the ranks, which also
 measure the backend mpi.)";
 
+constexpr const char* kTopologyFooter =
+    R"(Each rank is on a node of its own, which takes root; --link none measures on this machine, in
+shared memory. "a rank sends" counts the elements of messages, the least to the most of a rank;
+"a link carries" is what a node's interface counts, with all headers. "time" is the median of the
+rounds, of the slowest rank, with its 90 % confidence interval. "theory" is the time in which
+links of that rate carry the elements.)";
+
 void describe_topology(CLI::App& topology, CLI::App& app, Options& options) {
   topology
       .add_option("--algorithms", options.algorithms,
@@ -62,7 +69,7 @@ void describe_options(CLI::App& app, Options& options) {
       ->type_name("N");
   app.add_option("--link", options.link,
                  "The rate of a node's link in each direction, as tc(8) writes it (default\n"
-                 "1gbit, topology 100mbit)")
+                 "1gbit, topology 100mbit; topology also takes none: one node)")
       ->type_name("RATE");
   app.add_option(
          "--rounds", options.rounds,
@@ -117,11 +124,13 @@ void describe_options(CLI::App& app, Options& options) {
       ->take_last()
       ->type_name("PROGRAM");
   CLI::App* const topology = app.add_subcommand(
-      "topology", "An all-reduce by textbook algorithms: traffic and time, 2 to 8 nodes");
+      "topology", "An all-reduce by textbook algorithms on 2 to 8 nodes: time and traffic");
   describe_topology(*topology, app, options);
-  for (CLI::App* const one : {collectives, ddp, launch, topology}) {
+  for (CLI::App* const one : {collectives, ddp, launch}) {
     one->footer("Takes the options of `paceline bench --help` too.\n\n" + app.get_footer());
   }
+  topology->footer("Takes the options of `paceline bench --help` too.\n\n" +
+                   std::string(kTopologyFooter));
   app.parse_complete_callback([&options, ddp, launch, topology] {
     options.benchmark = launch->parsed()             ? Benchmark::launch
                         : topology->parsed()         ? Benchmark::topology

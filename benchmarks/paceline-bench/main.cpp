@@ -3,104 +3,29 @@
 
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <paceline/distributed.h>
 #include <paceline/error.h>
 #include <paceline/tune_malloc.h>
 
 #include "base/environment.h"
-#include "base/errno_error.h"
 #include "collectives/mpi_libraries.h"
 #include "jobs.h"
-#include "machine.h"
 #include "measure/external_peer.h"
 #include "models/models.h"
 #include "nodes/network.h"
 #include "options.h"
+#include "report.h"
 #include "start_up/start_job.h"
-#include "table.h"
-#include "topology/chart.h"
 #include "topology/ring_drawing.h"
-#include "topology/table.h"
 #include "worker.h"
 
 namespace paceline::bench {
 namespace {
 
 constexpr int kUsageExitCode = 2;
-constexpr int kColumns = 100;  // of charts
-
-// A file that a flag names; without a name, there is none.
-class OutputFile {
- public:
-  // Opens it before anything is measured, so that a bad path fails at once.
-  OutputFile(const char* flag, const std::string& path) : path_(path) {
-    if (!path.empty()) file_.open(path);
-    if (!file_) throw base::errno_error(fmt::format("{} {}: cannot write this file", flag, path));
-  }
-  void write(const std::string& text) {
-    if (path_.empty()) return;
-    file_ << text;
-    if (!file_.flush()) throw base::errno_error(fmt::format("cannot write {}", path_));
-  }
-
- private:
-  std::string path_;
-  std::ofstream file_;
-};
-
-// The tables and charts on standard output, and the files with them.
-class Report {
- public:
-  explicit Report(const Options& options)
-      : options_(options), file_("--json", options.json), svg_("--svg", options.svg) {
-    json_["machine"] = describe_machine();
-    json_["rows"] = nlohmann::ordered_json::array();
-    json_["machine"]["threads_per_rank"] = options.threads;
-    json_["nodes"] = options.nodes;
-    if (nodes_of(options, 2) > 1) json_["link"] = options.link;
-    const auto& machine = json_["machine"];
-    fmt::print("{}, {} cores; {} rounds; load before: {:.1f}\n",
-               machine["processor"].get<std::string>(), machine["cores"].get<int>(), options.rounds,
-               machine["load_before"].get<double>());
-    if (!is_gloo_available()) fmt::print("gloo: absent, built without Gloo's headers\n");
-  }
-
-  void begin_table(int ranks) {
-    const bool topology = options_.benchmark == Benchmark::topology;
-    print(topology ? topology_heading(options_, ranks) : table_heading(options_, ranks));
-  }
-  void add(const Result& result) {
-    for (auto& row : to_rows(result)) json_["rows"].push_back(std::move(row));
-    const bool topology = options_.benchmark == Benchmark::topology;
-    print(topology ? topology_rows(result) : table_rows(options_, result));
-    if (topology) topology_.push_back(result);
-  }
-  void write() {
-    if (!topology_.empty()) {
-      const drawing::LineChart chart = topology_chart(options_, topology_);
-      print('\n' + chart.to_terminal(kColumns));
-      svg_.write(chart.to_svg());
-    }
-    file_.write(json_.dump(2) + '\n');
-  }
-
- private:
-  static void print(const std::string& text) {
-    fmt::print("{}", text);
-    std::fflush(stdout);
-  }
-
-  const Options& options_;
-  OutputFile file_;
-  OutputFile svg_;
-  nlohmann::ordered_json json_;
-  std::vector<Result> topology_;
-};
 
 // Chooses the Python peers of `ddp`. `reports`: whether to print that there are none.
 void choose_python(Options& options, bool reports) {

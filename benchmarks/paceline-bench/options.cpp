@@ -106,9 +106,7 @@ void set_nodes(Options& options) {
   }
   if (options.nodes > 1 && topology) {
     throw UsageError(
-        fmt::format("--nodes {}: topology has a node for each rank; --ranks sets "
-                    "how many",
-                    options.nodes));
+        fmt::format("--nodes {}: topology puts each rank on a node; give --ranks", options.nodes));
   }
   if (!options.link.empty() && options.nodes == 1 && !topology) {
     throw UsageError(
@@ -174,12 +172,11 @@ void complete(Options& options, const std::vector<std::string>& models) {
 }  // namespace
 
 bool has_links(const Options& options) {
-  return options.link != kNoLink;
+  return options.benchmark == Benchmark::topology ? options.link != kNoLink : options.nodes > 1;
 }
 
 int nodes_of(const Options& options, int ranks) {
-  if (options.benchmark != Benchmark::topology) return options.nodes;
-  return has_links(options) ? ranks : 1;
+  return options.benchmark == Benchmark::topology && has_links(options) ? ranks : options.nodes;
 }
 
 std::optional<Options> parse_options(const std::vector<std::string>& arguments,

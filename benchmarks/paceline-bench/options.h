@@ -44,10 +44,10 @@ struct Options {
   std::vector<int> node_processes;           // of the Network that it is in, if there are nodes
 };
 
-// The nodes that a job of so many ranks is on.
-int nodes_of(const Options& options, int ranks);
-// Whether topology's ranks are on nodes of their own.
+// Whether the ranks of a job are on several nodes.
 bool has_links(const Options& options);
+// On how many, for so many ranks.
+int nodes_of(const Options& options, int ranks);
 
 // Translates the arguments after the program's name; `models` are the known ones. Empty if they ask
 // for help; `help` is its text then. Throws UsageError naming the flag, its value and what is

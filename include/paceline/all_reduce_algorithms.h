@@ -14,7 +14,8 @@
 /// **Messages** have the tag 32767. Do not use it for messages of your own that run beside.
 ///
 /// **Errors.** Before the first message the ranks compare their calls, by one all_gather_bytes of a
-/// line of text that Traffic does not count; Mismatch if they differ. Otherwise as send and recv.
+/// line of text that Traffic does not count; Mismatch if they differ. Otherwise as send and recv,
+/// where the group's timeout is for each half of an algorithm: the sums, and their way back.
 
 #include <ATen/core/Tensor.h>
 

@@ -19,8 +19,8 @@
 #include "topology/chart.h"
 #include "topology/link_counters.h"
 #include "topology/ring_drawing.h"
-#include "topology/table.h"
 #include "topology/theory.h"
+#include "topology/traffic_table.h"
 
 namespace paceline::bench {
 namespace {
@@ -435,7 +435,7 @@ TEST(Options, NameInvalidValues) {
       {{"collectives", "--link", "1gbit"}, "--nodes"},
       {{"collectives", "--nodes", "2", "--link", "1; reboot"}, "expected a rate such as"},
       {{"launch", "--nodes", "2"}, "--nodes 2: launch measures jobs on one node"},
-      {{"topology", "--nodes", "2"}, "--nodes 2: topology has a node for each rank; --ranks sets"},
+      {{"topology", "--nodes", "2"}, "--nodes 2: topology puts each rank on a node; give --ranks"},
       {{"topology", "--ranks", "1"}, "--ranks 1: expected 2 to 16"},
       {{"topology", "--ranks", "17"}, "--ranks 17: expected 2 to 16"},
       {{"topology", "--ranks", "65", "--link", "none"}, "--ranks 65: expected"},

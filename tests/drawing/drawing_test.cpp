@@ -50,7 +50,7 @@ std::vector<double> ticks(std::vector<double> values, Scale::Ends ends, int most
 }
 
 TEST(Scale, HasRoundTicks) {
-  const auto near = [](std::vector<double> expected) {
+  const auto near = [](const std::vector<double>& expected) {
     return Pointwise(DoubleNear(1e-9), expected);
   };
   EXPECT_THAT(ticks({2, 8}, Scale::Ends::exact, 9), near({2, 3, 4, 5, 6, 7, 8}));

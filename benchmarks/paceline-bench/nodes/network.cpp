@@ -20,8 +20,8 @@
 namespace paceline::bench {
 namespace {
 
-// What a link passes at once after a pause. Little beside what is measured, and more than what
-// comes together between two looks at a clock.
+// What a link passes at once after a pause: little beside what is measured, but more than the
+// kernel's timer lets pile up at full rate.
 constexpr double kBurstSeconds = 4e-3;
 constexpr double kLeastBurst = 16 << 10;  // bytes
 // In a fresh namespace nobody else has it.
@@ -72,7 +72,9 @@ NamespaceProcess::NamespaceProcess() {
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
   throw base::errno_error(
-      "--nodes: cannot make a network namespace; run this as root, or under `unshare -rn`", error);
+      "cannot make a network namespace for a node; run this as root or under `unshare -rn`, or on "
+      "one node: without --nodes, topology with --link none",
+      error);
 }
 
 NamespaceProcess::~NamespaceProcess() {

@@ -1,4 +1,4 @@
-#include "topology/table.h"
+#include "topology/traffic_table.h"
 
 #include <fmt/format.h>
 
