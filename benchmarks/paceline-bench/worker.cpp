@@ -28,7 +28,8 @@ void run(const Options& options, const std::function<OnResult()>& begin) {
   const OnResult on_result = get_rank() == 0 ? begin() : [](const Result&) {};
   if (options.benchmark == Benchmark::launch) return barrier();
   if (options.benchmark == Benchmark::topology) {
-    return on_result(measure_topology(options, {options.rounds, has_links(options) ? 0ms : 5ms}));
+    const auto length = has_links(options) ? 0ms : options.quick ? 2ms : 5ms;
+    return on_result(measure_topology(options, {options.rounds, length}));
   }
   OtherGroups others;
   if (is_gloo_available()) others.emplace("gloo", new_group({}, {.backend = "gloo"}));
