@@ -23,6 +23,7 @@
 #include "drawing/line_chart.h"
 #include "topology/link_counters.h"
 
+namespace compression {
 namespace {
 
 using namespace paceline;
@@ -107,14 +108,15 @@ struct Run {
 class Trainer {
  public:
   Trainer(const Options& options, const Mode& mode, int round) : options_(options), mode_(mode) {
-    torch::manual_seed(static_cast<std::uint64_t>(100 + round));
+    torch::manual_seed(100 + static_cast<std::uint64_t>(round));
     model_.emplace(make_net());
     if (auto hook = mode.hook()) model_->register_comm_hook(std::move(hook));
     sgd_.emplace(model_->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     torch::manual_seed(7);
     held_out_ = torch::randn({kHeldOut, kInputs});
     held_out_classes_ = teacher_.classes_of(held_out_);
-    torch::manual_seed(static_cast<std::uint64_t>(1000 * round + get_rank() + 1));
+    torch::manual_seed(1000 * static_cast<std::uint64_t>(round + 1) +
+                       static_cast<std::uint64_t>(get_rank()));
   }
 
   Run train() {
@@ -227,6 +229,8 @@ void compare(const Options& options) {
   }
 }
 
+}  // namespace
+
 int run(int argc, char** argv) {
   Options options;
   CLI::App app("Compares communication hooks by the time until a loss is reached.");
@@ -242,8 +246,8 @@ int run(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace
+}  // namespace compression
 
 int main(int argc, char** argv) {
-  return record([&] { return run(argc, argv); });
+  return paceline::record([&] { return compression::run(argc, argv); });
 }

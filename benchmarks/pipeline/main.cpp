@@ -32,6 +32,7 @@
 #include "drawing/span_chart.h"
 #include "simulate.h"
 
+namespace pipeline_schedules {
 namespace {
 
 using namespace paceline;
@@ -273,6 +274,8 @@ void measure(const Options& options) {
   }
 }
 
+}  // namespace
+
 int run(int argc, char** argv) {
   Options options;
   CLI::App app("Draws schedules of pipelines, and measures them on the ranks of a job.");
@@ -297,8 +300,8 @@ int run(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace
+}  // namespace pipeline_schedules
 
 int main(int argc, char** argv) {
-  return record([&] { return run(argc, argv); });
+  return paceline::record([&] { return pipeline_schedules::run(argc, argv); });
 }

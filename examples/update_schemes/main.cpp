@@ -65,7 +65,7 @@ class Samples {
   Samples() {
     torch::manual_seed(1);
     teacher_ = torch::randn({kInputs, kClasses});
-    torch::manual_seed(static_cast<std::uint64_t>(100 + paceline::get_rank()));
+    torch::manual_seed(100 + static_cast<std::uint64_t>(paceline::get_rank()));
   }
   std::pair<torch::Tensor, torch::Tensor> next(std::int64_t count) {
     const torch::Tensor x = torch::randn({count, kInputs});

@@ -54,7 +54,7 @@ Sample measure_round(const Contender& contender, int repeats, bool fills_caches 
   return {sum.wall_us / calls, sum.cpu_us / calls};
 }
 
-std::vector<std::vector<Sample>> gather(std::span<const Sample> mine) {
+std::vector<std::vector<Sample>> gather_samples(std::span<const Sample> mine) {
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
   std::vector<std::vector<Sample>> result;
   for (const std::string& theirs : all_gather_bytes(bytes)) {
@@ -68,7 +68,7 @@ Series combine(const Contender& contender, std::span<const Sample> mine) {
   Series series{contender.implementation, contender.variant, {}, {}};
   series.wall_us.resize(mine.size());
   series.cpu_us.resize(mine.size());
-  for (const auto& theirs : gather(mine)) {
+  for (const auto& theirs : gather_samples(mine)) {
     for (std::size_t round = 0; round < mine.size(); ++round) {
       series.wall_us[round] = std::max(series.wall_us[round], theirs[round].wall_us);
       series.cpu_us[round] += theirs[round].cpu_us;

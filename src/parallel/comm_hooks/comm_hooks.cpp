@@ -72,7 +72,7 @@ CommHook convert(at::ScalarType type, CommHook hook, const char* name) {
     at::Tensor whole = bucket.getBuffer();
     at::Tensor converted = whole.to(type);
     bucket.setBuffer(converted);
-    const FuturePtr result = hook(bucket);
+    FuturePtr result = hook(bucket);
     bucket.setBuffer(whole);
     if (!result) return result;
     return then(result, [whole](const at::Tensor& averaged) { return whole.copy_(averaged); });
@@ -94,7 +94,7 @@ CommHook predivided_all_reduce(double factor, std::optional<ProcessGroup> group)
   }
   return [factor, group = std::move(group)](c10d::GradBucket& bucket) {
     const at::NoGradGuard no_grad;
-    const at::Tensor whole = bucket.getBuffer();
+    const at::Tensor& whole = bucket.getBuffer();
     const int ranks = get_world_size(group ? *group : model_group());
     return then(reduce(group, whole.div_(factor), c10d::ReduceOp::SUM),
                 [whole, scale = factor / ranks](const at::Tensor& sum) {

@@ -5,8 +5,6 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include <ranges>
-
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
@@ -143,8 +141,8 @@ HierarchicalModelAverager::HierarchicalModelAverager(
 void HierarchicalModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
   const std::int64_t step = step_++;
   if (step < warmup_steps_) return;
-  for (const auto& [period, group] : std::views::reverse(levels_)) {
-    if (step % period == 0) return average(parameters, group);
+  for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
+    if (step % level->first == 0) return average(parameters, level->second);
   }
 }
 

@@ -30,7 +30,7 @@ at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject) 
     throw UsageError(fmt::format("a stage's forward returns {} tensors; a Pipeline passes on {}",
                                  tensors.size(), detail::kMaxStageTensors));
   }
-  const at::Tensor header = at::zeros({kWords}, at::kLong);
+  at::Tensor header = at::zeros({kWords}, at::kLong);
   auto* word = header.data_ptr<std::int64_t>();
   for (const auto value :
        {static_cast<std::int64_t>(subject.kind), subject.microbatch, subject.microbatches,

@@ -36,7 +36,7 @@ class WatchedRanks {
               directory_.path().string()}) {
     job_.wait_for("waits;");
   }
-  ~WatchedRanks() {
+  ~WatchedRanks() {  // NOLINT(bugprone-exception-escape): a test may end by it
     stop();
     job_.wait();
   }
@@ -74,7 +74,7 @@ std::string unique_name(const char* name) {
   return fmt::format("{}-{}", name, ::getpid());
 }
 
-constexpr const char* kSlowRank = "Rank 1 holds this run back: it computes ";
+constexpr const char* kRankOneIsSlow = "Rank 1 holds this run back: it computes ";
 
 TEST(Top, NamesTheSlowRankOfTheLaunchersJob) {
   WatchedRanks job(unique_name("slow"));
@@ -84,7 +84,7 @@ TEST(Top, NamesTheSlowRankOfTheLaunchersJob) {
   EXPECT_EQ(command.err(), "");
   EXPECT_THAT(command.out(),
               AllOf(StartsWith("job " + unique_name("slow") + ": 2 ranks, step "),
-                    ContainsRegex("steps/s, [0-9.]+ samples/s\n"), HasSubstr(kSlowRank),
+                    ContainsRegex("steps/s, [0-9.]+ samples/s\n"), HasSubstr(kRankOneIsSlow),
                     HasSubstr("rank 1, bucket 0"), Not(HasSubstr("\x1b"))));
 }
 
@@ -129,7 +129,7 @@ TEST(Top, RefreshesUntilTheJobEnds) {
   WatchedRanks job(unique_name("ends"));
   job.train();
   auto command = top({std::to_string(job.launcher()), "--interval", "0.1"});
-  command.wait_for(kSlowRank);
+  command.wait_for(kRankOneIsSlow);
   command.wait_for("\n\njob " + unique_name("ends"));
   job.stop();
   EXPECT_EQ(command.wait(), 0);
@@ -143,9 +143,9 @@ TEST(Top, WaitsForAModel) {
   command.wait_for("paceline top: waiting for a DistributedDataParallel\n");
   job.train();
   EXPECT_EQ(command.wait(), 0);
-  EXPECT_THAT(command.out(), HasSubstr(kSlowRank));
+  EXPECT_THAT(command.out(), HasSubstr(kRankOneIsSlow));
   EXPECT_EQ(other.wait(), 0);
-  EXPECT_THAT(other.out(), HasSubstr(kSlowRank));
+  EXPECT_THAT(other.out(), HasSubstr(kRankOneIsSlow));
 }
 
 TEST(Top, SaysThatTheJobEndedBeforeAJudgement) {
@@ -169,7 +169,7 @@ TEST(Top, KilledViewerLeavesNoRecording) {
   EXPECT_FALSE(records());
   {
     auto command = top({std::to_string(job.launcher())});
-    command.wait_for(kSlowRank);
+    command.wait_for(kRankOneIsSlow);
     EXPECT_TRUE(records());
     command.signal(SIGKILL);
     EXPECT_EQ(command.wait(), 128 + SIGKILL);
