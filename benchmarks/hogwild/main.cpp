@@ -25,9 +25,10 @@ namespace {
 
 using namespace paceline;
 
-constexpr int kRounds = 40;
-constexpr std::size_t kLow = 14;  // of 40 sorted values: the binomial 90 % interval of the median
-constexpr std::size_t kHigh = 25;
+constexpr int kAdditionRounds = 40;
+constexpr std::size_t kLowest =
+    14;  // of 40 sorted values: the binomial 90 % interval of the median
+constexpr std::size_t kHighest = 25;
 constexpr std::int64_t kAdditions = 1 << 22;  // of each rank in a round
 
 void add_to_all(at::Tensor& shared) {
@@ -45,7 +46,7 @@ void measure(std::int64_t elements, const char* name, const std::function<void(a
   auto shared = at::zeros({elements});
   share_memory({{"shared", shared}});
   std::vector<double> lost;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kAdditionRounds; ++round) {
     if (get_rank() == 0) shared.zero_();
     barrier();
     add(shared);
@@ -57,7 +58,7 @@ void measure(std::int64_t elements, const char* name, const std::function<void(a
   std::ranges::sort(lost);
   if (get_rank() != 0) return;
   std::printf("%8ld elements, %-6s lost %6.2f %% (%.2f to %.2f)\n", elements, name,
-              lost[kRounds / 2], lost[kLow], lost[kHigh]);
+              lost[kAdditionRounds / 2], lost[kLowest], lost[kHighest]);
   std::fflush(stdout);
 }
 
