@@ -141,11 +141,15 @@ PipelineHandle::Loss loss_of_outputs(Loss loss) {
     if constexpr (std::is_invocable_v<Loss&, const at::Tensor&, const at::Tensor&>) {
       return loss(only_output(outputs), target);
     } else {
-      static_assert(
-          std::is_invocable_v<Loss&, const Tensors&, const at::Tensor&>,
-          "a Pipeline's loss takes the last stage's output, or a std::vector of its outputs, and "
-          "the target");
-      return loss(outputs, target);
+      constexpr bool kTakesAll = std::is_invocable_v<Loss&, const Tensors&, const at::Tensor&>;
+      static_assert(kTakesAll,
+                    "a Pipeline's loss takes the last stage's output, or a std::vector of its "
+                    "outputs, and the target");
+      if constexpr (kTakesAll) {
+        return loss(outputs, target);
+      } else {
+        return at::Tensor();
+      }
     }
   };
 }

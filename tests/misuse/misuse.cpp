@@ -102,5 +102,5 @@ void map_by_a_function_of_something_else(const paceline::data::TensorDataset<1>&
 }
 
 void pipeline_with_another_loss(const std::shared_ptr<NetImpl>& net) {
-  paceline::Pipeline pipeline(net, [](int) { return at::Tensor(); });  // takes the last stage's
+  paceline::Pipeline pipeline(net, [](int) { return at::Tensor(); });  // or a std::vector of its
 }
