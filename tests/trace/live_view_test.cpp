@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "base/unique_fd.h"
@@ -69,6 +71,10 @@ class MadeMemory {
 // This process, and how the command sees it.
 class LiveViewTest : public ::testing::Test {
  protected:
+  // Tests that run at the same time are jobs of their own.
+  static void SetUpTestSuite() {
+    ::setenv("TORCHELASTIC_RUN_ID", std::to_string(::getpid()).c_str(), 1);
+  }
   void SetUp() override {
     LiveView::start(2, 4, {.number = 0, .ranks = 3});
     ASSERT_NE(LiveView::current(), nullptr);
