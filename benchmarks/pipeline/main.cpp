@@ -218,7 +218,8 @@ void measure(const Options& options) {
   }
   torch::nn::Sequential whole;
   for (int stage = 0; stage < stages; ++stage) {
-    for (const auto& layer : *make_stage(options)) whole->push_back(layer);
+    const auto layers = make_stage(options);
+    for (const auto& layer : *layers) whole->push_back(layer);
   }
   const auto x = torch::randn({options.samples, options.width});
   const auto y = torch::randn({options.samples, options.width});
