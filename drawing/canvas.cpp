@@ -20,11 +20,6 @@ void Canvas::put(int row, int column, std::string_view text) {
   }
 }
 
-std::string_view Canvas::at(int row, int column) const {
-  if (row < 0 || row >= rows() || column < 0 || column >= columns_) return " ";
-  return rows_[static_cast<std::size_t>(row)][static_cast<std::size_t>(column)];
-}
-
 void Canvas::append(const std::vector<std::string>& items, int gap) {
   int row = rows() - 1;
   int column = columns_;

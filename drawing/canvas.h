@@ -15,8 +15,6 @@ class Canvas {
   int rows() const { return static_cast<int>(rows_.size()); }
   // Rows are added as they are needed; what is outside of the columns is left out.
   void put(int row, int column, std::string_view text);
-  // A space where nothing was put.
-  std::string_view at(int row, int column) const;
   // Below all rows: `items` one after the other with `gap` spaces between, in as many rows as they
   // need. An item that does not fit into a row is cut.
   void append(const std::vector<std::string>& items, int gap);

@@ -174,7 +174,7 @@ class Trainer {
   at::Tensor held_out_classes_;
 };
 
-// `plain`: those of float32, in the same rounds.
+// `plain`: the times of float32, in the same rounds.
 void print_row(const Mode& mode, const std::vector<Run>& runs, const std::vector<Run>& plain) {
   std::vector<double> seconds;
   std::vector<double> plain_seconds;

@@ -14,21 +14,19 @@
 #include <paceline/hogwild.h>
 #include <paceline/record.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <random>
 #include <vector>
 
+#include "measure/statistics.h"
+
 namespace {
 
 using namespace paceline;
 
 constexpr int kAdditionRounds = 40;
-constexpr std::size_t kLowest =
-    14;  // of 40 sorted values: the binomial 90 % interval of the median
-constexpr std::size_t kHighest = 25;
 constexpr std::int64_t kAdditions = 1 << 22;  // of each rank in a round
 
 void add_to_all(at::Tensor& shared) {
@@ -55,10 +53,10 @@ void measure(std::int64_t elements, const char* name, const std::function<void(a
     lost.push_back(100 * (1 - shared.sum(at::kDouble).item<double>() / expected));
     barrier();
   }
-  std::ranges::sort(lost);
   if (get_rank() != 0) return;
-  std::printf("%8ld elements, %-6s lost %6.2f %% (%.2f to %.2f)\n", elements, name,
-              lost[kAdditionRounds / 2], lost[kLowest], lost[kHighest]);
+  const auto [median, low, high] = bench::median_interval(lost);
+  std::printf("%8ld elements, %-6s lost %6.2f %% (%.2f to %.2f)\n", elements, name, median, low,
+              high);
   std::fflush(stdout);
 }
 

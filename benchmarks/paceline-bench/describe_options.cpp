@@ -99,7 +99,7 @@ void describe_options(CLI::App& app, Options& options) {
       ->type_name("SIZE");
   collectives
       ->add_option("--mpi", options.mpi,
-                   fmt::format("MPI libraries to compare with, of those that `make peers` fetched: "
+                   fmt::format("MPI libraries to compare with, which `make peers` fetches: "
                                "{}, all (default) or none",
                                fmt::join(kMpiLibraries, ", ")))
       ->delimiter(',')

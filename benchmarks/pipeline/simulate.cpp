@@ -34,8 +34,8 @@ Order as_pipelines_run(PipelineSchedule schedule, int stage, int stages,
   return order;
 }
 
-// As 1F1B, but stage s computes gradients of weights s micro-batches later than those of inputs, so
-// that each stage keeps the activations of as many micro-batches as there are stages.
+// As 1F1B, but stage s computes gradients of weights s micro-batches later than gradients of
+// inputs, so that each stage keeps the activations of as many micro-batches as there are stages.
 Order zero_bubble(int stage, int stages, std::int64_t microbatches) {
   Order order;
   std::int64_t weights = 0;

@@ -32,6 +32,7 @@
 
 #include <paceline/error.h>
 
+#include "measure/statistics.h"
 #include "models/models.h"
 #include "trace/live_view.h"
 #include "trace/timeline.h"
@@ -43,8 +44,6 @@ using Clock = std::chrono::steady_clock;
 using Microseconds = std::chrono::duration<double, std::micro>;
 
 constexpr int kRounds = 40;
-constexpr std::size_t kLow = 14;  // of 40 sorted values: the binomial 90 % interval of the median
-constexpr std::size_t kHigh = 25;
 constexpr int kWarmUp = 10;
 constexpr Microseconds kTurn{2e6};
 
@@ -184,11 +183,10 @@ void measure(const std::string& name, Mode mode) {
   }
   std::filesystem::remove_all(directory());
   if (get_rank() != 0) return;
-  std::ranges::sort(plain);
-  std::ranges::sort(cost);
+  const auto [median, low, high] = bench::median_interval(cost);
   std::printf("%-9s step %9.1f us, %s %+.2f %% (%+.2f to %+.2f)\n", name.c_str(),
-              plain[kRounds / 2], mode == Mode::timeline ? "with a timeline" : "while watched",
-              cost[kRounds / 2], cost[kLow], cost[kHigh]);
+              bench::median_interval(plain).median,
+              mode == Mode::timeline ? "with a timeline" : "while watched", median, low, high);
   std::fflush(stdout);
 }
 

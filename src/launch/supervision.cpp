@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include <new>
 
 #include "base/errno_error.h"
+#include "base/open_pidfd.h"
 #include "launch/process_tree.h"
 
 namespace paceline::launch {
@@ -51,7 +51,7 @@ Supervision::Supervision(const Plan& plan)
   control_ = base::UniqueFd(ends[0]);
   const base::UniqueFd far_end(ends[1]);
   // If a sandbox refuses it, the socket's hang-up is enough.
-  const base::UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  const base::UniqueFd self = base::open_pidfd(::getpid());
 
   // If the guard and the supervisor are both killed, this process adopts what they leave behind.
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw base::errno_error("cannot adopt processes");

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "base/errno_error.h"
+#include "base/open_pidfd.h"
 #include "launch/error_file.h"
 #include "launch/job_result.h"
 #include "launch/process_tree.h"
@@ -56,7 +56,7 @@ int WorkerSet::start() {
 
 void WorkerSet::watch(std::size_t rank, pid_t pid) {
   states_[rank].pid = pid;
-  pidfds_[rank] = UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  pidfds_[rank] = base::open_pidfd(pid);
   epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
   // Without it the worker's end is noticed later, with less certainty about the order.
   ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_[rank].get(), &event);

@@ -18,6 +18,7 @@
 #include <system_error>
 
 #include "base/errno_error.h"
+#include "base/open_pidfd.h"
 #include "shm/membership/socket.h"
 #include "shm/memory/mapping.h"
 
@@ -42,7 +43,7 @@ void map_sealed_memory() {
 }
 
 void open_own_pidfd() {
-  const base::UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  const base::UniqueFd fd = base::open_pidfd(::getpid());
   if (!fd) throw base::errno_error("pidfd_open failed");
 }
 

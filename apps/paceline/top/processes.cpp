@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <pwd.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,6 +15,7 @@
 
 #include <paceline/error.h>
 
+#include "base/open_pidfd.h"
 #include "base/utf8.h"
 
 namespace paceline::top {
@@ -93,7 +93,7 @@ bool LiveProcess::is_this_users() const {
 }
 
 std::optional<LiveProcess> look_into(pid_t process) {
-  base::UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+  base::UniqueFd pidfd = base::open_pidfd(process);
   try {
     auto reader = pidfd ? reader_of(process) : nullptr;
     const auto place = reader ? reader->place() : std::nullopt;

@@ -76,10 +76,6 @@ std::string head(const View& view) {
   return std::isnan(samples) ? text : text + fmt::format(", {} samples/s", number_text(samples));
 }
 
-std::string spoken(std::string_view what, int number) {
-  return fmt::format("{} {}", what, number);
-}
-
 // The rank and the bucket that the rank at `index` waited for longest.
 std::string waits_for(const report::Analysis& a, std::size_t index) {
   std::map<int, double> ranks;
@@ -96,7 +92,7 @@ std::string waits_for(const report::Analysis& a, std::size_t index) {
   const auto add = [&](const auto& times, std::string_view what) {
     const auto most = std::ranges::max_element(times, {}, [](auto& one) { return one.second; });
     if (most == times.end() || most->second < kNotableWait * period) return;
-    text += (text.empty() ? "" : ", ") + spoken(what, most->first);
+    text += (text.empty() ? "" : ", ") + fmt::format("{} {}", what, most->first);
   };
   add(ranks, "rank");
   add(buckets, "bucket");

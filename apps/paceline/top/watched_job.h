@@ -33,8 +33,7 @@ class WatchedJob {
   bool has_ended() const { return ranks_.empty(); }
 
   const JobKey& key() const { return key_; }
-  // The last steps, for the report: those of the last ten seconds, but at least 20 and at most
-  // 1000.
+  // The steps of the last ten seconds, for the report, but at least 20 and at most 1000.
   report::Job recent() const;
   std::vector<RankRate> rates(std::uint64_t model) const;
   // For how long no rank has ended a step.

@@ -35,8 +35,8 @@ Sample measure_once(const Contender& contender) {
   return sample;
 }
 
-// The mean of a call over `repeats` runs. One before them, which does not count, brings back to the
-// caches what others displaced since the last round.
+// The mean of a call over `repeats` runs. One before them, which does not count, fills the caches
+// again.
 Sample measure_round(const Contender& contender, int repeats, bool fills_caches = true) {
   Sample sum;
   if (contender.elsewhere) {

@@ -93,7 +93,7 @@ drawing::SpanChart ring_chart(int ranks) {
       {},
       {},
       "Each box is a message to the next rank. Its colour is the chunk. Its text says whose values "
-      "the chunk sums: a-b, those of the ranks from a to b along the ring."};
+      "the chunk sums: a-b stands for the ranks from a to b along the ring."};
   for (int rank = 0; rank < ranks; ++rank) {
     chart.legend.push_back(fmt::format("chunk {}", rank));
     auto& spans = chart.rows.emplace_back(drawing::SpanRow{fmt::format("rank {}", rank), {}}).spans;

@@ -26,8 +26,7 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& module,
   } catch (const c10::Error&) {
     throw UsageError(
         fmt::format("DataParallel: clone() of the module fails: {} Register all parameters, "
-                    "buffers and submodules "
-                    "in reset(), or pass a function that makes a module",
+                    "buffers and submodules in reset(), or pass a function that makes a module",
                     distributed::current_exception_text()));
   }
 }

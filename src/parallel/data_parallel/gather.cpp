@@ -36,8 +36,7 @@ Concatenation::Concatenation(const std::vector<at::Tensor>& parts, std::int64_t 
     if (fits(parts[i], parts[0], dim)) continue;
     throw UsageError(
         fmt::format("DataParallel: tensor {} of the outputs has {} in replica 0, and {} in replica "
-                    "{}; they must "
-                    "be equal but for the size of dimension {}",
+                    "{}; they must be equal but for the size of dimension {}",
                     index, shape_of(parts[0]), shape_of(parts[i]), i, dim));
   }
   if (!defined_) return;

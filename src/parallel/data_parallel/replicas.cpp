@@ -43,8 +43,7 @@ void check_same_number(const char* what, std::size_t module, std::size_t number,
   if (module == number) return;
   throw UsageError(
       fmt::format("DataParallel: the module has {} {} and replica {} has {}: clone(), or the "
-                  "function that makes "
-                  "modules, must return equal ones",
+                  "function that makes modules, must return equal ones",
                   module, what, replica, number));
 }
 
@@ -192,8 +191,7 @@ void Replicas::after_forward(std::size_t count) {
   if (found.empty()) return;
   throw UsageError(
       fmt::format("DataParallel: a replica has run a backward, which gave its copy of {} a "
-                  "gradient: return the "
-                  "loss, and run backward on the result",
+                  "gradient: return the loss, and run backward on the result",
                   found));
 }
 

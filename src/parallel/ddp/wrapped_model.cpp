@@ -128,8 +128,7 @@ std::string first_difference(std::span<const std::string> first, std::span<const
   };
   return fmt::format(
       "the models differ: {} parameters and buffers on rank {}, {} on rank {}; the first "
-      "difference is "
-      "{} on rank {} and {} on rank {}",
+      "difference is {} on rank {} and {} on rank {}",
       first.size(), ranks.first, other.size(), ranks.second, what(a, first), ranks.first,
       what(b, other), ranks.second);
 }

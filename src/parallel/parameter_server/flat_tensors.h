@@ -33,7 +33,6 @@ class FlatTensors {
   void read(const Tensors& tensors) const;
   // In this memory; undefined if it is missing.
   at::Tensor at(std::size_t index) const;
-  std::size_t size() const { return views_.size(); }
 
  private:
   at::Tensor memory_;

@@ -13,6 +13,7 @@
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/open_pidfd.h"
 #include "distributed/forked_child.h"
 #include "distributed/make_group.h"
 #include "distributed/rendezvous/rendezvous.h"
@@ -34,8 +35,7 @@ InitOptions checked_init(InitOptions options) {
   if (options.backend != "paceline") {
     throw UsageError(
         fmt::format("ParameterServer over the backend {}: it needs paceline, which notices the end "
-                    "of a process "
-                    "for each pair of ranks by itself",
+                    "of a process for each pair of ranks by itself",
                     options.backend));
   }
   if (options.enable_reconfigure) {
@@ -79,7 +79,7 @@ std::shared_ptr<const shm::Membership> watch(const shm::Endpoint& own, const shm
   auto processes = std::make_shared<shm::Membership>();
   processes->peers.resize(2);
   auto& peer = processes->peers[static_cast<std::size_t>(other_place)];
-  peer = {shm::open_pidfd(other.pid), other.pid};
+  peer = {base::open_pidfd(other.pid), other.pid};
   if (!peer.watch && errno == ESRCH) distributed::throw_lost(ranks, {other_place});
   return processes;
 }

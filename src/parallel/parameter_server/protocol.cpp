@@ -10,6 +10,7 @@
 #include "parallel/parameter_server/shards.h"
 
 namespace paceline::parameter_server {
+
 std::vector<ddp::NamedTensor> served_parameters(const ddp::WrappedModel& model, int servers) {
   auto served = distinct_tensors(model.parameters(), "ParameterServer");
   if (static_cast<std::size_t>(servers) <= served.size()) return served;

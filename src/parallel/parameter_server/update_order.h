@@ -29,7 +29,7 @@ enum class Presence {
 // is the number of its last step. Without torch: `apply` does the work.
 //
 // Thread-safe; a worker has one thread here. After an exception of `apply`, every call but
-// `lose`, `stats` and `absent` throws it.
+// `leave`, `lose`, `stats` and the questions throws it.
 class UpdateOrder {
  public:
   // One step of the optimizer of the gradients of these workers, ascending. Called with the lock

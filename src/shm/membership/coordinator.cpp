@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/open_pidfd.h"
 #include "base/pipe.h"
 #include "shm/membership/socket.h"
 #include "shm/memory/mapping.h"
@@ -30,7 +31,7 @@ void Coordinator::add_connection(base::UniqueFd socket, std::optional<int> rank)
 }
 
 void Coordinator::expect(int rank, pid_t pid) {
-  base::UniqueFd watch = open_pidfd(pid);
+  base::UniqueFd watch = base::open_pidfd(pid);
   if (!watch && pid > 0 && errno == ESRCH) ended_ = rank;
   expected_.push_back({std::move(watch), rank, pid});
 }
@@ -96,7 +97,7 @@ std::optional<Failure> Coordinator::receive_hello(Connection& connection) {
   if (auto failure = check(hello, packet, connection.rank)) return failure;
   connection.rank = hello->rank;
   greeted_[hello->rank] = true;
-  base::UniqueFd pidfd = open_pidfd(packet.pid);
+  base::UniqueFd pidfd = base::open_pidfd(packet.pid);
   peers_[hello->rank] = {pidfd ? std::move(pidfd) : std::move(packet.fds.front()), packet.pid};
   return std::nullopt;
 }
@@ -206,7 +207,7 @@ void Coordinator::tell_all(const std::string& bytes, const std::vector<int>& fds
 Membership Coordinator::welcome() {
   Membership result;
   base::Pipe own = base::make_pipe();
-  base::UniqueFd pidfd = open_pidfd(::getpid());
+  base::UniqueFd pidfd = base::open_pidfd(::getpid());
   peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read_end), ::getpid()};
   result.own_liveness = std::move(own.write_end);
   result.memory = Mapping::create_memory(own_.memory_bytes);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/open_pidfd.h"
 #include "base/pipe.h"
 #include "base/wait_report.h"
 #include "shm/membership/bootstrap_packets.h"
@@ -34,7 +35,7 @@ Packet receive_answer(int socket, pid_t rank_0, int rank, const base::Deadline& 
                       const GlobalRanks& global_ranks) {
   const auto verdict = base::Deadline::after(deadline.remaining() + kVerdict);
   base::WaitReport report;
-  const base::UniqueFd watch = open_pidfd(rank_0);
+  const base::UniqueFd watch = base::open_pidfd(rank_0);
   if (!watch && rank_0 > 0 && errno == ESRCH) {
     throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
   }

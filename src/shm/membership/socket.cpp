@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -197,11 +196,6 @@ bool has_unread_packets(int socket) {
 bool has_hung_up(int socket) {
   pollfd one{socket, 0, 0};
   return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLHUP | POLLERR)) != 0;
-}
-
-base::UniqueFd open_pidfd(pid_t pid) {
-  if (pid <= 0) return {};
-  return base::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
 bool has_news(int fd) {

@@ -55,7 +55,4 @@ bool has_news(int fd);
 // Whether the other end is gone, whatever it has sent before.
 bool has_hung_up(int socket);
 
-// Readable once the process has ended; empty if it is not visible from here, or has been reaped.
-base::UniqueFd open_pidfd(pid_t pid);
-
 }  // namespace paceline::shm
