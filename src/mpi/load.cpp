@@ -11,34 +11,16 @@
 
 #include <paceline/error.h>
 
+#include "base/plugin.h"
+
 namespace paceline::mpi {
 namespace {
 
 // Their ABIs: "mpich" is also that of Intel MPI, MVAPICH and Cray's.
 constexpr std::array kNames{"mpich", "openmpi"};
 
-// The shared library, or the program, that contains this.
-std::filesystem::path own_path() {
-  Dl_info info{};
-  std::error_code error;
-  // Of a program this is how it was called.
-  if (::dladdr(reinterpret_cast<const void*>(&own_path), &info) != 0 && info.dli_fname[0] == '/') {
-    auto path = std::filesystem::canonical(info.dli_fname, error);
-    if (!error) return path;
-  }
-  return std::filesystem::read_symlink("/proc/self/exe", error);
-}
-
-// In lib/paceline: the shared library is in lib, programs are in bin or libexec/paceline beside it.
 std::filesystem::path path_of(const std::string& name) {
-  const auto here = own_path().parent_path();
-  const std::string file = "paceline/mpi_" + name + ".so";
-  std::error_code error;
-  for (const auto& directory :
-       {here, here.parent_path() / "lib", here.parent_path().parent_path() / "lib"}) {
-    if (std::filesystem::exists(directory / file, error)) return directory / file;
-  }
-  return {};
+  return base::plugin_path("mpi_" + name);
 }
 
 // The MPI that is in this process already, if there is one.
