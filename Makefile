@@ -4,16 +4,16 @@ NPROC ?= 2
 PREFIX ?= /usr/local
 ARGS ?=
 
-.PHONY: help run examples build test fuzz lint docs python wheel conformance bench peers install clean
+.PHONY: help run examples build test test-cuda fuzz lint docs python wheel conformance bench peers install clean
 
 help:  ## print this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-run:  ## train the Fashion-MNIST example on NPROC=2 ranks; ARGS go to the example
-	@tools/setup run
+run:  ## train the Fashion-MNIST example on NPROC=2 ranks, with DEVICE=cuda on a GPU; ARGS go to the example
+	@DEVICE=$(DEVICE) tools/setup run
 	@test -f build/release/build.ninja || cmake --preset release -DPACELINE_TESTS=OFF
 	@cmake --build --preset release --target bin/paceline bin/fashion_mnist
-	@build/release/bin/paceline run --nproc-per-node $(NPROC) build/release/bin/fashion_mnist $(ARGS)
+	@build/release/bin/paceline run --nproc-per-node $(NPROC) build/release/bin/fashion_mnist --device $(or $(DEVICE),auto) $(ARGS)
 
 examples:  ## build the examples into build/release/bin
 	@tools/setup run
@@ -28,6 +28,12 @@ build:  ## build everything
 test:  ## run all tests, then the torch-free layers' tests under sanitizers
 	@tools/setup test
 	@tools/run_tests release asan tsan
+
+test-cuda:  ## run the tests that need a CUDA device, and write build/cuda-report.json
+	@DEVICE=cuda tools/setup test
+	@tools/configure release
+	@cmake --build --preset release --target cuda_test
+	@tests/cuda/run
 
 fuzz:  ## run each parser's fuzzer for SECONDS=30
 	@tools/setup fuzz

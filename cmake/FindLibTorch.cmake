@@ -11,7 +11,7 @@
 # it would end in undefined symbols. Nothing is cached, so a later configure sees a torch that has moved or changed.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_PREFIX (the directory with include/ and lib/)
-# and makes the target LibTorch::torch.
+# and makes the targets LibTorch::torch and, with CUDA, LibTorch::cuda.
 
 # Sets `out` to the version of the LibTorch in `prefix`, or to "" if there is none.
 function(_libtorch_read_version prefix out)
@@ -122,4 +122,16 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch AND NOT CMAKE_SCRIPT_MODE_FILE)
   set_target_properties(LibTorch::torch PROPERTIES
     IMPORTED_LOCATION ${LibTorch_PREFIX}/lib/libtorch_cpu.so)
   target_link_libraries(LibTorch::torch INTERFACE LibTorch::c10)
+
+  # Only for what is loaded where CUDA is: it needs cuDNN, cuBLAS and more, which may be missing here.
+  if(EXISTS ${LibTorch_PREFIX}/lib/libtorch_cuda.so)
+    add_library(LibTorch::c10_cuda SHARED IMPORTED)
+    set_target_properties(LibTorch::c10_cuda PROPERTIES
+      IMPORTED_LOCATION ${LibTorch_PREFIX}/lib/libc10_cuda.so)
+    add_library(LibTorch::cuda SHARED IMPORTED)
+    set_target_properties(LibTorch::cuda PROPERTIES
+      IMPORTED_LOCATION ${LibTorch_PREFIX}/lib/libtorch_cuda.so)
+    target_link_options(LibTorch::cuda INTERFACE -Wl,--allow-shlib-undefined)
+    target_link_libraries(LibTorch::cuda INTERFACE LibTorch::c10_cuda LibTorch::torch)
+  endif()
 endif()

@@ -7,8 +7,11 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paceline)
 
 # Everything that is installed, except paceline-bench: it takes a minute to compile, and training does
 # not need it, so it is a component of its own.
-list(TRANSFORM PACELINE_MPIS PREPEND paceline_mpi_ OUTPUT_VARIABLE mpi_plugins)
-add_custom_target(installed DEPENDS paceline_library paceline paceline-doctor ${mpi_plugins})
+list(TRANSFORM PACELINE_MPIS PREPEND paceline_mpi_ OUTPUT_VARIABLE plugins)
+if(TARGET paceline_nccl)
+  list(APPEND plugins paceline_nccl)
+endif()
+add_custom_target(installed DEPENDS paceline_library paceline paceline-doctor ${plugins})
 
 # Any other LibTorch belongs to the user, and is used where it is.
 if(LibTorch_PREFIX STREQUAL LibTorch_FALLBACK)
@@ -23,6 +26,13 @@ if(LibTorch_PREFIX STREQUAL LibTorch_FALLBACK)
   list(TRANSFORM nvidia_libraries PREPEND ${deps}/nvidia/cu13/lib/)
   install(FILES ${torch_libraries} DESTINATION ${deps_dir}/torch/lib)
   install(FILES ${nvidia_libraries} DESTINATION ${deps_dir}/nvidia/cu13/lib)
+  # What DEVICE=cuda has installed.
+  if(EXISTS ${deps}/nvidia/nccl)
+    install(FILES ${deps}/torch/lib/libtorch_cuda.so ${deps}/torch/lib/libc10_cuda.so
+                  ${deps}/torch/lib/libtorch_nvshmem.so ${deps}/torch/lib/libtorch_cuda_linalg.so
+            DESTINATION ${deps_dir}/torch/lib)
+    install(DIRECTORY ${deps}/nvidia DESTINATION ${deps_dir} FILES_MATCHING PATTERN "*.so*")
+  endif()
   install(DIRECTORY ${deps}/torch/include DESTINATION ${deps_dir}/torch)
   file(GLOB licenses LIST_DIRECTORIES ON ${deps}/*.dist-info)
   install(DIRECTORY ${licenses} DESTINATION ${deps_dir}
@@ -40,8 +50,8 @@ if(TARGET paceline-bench)
   set_target_properties(paceline-bench PROPERTIES INSTALL_RPATH "${rpath}")
 endif()
 install(TARGETS paceline_library EXPORT paceline-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(mpi_plugins)
-  install(TARGETS ${mpi_plugins} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/paceline)
+if(plugins)
+  install(TARGETS ${plugins} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/paceline)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ ${PACELINE_GENERATED_INCLUDE_DIR}/
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

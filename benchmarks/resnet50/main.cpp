@@ -1,8 +1,11 @@
 // A rank of benchmarks/resnet50/run: trains ResNet-50 on synthetic images and times each iteration.
 
 #include <ATen/Functions.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/device.h>
 #include <paceline/distributed.h>
 #include <paceline/record.h>
 #include <torch/optim/sgd.h>
@@ -37,6 +40,8 @@ struct Options {
   std::int64_t image_size = 64;
   int iterations = 10;
   int warm_up = 3;  // buckets are rebuilt after the first step
+  std::string device = "cpu";
+  std::string backend = "paceline";
 };
 
 struct Times {  // in milliseconds
@@ -45,9 +50,32 @@ struct Times {  // in milliseconds
   double backward = 0;
 };
 
-double milliseconds(Clock::duration time) {
-  return std::chrono::duration<double, std::milli>(time).count();
-}
+// Moments of a step on the device that computes it. The CPU runs ahead of a CUDA device, whose
+// events have the times.
+class Moments {
+ public:
+  explicit Moments(at::Device device) : device_(device) {}
+
+  void record() {
+    clock_.push_back(Clock::now());
+    if (device_.is_cpu()) return;
+    events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    events_.back().record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+  // Call after the last moment.
+  void wait() const {
+    if (!device_.is_cpu()) events_.back().synchronize();
+  }
+  double milliseconds(std::size_t from, std::size_t to) const {
+    if (!device_.is_cpu()) return events_[from].elapsedTime(events_[to]);
+    return std::chrono::duration<double, std::milli>(clock_[to] - clock_[from]).count();
+  }
+
+ private:
+  at::Device device_;
+  std::vector<Clock::time_point> clock_;
+  std::vector<c10::Event> events_;
+};
 
 using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
 
@@ -73,29 +101,40 @@ Forward make_forward(const std::string& mode, std::shared_ptr<models::Classifier
 // Trains a model of its own. Construction is collective, and so are steps of paceline and torch.
 class Trainer {
  public:
-  explicit Trainer(const std::string& mode)
+  Trainer(const std::string& mode, at::Device device)
       : mode_(mode),
+        device_(device),
+        model_(on(device)),
         forward_(make_forward(mode, model_.ptr())),
         sgd_(model_->parameters(), kLearningRate) {}
 
   const std::string& mode() const { return mode_; }
 
   Times step(const models::Batch& batch) {
-    const auto begin = Clock::now();
+    Moments moments(device_);
+    moments.record();
     sgd_.zero_grad();
-    const auto before_forward = Clock::now();
+    moments.record();
     const torch::Tensor loss = at::cross_entropy_loss(forward_(batch.input), batch.target);
-    const auto after_forward = Clock::now();
+    moments.record();
     loss.backward();
-    const auto after_backward = Clock::now();
+    moments.record();
     sgd_.step();
-    return {milliseconds(Clock::now() - begin), milliseconds(after_forward - before_forward),
-            milliseconds(after_backward - after_forward)};
+    moments.record();
+    moments.wait();
+    return {moments.milliseconds(0, 4), moments.milliseconds(1, 2), moments.milliseconds(2, 3)};
   }
 
  private:
+  static models::ResNet50 on(at::Device device) {
+    models::ResNet50 model{kClasses};
+    model->to(device);
+    return model;
+  }
+
   std::string mode_;
-  models::ResNet50 model_{kClasses};
+  at::Device device_;
+  models::ResNet50 model_;
   Forward forward_;
   torch::optim::SGD sgd_;
 };
@@ -122,13 +161,18 @@ Times measure(Trainer& trainer, const models::Batch& batch) {
 // The modes take turns, iteration by iteration, so that what slows down the machine for a while
 // slows down all of them; the order changes.
 void train(const Options& options) {
-  const auto world = init_process_group();
+  const at::Device device = options.device == "cuda" ? local_device() : at::Device(at::kCPU);
+  if (options.device == "cuda" && device.is_cpu()) {
+    throw UsageError("--device cuda: this rank would use " + describe_local_device());
+  }
+  const auto world = init_process_group({.backend = options.backend});
   at::manual_seed(static_cast<std::uint64_t>(get_rank()));
   const std::int64_t size = options.image_size;
-  const models::Batch batch{at::randn({options.batch_size, 3, size, size}),
-                            at::randint(kClasses, {options.batch_size}, at::kLong)};
+  const models::Batch batch{
+      at::randn({options.batch_size, 3, size, size}, at::device(device)),
+      at::randint(kClasses, {options.batch_size}, at::device(device).dtype(at::kLong))};
   std::vector<Trainer> trainers;
-  for (const std::string& mode : options.modes) trainers.emplace_back(mode);
+  for (const std::string& mode : options.modes) trainers.emplace_back(mode, device);
   for (int i = 0; i < options.warm_up + options.iterations; ++i) {
     for (std::size_t turn = 0; turn < trainers.size(); ++turn) {
       Trainer& trainer = trainers[(static_cast<std::size_t>(i) + turn) % trainers.size()];
@@ -160,6 +204,10 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1'000'000));
   app.add_option("--warm-up", options.warm_up, "Iterations before those")
       ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--device", options.device, "cuda: CUDA devices, which ranks may share")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--backend", options.backend, "What paceline and delayed reduce over")
+      ->check(CLI::IsMember({"paceline", "gloo", "nccl"}));
   CLI11_PARSE(app, argc, argv);
   train(options);
   return 0;

@@ -19,6 +19,7 @@ struct Options {
   int epochs = 6;
   int batch_size = 64;
   double lr = 0.05;
+  std::string device = "auto";
   fs::path data = data::default_root();
   fs::path output = "fashion_mnist.pt";
 };
@@ -42,10 +43,23 @@ TORCH_MODULE(Net);
 
 using Model = paceline::DistributedDataParallel<NetImpl>;
 
-void train(Model& model, const Options& options) {
+torch::Device device_of(const Options& options) {
+  TORCH_CHECK(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
+              "device must be auto, cpu or cuda");
+  if (options.device == "cpu") return torch::kCPU;
+  const torch::Device device = paceline::local_device();
+  if (options.device == "cuda" && device.is_cpu()) {
+    throw paceline::UsageError("--device cuda: this rank would use " +
+                               paceline::describe_local_device());
+  }
+  return device;
+}
+
+void train(Model& model, torch::Device device, const Options& options) {
   const data::FashionMnist set(options.data, data::Split::train);
-  data::DataLoader loader(set, data::DistributedSampler(set.size()),
-                          {.batch_size = options.batch_size, .num_workers = 1});
+  data::DataLoader loader(
+      set, data::DistributedSampler(set.size()),
+      {.batch_size = options.batch_size, .num_workers = 1, .pin_memory = device.is_cuda()});
   torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
   torch::optim::StepLR schedule(sgd, 1, 0.65);
   paceline::Progress progress({.epochs = options.epochs, .steps = loader.size(), .output = stdout});
@@ -53,7 +67,9 @@ void train(Model& model, const Options& options) {
     progress.start_epoch(epoch);
     for (auto& [x, y] : loader.epoch(epoch)) {
       sgd.zero_grad();
-      const torch::Tensor loss = torch::nn::functional::cross_entropy(model(x), y);
+      const torch::Tensor output = model(x.to(device, /*non_blocking=*/true));
+      const torch::Tensor loss =
+          torch::nn::functional::cross_entropy(output, y.to(device, /*non_blocking=*/true));
       loss.backward();
       sgd.step();
       progress.step(x.size(0), loss.item<double>());
@@ -68,7 +84,7 @@ struct Score {
 };
 
 // Every rank evaluates its share of the test set, without padding: each image counts exactly once.
-Score evaluate(Model& model, const Options& options) {
+Score evaluate(Model& model, torch::Device device, const Options& options) {
   const data::FashionMnist set(options.data, data::Split::test);
   data::DataLoader loader(set,
                           data::DistributedSampler(set.size(), {.shuffle = false, .pad = false}),
@@ -77,7 +93,7 @@ Score evaluate(Model& model, const Options& options) {
   model.eval();
   const torch::Tensor counts = torch::zeros({2}, torch::kLong);
   for (auto& [x, y] : loader) {
-    counts[0] += (model(x).argmax(1) == y).sum();
+    counts[0] += (model(x.to(device)).argmax(1).to(torch::kCPU) == y).sum();
     counts[1] += y.size(0);
   }
   paceline::all_reduce(counts);
@@ -96,15 +112,18 @@ void check_writable(const fs::path& file) {
 
 void train_and_evaluate(const Options& options) {
   TORCH_CHECK(options.epochs >= 1, "epochs must be at least 1");
+  const torch::Device device = device_of(options);
   const auto world = paceline::init_process_group();
   check_writable(options.output);
   torch::manual_seed(0);
-  Model model{Net()};
+  Net net;
+  net->to(device);
+  Model model(net);
 
   const auto start = std::chrono::steady_clock::now();
-  train(model, options);
+  train(model, device, options);
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-  const Score score = evaluate(model, options);
+  const Score score = evaluate(model, device, options);
 
   if (paceline::get_rank() != 0) return;
   std::printf("trained in %.1f s on %d ranks; test accuracy %.2f %% (%ld of %ld images)\n",
@@ -122,6 +141,7 @@ int main(int argc, char** argv) {
     config.add("epochs", options.epochs, "Passes over the training set");
     config.add("batch_size", options.batch_size, "Images per step and rank");
     config.add("lr", options.lr, "Learning rate of the first epoch");
+    config.add("device", options.device, "cpu; cuda; or auto: a CUDA device if there is one");
     config.add("data", options.data, "Directory that contains fashion-mnist/");
     config.add("output", options.output, "File to save the trained model in");
     if (const auto text = config.parse(argc, argv)) {

@@ -38,7 +38,9 @@ enum class Average {
 
 /// Options of DistributedDataParallel. PyTorch's come first, in its order; then Paceline's own.
 struct DdpOptions {
-  /// The device of a module on an accelerator. Empty for modules on the CPU.
+  /// The device of a module on an accelerator, one. Arguments of a forward that are tensors, or
+  /// optionals or vectors of tensors, are copied to it, unless the forward takes them by a
+  /// reference that is not const. Empty: they must be there; for modules on the CPU.
   std::vector<at::Device> device_ids{};
   /// The device of the module's outputs. Unset for modules on the CPU.
   std::optional<at::Device> output_device{};
@@ -123,6 +125,8 @@ class PACELINE_API DdpHandle {
 
   void before_forward();
   void after_forward();
+  // The device to which arguments of a forward are copied; unset: they are not.
+  std::optional<at::Device> input_device() const;
   bool watches_outputs() const;
   void watch_output(const at::Tensor& output);
   std::shared_ptr<bool> sync_switch() const;
@@ -140,6 +144,35 @@ class PACELINE_API DdpHandle {
  private:
   std::unique_ptr<DdpCore> core_;
 };
+
+// An argument of a forward on `device`, if it is a tensor, or an optional or a vector of tensors;
+// another one as it is.
+inline at::Tensor moved(at::Tensor tensor, at::Device device) {
+  return tensor.defined() ? tensor.to(device, /*non_blocking=*/true) : tensor;
+}
+inline std::optional<at::Tensor> moved(std::optional<at::Tensor> tensor, at::Device device) {
+  if (tensor) tensor = moved(*std::move(tensor), device);
+  return tensor;
+}
+inline std::vector<at::Tensor> moved(std::vector<at::Tensor> tensors, at::Device device) {
+  for (at::Tensor& tensor : tensors) tensor = moved(std::move(tensor), device);
+  return tensors;
+}
+template <typename Value>
+inline constexpr bool kIsMoved =
+    std::is_same_v<Value, at::Tensor> || std::is_same_v<Value, std::optional<at::Tensor>> ||
+    std::is_same_v<Value, std::vector<at::Tensor>>;
+template <typename Argument>
+using OnDevice = std::conditional_t<kIsMoved<std::remove_cvref_t<Argument>>,
+                                    std::remove_cvref_t<Argument>, Argument&&>;
+template <typename Argument>
+OnDevice<Argument> on_device(Argument&& argument, at::Device device) {
+  if constexpr (kIsMoved<std::remove_cvref_t<Argument>>) {
+    return moved(std::forward<Argument>(argument), device);
+  } else {
+    return std::forward<Argument>(argument);
+  }
+}
 
 /// Stands in for the module of a model of named tensors.
 template <typename Function>
@@ -297,11 +330,23 @@ class DistributedDataParallel {
     if constexpr (kIsScript) {
       return (*this)(std::vector<c10::IValue>{std::forward<Args>(args)...});
     } else {
+      if constexpr (takes<detail::OnDevice<Args>...>()) {
+        if (const auto device = handle_.input_device()) {
+          return run([&]() -> decltype(auto) {
+            return module_->forward(detail::on_device(std::forward<Args>(args), *device)...);
+          });
+        }
+      }
       return run([&]() -> decltype(auto) { return module_->forward(std::forward<Args>(args)...); });
     }
   }
   /// The forward of a TorchScript module.
   c10::IValue operator()(std::vector<c10::IValue> inputs) requires kIsScript {
+    if (const auto device = handle_.input_device()) {
+      for (c10::IValue& input : inputs) {
+        if (input.isTensor()) input = detail::moved(input.toTensor(), *device);
+      }
+    }
     return run([&] { return module_->forward(std::move(inputs)); });
   }
   /// As operator().
@@ -396,6 +441,18 @@ class DistributedDataParallel {
   }
 
  private:
+  // Whether the forward takes arguments of these types.
+  template <typename... Args>
+  static constexpr bool takes() {
+    if constexpr (kIsModule) {
+      return requires(Model & model, Args && ... args) {
+        model.forward(std::forward<Args>(args)...);
+      };
+    } else {
+      return std::is_invocable_v<Function&, Args...>;
+    }
+  }
+
   template <typename Forward>
   std::invoke_result_t<Forward&> run(Forward forward) {
     using Output = std::invoke_result_t<Forward&>;

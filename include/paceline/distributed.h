@@ -66,7 +66,10 @@ using BackendOptions = std::variant<std::monostate, PacelineOptions, GlooOptions
 struct InitOptions {
   /// "paceline": shared memory between the ranks of each machine, and an engine between machines
   /// (docs/multi-node.md). "gloo": LibTorch's TCP backend. "mpi": the MPI that the program is
-  /// linked to, or whose mpirun started it. docs/backends.md compares them.
+  /// linked to, or whose mpirun started it. docs/backends.md compares them. CUDA tensors may be
+  /// used with each of these. "nccl": NCCL for CUDA tensors, with paceline for CPU tensors; also
+  /// written as in PyTorch, with any backend for CPU tensors: "cpu:gloo,cuda:nccl"
+  /// (docs/accelerators.md).
   std::string backend = "paceline";
   /// Where the ranks meet, unless `store` is given:
   /// - `env://`: as the launcher's variables say: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
@@ -140,8 +143,10 @@ class [[nodiscard]] PACELINE_API World {
 [[nodiscard]] PACELINE_API bool is_gloo_available();
 /// Whether this build has the backend "mpi".
 [[nodiscard]] PACELINE_API bool is_mpi_available();
-/// Whether this build has the backend "nccl".
-[[nodiscard]] PACELINE_API bool is_nccl_available();
+/// Whether the backend "nccl" can be used: this build has it, and this machine a driver and a
+/// device. If not, writes why to `reason`, unless that is null. Loads LibTorch's part for CUDA, as
+/// local_device does.
+[[nodiscard]] PACELINE_API bool is_nccl_available(std::string* reason = nullptr);
 
 /// Options of new_group.
 struct GroupOptions {
@@ -242,8 +247,8 @@ PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 [[nodiscard]] PACELINE_API int get_local_world_size();
 /// The number of this node in the world; 0 without a launcher.
 [[nodiscard]] PACELINE_API int get_node_rank();
-/// The name of the group's backend: "paceline", "gloo" or "mpi". Throws UsageError if this rank is
-/// not a member.
+/// The name of the group's backend: as it was given. Throws UsageError if this
+/// rank is not a member.
 [[nodiscard]] PACELINE_API std::string get_backend(const ProcessGroup& group = {});
 
 }  // namespace paceline

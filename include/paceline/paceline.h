@@ -27,11 +27,13 @@
 #include <paceline/datasets.h>
 #include <paceline/ddp.h>
 #include <paceline/debug.h>
+#include <paceline/device.h>
 #include <paceline/device_mesh.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 #include <paceline/exponential_moving_average.h>
 #include <paceline/for_each_tensor.h>
+#include <paceline/grad_scaler.h>
 #include <paceline/hogwild.h>
 #include <paceline/images.h>
 #include <paceline/join.h>

@@ -1,6 +1,9 @@
 #include "distributed/bucket_reducer.h"
 
 #include "distributed/backend.h"
+#include "distributed/devices/device_bucket_reducer.h"
+#include "distributed/devices/staged_backend.h"
+#include "distributed/devices/staged_bucket_reducer.h"
 #include "distributed/local_bucket_reducer.h"
 #include "distributed/slice_bucket_reducer.h"
 #include "distributed/translate.h"
@@ -11,7 +14,9 @@ namespace paceline::distributed {
 bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
                        bool several_leaves) {
   if (group->getSize() == 1) return false;
-  const auto* const ours = dynamic_cast<ExtendedBackend*>(group->getBackend(device).get());
+  const auto backend =
+      translate("DistributedDataParallel", [&] { return group->getBackend(device); });
+  const auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get());
   return ours != nullptr && ours->reduces_in_place(several_leaves);
 }
 
@@ -25,6 +30,12 @@ std::unique_ptr<BucketReducer> make_bucket_reducer(
     return std::make_unique<LocalBucketReducer>(ProcessGroup(group), options);
   }
   auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
+  if (device != c10::DeviceType::CPU) {
+    if (dynamic_cast<StagedBackend*>(backend.get()) != nullptr) {
+      return std::make_unique<StagedBucketReducer>(group, options);
+    }
+    return std::make_unique<DeviceBucketReducer>(group, device, options);
+  }
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
     if (auto reducer = ours->make_bucket_reducer(options)) return reducer;
   }

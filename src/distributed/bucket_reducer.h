@@ -64,6 +64,9 @@ class BucketReducer {
     std::vector<std::string> parameters{};  // the names of the parameters in FrozenFlags
     std::optional<shm::LeafPlan> leaves{};  // unset: one for each rank
     bool sums = false;                      // averages are not divided; steps have no weights then
+    // Buckets on the CPU are copied to and from an accelerator: those in shared memory share no
+    // page with anything else, so that they can be pinned, and others are pinned.
+    bool staged = false;
     // How much longer finish waits than the group's calls do, if the reducer sets the time.
     std::chrono::milliseconds extra_time{};
   };

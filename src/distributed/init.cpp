@@ -197,8 +197,5 @@ bool is_gloo_available() {
 bool is_mpi_available() {
   return distributed::is_backend_available("mpi");
 }
-bool is_nccl_available() {
-  return distributed::is_backend_available("nccl");
-}
 
 }  // namespace paceline

@@ -1,6 +1,7 @@
 #include "distributed/make_group.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <set>
@@ -10,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "distributed/debug/flight_recorder.h"
+#include "distributed/devices/device_backends.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -27,16 +29,31 @@ namespace {
       backend, most));
 }
 
+// A group has a store of its own for each backend.
+BackendRequest request_for_cuda(const BackendRequest& request) {
+  return {.store = c10::make_intrusive<c10d::PrefixStore>("cuda", request.store),
+          .rank = request.rank,
+          .size = request.size,
+          .timeout = request.timeout,
+          .group_name = request.group_name,
+          .members = request.members,
+          .nodes = request.nodes,
+          .check_peers = request.check_peers,
+          .processes = request.processes};
+}
+
 }  // namespace
 
-void check_size(const std::string& backend, int ranks) {
+void check_size(const std::string& backends, int ranks) {
+  const std::string backend = parse_backends(backends).cpu;
   const BackendKind* const across = find_backend(backend, true);
   const int most = std::max(find_backend(backend).max_ranks, across ? across->max_ranks : 0);
   if (ranks > most) refuse_size(backend, ranks, most);
 }
 
-void check_reach(const std::string& backend, const std::string& group, const Topology& topology,
+void check_reach(const std::string& backends, const std::string& group, const Topology& topology,
                  std::span<const int> ranks) {
+  const std::string backend = parse_backends(backends).cpu;
   const std::size_t nodes = topology.nodes_of(ranks).size();
   if (const BackendKind* const kind = find_backend(backend, nodes > 1)) {
     const auto size = static_cast<int>(ranks.size());
@@ -57,22 +74,30 @@ std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks) 
   return nodes;
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend_name,
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backends,
                                                   BackendRequest request) {
+  const DeviceBackends names = parse_backends(backends);
   const bool several_nodes = std::set(request.nodes.begin(), request.nodes.end()).size() > 1;
-  const BackendKind& kind = *find_backend(backend_name, several_nodes);  // see check_reach
+  const BackendKind& kind = *find_backend(names.cpu, several_nodes);  // see check_reach
   if (request.enable_reconfigure && !kind.reconfigures) {
     throw UsageError(fmt::format(
         "enable_reconfigure: the ranks of a group over the backend {} cannot change; use paceline",
-        backend_name));
+        names.cpu));
+  }
+  if (request.enable_reconfigure && names.cuda != names.cpu) {
+    throw UsageError(fmt::format(
+        "enable_reconfigure: the ranks of a group over the backend {} cannot change", names.cuda));
   }
   auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
   const std::string name = request.group_name;
   const std::vector<int> members = request.members;
-  auto backend =
-      translate(fmt::format("forming group {} over the backend {}", name, backend_name).c_str(),
-                [&] { return kind.make(std::move(request)); });
-  group->setBackend(c10::DeviceType::CPU, kind.type, backend);
+  translate(fmt::format("forming group {} over the backend {}", name, backends).c_str(), [&] {
+    const bool reconfigures = request.enable_reconfigure;  // then a group has one backend
+    auto for_cuda = request_for_cuda(request);
+    auto backend = kind.make(std::move(request));
+    group->setBackend(c10::DeviceType::CPU, kind.type, backend);
+    if (!reconfigures) add_cuda_backend(*group, names, backend, std::move(for_cuda));
+  });
   group->setDefaultBackend(kind.type);
   group->setGroupName(name);
   attach_flight_recorder(group, members);

@@ -1,28 +1,41 @@
 #include <paceline/collectives.h>
 
+#include "distributed/devices/staged_backend.h"
 #include "distributed/start.h"
 
 namespace paceline {
 
+using distributed::BackendPtr;
 using distributed::start;
 using distributed::Tensors;
 
 namespace {
 
+// Messages of CUDA tensors go through the CPU over NCCL, too: it has no tags, and lets two ranks
+// that send to each other at once wait for each other.
+BackendPtr carrier_of(c10d::Backend& backend, const ProcessGroup& group) {
+  if (backend.getBackendName() != "nccl") {
+    return BackendPtr::unsafe_reclaim_from_nonowning(&backend);
+  }
+  return c10::make_intrusive<distributed::StagedBackend>(
+      group.c10d()->getBackend(c10::DeviceType::CPU));
+}
+
 Work start_send(const at::Tensor& tensor, int dst, const SendOptions& options) {
   return start(options.group, "send", {}, {tensor},
                [&](c10d::Backend& backend, Tensors& /*to*/, Tensors& from) {
                  const int peer = distributed::group_rank_of(options.group, dst);
-                 return backend.send(from, peer, options.tag);
+                 return carrier_of(backend, options.group)->send(from, peer, options.tag);
                });
 }
 
 Work start_recv(const at::Tensor& tensor, const RecvOptions& options) {
   return start(options.group, "recv", {tensor}, {},
                [&](c10d::Backend& backend, Tensors& to, Tensors& /*from*/) {
-                 if (!options.src) return backend.recvAnysource(to, options.tag);
+                 const BackendPtr carrier = carrier_of(backend, options.group);
+                 if (!options.src) return carrier->recvAnysource(to, options.tag);
                  const int peer = distributed::group_rank_of(options.group, *options.src);
-                 return backend.recv(to, peer, options.tag);
+                 return carrier->recv(to, peer, options.tag);
                });
 }
 

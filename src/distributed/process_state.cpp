@@ -16,6 +16,15 @@ void for_each_backend(c10d::ProcessGroup& group, Body&& body) {
   for (const auto& device : group.getDeviceTypes()) body(*group.getBackend(device.type()));
 }
 
+// NCCL waits for the ends of its calls, which never come if a rank of them is lost.
+void shut_down(c10d::ProcessGroup& group) {
+  auto* const ours = dynamic_cast<ExtendedBackend*>(group.getDefaultBackend().get());
+  const bool failed = ours != nullptr && ours->getError() != c10d::ErrorType::SUCCESS;
+  for_each_backend(group, [&](c10d::Backend& backend) {
+    failed&&& backend != ours ? backend.abort() : backend.shutdown();
+  });
+}
+
 template <typename Body>
 void for_each_backend(const ActiveWorld& world, Body&& body) {
   for (const auto& member : world.groups) for_each_backend(*member.group, body);
@@ -30,7 +39,8 @@ void detach_flight_recorders(const ActiveWorld& world) noexcept {
 void shut_down(const ActiveWorld& world) noexcept {
   detach_flight_recorders(world);
   try {
-    for_each_backend(world, [](c10d::Backend& backend) { backend.shutdown(); });
+    for (const auto& member : world.groups) shut_down(*member.group);
+    shut_down(*world.group);
   } catch (const std::exception& error) {
     base::log(LogLevel::warning, "leaving the world: {}", error.what());
   }
@@ -76,7 +86,7 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
     groups.erase(found);
   }
   detach_flight_recorder(*group);
-  for_each_backend(*group, [](c10d::Backend& backend) { backend.shutdown(); });
+  shut_down(*group);
   group->release_resources();
 }
 

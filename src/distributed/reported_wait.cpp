@@ -7,6 +7,9 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -122,10 +125,21 @@ class CountedWait {
   shm::GlobalRanks global_ranks_;
 };
 
+// The header of its class needs CUDA's.
+bool is_of_nccl(const c10d::Work& work) {
+  return std::string_view(typeid(work).name()).find("WorkNCCL") != std::string_view::npos;
+}
+
 }  // namespace
 
 bool wait_within(c10d::Work& work, Milliseconds time) {
   const auto deadline = base::Deadline::after(time);
+  if (is_of_nccl(work)) {  // whose wait with a time limit ends the group
+    while (!work.isCompleted() && !deadline.expired()) std::this_thread::sleep_for(Milliseconds(1));
+    if (!work.isCompleted()) return false;
+    work.wait();
+    return true;
+  }
   try {
     work.wait(std::max(time, Milliseconds(1)));
     return true;
@@ -137,8 +151,9 @@ bool wait_within(c10d::Work& work, Milliseconds time) {
 }
 
 void wait_and_report(c10d::Work& work, const ProcessGroup& group) {
-  // The timeout of a wait for Gloo's messages would end their connection.
-  if (work.isCompleted() || c10d::isP2POp(work.retrieveOpType()) ||
+  // The timeout of a wait for Gloo's messages would end their connection. A wait without one for a
+  // call of NCCL only makes the current stream wait.
+  if (is_of_nccl(work) || work.isCompleted() || c10d::isP2POp(work.retrieveOpType()) ||
       dynamic_cast<SelfReportingWork*>(&work) != nullptr) {
     work.wait();
     return;

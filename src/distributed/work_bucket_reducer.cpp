@@ -4,8 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <optional>
+#include <tuple>
 
 #include <paceline/error.h>
 
@@ -27,6 +28,20 @@ at::Tensor row_of(const shm::StepSummary& summary) {
   return row;
 }
 
+// The last one with the rows.
+std::vector<at::Tensor> allocate(const BucketReducer::Options& options, int ranks) {
+  const auto& buckets = options.buckets;
+  std::vector<at::Tensor> tensors;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const auto& [count, type, device] =
+        std::tie(buckets[b].count, buckets[b].type, buckets[b].device);
+    const std::int64_t rows = b + 1 == buckets.size() ? kRow * ranks : 0;
+    tensors.push_back(
+        at::zeros({count + rows}, at::device(device).dtype(type).pinned_memory(options.staged)));
+  }
+  return tensors;
+}
+
 }  // namespace
 
 WorkBucketReducer::WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d::Backend> backend,
@@ -34,20 +49,18 @@ WorkBucketReducer::WorkBucketReducer(ProcessGroup group, c10::intrusive_ptr<c10d
     : group_(std::move(group)),
       backend_(std::move(backend)),
       buckets_(options.buckets),
+      reduced_(allocate(options, backend_->getSize())),
       comparison_(group_, backend_, options.buckets.back().device, options.parameters),
       compares_early_(std::ranges::any_of(buckets_, &Bucket::skips)),
-      state_(buckets_.size()),
       sums_(options.sums),
       share_(sums_ ? 1.0 : 1.0 / backend_->getSize()),
+      works_(backend_, buckets_, reduced_, sums_),
       step_(options.steps) {
-  const std::int64_t rows = kRow * backend_->getSize();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    const std::int64_t flags = b + 1 == buckets_.size() ? rows : 0;
-    reduced_.push_back(at::zeros({buckets_[b].count + flags},
-                                 at::device(buckets_[b].device).dtype(buckets_[b].type)));
     tensors_.push_back(reduced_[b].narrow(0, 0, buckets_[b].count));
   }
-  rows_ = reduced_.back().narrow(0, buckets_.back().count, rows).view({-1, kRow});
+  const std::int64_t first = buckets_.back().count;
+  rows_ = reduced_.back().narrow(0, first, reduced_.back().numel() - first).view({-1, kRow});
 }
 
 void WorkBucketReducer::begin_step(const shm::StepSummary& summary, Weights weights,
@@ -55,13 +68,13 @@ void WorkBucketReducer::begin_step(const shm::StepSummary& summary, Weights weig
   static_cast<void>(group_.c10d());  // throws if the group was destroyed, as not all backends do
   frozen_ = frozen;
   if (compares_early_) compare_early(summary);
-  weighted_ = !weights.empty();
-  if (!sums_) share_ = weighted_ ? weights[0] / total_of(weights[0]) : 1.0 / backend_->getSize();
+  std::optional<double> share;
+  if (!sums_ && !weights.empty()) share = share_of(weights[0], *backend_, group_, step_ + 1);
+  if (!sums_) share_ = share.value_or(1.0 / backend_->getSize());
+  works_.begin_step(share);
   in_step_ = true;
   aborted_ = false;
   ++step_;
-  state_.assign(buckets_.size(), State::open);
-  works_.clear();
   rows_.zero_();
   own_row(rows_).copy_(row_of(summary));
 }
@@ -79,7 +92,7 @@ bool WorkBucketReducer::abort_step() {
   if (!in_step_) return false;
   in_step_ = false;
   if (aborted_) return true;
-  if (works_.size() == buckets_.size()) {
+  if (works_.all_started()) {
     throw Error(
         fmt::format("an exception ended the backward of step {} after all its gradients had been "
                     "handed over: over this backend it is unknown whether other ranks finished the "
@@ -87,7 +100,7 @@ bool WorkBucketReducer::abort_step() {
                     step_));
   }
   own_row(rows_)[kAborted] = 1;
-  while (works_.size() < buckets_.size()) start();
+  works_.start_rest();
   wait_for_works();
   return true;
 }
@@ -98,15 +111,6 @@ void WorkBucketReducer::fail(const std::string& text) {
 
 void WorkBucketReducer::time_out(const std::string& text) {
   throw Error(text);
-}
-
-double WorkBucketReducer::total_of(double weight) {
-  std::vector<at::Tensor> total{at::full({1}, weight, at::kDouble)};
-  translate("backward", [&] { wait_and_report(*backend_->allreduce(total, {}), group_); });
-  const double sum = total[0].item<double>();
-  if (sum > 0 && std::isfinite(sum)) return sum;
-  throw Mismatch(fmt::format("the ranks' weights add up to {}: there is nothing to average", sum),
-                 {}, "backward", step_ + 1);
 }
 
 // Ranks that skip different buckets could not even reduce the last one together.
@@ -133,44 +137,10 @@ void WorkBucketReducer::compare_summaries(const at::Tensor& rows, std::uint32_t 
   aborted_ = false;
 }
 
-void WorkBucketReducer::settle(std::size_t bucket, State state) {
-  state_[bucket] = state;
-  while (works_.size() < buckets_.size() && state_[works_.size()] != State::open) start();
-}
-
-void WorkBucketReducer::start() {
-  const std::size_t bucket = works_.size();
-  if (state_[bucket] == State::skipped) {
-    works_.push_back({});
-    return;
-  }
-  if (buckets_[bucket].op == Op::average && !sums_) scale(tensors_[bucket]);
-  std::vector<at::Tensor> tensors{reduced_[bucket]};
-  c10d::AllreduceOptions options;
-  options.reduceOp = buckets_[bucket].op == Op::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-  translate("all_reduce", [&] { works_.push_back(backend_->allreduce(tensors, options)); });
-}
-
-// Before the sum, which would be too large for some half types. The values of a rank of weight 0
-// are ignored.
-void WorkBucketReducer::scale(const at::Tensor& tensor) const {
-  if (!weighted_) {
-    tensor.div_(backend_->getSize());
-  } else if (share_ == 0) {
-    tensor.zero_();
-  } else {
-    tensor.mul_(share_);
-  }
-}
-
 void WorkBucketReducer::wait_for_works() {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  translate("backward", [&] {
-    for (const auto& work : works_) {
-      if (work) wait_and_report(*work, group_);
-    }
-  });
+  works_.wait(group_);
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = Clock::now()}};
 }
 

@@ -70,8 +70,8 @@ void Region::depart() noexcept {
   publish(memory_->rank_block(rank_).departed, 1);
 }
 
-void* Region::allocate_or_throw(std::size_t bytes) {
-  if (void* const block = memory_->allocate(bytes)) return block;
+void* Region::allocate_or_throw(std::size_t bytes, std::size_t alignment) {
+  if (void* const block = memory_->allocate(bytes, alignment)) return block;
   check_usable({"allocate", 0});
   throw Error(
       fmt::format("no room for {} bytes of shared memory in group {}: {} of {} bytes are in use",

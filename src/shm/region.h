@@ -70,7 +70,7 @@ class Region {
   CallingThreads& threads() { return threads_; }
 
   // Memory of this rank; throws the group's failure, or Error, if there is no room.
-  void* allocate_or_throw(std::size_t bytes);
+  void* allocate_or_throw(std::size_t bytes, std::size_t alignment = Arena::kAlignment);
 
   // Sets a word of this rank and wakes the ranks that sleep on it.
   void publish(Word& word, std::uint32_t value);

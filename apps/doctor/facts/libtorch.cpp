@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include <paceline/distributed.h>
+
 #include "distributed/backend.h"
 #include "distributed/rendezvous/plan.h"
 
@@ -35,9 +37,10 @@ VersionFacts read_versions() {
 
 std::vector<BackendFacts> read_backends() {
   std::vector<BackendFacts> found;
-  for (const char* const name : {"paceline", "gloo", "mpi", "nccl"}) {
+  for (const char* const name : {"paceline", "gloo", "mpi"}) {
     found.push_back({name, distributed::is_backend_available(name)});
   }
+  found.push_back({"nccl", is_nccl_available()});
   return found;
 }
 

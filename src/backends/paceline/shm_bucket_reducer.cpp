@@ -48,7 +48,8 @@ ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options,
                 .parameters = options.parameters,
                 .between_nodes = between_nodes,
                 .leaves = between_nodes ? std::nullopt : options.leaves,
-                .sums = options.sums}),
+                .sums = options.sums,
+                .own_pages = options.staged}),
       gradients_(group.region(), in_place_sizes(options, group.region()->rank())),
       source_("steps", [this] { return describe_step(reducer_.blocks()); }) {
   if (options.extra_time.count() > 0) reducer_.extend_timeout(options.extra_time);

@@ -61,6 +61,14 @@ void check(const PowerSgdOptions& options) {
           options.orthogonalization_epsilon, "non-negative");
 }
 
+// For a tensor on `device`. A callback of a call runs on a stream of its own; a wait for such a
+// future also waits for that stream.
+FuturePtr make_future(c10::Device device) {
+  std::vector<c10::Device> devices;
+  if (!device.is_cpu()) devices.push_back(device);
+  return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::move(devices));
+}
+
 }  // namespace
 
 // All but `complete` runs on the thread of the backward, so that all ranks make their calls in one
@@ -110,7 +118,7 @@ class PowerSgdState::Impl : public std::enable_shared_from_this<Impl> {
     at::Tensor first{};  // what the first all-reduce adds up: `whole`, then the Ps
     at::Tensor qs{};
     WorkPtr work{};  // that all-reduce
-    FuturePtr result = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    FuturePtr result = make_future(bucket.device());
   };
 
   // Where a bucket's `first` and `qs` are kept from step to step.

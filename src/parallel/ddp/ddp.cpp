@@ -39,6 +39,9 @@ void DdpHandle::after_forward() {
 const DdpStats& DdpHandle::stats() const {
   return core_->stats();
 }
+std::optional<at::Device> DdpHandle::input_device() const {
+  return core_->input_device();
+}
 bool DdpHandle::watches_outputs() const {
   return core_->watches_outputs();
 }

@@ -52,6 +52,10 @@ class DdpCore final : public Joinable {
     reducer_->on_backward_error(std::move(call));
   }
 
+  std::optional<at::Device> input_device() const {
+    if (options_.device_ids.empty()) return std::nullopt;
+    return options_.device_ids.front();
+  }
   bool watches_outputs() const { return options_.static_graph && at::GradMode::is_enabled(); }
   void watch_output(const at::Tensor& output) { reducer_->watch_output(output); }
   const std::shared_ptr<bool>& sync_switch() const { return sync_; }

@@ -150,7 +150,7 @@ void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
   at::Tensor& grad = parameters_[parameter].tensor.mutable_grad();
   if (!grad.defined()) {
     view.zero_();
-  } else if (has_layout_of(grad, view)) {
+  } else if (grad.is_cpu() && has_layout_of(grad, view)) {
     std::memcpy(view.data_ptr(), grad.data_ptr(), grad.nbytes());
     recorder_.add_copy(grad.nbytes());
   } else {

@@ -57,11 +57,11 @@ std::string names_of(const std::vector<NamedTensor>& tensors, const Indices& ind
 
 void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {
   const at::NoGradGuard no_grad;
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
+  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> groups;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) by_type[tensor.scalar_type()].push_back(tensor);
+    if (tensor.defined()) groups[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
   }
-  for (const auto& [type, same] : by_type) {
+  for (const auto& [kind, same] : groups) {
     std::vector<at::Tensor> flat{torch::utils::flatten_dense_tensors(same)};
     c10d::BroadcastOptions options;
     options.asyncOp = false;

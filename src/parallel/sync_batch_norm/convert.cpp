@@ -6,6 +6,7 @@
 #include <torch/nn/modules/instancenorm.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -68,16 +69,17 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
                                 eps, cudnn_enabled);
 }
 
-// Registers the kernel for tensors on the CPU, under autograd's dispatch key: batch_norm has no
-// kernel of its own there.
+torch::Library* override_batch_norm(c10::DispatchKey key) {
+  auto* const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  library->impl("batch_norm", &batch_norm);
+  return library;
+}
+
+// Registers the kernel under autograd's dispatch keys: batch_norm has no kernel of its own there.
 void override_batch_norm() {
-  static const auto* const library = [] {
-    auto* const made = new torch::Library(torch::Library::IMPL, "aten",
-                                          c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
-    made->impl("batch_norm", &batch_norm);
-    return made;
-  }();
-  static_cast<void>(library);
+  static const std::array libraries{override_batch_norm(c10::DispatchKey::AutogradCPU),
+                                    override_batch_norm(c10::DispatchKey::AutogradCUDA)};
+  static_cast<void>(libraries);
 }
 
 // The tensor that identifies the calls of a BatchNorm, undefined if it has none; nothing for other

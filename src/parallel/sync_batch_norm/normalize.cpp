@@ -9,6 +9,7 @@
 #include <paceline/error.h>
 
 #include "parallel/gather.h"
+#include "parallel/sync_batch_norm/normalize_on_device.h"
 
 namespace paceline::sync_batch_norm {
 namespace {
@@ -67,12 +68,7 @@ Statistics gather_statistics(const at::Tensor& input, const ProcessGroup& group)
   const at::Tensor counts = all.narrow(1, 2 * channels, 1);
   const at::Tensor means = all.narrow(1, 0, channels);
   const double total = sum_of(counts).item<double>();
-  if (total < 2) {
-    throw UsageError(fmt::format(
-        "SyncBatchNorm in training needs at least 2 values for each channel on all ranks together, "
-        "but got {}",
-        total));
-  }
+  check_count(total);
   const at::Tensor shares = counts / total;
   const at::Tensor mean = sum_of(means * shares);
   const at::Tensor variance =
@@ -99,11 +95,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& outputs) {
-    if (at::GradMode::is_enabled()) {
-      throw UsageError(
-          "SyncBatchNorm has no second derivatives (create_graph = true): compute such a term "
-          "without it");
-    }
+    check_no_second_derivative();
     const auto saved = context->get_saved_variables();
     const at::Tensor& input = saved[0];
     const at::Tensor& weight = saved[1];
@@ -149,17 +141,30 @@ void track(const Parts& parts, const Statistics& statistics, double momentum) {
 
 }  // namespace
 
+void check_count(double total) {
+  if (total >= 2) return;
+  throw UsageError(fmt::format(
+      "SyncBatchNorm in training needs at least 2 values for each channel on all ranks together, "
+      "but got {}",
+      total));
+}
+
+void check_no_second_derivative() {
+  if (!at::GradMode::is_enabled()) return;
+  throw UsageError(
+      "SyncBatchNorm has no second derivatives (create_graph = true): compute such a term "
+      "without it");
+}
+
 at::Tensor normalize(const at::Tensor& input, const Parts& parts, double momentum, double eps,
                      const ProcessGroup& group) {
+  if (!input.is_cpu()) return normalize_on_device(input, parts, momentum, eps, group);
   Statistics statistics;
   {
     const at::NoGradGuard no_grad;
     statistics = gather_statistics(input.detach(), group);
     track(parts, statistics, momentum);
   }
-  const auto if_defined = [](const at::Tensor& tensor) {
-    return tensor.defined() ? std::optional(tensor) : std::nullopt;
-  };
   return Normalize::apply(input, if_defined(parts.weight), if_defined(parts.bias), statistics.mean,
                           (statistics.variance + eps).rsqrt(), statistics.count, group);
 }

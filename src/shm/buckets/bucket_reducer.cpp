@@ -15,16 +15,20 @@ namespace {
 
 using Memory = std::shared_ptr<std::byte>;
 
-Memory allocate(const std::shared_ptr<Region>& region, std::size_t bytes) {
-  void* const memory = region->allocate_or_throw(bytes);
+Memory allocate(const std::shared_ptr<Region>& region, std::size_t bytes,
+                std::size_t alignment = Arena::kAlignment) {
+  void* const memory = region->allocate_or_throw(bytes, alignment);
   return {static_cast<std::byte*>(memory),
           [region](std::byte* pointer) { region->memory().free(pointer); }};
 }
 
 std::vector<Memory> allocate_buckets(const std::shared_ptr<Region>& region,
-                                     std::span<const Bucket> buckets) {
+                                     std::span<const Bucket> buckets, bool own_pages) {
+  const std::size_t alignment = own_pages ? kPage : Arena::kAlignment;
   std::vector<Memory> data;
-  for (const Bucket& bucket : buckets) data.push_back(allocate(region, bucket.bytes()));
+  for (const Bucket& bucket : buckets) {
+    data.push_back(allocate(region, bucket.bytes(), alignment));
+  }
   return data;
 }
 
@@ -68,7 +72,7 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets,
                              const Describe& describe, Options options)
     : region_(group.region()),
       leaves_(checked_leaves(group, options)),
-      data_(allocate_buckets(region_, buckets)),
+      data_(allocate_buckets(region_, buckets, options.own_pages)),
       parts_(allocate_parts(region_, buckets, leaves_)),
       lanes_(options.between_nodes
                  ? TwoLevelReduction::allocate(region_, buckets, *options.between_nodes)

@@ -25,7 +25,8 @@ struct BucketReducerOptions {
   std::shared_ptr<SecondLevel> between_nodes{};
   // Of buckets that are averaged. Unset: one leaf for each rank, as it must be with between_nodes.
   std::optional<LeafPlan> leaves{};
-  bool sums = false;  // averages are not divided; steps have no weights then
+  bool sums = false;       // averages are not divided; steps have no weights then
+  bool own_pages = false;  // no page of a bucket has anything else
 };
 
 // Reduces a fixed set of buckets once per step, in any order of publication, independently of the

@@ -9,16 +9,21 @@ Arena::Arena(std::size_t begin, std::size_t size) {
   if (size > 0) free_.emplace(begin, size);
 }
 
-std::optional<std::size_t> Arena::allocate(std::size_t bytes) {
+std::optional<std::size_t> Arena::allocate(std::size_t bytes, std::size_t alignment) {
   std::lock_guard lock(mutex_);
-  if (bytes > SIZE_MAX - kAlignment) return std::nullopt;
-  const std::size_t size = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  const auto found =
-      std::find_if(free_.begin(), free_.end(), [&](const auto& one) { return one.second >= size; });
+  if (bytes > SIZE_MAX - alignment) return std::nullopt;
+  const std::size_t size = std::max(alignment, round_up(bytes, alignment));
+  const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& one) {
+    const std::size_t skipped = round_up(one.first, alignment) - one.first;
+    return one.second >= skipped && one.second - skipped >= size;
+  });
   if (found == free_.end()) return std::nullopt;
-  const auto [offset, available] = *found;
+  const auto [begin, available] = *found;
+  const std::size_t offset = round_up(begin, alignment);
+  const std::size_t left = begin + available - (offset + size);
   free_.erase(found);
-  if (available > size) free_.emplace(offset + size, available - size);
+  if (offset > begin) free_.emplace(begin, offset - begin);
+  if (left > 0) free_.emplace(offset + size, left);
   used_.emplace(offset, size);
   bytes_in_use_ += size;
   return offset;

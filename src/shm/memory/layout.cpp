@@ -3,20 +3,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include <paceline/error.h>
 
-#include <algorithm>
+#include "shm/memory/arena.h"
 
 namespace paceline::shm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 // docs/collectives.md explains this limit.
 constexpr std::size_t kMaxBuffer = std::size_t{1} << 20;
-
-constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 std::size_t check_size(int size) {
   if (size >= 1 && size <= kMaxRanks) return static_cast<std::size_t>(size);

@@ -8,9 +8,9 @@ RegionMemory::RegionMemory(std::shared_ptr<Mapping> mapping, const Layout& layou
       rank_(rank),
       arena_(layout.arena(rank), layout.arena_bytes()) {}
 
-void* RegionMemory::allocate(std::size_t bytes) {
+void* RegionMemory::allocate(std::size_t bytes, std::size_t alignment) {
   if (group_block().failure.present() || process_.is_forked_child()) return nullptr;
-  const auto offset = arena_.allocate(bytes);
+  const auto offset = arena_.allocate(bytes, alignment);
   return offset ? at<void>(*offset) : nullptr;
 }
 

@@ -36,9 +36,9 @@ class RegionMemory {
   std::size_t buffer_bytes() const { return layout_.buffer_bytes(); }
   SendRing& send_ring(int from, int to) const { return at<SendRing>(layout_.send_rings(from))[to]; }
 
-  // Shared memory of this rank, at Arena::kAlignment; nullptr if there is no room, and after a
-  // failure of the group, since a late rank may still write to memory that it knew.
-  void* allocate(std::size_t bytes);
+  // Shared memory of this rank, aligned as in Arena::allocate; nullptr if there is no room, and
+  // after a failure of the group, since a late rank may still write to memory that it knew.
+  void* allocate(std::size_t bytes, std::size_t alignment = Arena::kAlignment);
   void free(void* pointer);
   // For memory that a peer may still access: never handed out again, even if freed.
   void retire(void* pointer);

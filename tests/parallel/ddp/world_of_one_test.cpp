@@ -3,6 +3,9 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include <paceline/ddp.h>
 
@@ -48,6 +51,30 @@ struct SingleImpl : torch::nn::Module {
   // No leaf, so that its gradient passes through autograd.
   torch::Tensor forward() { return w.view_as(w); }
 };
+
+struct ManyArgumentsImpl : torch::nn::Module {
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(2, 2))};
+  torch::Tensor forward(at::TensorList list, std::span<torch::Tensor> span,
+                        std::unique_ptr<int> number, torch::Tensor& in_place,
+                        const std::vector<torch::Tensor>& vector,
+                        const std::optional<torch::Tensor>& optional) {
+    in_place.add_(*number);
+    return linear(list[0] + span[0] + in_place + vector[0] + optional.value_or(list[0]));
+  }
+};
+TORCH_MODULE(ManyArguments);
+
+TEST_P(WorldOfOneBackends, PassesAnyArgumentsOn) {
+  expect_torch_ranks(1, GetParam(), [](int, int) {
+    DistributedDataParallel model(ManyArguments{});
+    std::vector<torch::Tensor> ones{torch::ones({1, 2})};
+    torch::Tensor in_place = torch::zeros({1, 2});
+    const auto output = model(at::TensorList(ones), std::span(ones), std::make_unique<int>(3),
+                              in_place, ones, std::nullopt);
+    EXPECT_EQ(output.sizes(), in_place.sizes());
+    EXPECT_EQ(in_place.sum().item<float>(), 6);
+  });
+}
 
 // Whatever the type, also values that an average could change: NaN with a payload, and -0.
 TEST_P(WorldOfOneBackends, LeavesGradientsUnchanged) {

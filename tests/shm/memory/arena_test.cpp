@@ -21,6 +21,20 @@ TEST(Arena, AlignsAndReuses) {
   EXPECT_EQ(arena.allocate(10), first);
 }
 
+TEST(Arena, GivesWholePages) {
+  Arena arena(64, 4 * kPage);
+  const auto small = arena.allocate(1);
+  const auto pages = arena.allocate(kPage + 1, kPage);
+  ASSERT_TRUE(small && pages);
+  EXPECT_EQ(*pages, kPage);
+  EXPECT_EQ(arena.bytes_in_use(), 64 + 2 * kPage);
+  EXPECT_EQ(arena.allocate(64), 128u);  // before the pages
+  EXPECT_EQ(arena.allocate(64 + kPage), 3 * kPage);
+  EXPECT_FALSE(arena.allocate(1, kPage));
+  arena.free(*pages);
+  EXPECT_TRUE(arena.allocate(2 * kPage, kPage));
+}
+
 TEST(Arena, ReturnsNullIfFullOrTheSizeIsImpossible) {
   Arena arena(0, 1024);
   EXPECT_FALSE(arena.allocate(1025));

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distributed/bucket_reducer.h"
+
+namespace paceline::distributed {
+
+// Buckets on an accelerator. A reducer of the same group on the CPU, the host, carries what ranks
+// compare in a step, so errors come in the step in which the ranks differ, and name the ranks.
+//
+// Gradients become ready for the accelerator's current stream in `publish`; their averages are
+// ready for the current stream of the thread that runs `finish`.
+class HostedBucketReducer : public BucketReducer {
+ public:
+  const at::Tensor& tensor(std::size_t bucket) const override { return tensors_[bucket]; }
+  void begin_step(const shm::StepSummary& summary, Weights weights,
+                  shm::FrozenFlags frozen) override {
+    host_->begin_step(summary, weights, frozen);
+  }
+  bool in_step() const override { return host_->in_step(); }
+  std::uint32_t steps() const override { return host_->steps(); }
+  const std::vector<Wait>& waits() const override { return host_->waits(); }
+  double share() const override { return host_->share(); }
+  bool modifications_differ() const override { return host_->modifications_differ(); }
+  bool abort_step() override { return host_->abort_step(); }
+  bool failed() const override { return host_->failed(); }
+  [[noreturn]] void fail(const std::string& text) override {
+    host_->fail(text);
+    __builtin_unreachable();  // GCC 12 ignores noreturn on a virtual function
+  }
+  [[noreturn]] void time_out(const std::string& text) override {
+    host_->time_out(text);
+    __builtin_unreachable();
+  }
+
+ protected:
+  std::unique_ptr<BucketReducer> host_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace paceline::distributed

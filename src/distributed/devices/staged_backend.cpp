@@ -1,0 +1,241 @@
+#include "distributed/devices/staged_backend.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "distributed/reported_wait.h"
+
+namespace paceline::distributed {
+namespace {
+
+using Tensors = StagedBackend::Tensors;
+using TensorLists = StagedBackend::TensorLists;
+using WorkPtr = StagedBackend::WorkPtr;
+
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU);
+}
+
+// For a result that is written as a whole.
+at::Tensor like(const at::Tensor& tensor) {
+  return at::empty_like(tensor, tensor.options().device(at::kCPU));
+}
+
+Tensors like(const Tensors& tensors) {
+  Tensors results;
+  for (const at::Tensor& tensor : tensors) results.push_back(like(tensor));
+  return results;
+}
+
+TensorLists like(const TensorLists& lists) {
+  TensorLists results;
+  for (const Tensors& tensors : lists) results.push_back(like(tensors));
+  return results;
+}
+
+Tensors on_cpu(const Tensors& tensors) {
+  Tensors copies;
+  for (const at::Tensor& tensor : tensors) copies.push_back(on_cpu(tensor));
+  return copies;
+}
+
+TensorLists on_cpu(const TensorLists& lists) {
+  TensorLists copies;
+  for (const Tensors& tensors : lists) copies.push_back(on_cpu(tensors));
+  return copies;
+}
+
+Tensors concatenate(const TensorLists& lists) {
+  Tensors all;
+  for (const Tensors& tensors : lists) all.insert(all.end(), tensors.begin(), tensors.end());
+  return all;
+}
+
+// The host's Work, and where its results belong.
+class StagedWork final : public SelfReportingWork {
+ public:
+  // `results` are the host's copies of `outputs`; `kept`, its inputs, live as long.
+  StagedWork(WorkPtr host, Tensors outputs, Tensors results, Tensors kept)
+      : host_(std::move(host)),
+        outputs_(std::move(outputs)),
+        results_(std::move(results)),
+        kept_(std::move(kept)) {}
+
+  bool isCompleted() override { return host_->isCompleted(); }
+  bool isSuccess() const override { return host_->isSuccess(); }
+  std::exception_ptr exception() const override { return host_->exception(); }
+  int sourceRank() const override { return host_->sourceRank(); }
+  void abort() override { host_->abort(); }
+  Tensors result() override { return outputs_; }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!host_->wait(timeout)) return false;
+    put_back();
+    // A callback of the future may have put the results back, on another stream.
+    const std::lock_guard lock(mutex_);
+    if (returned_) returned_->block(current_stream());
+    return true;
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::vector<c10::Device> devices;
+    if (!outputs_.empty() && !outputs_.front().is_cpu()) {
+      devices.push_back(outputs_.front().device());
+    }
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), devices);
+    host_->getFuture()->addCallback(
+        [self = c10::intrusive_ptr<StagedWork>::unsafe_reclaim_from_nonowning(this),
+         future](c10::ivalue::Future& host) {
+          if (host.hasError()) return future->setError(host.exception_ptr());
+          try {
+            self->put_back();
+            future->markCompleted(c10::IValue(self->outputs_));
+          } catch (const std::exception&) {  // of the device
+            future->setError(std::current_exception());
+          }
+        });
+    return future;
+  }
+
+ private:
+  c10::Stream current_stream() const {
+    const c10::Device device = outputs_.front().device();
+    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  }
+
+  void put_back() {
+    const std::lock_guard lock(mutex_);
+    if (results_.empty()) return;
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < results_.size(); ++i) outputs_[i].copy_(results_[i]);
+    results_.clear();
+    if (outputs_.front().is_cpu()) return;
+    returned_.emplace(outputs_.front().device().type());
+    returned_->record(current_stream());
+  }
+
+  WorkPtr host_;
+  Tensors outputs_;
+  std::mutex mutex_;
+  Tensors results_;  // empty once they are put back
+  std::optional<c10::Event> returned_{};
+  Tensors kept_;
+};
+
+WorkPtr staged(WorkPtr host, Tensors outputs, Tensors results, Tensors kept = {}) {
+  return c10::make_intrusive<StagedWork>(std::move(host), std::move(outputs), std::move(results),
+                                         std::move(kept));
+}
+
+}  // namespace
+
+StagedBackend::StagedBackend(c10::intrusive_ptr<c10d::Backend> host)
+    : c10d::Backend(host->getRank(), host->getSize()), host_(std::move(host)) {}
+
+WorkPtr StagedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  Tensors copies = on_cpu(tensors);
+  return staged(host_->broadcast(copies, options), tensors, copies);
+}
+
+WorkPtr StagedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  Tensors copies = on_cpu(tensors);
+  return staged(host_->allreduce(copies, options), tensors, copies);
+}
+
+WorkPtr StagedBackend::allreduce_coalesced(Tensors& tensors,
+                                           const c10d::AllreduceCoalescedOptions& options) {
+  Tensors copies = on_cpu(tensors);
+  return staged(host_->allreduce_coalesced(copies, options), tensors, copies);
+}
+
+WorkPtr StagedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  Tensors copies = on_cpu(tensors);
+  return staged(host_->reduce(copies, options), tensors, copies);
+}
+
+WorkPtr StagedBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& options) {
+  TensorLists results = like(outputs);
+  Tensors copies = on_cpu(inputs);
+  auto work = host_->allgather(results, copies, options);
+  return staged(std::move(work), concatenate(outputs), concatenate(results), copies);
+}
+
+WorkPtr StagedBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                         const c10d::AllgatherOptions& options) {
+  at::Tensor result = like(output);
+  at::Tensor copy = on_cpu(input);
+  return staged(host_->all_gather_single(result, copy, options), {output}, {result}, {copy});
+}
+
+WorkPtr StagedBackend::gather(TensorLists& outputs, Tensors& inputs,
+                              const c10d::GatherOptions& options) {
+  TensorLists results = like(outputs);
+  Tensors copies = on_cpu(inputs);
+  auto work = host_->gather(results, copies, options);
+  return staged(std::move(work), concatenate(outputs), concatenate(results), copies);
+}
+
+WorkPtr StagedBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                               const c10d::ScatterOptions& options) {
+  Tensors results = like(outputs);
+  TensorLists copies = on_cpu(inputs);
+  return staged(host_->scatter(results, copies, options), outputs, results, concatenate(copies));
+}
+
+WorkPtr StagedBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                      const c10d::ReduceScatterOptions& options) {
+  Tensors results = like(outputs);
+  TensorLists copies = on_cpu(inputs);
+  return staged(host_->reduce_scatter(results, copies, options), outputs, results,
+                concatenate(copies));
+}
+
+WorkPtr StagedBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& options) {
+  at::Tensor result = like(output);
+  at::Tensor copy = on_cpu(input);
+  return staged(host_->reduce_scatter_single(result, copy, options), {output}, {result}, {copy});
+}
+
+WorkPtr StagedBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                         std::vector<std::int64_t>& output_splits,
+                                         std::vector<std::int64_t>& input_splits,
+                                         const c10d::AllToAllOptions& options) {
+  at::Tensor result = like(output);
+  at::Tensor copy = on_cpu(input);
+  return staged(host_->all_to_all_single(result, copy, output_splits, input_splits, options),
+                {output}, {result}, {copy});
+}
+
+WorkPtr StagedBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                const c10d::AllToAllOptions& options) {
+  Tensors results = like(outputs);
+  Tensors copies = on_cpu(inputs);
+  return staged(host_->alltoall(results, copies, options), outputs, results, copies);
+}
+
+WorkPtr StagedBackend::send(Tensors& tensors, int to, int tag) {
+  Tensors copies = on_cpu(tensors);
+  return staged(host_->send(copies, to, tag), {}, {}, copies);
+}
+
+WorkPtr StagedBackend::recv(Tensors& tensors, int from, int tag) {
+  Tensors results = like(tensors);
+  return staged(host_->recv(results, from, tag), tensors, results);
+}
+
+WorkPtr StagedBackend::recvAnysource(Tensors& tensors, int tag) {
+  Tensors results = like(tensors);
+  return staged(host_->recvAnysource(results, tag), tensors, results);
+}
+
+}  // namespace paceline::distributed

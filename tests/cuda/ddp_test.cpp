@@ -1,0 +1,442 @@
+// DistributedDataParallel on CUDA devices. Expected values come from a single process without it.
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <chrono>
+#include <csignal>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <paceline/autocast.h>
+#include <paceline/collectives.h>
+#include <paceline/comm_hooks.h>
+#include <paceline/data_loader.h>
+#include <paceline/ddp.h>
+#include <paceline/grad_scaler.h>
+#include <paceline/power_sgd.h>
+#include <paceline/sampler.h>
+#include <paceline/sync_batch_norm.h>
+#include <paceline/tensor_dataset.h>
+
+#include "cuda/cuda_ranks.h"
+#include "distributed/devices/device_bucket_reducer.h"
+#include "support/cases.h"
+#include "support/small_net.h"
+
+namespace paceline {
+namespace {
+
+using test::batch_of;
+using test::bytes_of;
+using test::expect_cuda_ranks;
+using test::kTinyBucket;
+using test::loss_of;
+using test::make_net;
+using test::Net;
+using ::testing::HasSubstr;
+
+class CudaDdp : public test::CudaTest, public ::testing::WithParamInterface<test::WorldCase> {};
+
+constexpr int kSteps = 5;
+constexpr double kRate = 0.05;
+
+std::vector<torch::Tensor> on_cpu(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.detach().to(at::kCPU));
+  return copies;
+}
+
+// The parameters after steps of one process with the batches of all ranks.
+std::vector<torch::Tensor> trained_alone(int size, at::Device device, int micro_batches = 1) {
+  Net net = make_net(at::kDouble);
+  net->to(device);
+  torch::optim::SGD sgd(net->parameters(), kRate);
+  for (int step = 0; step < kSteps; ++step) {
+    sgd.zero_grad();
+    for (int rank = 0; rank < size; ++rank) {
+      for (int micro = 0; micro < micro_batches; ++micro) {
+        const auto x = batch_of(rank, step * micro_batches + micro, at::kDouble).to(device);
+        (loss_of(net(x), x) / size).backward();
+      }
+    }
+    sgd.step();
+  }
+  return on_cpu(net->parameters());
+}
+
+std::vector<torch::Tensor> trained(const DdpOptions& options, int rank, at::Device device,
+                                   int micro_batches = 1) {
+  Net net = make_net(at::kDouble, 3 + static_cast<std::uint64_t>(rank));  // rank 0's is broadcast
+  net->to(device);
+  DistributedDataParallel model(net, options);
+  torch::optim::SGD sgd(net->parameters(), kRate);
+  for (int step = 0; step < kSteps; ++step) {
+    sgd.zero_grad();
+    for (int micro = 0; micro < micro_batches; ++micro) {
+      const auto guard = model.no_sync(micro + 1 < micro_batches);
+      const auto x = batch_of(rank, step * micro_batches + micro, at::kDouble).to(device);
+      loss_of(model(x), x).backward();
+    }
+    sgd.step();
+  }
+  return on_cpu(net->parameters());
+}
+
+TEST_P(CudaDdp, EqualsOneProcessOnTheWholeBatch) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    const auto expected = trained_alone(size, device);
+    for (const auto& options : std::vector<DdpOptions>{
+             {},
+             {.device_ids = {device}, .output_device = device, .bucket_cap_mb = kTinyBucket},
+             {.find_unused_parameters = true},
+             {.gradient_as_bucket_view = false},
+             {.bucket_cap_mb = kTinyBucket, .static_graph = true}}) {
+      test::expect_close(trained(options, rank, device), expected, 1e-12);
+    }
+    test::expect_close(trained({.bucket_cap_mb = kTinyBucket}, rank, device, 3),
+                       trained_alone(size, device, 3), 1e-12);
+  });
+}
+
+TEST_P(CudaDdp, AllRanksHaveTheSameBits) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int, at::Device device) {
+    const auto all =
+        all_gather_bytes(bytes_of(trained({.bucket_cap_mb = kTinyBucket}, rank, device)));
+    for (const auto& bytes : all) EXPECT_EQ(bytes, all[0]);
+  });
+}
+
+TEST_P(CudaDdp, WeighsBySamples) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    auto weight = at::zeros({3}, at::device(device).dtype(at::kDouble));
+    torch::nn::Linear net(torch::nn::LinearOptions(3, 1).bias(false));
+    net->to(device, at::kDouble);
+    DistributedDataParallel model(net, {.average = Average::samples});
+    double total = 0;
+    for (int r = 0; r < size; ++r) {
+      total += r + 1;
+      weight += (r + 1.0) * at::full({3}, r + 2.0, weight.options());
+    }
+    model.set_samples(rank + 1);
+    model(at::full({1, 3}, rank + 2.0, weight.options())).sum().backward();
+    test::expect_close({net->weight.grad().view({3})}, {weight / total}, 1e-12);
+  });
+}
+
+struct BranchedImpl : torch::nn::Module {
+  torch::nn::Linear used{register_module("used", torch::nn::Linear(4, 4))};
+  torch::nn::Linear unused{register_module("unused", torch::nn::Linear(4, 4))};
+  torch::Tensor forward(const torch::Tensor& x, bool both) {
+    return both ? used(x) + unused(x) : used(x);
+  }
+};
+TORCH_MODULE(Branched);
+
+TEST_P(CudaDdp, UnusedParameters) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    torch::manual_seed(1);
+    Branched net;
+    net->to(device);
+    DistributedDataParallel model(net, {.find_unused_parameters = true});
+    const auto x = at::ones({2, 4}, at::device(device));
+    for (int step = 0; step < 3; ++step) {
+      model(x, rank == 0).sum().backward();
+      EXPECT_TRUE(
+          at::allclose(net->unused->bias.grad().cpu(), at::full({4}, 2.0 * (step + 1) / size)));
+    }
+    net->zero_grad();
+    model(x, false).sum().backward();
+    EXPECT_FALSE(net->unused->bias.grad().defined());
+  });
+}
+
+TEST_P(CudaDdp, HooksGiveWhatTheyGiveOnTheCpu) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int, at::Device device) {
+    const auto gradients = [&](at::Device on, int which) {
+      Net net = make_net(at::kFloat);
+      net->to(on);
+      DistributedDataParallel model(net, {.bucket_cap_mb = kTinyBucket});
+      if (which == 0) model.register_comm_hook(comm_hooks::all_reduce());
+      if (which == 1) model.register_comm_hook(comm_hooks::bf16_compress());
+      if (which == 2)
+        model.register_comm_hook(
+            comm_hooks::power_sgd(comm_hooks::PowerSgdState({.start_power_sgd_iter = 2})));
+      for (int step = 0; step < 4; ++step) {
+        net->zero_grad();
+        const auto x = batch_of(rank, step, at::kFloat).to(on);
+        loss_of(model(x), x).backward();
+      }
+      std::vector<torch::Tensor> result;
+      for (const auto& parameter : net->parameters()) result.push_back(parameter.grad());
+      return on_cpu(result);
+    };
+    for (const int which : {0, 1, 2}) {
+      test::expect_close(gradients(device, which), gradients(at::kCPU, which),
+                         which == 1 ? 2e-2 : 1e-3);
+    }
+  });
+}
+
+TEST_P(CudaDdp, SyncBatchNormSeesTheWholeBatch) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    std::vector<torch::Tensor> parts;
+    for (int r = 0; r < size; ++r) {
+      torch::manual_seed(static_cast<std::uint64_t>(r));
+      const bool empty = size > 2 && r == 1;
+      parts.push_back(torch::randn({empty ? 0 : 3 + r, 5, 4, 4}, at::kDouble) + 2);
+    }
+    torch::nn::BatchNorm2d expected(5);
+    expected->to(at::kDouble);
+    auto whole = torch::cat(parts).requires_grad_();
+    expected(whole).pow(3).sum().backward();
+    std::int64_t first = 0;
+    for (int r = 0; r < rank; ++r) first += parts[static_cast<std::size_t>(r)].size(0);
+
+    const auto check = [&](auto norm) {
+      norm->to(device, at::kDouble);
+      auto input = parts[static_cast<std::size_t>(rank)].to(device).requires_grad_();
+      norm->forward(input).pow(3).sum().backward();
+      const auto gradient = whole.grad().narrow(0, first, input.size(0));
+      EXPECT_TRUE(at::allclose(input.grad().cpu(), gradient, 1e-8, 1e-8));
+      all_reduce(norm->weight.mutable_grad());
+      test::expect_close(on_cpu({norm->weight.grad(), norm->running_mean, norm->running_var}),
+                         {expected->weight.grad(), expected->running_mean, expected->running_var},
+                         1e-8);
+    };
+    check(SyncBatchNorm(5));
+    torch::nn::BatchNorm2d converted(5);
+    convert_sync_batchnorm(*converted);
+    check(converted);
+  });
+}
+
+TEST_P(CudaDdp, AStepThatThrowsIsForgottenByAll) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    Net net = make_net(at::kDouble);
+    net->to(device);
+    DistributedDataParallel model(net, {.bucket_cap_mb = kTinyBucket});
+    bool fails = rank == 0;
+    net->second->weight.register_hook([&](const torch::Tensor& gradient) {
+      if (fails) throw std::runtime_error("the program's own");
+      return gradient;
+    });
+    const auto x = batch_of(rank, 0, at::kDouble).to(device);
+    EXPECT_ANY_THROW({
+      loss_of(model(x), x).backward();
+      if (size == 1) throw std::runtime_error("rank 0 is alone");
+      net->zero_grad();
+      loss_of(model(x), x);  // at the latest here, rank 0's exception is known
+    });
+    fails = false;
+    net->zero_grad();
+    loss_of(model(x), x).backward();
+    const auto expected = test::whole_batch_gradients(0, size);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      test::expect_close({net->parameters()[i].grad().cpu()}, {expected[i].grad()}, 1e-12);
+    }
+  });
+}
+
+TEST_P(CudaDdp, InputsAreCopiedToTheDeviceOfDeviceIds) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int, at::Device device) {
+    Net net = make_net(at::kDouble);
+    net->to(device);
+    DistributedDataParallel model(net, {.device_ids = {device}});
+    EXPECT_EQ(model(batch_of(rank, 0, at::kDouble)).device(), device);
+  });
+}
+
+TEST_P(CudaDdp, GradScalerLeavesOutTheSameStepOnAllRanks) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int, at::Device device) {
+    Net net = make_net(at::kFloat);
+    net->to(device);
+    DistributedDataParallel model(net);
+    torch::optim::SGD sgd(net->parameters(), kRate);
+    GradScaler scaler({.init_scale = 1024, .growth_interval = 2});
+    std::vector<bool> stepped;
+    for (int step = 0; step < 4; ++step) {
+      sgd.zero_grad();
+      const auto x = batch_of(rank, step, at::kFloat).to(device);
+      torch::Tensor output;
+      {
+        const autocast guard(at::kCUDA, {.dtype = at::kHalf});
+        output = model(x);
+      }
+      auto loss = loss_of(output.to(at::kFloat), x);
+      if (rank == 0 && step == 1) loss = loss * std::numeric_limits<float>::infinity();
+      scaler.scale(loss).backward();
+      stepped.push_back(scaler.step(sgd));
+      scaler.update();
+    }
+    EXPECT_EQ(stepped, (std::vector<bool>{true, false, true, true}));
+    EXPECT_EQ(scaler.get_scale(), 1024);  // halved, then doubled after two steps
+    const auto all = all_gather_bytes(bytes_of(on_cpu(net->parameters())));
+    for (const auto& bytes : all) EXPECT_EQ(bytes, all[0]);
+  });
+}
+
+TEST_P(CudaDdp, AutocastTrains) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int, at::Device device) {
+    Net net = make_net(at::kFloat);
+    net->to(device);
+    DistributedDataParallel model(net);
+    const auto x = batch_of(rank, 0, at::kFloat).to(device);
+    torch::Tensor output;
+    {
+      const autocast guard(at::kCUDA, {.dtype = at::kBFloat16});
+      output = model(x);
+    }
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    loss_of(output.to(at::kFloat), x).backward();
+    EXPECT_EQ(net->first->weight.grad().scalar_type(), at::kFloat);
+  });
+}
+
+std::vector<test::WorldCase> ddp_worlds() {
+  std::vector<test::WorldCase> worlds{{"nccl", 1}, {"paceline", 1}};
+  for (const int size : {2, 3, 4}) {
+    for (const char* const backend : {"paceline", "gloo"}) worlds.push_back({backend, size});
+  }
+  return worlds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CudaDdp, ::testing::ValuesIn(ddp_worlds()));
+
+class CudaNccl : public test::CudaTest {};
+
+// The reducer of several ranks, in a world of one, where DistributedDataParallel needs none.
+TEST_F(CudaNccl, TheReducerDoesNotWaitForTheDevice) {
+  expect_cuda_ranks(1, "nccl", [](int, int, at::Device device) {
+    using distributed::BucketReducer;
+    const auto op = BucketReducer::Op::average;
+    distributed::DeviceBucketReducer reducer(
+        ProcessGroup().c10d(), device.type(),
+        {.buckets = {{1000, at::kFloat, device, op}, {10, at::kDouble, device, op}},
+         .describe = [](std::size_t) { return std::string("a test's"); }});
+    const at::Tensor matrix = at::ones({8192, 8192}, at::device(device));
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor product = matrix;
+      for (int i = 0; i < 20; ++i) product = at::mm(product, matrix).div_(8192);
+      reducer.begin_step({}, {}, {});
+      reducer.tensor(0).copy_(product.view({-1}).narrow(0, 0, 1000));
+      reducer.tensor(1).fill_(step);
+      reducer.publish(1);
+      reducer.publish(0);
+      reducer.finish();
+      c10::Event end(device.type());
+      end.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      EXPECT_TRUE(step == 0 || !end.query()) << "the device had ended before the call did";
+      EXPECT_TRUE(at::equal(reducer.tensor(0).cpu(), at::ones({1000})));
+      EXPECT_TRUE(at::equal(reducer.tensor(1).cpu(), at::full({10}, step, at::kDouble)));
+    }
+  });
+}
+
+TEST_F(CudaNccl, OneRankHasTheBitsOfNoWrapper) {
+  expect_cuda_ranks(1, "nccl", [](int rank, int, at::Device device) {
+    EXPECT_EQ(bytes_of(trained({}, rank, device)), bytes_of(trained_alone(1, device)));
+  });
+}
+
+class CudaMemory : public test::CudaTest {};
+
+std::int64_t allocated(at::Device device) {
+  return c10::getDeviceAllocator(device.type())
+      ->getDeviceStats(device.index())
+      .allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+      .current;
+}
+
+TEST_F(CudaMemory, AModelCostsItsBucketsAndLeavesNothing) {
+  expect_cuda_ranks(2, "paceline", [](int, int, at::Device device) {
+    const auto x = at::ones({4, 1024}, at::device(device));
+    const auto train = [&] {
+      torch::nn::Sequential net(torch::nn::Linear(1024, 1024), torch::nn::Linear(1024, 1024));
+      net->to(device);
+      const std::int64_t before = allocated(device);
+      std::int64_t bytes = 0;
+      for (const auto& parameter : net->parameters()) {
+        bytes += static_cast<std::int64_t>(parameter.nbytes());
+      }
+      DistributedDataParallel model(net);
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        model(x).sum().backward();
+      }
+      EXPECT_LE(allocated(device) - before, bytes * 11 / 10);
+    };
+    train();  // also what cuBLAS keeps
+    const std::int64_t before = allocated(device);
+    train();
+    EXPECT_EQ(allocated(device), before);
+  });
+}
+
+TEST_F(CudaMemory, BatchesArePinned) {
+  expect_cuda_ranks(1, "paceline", [](int, int, at::Device device) {
+    const data::TensorDataset set(at::arange(12, at::kFloat).view({12, 1}), at::arange(12));
+    for (const int workers : {0, 2}) {
+      data::DataLoader loader(set, data::SequentialSampler(set.size()),
+                              {.batch_size = 4, .num_workers = workers, .pin_memory = true});
+      double sum = 0;
+      for (auto& [x, y] : loader.epoch(0)) {
+        EXPECT_TRUE(x.is_pinned() && y.is_pinned());
+        sum += x.to(device, /*non_blocking=*/true).sum().template item<double>();
+      }
+      EXPECT_EQ(sum, 66);
+    }
+  });
+}
+
+class CudaFaults : public test::CudaTest {};
+
+TEST_F(CudaFaults, AForkedChildIsRefused) {
+  const auto ends = test::run_torch_ranks(1, "paceline", [](const test::RankContext& context) {
+    at::zeros({1}, at::device(local_device()));
+    return test::run_process_ranks(1,
+                                   [&](int, shm::BootstrapSockets) {
+                                     const World world = init_process_group(context.init);
+                                     return std::string();
+                                   })[0]
+        .report;
+  });
+  EXPECT_THAT(ends[0].report, HasSubstr("had initialized CUDA"));
+}
+
+TEST_F(CudaFaults, AKilledRankIsNamedByTheOthers) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const test::RankContext& context) {
+    const at::Device device = local_device();
+    const World world = init_process_group(context.init);
+    Net net = make_net(at::kDouble);
+    net->to(device);
+    DistributedDataParallel model(net, {.bucket_cap_mb = kTinyBucket});
+    auto begin = std::chrono::steady_clock::now();
+    try {
+      for (int step = 0; step < 100; ++step) {
+        if (context.rank == 1 && step == 5) ::raise(SIGKILL);
+        begin = std::chrono::steady_clock::now();
+        const auto x = batch_of(context.rank, step, at::kDouble).to(device);
+        loss_of(model(x), x).backward();
+      }
+    } catch (const PeerLost& error) {
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      EXPECT_LT(took.count(), 30);
+      return fmt::format("{:.3f} s: {}", took.count(), error.what());
+    }
+    return std::string("no error");
+  });
+  EXPECT_TRUE(ends[1].killed());
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_THAT(ends[rank].report, HasSubstr("rank 1"));
+    std::printf("rank %zu: %s\n", rank, ends[rank].report.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace paceline
