@@ -147,15 +147,15 @@ class PACELINE_API DdpHandle {
 
 // An argument of a forward on `device`, if it is a tensor, or an optional or a vector of tensors;
 // another one as it is.
-inline at::Tensor moved(at::Tensor tensor, at::Device device) {
+inline at::Tensor moved(const at::Tensor& tensor, at::Device device) {
   return tensor.defined() ? tensor.to(device, /*non_blocking=*/true) : tensor;
 }
 inline std::optional<at::Tensor> moved(std::optional<at::Tensor> tensor, at::Device device) {
-  if (tensor) tensor = moved(*std::move(tensor), device);
+  if (tensor) tensor = moved(*tensor, device);
   return tensor;
 }
 inline std::vector<at::Tensor> moved(std::vector<at::Tensor> tensors, at::Device device) {
-  for (at::Tensor& tensor : tensors) tensor = moved(std::move(tensor), device);
+  for (at::Tensor& tensor : tensors) tensor = moved(tensor, device);
   return tensors;
 }
 template <typename Value>

@@ -95,14 +95,14 @@ void check_devices(const distributed::BackendRequest& request) {
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
+c10::intrusive_ptr<c10d::Backend> make_nccl(const distributed::BackendRequest& request) {
   check_devices(request);
   return loaded().plugin->make(request.store, request.rank, request.size, request.timeout,
                                request.group_name);
 }
 
 const bool nccl_registered = distributed::register_backend(
-    "nccl", {.make = &make, .type = c10d::ProcessGroup::BackendType::NCCL});
+    "nccl", {.make = &make_nccl, .type = c10d::ProcessGroup::BackendType::NCCL});
 
 }  // namespace
 }  // namespace backends

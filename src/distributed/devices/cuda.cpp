@@ -89,7 +89,8 @@ Cuda load() {
         "the program to libtorch_cuda.so";
     return cuda;
   }
-  cuda.devices = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
+  cuda.devices =
+      static_cast<unsigned char>(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount());
   if (cuda.devices == 0) cuda.why_not = "LibTorch finds no CUDA device";
   return cuda;
 }
