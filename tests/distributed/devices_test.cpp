@@ -75,7 +75,7 @@ TEST(LocalDevice, IsTheCpuWithoutCuda) {
   EXPECT_EQ(describe_local_device(), "the CPU: " + distributed::Cuda::get().why_not);
 }
 
-// With tensors on the CPU, which it treats as those of a device.
+// The tensors are on the CPU; StagedBackend copies them like tensors on a device.
 TEST(StagedBackend, PassesEveryCallOn) {
   test::expect_torch_ranks(2, "paceline", [](int rank, int size) {
     distributed::StagedBackend staged(ProcessGroup().c10d()->getBackend(c10::DeviceType::CPU));

@@ -15,7 +15,7 @@ using ::testing::FloatEq;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// The values are those of torch.amp.GradScaler("cpu") with the same gradients.
+// Expected values come from torch.amp.GradScaler("cpu") with the same gradients.
 TEST(GradScaler, DoesAsPythonDoes) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

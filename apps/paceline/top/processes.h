@@ -29,7 +29,7 @@ struct LiveProcess {
 // Empty if it shows nothing. Throws Error if this user may not look, or if it runs another version.
 std::optional<LiveProcess> look_into(pid_t process);
 
-// Without processes that this user may not look into, and those of other versions.
+// Leaves out processes that this user may not look into, and processes of other versions.
 std::vector<LiveProcess> all_live_processes();
 
 // Whether it is a rank, or may become one or start ones.

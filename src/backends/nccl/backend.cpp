@@ -88,8 +88,8 @@ void check_devices(const distributed::BackendRequest& request) {
     if (is_first) continue;
     throw UsageError(fmt::format(
         "ranks {} and {} have the same current CUDA device, and NCCL needs one for each rank: "
-        "start "
-        "no more ranks on a machine than it has devices, give each rank its own with local_device "
+        "start no more ranks on a machine than it has devices, give each rank its own with "
+        "local_device "
         "or CUDA_VISIBLE_DEVICES, or let ranks share devices over the backend paceline or gloo",
         global_ranks.of(owner->second), global_ranks.of(rank)));
   }

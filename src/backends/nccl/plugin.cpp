@@ -26,8 +26,8 @@ std::string why_not() {
   if (theirs >> kMinor == ours >> kMinor) return {};
   return fmt::format(
       "this build's plug-in for NCCL was compiled with nccl.h of version {}.{}, and LibTorch with "
-      "{}.{}: "
-      "build Paceline with that version's header (the package nvidia-nccl beside LibTorch has it)",
+      "{}.{}: build Paceline with that version's header (the package nvidia-nccl beside LibTorch "
+      "has it)",
       NCCL_MAJOR, NCCL_MINOR, theirs >> kMajor, theirs >> kMinor & 0xffff);
 }
 

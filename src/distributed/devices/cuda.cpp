@@ -56,6 +56,13 @@ std::string check_driver() {
       describe_version(has), describe_version(wants));
 }
 
+// Whether it is in this process already.
+bool is_loaded() {
+  void* const library = ::dlopen(kLibrary, RTLD_LAZY | RTLD_NOLOAD);
+  if (library != nullptr) ::dlclose(library);
+  return library != nullptr;
+}
+
 // Beside libtorch_cpu.so.
 std::string load_library() {
   Dl_info info{};
@@ -78,15 +85,14 @@ std::string load_library() {
 Cuda load() {
   Cuda cuda;
   cuda.why_not = check_driver();
-  if (cuda.why_not.empty() && !Cuda::is_loaded()) cuda.why_not = load_library();
+  if (cuda.why_not.empty() && !is_loaded()) cuda.why_not = load_library();
   if (!cuda.why_not.empty()) return cuda;
   // LibTorch looks for its CUDA once.
   if (!at::globalContext().hasCUDA()) {
     cuda.why_not =
         "LibTorch was asked for CUDA before its part for CUDA was loaded, for instance by "
         "torch::cuda::is_available or torch::manual_seed: call paceline::local_device before, or "
-        "link "
-        "the program to libtorch_cuda.so";
+        "link the program to libtorch_cuda.so";
     return cuda;
   }
   cuda.devices =
@@ -104,12 +110,6 @@ Cuda load_or_explain() {
 }
 
 }  // namespace
-
-bool Cuda::is_loaded() {
-  void* const library = ::dlopen(kLibrary, RTLD_LAZY | RTLD_NOLOAD);
-  if (library != nullptr) ::dlclose(library);
-  return library != nullptr;
-}
 
 const Cuda& Cuda::get() {
   static const Cuda cuda = load_or_explain();

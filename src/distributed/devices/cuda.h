@@ -12,8 +12,6 @@ struct Cuda {
 
   // Loads libtorch_cuda.so once, if a driver and a device are there. Thread-safe.
   static const Cuda& get();
-  // Whether libtorch_cuda.so is in this process. Loads nothing.
-  static bool is_loaded();
 };
 
 }  // namespace paceline::distributed

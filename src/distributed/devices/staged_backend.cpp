@@ -28,28 +28,19 @@ at::Tensor like(const at::Tensor& tensor) {
   return at::empty_like(tensor, tensor.options().device(at::kCPU));
 }
 
-Tensors like(const Tensors& tensors) {
-  Tensors results;
-  for (const at::Tensor& tensor : tensors) results.push_back(like(tensor));
-  return results;
+// What `change` makes of each tensor.
+template <typename Change>
+Tensors each(const Tensors& tensors, const Change& change) {
+  Tensors changed;
+  for (const at::Tensor& tensor : tensors) changed.push_back(change(tensor));
+  return changed;
 }
 
-TensorLists like(const TensorLists& lists) {
-  TensorLists results;
-  for (const Tensors& tensors : lists) results.push_back(like(tensors));
-  return results;
-}
-
-Tensors on_cpu(const Tensors& tensors) {
-  Tensors copies;
-  for (const at::Tensor& tensor : tensors) copies.push_back(on_cpu(tensor));
-  return copies;
-}
-
-TensorLists on_cpu(const TensorLists& lists) {
-  TensorLists copies;
-  for (const Tensors& tensors : lists) copies.push_back(on_cpu(tensors));
-  return copies;
+template <typename Change>
+TensorLists each(const TensorLists& lists, const Change& change) {
+  TensorLists changed;
+  for (const Tensors& tensors : lists) changed.push_back(each(tensors, change));
+  return changed;
 }
 
 Tensors concatenate(const TensorLists& lists) {
@@ -141,30 +132,30 @@ StagedBackend::StagedBackend(c10::intrusive_ptr<c10d::Backend> host)
     : c10d::Backend(host->getRank(), host->getSize()), host_(std::move(host)) {}
 
 WorkPtr StagedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  Tensors copies = on_cpu(tensors);
+  Tensors copies = each(tensors, on_cpu);
   return staged(host_->broadcast(copies, options), tensors, copies);
 }
 
 WorkPtr StagedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  Tensors copies = on_cpu(tensors);
+  Tensors copies = each(tensors, on_cpu);
   return staged(host_->allreduce(copies, options), tensors, copies);
 }
 
 WorkPtr StagedBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
-  Tensors copies = on_cpu(tensors);
+  Tensors copies = each(tensors, on_cpu);
   return staged(host_->allreduce_coalesced(copies, options), tensors, copies);
 }
 
 WorkPtr StagedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  Tensors copies = on_cpu(tensors);
+  Tensors copies = each(tensors, on_cpu);
   return staged(host_->reduce(copies, options), tensors, copies);
 }
 
 WorkPtr StagedBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) {
-  TensorLists results = like(outputs);
-  Tensors copies = on_cpu(inputs);
+  TensorLists results = each(outputs, like);
+  Tensors copies = each(inputs, on_cpu);
   auto work = host_->allgather(results, copies, options);
   return staged(std::move(work), concatenate(outputs), concatenate(results), copies);
 }
@@ -178,23 +169,23 @@ WorkPtr StagedBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
 
 WorkPtr StagedBackend::gather(TensorLists& outputs, Tensors& inputs,
                               const c10d::GatherOptions& options) {
-  TensorLists results = like(outputs);
-  Tensors copies = on_cpu(inputs);
+  TensorLists results = each(outputs, like);
+  Tensors copies = each(inputs, on_cpu);
   auto work = host_->gather(results, copies, options);
   return staged(std::move(work), concatenate(outputs), concatenate(results), copies);
 }
 
 WorkPtr StagedBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                const c10d::ScatterOptions& options) {
-  Tensors results = like(outputs);
-  TensorLists copies = on_cpu(inputs);
+  Tensors results = each(outputs, like);
+  TensorLists copies = each(inputs, on_cpu);
   return staged(host_->scatter(results, copies, options), outputs, results, concatenate(copies));
 }
 
 WorkPtr StagedBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                       const c10d::ReduceScatterOptions& options) {
-  Tensors results = like(outputs);
-  TensorLists copies = on_cpu(inputs);
+  Tensors results = each(outputs, like);
+  TensorLists copies = each(inputs, on_cpu);
   return staged(host_->reduce_scatter(results, copies, options), outputs, results,
                 concatenate(copies));
 }
@@ -218,23 +209,23 @@ WorkPtr StagedBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
 
 WorkPtr StagedBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                 const c10d::AllToAllOptions& options) {
-  Tensors results = like(outputs);
-  Tensors copies = on_cpu(inputs);
+  Tensors results = each(outputs, like);
+  Tensors copies = each(inputs, on_cpu);
   return staged(host_->alltoall(results, copies, options), outputs, results, copies);
 }
 
 WorkPtr StagedBackend::send(Tensors& tensors, int to, int tag) {
-  Tensors copies = on_cpu(tensors);
+  Tensors copies = each(tensors, on_cpu);
   return staged(host_->send(copies, to, tag), {}, {}, copies);
 }
 
 WorkPtr StagedBackend::recv(Tensors& tensors, int from, int tag) {
-  Tensors results = like(tensors);
+  Tensors results = each(tensors, like);
   return staged(host_->recv(results, from, tag), tensors, results);
 }
 
 WorkPtr StagedBackend::recvAnysource(Tensors& tensors, int tag) {
-  Tensors results = like(tensors);
+  Tensors results = each(tensors, like);
   return staged(host_->recvAnysource(results, tag), tensors, results);
 }
 
