@@ -17,14 +17,15 @@ namespace paceline::trace {
 namespace {
 
 // By Kind.
-constexpr std::array<std::string_view, 6> kNames{
-    "step", "pre_forward_sync", "forward", "backward", "wait", "bucket"};
+constexpr std::array<std::string_view, 9> kNames{
+    "step",   "pre_forward_sync", "forward",         "backward",     "wait",
+    "bucket", "device_forward",   "device_backward", "device_bucket"};
 
-// Buckets overlap other spans of their rank, so each has a row of its own in a viewer, below its
-// model's.
-std::uint64_t row_of(std::uint64_t model, int bucket = -1) {
+// Buckets and a device overlap other spans of their rank, so each has a row of its own in a viewer,
+// below its model's; a device's rows are the last ones.
+std::uint64_t row_of(std::uint64_t model, int bucket = -1, bool on_device = false) {
   constexpr std::uint64_t kRows = 100000;
-  return model * kRows + static_cast<std::uint64_t>(bucket + 1);
+  return model * kRows + (on_device ? kRows / 2 : 0) + static_cast<std::uint64_t>(bucket + 1);
 }
 
 std::int64_t nanoseconds(Clock::duration duration) {
@@ -82,15 +83,15 @@ void append_span(std::string& text, int rank, const Span& span) {
   // A string's iterator would take the characters one by one.
   std::array<char, 400> event;
   const std::string_view name = name_of(span.kind);
-  const bool own_row = span.kind == Kind::bucket;
   const std::int64_t begin = std::max<std::int64_t>(0, nanoseconds(span.begin.time_since_epoch()));
   const std::int64_t length = std::max<std::int64_t>(0, nanoseconds(span.end - span.begin));
   char* at = fmt::format_to(
       event.data(),
       FMT_COMPILE(",\n{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},"
                   "\"ts\":{}.{:03},\"dur\":{}.{:03},\"args\":{{\"model\":{},\"step\":{}"),
-      name, name, rank, row_of(span.model, own_row ? span.bucket : -1), begin / 1000, begin % 1000,
-      length / 1000, length % 1000, span.model, span.step);
+      name, name, rank,
+      row_of(span.model, is_of_bucket(span.kind) ? span.bucket : -1, is_on_device(span.kind)),
+      begin / 1000, begin % 1000, length / 1000, length % 1000, span.model, span.step);
   if (span.bucket >= 0) at = fmt::format_to(at, FMT_COMPILE(",\"bucket\":{}"), span.bucket);
   if (span.peer >= 0) at = fmt::format_to(at, FMT_COMPILE(",\"peer\":{}"), span.peer);
   text.append(event.data(), at);
@@ -117,6 +118,11 @@ std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_
          metadata("paceline_bucket", rank, row,
                   fmt::format("\"model\":{},\"bucket\":{},\"bytes\":{},\"parameters\":{}", model,
                               bucket, bytes, json_text(parameters)));
+}
+
+std::string device_event(int rank, std::uint64_t model) {
+  return metadata("thread_name", rank, row_of(model, -1, true),
+                  fmt::format("\"name\":\"model {} on its device\"", model));
 }
 
 std::string model_event(int rank, std::uint64_t model) {

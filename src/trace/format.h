@@ -24,6 +24,7 @@ std::string job_event(int rank, int size, const Node& node = {});
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
                          std::string_view parameters);
 std::string model_event(int rank, std::uint64_t model);
+std::string device_event(int rank, std::uint64_t model);
 std::string cpu_event(int rank, const CpuUse& use);
 void append_thread_event(std::string& text, int rank, const ThreadUse& use);
 std::string dropped_event(int rank, std::uint64_t spans);

@@ -36,6 +36,9 @@ void TraceFile::write(std::span<const Span> spans) {
   for (const Span& span : spans) {
     if (!fd_) return;
     if (models_.insert(span.model).second) append(model_event(rank_, span.model));
+    if (is_on_device(span.kind) && models_on_devices_.insert(span.model).second) {
+      append(device_event(rank_, span.model));
+    }
     append_span(text_, rank_, span);
     if (text_.size() >= kChunk) flush();
   }

@@ -41,6 +41,7 @@ class TraceFile {
   std::size_t written_ = 0;
   std::string text_;  // not written yet
   std::set<std::uint64_t> models_;
+  std::set<std::uint64_t> models_on_devices_;
 };
 
 }  // namespace paceline::trace

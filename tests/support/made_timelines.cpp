@@ -130,7 +130,9 @@ void write_timelines(const std::filesystem::path& directory,
     for (const trace::ThreadUse& use : trace.thread) {
       trace::append_thread_event(text, trace.rank, use);
     }
-    for (const trace::Span& span : trace.spans) trace::append_span(text, trace.rank, span);
+    for (const auto* const spans : {&trace.spans, &trace.device_spans}) {
+      for (const trace::Span& span : *spans) trace::append_span(text, trace.rank, span);
+    }
     text[0] = '[';
     std::ofstream(directory / trace.path) << text << "\n]\n";
   }

@@ -117,6 +117,32 @@ TEST_F(TimelineTest, RecordedSpansRoundTrip) {
   EXPECT_EQ(bucket.parameters, hostile);
 }
 
+TEST_F(TimelineTest, GivesADeviceRowsOfItsOwn) {
+  Timeline::start(directory(), 0, 1);
+  for (const Kind kind : {Kind::forward, Kind::device_forward, Kind::device_backward}) {
+    Timeline::current()->record(span_of(5, kind));
+  }
+  Span bucket = span_of(5, Kind::device_bucket);
+  bucket.bucket = 2;
+  Timeline::current()->record(bucket);
+  Timeline::stop();
+  const report::RankTrace trace = report::read_timeline(file(0));
+  ASSERT_THAT(trace.spans, SizeIs(1));
+  ASSERT_THAT(trace.device_spans, SizeIs(3));
+  EXPECT_EQ(trace.device_spans[1].kind, Kind::device_backward);
+  EXPECT_EQ(trace.device_spans[2].bucket, 2);
+  EXPECT_EQ(trace.foreign, 0U);
+  std::vector<int> rows;
+  for (const auto& event : nlohmann::json::parse(content_of(file(0)))) {
+    if (event["ph"] == "X") rows.push_back(event["tid"]);
+    if (event["name"] == "thread_name") {
+      EXPECT_EQ(event["args"]["name"],
+                event["tid"] == 300000 ? "model 3" : "model 3 on its device");
+    }
+  }
+  EXPECT_THAT(rows, ElementsAre(300000, 350000, 350000, 350003));
+}
+
 // Of the thread that samples first, at both ends of a step, but of no more than one step that
 // begins in a millisecond.
 TEST_F(TimelineTest, SamplesTheTrainingThread) {

@@ -95,6 +95,28 @@ TEST_F(Report, SaysTheDiagnosisAndDrawsThePage) {
   expect_well_formed(page);
 }
 
+TEST_F(Report, DrawsWhatAnAcceleratorDidAndJudgesTheCpu) {
+  auto traces = test::make_timelines(slow_rank());
+  for (auto& trace : traces) {
+    for (auto span : trace.spans) {
+      if (span.kind == trace::Kind::step) span.kind = trace::Kind::device_backward;
+      if (span.kind == trace::Kind::bucket) span.kind = trace::Kind::device_bucket;
+      if (!trace::is_on_device(span.kind)) continue;
+      span.begin += std::chrono::milliseconds(30);  // after the next steps
+      span.end += std::chrono::milliseconds(30);
+      trace.device_spans.push_back(span);
+    }
+  }
+  test::write_timelines(directory(), traces);
+  auto command = report({directory().string()});
+  EXPECT_EQ(command.wait(), 0);
+  EXPECT_THAT(command.out(), StartsWith(kSlowRank));
+  const std::string page = read("report.html");
+  EXPECT_THAT(page, AllOf(HasSubstr("backward on the device: 9.00 ms, from 30.0 ms to 39.0 ms"),
+                          HasSubstr("bucket 3, until its average is on the device")));
+  expect_well_formed(page);
+}
+
 TEST_F(Report, PageIsSelfContained) {
   test::write_timelines(directory(), test::make_timelines(slow_rank()));
   EXPECT_THAT(page(),

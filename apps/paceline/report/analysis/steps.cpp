@@ -128,6 +128,10 @@ class Collection {
       if (span.model != model_ || span.kind == Kind::wait) continue;
       if (RankStep* const step = find(span.step)) add(*step, span);
     }
+    for (const Span& span : trace.device_spans) {
+      RankStep* const step = span.model == model_ ? find(span.step) : nullptr;
+      if (step != nullptr) step->device.push_back({span.kind, interval_of(span), span.bucket});
+    }
     const Intervals all_busy = united(std::move(busy));
     const ThreadSeries thread(trace.thread, origin_);
     for (std::size_t i = 0; i < steps.size(); ++i) {

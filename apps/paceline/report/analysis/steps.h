@@ -27,11 +27,19 @@ struct OpenBucket {
   double published_by_all;
 };
 
+// What an accelerator did; only drawn.
+struct DeviceWork {
+  Kind kind;
+  Interval when;
+  int bucket;  // -1 is none
+};
+
 struct RankStep {
   Interval step;
   Intervals forward;
   Intervals backward;
   std::vector<OpenBucket> buckets;
+  std::vector<DeviceWork> device;
   // Until the next step begins, of all models; the rest of the period is spent computing.
   Interval period;
   std::vector<Wait> waits;

@@ -22,6 +22,23 @@ std::string bar(double begin, double end, double y, double height, const char* c
       percent(begin), percent(end - begin), y, height, escaped(title));
 }
 
+// The fewest lanes that keep bars apart, which come in the order of their begins.
+class Lanes {
+ public:
+  // The number of a lane that is free; kMaxLanes if there is none.
+  std::size_t place(Interval when) {
+    const auto lane = std::ranges::find_if(free_, [&](double free) { return free <= when.begin; });
+    const auto number = static_cast<std::size_t>(lane - free_.begin());
+    if (lane == free_.end() && free_.size() < kMaxLanes) free_.push_back(0);
+    if (number < kMaxLanes) free_[number] = when.end;
+    return number;
+  }
+  std::size_t count() const { return free_.size(); }
+
+ private:
+  std::vector<double> free_;  // when each is free again
+};
+
 // The rows of the drawing of one step, over the time in which any rank was in it.
 class StepDrawing {
  public:
@@ -31,6 +48,8 @@ class StepDrawing {
     for (const RankStep& rank : step.ranks) {
       begin_ = std::min(begin_, rank.step.begin);
       end_ = std::max(end_, rank.step.end);
+      // The accelerator may end the step later.
+      for (const DeviceWork& work : rank.device) end_ = std::max(end_, work.when.end);
     }
     end_ = std::max(end_, begin_ + 0.001);
     lane_height_ = step.ranks.size() <= 4 ? 13 : 7;
@@ -67,6 +86,7 @@ class StepDrawing {
     const RankStep& rank = step_.ranks[index];
     double height = kBarHeight + 3;
     const std::string buckets = draw_buckets(rank, height);
+    const std::string device = draw_device(rank, height);
     std::string html = fmt::format(R"(<div class="row{}"><div>rank {}</div><svg height="{}">)",
                                    job_.ranks[index].rank == named_ ? " named" : "",
                                    job_.ranks[index].rank, height);
@@ -74,7 +94,7 @@ class StepDrawing {
       html += fmt::format(R"(<line class="grid" x1="{0}" x2="{0}" y1="0" y2="100%"/>)",
                           percent(tick / (end_ - begin_)));
     }
-    return html + draw_work(rank) + buckets + "</svg></div>\n";
+    return html + draw_work(rank) + buckets + device + "</svg></div>\n";
   }
 
   std::string draw_work(const RankStep& rank) const {
@@ -95,40 +115,70 @@ class StepDrawing {
     return svg;
   }
 
-  // Below the work, in as few lanes as keep them apart; adds to `height` what they need.
+  // Below the work; adds to `height` what they need.
   std::string draw_buckets(const RankStep& rank, double& height) const {
     auto buckets = rank.buckets;
     std::ranges::sort(buckets, {}, [](const OpenBucket& one) { return one.when.begin; });
     std::string svg;
-    std::vector<double> lanes;  // when each is free again
+    Lanes lanes;
     for (const OpenBucket& bucket : buckets) {
-      auto lane =
-          std::ranges::find_if(lanes, [&](double free) { return free <= bucket.when.begin; });
-      if (lane == lanes.end() && lanes.size() == kMaxLanes) continue;
-      if (lane == lanes.end()) lane = lanes.insert(lane, 0);
-      *lane = bucket.when.end;
-      const auto number = static_cast<double>(lane - lanes.begin());
-      svg += draw_bucket(bucket, kBarHeight + 3 + number * (lane_height_ + 1));
+      const std::size_t lane = lanes.place(bucket.when);
+      if (lane < kMaxLanes) svg += draw_bucket(bucket, height + offset_of(lane));
     }
-    height += static_cast<double>(lanes.size()) * (lane_height_ + 1);
+    height += offset_of(lanes.count());
+    return svg;
+  }
+
+  double offset_of(std::size_t lane) const {
+    return static_cast<double>(lane) * (lane_height_ + 1);
+  }
+
+  // Below all that the CPU did; adds to `height` what it needs.
+  std::string draw_device(const RankStep& rank, double& height) const {
+    if (rank.device.empty()) return "";
+    height += 4;
+    auto device = rank.device;
+    std::ranges::sort(device, {}, [](const DeviceWork& work) { return work.when.begin; });
+    std::string svg;
+    for (const DeviceWork& work : device) {
+      if (work.kind == Kind::device_forward) {
+        svg += bar_of(work.when, height, kBarHeight, "forward", "forward on the device");
+      } else if (work.kind == Kind::device_backward) {
+        svg += bar_of(work.when, height, kBarHeight, "backward", "backward on the device");
+      }
+    }
+    height += kBarHeight + 3;
+    Lanes lanes;
+    for (const DeviceWork& work : device) {
+      const std::size_t lane =
+          work.kind == Kind::device_bucket ? lanes.place(work.when) : kMaxLanes;
+      if (lane == kMaxLanes) continue;
+      const double y = height + offset_of(lane);
+      svg += bar_of(work.when, y, lane_height_, "comm",
+                    fmt::format("bucket {}, until its average is on the device", work.bucket)) +
+             number_in(work.when, y, work.bucket, "in");
+    }
+    height += offset_of(lanes.count());
     return svg;
   }
 
   std::string draw_bucket(const OpenBucket& bucket, double y) const {
     const std::string name = fmt::format("bucket {}", bucket.number);
-    std::string svg = bar_of({bucket.when.begin, bucket.published_by_all}, y, lane_height_, "open",
-                             name + ": other ranks' gradients are not there yet") +
-                      bar_of({bucket.published_by_all, bucket.when.end}, y, lane_height_, "comm",
-                             name + ": all ranks' gradients are there");
+    const std::string svg = bar_of({bucket.when.begin, bucket.published_by_all}, y, lane_height_,
+                                   "open", name + ": other ranks' gradients are not there yet") +
+                            bar_of({bucket.published_by_all, bucket.when.end}, y, lane_height_,
+                                   "comm", name + ": all ranks' gradients are there");
     const bool pale = part(bucket.published_by_all) - part(bucket.when.begin) >= kLegible;
-    if ((pale || part(bucket.when.end) - part(bucket.published_by_all) >= kLegible) &&
-        lane_height_ >= 13) {
-      const double begin = pale ? bucket.when.begin : bucket.published_by_all;
-      svg +=
-          fmt::format(R"(<text class="wide {}" x="{}" dx="3" y="{}">{}</text>)", pale ? "on" : "in",
-                      percent(part(begin)), y + lane_height_ - 3, bucket.number);
-    }
-    return svg;
+    return svg +
+           (pale ? number_in({bucket.when.begin, bucket.published_by_all}, y, bucket.number, "on")
+                 : number_in({bucket.published_by_all, bucket.when.end}, y, bucket.number, "in"));
+  }
+
+  // If there is room for it.
+  std::string number_in(Interval bar, double y, int number, const char* style) const {
+    if (part(bar.end) - part(bar.begin) < kLegible || lane_height_ < 13) return "";
+    return fmt::format(R"(<text class="wide {}" x="{}" dx="3" y="{}">{}</text>)", style,
+                       percent(part(bar.begin)), y + lane_height_ - 3, number);
   }
 
   std::string axis() const {

@@ -88,10 +88,10 @@ class Collector {
               .step = static_cast<std::uint64_t>(*step)};
     span.bucket = static_cast<int>(event.integer(Field::bucket, 0, kMaxBuckets).value_or(-1));
     span.peer = static_cast<int>(event.integer(Field::peer, 0, kMaxRanks).value_or(-1));
-    if (span.kind == Kind::bucket && span.bucket < 0) return false;
+    if (trace::is_of_bucket(span.kind) && span.bucket < 0) return false;
     span.begin = at(begin);
     span.end = at(begin + length);
-    trace_.spans.push_back(span);
+    (trace::is_on_device(span.kind) ? trace_.device_spans : trace_.spans).push_back(span);
     return true;
   }
 

@@ -39,6 +39,7 @@ struct RankTrace {
   std::int64_t started = 0;  // microseconds since 1970
   std::string boot;          // the boot id, which identifies the clock
   std::vector<Span> spans;
+  std::vector<Span> device_spans;  // of an accelerator
   std::map<BucketKey, BucketInfo> buckets;
   // Both in the order of time. Files of earlier versions have none of a thread, and no times of
   // the others.
