@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <optional>
 #include <string>
@@ -21,6 +20,7 @@
 
 #include "benchmarks/paceline-bench/measure/statistics.h"
 #include "drawing/line_chart.h"
+#include "drawing/save_svg.h"
 #include "topology/link_counters.h"
 
 namespace compression {
@@ -222,11 +222,7 @@ void compare(const Options& options) {
   }
   constexpr int kColumns = 100;
   fmt::print("\n{}", chart.to_terminal(kColumns));
-  if (options.svg.empty()) return;
-  std::ofstream file(options.svg);
-  if (!(file << chart.to_svg()).flush()) {
-    throw Error(fmt::format("--svg {}: cannot write this file", options.svg.string()));
-  }
+  if (!options.svg.empty()) drawing::save_svg(chart.to_svg(), options.svg);
 }
 
 }  // namespace

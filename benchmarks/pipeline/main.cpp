@@ -21,7 +21,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -29,6 +28,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/paceline-bench/measure/statistics.h"
+#include "drawing/save_svg.h"
 #include "drawing/span_chart.h"
 #include "simulate.h"
 
@@ -56,10 +56,7 @@ double theory(int stages, std::int64_t microbatches) {
 void draw(const SpanChart& chart, const Options& options, const std::string& name) {
   constexpr int kColumns = 110;
   fmt::print("{}\n", chart.to_terminal(kColumns));
-  if (options.svg.empty()) return;
-  const auto path = options.svg / (name + ".svg");
-  std::ofstream file(path);
-  if (!(file << chart.to_svg()).flush()) throw Error(fmt::format("cannot write {}", path.string()));
+  if (!options.svg.empty()) drawing::save_svg(chart.to_svg(), options.svg / (name + ".svg"));
 }
 
 // Its place in the legend.

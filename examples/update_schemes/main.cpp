@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <drawing/line_chart.h>
+#include <drawing/save_svg.h>
 #include <paceline/paceline.h>
 
 #include <chrono>
@@ -13,7 +14,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -243,8 +243,9 @@ class Report {
     std::printf("\n%s\n%s", over_time_.to_terminal(kColumns).c_str(),
                 over_steps_.to_terminal(kColumns).c_str());
     if (directory.empty()) return;
-    std::ofstream(std::filesystem::path(directory) / "over_time.svg") << over_time_.to_svg();
-    std::ofstream(std::filesystem::path(directory) / "over_gradients.svg") << over_steps_.to_svg();
+    const std::filesystem::path charts(directory);
+    drawing::save_svg(over_time_.to_svg(), charts / "over_time.svg");
+    drawing::save_svg(over_steps_.to_svg(), charts / "over_gradients.svg");
   }
 
  private:

@@ -2,18 +2,23 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <regex>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "drawing/canvas.h"
 #include "drawing/line_chart.h"
+#include "drawing/save_svg.h"
 #include "drawing/scale.h"
 #include "drawing/span_chart.h"
 #include "drawing/svg.h"
 #include "drawing/text.h"
+#include "support/temporary_directory.h"
 
 namespace paceline::drawing {
 namespace {
@@ -307,6 +312,23 @@ TEST(SpanChart, TakesAnything) {
     for (const int columns : {-1, 40, 200}) {
       expect_lines_within(chart.to_terminal(columns), std::max(columns, 40));
     }
+  }
+}
+
+TEST(SaveSvg, ReplacesTheFileOrNamesIt) {
+  const test::TemporaryDirectory directory;
+  const auto file = directory.path() / "a.svg";
+  save_svg("a longer one", file);
+  save_svg("short", file);
+  std::ostringstream content;
+  content << std::ifstream(file).rdbuf();
+  EXPECT_EQ(content.str(), "short");
+  for (const auto& wrong : {directory.path(), directory.path() / "none" / "a.svg",
+                            std::filesystem::path("/dev/full")}) {
+    EXPECT_THAT([&] { save_svg("short", wrong); },
+                testing::ThrowsMessage<std::system_error>(
+                    HasSubstr("cannot write the chart " + wrong.string() + ": ")))
+        << wrong;
   }
 }
 
