@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -10,7 +11,9 @@
 
 #include <paceline/error.h>
 
+#include "base/cores.h"
 #include "base/signals_blocked.h"
+#include "shm/sync/wait_ladder.h"
 
 namespace paceline::data_parallel {
 
@@ -22,18 +25,22 @@ class ReplicaThreads::Impl {
  private:
   void work(const std::stop_token& stop, std::size_t number);
 
+  // A step makes two calls, which follow each other within microseconds: to sleep in between would
+  // cost more than the gap.
+  const shm::WaitLadder ladder_;
   std::mutex mutex_;
   std::condition_variable_any start_;
   std::condition_variable done_;
   const Task* task_ = nullptr;
   std::size_t count_ = 0;
-  std::size_t running_ = 0;  // on threads of its own
-  std::uint64_t round_ = 0;
+  std::atomic<std::size_t> running_ = 0;  // on threads of its own; written under the lock
+  std::atomic<std::uint64_t> round_ = 0;  // likewise
 
   std::vector<std::jthread> threads_;  // last: they use everything above
 };
 
-ReplicaThreads::Impl::Impl(std::size_t count) {
+ReplicaThreads::Impl::Impl(std::size_t count)
+    : ladder_(count > static_cast<std::size_t>(base::available_cores())) {
   const base::SignalsBlocked blocked;
   for (std::size_t number = 1; number < count; ++number) {
     threads_.emplace_back([this, number](const std::stop_token& stop) { work(stop, number); });
@@ -49,14 +56,19 @@ void ReplicaThreads::Impl::run(std::size_t count, const Task& task) {
   lock.unlock();
   if (count > 1) start_.notify_all();
   task(0);
+  const auto is_done = [&] { return running_ == 0; };
+  if (ladder_.spin_or_yield(is_done)) return;
   lock.lock();
-  done_.wait(lock, [&] { return running_ == 0; });
+  done_.wait(lock, is_done);
 }
 
 void ReplicaThreads::Impl::work(const std::stop_token& stop, std::size_t number) {
-  std::unique_lock lock(mutex_);
   std::uint64_t last = 0;
-  while (start_.wait(lock, stop, [&] { return round_ != last; })) {
+  const auto has_work = [&] { return round_ != last; };
+  while (true) {
+    ladder_.spin_or_yield([&] { return has_work() || stop.stop_requested(); });
+    std::unique_lock lock(mutex_);
+    if (!start_.wait(lock, stop, has_work)) return;
     last = round_;
     if (number >= count_) continue;
     lock.unlock();
