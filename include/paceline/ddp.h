@@ -96,9 +96,9 @@ struct DdpOptions {
   /// is one. Each rank runs as many of them as the others, or one more. The job's parameters then
   /// depend on logical_ranks, but not on the number of ranks that run them: not in one bit
   /// (docs/determinism.md). Training forwards must run in a loop over
-  /// DistributedDataParallel::logical_ranks(). Only for models on the CPU and with
-  /// broadcast_buffers; not with communication hooks, join or skip_all_reduce_unused_params. The
-  /// same on all ranks.
+  /// DistributedDataParallel::logical_ranks(). Only with broadcast_buffers; not with communication
+  /// hooks, join or skip_all_reduce_unused_params. On an accelerator, gradients go through the CPU.
+  /// The same on all ranks.
   int logical_ranks = 0;
   /// The number of synchronised steps between two comparisons of the ranks' models; 0: never. They
   /// compare fingerprints of all parameters, and of buffers if broadcast_buffers keeps them equal,

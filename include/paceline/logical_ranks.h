@@ -20,7 +20,8 @@ class LogicalRanksCore;
 
 /// What a logical rank needs to continue on another rank, or in another job.
 struct LogicalRankState {
-  /// The state of the CPU's random number generator, as at::Generator::get_state gives it.
+  /// The state of the CPU's random number generator, as at::Generator::get_state gives it, followed
+  /// by that of the model's device if it is another one.
   at::Tensor random;
   /// By name, what LogicalRanks::register_state added.
   std::map<std::string, at::Tensor> registered;
@@ -47,8 +48,8 @@ struct LogicalRange {
 ///
 /// In the loop's body the logical rank is the current one:
 ///
-/// - The CPU's default random number generator is the logical rank's own. Outside the loop, it is
-///   the process's.
+/// - The default random number generators of the CPU and of the model's device are the logical
+///   rank's own. Outside the loop, they are the process's.
 /// - Buffers of the model are as before the loop. After the loop, all ranks have those that the
 ///   synchronised backward of logical rank 0 left; other changes are dropped. A loop without a
 ///   backward changes none. Outside the loop, change buffers on all ranks alike.
@@ -114,7 +115,8 @@ class PACELINE_API LogicalRanks {
 
   /// The state of a logical rank that this rank runs; a copy. Throws UsageError for another one.
   LogicalRankState state(int rank) const;
-  /// Sets it. Throws UsageError for another rank's, or if the registered names differ.
+  /// Sets it. Throws UsageError for another rank's, or if the registered names differ. A state that
+  /// was saved from a model on the CPU leaves the generator of another device as it is.
   void set_state(int rank, const LogicalRankState& state);
   /// Makes something part of each logical rank's state, under a name of its own: `get` returns it
   /// for a logical rank, and `set` takes back what `get` returned, maybe on another rank: in

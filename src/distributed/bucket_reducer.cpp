@@ -23,12 +23,15 @@ bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10:
 std::unique_ptr<BucketReducer> make_bucket_reducer(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
     const BucketReducer::Options& options) {
-  const bool has_leaves = options.leaves && options.leaves->leaves() > group->getSize();
-  if (group->getSize() == 1) {
-    if (has_leaves)
-      return std::make_unique<SliceBucketReducer>(ProcessGroup(group), nullptr, options);
+  const bool is_alone = group->getSize() == 1;
+  if (is_alone && (!options.leaves || options.leaves->one_each())) {
     return std::make_unique<LocalBucketReducer>(ProcessGroup(group), options);
   }
+  // The order of the sum is the same for all backends only on the CPU.
+  if (device != c10::DeviceType::CPU && options.leaves) {
+    return std::make_unique<StagedBucketReducer>(group, options);
+  }
+  if (is_alone) return std::make_unique<SliceBucketReducer>(ProcessGroup(group), nullptr, options);
   auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
   if (device != c10::DeviceType::CPU) {
     if (dynamic_cast<StagedBackend*>(backend.get()) != nullptr) {

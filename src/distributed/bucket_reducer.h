@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
@@ -67,6 +68,9 @@ class BucketReducer {
     // Buckets on the CPU are copied to and from an accelerator: those in shared memory share no
     // page with anything else, so that they can be pinned, and others are pinned.
     bool staged = false;
+    // On an accelerator: called once a bucket's average is the last thing in this stream, in finish
+    // at the latest.
+    std::function<void(std::size_t bucket, const c10::Stream&)> averaged{};
     // How much longer finish waits than the group's calls do, if the reducer sets the time.
     std::chrono::milliseconds extra_time{};
   };

@@ -64,11 +64,12 @@ void BucketWorks::scale(const at::Tensor& bucket) const {
 }
 
 void BucketWorks::wait(const ProcessGroup& group) {
-  translate("backward", [&] {
-    for (const auto& work : works_) {
-      if (work) wait_and_report(*work, group);
-    }
-  });
+  for (std::size_t bucket = 0; bucket < works_.size(); ++bucket) wait(group, bucket);
+}
+
+void BucketWorks::wait(const ProcessGroup& group, std::size_t bucket) {
+  if (!works_[bucket]) return;
+  translate("backward", [&] { wait_and_report(*works_[bucket], group); });
 }
 
 double share_of(double weight, c10d::Backend& backend, const ProcessGroup& group,

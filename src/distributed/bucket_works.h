@@ -32,8 +32,9 @@ class BucketWorks {
   bool is_reduced(std::size_t bucket) const {
     return bucket < works_.size() && (!works_[bucket] || works_[bucket]->isCompleted());
   }
-  // On an accelerator this may only make the current stream wait.
+  // On an accelerator these may only make the current stream wait.
   void wait(const ProcessGroup& group);
+  void wait(const ProcessGroup& group, std::size_t bucket);
 
  private:
   enum class State { open, published, skipped };

@@ -48,7 +48,9 @@ SliceBucketReducer::SliceBucketReducer(ProcessGroup group,
       ranks_(get_world_size(group_)),
       sums_(options.sums),
       step_(options.steps) {
-  for (const Bucket& bucket : options.buckets) buckets_.push_back(make_bucket(bucket));
+  for (const Bucket& bucket : options.buckets) {
+    buckets_.push_back(make_bucket(bucket, options.staged));
+  }
   const auto report = static_cast<std::int64_t>(
       sizeof(ReportHeader) + sizeof(double) * static_cast<std::size_t>(leaves_.most_leaves()));
   own_report_ = at::zeros({report}, at::kByte);
@@ -56,7 +58,8 @@ SliceBucketReducer::SliceBucketReducer(ProcessGroup group,
   if (backend_) comparison_.emplace(group_, backend_, at::kCPU, options.parameters);
 }
 
-SliceBucketReducer::SliceBucket SliceBucketReducer::make_bucket(const Bucket& bucket) const {
+SliceBucketReducer::SliceBucket SliceBucketReducer::make_bucket(const Bucket& bucket,
+                                                                bool pinned) const {
   const auto type = data_type_of(bucket.type);
   if (!type || !bucket.device.is_cpu()) {
     throw UsageError(
@@ -73,11 +76,12 @@ SliceBucketReducer::SliceBucket SliceBucketReducer::make_bucket(const Bucket& bu
   const auto make = [&](at::IntArrayRef sizes, const at::TensorOptions& options) {
     return bucket.in_place ? at::empty(sizes, options) : at::zeros(sizes, options);
   };
-  made.padded = make({ranks_ * made.slice}, at::dtype(bucket.type));
+  const auto own_type = at::dtype(bucket.type).pinned_memory(pinned);
+  made.padded = make({ranks_ * made.slice}, own_type);
   made.tensor = made.padded.narrow(0, 0, bucket.count);
   made.average = at::empty({made.slice}, at::dtype(bucket.type));
   const bool widens = bucket.op == Op::average && leaves_.part_type(*type) != *type;
-  const auto values = at::dtype(widens ? at::toOpMathType(bucket.type) : bucket.type);
+  const auto values = widens ? own_type.dtype(at::toOpMathType(bucket.type)) : own_type;
   const std::size_t own = count_parts(bucket.op, rank_);
   for (std::size_t p = 0; p < own; ++p) {
     const bool is_bucket = !widens && p + 1 == own;

@@ -74,7 +74,7 @@ class SliceBucketReducer final : public BucketReducer, private InPlaceGradients 
   }
   void prepare_thread() override {}
 
-  SliceBucket make_bucket(const Bucket& bucket) const;
+  SliceBucket make_bucket(const Bucket& bucket, bool pinned) const;
   std::size_t count_parts(Op op, int rank) const;
   void send(const SliceBucket& bucket, std::size_t part);
   void send_published();

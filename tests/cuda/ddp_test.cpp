@@ -5,11 +5,16 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
 #include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,8 +31,11 @@
 
 #include "cuda/cuda_ranks.h"
 #include "distributed/devices/device_bucket_reducer.h"
+#include "distributed/devices/streams.h"
 #include "support/cases.h"
 #include "support/small_net.h"
+#include "support/temporary_directory.h"
+#include "trace/timeline.h"
 
 namespace paceline {
 namespace {
@@ -308,6 +316,105 @@ std::vector<test::WorldCase> ddp_worlds() {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, CudaDdp, ::testing::ValuesIn(ddp_worlds()));
 
+class CudaLogicalRanks : public test::CudaTest {};
+
+constexpr int kLogicalRanks = 8;
+
+std::vector<torch::Tensor> trained_by_logical_ranks(at::Device device, at::ScalarType type,
+                                                    double dropout, Average average) {
+  Net net = make_net(type);
+  net->to(device);
+  torch::manual_seed(11);
+  DistributedDataParallel model(
+      net, {.bucket_cap_mb = kTinyBucket, .average = average, .logical_ranks = kLogicalRanks});
+  torch::optim::SGD sgd(net->parameters(), kRate);
+  for (int step = 0; step < kSteps; ++step) {
+    sgd.zero_grad();
+    for (const int rank : model.logical_ranks()) {
+      if (average == Average::samples) model.set_samples(rank + 1);
+      const auto x = batch_of(rank, step, type).to(device);
+      loss_of(model(torch::dropout(x, dropout, true)), x).backward();
+    }
+    sgd.step();
+  }
+  return on_cpu(net->parameters());
+}
+
+TEST_F(CudaLogicalRanks, GiveTheSameBitsOnAnyNumberOfRanks) {
+  const std::vector<test::WorldCase> worlds{{"nccl", 1},     {"paceline", 1}, {"paceline", 2},
+                                            {"paceline", 3}, {"paceline", 4}, {"gloo", 3}};
+  std::set<std::string> bits;
+  for (const auto& [backend, size] : worlds) {
+    const auto ends = test::run_torch_ranks(size, backend, [](const test::RankContext& context) {
+      const at::Device device = local_device();
+      const World world = init_process_group(context.init);
+      test::expect_close(trained_by_logical_ranks(device, at::kDouble, 0, Average::ranks),
+                         trained_alone(kLogicalRanks, device), 1e-12);
+      std::string bytes;
+      for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+        for (const auto average : {Average::ranks, Average::samples}) {
+          bytes += bytes_of(trained_by_logical_ranks(device, type, 0.25, average));
+        }
+      }
+      return fmt::format("{:016x}", std::hash<std::string>()(bytes));
+    });
+    for (const auto& end : ends) bits.insert(end.report);
+  }
+  EXPECT_EQ(bits.size(), 1U);
+  EXPECT_EQ(bits.begin()->size(), 16U) << *bits.begin();
+}
+
+class CudaTimeline : public test::CudaTest {};
+
+// The hooks of a backward end long before the device does.
+TEST_F(CudaTimeline, HasTheTimesOfTheDevice) {
+  const test::TemporaryDirectory directory;
+  const auto ends = test::run_torch_ranks(2, "paceline", [&](const test::RankContext& context) {
+    ::setenv("PACELINE_TIMELINE", directory.path().c_str(), 1);
+    const at::Device device = local_device();
+    const World world = init_process_group(context.init);
+    torch::nn::Sequential net;
+    for (int layer = 0; layer < 4; ++layer) net->push_back(torch::nn::Linear(2048, 2048));
+    net->to(device);
+    DistributedDataParallel model(net, {.bucket_cap_mb = 1});
+    const auto x = at::ones({16384, 2048}, at::device(device));
+    for (int step = 0; step < 10; ++step) {
+      net->zero_grad();
+      model(x).sum().backward();
+    }
+    trace::Timeline::stop();
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+
+  std::map<std::pair<std::string, int>, std::vector<std::pair<double, double>>> spans;  // by step
+  for (const auto& event : nlohmann::json::parse(std::ifstream(directory.path() / "rank0.json"))) {
+    if (event["ph"] != "X") continue;
+    const double begin = event["ts"];
+    const double length = event["dur"];
+    spans[{event["name"], event["args"]["step"]}].emplace_back(begin, begin + length);
+  }
+  for (int step = 3; step < 9; ++step) {
+    const auto at = [&](const char* kind) { return spans[{kind, step}]; };
+    ASSERT_EQ(at("device_forward").size(), 1U) << step;
+    ASSERT_EQ(at("device_backward").size(), 1U) << step;
+    ASSERT_EQ(at("device_bucket").size(), at("bucket").size()) << step;
+    const auto [forward_begin, forward_end] = at("device_forward")[0];
+    const auto [backward_begin, backward_end] = at("device_backward")[0];
+    EXPECT_GE(forward_begin, at("forward")[0].first);
+    EXPECT_GT(forward_end, at("forward")[0].second);
+    EXPECT_NEAR(backward_begin, forward_end, 1);
+    // Four products of 137 GFLOP, and seven.
+    EXPECT_GT(forward_end - forward_begin, 500);
+    EXPECT_GT(backward_end - backward_begin, 1.5 * (forward_end - forward_begin));
+    for (const auto& [begin, end] : at("device_bucket")) {
+      EXPECT_GT(begin, backward_begin);
+      EXPECT_LT(begin, backward_end + 1);
+      EXPECT_GT(end, begin);
+    }
+  }
+}
+
 class CudaNccl : public test::CudaTest {};
 
 // The reducer of several ranks, in a world of one, where DistributedDataParallel needs none.
@@ -315,10 +422,17 @@ TEST_F(CudaNccl, TheReducerDoesNotWaitForTheDevice) {
   expect_cuda_ranks(1, "nccl", [](int, int, at::Device device) {
     using distributed::BucketReducer;
     const auto op = BucketReducer::Op::average;
+    const c10::Stream backward = distributed::current_stream(device);
+    std::vector<std::size_t> averaged;
     distributed::DeviceBucketReducer reducer(
         ProcessGroup().c10d(), device.type(),
         {.buckets = {{1000, at::kFloat, device, op}, {10, at::kDouble, device, op}},
-         .describe = [](std::size_t) { return std::string("a test's"); }});
+         .describe = [](std::size_t) { return std::string("a test's"); },
+         .averaged =
+             [&](std::size_t bucket, const c10::Stream& stream) {
+               EXPECT_NE(stream, backward);
+               averaged.push_back(bucket);
+             }});
     const at::Tensor matrix = at::ones({8192, 8192}, at::device(device));
     for (int step = 0; step < 3; ++step) {
       at::Tensor product = matrix;
@@ -330,11 +444,12 @@ TEST_F(CudaNccl, TheReducerDoesNotWaitForTheDevice) {
       reducer.publish(0);
       reducer.finish();
       c10::Event end(device.type());
-      end.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      end.record(distributed::current_stream(device));
       EXPECT_TRUE(step == 0 || !end.query()) << "the device had ended before the call did";
       EXPECT_TRUE(at::equal(reducer.tensor(0).cpu(), at::ones({1000})));
       EXPECT_TRUE(at::equal(reducer.tensor(1).cpu(), at::full({10}, step, at::kDouble)));
     }
+    EXPECT_THAT(averaged, ::testing::ElementsAre(0, 1, 0, 1, 0, 1));
   });
 }
 

@@ -1,18 +1,23 @@
 #include "distributed/devices/device_bucket_reducer.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 
 #include <paceline/error.h>
 
+#include "distributed/devices/streams.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
 
 DeviceBucketReducer::DeviceBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                          c10::DeviceType device, const Options& options)
-    : group_(group), sums_(options.sums) {
+    : group_(group),
+      sums_(options.sums),
+      averaged_(options.averaged),
+      aside_(new_stream(accelerator_of(options.buckets))) {
   if (std::ranges::any_of(options.buckets, &Bucket::skips)) {
     throw UsageError(
         "skip_all_reduce_unused_params: a model on an accelerator needs the backend paceline for "
@@ -21,44 +26,24 @@ DeviceBucketReducer::DeviceBucketReducer(const c10::intrusive_ptr<c10d::ProcessG
   cpu_ =
       translate("DistributedDataParallel", [&] { return group->getBackend(c10::DeviceType::CPU); });
   Options host = options;
-  host.buckets.clear();
-  std::vector<Bucket> of_device;
-  std::vector<std::size_t> numbers;
-  for (std::size_t b = 0; b < options.buckets.size(); ++b) {
-    const Bucket& bucket = options.buckets[b];
-    on_host_.emplace_back();
-    on_device_.emplace_back();
-    if (bucket.device.is_cpu()) {
-      on_host_[b] = host.buckets.size();
-      host.buckets.push_back(bucket);
-      numbers.push_back(b);
-    } else {
-      on_device_[b] = of_device.size();
-      of_device.push_back(bucket);
-    }
+  std::vector<Bucket> on_device;
+  for (Bucket& bucket : host.buckets) {
+    numbers_.emplace_back();
+    if (bucket.device.is_cpu()) continue;
+    numbers_.back() = on_device.size();
+    on_device.push_back(bucket);
+    bucket = {.count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max};
   }
-  // A reducer has a bucket at least.
-  if (host.buckets.empty()) {
-    host.buckets.push_back({.count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max});
-    numbers.push_back(options.buckets.size());
-  }
-  host.describe = [describe = options.describe, numbers,
-                   last = options.buckets.size()](std::size_t bucket) {
-    return numbers[bucket] == last ? "the end of the step" : describe(numbers[bucket]);
-  };
   host_ = make_bucket_reducer(group, c10::DeviceType::CPU, host);
   std::vector<at::Tensor> reduced;
-  for (std::size_t b = 0; b < options.buckets.size(); ++b) {
-    const Bucket& bucket = options.buckets[b];
-    if (on_host_[b]) {
-      tensors_.push_back(host_->tensor(*on_host_[b]));
-    } else {
-      tensors_.push_back(at::zeros({bucket.count}, at::device(bucket.device).dtype(bucket.type)));
-      reduced.push_back(tensors_.back());
-    }
+  for (const Bucket& bucket : on_device) {
+    reduced.push_back(at::zeros({bucket.count}, at::device(bucket.device).dtype(bucket.type)));
+  }
+  for (std::size_t b = 0; b < numbers_.size(); ++b) {
+    tensors_.push_back(numbers_[b] ? reduced[*numbers_[b]] : host_->tensor(b));
   }
   auto backend = translate("DistributedDataParallel", [&] { return group->getBackend(device); });
-  works_.emplace(std::move(backend), std::move(of_device), std::move(reduced), options.sums);
+  works_.emplace(std::move(backend), std::move(on_device), std::move(reduced), options.sums);
 }
 
 void DeviceBucketReducer::begin_step(const shm::StepSummary& summary, Weights weights,
@@ -70,7 +55,8 @@ void DeviceBucketReducer::begin_step(const shm::StepSummary& summary, Weights we
 }
 
 void DeviceBucketReducer::publish(std::size_t bucket) {
-  on_host_[bucket] ? host_->publish(*on_host_[bucket]) : works_->publish(*on_device_[bucket]);
+  if (numbers_[bucket]) works_->publish(*numbers_[bucket]);
+  host_->publish(bucket);
 }
 
 void DeviceBucketReducer::skip(std::size_t /*bucket*/) {
@@ -78,16 +64,23 @@ void DeviceBucketReducer::skip(std::size_t /*bucket*/) {
 }
 
 void DeviceBucketReducer::finish() {
-  if (std::ranges::none_of(on_host_, [](const auto& number) { return number.has_value(); })) {
-    host_->publish(0);
-  }
   host_->finish();
+  if (averaged_) note_averages();
   works_->wait(group_);
 }
 
+// The current stream may still have the backward to run.
+void DeviceBucketReducer::note_averages() {
+  const c10::StreamGuard guard(aside_);
+  for (std::size_t b = 0; b < tensors_.size(); ++b) {
+    if (!numbers_[b]) continue;
+    works_->wait(group_, *numbers_[b]);
+    averaged_(b, aside_);
+  }
+}
+
 bool DeviceBucketReducer::is_reduced(std::size_t bucket) const {
-  return on_host_[bucket] ? host_->is_reduced(*on_host_[bucket])
-                          : works_->is_reduced(*on_device_[bucket]);
+  return numbers_[bucket] ? works_->is_reduced(*numbers_[bucket]) : host_->is_reduced(bucket);
 }
 
 bool DeviceBucketReducer::abort_step() {

@@ -14,7 +14,8 @@ namespace paceline::distributed {
 
 // For a backend that takes tensors on an accelerator: NCCL. An asynchronous all-reduce for each
 // bucket, on the backend's stream. No call waits for the accelerator: `finish` only makes the
-// current stream wait. A rank that aborts a step takes part in its remaining calls.
+// current stream wait. A rank that aborts a step takes part in its remaining calls. The host
+// reduces a byte for each of these buckets, so that its errors name the bucket that a rank lacks.
 class DeviceBucketReducer final : public HostedBucketReducer {
  public:
   // Throws UsageError for buckets that ranks may skip. Collective.
@@ -32,12 +33,15 @@ class DeviceBucketReducer final : public HostedBucketReducer {
   bool abort_step() override;
 
  private:
+  void note_averages();
+
   ProcessGroup group_;
   c10::intrusive_ptr<c10d::Backend> cpu_;
   bool sums_;
-  std::vector<std::optional<std::size_t>> on_host_;    // the host's number of a bucket on the CPU
-  std::vector<std::optional<std::size_t>> on_device_;  // works_' number of one on the accelerator
+  std::vector<std::optional<std::size_t>> numbers_;  // in works_, of buckets on the accelerator
   std::optional<BucketWorks> works_;
+  std::function<void(std::size_t, const c10::Stream&)> averaged_;
+  c10::Stream aside_;  // waits for each bucket by itself
 };
 
 }  // namespace paceline::distributed

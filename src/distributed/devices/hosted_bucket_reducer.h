@@ -10,6 +10,14 @@
 
 namespace paceline::distributed {
 
+// The device of the first bucket on an accelerator; the CPU if there is none.
+inline at::Device accelerator_of(const std::vector<BucketReducer::Bucket>& buckets) {
+  for (const auto& bucket : buckets) {
+    if (!bucket.device.is_cpu()) return bucket.device;
+  }
+  return at::kCPU;
+}
+
 // Buckets on an accelerator. A reducer of the same group on the CPU, the host, carries what ranks
 // compare in a step, so errors come in the step in which the ranks differ, and name the ranks.
 //

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <exception>
@@ -10,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "distributed/devices/streams.h"
 #include "distributed/reported_wait.h"
 
 namespace paceline::distributed {
@@ -71,7 +71,7 @@ class StagedWork final : public SelfReportingWork {
     put_back();
     // A callback of the future may have put the results back, on another stream.
     const std::lock_guard lock(mutex_);
-    if (returned_) returned_->block(current_stream());
+    if (returned_) returned_->block(current_stream(outputs_.front().device()));
     return true;
   }
 
@@ -97,11 +97,6 @@ class StagedWork final : public SelfReportingWork {
   }
 
  private:
-  c10::Stream current_stream() const {
-    const c10::Device device = outputs_.front().device();
-    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  }
-
   void put_back() {
     const std::lock_guard lock(mutex_);
     if (results_.empty()) return;
@@ -110,7 +105,7 @@ class StagedWork final : public SelfReportingWork {
     results_.clear();
     if (outputs_.front().is_cpu()) return;
     returned_.emplace(outputs_.front().device().type());
-    returned_->record(current_stream());
+    returned_->record(current_stream(outputs_.front().device()));
   }
 
   WorkPtr host_;

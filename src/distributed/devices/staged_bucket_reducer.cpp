@@ -2,36 +2,20 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <exception>
 #include <thread>
 
+#include "distributed/devices/streams.h"
+
 namespace paceline::distributed {
-namespace {
-
-at::Device accelerator_of(const BucketReducer::Options& options) {
-  for (const auto& bucket : options.buckets) {
-    if (!bucket.device.is_cpu()) return bucket.device;
-  }
-  return at::kCPU;
-}
-
-c10::Stream new_stream(const at::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
-}
-
-c10::Stream current_stream(const at::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-}  // namespace
 
 StagedBucketReducer::StagedBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                          const Options& options)
-    : to_host_(new_stream(accelerator_of(options))),
-      to_device_(new_stream(accelerator_of(options))),
-      returned_(accelerator_of(options).type()) {
+    : to_host_(new_stream(accelerator_of(options.buckets))),
+      to_device_(new_stream(to_host_.device())),
+      averaged_(options.averaged),
+      returned_(to_host_.device_type()) {
   Options host = options;
   host.staged = true;
   for (Bucket& bucket : host.buckets) {
@@ -41,13 +25,32 @@ StagedBucketReducer::StagedBucketReducer(const c10::intrusive_ptr<c10d::ProcessG
   host_ = make_bucket_reducer(group, c10::DeviceType::CPU, host);
   for (std::size_t b = 0; b < options.buckets.size(); ++b) {
     const Bucket& bucket = options.buckets[b];
-    arrived_.emplace_back(accelerator_of(options).type());
+    arrived_.emplace_back(to_host_.device_type());
     if (bucket.device.is_cpu()) {
       tensors_.push_back(host_->tensor(b));
+      parts_.push_back({tensors_[b]});
       continue;
     }
     tensors_.push_back(at::zeros({bucket.count}, at::device(bucket.device).dtype(bucket.type)));
     pinned_.emplace_back(host_->tensor(b));
+    const bool has_parts = options.leaves && bucket.op == Op::average;
+    add_parts(has_parts ? options.leaves->parts(group->getRank()).size() : 1);
+  }
+}
+
+// Of the bucket that was added last.
+void StagedBucketReducer::add_parts(std::size_t count) {
+  const std::size_t bucket = parts_.size();
+  const at::Tensor& tensor = tensors_[bucket];
+  auto& parts = parts_.emplace_back();
+  for (std::size_t p = 0; p < count; ++p) {
+    const at::Tensor& of_host = host_->part(bucket, p);
+    if (of_host.is_alias_of(host_->tensor(bucket))) {
+      parts.push_back(tensor);
+    } else {
+      parts.push_back(at::zeros_like(of_host, tensor.options().dtype(of_host.scalar_type())));
+      pinned_.emplace_back(of_host);
+    }
   }
 }
 
@@ -70,7 +73,9 @@ void StagedBucketReducer::publish(std::size_t bucket) {
   ready.block(to_host_);
   const at::NoGradGuard no_grad;
   const c10::StreamGuard guard(to_host_);
-  host_->tensor(bucket).copy_(tensors_[bucket], /*non_blocking=*/true);
+  for (std::size_t p = 0; p < parts_[bucket].size(); ++p) {
+    host_->part(bucket, p).copy_(parts_[bucket][p], /*non_blocking=*/true);
+  }
   arrived_[bucket].record(to_host_);
   copying_.push_back(bucket);
 }
@@ -97,6 +102,7 @@ void StagedBucketReducer::copy_back(std::size_t bucket) {
   const c10::StreamGuard guard(to_device_);
   tensors_[bucket].copy_(host_->tensor(bucket), /*non_blocking=*/true);
   copied_back_[bucket] = true;
+  if (averaged_) averaged_(bucket, to_device_);
 }
 
 void StagedBucketReducer::finish() {

@@ -12,9 +12,9 @@
 
 namespace paceline::distributed {
 
-// For backends that take CPU tensors only: each bucket on the accelerator is copied to one of the
-// host, and its average back, on streams beside the backward. Where the host's buckets are in
-// shared memory, they are pinned, and the copies are asynchronous.
+// For backends that take CPU tensors only, and for sums over leaves: each bucket on the accelerator
+// is copied to one of the host, and its average back, on streams beside the backward. The host's
+// buckets are pinned, and the copies are asynchronous.
 //
 // The hooks of a backward run ahead of the accelerator, so most of the work is done in `finish`:
 // while the backward still runs on the accelerator, it publishes each bucket whose copy has
@@ -29,6 +29,9 @@ class StagedBucketReducer final : public HostedBucketReducer {
 
   void begin_step(const shm::StepSummary& summary, Weights weights,
                   shm::FrozenFlags frozen) override;
+  const at::Tensor& part(std::size_t bucket, std::size_t part) const override {
+    return parts_[bucket][part];
+  }
   void publish(std::size_t bucket) override;
   void skip(std::size_t bucket) override { host_->skip(bucket); }
   void try_progress() override;
@@ -38,13 +41,16 @@ class StagedBucketReducer final : public HostedBucketReducer {
 
  private:
   bool is_staged(std::size_t bucket) const { return !tensors_[bucket].is_cpu(); }
+  void add_parts(std::size_t count);
   void copy_back_reduced();
   void copy_back(std::size_t bucket);
   void wait_for_copies() const noexcept;
 
-  std::vector<PinnedMemory> pinned_;  // the host's buckets
+  std::vector<std::vector<at::Tensor>> parts_;  // on the accelerator, by bucket
+  std::vector<PinnedMemory> pinned_;            // the host's buckets and their parts
   c10::Stream to_host_;
   c10::Stream to_device_;
+  std::function<void(std::size_t, const c10::Stream&)> averaged_;
   std::vector<c10::Event> arrived_;     // by bucket: its copy is on the host
   c10::Event returned_;                 // all averages of the step are on the accelerator
   std::deque<std::size_t> copying_{};   // to the host, in order

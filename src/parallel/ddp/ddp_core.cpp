@@ -108,11 +108,6 @@ void check_logical_ranks(const DdpOptions& wanted, const ddp::WrappedModel& mode
         "batches of all of them at once. Run {} ranks, or use BatchNorm",
         logical));
   }
-  for (const auto& one : model.trainable_parameters()) {
-    if (one.tensor.device().is_cpu()) continue;
-    throw UsageError(fmt::format("logical_ranks is for models on the CPU; parameter {} is on {}",
-                                 one.name, one.tensor.device().str()));
-  }
 }
 
 // `option` names `name`.
@@ -194,8 +189,9 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   parameter_count_ = model_.parameters().size();
   show_to_viewers(options_.process_group);
   reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
-  logical_ranks_ = std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks,
-                                                      options_.process_group, buffers_);
+  logical_ranks_ =
+      std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks, options_.process_group,
+                                         buffers_, parameters.front().tensor.device());
   logical_ranks_->before_loop([this] {
     if (is_check_due()) check_models(true);
   });

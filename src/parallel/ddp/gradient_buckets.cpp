@@ -19,6 +19,14 @@ bool has_layout_of(const at::Tensor& grad, const at::Tensor& view) {
          grad.is_non_overlapping_and_dense();
 }
 
+void copy_values(const at::Tensor& from, const at::Tensor& to) {
+  if (from.is_cpu() && has_layout_of(from, to)) {
+    std::memcpy(to.data_ptr(), from.data_ptr(), to.nbytes());
+  } else {
+    to.copy_(from);
+  }
+}
+
 // Whether only .grad uses its memory, apart from `incoming`, from which autograd made it, and the
 // base of that view. AccumulateGrad takes over a tensor that nobody else holds, even if its storage
 // is shared; then other branches of the graph, or the program's hooks, may read the memory later.
@@ -150,11 +158,8 @@ void GradientBuckets::take_gradient(std::size_t parameter, bool arrived,
   at::Tensor& grad = parameters_[parameter].tensor.mutable_grad();
   if (!grad.defined()) {
     view.zero_();
-  } else if (grad.is_cpu() && has_layout_of(grad, view)) {
-    std::memcpy(view.data_ptr(), grad.data_ptr(), grad.nbytes());
-    recorder_.add_copy(grad.nbytes());
   } else {
-    view.copy_(grad.is_sparse() ? grad.to_dense() : grad);
+    copy_values(grad.is_sparse() ? grad.to_dense() : grad, view);
     recorder_.add_copy(view.nbytes());
   }
   if (options_.gradient_as_bucket_view) grad = view;
@@ -239,11 +244,8 @@ void GradientBuckets::take_sums(std::size_t parameter) {
       if (!part.is_alias_of(views.in_bucket)) continue;
       views.current = sums[p];
       in_place_.push_back(parameter);
-    } else if (sums[p].scalar_type() == part.scalar_type()) {
-      std::memcpy(part.data_ptr(), sums[p].data_ptr(), part.nbytes());
-      recorder_.add_copy(part.nbytes());
     } else {
-      part.copy_(sums[p]);
+      copy_values(sums[p], part);
       recorder_.add_copy(part.nbytes());
     }
   }

@@ -90,9 +90,10 @@ void GradientBuckets::make_plan(const Indices& order) {
 // The same on every rank, as the plan depends on it; so are the next two.
 bool GradientBuckets::can_use_in_place() const {
   if (!options_.zero_copy) return false;
-  return ranks_ == 1 || distributed::supports_in_place(options_.process_group.c10d(),
-                                                       parameters_.front().tensor.device().type(),
-                                                       options_.logical_ranks > ranks_);
+  const auto device = parameters_.front().tensor.device().type();
+  if (ranks_ == 1) return device == c10::DeviceType::CPU;
+  return distributed::supports_in_place(options_.process_group.c10d(), device,
+                                        options_.logical_ranks > ranks_);
 }
 
 bool GradientBuckets::uses_in_place() const {
@@ -118,6 +119,9 @@ void GradientBuckets::make_bucket_reducer() {
                               .skips = options_.skip_all_reduce_unused_params});
   }
   wanted.describe = [this](std::size_t bucket) { return describe(bucket); };
+  wanted.averaged = [this](std::size_t bucket, const c10::Stream& stream) {
+    recorder_.end_device_bucket(bucket, stream);
+  };
   wanted.steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
   if (options_.logical_ranks > 0) wanted.leaves = leaves_;
   wanted.sums = options_.average == Average::sum;

@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <span>
 #include <utility>
 
 #include "distributed/data_type.h"
@@ -17,6 +19,33 @@ at::Tensor sum_for(const at::Tensor& last) {
   const auto type = at::toOpMathType(last.scalar_type());
   if (type == last.scalar_type()) return last;
   return at::empty_strided(last.sizes(), last.strides(), last.options().dtype(type));
+}
+
+// On an accelerator: a term times its weight, by component, in the type of sums.
+at::Tensor weighted(const at::Tensor& term, double weight) {
+  const at::Tensor wide = term.to(at::toOpMathType(term.scalar_type()));
+  const at::Tensor components = wide.is_complex() ? at::view_as_real(wide) : wide;
+  return weight == 1 ? components : components.mul(weight);
+}
+
+// Writes the weighted sum of one or two terms to `sum`, with the same bits on every device.
+void add_up(std::span<const at::Tensor> terms, std::span<const double> weights,
+            const at::Tensor& sum) {
+  if (!sum.is_cpu()) {
+    at::Tensor total = weighted(terms[0], weights[0]);
+    // Each operation rounds: the product is not part of the addition.
+    if (terms.size() == 2) total = total.add(weighted(terms[1], weights[1]));
+    (sum.is_complex() ? at::view_as_real(sum) : sum).copy_(total);
+    return;
+  }
+  std::vector<const void*> sources;
+  for (const at::Tensor& term : terms) sources.push_back(term.const_data_ptr());
+  shm::Terms weighted_terms{.sources = sources};
+  if (std::ranges::any_of(weights, [](double weight) { return weight != 1; })) {
+    weighted_terms.weights = weights;
+  }
+  shm::accumulate(*distributed::data_type_of(terms[0].scalar_type()), shm::ReduceOp::sum,
+                  weighted_terms, sum.mutable_data_ptr(), static_cast<std::size_t>(sum.numel()));
 }
 
 }  // namespace
@@ -45,10 +74,7 @@ void GradientSums::add(std::size_t parameter, int leaf, at::Tensor gradient, dou
 void GradientSums::make_sum(Node& node) {
   if (node.is_sum || !node.values.defined()) return;
   const at::Tensor sum = sum_for(node.values);
-  const std::array<const void*, 1> source{node.values.const_data_ptr()};
-  shm::accumulate(*distributed::data_type_of(node.values.scalar_type()), shm::ReduceOp::sum,
-                  {.sources = source, .weights = {&node.weight, 1}}, sum.mutable_data_ptr(),
-                  static_cast<std::size_t>(sum.numel()));
+  add_up({&node.values, 1}, {&node.weight, 1}, sum);
   node = {.values = sum, .weight = 1, .is_sum = true};
 }
 
@@ -59,13 +85,7 @@ GradientSums::Node GradientSums::combine(Node left, Node right) {
     return std::move(other);
   }
   const at::Tensor sum = sum_for(right.values);
-  const std::array<const void*, 2> sources{left.values.const_data_ptr(),
-                                           right.values.const_data_ptr()};
-  const std::array<double, 2> weights{left.weight, right.weight};
-  shm::Terms terms{.sources = sources};
-  if (left.weight != 1 || right.weight != 1) terms.weights = weights;
-  shm::accumulate(*distributed::data_type_of(right.values.scalar_type()), shm::ReduceOp::sum, terms,
-                  sum.mutable_data_ptr(), static_cast<std::size_t>(sum.numel()));
+  add_up(std::array{left.values, right.values}, std::array{left.weight, right.weight}, sum);
   return {.values = sum, .weight = 1, .is_sum = true};
 }
 

@@ -18,7 +18,7 @@ class GradientSums {
   GradientSums(std::size_t parameters, std::vector<shm::LeafRange> parts);
 
   // Adds a parameter's gradient in a leaf of the range, from 0; leaves come in ascending order.
-  // `gradient`: dense, on the CPU, in the same layout for all leaves; this takes it over, and may
+  // `gradient`: dense, in the same layout for all leaves; this takes it over, and may
   // overwrite it. Not read if `weight` is 0.
   void add(std::size_t parameter, int leaf, at::Tensor gradient, double weight);
   // Once all leaves were added: the parameter's sums, by part. If a part has one leaf, the sum is

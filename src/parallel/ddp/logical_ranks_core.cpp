@@ -26,20 +26,28 @@ namespace {
 // Whose logical ranks' random numbers the process's default generator has.
 std::atomic<const LogicalRanksCore*> open_loop = nullptr;
 
-at::Generator generator() {
-  return at::globalContext().defaultGenerator(at::kCPU);
+at::Generator generator(at::Device device) {
+  return at::globalContext().defaultGenerator(device);
 }
 
-at::Tensor random_state() {
-  at::Generator cpu = generator();
-  const std::lock_guard lock(cpu.mutex());
-  return cpu.get_state();
+at::Generator copy_of_generator(at::Device device) {
+  at::Generator of_device = generator(device);
+  const std::lock_guard lock(of_device.mutex());
+  return of_device.clone();
 }
 
-void set_random_state(const at::Tensor& state) {
-  at::Generator cpu = generator();
-  const std::lock_guard lock(cpu.mutex());
-  cpu.set_state(state);
+// Sets each generator's state, which are one after the other in `states`. A model on the CPU has
+// only the first: the others then keep theirs.
+void set_states(std::vector<at::Generator>& generators, const at::Tensor& states) {
+  std::int64_t begin = 0;
+  for (at::Generator& one : generators) {
+    if (begin > 0 && begin == states.numel()) return;
+    const std::lock_guard lock(one.mutex());
+    const std::int64_t bytes = one.get_state().numel();
+    one.set_state(states.narrow(0, begin, bytes).clone());
+    begin += bytes;
+  }
+  TORCH_CHECK(begin == states.numel(), "it has ", states.numel(), " bytes in place of ", begin);
 }
 
 // Spreads neighbouring numbers over all seeds (Steele, Lea and Flood, "Fast Splittable Pseudorandom
@@ -54,14 +62,16 @@ std::uint64_t mixed(std::uint64_t value) {
 }  // namespace
 
 LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, ProcessGroup group,
-                                   std::vector<at::Tensor> buffers)
+                                   std::vector<at::Tensor> buffers, at::Device device)
     : reducer_(&reducer),
       enabled_(logical_ranks > 0),
       group_(std::move(group)),
-      buffers_(std::move(buffers)) {
+      buffers_(std::move(buffers)),
+      devices_{at::kCPU} {
   if (!enabled_) return;
+  if (!device.is_cpu()) devices_.push_back(device);
   const at::Tensor seed = at::empty({1}, at::kLong);
-  seed.fill_(static_cast<std::int64_t>(generator().current_seed()));
+  seed.fill_(static_cast<std::int64_t>(generator(at::kCPU).current_seed()));
   if (get_world_size(group_) > 1) ddp::broadcast_from(0, {seed}, group_);
   seed_ = static_cast<std::uint64_t>(seed.item<std::int64_t>());
   for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
@@ -74,8 +84,29 @@ ddp::Reducer& LogicalRanksCore::reducer() const {
 }
 
 at::Tensor LogicalRanksCore::first_random(int rank) const {
-  return at::detail::createCPUGenerator(mixed(seed_ + mixed(static_cast<std::uint64_t>(rank))))
-      .get_state();
+  std::vector<at::Tensor> states;
+  for (const at::Device& device : devices_) {
+    at::Generator first = copy_of_generator(device);
+    first.set_current_seed(mixed(seed_ + mixed(static_cast<std::uint64_t>(rank))));
+    states.push_back(first.get_state());
+  }
+  return at::cat(states);
+}
+
+at::Tensor LogicalRanksCore::random_state() const {
+  std::vector<at::Tensor> states;
+  for (const at::Device& device : devices_) {
+    at::Generator of_device = generator(device);
+    const std::lock_guard lock(of_device.mutex());
+    states.push_back(of_device.get_state());
+  }
+  return at::cat(states);
+}
+
+void LogicalRanksCore::set_random_state(const at::Tensor& state) const {
+  std::vector<at::Generator> generators;
+  for (const at::Device& device : devices_) generators.push_back(generator(device));
+  set_states(generators, state);
 }
 
 LogicalRange LogicalRanksCore::range() const {
@@ -238,13 +269,18 @@ void LogicalRanksCore::check_state(int rank, const LogicalRankState& state) cons
     throw UsageError(fmt::format("the state of logical rank {} lacks {}, which was registered here",
                                  rank, name));
   }
-  at::Generator generator = at::detail::createCPUGenerator();
+  std::vector<at::Generator> copies;
+  std::string names;
+  for (const at::Device& device : devices_) {
+    copies.push_back(copy_of_generator(device));
+    names += (names.empty() ? "" : " and ") + device.str();
+  }
   try {
-    generator.set_state(state.random);
+    set_states(copies, state.random);
   } catch (const c10::Error& error) {
     throw UsageError(
-        fmt::format("the random state of logical rank {} is not that of a CPU generator: {}", rank,
-                    error.what_without_backtrace()));
+        fmt::format("the random state of logical rank {} is not that of the generator of {}: {}",
+                    rank, names, error.what_without_backtrace()));
   }
 }
 

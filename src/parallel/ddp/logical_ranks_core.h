@@ -19,9 +19,9 @@ namespace paceline::detail {
 // the model, and throws UsageError then.
 class LogicalRanksCore {
  public:
-  // `logical_ranks`: as in DdpOptions. Collective, unless it is 0.
+  // `logical_ranks`: as in DdpOptions. `device`: the model's. Collective, unless it is 0.
   LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, ProcessGroup group,
-                   std::vector<at::Tensor> buffers);
+                   std::vector<at::Tensor> buffers, at::Device device);
   LogicalRanksCore(const LogicalRanksCore&) = delete;
   LogicalRanksCore& operator=(const LogicalRanksCore&) = delete;
 
@@ -67,6 +67,8 @@ class LogicalRanksCore {
   void set_buffers(const std::vector<at::Tensor>& values);
   std::vector<at::Tensor> copy_buffers() const;
   at::Tensor first_random(int rank) const;
+  at::Tensor random_state() const;
+  void set_random_state(const at::Tensor& state) const;
   std::vector<shm::LeafRange> gather_ranges(const LogicalRange& wanted) const;
   std::string pack_states() const;
   std::map<int, LogicalRankState> unpack_states(const std::vector<std::string>& packed,
@@ -79,6 +81,8 @@ class LogicalRanksCore {
   bool enabled_;
   ProcessGroup group_;
   std::vector<at::Tensor> buffers_;
+  // Whose random numbers are a logical rank's own: the CPU and the model's, if that is another one.
+  std::vector<at::Device> devices_;
   std::uint64_t seed_ = 0;          // rank 0's
   std::vector<at::Tensor> random_;  // of this rank's logical ranks
   std::map<std::string, Registered> registered_;

@@ -23,6 +23,7 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
       claim_(parameters),
       parameters_(parameters),
       delayed_(parameters_, options),
+      recorder_(parameters_.front().tensor.device()),
       summarizer_(parameters_, frozen, options),
       usage_(parameters_.size(), options),
       graphs_(1, StaticGraph(parameters_.size(), options.static_graph)),

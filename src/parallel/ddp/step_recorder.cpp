@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace paceline::ddp {
 namespace {
@@ -31,8 +32,8 @@ void add(StepStats& total, const StepStats& step) {
 
 }  // namespace
 
-StepRecorder::StepRecorder()
-    : model_(next_model()), samples_(std::numeric_limits<double>::quiet_NaN()) {}
+StepRecorder::StepRecorder(const c10::Device& device)
+    : device_(device), model_(next_model()), samples_(std::numeric_limits<double>::quiet_NaN()) {}
 
 void StepRecorder::sample_thread(Moment moment) const {
   if (Timeline* const timeline = Timeline::current()) timeline->sample_thread(moment);
@@ -44,6 +45,22 @@ void StepRecorder::record_span(Kind kind, Clock::time_point begin, Clock::time_p
   const trace::Span span{kind, model_, step_, bucket, peer, begin, end};
   if (Timeline* const timeline = Timeline::current()) timeline->record(span);
   if (live_ != nullptr) live_->record(span, samples_);
+}
+
+DeviceSpans::PointPtr StepRecorder::mark_device() const {
+  return Timeline::current() == nullptr ? nullptr : DeviceSpans::mark_current(device_);
+}
+
+void StepRecorder::add_device_span(Kind kind, DeviceSpans::PointPtr begin,
+                                   DeviceSpans::PointPtr end, int bucket) {
+  device_spans_.add({kind, model_, step_, bucket}, std::move(begin), std::move(end));
+}
+
+// Of earlier steps, mostly.
+void StepRecorder::record_device_spans() {
+  device_spans_.take([](const trace::Span& span) {
+    if (Timeline* const timeline = Timeline::current()) timeline->record(span);
+  });
 }
 
 void StepRecorder::describe_bucket(std::size_t bucket, std::size_t bytes,
@@ -63,6 +80,7 @@ void StepRecorder::begin_forward(std::uint64_t step) {
     sample_thread(Moment::begin);
   }
   forward_begin_ = Clock::now();
+  device_forward_begin_ = mark_device();
   if (step_begin_ == kNever) step_begin_ = forward_begin_;
 }
 
@@ -71,12 +89,20 @@ void StepRecorder::end_pre_forward_sync() {
   pre_forward_sync_ += now - forward_begin_;
   record_span(Kind::pre_forward_sync, forward_begin_, now);
   forward_begin_ = now;
+  device_forward_begin_ = mark_device();
 }
 
 void StepRecorder::end_forward() {
   backward_begin_ = Clock::now();
   forward_ += backward_begin_ - forward_begin_;
   record_span(Kind::forward, forward_begin_, backward_begin_);
+  device_backward_begin_ = mark_device();
+  add_device_span(Kind::device_forward, std::move(device_forward_begin_), device_backward_begin_);
+}
+
+void StepRecorder::end_backward() {
+  backward_end_ = Clock::now();
+  add_device_span(Kind::device_backward, std::move(device_backward_begin_), mark_device());
 }
 
 void StepRecorder::end_leaf() {
@@ -99,6 +125,7 @@ void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
   stats_.last.waiting = pre_forward_sync_;
   forward_ = backward_ = pre_forward_sync_ = {};
   published_.assign(is_recording() ? buckets : 0, kNever);
+  device_published_.assign(buckets, nullptr);
 }
 
 void StepRecorder::count_samples(double count) {
@@ -109,6 +136,13 @@ void StepRecorder::add_bucket(std::size_t bucket, std::size_t bytes) {
   if (stats_.last.buckets++ == 0) communication_begin_ = Clock::now();
   stats_.last.bytes += bytes;
   if (bucket < published_.size()) published_[bucket] = Clock::now();
+  if (bucket < device_published_.size()) device_published_[bucket] = mark_device();
+}
+
+void StepRecorder::end_device_bucket(std::size_t bucket, const c10::Stream& stream) {
+  if (bucket >= device_published_.size() || device_published_[bucket] == nullptr) return;
+  add_device_span(Kind::device_bucket, std::move(device_published_[bucket]),
+                  DeviceSpans::mark(stream), static_cast<int>(bucket));
 }
 
 void StepRecorder::record_reduced_buckets(const distributed::BucketReducer& bucket_reducer) {
@@ -134,6 +168,7 @@ void StepRecorder::end_step(const distributed::BucketReducer& bucket_reducer) {
   record_reduced_buckets(bucket_reducer);
   record_span(Kind::backward, backward_begin_, now);
   record_span(Kind::step, step_begin_, now);
+  record_device_spans();
   sample_thread(Moment::end);
   step_begin_ = backward_begin_ = kNever;
   ++stats_.steps;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "distributed/bucket_reducer.h"
+#include "parallel/ddp/device_spans.h"
 #include "trace/live_view.h"
 #include "trace/timeline.h"
 
@@ -14,7 +15,8 @@ namespace paceline::ddp {
 // while it watches.
 class StepRecorder {
  public:
-  StepRecorder();
+  // `device`: the model's.
+  explicit StepRecorder(const c10::Device& device);
 
   // `step`: the bucket reducer's number, which is the same on all ranks.
   void begin_forward(std::uint64_t step);
@@ -30,7 +32,9 @@ class StepRecorder {
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Ends the spans of the buckets that are reduced by now.
   void record_reduced_buckets(const distributed::BucketReducer& bucket_reducer);
-  void end_backward() { backward_end_ = Clock::now(); }
+  // The bucket's average is the last thing in this stream of the accelerator.
+  void end_device_bucket(std::size_t bucket, const c10::Stream& stream);
+  void end_backward();
   // Call instead of end_step after a backward whose gradients other backwards of the step add to.
   void end_leaf();
   void end_step(const distributed::BucketReducer& bucket_reducer);
@@ -48,7 +52,13 @@ class StepRecorder {
   void sample_thread(trace::ThreadSampler::Moment moment) const;
   void record_span(trace::Kind kind, Clock::time_point begin, Clock::time_point end,
                    int bucket = -1, int peer = -1) const;
+  // A point in the accelerator's current stream; null if there is none, or no timeline.
+  DeviceSpans::PointPtr mark_device() const;
+  void add_device_span(trace::Kind kind, DeviceSpans::PointPtr begin, DeviceSpans::PointPtr end,
+                       int bucket = -1);
+  void record_device_spans();
 
+  c10::Device device_;
   std::uint64_t model_;              // its number in this process
   trace::LiveView* live_ = nullptr;  // if somebody watched at the begin of the step
   double samples_;                   // of all steps; NaN if they are not known
@@ -63,6 +73,11 @@ class StepRecorder {
   Clock::time_point communication_begin_;
   Clock::time_point backward_end_;
   std::vector<Clock::time_point> published_;  // by bucket under way, if spans are recorded
+  // Likewise on the accelerator.
+  DeviceSpans device_spans_;
+  DeviceSpans::PointPtr device_forward_begin_;
+  DeviceSpans::PointPtr device_backward_begin_;
+  std::vector<DeviceSpans::PointPtr> device_published_;
 };
 
 }  // namespace paceline::ddp

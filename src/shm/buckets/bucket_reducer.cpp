@@ -43,14 +43,17 @@ bool last_part_is_bucket(const LeafPlan& leaves, const Bucket& bucket) {
 
 std::vector<std::vector<Memory>> allocate_parts(const std::shared_ptr<Region>& region,
                                                 std::span<const Bucket> buckets,
-                                                const LeafPlan& leaves) {
+                                                const LeafPlan& leaves, bool own_pages) {
+  const std::size_t alignment = own_pages ? kPage : Arena::kAlignment;
   std::vector<std::vector<Memory>> parts(buckets.size());
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     if (!has_parts(leaves, buckets[b])) continue;
     std::size_t number = leaves.parts(region->rank()).size();
     if (last_part_is_bucket(leaves, buckets[b])) --number;
     const std::size_t size = element_size(leaves.part_type(buckets[b].type));
-    while (parts[b].size() < number) parts[b].push_back(allocate(region, buckets[b].count * size));
+    while (parts[b].size() < number) {
+      parts[b].push_back(allocate(region, buckets[b].count * size, alignment));
+    }
   }
   return parts;
 }
@@ -73,7 +76,7 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets,
     : region_(group.region()),
       leaves_(checked_leaves(group, options)),
       data_(allocate_buckets(region_, buckets, options.own_pages)),
-      parts_(allocate_parts(region_, buckets, leaves_)),
+      parts_(allocate_parts(region_, buckets, leaves_, options.own_pages)),
       lanes_(options.between_nodes
                  ? TwoLevelReduction::allocate(region_, buckets, *options.between_nodes)
                  : TwoLevelReduction::LaneBuffers()),

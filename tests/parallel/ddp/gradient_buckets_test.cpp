@@ -54,7 +54,7 @@ struct Fixture {
 
   std::vector<NamedTensor> parameters = three_parameters();
   DdpOptions options;
-  StepRecorder recorder;
+  StepRecorder recorder{at::kCPU};
   std::optional<GradientBuckets> buckets;
 };
 

@@ -185,7 +185,8 @@ TEST(LogicalRanksErrors, StatesAreChecked) {
                 says("has moments, which was not registered here"));
     state = logical.state(own);
     state.random = torch::zeros({3});
-    EXPECT_THAT([&] { logical.set_state(own, state); }, says("is not that of a CPU generator"));
+    EXPECT_THAT([&] { logical.set_state(own, state); },
+                says("is not that of the generator of cpu: "));
     state = logical.state(own);
     const auto get = [](int) { return torch::zeros({1}); };
     const auto set = [](int, const at::Tensor&) {};
