@@ -1,6 +1,7 @@
 // Trains one model in several ways, by the same workers, the first of which is slow: with
-// DistributedDataParallel, with a parameter server that waits for all workers, for those that are
-// far behind, or for none, and by local SGD. Prints and draws what each way gets out of the time.
+// DistributedDataParallel; with a parameter server that waits for all workers, for those that are
+// far behind, or for none; by Hogwild; and by local SGD. Prints and draws what each way gets out of
+// the time.
 
 #include <torch/torch.h>
 
@@ -179,6 +180,20 @@ Log train_with_server(const Options& options, std::optional<std::int64_t> stalen
   return worker.log();
 }
 
+// Without a server: the workers step on the same parameters, in memory that they share.
+Log train_hogwild(const Options& options, const paceline::ProcessGroup& workers) {
+  if (!workers.is_member()) return {};
+  auto net = make_net();
+  paceline::share_memory(net, workers);
+  torch::optim::SGD sgd(net->parameters(), options.learning_rate);
+  Worker worker(options);
+  while (!worker.is_time_over()) {
+    sgd.zero_grad();
+    worker.step([&](const torch::Tensor& x) { return net->forward(x); }, [&] { sgd.step(); });
+  }
+  return worker.log();
+}
+
 // The mean loss of consecutive steps, of all workers together.
 std::vector<drawing::Point> curve(const std::vector<Record>& records, bool over_time) {
   constexpr std::size_t kPoints = 40;
@@ -291,6 +306,9 @@ void compare(const Options& options) {
   with_server("synchronous server", 0);
   with_server("bounded staleness", options.lead);
   with_server("asynchronous", {});
+  if (paceline::get_local_world_size() == paceline::get_world_size()) {
+    report.add("Hogwild", train_hogwild(options, group), {});
+  }
   report.add("local SGD", train_in_group(options, group, true), {});
   report.draw(options.svg);
 }

@@ -115,8 +115,9 @@ class PACELINE_API LogicalRanks {
 
   /// The state of a logical rank that this rank runs; a copy. Throws UsageError for another one.
   LogicalRankState state(int rank) const;
-  /// Sets it. Throws UsageError for another rank's, or if the registered names differ. A state that
-  /// was saved from a model on the CPU leaves the generator of another device as it is.
+  /// Sets it. Throws UsageError for another rank's, or if the registered names differ. A state may
+  /// be that of a model on another device: then random numbers of this model's device, if that is
+  /// not the CPU, go on as they are.
   void set_state(int rank, const LogicalRankState& state);
   /// Makes something part of each logical rank's state, under a name of its own: `get` returns it
   /// for a logical rank, and `set` takes back what `get` returned, maybe on another rank: in

@@ -61,11 +61,11 @@ SliceBucketReducer::SliceBucketReducer(ProcessGroup group,
 SliceBucketReducer::SliceBucket SliceBucketReducer::make_bucket(const Bucket& bucket,
                                                                 bool pinned) const {
   const auto type = data_type_of(bucket.type);
-  if (!type || !bucket.device.is_cpu()) {
+  if (!type) {
     throw UsageError(
-        fmt::format("a gradient of type {} on {} cannot be averaged over logical "
-                    "ranks; floating and complex types on the CPU can",
-                    c10::toString(bucket.type), bucket.device.str()));
+        fmt::format("a gradient of type {} cannot be averaged over logical ranks; floating and "
+                    "complex types can, but not complex ones of 16 bits",
+                    c10::toString(bucket.type)));
   }
   SliceBucket made;
   made.op = bucket.op;
@@ -90,7 +90,7 @@ SliceBucketReducer::SliceBucket SliceBucketReducer::make_bucket(const Bucket& bu
   }
   const std::size_t most = bucket.op == Op::average ? leaves_.most_parts() : 1;
   for (std::size_t p = 0; p < most && backend_; ++p) {
-    made.received.push_back(at::zeros({ranks_ * made.slice}, values));
+    made.received.push_back(at::zeros({ranks_ * made.slice}, values.pinned_memory(false)));
   }
   return made;
 }

@@ -34,6 +34,11 @@ DeviceBucketReducer::DeviceBucketReducer(const c10::intrusive_ptr<c10d::ProcessG
     on_device.push_back(bucket);
     bucket = {.count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max};
   }
+  const std::size_t end = host.buckets.size();
+  host.buckets.push_back({.count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max});
+  host.describe = [describe = options.describe, end](std::size_t bucket) {
+    return bucket == end ? "the end of the step" : describe(bucket);
+  };
   host_ = make_bucket_reducer(group, c10::DeviceType::CPU, host);
   std::vector<at::Tensor> reduced;
   for (const Bucket& bucket : on_device) {
@@ -64,6 +69,7 @@ void DeviceBucketReducer::skip(std::size_t /*bucket*/) {
 }
 
 void DeviceBucketReducer::finish() {
+  host_->publish(tensors_.size());
   host_->finish();
   if (averaged_) note_averages();
   works_->wait(group_);

@@ -15,7 +15,8 @@ namespace paceline::distributed {
 // For a backend that takes tensors on an accelerator: NCCL. An asynchronous all-reduce for each
 // bucket, on the backend's stream. No call waits for the accelerator: `finish` only makes the
 // current stream wait. A rank that aborts a step takes part in its remaining calls. The host
-// reduces a byte for each of these buckets, so that its errors name the bucket that a rank lacks.
+// reduces a byte for each of these buckets, so that its errors name the bucket that a rank lacks,
+// and one in `finish`, so that no rank finishes a step that another one aborts.
 class DeviceBucketReducer final : public HostedBucketReducer {
  public:
   // Throws UsageError for buckets that ranks may skip. Collective.

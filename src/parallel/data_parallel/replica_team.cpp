@@ -4,7 +4,6 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include <paceline/error.h>
 
+#include "distributed/devices/streams.h"
 #include "distributed/intraop_threads.h"
 #include "distributed/translate.h"
 
@@ -41,10 +41,8 @@ class CallerState {
  public:
   explicit CallerState(const std::vector<at::Device>& devices) {
     for (const at::Device& device : devices) {
-      streams_.push_back(
-          device.is_cpu()
-              ? std::nullopt
-              : std::optional(c10::impl::VirtualGuardImpl(device.type()).getStream(device)));
+      streams_.push_back(device.is_cpu() ? std::nullopt
+                                         : std::optional(distributed::current_stream(device)));
     }
   }
 

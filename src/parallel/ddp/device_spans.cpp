@@ -11,7 +11,7 @@ namespace {
 
 using trace::Clock;
 
-// Spans that wait for an accelerator that has failed are dropped.
+// More are dropped: the accelerator is that far behind, or no step ends.
 constexpr std::size_t kMaxPending = 100'000;
 
 }  // namespace
@@ -19,7 +19,7 @@ constexpr std::size_t kMaxPending = 100'000;
 DeviceSpans::PointPtr DeviceSpans::mark(const c10::Stream& stream) {
   if (stream.device_type() == c10::DeviceType::CPU) return nullptr;
   auto point = std::make_shared<Point>(
-      c10::Event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT), Clock::now());
+      Point{c10::Event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT), Clock::now()});
   point->event.record(stream);
   return point;
 }

@@ -21,21 +21,26 @@ at::Tensor sum_for(const at::Tensor& last) {
   return at::empty_strided(last.sizes(), last.strides(), last.options().dtype(type));
 }
 
+at::Tensor components(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
 // On an accelerator: a term times its weight, by component, in the type of sums.
 at::Tensor weighted(const at::Tensor& term, double weight) {
-  const at::Tensor wide = term.to(at::toOpMathType(term.scalar_type()));
-  const at::Tensor components = wide.is_complex() ? at::view_as_real(wide) : wide;
-  return weight == 1 ? components : components.mul(weight);
+  const at::Tensor wide = components(term.to(at::toOpMathType(term.scalar_type())));
+  return weight == 1 ? wide : wide.mul(weight);
 }
 
 // Writes the weighted sum of one or two terms to `sum`, with the same bits on every device.
 void add_up(std::span<const at::Tensor> terms, std::span<const double> weights,
             const at::Tensor& sum) {
   if (!sum.is_cpu()) {
-    at::Tensor total = weighted(terms[0], weights[0]);
-    // Each operation rounds: the product is not part of the addition.
-    if (terms.size() == 2) total = total.add(weighted(terms[1], weights[1]));
-    (sum.is_complex() ? at::view_as_real(sum) : sum).copy_(total);
+    at::Tensor result = components(sum);
+    if (terms.size() == 1) {
+      result.copy_(weighted(terms[0], weights[0]));
+    } else {  // not by a multiply-add, which would round once
+      at::add_out(result, weighted(terms[0], weights[0]), weighted(terms[1], weights[1]));
+    }
     return;
   }
   std::vector<const void*> sources;

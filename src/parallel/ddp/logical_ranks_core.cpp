@@ -1,7 +1,6 @@
 #include "parallel/ddp/logical_ranks_core.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
@@ -36,8 +35,8 @@ at::Generator copy_of_generator(at::Device device) {
   return of_device.clone();
 }
 
-// Sets each generator's state, which are one after the other in `states`. A model on the CPU has
-// only the first: the others then keep theirs.
+// Sets the states of the generators, which are one after the other in `states`. Those of a model on
+// another device may have fewer, or more.
 void set_states(std::vector<at::Generator>& generators, const at::Tensor& states) {
   std::int64_t begin = 0;
   for (at::Generator& one : generators) {
@@ -47,7 +46,12 @@ void set_states(std::vector<at::Generator>& generators, const at::Tensor& states
     one.set_state(states.narrow(0, begin, bytes).clone());
     begin += bytes;
   }
-  TORCH_CHECK(begin == states.numel(), "it has ", states.numel(), " bytes in place of ", begin);
+}
+
+// `saved`, of a model that may be on another device, and `own` where that has no state.
+at::Tensor completed(const at::Tensor& saved, const at::Tensor& own) {
+  const std::int64_t common = std::min(saved.numel(), own.numel());
+  return at::cat({saved.narrow(0, 0, common), own.narrow(0, common, own.numel() - common)});
 }
 
 // Spreads neighbouring numbers over all seeds (Steele, Lea and Flood, "Fast Splittable Pseudorandom
@@ -293,8 +297,8 @@ void LogicalRanksCore::set_registered(int rank, const LogicalRankState& state) c
 void LogicalRanksCore::set_state(int rank, const LogicalRankState& state) {
   const std::size_t index = index_of(rank);
   check_state(rank, state);
-  random_[index] = state.random.clone();
-  if (in_loop() && current() == rank) set_random_state(state.random);
+  random_[index] = completed(state.random, random_[index]);
+  if (in_loop() && current() == rank) set_random_state(random_[index]);
   set_registered(rank, state);
 }
 

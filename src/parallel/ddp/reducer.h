@@ -53,7 +53,10 @@ class Reducer {
   // Call after collective calls between before_forward and the forward itself.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
   // Call instead of before_forward when grad mode is off.
-  void note_evaluation() { called_ = true; }
+  void note_evaluation() {
+    called_ = true;
+    records_ = false;
+  }
   // Synchronises the next backward although before_forward said otherwise.
   void synchronise_backward();
   void after_forward() {

@@ -98,6 +98,7 @@ void StepRecorder::end_forward() {
   record_span(Kind::forward, forward_begin_, backward_begin_);
   device_backward_begin_ = mark_device();
   add_device_span(Kind::device_forward, std::move(device_forward_begin_), device_backward_begin_);
+  record_device_spans();
 }
 
 void StepRecorder::end_backward() {

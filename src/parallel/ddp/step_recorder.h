@@ -27,7 +27,10 @@ class StepRecorder {
   // Counts what the step trains, if the program says how many samples that are.
   void count_samples(double count);
   // Drops an aborted step from the statistics.
-  void abort_step() { step_begin_ = backward_begin_ = kNever; }
+  void abort_step() {
+    step_begin_ = backward_begin_ = kNever;
+    device_published_.clear();
+  }
   void add_bucket(std::size_t bucket, std::size_t bytes);
   void add_copy(std::size_t bytes) { stats_.last.copied += bytes; }
   // Ends the spans of the buckets that are reduced by now.

@@ -187,6 +187,12 @@ TEST(LogicalRanksErrors, StatesAreChecked) {
     state.random = torch::zeros({3});
     EXPECT_THAT([&] { logical.set_state(own, state); },
                 says("is not that of the generator of cpu: "));
+    // As of a model on an accelerator, whose generator's state follows.
+    state = logical.state(own);
+    const auto of_cpu = state.random.clone();
+    state.random = torch::cat({of_cpu, torch::ones({16}, at::kByte)});
+    logical.set_state(own, state);
+    EXPECT_TRUE(at::equal(logical.state(own).random, of_cpu));
     state = logical.state(own);
     const auto get = [](int) { return torch::zeros({1}); };
     const auto set = [](int, const at::Tensor&) {};

@@ -22,7 +22,7 @@ std::string bar(double begin, double end, double y, double height, const char* c
       percent(begin), percent(end - begin), y, height, escaped(title));
 }
 
-// The fewest lanes that keep bars apart, which come in the order of their begins.
+// The fewest lanes that keep bars apart. Place them in the order of their begins.
 class Lanes {
  public:
   // The number of a lane that is free; kMaxLanes if there is none.
