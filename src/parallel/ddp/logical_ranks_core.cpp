@@ -25,21 +25,31 @@ namespace {
 // Whose logical ranks' random numbers the process's default generator has.
 std::atomic<const LogicalRanksCore*> open_loop = nullptr;
 
-at::Generator generator(at::Device device) {
-  return at::globalContext().defaultGenerator(device);
+using Generators = std::vector<at::Generator>;
+
+Generators copies_of(const Generators& generators) {
+  Generators copies;
+  for (at::Generator one : generators) {
+    const std::lock_guard lock(one.mutex());
+    copies.push_back(one.clone());
+  }
+  return copies;
 }
 
-at::Generator copy_of_generator(at::Device device) {
-  at::Generator of_device = generator(device);
-  const std::lock_guard lock(of_device.mutex());
-  return of_device.clone();
+// One after the other.
+at::Tensor states_of(const Generators& generators) {
+  std::vector<at::Tensor> states;
+  for (at::Generator one : generators) {
+    const std::lock_guard lock(one.mutex());
+    states.push_back(one.get_state());
+  }
+  return at::cat(states);
 }
 
-// Sets the states of the generators, which are one after the other in `states`. Those of a model on
-// another device may have fewer, or more.
-void set_states(std::vector<at::Generator>& generators, const at::Tensor& states) {
+// `states`: as states_of gives them. A model on another device has fewer, or more.
+void set_states(const Generators& generators, const at::Tensor& states) {
   std::int64_t begin = 0;
-  for (at::Generator& one : generators) {
+  for (at::Generator one : generators) {
     if (begin > 0 && begin == states.numel()) return;
     const std::lock_guard lock(one.mutex());
     const std::int64_t bytes = one.get_state().numel();
@@ -70,12 +80,12 @@ LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, Pro
     : reducer_(&reducer),
       enabled_(logical_ranks > 0),
       group_(std::move(group)),
-      buffers_(std::move(buffers)),
-      devices_{at::kCPU} {
+      buffers_(std::move(buffers)) {
   if (!enabled_) return;
-  if (!device.is_cpu()) devices_.push_back(device);
+  generators_ = {at::globalContext().defaultGenerator(at::kCPU)};
+  if (!device.is_cpu()) generators_.push_back(at::globalContext().defaultGenerator(device));
   const at::Tensor seed = at::empty({1}, at::kLong);
-  seed.fill_(static_cast<std::int64_t>(generator(at::kCPU).current_seed()));
+  seed.fill_(static_cast<std::int64_t>(generators_[0].current_seed()));
   if (get_world_size(group_) > 1) ddp::broadcast_from(0, {seed}, group_);
   seed_ = static_cast<std::uint64_t>(seed.item<std::int64_t>());
   for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
@@ -88,29 +98,11 @@ ddp::Reducer& LogicalRanksCore::reducer() const {
 }
 
 at::Tensor LogicalRanksCore::first_random(int rank) const {
-  std::vector<at::Tensor> states;
-  for (const at::Device& device : devices_) {
-    at::Generator first = copy_of_generator(device);
-    first.set_current_seed(mixed(seed_ + mixed(static_cast<std::uint64_t>(rank))));
-    states.push_back(first.get_state());
+  Generators first = copies_of(generators_);
+  for (at::Generator& one : first) {
+    one.set_current_seed(mixed(seed_ + mixed(static_cast<std::uint64_t>(rank))));
   }
-  return at::cat(states);
-}
-
-at::Tensor LogicalRanksCore::random_state() const {
-  std::vector<at::Tensor> states;
-  for (const at::Device& device : devices_) {
-    at::Generator of_device = generator(device);
-    const std::lock_guard lock(of_device.mutex());
-    states.push_back(of_device.get_state());
-  }
-  return at::cat(states);
-}
-
-void LogicalRanksCore::set_random_state(const at::Tensor& state) const {
-  std::vector<at::Generator> generators;
-  for (const at::Device& device : devices_) generators.push_back(generator(device));
-  set_states(generators, state);
+  return states_of(first);
 }
 
 LogicalRange LogicalRanksCore::range() const {
@@ -140,7 +132,7 @@ void LogicalRanksCore::begin_loop() {
   try {
     reducer().prepare_leaves();
     if (before_loop_) before_loop_();
-    random_outside_ = random_state();
+    random_outside_ = states_of(generators_);
     initial_random_ = random_;
     initial_buffers_ = copy_buffers();
     final_buffers_.clear();
@@ -156,7 +148,7 @@ void LogicalRanksCore::begin_loop() {
 
 void LogicalRanksCore::enter(int index) {
   reducer().begin_leaf(index);
-  set_random_state(random_[static_cast<std::size_t>(index)]);
+  set_states(generators_, random_[static_cast<std::size_t>(index)]);
   current_ = index;
 }
 
@@ -165,7 +157,7 @@ void LogicalRanksCore::next() {
     current_ = -1;
     return;
   }
-  random_[static_cast<std::size_t>(current_)] = random_state();
+  random_[static_cast<std::size_t>(current_)] = states_of(generators_);
   if (current_ + 1 < range().count) {
     set_buffers(initial_buffers_);
     return enter(current_ + 1);
@@ -182,7 +174,7 @@ void LogicalRanksCore::leave(std::uint64_t loop, bool by_exception) noexcept {
   }
   try {
     if (reducer_ != nullptr && reducer_->is_step_complete()) {
-      random_[static_cast<std::size_t>(current_)] = random_state();
+      random_[static_cast<std::size_t>(current_)] = states_of(generators_);
     } else {
       random_ = initial_random_;
       final_buffers_.clear();
@@ -201,7 +193,7 @@ void LogicalRanksCore::leave(std::uint64_t loop, bool by_exception) noexcept {
 void LogicalRanksCore::end_loop() {
   current_ = -1;
   open_loop = nullptr;
-  set_random_state(random_outside_);
+  set_states(generators_, random_outside_);
   set_buffers(final_buffers_.empty() ? initial_buffers_ : final_buffers_);
 }
 
@@ -255,7 +247,7 @@ LogicalRankState LogicalRanksCore::state(int rank) const {
   const std::size_t index = index_of(rank);
   const bool is_current = in_loop() && current() == rank;
   LogicalRankState state;
-  state.random = is_current ? random_state() : random_[index].clone();
+  state.random = is_current ? states_of(generators_) : random_[index].clone();
   for (const auto& [name, registered] : registered_) {
     state.registered[name] = registered.get(rank).clone();
   }
@@ -273,14 +265,12 @@ void LogicalRanksCore::check_state(int rank, const LogicalRankState& state) cons
     throw UsageError(fmt::format("the state of logical rank {} lacks {}, which was registered here",
                                  rank, name));
   }
-  std::vector<at::Generator> copies;
   std::string names;
-  for (const at::Device& device : devices_) {
-    copies.push_back(copy_of_generator(device));
-    names += (names.empty() ? "" : " and ") + device.str();
+  for (const at::Generator& one : generators_) {
+    names += (names.empty() ? "" : " and ") + one.device().str();
   }
   try {
-    set_states(copies, state.random);
+    set_states(copies_of(generators_), state.random);
   } catch (const c10::Error& error) {
     throw UsageError(
         fmt::format("the random state of logical rank {} is not that of the generator of {}: {}",
@@ -298,7 +288,7 @@ void LogicalRanksCore::set_state(int rank, const LogicalRankState& state) {
   const std::size_t index = index_of(rank);
   check_state(rank, state);
   random_[index] = completed(state.random, random_[index]);
-  if (in_loop() && current() == rank) set_random_state(random_[index]);
+  if (in_loop() && current() == rank) set_states(generators_, random_[index]);
   set_registered(rank, state);
 }
 

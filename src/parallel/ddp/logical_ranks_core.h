@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -67,8 +68,6 @@ class LogicalRanksCore {
   void set_buffers(const std::vector<at::Tensor>& values);
   std::vector<at::Tensor> copy_buffers() const;
   at::Tensor first_random(int rank) const;
-  at::Tensor random_state() const;
-  void set_random_state(const at::Tensor& state) const;
   std::vector<shm::LeafRange> gather_ranges(const LogicalRange& wanted) const;
   std::string pack_states() const;
   std::map<int, LogicalRankState> unpack_states(const std::vector<std::string>& packed,
@@ -81,8 +80,8 @@ class LogicalRanksCore {
   bool enabled_;
   ProcessGroup group_;
   std::vector<at::Tensor> buffers_;
-  // Whose random numbers are a logical rank's own: the CPU and the model's, if that is another one.
-  std::vector<at::Device> devices_;
+  // The process's, of the CPU and of the model's device if that is another one.
+  std::vector<at::Generator> generators_{};
   std::uint64_t seed_ = 0;          // rank 0's
   std::vector<at::Tensor> random_;  // of this rank's logical ranks
   std::map<std::string, Registered> registered_;
