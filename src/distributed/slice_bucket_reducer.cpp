@@ -64,7 +64,7 @@ SliceBucketReducer::SliceBucket SliceBucketReducer::make_bucket(const Bucket& bu
   if (!type) {
     throw UsageError(
         fmt::format("a gradient of type {} cannot be averaged over logical ranks; floating and "
-                    "complex types can, but not complex ones of 16 bits",
+                    "complex types except ComplexHalf can",
                     c10::toString(bucket.type)));
   }
   SliceBucket made;

@@ -17,7 +17,6 @@ constexpr std::size_t kMaxPending = 100'000;
 }  // namespace
 
 DeviceSpans::PointPtr DeviceSpans::mark(const c10::Stream& stream) {
-  if (stream.device_type() == c10::DeviceType::CPU) return nullptr;
   auto point = std::make_shared<Point>(
       Point{c10::Event(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT), Clock::now()});
   point->event.record(stream);

@@ -21,8 +21,9 @@ class DeviceSpans {
   };
   using PointPtr = std::shared_ptr<Point>;
 
-  // Null on the CPU.
+  // `stream`: of an accelerator.
   static PointPtr mark(const c10::Stream& stream);
+  // Null on the CPU.
   static PointPtr mark_current(const c10::Device& device);
 
   // The times of `span` are set when it is complete. Does nothing without both points.

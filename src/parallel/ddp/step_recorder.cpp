@@ -126,7 +126,7 @@ void StepRecorder::begin_step(std::uint64_t step, std::size_t buckets) {
   stats_.last.waiting = pre_forward_sync_;
   forward_ = backward_ = pre_forward_sync_ = {};
   published_.assign(is_recording() ? buckets : 0, kNever);
-  device_published_.assign(buckets, nullptr);
+  device_published_.assign(published_.size(), nullptr);
 }
 
 void StepRecorder::count_samples(double count) {
@@ -136,8 +136,9 @@ void StepRecorder::count_samples(double count) {
 void StepRecorder::add_bucket(std::size_t bucket, std::size_t bytes) {
   if (stats_.last.buckets++ == 0) communication_begin_ = Clock::now();
   stats_.last.bytes += bytes;
-  if (bucket < published_.size()) published_[bucket] = Clock::now();
-  if (bucket < device_published_.size()) device_published_[bucket] = mark_device();
+  if (bucket >= published_.size()) return;
+  published_[bucket] = Clock::now();
+  device_published_[bucket] = mark_device();
 }
 
 void StepRecorder::end_device_bucket(std::size_t bucket, const c10::Stream& stream) {

@@ -29,6 +29,7 @@ class StepRecorder {
   // Drops an aborted step from the statistics.
   void abort_step() {
     step_begin_ = backward_begin_ = kNever;
+    published_.clear();
     device_published_.clear();
   }
   void add_bucket(std::size_t bucket, std::size_t bytes);
