@@ -6,14 +6,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <fmt/format.h>
-#include <chrono>
-#include <csignal>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <limits>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,8 +28,6 @@
 #include "distributed/devices/streams.h"
 #include "support/cases.h"
 #include "support/small_net.h"
-#include "support/temporary_directory.h"
-#include "trace/timeline.h"
 
 namespace paceline {
 namespace {
@@ -47,7 +39,6 @@ using test::kTinyBucket;
 using test::loss_of;
 using test::make_net;
 using test::Net;
-using ::testing::HasSubstr;
 
 class CudaDdp : public test::CudaTest, public ::testing::WithParamInterface<test::WorldCase> {};
 
@@ -388,57 +379,6 @@ TEST_F(CudaLogicalRanks, KeepTheirRandomNumbersIfAStateIsTheCpus) {
   });
 }
 
-class CudaTimeline : public test::CudaTest {};
-
-// The hooks of a backward end long before the device does.
-TEST_F(CudaTimeline, HasTheTimesOfTheDevice) {
-  const test::TemporaryDirectory directory;
-  const auto ends = test::run_torch_ranks(2, "paceline", [&](const test::RankContext& context) {
-    ::setenv("PACELINE_TIMELINE", directory.path().c_str(), 1);
-    const at::Device device = local_device();
-    const World world = init_process_group(context.init);
-    torch::nn::Sequential net;
-    for (int layer = 0; layer < 4; ++layer) net->push_back(torch::nn::Linear(2048, 2048));
-    net->to(device);
-    DistributedDataParallel model(net, {.bucket_cap_mb = 1});
-    const auto x = at::ones({16384, 2048}, at::device(device));
-    for (int step = 0; step < 10; ++step) {
-      net->zero_grad();
-      model(x).sum().backward();
-    }
-    trace::Timeline::stop();
-    return std::string();
-  });
-  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
-
-  std::map<std::pair<std::string, int>, std::vector<std::pair<double, double>>> spans;  // by step
-  for (const auto& event : nlohmann::json::parse(std::ifstream(directory.path() / "rank0.json"))) {
-    if (event["ph"] != "X") continue;
-    const double begin = event["ts"];
-    const double length = event["dur"];
-    spans[{event["name"], event["args"]["step"]}].emplace_back(begin, begin + length);
-  }
-  for (int step = 3; step < 9; ++step) {
-    const auto at = [&](const char* kind) { return spans[{kind, step}]; };
-    ASSERT_EQ(at("device_forward").size(), 1U) << step;
-    ASSERT_EQ(at("device_backward").size(), 1U) << step;
-    ASSERT_EQ(at("device_bucket").size(), at("bucket").size()) << step;
-    ASSERT_GT(at("bucket").size(), 1U) << step;
-    const auto [forward_begin, forward_end] = at("device_forward")[0];
-    const auto [backward_begin, backward_end] = at("device_backward")[0];
-    EXPECT_GT(forward_end, at("forward")[0].second);
-    EXPECT_NEAR(backward_begin, forward_end, 1);
-    // Four products of 137 GFLOP, and seven.
-    EXPECT_GT(forward_end - forward_begin, 500);
-    EXPECT_GT(backward_end - backward_begin, 1.5 * (forward_end - forward_begin));
-    for (const auto& [begin, end] : at("device_bucket")) {
-      EXPECT_GT(begin, backward_begin);
-      EXPECT_LT(begin, backward_end + 1);
-      EXPECT_GT(end, begin);
-    }
-  }
-}
-
 class CudaNccl : public test::CudaTest {};
 
 // The reducer of several ranks, in a world of one, where DistributedDataParallel needs none.
@@ -531,51 +471,6 @@ TEST_F(CudaMemory, BatchesArePinned) {
       EXPECT_EQ(sum, 66);
     }
   });
-}
-
-class CudaFaults : public test::CudaTest {};
-
-TEST_F(CudaFaults, AForkedChildIsRefused) {
-  const auto ends = test::run_torch_ranks(1, "paceline", [](const test::RankContext& context) {
-    at::zeros({1}, at::device(local_device()));
-    return test::run_process_ranks(1,
-                                   [&](int, shm::BootstrapSockets) {
-                                     const World world = init_process_group(context.init);
-                                     return std::string();
-                                   })[0]
-        .report;
-  });
-  EXPECT_THAT(ends[0].report, HasSubstr("had initialized CUDA"));
-}
-
-TEST_F(CudaFaults, AKilledRankIsNamedByTheOthers) {
-  const auto ends = test::run_torch_ranks(3, "paceline", [](const test::RankContext& context) {
-    const at::Device device = local_device();
-    const World world = init_process_group(context.init);
-    Net net = make_net(at::kDouble);
-    net->to(device);
-    DistributedDataParallel model(net, {.bucket_cap_mb = kTinyBucket});
-    auto begin = std::chrono::steady_clock::now();
-    try {
-      for (int step = 0; step < 100; ++step) {
-        if (context.rank == 1 && step == 5) ::raise(SIGKILL);
-        begin = std::chrono::steady_clock::now();
-        const auto x = batch_of(context.rank, step, at::kDouble).to(device);
-        loss_of(model(x), x).backward();
-      }
-    } catch (const PeerLost& error) {
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      EXPECT_LT(took.count(), 30);
-      return fmt::format("{:.3f} s: {}", took.count(), error.what());
-    }
-    return std::string("no error");
-  });
-  EXPECT_TRUE(ends[1].killed());
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ends[rank].report, HasSubstr("rank 1 was lost"));
-    EXPECT_THAT(ends[rank].report, HasSubstr("step 6 of group world, bucket 0 (last.bias, "));
-    std::printf("rank %zu: %s\n", rank, ends[rank].report.c_str());
-  }
 }
 
 }  // namespace
