@@ -1,7 +1,6 @@
 // Trains one model in several ways, by the same workers, the first of which is slow: with
-// DistributedDataParallel; with a parameter server that waits for all workers, for those that are
-// far behind, or for none; by Hogwild; and by local SGD. Prints and draws what each way gets out of
-// the time.
+// DistributedDataParallel; with a synchronous, a stale synchronous and an asynchronous parameter
+// server; by Hogwild; and by local SGD. Prints and draws what each way gets out of the time.
 
 #include <torch/torch.h>
 
