@@ -1,12 +1,11 @@
 #include "base/launcher.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,8 @@
 #include "base/environment_reader.h"
 #include "base/hash.h"
 #include "base/parse.h"
+#include "base/process_stat.h"
+#include "base/unique_fd.h"
 
 namespace paceline::base {
 namespace {
@@ -61,8 +62,8 @@ LaunchedProcess read_process(const Reader& read, std::string launcher, const Nam
 // A field of /proc/PID/stat, by its number in proc(5), from 3 on; empty if there is no such
 // process.
 std::string stat_field(pid_t pid, int number) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  const std::string stat = file ? read_stat(file.get()) : "";
   std::size_t at = stat.rfind(')');  // ends field 2
   for (int field = 2; field < number && at != std::string::npos; ++field) {
     at = stat.find(' ', at + 1);

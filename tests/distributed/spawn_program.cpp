@@ -48,7 +48,8 @@ std::string variable(const char* name) {
 // Whether the process has ended, if only its parent does not know yet.
 bool has_ended(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  std::string stat;
+  std::getline(file, stat);  // an iterator throws if the process ends meanwhile
   const auto name_end = stat.rfind(')');
   return name_end == std::string::npos || stat.at(name_end + 2) == 'Z';
 }
