@@ -46,6 +46,26 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
   return late;
 }
 
+AwaitedRank follow_waits(const Region& region, int peer) {
+  AwaitedRank found{peer};
+  RankSet seen;
+  for (int rank = peer; !seen.contains(rank);) {
+    seen.insert(rank);
+    found.rank = rank;
+    const std::string stop = region.peers().describe_stop(rank);
+    // What a rank waited for when it was stopped does not matter.
+    const auto next = stop.empty() ? region.awaited_by(rank) : std::nullopt;
+    const int number = region.global_ranks().of(rank);
+    if (!stop.empty()) found.chain += fmt::format("; rank {}: {}", number, stop);
+    if (!next) return found;
+    found.chain +=
+        fmt::format("; rank {} waits for rank {}", number, region.global_ranks().of(*next));
+    rank = *next;
+  }
+  found.rank = peer;
+  return found;
+}
+
 void report_late_ranks(Region& region, int peer, WaitContext& context) {
   using Report = base::WaitReport;
   context.report.check([&](const std::string& waited,

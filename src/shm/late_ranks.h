@@ -18,6 +18,14 @@ struct LateRanks {
 // `peer`: the rank whose word `context` waits for now.
 LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& context);
 
+// Who keeps a rank waiting that waits for a message of `peer`: that, or the rank that it waits for
+// itself, and so on; `peer` if they wait for each other.
+struct AwaitedRank {
+  int rank;
+  std::string chain{};  // "; rank 1 waits for rank 2; rank 2: its process 17 is stopped"
+};
+AwaitedRank follow_waits(const Region& region, int peer);
+
 // Reports in the log that they keep other ranks waiting, if that is due. One of the ranks that wait
 // for a rank does so: the first that claims its report.
 void report_late_ranks(Region& region, int peer, WaitContext& context);

@@ -167,6 +167,17 @@ bool Region::claim_report(int late, std::chrono::steady_clock::time_point since)
                                          std::memory_order_relaxed);
 }
 
+void Region::set_awaited(std::optional<int> peer) {
+  const auto value = static_cast<std::uint32_t>(peer.value_or(-1) + 1);
+  memory_->rank_block(rank_).awaited.store(value, std::memory_order_relaxed);
+}
+
+std::optional<int> Region::awaited_by(int rank) const {
+  const auto value = memory_->rank_block(rank).awaited.load(std::memory_order_relaxed);
+  if (value == 0 || value > static_cast<std::uint32_t>(size_)) return std::nullopt;
+  return static_cast<int>(value) - 1;
+}
+
 Failure Region::failure() const {
   return failed() ? memory_->group_block().failure.read() : Failure();
 }

@@ -26,6 +26,7 @@ struct RankBlock {
   Word marked;                        // 1 once it has marked the memory as open: see Mapping
   // When a rank last reported in the log that this one is late, in the ticks of steady_clock.
   std::atomic<std::uint64_t> late_report;
+  std::atomic<std::uint32_t> awaited;  // 1 + the rank that a thread of this one waits for; 0: none
   alignas(kCacheLine) Doorbell doorbell;
 };
 

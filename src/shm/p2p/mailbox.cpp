@@ -189,6 +189,7 @@ void Mailbox::look_after_peers(MessageWait* wait) {
   // Apart from the other looks, which the P2P progress thread may make each time.
   if (wait != nullptr && region_->size() > 1 && now - wait->looked >= kLookInterval) {
     wait->looked = now;
+    wait->let_others_know();
     report_late_ranks(*region_, *wait->missing().begin(), *wait);
   }
   if (!is_time_to_look(now)) return;
@@ -224,19 +225,23 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
   }
   if (!hope && missing >= 0) region_->fail_lost(missing, describe(request, *region_), op);
   if (!request.deadline.expired()) return;
-  const bool any = request.message.peer == kAnyRank;
-  region_->fail(
-      {FailureKind::timeout,
-       any ? RankSet() : RankSet{region_->global_ranks().of(request.message.peer)},
-       fmt::format(
-           "{} {} within the timeout of {} s: {}",
-           any ? "no rank" : describe_ranks({region_->global_ranks().of(request.message.peer)}),
-           any               ? "sent"
-           : request.sending ? "did not receive"
-                             : "did not send",
-           static_cast<double>(request.deadline.budget().count()) / 1000.0,
-           describe(request, *region_))},
-      op);
+  fail_late(request);
+}
+
+void Mailbox::fail_late(const Request& request) {
+  const int peer = request.message.peer;
+  const bool any = peer == kAnyRank;
+  const GlobalRanks& ranks = region_->global_ranks();
+  const AwaitedRank late = any ? AwaitedRank{peer} : follow_waits(*region_, peer);
+  region_->fail({FailureKind::timeout, any ? RankSet() : RankSet{ranks.of(late.rank)},
+                 fmt::format("{} {} within the timeout of {} s: {}{}",
+                             any ? "no rank" : describe_ranks({ranks.of(peer)}),
+                             any               ? "sent"
+                             : request.sending ? "did not receive"
+                                               : "did not send",
+                             static_cast<double>(request.deadline.budget().count()) / 1000.0,
+                             describe(request, *region_), late.chain)},
+                context_of(request));
 }
 
 void Mailbox::end_all(const std::exception_ptr& error) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/deadline.h"
@@ -75,12 +76,23 @@ inline std::string describe(const P2PRequest& request, const Region& region) {
 // Of a thread that waits for a message, for the log.
 class MessageWait : public WaitContext {
  public:
-  MessageWait(const P2PMessage& message, bool sending, const Region& region)
+  MessageWait(const P2PMessage& message, bool sending, Region& region)
       : WaitContext({sending ? "send" : "recv", 0}, deadline_),
         message_(message),
         sending_(sending),
         region_(region) {}
 
+  ~MessageWait() {
+    if (lasts_) region_.set_awaited(std::nullopt);
+  }
+  MessageWait(const MessageWait&) = delete;
+  MessageWait& operator=(const MessageWait&) = delete;
+
+  // Call once the wait has lasted for a while.
+  void let_others_know() {
+    lasts_ = true;
+    if (message_.peer != P2PMessage::kAnyRank) region_.set_awaited(message_.peer);
+  }
   // The peer; each other rank, if any of them may send.
   RankSet missing() const override {
     return message_.peer == P2PMessage::kAnyRank
@@ -95,7 +107,8 @@ class MessageWait : public WaitContext {
  private:
   const P2PMessage& message_;
   bool sending_;
-  const Region& region_;
+  Region& region_;
+  bool lasts_ = false;
   CallDeadline deadline_{message_.timeout};
 };
 

@@ -1,8 +1,11 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -104,6 +107,70 @@ TEST(Hogwild, MemoryOutlivesTheWorldAndOtherRanks) {
     return std::string();
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+}
+
+// A linear model without noise, so that steps in any order lead to the one solution. The ranks
+// train at the same time, each on samples of its own.
+torch::nn::Linear make_linear() {
+  torch::manual_seed(7);
+  return torch::nn::Linear(torch::nn::LinearOptions(6, 1).bias(false));
+}
+at::Tensor solution() {
+  return torch::arange(1.F, 7.F).reshape({1, 6});
+}
+void train_linear(torch::nn::Linear& linear, int steps) {
+  torch::optim::SGD sgd(linear->parameters(), 0.02);
+  for (int step = 0; step < steps; ++step) {
+    const auto x = torch::randn({8, 6});
+    sgd.zero_grad();
+    (linear(x) - x.mm(solution().t())).square().mean().backward();
+    sgd.step();
+  }
+}
+
+TEST_P(SharedMemory, TrainsOneModelByAllRanksAtOnce) {
+  expect_torch_ranks(GetParam(), "paceline", [](int rank, int /*size*/) {
+    auto linear = make_linear();
+    share_memory(linear);
+    torch::manual_seed(100 + rank);
+    train_linear(linear, 400);
+    barrier();
+    EXPECT_TRUE(torch::allclose(linear->weight, solution(), 1e-2, 1e-2)) << linear->weight;
+    const auto own = linear->weight.detach().clone();
+    broadcast(own, {.src = 0});
+    EXPECT_TRUE(own.equal(linear->weight));
+  });
+}
+
+// Whatever a rank was writing when it was killed, the others train on; the next call names it.
+TEST(Hogwild, AKilledRankStopsNoOther) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    auto linear = make_linear();
+    share_memory(linear);
+    torch::manual_seed(100 + context.rank);
+    if (context.rank == 1) {
+      std::jthread trainer([&] { train_linear(linear, 1'000'000); });
+      context.init.store->wait({"seen 0", "seen 2"});
+      ::raise(SIGKILL);
+    }
+    context.init.store->set(fmt::format("seen {}", context.rank), "");
+    train_linear(linear, 400);
+    try {
+      barrier();
+    } catch (const PeerLost& error) {
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+      train_linear(linear, 400);
+      EXPECT_TRUE(torch::allclose(linear->weight, solution(), 1e-2, 1e-2)) << linear->weight;
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  EXPECT_TRUE(ends[1].killed());
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_TRUE(ends[rank].exited_cleanly()) << ends[rank].report;
+    EXPECT_THAT(ends[rank].report, HasSubstr("rank 1 was lost"));
+  }
 }
 
 template <typename E>

@@ -1,7 +1,10 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -13,7 +16,9 @@
 #include <paceline/device_mesh.h>
 #include <paceline/pipeline.h>
 
+#include "support/shared.h"
 #include "support/small_net.h"
+#include "support/stopped.h"
 #include "support/torch_ranks.h"
 #include "support/worlds.h"
 
@@ -333,6 +338,45 @@ TEST(PipelineErrors, AStageThatThrowsIsNamed) {
   EXPECT_EQ(errors[2], "no such target");
   EXPECT_THAT(errors[0], HasSubstr("rank 2"));
   EXPECT_THAT(errors[1], HasSubstr("rank 2"));
+}
+
+// Stages that exchange nothing with it name it, too.
+void stop_a_stage(int stages, int victim) {
+  SCOPED_TRACE(fmt::format("stage {} of {}", victim, stages));
+  struct SharedState {
+    test::Stopped victim;
+    std::atomic<int> timeouts{0};
+  };
+  const test::Shared<SharedState> state;
+  const auto ends = test::run_torch_ranks(stages, "paceline", [&](const RankContext& context) {
+    auto init = context.init;
+    init.timeout = std::chrono::seconds(2);
+    const World world = init_process_group(init);
+    Pipeline pipeline(stage_of(context.rank), squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    if (context.rank == victim) state->victim.stop();
+    try {
+      for (;;) pipeline.step(x, target_of(x));
+    } catch (const PeerError& error) {
+      if (context.rank == victim) return std::string();
+      EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
+      if (++state->timeouts == stages - 1) state->victim.wake();
+      return std::string(error.what());
+    }
+  });
+  for (int rank = 0; rank < stages; ++rank) {
+    const auto& end = ends[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(end.exited_cleanly()) << end.report;
+    if (rank == victim) continue;
+    EXPECT_THAT(end.report, HasSubstr(fmt::format("rank {}", victim)));
+  }
+}
+
+TEST(PipelineErrors, AStoppedStageIsNamedByAll) {
+  for (const int stages : {2, 3, 4}) {
+    for (int victim = 0; victim < stages; ++victim) stop_a_stage(stages, victim);
+  }
 }
 
 TEST(PipelineErrors, StepsThatDifferAreAMismatch) {

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <paceline/error.h>
@@ -59,6 +61,62 @@ TEST(Mailbox, TimeoutNamesTheMissingMessage) {
         ThrowsMessage<Timeout>(
             "rank 2 did not send within the timeout of 0.1 s: recv of 3 int32 from "
             "rank 2 with tag 1 in group test"));
+  });
+}
+
+// Receives from `peer` as a thread that waits for that alone.
+void receive_from(Mailbox& mailbox, int peer, std::chrono::milliseconds timeout) {
+  std::vector<int> data(3);
+  const Mailbox::Message message{.data = data.data(),
+                                 .count = data.size(),
+                                 .type = DataType::int32,
+                                 .peer = peer,
+                                 .tag = 0,
+                                 .timeout = timeout};
+  bool done = false;
+  std::exception_ptr error;
+  mailbox.receive(message, [&](std::exception_ptr problem, int /*peer*/) {
+    error = std::move(problem);
+    done = true;
+  });
+  mailbox.pump_for(message, false, [&] { return done; });
+  if (error) std::rethrow_exception(error);
+}
+
+// Rank 3 sends nothing, and the others wait for each other in a row.
+TEST(Mailbox, TimeoutNamesTheRankThatAllWaitFor) {
+  run_thread_ranks(4, [](auto region) {
+    const int rank = region->rank();
+    if (rank == 3) {
+      EXPECT_TRUE(test::eventually([&] { return region->failed(); }));
+      return;
+    }
+    Mailbox mailbox(region);
+    const auto others_wait = [&] {
+      return region->awaited_by(1) == 2 && region->awaited_by(2) == 3;
+    };
+    if (rank == 0) {
+      EXPECT_TRUE(test::eventually(others_wait));
+    }
+    try {
+      receive_from(mailbox, rank + 1, std::chrono::milliseconds(rank == 0 ? 50 : 600'000));
+      FAIL();
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.ranks(), ElementsAre(3));
+      EXPECT_STREQ(error.what(),
+                   "rank 1 did not send within the timeout of 0.05 s: recv of 3 int32 from rank 1 "
+                   "with tag 0 in group test; rank 1 waits for rank 2; rank 2 waits for rank 3");
+    }
+    EXPECT_FALSE(region->awaited_by(rank)) << "it does not wait any more";
+  });
+}
+
+TEST(Mailbox, TimeoutOfRanksThatWaitForEachOtherSaysSo) {
+  run_thread_ranks(2, [](auto region) {
+    Mailbox mailbox(region);
+    const int peer = 1 - region->rank();
+    EXPECT_THAT([&] { receive_from(mailbox, peer, std::chrono::seconds(1)); },
+                ThrowsMessage<Timeout>(HasSubstr("; rank 1 waits for rank 0")));
   });
 }
 
