@@ -41,9 +41,9 @@ struct ParameterServerOptions {
   std::optional<std::int64_t> staleness = 0;
   /// How this process enters the job, as for init_process_group: by the launcher's variables, an
   /// init_method or a store. It needs no world and makes none. `backend` must be "paceline" and
-  /// `enable_reconfigure` false. `timeout` is the limit for meeting other ranks, and for each
-  /// answer of a server; a worker that has to wait for slower ones in push or pull waits for their
-  /// steps too.
+  /// `enable_reconfigure` false. `timeout` is the limit for meeting other ranks, and for a step of
+  /// slower workers that push or pull waits for, on a server's clock; it must be the same there. A
+  /// server that gives no answer is noticed 5 s later.
   InitOptions init{};
 };
 
@@ -84,9 +84,10 @@ struct ParameterServerOptions {
 /// **Loss of a server** is an error on all workers: PeerLost, which names it. Further calls throw
 /// too.
 ///
-/// Errors are PeerLost, Timeout, UsageError, and Mismatch, which names the first difference between
-/// this rank's model or options and a server's. Use an object on one thread at a time; stats() may
-/// be called on any thread.
+/// Errors are PeerLost, Timeout, which names the server or the slower workers that this rank has
+/// waited for, UsageError, and Mismatch, which names the first difference between this rank's model
+/// or options and a server's. A worker counts as lost after it has thrown PeerLost or Timeout. Use
+/// an object on one thread at a time; stats() may be called on any thread.
 class PACELINE_API ParameterServer {
  public:
   /// Makes the optimizer of some parameters, which it changes in place.

@@ -10,6 +10,29 @@
 #include "parallel/parameter_server/shards.h"
 
 namespace paceline::parameter_server {
+namespace {
+
+// In place of a version; the number of late workers follows, and the rank of each.
+constexpr std::int64_t kLate = -1;
+
+}  // namespace
+
+void send_late(Pair& pair, const std::vector<int>& ranks) {
+  pair.send_number(kLate);
+  pair.send_number(static_cast<std::int64_t>(ranks.size()));
+  for (const int rank : ranks) pair.send_number(rank);
+}
+
+std::int64_t receive_version(Pair& pair, const char* operation, std::chrono::milliseconds limit) {
+  const std::int64_t version = pair.receive_number();
+  if (version != kLate) return version;
+  std::vector<int> ranks(static_cast<std::size_t>(pair.receive_number()));
+  for (int& rank : ranks) rank = static_cast<int>(pair.receive_number());
+  const auto text = fmt::format(
+      "{}: {} {}, which others wait for, made no step within the timeout of {} s", operation,
+      ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), limit.count() / 1000.0);
+  throw Timeout(text, std::move(ranks), operation, 0);
+}
 
 std::vector<ddp::NamedTensor> served_parameters(const ddp::WrappedModel& model, int servers) {
   auto served = distinct_tensors(model.parameters(), "ParameterServer");

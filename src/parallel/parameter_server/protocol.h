@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 
 #include "parallel/ddp/wrapped_model.h"
 #include "parallel/parameter_server/flat_tensors.h"
+#include "parallel/parameter_server/pair.h"
 
 namespace paceline::parameter_server {
 
@@ -19,7 +21,13 @@ namespace paceline::parameter_server {
 // - push: the version that the gradients were computed at, then the gradients; the answer is the
 //   version after their step
 // - leave: nothing; the answer is 0
+// In place of a version, the answer may be that other workers are late.
 enum class Command : std::int64_t { introduce, join, enter, pull, push, leave };
+
+// `ranks`: of workers whose steps the other end has waited for as long as it may.
+void send_late(Pair& pair, const std::vector<int>& ranks);
+// Throws Timeout, which names late workers, in `operation`. `limit`: of waits for them.
+std::int64_t receive_version(Pair& pair, const char* operation, std::chrono::milliseconds limit);
 
 // The parameters that servers hold. Throws UsageError as distinct_tensors does, and unless each
 // server gets one.

@@ -29,7 +29,7 @@ Server::Server(std::unique_ptr<Job> job, Shard shard, std::string description,
       description_(std::move(description)),
       options_(options),
       sessions_(static_cast<std::size_t>(job_->size() - options.servers)),
-      updates_(job_->size() - options.servers, options.staleness,
+      updates_(job_->size() - options.servers, options.staleness, job_->timeout(),
                [this](const std::vector<int>& workers) {
                  std::vector<const FlatTensors*> gradients;
                  for (const int worker : workers) {
@@ -146,8 +146,34 @@ void Server::introduce(int worker, Pair& pair) {
 
 void Server::push(int worker, Pair& pair) {
   const std::int64_t computed_at = pair.receive_number();
-  pair.receive(session(worker).gradients.memory());
-  pair.send_number(updates_.push(worker, computed_at));
+  const auto& message = session(worker).gradients.memory();
+  pair.receive(message);
+  {
+    const std::lock_guard lock(sessions_mutex_);
+    session(worker).bytes_received += static_cast<std::int64_t>(message.nbytes());
+  }
+  try {
+    pair.send_number(updates_.push(worker, computed_at));
+  } catch (const LateWorkers& late) {
+    send_late(pair, late);
+  }
+}
+
+void Server::pull(int worker, Pair& pair, FlatTensors& parameters) {
+  try {
+    pair.send_number(updates_.pull(worker, [&] { parameters.write(shard_.parameters()); }));
+  } catch (const LateWorkers& late) {
+    return send_late(pair, late);
+  }
+  pair.send(parameters.memory());
+  const std::lock_guard lock(sessions_mutex_);
+  session(worker).bytes_sent += static_cast<std::int64_t>(parameters.memory().nbytes());
+}
+
+void Server::send_late(Pair& pair, const LateWorkers& late) const {
+  std::vector<int> ranks;
+  for (const int worker : late.workers) ranks.push_back(rank_of(worker));
+  parameter_server::send_late(pair, ranks);
 }
 
 // Until the worker leaves.
@@ -166,8 +192,7 @@ void Server::obey(int worker, Pair& pair) {
         updates_.enter(worker, pair.receive_number());
         break;
       case Command::pull:
-        pair.send_number(updates_.pull(worker, [&] { parameters.write(shard_.parameters()); }));
-        pair.send(parameters.memory());
+        pull(worker, pair, parameters);
         break;
       case Command::push:
         push(worker, pair);
@@ -229,7 +254,13 @@ void Server::throw_all_lost() const {
 ParameterServerStats Server::stats() const {
   auto stats = updates_.stats();
   std::map<int, ParameterServerWorkerStats> by_rank;
-  for (const auto& [worker, its] : stats.workers) by_rank[rank_of(worker)] = its;
+  const std::lock_guard lock(sessions_mutex_);
+  for (auto& [worker, its] : stats.workers) {
+    const Session& session = sessions_[static_cast<std::size_t>(worker)];
+    its.bytes_sent = session.bytes_sent;
+    its.bytes_received = session.bytes_received;
+    by_rank[rank_of(worker)] = its;
+  }
   stats.workers = std::move(by_rank);
   return stats;
 }

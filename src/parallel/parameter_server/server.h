@@ -38,6 +38,8 @@ class Server {
     bool ended = true;  // guarded by sessions_mutex_, as is the next
     std::shared_ptr<Pair> pair;
     FlatTensors gradients{};
+    std::int64_t bytes_sent = 0;  // guarded by sessions_mutex_, as is the next
+    std::int64_t bytes_received = 0;
   };
 
   int rank_of(int worker) const { return options_.servers + worker; }
@@ -50,6 +52,8 @@ class Server {
   void admit(int worker, const Announcement& process);
   void obey(int worker, Pair& pair);
   void push(int worker, Pair& pair);
+  void pull(int worker, Pair& pair, FlatTensors& parameters);
+  void send_late(Pair& pair, const LateWorkers& late) const;
   void introduce(int worker, Pair& pair);
   void give_up_late_workers();
   void lose(int worker, const std::string& reason);
@@ -61,7 +65,7 @@ class Server {
   Shard shard_;
   const std::string description_;
   const ParameterServerOptions options_;
-  std::mutex sessions_mutex_;
+  mutable std::mutex sessions_mutex_;
   std::vector<Session> sessions_;
   UpdateOrder updates_;
   bool served_ = false;

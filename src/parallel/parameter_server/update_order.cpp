@@ -9,14 +9,21 @@ bool UpdateOrder::Worker::holds_others() const {
          presence == Presence::active;
 }
 
-UpdateOrder::UpdateOrder(int workers, std::optional<std::int64_t> staleness, Apply apply)
-    : staleness_(staleness), apply_(std::move(apply)), workers_(static_cast<std::size_t>(workers)) {
+UpdateOrder::UpdateOrder(int workers, std::optional<std::int64_t> staleness,
+                         std::chrono::milliseconds limit, Apply apply)
+    : staleness_(staleness),
+      limit_(limit),
+      apply_(std::move(apply)),
+      workers_(static_cast<std::size_t>(workers)) {
   for (int worker = 0; worker < workers; ++worker) stats_.workers[worker] = {};
 }
 
 template <typename Condition>
 void UpdateOrder::await(Lock& lock, Condition condition) {
-  change_.wait(lock, [&] { return failure_ || condition(); });
+  while (!change_.wait_for(lock, limit_, [&] { return failure_ || condition(); })) {
+    auto late = slowest_workers();
+    if (!late.empty()) throw LateWorkers{std::move(late)};
+  }
   throw_failure();
 }
 
@@ -35,6 +42,19 @@ std::optional<std::int64_t> UpdateOrder::slowest_clock() const {
     if (worker.holds_others()) slowest = std::min(slowest.value_or(worker.clock), worker.clock);
   }
   return slowest;
+}
+
+// Those others wait for. Not those who have not come yet: they are lost after a time of their own.
+std::vector<int> UpdateOrder::slowest_workers() const {
+  const auto slowest = slowest_clock();
+  std::vector<int> found;
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    const Worker& one = workers_[i];
+    if (one.holds_others() && one.presence != Presence::awaited && one.clock == slowest) {
+      found.push_back(static_cast<int>(i));
+    }
+  }
+  return found;
 }
 
 void UpdateOrder::meet(int worker) {

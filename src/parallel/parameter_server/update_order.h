@@ -25,6 +25,11 @@ enum class Presence {
   lost
 };
 
+// Thrown by a wait for the steps of other workers, ascending, once its limit has passed.
+struct LateWorkers {
+  std::vector<int> workers;
+};
+
 // When a server applies the gradients of its workers, which are numbered from 0. A worker's clock
 // is the number of its last step. Without torch: `apply` does the work.
 //
@@ -36,17 +41,18 @@ class UpdateOrder {
   // held.
   using Apply = std::function<void(const std::vector<int>& workers)>;
 
-  // `staleness`: see ParameterServerOptions.
-  UpdateOrder(int workers, std::optional<std::int64_t> staleness, Apply apply);
+  // `staleness`: see ParameterServerOptions. `limit`: of a worker's wait for others.
+  UpdateOrder(int workers, std::optional<std::int64_t> staleness, std::chrono::milliseconds limit,
+              Apply apply);
 
   void meet(int worker);
   // Returns the lowest clock that it may enter with. Nobody passes that until it enters.
   std::int64_t join(int worker);
   // `clock`: what join returned, or more.
   void enter(int worker, std::int64_t clock);
-  // The worker's gradient is here. Returns the version once it is applied.
+  // The worker's gradient is here. Returns the version once it is applied. Throws LateWorkers.
   std::int64_t push(int worker, std::int64_t computed_at);
-  // Runs `copy` between two steps, and returns the version that it copied.
+  // Runs `copy` between two steps, and returns the version that it copied. Throws LateWorkers.
   std::int64_t pull(int worker, const std::function<void()>& copy);
   void leave(int worker) { part(worker, Presence::left, ""); }
   void lose(int worker, const std::string& reason) { part(worker, Presence::lost, reason); }
@@ -82,6 +88,7 @@ class UpdateOrder {
   const Worker& at(int worker) const { return workers_[static_cast<std::size_t>(worker)]; }
   bool synchronous() const { return staleness_ == 0; }
   std::optional<std::int64_t> slowest_clock() const;
+  std::vector<int> slowest_workers() const;
   bool may_step(const Worker& worker) const;
   void part(int worker, Presence presence, const std::string& reason);
   void complete_round();
@@ -93,6 +100,7 @@ class UpdateOrder {
   void await(Lock& lock, Condition condition);
 
   const std::optional<std::int64_t> staleness_;
+  const std::chrono::milliseconds limit_;
   const Apply apply_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable change_;

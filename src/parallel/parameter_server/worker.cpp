@@ -13,6 +13,9 @@
 namespace paceline::parameter_server {
 namespace {
 
+// How long the answer of a server may take that has waited for other workers as long as it may.
+constexpr std::chrono::seconds kAnswerTime{5};
+
 void send_command(Pair& pair, Command command) {
   pair.send_number(static_cast<std::int64_t>(command));
 }
@@ -45,6 +48,7 @@ Worker::Worker(std::unique_ptr<Job> job, const std::vector<Tensors>& shards,
     // Throws if the server has ended meanwhile.
     const auto check = [&] { static_cast<void>(job_->find(server)); };
     const auto pair = job_->meet(server, job_->rank(), process, check);
+    pair->set_timeout(job_->timeout() + kAnswerTime);
     peers_.push_back({.pair = pair,
                       .parameters = shards[i],
                       .gradients = FlatTensors(
@@ -107,7 +111,7 @@ void Worker::pull() {
   call("pull", [&] {
     for (const Peer& server : peers_) send_command(*server.pair, Command::pull);
     for (Peer& server : peers_) {
-      server.version = server.pair->receive_number();
+      server.version = receive_version(*server.pair, "pull", job_->timeout());
       server.pair->receive(server.received.memory());
     }
     // Only now, so that an error leaves the parameters as they were.
@@ -126,7 +130,7 @@ void Worker::push() {
     }
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       peers_[i].pair->finish(sends[i]);
-      static_cast<void>(peers_[i].pair->receive_number());
+      static_cast<void>(receive_version(*peers_[i].pair, "push", job_->timeout()));
     }
   });
 }

@@ -23,6 +23,7 @@
 #include "parallel/parameter_server/jobs.h"
 #include "support/eventually.h"
 #include "support/shared.h"
+#include "support/stopped.h"
 #include "support/thoroughness.h"
 
 namespace paceline {
@@ -307,6 +308,82 @@ TEST(LostProcesses, AServersDeathIsPeerLostOnEveryWorker) {
     EXPECT_TRUE(ends[worker].exited_cleanly()) << ends[worker].report;
     EXPECT_THAT(ends[worker].report, HasSubstr("rank 1 was lost"));
   }
+}
+
+TEST(LostProcesses, AStoppedServerIsATimeoutOfItsWorkers) {
+  const test::Shared<test::Stopped> stopped;
+  const JobShape shape{.servers = 2, .workers = 1, .timeout = std::chrono::seconds(1)};
+  const auto ends = run_job(shape, [&](const JobContext& context) {
+    auto v = make_weight();
+    auto w = make_weight();
+    ParameterServer server({{"v", v}, {"w", w}}, test::sgd(1), context.options);
+    if (server.is_server()) {
+      std::jthread stopper;
+      if (context.rank == 1) {
+        stopper = std::jthread([&] {
+          context.store->wait({"stepped"});
+          stopped->stop();
+        });
+      }
+      EXPECT_THROW(server.serve(), PeerLost);  // its only worker has left by an error
+      return std::string();
+    }
+    try {
+      for (;;) {
+        v.mutable_grad() = w.mutable_grad() = torch::ones({1}, torch::kFloat64);
+        server.step();
+        context.store->set("stepped", "");
+      }
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+      stopped->wake();
+      return std::string(error.what());
+    }
+  });
+  test::expect_clean(ends);
+  EXPECT_THAT(ends[2].report, HasSubstr("rank 1"));
+}
+
+// Those are lost then, and the worker that was stopped goes on alone.
+void stop_a_worker(std::int64_t staleness) {
+  struct SharedState {
+    test::Stopped victim;
+    std::atomic<int> timeouts{0};
+  };
+  const test::Shared<SharedState> state;
+  const JobShape shape{.workers = 3, .staleness = staleness, .timeout = std::chrono::seconds(2)};
+  const auto ends = run_job(shape, [&](const JobContext& context) {
+    auto w = make_weight();
+    ParameterServer server({{"w", w}}, test::sgd(1), context.options);
+    if (server.is_server()) {
+      server.serve();
+      EXPECT_EQ(server.stats().workers.at(3).updates, 2);
+      return std::string();
+    }
+    w.mutable_grad() = torch::ones({1}, torch::kFloat64);
+    server.step();
+    if (context.rank == 3) {
+      state->victim.stop();
+      server.step();
+      return std::string();
+    }
+    try {
+      for (;;) server.step();
+    } catch (const Timeout& error) {
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(3));
+      if (++state->timeouts == 2) state->victim.wake();
+      return std::string(error.what());
+    }
+  });
+  test::expect_clean(ends);
+  for (const std::size_t worker : {1U, 2U}) {
+    EXPECT_EQ(ends[worker].report,
+              "push: rank 3, which others wait for, made no step within the timeout of 2 s");
+  }
+}
+
+TEST(LostProcesses, AStoppedWorkerIsNamedByThoseThatWaitForIt) {
+  for (const std::int64_t staleness : {0, 3}) stop_a_worker(staleness);
 }
 
 TEST(LostProcesses, ServeThrowsIfAllWorkersWereLost) {

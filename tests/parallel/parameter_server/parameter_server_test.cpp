@@ -202,6 +202,11 @@ TEST(ParameterServer, CountsTheStalenessOfEachUpdate) {
       EXPECT_EQ(stats.workers.at(1).updates, 2);
       EXPECT_EQ(stats.workers.at(2).updates, 1);
       EXPECT_EQ(stats.staleness, (std::map<std::int64_t, std::int64_t>{{0, 1}, {1, 1}, {2, 1}}));
+      constexpr std::int64_t kMessage = 64 + 1;
+      EXPECT_EQ(stats.workers.at(1).bytes_received, 2 * kMessage);
+      EXPECT_EQ(stats.workers.at(2).bytes_received, kMessage);
+      EXPECT_EQ(stats.workers.at(1).bytes_sent, kMessage);  // at its begin
+      EXPECT_EQ(stats.workers.at(2).bytes_sent, 2 * kMessage);
       return std::string();
     }
     w.mutable_grad() = -torch::ones({1}, torch::kFloat64);

@@ -22,10 +22,15 @@ namespace {
 
 using Steps = std::vector<std::vector<int>>;
 
+// Longer than any wait here.
+constexpr std::chrono::minutes kLimit{10};
+
 // An order whose steps are only written down, under its lock.
 struct Recorded {
-  Recorded(int workers, std::optional<std::int64_t> staleness)
-      : order(workers, staleness, [this](const std::vector<int>& step) { steps.push_back(step); }) {
+  Recorded(int workers, std::optional<std::int64_t> staleness,
+           std::chrono::milliseconds limit = kLimit)
+      : order(workers, staleness, limit,
+              [this](const std::vector<int>& step) { steps.push_back(step); }) {
     for (int worker = 0; worker < workers; ++worker) order.enter(worker, order.join(worker));
   }
   std::int64_t updates(int worker) const { return order.stats().workers.at(worker).updates; }
@@ -64,7 +69,7 @@ TEST(UpdateOrder, ASynchronousStepGoesOnWithoutALostWorker) {
 
 TEST(UpdateOrder, WorkersThatHaveNotComeYetAreWaitedFor) {
   Steps steps;
-  UpdateOrder order(2, 0, [&](const std::vector<int>& step) { steps.push_back(step); });
+  UpdateOrder order(2, 0, kLimit, [&](const std::vector<int>& step) { steps.push_back(step); });
   order.enter(0, order.join(0));
   std::jthread first([&] { order.push(0, 0); });
   EXPECT_EQ(order.presence(1), Presence::awaited);
@@ -131,6 +136,46 @@ TEST(UpdateOrder, ALostWorkerNoLongerBoundsTheOthers) {
   EXPECT_EQ(recorded.updates(0), 2);
 }
 
+std::vector<int> late_workers(UpdateOrder& order, int worker) {
+  try {
+    order.push(worker, 0);
+  } catch (const LateWorkers& late) {
+    return late.workers;
+  }
+  return {};
+}
+
+TEST(UpdateOrder, AWaitEndsAtItsLimitAndNamesTheSlowest) {
+  using std::chrono_literals::operator""ms;
+  Recorded synchronous(4, 0, 50ms);
+  {
+    std::jthread first([&] {
+      EXPECT_EQ(late_workers(synchronous.order, 0), (std::vector<int>{1, 2}));
+    });
+    EXPECT_EQ(late_workers(synchronous.order, 3), (std::vector<int>{1, 2}));
+  }
+  EXPECT_TRUE(synchronous.steps.empty());
+  synchronous.order.lose(0, "it has given up");
+  synchronous.order.lose(3, "it has given up");
+  synchronous.order.lose(2, "stopped");
+  synchronous.order.push(1, 0);
+  EXPECT_EQ(synchronous.steps, (Steps{{0, 1, 3}}));
+
+  Recorded bounded(2, 1, 50ms);
+  bounded.order.push(1, 0);
+  EXPECT_EQ(late_workers(bounded.order, 1), std::vector<int>{0});
+}
+
+// They count as lost after a time of their own.
+TEST(UpdateOrder, AWaitForWorkersThatHaveNotComeHasNoLimit) {
+  using std::chrono_literals::operator""ms;
+  UpdateOrder order(2, 0, 1ms, [](const std::vector<int>& /*step*/) {});
+  order.enter(0, order.join(0));
+  std::jthread first([&] { EXPECT_EQ(order.push(0, 0), 1); });
+  std::this_thread::sleep_for(50ms);  // the input of this test
+  order.lose(1, "it did not come");
+}
+
 TEST(UpdateOrder, AnAsynchronousStepWaitsForNobody) {
   Recorded recorded(2, std::nullopt);
   for (int i = 0; i < 5; ++i) recorded.order.push(0, 0);
@@ -142,7 +187,7 @@ TEST(UpdateOrder, AnAsynchronousStepWaitsForNobody) {
 }
 
 TEST(UpdateOrder, WhatApplyThrowsReachesEveryWorker) {
-  UpdateOrder order(2, 0,
+  UpdateOrder order(2, 0, kLimit,
                     [](const std::vector<int>& /*step*/) { throw std::runtime_error("no step"); });
   for (int worker = 0; worker < 2; ++worker) order.enter(worker, order.join(worker));
   std::atomic<int> thrown = 0;
