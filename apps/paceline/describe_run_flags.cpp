@@ -98,8 +98,8 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
       "others go on (default 0); for programs with enable_reconfigure or\n"
       "ParameterServer on one node (docs/errors.md)");
   add_flag("--tolerate-loss", flags.tolerate_loss, stopping,
-           "Go on without a process that fails, unless it is rank 0's, on one node\n"
-           "(docs/errors.md)");
+           "Go on without a process that fails or a node that is lost, unless it\n"
+           "is rank 0's (docs/errors.md)");
   add("--failure-grace", flags.failure_grace, "SECONDS", stopping,
       "From the first failure to SIGTERM for the others (default 0.5);\n"
       "a rank that is already failing has --stop-grace to end by itself");

@@ -122,7 +122,8 @@ launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attemp
     if (output.is_teed(rank, stream)) filtered.write(rank, stream, bytes);
   };
   spec.lost = [&](int rank, const launch::RankResult& end, int replacement, int error) {
-    err.write(launch::describe_loss(rank, end, replacement, spec.max_replacements, error));
+    err.write(launch::describe_loss(spec.first_rank + rank, end, replacement, spec.max_replacements,
+                                    error));
   };
   launch::JobResult result = launch::run_job(spec);
   console.finish();

@@ -143,12 +143,6 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                     "means several; --max-restarts starts all of them again",
                     job.max_replacements, flags.nnodes));
   }
-  if (job.tolerate_loss) {
-    throw UsageError(fmt::format(
-        "--tolerate-loss: a job goes on without a process on one node, and --nnodes {} means "
-        "several; --max-restarts starts all of them again",
-        flags.nnodes));
-  }
   if (flags.standalone) {
     throw UsageError(
         fmt::format("--standalone means one machine, and --nnodes {} several", flags.nnodes));
@@ -176,6 +170,7 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                    .numbered = is_static,
                    .job = flags.run_id.empty() ? "none" : flags.run_id,
                    .max_restarts = job.max_restarts,
+                   .tolerate_loss = job.tolerate_loss,
                    .master_addr = flags.local_addr};
   options.join = {.version = kVersion,
                   .job = options.rules.job,

@@ -56,9 +56,6 @@ void check(const JobSpec& spec) {
     throw UsageError(fmt::format("{} replacements on {} nodes; expected 0, or any on one node",
                                  spec.max_replacements, spec.nodes));
   }
-  if (spec.tolerate_loss && spec.nodes > 1) {
-    throw UsageError(fmt::format("tolerate_loss on {} nodes; expected one node", spec.nodes));
-  }
   if (!spec.destinations.empty() &&
       (spec.directory.empty() ||
        spec.destinations.size() != static_cast<std::size_t>(spec.processes))) {
@@ -129,6 +126,7 @@ JobResult Job::run() {
     if (!null) throw base::errno_error("cannot open /dev/null");
     std::vector<UniqueFd> write_ends;
     Plan plan{.workers = {},
+              .first_rank = spec_.first_rank,
               .worker_mask =
                   spec_.signals != nullptr ? spec_.signals->original_mask() : base::signal_mask(),
               .failure_grace = spec_.failure_grace,

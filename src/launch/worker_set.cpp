@@ -147,7 +147,8 @@ bool WorkerSet::may_replace() const {
 }
 
 bool WorkerSet::may_go_on_without(std::size_t rank) const {
-  return phase_ == Phase::running && plan_.tolerate_loss && rank > 0;
+  return phase_ == Phase::running && plan_.tolerate_loss &&
+         plan_.first_rank + static_cast<int>(rank) > 0;
 }
 
 void WorkerSet::replace_failed() {

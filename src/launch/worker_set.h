@@ -25,7 +25,7 @@ struct Plan {
   std::chrono::milliseconds stop_grace;
   std::filesystem::path directory{};  // removed at the end; empty: none is
   int max_replacements = 0;           // how many workers that fail are started again
-  // Whether the job goes on without a worker that fails, unless it is the first one.
+  // Whether the job goes on without a worker that fails, unless it is rank 0.
   bool tolerate_loss = false;
 };
 

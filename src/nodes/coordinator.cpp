@@ -188,9 +188,25 @@ void Coordinator::handle_loss(Node& node) {
   if (!node.member || phase_ != Phase::running) return;
   Member& member = member_of(node);
   if (member.result || member.left_by != 0) return;  // its processes have ended, or will
-  member.problem = "was lost: " + node.connection.loss()->why;
-  if (!member.failed) member.failed = node.connection.loss()->since;
-  stop_others(&node);
+  lose(node, "was lost: " + node.connection.loss()->why, node.connection.loss()->since);
+}
+
+// Rank 0 is on node 0.
+bool Coordinator::may_go_on_without(const Node& node) const {
+  return rules_.tolerate_loss && *node.member > 0 && !stopping_ && signal_ == 0;
+}
+
+void Coordinator::lose(Node& node, std::string problem, Clock::time_point when) {
+  Member& member = member_of(node);
+  member.problem = std::move(problem);
+  member.tolerated = may_go_on_without(node);
+  if (!member.failed) member.failed = when;
+  if (!member.tolerated) return stop_others(&node);
+  send_to_all(Notice{fmt::format("paceline: node {} ({}), {}: {}; the others go on without it\n",
+                                 *node.member, member.join.host,
+                                 launch::name_ranks(member.first_rank, member.join.processes),
+                                 member.problem)},
+              &node);
 }
 
 void Coordinator::handle_leave(Node& node, int signal) {
@@ -199,9 +215,7 @@ void Coordinator::handle_leave(Node& node, int signal) {
   Member& member = member_of(node);
   if (member.result) return;  // its processes have ended
   member.left_by = signal;
-  member.problem = fmt::format("left: {} ended its launcher", launch::signal_name(signal));
-  if (!member.failed) member.failed = Clock::now();
-  stop_others(&node);
+  lose(node, fmt::format("left: {} ended its launcher", launch::signal_name(signal)), Clock::now());
 }
 
 void Coordinator::handle_result(Node& node, const Result& result) {
@@ -327,8 +341,9 @@ void Coordinator::finish_if_all_reported() {
   const bool is_failure = result.first_failed().has_value();
   const bool cannot_start = std::ranges::any_of(
       members_, [](const Member& member) { return member.result && !member.problem.empty(); });
-  const bool has_stopped = std::ranges::any_of(
-      result.ranks, [](const launch::RankResult& rank) { return rank.status != 0 || rank.lost; });
+  const bool has_stopped = std::ranges::any_of(result.ranks, [](const launch::RankResult& rank) {
+    return (rank.status != 0 && !rank.tolerated) || rank.lost;
+  });
   // What ends after the request to stop is no failure of its own.
   const bool regroups = regrouping_ && has_stopped;
   const bool restarts = is_failure && restart_ < rules_.max_restarts;
@@ -371,7 +386,8 @@ launch::JobResult Coordinator::collect() const {
       rank.status =
           was_stopped && preempted ? W_EXITCODE(launch::kPreemptedCode, 0) : member.left_by;
       rank.stopped = was_stopped;
-      rank.lost = !was_stopped;
+      rank.tolerated = member.tolerated;
+      rank.lost = !was_stopped && !member.tolerated;
       result.ranks.insert(result.ranks.end(), static_cast<std::size_t>(member.join.processes),
                           rank);
       continue;
@@ -379,8 +395,10 @@ launch::JobResult Coordinator::collect() const {
     std::vector<launch::RankResult> ranks = member.result->ranks;
     std::optional<std::chrono::nanoseconds> first;
     for (const auto& rank : ranks) {
-      if (launch::is_failure(rank.status) && !rank.stopped && (!first || rank.ended < *first))
+      if (launch::is_failure(rank.status) && !rank.stopped && !rank.tolerated &&
+          (!first || rank.ended < *first)) {
         first = rank.ended;
+      }
     }
     if (first && member.failed) {
       for (auto& rank : ranks) rank.ended += (*member.failed - started_) - *first;

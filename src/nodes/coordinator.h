@@ -24,8 +24,8 @@ namespace paceline::nodes {
 //
 // Gathers nodes until they suffice, then runs the job until each node has reported how its
 // processes ended. After a failure it gathers again, if restarts are left. A node that is lost
-// counts as a failure; a node that comes to a running job that has room has it start again, which
-// does not count as a restart.
+// counts as a failure, unless the rules tolerate it; a node that comes to a running job that has
+// room has it start again, which does not count as a restart.
 class Coordinator {
  public:
   // `own` is connected to this machine's launcher, which is node 0. Not null.
@@ -55,6 +55,7 @@ class Coordinator {
     int first_rank;
     std::optional<Result> result{};
     std::string problem{};                      // why it was lost
+    bool tolerated = false;                     // it was lost, and the job went on without it
     int left_by = 0;                            // the signal that made it leave
     std::optional<Clock::time_point> failed{};  // when it was lost, or reported a failure
   };
@@ -74,6 +75,8 @@ class Coordinator {
   void handle_result(Node& node, const Result& result);
   void handle_signal(Node& node, int signal);
   void stop_others(const Node* from);
+  bool may_go_on_without(const Node& node) const;
+  void lose(Node& node, std::string problem, Clock::time_point when);
   Joins present() const;
   void gather();
   void start();

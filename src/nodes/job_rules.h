@@ -15,6 +15,7 @@ struct JobRules {
   bool numbered = false;  // each node says which number it has; min_nodes = max_nodes
   std::string job;
   int max_restarts = 0;
+  bool tolerate_loss = false;  // the job goes on without a node that is lost, unless it is node 0
   std::chrono::milliseconds join_timeout = std::chrono::minutes(10);
   // How long the job waits for more nodes once min_nodes are there.
   std::chrono::milliseconds last_call = std::chrono::seconds(30);

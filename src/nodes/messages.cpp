@@ -39,6 +39,7 @@ void to_json(nlohmann::json& json, const RankResult& rank) {
   json = {{"status", rank.status},
           {"ended_ns", rank.ended.count()},
           {"stopped", rank.stopped},
+          {"tolerated", rank.tolerated},
           {"last_lines", rank.last_lines}};
   if (!rank.error) return;
   json["error"] = {{"message", rank.error->message}, {"blamed_ranks", rank.error->blamed_ranks}};
@@ -50,6 +51,7 @@ void from_json(const nlohmann::json& json, RankResult& rank) {
   rank.ended = std::chrono::nanoseconds(
       nodes::to_integer<std::int64_t>(json.at("ended_ns"), -kLongest, kLongest));
   rank.stopped = json.at("stopped");
+  rank.tolerated = json.at("tolerated");
   rank.last_lines = json.at("last_lines").get<std::vector<std::string>>();
   if (!json.contains("error")) return;
   const auto& error = json.at("error");

@@ -221,9 +221,6 @@ TEST(RunJob, RejectsInvalidSpecs) {
   spec.max_replacements = 1;
   spec.nodes = spec.world_size = 2;
   EXPECT_THROW(run_job(spec), UsageError);
-  spec.max_replacements = 0;
-  spec.tolerate_loss = true;
-  EXPECT_THROW(run_job(spec), UsageError);
 }
 
 TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {

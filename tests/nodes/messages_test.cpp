@@ -50,6 +50,7 @@ TEST(Messages, CarryResultsOfRanks) {
   failed.status = 256;
   failed.ended = std::chrono::nanoseconds(5'000'000'000);
   failed.stopped = true;
+  failed.tolerated = true;
   failed.error = launch::ErrorFile{"text", {1, 2}};
   failed.last_lines = {"one", "not UTF-8: \xff"};
   const Result result = after_a_journey(Result{{launch::RankResult(), failed}, "problem"});
@@ -59,6 +60,8 @@ TEST(Messages, CarryResultsOfRanks) {
   EXPECT_EQ(result.ranks[1].status, 256);
   EXPECT_EQ(result.ranks[1].ended, failed.ended);
   EXPECT_TRUE(result.ranks[1].stopped);
+  EXPECT_FALSE(result.ranks[0].tolerated);
+  EXPECT_TRUE(result.ranks[1].tolerated);
   EXPECT_EQ(result.ranks[1].error->message, "text");
   EXPECT_EQ(result.ranks[1].error->blamed_ranks, (std::vector{1, 2}));
   EXPECT_EQ(result.ranks[1].last_lines, (std::vector<std::string>{"one", "not UTF-8: \ufffd"}));
@@ -72,9 +75,9 @@ TEST(Messages, OfOtherKindsAreIgnored) {
        R"({"type": "signal", "number": 1e300})", R"({"type": "signal", "number": 4294967305})",
        R"({"type": "result", "problem": "", "ranks": [{"status": 0}]})",
        R"({"type": "result", "problem": "", "ranks": [{"status": 7e55, "ended_ns": 5,
-            "stopped": false, "last_lines": []}]})",
+            "stopped": false, "tolerated": false, "last_lines": []}]})",
        R"({"type": "result", "problem": "", "ranks": [{"status": 0, "ended_ns": 18446744073709551615,
-            "stopped": false, "last_lines": []}]})"}) {
+            "stopped": false, "tolerated": false, "last_lines": []}]})"}) {
     EXPECT_FALSE(decode(text)) << text;
   }
 }

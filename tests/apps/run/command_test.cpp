@@ -103,10 +103,6 @@ const Mistake kMistakes[] = {
      {"run", "--max-replacements", "2", "--nnodes", "2", "true"},
      "paceline run: --max-replacements 2: processes are replaced on one node, and --nnodes 2 means "
      "several; --max-restarts starts all of them again\n"},
-    {"ToleratedLossesOnSeveralNodes",
-     {"run", "--tolerate-loss", "--nnodes", "2", "true"},
-     "paceline run: --tolerate-loss: a job goes on without a process on one node, and --nnodes 2 "
-     "means several; --max-restarts starts all of them again\n"},
     {"SignalThatDoesNotExist",
      {"run", "--signals-to-handle", "SIGTERM,USR1", "true"},
      "paceline run: --signals-to-handle SIGTERM,USR1: 'USR1' is none of SIGTERM, SIGINT,"},

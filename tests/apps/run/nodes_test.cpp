@@ -119,6 +119,55 @@ TEST_F(Nodes, WithoutNode0TheOthersEnd) {
   first.wait();
 }
 
+// Ends once the file exists.
+std::string wait_until(const std::filesystem::path& file) {
+  return "while ! [ -e " + file.string() + " ]; do sleep 0.01; done";
+}
+
+TEST_F(Nodes, GoOnWithoutProcessesThatFail) {
+  const test::TemporaryDirectory shared;
+  const auto file = shared.path() / "end";
+  const std::string script = "[ $RANK = 0 ] || exit $RANK; " + wait_until(file);
+  auto first = start(0, 2, script, {"--tolerate-loss"});
+  auto second = start(1, 2, script, {"--tolerate-loss"});
+  first.wait_for("rank 1 exited with code 1; the others go on without it\n");
+  second.wait_for("rank 2 exited with code 2; the others go on without it\n");
+  std::ofstream(file).close();
+  for (auto* const one : {&first, &second}) {
+    EXPECT_EQ(one->wait(), 0) << one->err();
+    EXPECT_THAT(one->err(),
+                HasSubstr("paceline: ended without 2 of 3 ranks, which failed: 1, 2\n"));
+  }
+}
+
+TEST_F(Nodes, GoOnWithoutANodeThatIsLost) {
+  const test::TemporaryDirectory shared;
+  const auto file = shared.path() / "end";
+  const std::string script = "echo worker$RANK=$$; " + wait_until(file);
+  auto first = start(0, 2, script, {"--tolerate-loss"});
+  auto second = start(1, 2, script, {"--tolerate-loss"});
+  first.wait_for("worker1=");
+  second.wait_for("worker2=");
+  second.signal(SIGKILL);
+  second.wait();
+  first.wait_for("the others go on without it\n");
+  EXPECT_THAT(first.err(), AllOf(HasSubstr("paceline: node 1 ("),
+                                 HasSubstr("), rank 2: was lost: it closed the connection")));
+  std::ofstream(file).close();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_THAT(first.err(), HasSubstr("paceline: ended without 1 of 3 ranks, which failed: 2\n"));
+}
+
+TEST_F(Nodes, DoNotGoOnWithoutRank0) {
+  const std::string script = "[ $RANK = 0 ] && exit 4; exec sleep 1000";
+  auto first = start(0, 2, script, {"--tolerate-loss"});
+  auto second = start(1, 2, script, {"--tolerate-loss"});
+  for (auto* const one : {&first, &second}) {
+    EXPECT_EQ(one->wait(), 4) << one->err();
+    EXPECT_THAT(one->err(), HasSubstr("failed first: exited with code 4"));
+  }
+}
+
 TEST_F(Nodes, AJobIsStartedAgainOnAllNodes) {
   const std::string script =
       "echo start=$TORCHELASTIC_RESTART_COUNT; "
