@@ -18,6 +18,8 @@
 #include <paceline/record.h>
 #include <torch/optim/sgd.h>
 
+#include <CLI/CLI.hpp>
+
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -39,7 +41,10 @@ using namespace paceline;
 using models::Classifier;
 
 constexpr int kReplicas = 2;
-constexpr bench::RoundPlan kPlan{.rounds = 40, .length = std::chrono::milliseconds(200)};
+struct Options {
+  std::vector<std::string> models{"lenet", "rnn"};
+  int rounds = 40;
+};
 
 const std::vector<models::Model>& compared_models() {
   static const std::vector<models::Model> models{
@@ -181,11 +186,12 @@ void print_memory(Trainers& trainers) {
              megabytes([&] { trainers.step_alone(); }), megabytes([&] { trainers.step_inside(); }));
 }
 
-void compare(const std::string& name) {
+void compare(const std::string& name, int rounds) {
   const auto model = std::ranges::find(compared_models(), name, &models::Model::name);
   if (model == compared_models().end()) throw UsageError("there is no model " + name);
   Trainers trainers(*model);
-  const auto all = bench::measure(trainers.contenders(), kPlan);
+  const auto all = bench::measure(trainers.contenders(),
+                                  {.rounds = rounds, .length = std::chrono::milliseconds(200)});
   if (get_rank() != 0) return;
   fmt::print("{}, a batch of {}\n", name, kReplicas * model->batch);
   print_speedups(all);
@@ -194,14 +200,21 @@ void compare(const std::string& name) {
   std::fflush(stdout);
 }
 
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App app("Compares DataParallel with one process and with DistributedDataParallel.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("models", options.models, "lenet, rnn or resnet18");
+  app.add_option("--rounds", options.rounds, "Rounds of measurement")->check(CLI::Range(1, 1000));
+  CLI11_PARSE(app, argc, argv);
+  const auto world = init_process_group();
+  if (get_world_size() != kReplicas) throw UsageError("run it on 2 ranks");
+  for (const std::string& name : options.models) compare(name, options.rounds);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  return record([&] {
-    std::vector<std::string> names(argv + 1, argv + argc);
-    if (names.empty()) names = {"lenet", "rnn"};
-    const auto world = init_process_group();
-    if (get_world_size() != kReplicas) throw UsageError("run it on 2 ranks");
-    for (const std::string& name : names) compare(name);
-  });
+  return record([&] { return run(argc, argv); });
 }

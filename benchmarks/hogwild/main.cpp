@@ -1,10 +1,10 @@
 // How many updates Hogwild loses:
 //
-//     paceline run --nproc-per-node 2 build/release/bin/benchmark_hogwild
+//     paceline run --nproc-per-node 2 build/release/bin/benchmark_hogwild [--rounds 40]
 //
 // All ranks add 1 to elements of a shared float32 tensor, without locks, as often as each other: to
 // all elements in order, as a dense gradient does, or to one at random, as a sparse one does. A
-// line gives the share of the additions that is missing afterwards, in %: the median of 40 rounds
+// line gives the share of the additions that is missing afterwards, in %: the median of the rounds
 // with its 90 % confidence interval.
 
 #include <ATen/ATen.h>
@@ -13,6 +13,8 @@
 #include <paceline/distributed.h>
 #include <paceline/hogwild.h>
 #include <paceline/record.h>
+
+#include <CLI/CLI.hpp>
 
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +28,6 @@ namespace {
 
 using namespace paceline;
 
-constexpr int kAdditionRounds = 40;
 constexpr std::int64_t kAdditions = 1 << 22;  // of each rank in a round
 
 void add_to_all(at::Tensor& shared) {
@@ -40,11 +41,12 @@ void add_to_one(at::Tensor& shared) {
   for (std::int64_t i = 0; i < kAdditions; ++i) data[element(random)] += 1;
 }
 
-void measure(std::int64_t elements, const char* name, const std::function<void(at::Tensor&)>& add) {
+void measure(std::int64_t elements, const char* name, const std::function<void(at::Tensor&)>& add,
+             int rounds) {
   auto shared = at::zeros({elements});
   share_memory({{"shared", shared}});
   std::vector<double> lost;
-  for (int round = 0; round < kAdditionRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     if (get_rank() == 0) shared.zero_();
     barrier();
     add(shared);
@@ -60,15 +62,23 @@ void measure(std::int64_t elements, const char* name, const std::function<void(a
   std::fflush(stdout);
 }
 
+int run(int argc, char** argv) {
+  int rounds = 40;
+  CLI::App app("Measures how many updates Hogwild loses.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--rounds", rounds, "Rounds of measurement")->check(CLI::Range(1, 1000));
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(1);
+  const auto world = init_process_group();
+  for (const std::int64_t elements : {1 << 4, 1 << 10, 1 << 16, 1 << 20}) {
+    measure(elements, "all", add_to_all, rounds);
+    measure(elements, "random", add_to_one, rounds);
+  }
+  return 0;
+}
+
 }  // namespace
 
-int main() {
-  return record([] {
-    at::set_num_threads(1);
-    const auto world = init_process_group();
-    for (const std::int64_t elements : {1 << 4, 1 << 10, 1 << 16, 1 << 20}) {
-      measure(elements, "all", add_to_all);
-      measure(elements, "random", add_to_one);
-    }
-  });
+int main(int argc, char** argv) {
+  return record([&] { return run(argc, argv); });
 }

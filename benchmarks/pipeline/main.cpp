@@ -19,14 +19,15 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "benchmarks/paceline-bench/measure/gather_records.h"
 #include "benchmarks/paceline-bench/measure/statistics.h"
 #include "drawing/save_svg.h"
 #include "drawing/span_chart.h"
@@ -160,10 +161,6 @@ class Measured {
   }
   // The last step's actions of all stages, in milliseconds. Collective; complete on rank 0.
   SpanChart chart() const {
-    std::string own;
-    for (const auto& action : pipeline_.stats().last) {
-      own.append(reinterpret_cast<const char*>(&action), sizeof(action));
-    }
     const auto milliseconds = [](std::chrono::nanoseconds time) {
       return std::chrono::duration<double, std::milli>(time).count();
     };
@@ -172,12 +169,10 @@ class Measured {
                     .legend = {"forward", "backward"},
                     .rows = {},
                     .note = ""};
-    for (const auto& bytes : all_gather_bytes(own)) {
+    for (const auto& actions : bench::gather_records(std::span(pipeline_.stats().last))) {
       auto& row = chart.rows.emplace_back();
       row.name = fmt::format("stage {}", chart.rows.size() - 1);
-      for (std::size_t i = 0; i < bytes.size(); i += sizeof(PipelineAction)) {
-        PipelineAction action;
-        std::memcpy(&action, bytes.data() + i, sizeof(action));
+      for (const PipelineAction& action : actions) {
         row.spans.push_back({.label = std::to_string(action.microbatch),
                              .begin = milliseconds(action.begin),
                              .end = milliseconds(action.end),

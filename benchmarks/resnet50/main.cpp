@@ -13,16 +13,15 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/c10d_reducer.h"
+#include "benchmarks/paceline-bench/measure/gather_records.h"
 #include "models/models.h"
 #include "models/resnet.h"
 
@@ -142,10 +141,7 @@ class Trainer {
 // Those of the rank that took longest.
 Times slowest(const Times& mine) {
   Times result = mine;
-  for (const std::string& bytes :
-       all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
-    Times theirs;
-    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+  for (const Times& theirs : bench::gather_record(mine)) {
     if (theirs.total > result.total) result = theirs;
   }
   return result;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/errno_error.h"
+#include "measure/gather_records.h"
 
 namespace paceline::bench {
 namespace {
@@ -84,11 +85,7 @@ std::optional<Contender> single_copy(const std::string& collective, std::int64_t
   const auto own = std::make_shared<std::vector<std::byte>>(size);
   const auto target = std::make_shared<std::vector<std::byte>>(size);
   const Source mine{::getpid(), own->data()};
-  std::vector<Source> sources;
-  for (const std::string& blob :
-       all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
-    std::memcpy(&sources.emplace_back(), blob.data(), sizeof(Source));
-  }
+  const std::vector<Source> sources = gather_record(mine);
   if (!can_read_all(sources)) return std::nullopt;
   return Contender{
       .implementation = "single_copy",

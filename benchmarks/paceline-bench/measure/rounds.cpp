@@ -3,13 +3,12 @@
 #include <paceline/collectives.h>
 
 #include <algorithm>
-#include <cstring>
 #include <span>
-#include <string_view>
 
 #include <paceline/error.h>
 
 #include "measure/clock.h"
+#include "measure/gather_records.h"
 
 namespace paceline::bench {
 namespace {
@@ -54,21 +53,11 @@ Sample measure_round(const Contender& contender, int repeats, bool fills_caches 
   return {sum.wall_us / calls, sum.cpu_us / calls};
 }
 
-std::vector<std::vector<Sample>> gather_samples(std::span<const Sample> mine) {
-  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
-  std::vector<std::vector<Sample>> result;
-  for (const std::string& theirs : all_gather_bytes(bytes)) {
-    auto& samples = result.emplace_back(theirs.size() / sizeof(Sample));
-    std::memcpy(samples.data(), theirs.data(), theirs.size());
-  }
-  return result;
-}
-
 Series combine(const Contender& contender, std::span<const Sample> mine) {
   Series series{contender.implementation, contender.variant, {}, {}};
   series.wall_us.resize(mine.size());
   series.cpu_us.resize(mine.size());
-  for (const auto& theirs : gather_samples(mine)) {
+  for (const auto& theirs : gather_records(mine)) {
     for (std::size_t round = 0; round < mine.size(); ++round) {
       series.wall_us[round] = std::max(series.wall_us[round], theirs[round].wall_us);
       series.cpu_us[round] += theirs[round].cpu_us;

@@ -5,12 +5,11 @@
 #include <paceline/all_reduce_algorithms.h>
 #include <paceline/collectives.h>
 
-#include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
-#include <string_view>
 
+#include "measure/gather_records.h"
 #include "nodes/rate.h"
 #include "topology/link_counters.h"
 #include "topology/theory.h"
@@ -38,17 +37,6 @@ const std::map<std::string, Algorithm>& algorithms() {
   return table;
 }
 
-// By rank.
-template <typename Record>
-std::vector<Record> gather_records(const Record& mine) {
-  std::vector<Record> all;
-  const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof(mine));
-  for (const std::string& theirs : all_gather_bytes(bytes)) {
-    std::memcpy(&all.emplace_back(), theirs.data(), sizeof(Record));
-  }
-  return all;
-}
-
 // One call beside the timed ones. Barriers are around it, since a message that was sent may still
 // be on its way.
 void count(Series& series, const at::Tensor& tensor, const ProcessGroup& messages, bool has_link) {
@@ -58,12 +46,12 @@ void count(Series& series, const at::Tensor& tensor, const ProcessGroup& message
   barrier();
   const LinkBytes after = has_link ? read_counters() : LinkBytes{};
   if (traffic) {
-    series.payload = gather_records(Payload{traffic->bytes_sent, traffic->bytes_received,
-                                            traffic->messages_sent, traffic->messages_received});
+    series.payload = gather_record(Payload{traffic->bytes_sent, traffic->bytes_received,
+                                           traffic->messages_sent, traffic->messages_received});
   }
   if (has_link) {
     series.link =
-        gather_records(LinkBytes{after.sent - before.sent, after.received - before.received});
+        gather_record(LinkBytes{after.sent - before.sent, after.received - before.received});
   }
 }
 
