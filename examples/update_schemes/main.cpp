@@ -6,6 +6,7 @@
 
 #include <drawing/line_chart.h>
 #include <drawing/save_svg.h>
+#include <drawing/span_chart.h>
 #include <paceline/paceline.h>
 
 #include <chrono>
@@ -216,6 +217,12 @@ class Report {
     over_steps_.title = "Loss over gradients";
     over_steps_.x.label = "gradients of all workers";
     for (auto* chart : {&over_time_, &over_steps_}) chart->y.label = "loss";
+    staleness_.title = "Staleness of gradients";
+    staleness_.x.label = "steps of the server since the worker pulled";
+    staleness_.y.label = "% of gradients";
+    waiting_.title = "How long workers wait for others; the first one is slow";
+    waiting_.axis_label = "% of a worker's time";
+    waiting_.legend = {"waits"};
     if (paceline::get_rank() != 0) return;
     std::printf("%-18s %12s %16s %16s %15s %10s\n", "", "gradients/s", "slow one waits",
                 "others wait", "mean staleness", "last loss");
@@ -249,17 +256,25 @@ class Report {
     std::fflush(stdout);
     over_time_.lines.push_back({name, over_time});
     over_steps_.lines.push_back({name, curve(records, false)});
+    if (stats) staleness_.lines.push_back({name, shares_of(stats->staleness)});
+    for (std::size_t i = 0; i < waits.size(); ++i) {
+      waiting_.rows.push_back(
+          {i == 0 ? std::string(name) + ", slow" : "", {{"", 0, 100 * waits[i]}}});
+    }
   }
 
   void draw(const std::string& directory) const {
     if (paceline::get_rank() != 0) return;
     constexpr int kColumns = 100;
-    std::printf("\n%s\n%s", over_time_.to_terminal(kColumns).c_str(),
-                over_steps_.to_terminal(kColumns).c_str());
-    if (directory.empty()) return;
-    const std::filesystem::path charts(directory);
-    drawing::save_svg(over_time_.to_svg(), charts / "over_time.svg");
-    drawing::save_svg(over_steps_.to_svg(), charts / "over_gradients.svg");
+    const auto show = [&](const auto& chart, const char* file) {
+      std::printf("\n%s", chart.to_terminal(kColumns).c_str());
+      if (directory.empty()) return;
+      drawing::save_svg(chart.to_svg(), std::filesystem::path(directory) / file);
+    };
+    show(over_time_, "over_time.svg");
+    show(over_steps_, "over_gradients.svg");
+    show(staleness_, "staleness.svg");
+    show(waiting_, "waiting.svg");
   }
 
  private:
@@ -268,6 +283,16 @@ class Report {
     bytes.append(reinterpret_cast<const char*>(own.steps.data()),
                  own.steps.size() * sizeof(Record));
     return paceline::all_gather_bytes(bytes);
+  }
+  // In percent.
+  static std::vector<drawing::Point> shares_of(const std::map<std::int64_t, std::int64_t>& counts) {
+    double sum = 0;
+    for (const auto& [value, count] : counts) sum += static_cast<double>(count);
+    std::vector<drawing::Point> shares;
+    for (const auto& [value, count] : counts) {
+      shares.push_back({static_cast<double>(value), 100 * static_cast<double>(count) / sum});
+    }
+    return shares;
   }
   static std::string staleness_in_words(
       const std::optional<paceline::ParameterServerStats>& stats) {
@@ -285,6 +310,8 @@ class Report {
 
   drawing::LineChart over_time_;
   drawing::LineChart over_steps_;
+  drawing::LineChart staleness_;
+  drawing::SpanChart waiting_;
 };
 
 void compare(const Options& options) {
