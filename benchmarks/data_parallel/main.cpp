@@ -41,10 +41,6 @@ using namespace paceline;
 using models::Classifier;
 
 constexpr int kReplicas = 2;
-struct Options {
-  std::vector<std::string> models{"lenet", "rnn"};
-  int rounds = 40;
-};
 
 const std::vector<models::Model>& compared_models() {
   static const std::vector<models::Model> models{
@@ -200,21 +196,22 @@ void compare(const std::string& name, int rounds) {
   std::fflush(stdout);
 }
 
-int run(int argc, char** argv) {
-  Options options;
+int compare_all(int argc, char** argv) {
+  std::vector<std::string> names{"lenet", "rnn"};
+  int rounds = 40;
   CLI::App app("Compares DataParallel with one process and with DistributedDataParallel.");
   app.option_defaults()->always_capture_default();
-  app.add_option("models", options.models, "lenet, rnn or resnet18");
-  app.add_option("--rounds", options.rounds, "Rounds of measurement")->check(CLI::Range(1, 1000));
+  app.add_option("models", names, "lenet, rnn or resnet18");
+  app.add_option("--rounds", rounds, "Rounds of measurement")->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, argc, argv);
   const auto world = init_process_group();
   if (get_world_size() != kReplicas) throw UsageError("run it on 2 ranks");
-  for (const std::string& name : options.models) compare(name, options.rounds);
+  for (const std::string& name : names) compare(name, rounds);
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return record([&] { return run(argc, argv); });
+  return record([&] { return compare_all(argc, argv); });
 }

@@ -62,7 +62,7 @@ void measure(std::int64_t elements, const char* name, const std::function<void(a
   std::fflush(stdout);
 }
 
-int run(int argc, char** argv) {
+int measure_all(int argc, char** argv) {
   int rounds = 40;
   CLI::App app("Measures how many updates Hogwild loses.");
   app.option_defaults()->always_capture_default();
@@ -80,5 +80,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return record([&] { return run(argc, argv); });
+  return record([&] { return measure_all(argc, argv); });
 }

@@ -63,8 +63,8 @@ struct JobSpec {
   // How many processes that fail are started again, each by itself, while the others go on. No
   // process is once another one has ended with code 0. For a node alone.
   int max_replacements = 0;
-  // Whether the job goes on without a process that fails and is not started again, unless it is the
-  // first one. For a node alone.
+  // Whether the job goes on without a process that fails and is not started again, unless it is
+  // rank 0's.
   bool tolerate_loss = false;
 
   // Set for every worker, on top of this process's environment.
