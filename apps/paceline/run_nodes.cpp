@@ -121,6 +121,7 @@ void apply(const nodes::Start& start, launch::JobSpec& spec) {
   spec.first_rank = start.first_rank;
   spec.world_size = start.world_size;
   spec.restart = start.restart;
+  spec.tolerate_loss = start.tolerate_loss;
   spec.run_id = start.job;
   spec.master_addr = start.master_addr;
   spec.master_port = start.master_port;

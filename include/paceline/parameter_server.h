@@ -41,9 +41,9 @@ struct ParameterServerOptions {
   std::optional<std::int64_t> staleness = 0;
   /// How this process enters the job, as for init_process_group: by the launcher's variables, an
   /// init_method or a store. It needs no world and makes none. `backend` must be "paceline" and
-  /// `enable_reconfigure` false. `timeout` is the limit for meeting other ranks, and for a step of
-  /// slower workers that push or pull waits for, on a server's clock; it must be the same there. A
-  /// server that gives no answer is noticed 5 s later.
+  /// `enable_reconfigure` false. `timeout` limits the wait for other ranks at the start, and in
+  /// push and pull for steps of other workers. A server that hangs is noticed 5 s later; so no step
+  /// of the optimizer may take longer.
   InitOptions init{};
 };
 
@@ -84,9 +84,9 @@ struct ParameterServerOptions {
 /// **Loss of a server** is an error on all workers: PeerLost, which names it. Further calls throw
 /// too.
 ///
-/// Errors are PeerLost, Timeout, which names the server or the slower workers that this rank has
-/// waited for, UsageError, and Mismatch, which names the first difference between this rank's model
-/// or options and a server's. A worker counts as lost after it has thrown PeerLost or Timeout. Use
+/// Errors are PeerLost, Timeout, which names the server or the workers that are late, UsageError,
+/// and Mismatch, which names the first difference between this rank's model or options and a
+/// server's. After an error other than UsageError the worker counts as lost. Use
 /// an object on one thread at a time; stats() may be called on any thread.
 class PACELINE_API ParameterServer {
  public:

@@ -9,13 +9,13 @@
 
 namespace paceline {
 
-/// What a server has done for one worker. A message has every tensor of the server, padded to 64
-/// bytes, and a byte that says whether it is there.
+/// What a server has done for one worker. Bytes are those of messages: of each tensor, padded to 64
+/// bytes, and one more that says whether it is there.
 struct ParameterServerWorkerStats {
   std::int64_t updates = 0;           ///< Gradients of this worker that the optimizer has taken.
   std::chrono::nanoseconds waited{};  ///< From the arrival of its gradients to their steps, in all.
-  std::int64_t bytes_sent = 0;        ///< Of messages with parameters, to all its processes.
-  std::int64_t bytes_received = 0;    ///< Of messages with gradients, the same.
+  std::int64_t bytes_sent = 0;        ///< Parameters, to all its processes.
+  std::int64_t bytes_received = 0;    ///< Gradients, of all its processes.
 };
 
 /// What a server has done so far.

@@ -57,7 +57,11 @@ std::string name_node(const JobResult& result, int rank) {
 std::string describe_other(const JobResult& result, int number, int first_number) {
   const RankResult& rank = result.ranks[static_cast<std::size_t>(number)];
   const RankResult& first = result.ranks[static_cast<std::size_t>(first_number)];
-  if (rank.lost) return "lost with " + name_node(result, number);
+  const auto node = result.node_of(number);
+  const bool node_is_lost = node && !result.nodes[static_cast<std::size_t>(*node)].problem.empty();
+  if (rank.lost || (rank.tolerated && node_is_lost)) {
+    return "lost with " + name_node(result, number);
+  }
   std::string text;
   if (was_stopped(rank)) {
     text = fmt::format("stopped by {}", signal_name(WTERMSIG(rank.status)));

@@ -156,8 +156,9 @@ void Coordinator::handle_join(Node& node, const Join& join) {
   node.join->host = clean(join.host);
   node.connection.send(encode(Welcome{}));
   // A job that has room starts again with the new node, unless it is about to end.
-  const auto alive =
-      std::ranges::count_if(members_, [](const Member& m) { return m.problem.empty(); });
+  // It does not for a node that it goes on without.
+  const auto alive = std::ranges::count_if(
+      members_, [](const Member& m) { return m.problem.empty() || m.tolerated; });
   const bool ends =
       std::ranges::any_of(members_, [](const Member& m) { return m.result.has_value(); });
   if (phase_ != Phase::running || rules_.numbered || stopping_ || ends ||
@@ -319,6 +320,7 @@ void Coordinator::start() {
   port_ = net::PortReservation(listener_->address());  // the last one is still held
   for (Node* const node : order) {
     node->connection.send(encode(Start{.restart = restart_,
+                                       .tolerate_loss = rules_.tolerate_loss,
                                        .nodes = static_cast<int>(order.size()),
                                        .node = *node->member,
                                        .first_rank = member_of(*node).first_rank,
@@ -377,7 +379,7 @@ launch::JobResult Coordinator::collect() const {
   const bool preempted = heard.preempted();
   for (const Member& member : members_) {
     // The signal came to all launchers, and ends the job.
-    const bool was_stopped = member.left_by != 0 && signal_ != 0;
+    const bool was_stopped = member.left_by != 0 && signal_ != 0 && !member.tolerated;
     result.nodes.push_back({member.join.host, member.first_rank, member.join.processes,
                             was_stopped ? "" : member.problem});
     if (!member.problem.empty()) {

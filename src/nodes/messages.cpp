@@ -85,6 +85,7 @@ json encode_body(const Refuse& refuse) {
 
 json encode_body(const Start& start) {
   return {{"restart", start.restart},
+          {"tolerate_loss", start.tolerate_loss},
           {"nodes", start.nodes},
           {"node", start.node},
           {"first_rank", start.first_rank},
@@ -141,6 +142,7 @@ void decode_body(const json& body, Refuse& refuse) {
 
 void decode_body(const json& body, Start& start) {
   start.restart = integer(body, "restart");
+  start.tolerate_loss = body.at("tolerate_loss");
   start.nodes = integer(body, "nodes");
   start.node = integer(body, "node");
   start.first_rank = integer(body, "first_rank");

@@ -35,6 +35,7 @@ struct Refuse {
 // The processes are to be started. The answer is a Result.
 struct Start {
   int restart = 0;
+  bool tolerate_loss = false;
   int nodes = 1;
   int node = 0;
   int first_rank = 0;

@@ -48,7 +48,7 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
 
 AwaitedRank follow_waits(const Region& region, int peer) {
   AwaitedRank found{peer};
-  RankSet seen;
+  RankSet seen{region.rank()};
   for (int rank = peer; !seen.contains(rank);) {
     seen.insert(rank);
     found.rank = rank;

@@ -18,10 +18,9 @@ struct LateRanks {
 // `peer`: the rank whose word `context` waits for now.
 LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& context);
 
-// Who keeps a rank waiting that waits for a message of `peer`: that, or the rank that it waits for
-// itself, and so on; `peer` if they wait for each other.
+// What a message of `peer` is late for: `peer` may wait for a message itself, and its sender too.
 struct AwaitedRank {
-  int rank;
+  int rank;             // the last one in this row; `peer` if the row is a circle
   std::string chain{};  // "; rank 1 waits for rank 2; rank 2: its process 17 is stopped"
 };
 AwaitedRank follow_waits(const Region& region, int peer);

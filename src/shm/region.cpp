@@ -167,9 +167,14 @@ bool Region::claim_report(int late, std::chrono::steady_clock::time_point since)
                                          std::memory_order_relaxed);
 }
 
-void Region::set_awaited(std::optional<int> peer) {
-  const auto value = static_cast<std::uint32_t>(peer.value_or(-1) + 1);
-  memory_->rank_block(rank_).awaited.store(value, std::memory_order_relaxed);
+void Region::begin_awaiting(int peer) {
+  memory_->rank_block(rank_).awaited.store(static_cast<std::uint32_t>(peer + 1),
+                                           std::memory_order_relaxed);
+}
+
+void Region::end_awaiting(int peer) {
+  auto own = static_cast<std::uint32_t>(peer + 1);
+  memory_->rank_block(rank_).awaited.compare_exchange_strong(own, 0, std::memory_order_relaxed);
 }
 
 std::optional<int> Region::awaited_by(int rank) const {

@@ -100,9 +100,10 @@ class Region {
   [[noreturn]] void fail_lost(int peer, const std::string& where, const OpContext& op);
   // Whether this rank is to report that a rank is late: no other rank has done so after `since`.
   bool claim_report(int late, std::chrono::steady_clock::time_point since);
-  // The peer that a thread of this rank waits for a message of, for others that wait for this rank.
-  void set_awaited(std::optional<int> peer);
-  // What a rank has set last.
+  // Tells ranks that wait for this one that a thread of it waits for a message of `peer`, until it
+  // does not. Of several threads, the last one counts.
+  void begin_awaiting(int peer);
+  void end_awaiting(int peer);
   std::optional<int> awaited_by(int rank) const;
   // Throws if the group has failed, this rank has left it or this process is a forked child.
   void check_usable(const OpContext& op) const;

@@ -1,4 +1,4 @@
-// Ranks that are killed, whatever the others are doing.
+// Ranks that are killed.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <functional>
@@ -24,7 +25,10 @@
 #include <paceline/local_sgd.h>
 #include <paceline/pipeline.h>
 
+#include "base/deadline.h"
+#include "shm/membership/bootstrap.h"
 #include "support/cases.h"
+#include "support/process_ranks.h"
 #include "support/shared.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"

@@ -23,7 +23,8 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(join.node, 3);
   EXPECT_EQ(after_a_journey(Join{}).node, std::nullopt);
 
-  const Start start = after_a_journey(Start{1, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
+  const Start start = after_a_journey(Start{1, true, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
+  EXPECT_TRUE(start.tolerate_loss);
   EXPECT_EQ(start.restart, 1);
   EXPECT_EQ(start.nodes, 2);
   EXPECT_EQ(start.node, 1);

@@ -19,7 +19,7 @@ std::vector<std::vector<Record>> gather_records(std::span<const Record> mine) {
   std::vector<std::vector<Record>> all;
   for (const std::string& theirs : all_gather_bytes(bytes)) {
     auto& records = all.emplace_back(theirs.size() / sizeof(Record));
-    std::memcpy(records.data(), theirs.data(), theirs.size());
+    if (!records.empty()) std::memcpy(records.data(), theirs.data(), theirs.size());
   }
   return all;
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <span>
+#include <utility>
 
 #include <paceline/error.h>
 
@@ -26,8 +27,10 @@ void send_late(Pair& pair, const std::vector<int>& ranks) {
 std::int64_t receive_version(Pair& pair, const char* operation, std::chrono::milliseconds limit) {
   const std::int64_t version = pair.receive_number();
   if (version != kLate) return version;
-  std::vector<int> ranks(static_cast<std::size_t>(pair.receive_number()));
-  for (int& rank : ranks) rank = static_cast<int>(pair.receive_number());
+  std::vector<int> ranks;
+  for (auto count = pair.receive_number(); count > 0; --count) {
+    ranks.push_back(static_cast<int>(pair.receive_number()));
+  }
   const auto text = fmt::format(
       "{}: {} {}, which others wait for, made no step within the timeout of {} s", operation,
       ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), limit.count() / 1000.0);

@@ -14,7 +14,8 @@
 namespace paceline::parameter_server {
 
 // What a worker sends to a server, each a number, followed by:
-// - introduce: the text of its model; the answer is a text, empty if the server has the same
+// - introduce: the limit of its waits for other workers, in milliseconds, and the text of its
+//   model; the answer is a text, empty if the server has the same model
 // - join: nothing; the answer is the clock where it may enter
 // - enter: its clock
 // - pull: nothing; the answer is the version, then the parameters
@@ -24,9 +25,9 @@ namespace paceline::parameter_server {
 // In place of a version, the answer may be that other workers are late.
 enum class Command : std::int64_t { introduce, join, enter, pull, push, leave };
 
-// `ranks`: of workers whose steps the other end has waited for as long as it may.
+// `ranks`: of workers whose steps the other end has waited for until its limit.
 void send_late(Pair& pair, const std::vector<int>& ranks);
-// Throws Timeout, which names late workers, in `operation`. `limit`: of waits for them.
+// Throws Timeout if workers are late; `operation` and `limit` are for its text.
 std::int64_t receive_version(Pair& pair, const char* operation, std::chrono::milliseconds limit);
 
 // The parameters that servers hold. Throws UsageError as distinct_tensors does, and unless each

@@ -29,7 +29,7 @@ Server::Server(std::unique_ptr<Job> job, Shard shard, std::string description,
       description_(std::move(description)),
       options_(options),
       sessions_(static_cast<std::size_t>(job_->size() - options.servers)),
-      updates_(job_->size() - options.servers, options.staleness, job_->timeout(),
+      updates_(job_->size() - options.servers, options.staleness,
                [this](const std::vector<int>& workers) {
                  std::vector<const FlatTensors*> gradients;
                  for (const int worker : workers) {
@@ -138,6 +138,7 @@ void Server::admit(int worker, const Announcement& process) {
 }
 
 void Server::introduce(int worker, Pair& pair) {
+  session(worker).limit = std::chrono::milliseconds(pair.receive_number());
   const std::string difference =
       compare(description_, job_->rank(), pair.receive_text(), rank_of(worker));
   pair.send_text(difference);
@@ -153,7 +154,7 @@ void Server::push(int worker, Pair& pair) {
     session(worker).bytes_received += static_cast<std::int64_t>(message.nbytes());
   }
   try {
-    pair.send_number(updates_.push(worker, computed_at));
+    pair.send_number(updates_.push(worker, computed_at, session(worker).limit));
   } catch (const LateWorkers& late) {
     send_late(pair, late);
   }
@@ -161,7 +162,8 @@ void Server::push(int worker, Pair& pair) {
 
 void Server::pull(int worker, Pair& pair, FlatTensors& parameters) {
   try {
-    pair.send_number(updates_.pull(worker, [&] { parameters.write(shard_.parameters()); }));
+    pair.send_number(updates_.pull(worker, session(worker).limit,
+                                   [&] { parameters.write(shard_.parameters()); }));
   } catch (const LateWorkers& late) {
     return send_late(pair, late);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,7 +39,8 @@ class Server {
     bool ended = true;  // guarded by sessions_mutex_, as is the next
     std::shared_ptr<Pair> pair;
     FlatTensors gradients{};
-    std::int64_t bytes_sent = 0;  // guarded by sessions_mutex_, as is the next
+    std::chrono::milliseconds limit{};  // of the worker's waits for others
+    std::int64_t bytes_sent = 0;        // guarded by sessions_mutex_, as is the next
     std::int64_t bytes_received = 0;
   };
 

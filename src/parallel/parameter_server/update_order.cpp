@@ -1,29 +1,34 @@
 #include "parallel/parameter_server/update_order.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace paceline::parameter_server {
+namespace {
+
+// A worker that does not come is lost after the same time as a wait for it, and the wait goes on.
+constexpr std::chrono::seconds kToLoseWorkers{1};
+
+}  // namespace
 
 bool UpdateOrder::Worker::holds_others() const {
   return presence == Presence::awaited || presence == Presence::joining ||
          presence == Presence::active;
 }
 
-UpdateOrder::UpdateOrder(int workers, std::optional<std::int64_t> staleness,
-                         std::chrono::milliseconds limit, Apply apply)
-    : staleness_(staleness),
-      limit_(limit),
-      apply_(std::move(apply)),
-      workers_(static_cast<std::size_t>(workers)) {
+UpdateOrder::UpdateOrder(int workers, std::optional<std::int64_t> staleness, Apply apply)
+    : staleness_(staleness), apply_(std::move(apply)), workers_(static_cast<std::size_t>(workers)) {
   for (int worker = 0; worker < workers; ++worker) stats_.workers[worker] = {};
 }
 
 template <typename Condition>
-void UpdateOrder::await(Lock& lock, Condition condition) {
-  while (!change_.wait_for(lock, limit_, [&] { return failure_ || condition(); })) {
-    auto late = slowest_workers();
-    if (!late.empty()) throw LateWorkers{std::move(late)};
-  }
+void UpdateOrder::await(Lock& lock, int worker, std::chrono::milliseconds limit,
+                        Condition condition) {
+  const auto ends = [&] { return failure_ || condition(); };
+  const bool in_time =
+      change_.wait_for(lock, limit, ends) || (!std::ranges::all_of(workers_, &Worker::has_come) &&
+                                              change_.wait_for(lock, kToLoseWorkers, ends));
+  if (!in_time) throw LateWorkers{slowest_others(worker)};
   throw_failure();
 }
 
@@ -44,14 +49,12 @@ std::optional<std::int64_t> UpdateOrder::slowest_clock() const {
   return slowest;
 }
 
-// Those others wait for. Not those who have not come yet: they are lost after a time of their own.
-std::vector<int> UpdateOrder::slowest_workers() const {
+std::vector<int> UpdateOrder::slowest_others(int worker) const {
   const auto slowest = slowest_clock();
   std::vector<int> found;
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    const Worker& one = workers_[i];
-    if (one.holds_others() && one.presence != Presence::awaited && one.clock == slowest) {
-      found.push_back(static_cast<int>(i));
+  for (int other = 0; other < static_cast<int>(workers_.size()); ++other) {
+    if (other != worker && at(other).holds_others() && at(other).clock == slowest) {
+      found.push_back(other);
     }
   }
   return found;
@@ -59,6 +62,7 @@ std::vector<int> UpdateOrder::slowest_workers() const {
 
 void UpdateOrder::meet(int worker) {
   const std::lock_guard lock(mutex_);
+  at(worker).has_come = true;
   if (at(worker).presence != Presence::awaited) at(worker).presence = Presence::meeting;
 }
 
@@ -89,22 +93,34 @@ bool UpdateOrder::may_step(const Worker& worker) const {
   return worker.clock + 1 <= slowest_clock().value_or(worker.clock) + *staleness_;
 }
 
-std::int64_t UpdateOrder::push(int worker, std::int64_t computed_at) {
+std::int64_t UpdateOrder::push(int worker, std::int64_t computed_at,
+                               std::chrono::milliseconds limit) {
   Lock lock(mutex_);
   Worker& own = at(worker);
   own.arrived = Clock::now();
   own.computed_at = computed_at;
-  await(lock, [&] { return may_step(own); });
+  await(lock, worker, limit, [&] { return may_step(own); });
   own.pending = true;
   ++own.clock;
   synchronous() ? complete_round() : step({worker});
-  await(lock, [&] { return !own.pending; });
+  try {
+    await(lock, worker, limit, [&] { return !own.pending; });
+  } catch (const LateWorkers&) {
+    // The memory of its gradient is for the worker's next process.
+    own.pending = false;
+    own.presence = Presence::lost;
+    own.reason = "it has waited as long as it may";
+    complete_round();
+    changed();
+    throw;
+  }
   return stats_.version;
 }
 
-std::int64_t UpdateOrder::pull(int worker, const std::function<void()>& copy) {
+std::int64_t UpdateOrder::pull(int worker, std::chrono::milliseconds limit,
+                               const std::function<void()>& copy) {
   Lock lock(mutex_);
-  await(lock, [&] { return !synchronous() || stats_.version >= at(worker).clock; });
+  await(lock, worker, limit, [&] { return !synchronous() || stats_.version >= at(worker).clock; });
   copy();
   return stats_.version;
 }
@@ -117,7 +133,13 @@ void UpdateOrder::complete_round() {
     if (workers_[i].pending) here.push_back(static_cast<int>(i));
   }
   const auto slowest = slowest_clock();
-  if (!here.empty() && slowest.value_or(stats_.version + 1) > stats_.version) step(here);
+  if (!here.empty() && slowest.value_or(stats_.version + 1) > stats_.version) {
+    step(here);
+  } else if (here.empty() && slowest.value_or(0) > stats_.version) {
+    // Another server has made a step of a gradient that was lost here with its worker.
+    stats_.version = *slowest;
+    changed();
+  }
 }
 
 void UpdateOrder::step(const std::vector<int>& workers) {

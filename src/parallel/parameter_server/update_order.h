@@ -25,7 +25,7 @@ enum class Presence {
   lost
 };
 
-// Thrown by a wait for the steps of other workers, ascending, once its limit has passed.
+// Thrown by a wait for steps of these workers, ascending, once its limit has passed.
 struct LateWorkers {
   std::vector<int> workers;
 };
@@ -41,19 +41,20 @@ class UpdateOrder {
   // held.
   using Apply = std::function<void(const std::vector<int>& workers)>;
 
-  // `staleness`: see ParameterServerOptions. `limit`: of a worker's wait for others.
-  UpdateOrder(int workers, std::optional<std::int64_t> staleness, std::chrono::milliseconds limit,
-              Apply apply);
+  // `staleness`: see ParameterServerOptions.
+  UpdateOrder(int workers, std::optional<std::int64_t> staleness, Apply apply);
 
   void meet(int worker);
   // Returns the lowest clock that it may enter with. Nobody passes that until it enters.
   std::int64_t join(int worker);
   // `clock`: what join returned, or more.
   void enter(int worker, std::int64_t clock);
-  // The worker's gradient is here. Returns the version once it is applied. Throws LateWorkers.
-  std::int64_t push(int worker, std::int64_t computed_at);
-  // Runs `copy` between two steps, and returns the version that it copied. Throws LateWorkers.
-  std::int64_t pull(int worker, const std::function<void()>& copy);
+  // The worker's gradient is here. Returns the version once it is applied. Throws LateWorkers after
+  // `limit`; then the gradient does not count, and the worker is lost.
+  std::int64_t push(int worker, std::int64_t computed_at, std::chrono::milliseconds limit);
+  // Runs `copy` between two steps, and returns the version that it copied. Throws LateWorkers after
+  // `limit`.
+  std::int64_t pull(int worker, std::chrono::milliseconds limit, const std::function<void()>& copy);
   void leave(int worker) { part(worker, Presence::left, ""); }
   void lose(int worker, const std::string& reason) { part(worker, Presence::lost, reason); }
 
@@ -74,6 +75,7 @@ class UpdateOrder {
   using Clock = std::chrono::steady_clock;
   struct Worker {
     Presence presence = Presence::awaited;
+    bool has_come = false;  // its process, at any time
     std::int64_t clock = 0;
     std::int64_t computed_at = 0;
     Clock::time_point arrived{};
@@ -88,7 +90,7 @@ class UpdateOrder {
   const Worker& at(int worker) const { return workers_[static_cast<std::size_t>(worker)]; }
   bool synchronous() const { return staleness_ == 0; }
   std::optional<std::int64_t> slowest_clock() const;
-  std::vector<int> slowest_workers() const;
+  std::vector<int> slowest_others(int worker) const;
   bool may_step(const Worker& worker) const;
   void part(int worker, Presence presence, const std::string& reason);
   void complete_round();
@@ -97,10 +99,9 @@ class UpdateOrder {
   void changed();
   void throw_failure() const;
   template <typename Condition>
-  void await(Lock& lock, Condition condition);
+  void await(Lock& lock, int worker, std::chrono::milliseconds limit, Condition condition);
 
   const std::optional<std::int64_t> staleness_;
-  const std::chrono::milliseconds limit_;
   const Apply apply_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable change_;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <paceline/error.h>
@@ -13,7 +14,7 @@
 namespace paceline::parameter_server {
 namespace {
 
-// How long the answer of a server may take that has waited for other workers as long as it may.
+// A server answers at the limit of the worker's waits; the worker waits this much longer.
 constexpr std::chrono::seconds kAnswerTime{5};
 
 void send_command(Pair& pair, Command command) {
@@ -86,6 +87,7 @@ void Worker::abort(const std::string& text) noexcept {
 void Worker::introduce(const std::string& description) {
   for (const Peer& server : peers_) {
     send_command(*server.pair, Command::introduce);
+    server.pair->send_number(job_->timeout().count());
     server.pair->send_text(description);
   }
   std::string difference;

@@ -230,18 +230,20 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
 
 void Mailbox::fail_late(const Request& request) {
   const int peer = request.message.peer;
-  const bool any = peer == kAnyRank;
+  const std::string within = fmt::format(
+      "within the timeout of {} s: {}",
+      static_cast<double>(request.deadline.budget().count()) / 1000.0, describe(request, *region_));
+  const OpContext op = context_of(request);
+  if (peer == kAnyRank) {
+    region_->fail({FailureKind::timeout, RankSet(), "no rank sent " + within}, op);
+  }
   const GlobalRanks& ranks = region_->global_ranks();
-  const AwaitedRank late = any ? AwaitedRank{peer} : follow_waits(*region_, peer);
-  region_->fail({FailureKind::timeout, any ? RankSet() : RankSet{ranks.of(late.rank)},
-                 fmt::format("{} {} within the timeout of {} s: {}{}",
-                             any ? "no rank" : describe_ranks({ranks.of(peer)}),
-                             any               ? "sent"
-                             : request.sending ? "did not receive"
-                                               : "did not send",
-                             static_cast<double>(request.deadline.budget().count()) / 1000.0,
-                             describe(request, *region_), late.chain)},
-                context_of(request));
+  const AwaitedRank late = follow_waits(*region_, peer);
+  region_->fail(
+      {FailureKind::timeout, RankSet{ranks.of(late.rank)},
+       fmt::format("{} {} {}{}", describe_ranks({ranks.of(peer)}),
+                   request.sending ? "did not receive" : "did not send", within, late.chain)},
+      op);
 }
 
 void Mailbox::end_all(const std::exception_ptr& error) {

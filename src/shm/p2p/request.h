@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "base/deadline.h"
@@ -83,15 +82,16 @@ class MessageWait : public WaitContext {
         region_(region) {}
 
   ~MessageWait() {
-    if (lasts_) region_.set_awaited(std::nullopt);
+    if (is_known_) region_.end_awaiting(message_.peer);
   }
   MessageWait(const MessageWait&) = delete;
   MessageWait& operator=(const MessageWait&) = delete;
 
   // Call once the wait has lasted for a while.
   void let_others_know() {
-    lasts_ = true;
-    if (message_.peer != P2PMessage::kAnyRank) region_.set_awaited(message_.peer);
+    if (message_.peer == P2PMessage::kAnyRank) return;
+    region_.begin_awaiting(message_.peer);
+    is_known_ = true;
   }
   // The peer; each other rank, if any of them may send.
   RankSet missing() const override {
@@ -102,13 +102,14 @@ class MessageWait : public WaitContext {
   std::string describe() const override { return shm::describe(message_, sending_, region_); }
   bool waits(int /*rank*/) const override { return false; }
 
-  std::chrono::steady_clock::time_point looked{};  // whether a report is due
+  // Whether a report is due.
+  std::chrono::steady_clock::time_point looked = std::chrono::steady_clock::now();
 
  private:
   const P2PMessage& message_;
   bool sending_;
   Region& region_;
-  bool lasts_ = false;
+  bool is_known_ = false;
   CallDeadline deadline_{message_.timeout};
 };
 

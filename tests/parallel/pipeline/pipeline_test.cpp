@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -349,12 +350,11 @@ void stop_a_stage(int stages, int victim) {
   };
   const test::Shared<SharedState> state;
   const auto ends = test::run_torch_ranks(stages, "paceline", [&](const RankContext& context) {
-    auto init = context.init;
-    init.timeout = std::chrono::seconds(2);
-    const World world = init_process_group(init);
+    const World world = init_process_group(context.init);
     Pipeline pipeline(stage_of(context.rank), squares, {.n_microbatches = 2});
     const auto x = input_of(0).to(at::kFloat);
     pipeline.step(x, target_of(x));
+    ProcessGroup().c10d()->getBackend(at::kCPU)->setTimeout(std::chrono::seconds(2));
     if (context.rank == victim) state->victim.stop();
     try {
       for (;;) pipeline.step(x, target_of(x));
