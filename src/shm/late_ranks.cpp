@@ -54,13 +54,13 @@ AwaitedRank follow_waits(const Region& region, int peer) {
     found.rank = rank;
     const std::string stop = region.peers().describe_stop(rank);
     // What a rank waited for when it was stopped does not matter.
-    const auto next = stop.empty() ? region.awaited_by(rank) : std::nullopt;
+    const int next = stop.empty() ? region.awaited_by(rank).value_or(-1) : -1;
     const int number = region.global_ranks().of(rank);
     if (!stop.empty()) found.chain += fmt::format("; rank {}: {}", number, stop);
-    if (!next) return found;
+    if (next < 0) return found;
     found.chain +=
-        fmt::format("; rank {} waits for rank {}", number, region.global_ranks().of(*next));
-    rank = *next;
+        fmt::format("; rank {} waits for rank {}", number, region.global_ranks().of(next));
+    rank = next;
   }
   found.rank = peer;
   return found;
