@@ -9,8 +9,8 @@
 
 namespace paceline {
 
-/// What a server has done for one worker. Bytes are those of messages: of each tensor, padded to 64
-/// bytes, and one more that says whether it is there.
+/// What a server has done for one worker. Messages carry each tensor, padded to 64 bytes, and a
+/// byte for each.
 struct ParameterServerWorkerStats {
   std::int64_t updates = 0;           ///< Gradients of this worker that the optimizer has taken.
   std::chrono::nanoseconds waited{};  ///< From the arrival of its gradients to their steps, in all.

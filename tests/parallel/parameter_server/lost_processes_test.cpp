@@ -345,7 +345,7 @@ TEST(LostProcesses, AStoppedServerIsATimeoutOfItsWorkers) {
   EXPECT_THAT(ends[2].report, HasSubstr("rank 1"));
 }
 
-// Those that wait for the stopped worker are lost, and it goes on alone.
+// The other workers are lost, and the stopped one goes on alone.
 void stop_a_worker(std::int64_t staleness) {
   struct SharedState {
     test::Stopped victim;
