@@ -73,12 +73,10 @@ std::string stat_field(pid_t pid, int number) {
 }
 
 bool is_ancestor(pid_t pid) {
-  constexpr int kParent = 4;
   for (pid_t at = ::getppid(); at > 1;) {
     if (at == pid) return true;
-    const std::string parent = stat_field(at, kParent);
-    at = 0;
-    std::from_chars(parent.data(), parent.data() + parent.size(), at);
+    const auto process = stat_of(at);
+    at = process ? process->parent : 0;
   }
   return false;
 }
