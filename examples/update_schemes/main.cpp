@@ -284,12 +284,15 @@ class Report {
                  own.steps.size() * sizeof(Record));
     return paceline::all_gather_bytes(bytes);
   }
-  // In percent.
+  // In percent, of each value up to the largest.
   static std::vector<drawing::Point> shares_of(const std::map<std::int64_t, std::int64_t>& counts) {
     double sum = 0;
     for (const auto& [value, count] : counts) sum += static_cast<double>(count);
     std::vector<drawing::Point> shares;
     for (const auto& [value, count] : counts) {
+      while (static_cast<std::int64_t>(shares.size()) < value) {
+        shares.push_back({static_cast<double>(shares.size()), 0});
+      }
       shares.push_back({static_cast<double>(value), 100 * static_cast<double>(count) / sum});
     }
     return shares;

@@ -120,6 +120,18 @@ TEST_P(CollectivesWorlds, AllToAllExchangesEverySplit) {
   });
 }
 
+// Between nodes, a rank does not receive all of this at once.
+TEST_P(CollectivesWorlds, AllToAllExchangesLargeParts) {
+  constexpr std::int64_t kPart = 100'000;
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
+    const auto numbers = torch::arange(size).unsqueeze(1);
+    const auto input = (numbers + 100 * rank).repeat({1, kPart}).to(at::kInt);
+    auto output = torch::empty_like(input);
+    all_to_all_single(output, input);
+    EXPECT_TRUE(output.eq(100 * numbers + rank).all().item<bool>());
+  });
+}
+
 using CollectivesRanks = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, CollectivesRanks, test::own_worlds(), test::CaseName());
 

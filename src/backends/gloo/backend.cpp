@@ -130,8 +130,9 @@ std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest
   if (devices.size() == 1 && chosen.interfaces.empty() && chosen.hostnames.empty()) {
     devices.push_back(make_devices(chosen, request.host).front());
   }
+  const auto connections = static_cast<int>(devices.size());  // one of each device
   return std::make_unique<GlooEngine>(
-      connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit));
+      connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit), connections);
 }
 
 const bool gloo_registered = distributed::register_backend(

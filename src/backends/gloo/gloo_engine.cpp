@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "base/deadline.h"
@@ -18,16 +19,21 @@ namespace {
 // large ones.
 constexpr std::size_t kPieces = 2;
 constexpr std::size_t kLeastPiece = std::size_t{256} << 10;
-// Of a backend to a rank. Further ones are made when they are first used.
-constexpr int kConnections = 8;
 static_assert(GlooEngine::kTags * kPieces <= std::size_t{1} << 31);  // c10d's are ints
+// A transfer posts no further receive while it waits for so many bytes. Gloo sends only what has
+// been posted, and a link drops packets if all other nodes send to it at once.
+constexpr std::size_t kPostedBytes = std::size_t{512} << 10;
 
 }  // namespace
 
 struct GlooEngine::State {
   std::function<void()> when_done;
   std::vector<int> peers{};  // to connect to
-  Works works{};
+  std::uint32_t tag = 0;
+  std::deque<Message> later{};  // receives that are not posted yet
+  std::size_t awaited_bytes = 0;
+  Pieces receives{};
+  Pieces sends{};
   std::exception_ptr error{};
   bool cancelled = false;
   std::shared_ptr<const void> abandoned{};  // the memory of the messages, which may go on
@@ -55,7 +61,9 @@ class GlooEngine::Handle final : public Transfer {
     if (state_->cancelled) return;
     state_->cancelled = true;
     state_->abandoned = std::move(memory);
-    for (const auto& work : state_->works) work->abort();  // ends its wait
+    for (const Pieces* const pieces : {&state_->receives, &state_->sends}) {
+      for (const Piece& piece : *pieces) piece.work->abort();  // ends its wait
+    }
     engine_.changed_.wait(lock, [&] { return state_->done; });
   }
 
@@ -70,7 +78,7 @@ GlooEngine::~GlooEngine() {
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  for (const Abandoned& one : abandoned_) close_incomplete(one.works);
+  for (const Abandoned& one : abandoned_) close_incomplete(one.pieces);
 }
 
 std::unique_ptr<internode::Engine::Transfer> GlooEngine::connect(const std::vector<int>& ranks,
@@ -82,10 +90,11 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::start(std::uint32_t tag
                                                                const std::vector<Message>& sends,
                                                                const std::vector<Message>& receives,
                                                                std::function<void()> when_done) {
-  auto state = std::make_shared<State>(State{std::move(when_done)});
+  auto state = std::make_shared<State>(
+      State{.when_done = std::move(when_done), .tag = tag, .later = order_of(receives)});
   try {
-    for (const Message& message : receives) post(state->works, tag, message, false);
-    for (const Message& message : sends) post(state->works, tag, message, true);
+    post_receives(*state);
+    for (const Message& message : sends) post(state->sends, tag, message, true);
   } catch (...) {
     // The connection is lost already: the transfer fails as if it were lost later.
     state->error = std::current_exception();
@@ -107,7 +116,30 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::enqueue(std::shared_ptr
   return std::make_unique<Handle>(*this, std::move(state));
 }
 
-void GlooEngine::post(Works& works, std::uint32_t tag, const Message& message, bool sends) {
+// First the messages that must not wait. Then each rank begins with the one before it, so that all
+// receive from different ones.
+std::deque<internode::Engine::Message> GlooEngine::order_of(
+    const std::vector<Message>& receives) const {
+  std::deque<Message> ordered(receives.begin(), receives.end());
+  std::ranges::stable_sort(ordered, {}, [&](const Message& message) {
+    const int distance = backend_->getRank() - message.rank;
+    return std::pair(message.bytes > kOrderedBytes,
+                     distance < 0 ? distance + backend_->getSize() : distance);
+  });
+  return ordered;
+}
+
+void GlooEngine::post_receives(State& state) {
+  while (!state.later.empty()) {
+    const Message& next = state.later.front();
+    if (next.bytes > kOrderedBytes && state.awaited_bytes >= kPostedBytes) return;
+    post(state.receives, state.tag, next, false);
+    state.awaited_bytes += next.bytes;
+    state.later.pop_front();
+  }
+}
+
+void GlooEngine::post(Pieces& posted, std::uint32_t tag, const Message& message, bool sends) {
   const std::size_t pieces = std::clamp(message.bytes / kLeastPiece, std::size_t{1}, kPieces);
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     const std::size_t begin = message.bytes * piece / pieces;
@@ -115,8 +147,9 @@ void GlooEngine::post(Works& works, std::uint32_t tag, const Message& message, b
     std::vector<at::Tensor> tensors{
         at::from_blob(message.data + begin, {static_cast<std::int64_t>(end - begin)}, at::kByte)};
     const auto piece_tag = static_cast<int>(tag * kPieces + piece);
-    works.push_back(sends ? backend_->send(tensors, message.rank, piece_tag)
-                          : backend_->recv(tensors, message.rank, piece_tag));
+    posted.push_back({sends ? backend_->send(tensors, message.rank, piece_tag)
+                            : backend_->recv(tensors, message.rank, piece_tag),
+                      end - begin});
   }
 }
 
@@ -128,10 +161,10 @@ void GlooEngine::connect(State& state) {
   std::vector<at::Tensor> receive{at::zeros({1}, at::kByte)};
   for (const bool sends : {false, true}) {
     for (const int rank : state.peers) {
-      for (int tag = 0; tag < kConnections; ++tag) {
+      for (int tag = 0; tag < connections_; ++tag) {
         auto work = sends ? backend_->send(send, rank, tag) : backend_->recv(receive, rank, tag);
         const std::lock_guard lock(mutex_);
-        state.works.push_back(std::move(work));
+        (sends ? state.sends : state.receives).push_back({std::move(work), 0});
         if (state.cancelled) return;
       }
     }
@@ -162,14 +195,33 @@ void GlooEngine::run() {
 // Gloo does not end a connection whose message has lost its memory half-way: its thread would read
 // it for ever, and its destructor wait for the thread. But it closes all connections if a wait for
 // a message times out.
-void GlooEngine::close_incomplete(const Works& works) {
+void GlooEngine::close_incomplete(const Pieces& pieces) {
   constexpr std::chrono::milliseconds kAtOnce{1};
-  for (const auto& work : works) {
+  for (const Piece& piece : pieces) {
     try {
       // An abort ends one wait.
-      if (!work->wait(kAtOnce)) work->wait(kAtOnce);
+      if (!piece.work->wait(kAtOnce)) piece.work->wait(kAtOnce);
     } catch (const std::exception&) {
       // It was not complete.
+    }
+  }
+}
+
+// Sends are waited for last: their receivers may post them only after what they receive before.
+void GlooEngine::wait(State& state) {
+  for (const bool sends : {false, true}) {
+    const Pieces& pieces = sends ? state.sends : state.receives;
+    for (std::size_t i = 0;; ++i) {
+      Piece piece;
+      {
+        const std::lock_guard lock(mutex_);
+        if (state.cancelled || state.error) return;
+        if (!sends) post_receives(state);
+        if (i == pieces.size()) break;
+        piece = pieces[i];
+      }
+      piece.work->wait(base::Deadline::kLongest);
+      if (!sends) state.awaited_bytes -= piece.bytes;
     }
   }
 }
@@ -177,33 +229,24 @@ void GlooEngine::close_incomplete(const Works& works) {
 void GlooEngine::perform(State& state) {
   try {
     connect(state);
-    // Nobody adds works any more, and each is waited for by one thread.
-    for (const auto& work : state.works) {
-      {
-        const std::lock_guard lock(mutex_);
-        if (state.cancelled || state.error) break;
-      }
-      work->wait(base::Deadline::kLongest);
-    }
+    wait(state);
   } catch (...) {
     const std::lock_guard lock(mutex_);
     state.error = std::current_exception();
   }
-  Works works;
+  Pieces pieces;
   bool cancelled = false;
   bool failed = false;
   {
     const std::lock_guard lock(mutex_);
     cancelled = state.cancelled;
     failed = state.error != nullptr;
-    if (state.abandoned) {
-      abandoned_.push_back({std::move(state.abandoned), std::move(state.works)});
-    } else {
-      works = std::move(state.works);
-    }
+    pieces = std::exchange(state.receives, {});
+    std::ranges::move(std::exchange(state.sends, {}), std::back_inserter(pieces));
+    if (state.abandoned) abandoned_.push_back({std::move(state.abandoned), std::move(pieces)});
   }
-  if (cancelled || failed) close_incomplete(works);
-  works.clear();  // from here on, nothing accesses the memory
+  if (cancelled || failed) close_incomplete(pieces);
+  pieces.clear();  // from here on, nothing accesses the memory
   if (!cancelled) state.when_done();
 }
 

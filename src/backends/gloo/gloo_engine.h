@@ -21,7 +21,9 @@ namespace paceline::backends {
 // such as Gloo with several devices, takes the next one for each tag.
 class GlooEngine final : public internode::Engine {
  public:
-  explicit GlooEngine(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+  // `connections`: of the backend to a rank.
+  GlooEngine(c10::intrusive_ptr<c10d::Backend> backend, int connections)
+      : backend_(std::move(backend)), connections_(connections) {}
   GlooEngine(const GlooEngine&) = delete;
   GlooEngine& operator=(const GlooEngine&) = delete;
   // Ends abandoned transfers.
@@ -36,16 +38,24 @@ class GlooEngine final : public internode::Engine {
  private:
   struct State;
   class Handle;
-  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  struct Piece {
+    c10::intrusive_ptr<c10d::Work> work;
+    std::size_t bytes;
+  };
+  using Pieces = std::vector<Piece>;
 
-  void post(Works& works, std::uint32_t tag, const Message& message, bool sends);
+  std::deque<Message> order_of(const std::vector<Message>& receives) const;
+  void post_receives(State& state);
+  void post(Pieces& posted, std::uint32_t tag, const Message& message, bool sends);
   std::unique_ptr<Transfer> enqueue(std::shared_ptr<State> state);
   void connect(State& state);
   void run();
   void perform(State& state);
-  static void close_incomplete(const Works& works);
+  void wait(State& state);
+  static void close_incomplete(const Pieces& pieces);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  int connections_;
   shm::OwningProcess process_;
   std::mutex mutex_;  // guards what follows, and the states
   std::condition_variable changed_;
@@ -53,8 +63,8 @@ class GlooEngine final : public internode::Engine {
   std::size_t idle_ = 0;  // threads that no transfer in the queue is for
   bool stops_ = false;
   struct Abandoned {
-    std::shared_ptr<const void> memory;  // outlives the works
-    Works works;
+    std::shared_ptr<const void> memory;  // outlives the pieces
+    Pieces pieces;
   };
   std::vector<Abandoned> abandoned_;
   std::vector<std::thread> threads_;
