@@ -6,7 +6,7 @@
 // Each line has the median time of a step, and how many times as fast as the module on one thread
 // it is in the same round, with its 90 % confidence interval. Rank 1 sleeps in a barrier while rank
 // 0 runs alone. Then come, for DataParallel with the loss inside, the times of each replica in a
-// step, what falls on replica 0 besides, and the most memory that each thread had allocated.
+// step, what else replica 0's thread does, and the most memory that each thread had allocated.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>

@@ -76,7 +76,7 @@ void collectives() {
     return text_of(x);
   });
   x = numbers(2);
-  show_call("reduce", "rank 0 gets the sum; the others' tensors mean nothing afterwards", x, [&] {
+  show_call("reduce", "rank 0 gets the sum; other tensors are undefined afterwards", x, [&] {
     paceline::reduce(x);
     return rank == 0 ? text_of(x) : "-";
   });

@@ -1,6 +1,6 @@
-// Trains one model in several ways, by the same workers, the first of which is slow: with
-// DistributedDataParallel; with a synchronous, a stale synchronous and an asynchronous parameter
-// server; by Hogwild; and by local SGD. Prints and draws what each way gets out of the time.
+// Trains one model in several ways, by the same workers: with DistributedDataParallel; with a
+// synchronous, a stale synchronous and an asynchronous parameter server; by Hogwild; and by local
+// SGD. The first worker is slow. Prints and draws what each way gets out of the time.
 
 #include <torch/torch.h>
 
@@ -86,7 +86,7 @@ struct Record {
 // What a rank reports of one way to train.
 struct Log {
   std::vector<Record> steps;
-  double waiting = 0;  // seconds for other ranks
+  double waiting = 0;  // seconds in the backward and the update, where it waits for other ranks
 };
 
 double seconds_since(Clock::time_point begin) {
@@ -220,12 +220,13 @@ class Report {
     staleness_.title = "Staleness of gradients";
     staleness_.x.label = "steps of the server since the worker pulled";
     staleness_.y.label = "% of gradients";
-    waiting_.title = "How long workers wait for others; the first one is slow";
+    waiting_.title = "Backward and update, where workers wait; the first one is slow";
     waiting_.axis_label = "% of a worker's time";
-    waiting_.legend = {"waits"};
+    waiting_.legend = {"backward and update"};
     if (paceline::get_rank() != 0) return;
-    std::printf("%-18s %12s %16s %16s %15s %10s\n", "", "gradients/s", "slow one waits",
-                "others wait", "mean staleness", "last loss");
+    std::printf("%-18s %12s %26s %15s %10s\n%-18s %12s %12s %13s\n", "", "gradients/s",
+                "in backward and update", "mean staleness", "last loss", "", "", "slow one",
+                "others");
   }
 
   // Collective. `stats`: of the server, on rank 0.
@@ -249,7 +250,7 @@ class Report {
     double others = 0;
     for (std::size_t i = 1; i < waits.size(); ++i) others += waits[i];
     const auto over_time = curve(records, true);
-    std::printf("%-18s %12.0f %14.0f %% %14.0f %% %15s %10.3f\n", name,
+    std::printf("%-18s %12.0f %10.0f %% %11.0f %% %15s %10.3f\n", name,
                 static_cast<double>(records.size()) / end, 100 * waits.front(),
                 waits.size() > 1 ? 100 * others / static_cast<double>(waits.size() - 1) : 0.0,
                 staleness_in_words(stats).c_str(), over_time.back().y);

@@ -25,12 +25,16 @@ namespace paceline {
 ///     template <typename Visit>
 ///     void for_each_tensor(const Outputs& outputs, Visit&& visit) { visit(outputs.logits); ... }
 ///
-/// Throws UsageError for any other type.
+/// Throws UsageError for any other type. A `visit` with a member type VisitsUndefined is called for
+/// undefined tensors, too.
 template <typename T, typename Visit>
 void for_each_tensor(const T& value, Visit&& visit) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    constexpr bool kAll = requires {
+      typename std::remove_cvref_t<Visit>::VisitsUndefined;
+    };
     const at::Tensor& tensor = value;
-    if (tensor.defined()) visit(tensor);
+    if (kAll || tensor.defined()) visit(tensor);
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
     value.visit([&](const c10::IValue& part) {
       if (part.isTensor()) for_each_tensor(part.toTensor(), visit);
@@ -56,9 +60,9 @@ void for_each_tensor(const T& value, Visit&& visit) {
     for (const auto& part : value) for_each_tensor(part, visit);
   } else if constexpr (!std::is_arithmetic_v<T> && !std::is_enum_v<T>) {
     throw UsageError(
-        "the tensors in a struct of the program's own cannot be found, which static_graph needs "
-        "for what a forward returns, and pin_memory for batches: write a function for_each_tensor "
-        "for it (see paceline/for_each_tensor.h)");
+        "the tensors in a struct of the program's own cannot be found, which static_graph and a "
+        "Pipeline need for what a forward returns, and pin_memory for batches: write a function "
+        "for_each_tensor for it (see paceline/for_each_tensor.h)");
   }
 }
 

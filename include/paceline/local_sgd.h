@@ -92,8 +92,8 @@ class PACELINE_API PeriodicModelAverager {
 
 /// Options of HierarchicalModelAverager, with PyTorch's names. The same on all ranks.
 struct HierarchicalModelAveragerOptions {
-  /// (period, group size), ascending in both; the last size is that of process_group, and each
-  /// divides it.
+  /// (period, group size), ascending in both; each size divides the number of ranks of the world,
+  /// which is the last one. PyTorch's process_group does not exist here.
   std::vector<std::pair<std::int64_t, int>> period_group_sizes{};
   std::int64_t warmup_steps = 0;  ///< How many steps pass before the first one. Not negative.
 };

@@ -27,7 +27,8 @@ class Server;
 class Worker;
 }  // namespace parameter_server
 
-/// Options of ParameterServer. Every rank must give the same, but for what `init` says of the rank.
+/// Options of ParameterServer. Every rank must give the same, except for what `init` says about the
+/// rank.
 struct ParameterServerOptions {
   /// How many ranks are servers, the first ones of the job. The others are workers, at least one.
   int servers = 1;
@@ -82,7 +83,7 @@ struct ParameterServerOptions {
 /// refused.
 ///
 /// **Loss of a server** is an error on all workers: PeerLost, which names it. Further calls throw
-/// too.
+/// too, and so does the constructor in a new process under its rank, since what it held is lost.
 ///
 /// Errors are PeerLost, Timeout, which names the server or the workers that are late, UsageError,
 /// and Mismatch, which names the first difference between this rank's model or options and a
@@ -90,7 +91,9 @@ struct ParameterServerOptions {
 /// an object on one thread at a time; stats() may be called on any thread.
 class PACELINE_API ParameterServer {
  public:
-  /// Makes the optimizer of some parameters, which it changes in place.
+  /// Makes the optimizer of some parameters, which it changes in place. The optimizer lives as long
+  /// as the ParameterServer. Its step() runs on threads of the server, one call at a time; to save
+  /// its state, keep a pointer, and read it after serve() has returned.
   using MakeOptimizer =
       std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)>;
 
@@ -108,8 +111,8 @@ class PACELINE_API ParameterServer {
                   const ParameterServerOptions& options = {});
   ParameterServer(const ParameterServer&) = delete;
   ParameterServer& operator=(const ParameterServer&) = delete;
-  /// A worker leaves; while an exception unwinds through it, it counts as lost. A server that has
-  /// not served ends.
+  /// A worker leaves, and waits for the servers as leave() does; while an exception unwinds through
+  /// it, it counts as lost. A server that has not served ends.
   ~ParameterServer();
 
   /// Whether this rank is a server.
@@ -128,11 +131,12 @@ class PACELINE_API ParameterServer {
   void pull();
   /// On a worker: sends the gradients, and returns once the optimizers have taken them. A parameter
   /// without a gradient is left out, unless another worker of the step has one. Throws UsageError
-  /// for a sparse gradient.
+  /// for a gradient that is not dense.
   void push();
   /// push, then pull.
   void step();
-  /// On a worker: does not take part any more. Does nothing the second time.
+  /// On a worker: does not take part any more. Waits until all servers know. Does nothing the
+  /// second time.
   void leave();
 
   /// On a server: what it has done. UsageError on a worker.

@@ -38,7 +38,7 @@ enum class PipelineSchedule {
   one_f_one_b
 };
 
-/// Options of Pipeline. The same on all ranks, but for `ddp`.
+/// Options of Pipeline. The same on all ranks, except for `ddp`.
 struct PipelineOptions {
   /// The number of micro-batches that a batch is divided into; 1: stages work one after the other.
   /// It must divide the batch. The more there are, the less stages wait for each other: of each
@@ -48,7 +48,7 @@ struct PipelineOptions {
   ProcessGroup process_group{};                               ///< Rank s of it runs stage s.
   /// If set, several pipelines train together: the stage's gradients are averaged over
   /// ddp->process_group, the ranks that run the same stage, while the last micro-batch's backward
-  /// runs.
+  /// runs. With Average::ranks or Average::sum, and without logical_ranks.
   std::optional<DdpOptions> ddp{};
 };
 
@@ -91,6 +91,7 @@ class PACELINE_API PipelineHandle {
 
   at::Tensor step(const Tensors& inputs, const at::Tensor& target);
   Tensors evaluate(const Tensors& inputs);
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   const PipelineStats& stats() const;
 
  private:
@@ -103,13 +104,18 @@ inline constexpr std::size_t kMaxStageTensors = 8;
 
 [[noreturn]] PACELINE_API void throw_wrong_inputs(std::size_t count);
 
+/// A visitor of for_each_tensor.
+struct KeepOutputs {
+  using VisitsUndefined = void;
+  PipelineHandle::Tensors& outputs;
+  void operator()(const at::Tensor& tensor) const { outputs.push_back(tensor); }
+};
+
 /// Calls a stage's forward with a vector of tensors, or with each tensor as an argument.
 template <std::size_t N = 1, typename M>
 PipelineHandle::Tensors run_stage(M& stage, const PipelineHandle::Tensors& inputs) {
   PipelineHandle::Tensors outputs;
-  const auto keep = [&](const auto& output) {
-    for_each_tensor(output, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });
-  };
+  const auto keep = [&](const auto& output) { for_each_tensor(output, KeepOutputs{outputs}); };
   if constexpr (
       requires { stage.forward(inputs); } && !requires { stage.forward(at::Tensor()); }) {
     keep(stage.forward(inputs));
@@ -170,7 +176,7 @@ PipelineHandle::Loss loss_of_outputs(Loss loss) {
 ///
 /// The stage's forward takes and returns one tensor or several, at most 8: as arguments, or as a
 /// std::vector; as a vector, tuple, or what for_each_tensor finds. Each stage passes its outputs on
-/// to the next one's forward. Sizes and types may change from step to step.
+/// to the next one's forward, also undefined ones. Sizes and types may change from step to step.
 ///
 /// After a step, gradients are the mean over micro-batches: bit for bit those of one process that
 /// runs `(loss(forward(x), y) / m).backward()` for one micro-batch after the other, with m of them.
@@ -182,7 +188,8 @@ class Pipeline {
  public:
   /// `loss` is called on the last stage: with the output, or the std::vector of outputs, and the
   /// target of a micro-batch. It returns their mean loss, one element. Collective over the group,
-  /// and over that of PipelineOptions::ddp. Throws UsageError if the ranks' options differ.
+  /// and over that of PipelineOptions::ddp. Throws UsageError if the ranks' options differ, or if a
+  /// rank of ddp->process_group runs another stage.
   template <typename Loss>
   Pipeline(std::shared_ptr<M> stage, Loss loss, const PipelineOptions& options = {})
       : module_(std::move(stage)),
@@ -212,12 +219,19 @@ class Pipeline {
     return handle_.step({input}, target);
   }
   /// Runs forwards without gradients. Collective. Returns the outputs for the batch on the last
-  /// stage, and nothing on the others.
+  /// stage, and nothing on the others. A batch may have any number of samples; if they are fewer
+  /// than n_microbatches, there are fewer micro-batches.
   std::vector<at::Tensor> evaluate(const std::vector<at::Tensor>& inputs) {
     return handle_.evaluate(inputs);
   }
   /// The same for one input.
   std::vector<at::Tensor> evaluate(const at::Tensor& input) { return handle_.evaluate({input}); }
+
+  /// With PipelineOptions::ddp: as DistributedDataParallel::register_comm_hook. Throws UsageError
+  /// without.
+  void register_comm_hook(CommHook hook) {
+    handle_.register_comm_hook(detail::make_comm_hook(std::move(hook)));
+  }
 
   /// The stage.
   const std::shared_ptr<M>& module() const { return module_; }

@@ -15,7 +15,9 @@
 
 namespace paceline::comm_hooks {
 
-/// Options of PowerSgdState, with PyTorch's names and defaults. The same on all ranks.
+/// Options of PowerSgdState, with PyTorch's names and defaults; without
+/// batch_tensors_with_same_shape, which only saves calls, and compression_stats_logging_frequency:
+/// see CompressionStats. The same on all ranks.
 struct PowerSgdOptions {
   /// The ranks to average over. Unset: those of the model.
   std::optional<ProcessGroup> process_group{};

@@ -130,25 +130,25 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
   pidfds_[rank].reset();
   if (!is_failure(status)) return;
-  if (may_replace()) return failed_.push_back(rank);
+  if (may_replace(rank)) return failed_.push_back(rank);
   if (!may_go_on_without(rank)) return fail();
   worker.tolerated = true;
   losses_.push_back({static_cast<int>(rank), status, 0, 0});
 }
 
 // The ranks of a job leave it together: a rank that fails after another one has finished has nobody
-// to go on with.
-bool WorkerSet::may_replace() const {
+// to go on with. Where others may be lost, rank 0 holds what they need: no new process has that.
+bool WorkerSet::may_replace(std::size_t rank) const {
   const auto replaced = replaced_ + static_cast<int>(failed_.size());
   return phase_ == Phase::running && replaced < plan_.max_replacements &&
+         !(plan_.tolerate_loss && is_rank_0(rank)) &&
          std::ranges::none_of(states_, [](const WorkerState& worker) {
            return worker.ended && !is_failure(worker.status);
          });
 }
 
 bool WorkerSet::may_go_on_without(std::size_t rank) const {
-  return phase_ == Phase::running && plan_.tolerate_loss &&
-         plan_.first_rank + static_cast<int>(rank) > 0;
+  return phase_ == Phase::running && plan_.tolerate_loss && !is_rank_0(rank);
 }
 
 void WorkerSet::replace_failed() {

@@ -25,7 +25,8 @@ struct Plan {
   std::chrono::milliseconds stop_grace;
   std::filesystem::path directory{};  // removed at the end; empty: none is
   int max_replacements = 0;           // how many workers that fail are started again
-  // Whether the job goes on without a worker that fails, unless it is rank 0.
+  // Whether the job goes on without a worker that fails. Then it ends with rank 0, which is not
+  // started again.
   bool tolerate_loss = false;
 };
 
@@ -99,7 +100,10 @@ class WorkerSet {
   bool runs(std::size_t rank) const;
   void reap(std::size_t rank, int options);
   void record_end(std::size_t rank, int status);
-  bool may_replace() const;
+  bool is_rank_0(std::size_t worker) const {
+    return plan_.first_rank + static_cast<int>(worker) == 0;
+  }
+  bool may_replace(std::size_t rank) const;
   bool may_go_on_without(std::size_t rank) const;
   void replace(std::size_t rank);
   bool failure_under_way() const;

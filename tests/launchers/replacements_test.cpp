@@ -75,6 +75,19 @@ TEST(Replacements, AParameterServerGoesOnThroughDeathsAtAnyMoment) {
   EXPECT_EQ(test::pid_after(job.out(), "count"), test::pid_after(job.out(), "version"));
 }
 
+// A new one would begin anew, and nobody would notice.
+TEST(Replacements, AParameterServerIsNotReplaced) {
+  const test::TemporaryDirectory directory;
+  ChildProcess job({PACELINE_COMMAND, "run", "--nproc-per-node=3", "--max-replacements=100",
+                    "--tolerate-loss", TRAIN_PROGRAM, "served",
+                    (directory.path() / "stop").string()});
+  for (int rank = 0; rank < kReplacedRanks; ++rank)
+    job.wait_for(fmt::format("[rank{}]: started=", rank));
+  ASSERT_EQ(::kill(test::pid_after(job.out(), "[rank0]: started"), SIGKILL), 0);
+  EXPECT_EQ(job.wait(), 137) << job.out() << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: killed by SIGKILL"));
+}
+
 TEST(Replacements, AProgramOfFixedRanksIsRefused) {
   ChildProcess job({PACELINE_COMMAND, "run", "--nproc-per-node=2", "--max-replacements=1",
                     "--failure-grace=0", TRAIN_PROGRAM});

@@ -90,7 +90,8 @@ variable_list ReplicaGraphs::backward(const variable_list& gradients) {
         "DataParallel: backward has run through these outputs before and freed their graph; pass "
         "retain_graph = true to the first backward, or add the losses up and run one");
   }
-  const ReplicaTeam::Use use(*team_);
+  const auto team = team_;
+  const ReplicaTeam::Use use(*team);
   const bool keep = torch::autograd::get_current_graph_task_keep_graph();
   Gradients parts(count_);
   team_->run(count_, &DataParallelStats::Replica::backward, [&](std::size_t replica) {
@@ -107,6 +108,7 @@ variable_list ReplicaGraphs::backward(const variable_list& gradients) {
   if (!keep) {
     inputs_.clear();
     outputs_.clear();
+    team_.reset();
   }
   return results;
 }

@@ -201,7 +201,7 @@ DdpCore::~DdpCore() {
   if (logical_ranks_) logical_ranks_->forget_model();
 }
 
-void DdpCore::before_forward(bool training, bool synchronise) {
+void DdpCore::before_forward(bool training, bool synchronise, bool later) {
   if (!at::GradMode::is_enabled()) return reducer_->note_evaluation();
   if (training) check_parameters();
   if (training && logical_ranks_->enabled()) check_loop();
@@ -214,10 +214,10 @@ void DdpCore::before_forward(bool training, bool synchronise) {
     static_cast<void>(agree(synchronise ? Part::synchronised : Part::local, broadcasts));
     if (synchronise && weighs_active()) reducer_->set_weight(1);
   }
-  reducer_->before_forward(synchronise, training);
+  reducer_->before_forward(synchronise, training, later);
   if (!training) return;
-  meet(broadcasts, synchronise);
-  buffers_may_differ_ = synchronise;
+  meet(broadcasts, synchronise || later);
+  buffers_may_differ_ = synchronise || later;
 }
 
 bool DdpCore::broadcasts_buffers() const {

@@ -29,8 +29,9 @@ class DdpCore final : public Joinable {
 
   // Call before each forward, on the thread that will run its backward.
   void before_forward() { before_forward(model_.is_training(), *sync_); }
-  // The same for a caller that knows the model's mode, and whether the backward is synchronised.
-  void before_forward(bool training, bool synchronise);
+  // The same for a caller that knows the model's mode, and whether the backward is synchronised, or
+  // a later one of the same step, by synchronise_backward.
+  void before_forward(bool training, bool synchronise, bool later = false);
   void after_forward() { reducer_->after_forward(); }
   // Synchronises the next backward although its forward ran under no_sync.
   void synchronise_backward() { reducer_->synchronise_backward(); }

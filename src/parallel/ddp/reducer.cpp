@@ -39,7 +39,7 @@ Reducer::~Reducer() {
   warn_if_never_called();
 }
 
-void Reducer::before_forward(bool synchronise, bool requires_backward) {
+void Reducer::before_forward(bool synchronise, bool requires_backward, bool later) {
   called_ = true;
   if (in_backward_ || bucket_reducer().in_step()) {
     if (in_leaves_) {
@@ -55,7 +55,7 @@ void Reducer::before_forward(bool synchronise, bool requires_backward) {
   if (requires_backward) {
     summarizer_.check_frozen();
     if (synchronise) summarizer_.count_forward(leaf_);
-    if (synchronise && options_.logical_ranks == 0) reorder_if_due();
+    if ((synchronise || later) && options_.logical_ranks == 0) reorder_if_due();
   }
   hooks_.renew();
   buckets_.prepare_thread();

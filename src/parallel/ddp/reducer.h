@@ -48,8 +48,8 @@ class Reducer {
   // Decides whether the next backwards are synchronised, and clears an aborted step: all gradients
   // become zero then, since only some have been averaged. `requires_backward`: whether a backward
   // must follow this forward if the step is synchronised. After the very first step it rebuilds the
-  // buckets, and is then collective.
-  void before_forward(bool synchronise, bool requires_backward);
+  // buckets, and is then collective. `later`: synchronise_backward follows in this step.
+  void before_forward(bool synchronise, bool requires_backward, bool later = false);
   // Call after collective calls between before_forward and the forward itself.
   void end_pre_forward_sync() { recorder_.end_pre_forward_sync(); }
   // Call instead of before_forward when grad mode is off.

@@ -3,7 +3,9 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
@@ -17,13 +19,25 @@
 namespace paceline {
 namespace {
 
+int count_nodes(const ProcessGroup& group) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < get_world_size(group); ++rank) {
+    ranks.push_back(distributed::global_rank_of(group, rank));
+  }
+  const auto nodes = topology();
+  return static_cast<int>(std::ranges::count_if(nodes, [&](const Node& node) {
+    return std::ranges::find_first_of(node.ranks, ranks) != node.ranks.end();
+  }));
+}
+
 distributed::ExtendedBackend& sharing_backend(const ProcessGroup& group) {
   const std::string name = get_backend(group);
-  if (name != "paceline" || topology().size() > 1) {
+  const int nodes = count_nodes(group);
+  if (name != "paceline" || nodes > 1) {
     throw UsageError(
-        fmt::format("share_memory in a group over the backend {} in a world of {} nodes: ranks "
-                    "share memory over the backend paceline on one node",
-                    name, topology().size()));
+        fmt::format("share_memory in a group over the backend {} on {} nodes: ranks share memory "
+                    "over the backend paceline on one node",
+                    name, nodes));
   }
   return dynamic_cast<distributed::ExtendedBackend&>(*group.c10d()->getDefaultBackend());
 }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <limits>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/open_pidfd.h"
+#include "base/parse.h"
 #include "distributed/forked_child.h"
 #include "distributed/make_group.h"
 #include "distributed/rendezvous/rendezvous.h"
@@ -24,8 +26,6 @@
 
 namespace paceline::parameter_server {
 namespace {
-
-constexpr const char* kEnded = "ended";
 
 // How many this process has entered. Every process numbers them alike, also a new one.
 std::atomic<int> jobs_entered = 0;
@@ -90,19 +90,23 @@ std::string Announcement::encode() const {
   return fmt::format("{}\n{}\n{}", number, endpoint.encode(), placement.encode());
 }
 
-Announcement Announcement::decode(const std::string& text) {
+Announcement Announcement::decode(int rank, const std::string& text) {
   constexpr int kEndpointLines = 4;
   std::istringstream stream(text);
   Announcement result;
   std::string line;
   std::string endpoint;
   std::getline(stream, line);
-  result.number = std::strtoll(line.c_str(), nullptr, 10);
+  const auto number =
+      base::parse_number<std::int64_t>(line, 1, std::numeric_limits<std::int64_t>::max());
   for (int i = 0; i < kEndpointLines && std::getline(stream, line); ++i) endpoint += line + "\n";
   result.endpoint = shm::Endpoint::decode(endpoint);
   const std::string rest{std::istreambuf_iterator<char>(stream), {}};
   const auto placement = distributed::Placement::decode(rest);
-  if (!placement) throw Error("malformed record of a process in the store");
+  if (!number || !placement) {
+    throw Error(fmt::format("the record of rank {} in the store is malformed: {}", rank, text));
+  }
+  result.number = *number;
   result.placement = *placement;
   return result;
 }
@@ -120,11 +124,12 @@ Job::Job(const InitOptions& options) : options_(checked_init(options)) {
   own_.placement = distributed::Placement::own(environment, plan.launched);
 }
 
-void Job::announce() {
+std::int64_t Job::announce() {
   distributed::translate("announcing this rank in the store", [&] {
     own_.number = store_->add(key_of(rank_) + " processes", 1);
     store_->set(key_of(rank_), own_.encode());
   });
+  return own_.number;
 }
 
 void Job::announce_end() noexcept {
@@ -137,19 +142,21 @@ void Job::announce_end() noexcept {
 }
 
 std::optional<std::string> Job::read(int rank) const {
-  return distributed::translate(
-      "looking for a rank in the store", [&]() -> std::optional<std::string> {
-        if (!store_->check({key_of(rank)})) return std::nullopt;
-        std::string text = store_->get_to_str(key_of(rank));
-        if (text != kEnded) return text;
-        throw PeerLost(fmt::format("rank {}, a server, has ended: serve returned there", rank),
-                       {rank}, "connect", 0);
-      });
+  return distributed::translate("looking for a rank in the store",
+                                [&]() -> std::optional<std::string> {
+                                  if (!store_->check({key_of(rank)})) return std::nullopt;
+                                  return store_->get_to_str(key_of(rank));
+                                });
 }
 
 std::optional<Announcement> Job::find(int rank) const {
   const auto text = read(rank);
-  return text ? std::optional(Announcement::decode(*text)) : std::nullopt;
+  return text ? std::optional(decode(rank, *text)) : std::nullopt;
+}
+
+Announcement Job::decode(int rank, const std::string& text) {
+  if (text != kEnded) return Announcement::decode(rank, text);
+  throw PeerLost(fmt::format("rank {}, a server, has ended", rank), {rank}, "connect", 0);
 }
 
 Announcement Job::await(int rank) const {
@@ -159,7 +166,7 @@ Announcement Job::await(int rank) const {
                             [&] { return cancelled || deadline.expired(); });
     return read(rank);
   });
-  if (found && *found) return Announcement::decode(**found);
+  if (found && *found) return decode(rank, **found);
   throw Timeout(fmt::format("rank {}, a server, did not come within the timeout of {} s; this is "
                             "rank {} of {}",
                             rank, deadline.budget().count() / 1000.0, rank_, size_),

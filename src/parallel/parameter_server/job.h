@@ -24,8 +24,8 @@ struct Announcement {
   distributed::Placement placement;
 
   std::string encode() const;
-  // Throws Error unless the record is an encoded Announcement.
-  static Announcement decode(const std::string& text);
+  // `rank`: whose it is. Throws Error unless the record is an encoded Announcement.
+  static Announcement decode(int rank, const std::string& text);
 };
 
 // This process's place in the job, and the store by which servers and workers find each other. No
@@ -41,12 +41,14 @@ class Job {
   // Whether the launcher starts a failed process again.
   bool replaces_processes() const { return replaces_processes_; }
 
-  // Says that this process is there, as the rank's newest one.
-  void announce();
+  // Says that this process is there, as the rank's newest one. Returns its number.
+  std::int64_t announce();
   // Says that this server has ended; workers that come later throw PeerLost.
   void announce_end() noexcept;
   // The newest process of a rank; empty if none has come. Throws PeerLost if the rank has ended.
   std::optional<Announcement> find(int rank) const;
+  // Whether the rank has called announce_end.
+  bool has_ended(int rank) const { return read(rank) == kEnded; }
   // Waits for it. Throws Timeout, and what `find` throws.
   Announcement await(int rank) const;
 
@@ -57,7 +59,10 @@ class Job {
                              const std::function<void()>& check) const;
 
  private:
+  static constexpr const char* kEnded = "ended";
+
   std::optional<std::string> read(int rank) const;
+  static Announcement decode(int rank, const std::string& text);
 
   InitOptions options_;
   c10::intrusive_ptr<c10d::Store> store_;

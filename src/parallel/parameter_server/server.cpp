@@ -43,7 +43,13 @@ Server::Server(std::unique_ptr<Job> job, Shard shard, std::string description,
       return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
     });
   }
-  job_->announce();
+  if (job_->announce() == 1) return;
+  job_->announce_end();
+  throw PeerLost(fmt::format("rank {}, a server, was lost, and with it the parameters and the "
+                             "optimizer that it held: no new process can take its place, so start "
+                             "the job again, from a checkpoint",
+                             job_->rank()),
+                 {job_->rank()}, "ParameterServer", 0);
 }
 
 Server::~Server() {
@@ -54,12 +60,13 @@ void Server::serve() {
   if (std::exchange(served_, true)) throw UsageError("serve was called twice on a ParameterServer");
   coming_ = base::Deadline::after(job_->timeout());
   try {
-    do {
+    for (;;) {
       updates_.await_change(is_any_absent() ? kTakeInInterval : base::Deadline::kLongest);
       updates_.check_failure();
+      if (updates_.is_over() && !awaits_replacements()) break;
       take_in_workers();
       give_up_late_workers();
-    } while (!updates_.is_over() || awaits_replacements());
+    }
   } catch (...) {
     end(distributed::current_exception_text());
     throw;
@@ -80,9 +87,21 @@ bool Server::is_any_absent() {
 
 void Server::take_in_workers() {
   for (int worker = 0; worker < static_cast<int>(sessions_.size()); ++worker) {
-    if (!is_absent(worker)) continue;
-    const auto process = job_->find(rank_of(worker));
+    if (!is_absent(worker) || is_closed_) continue;
+    const auto process = find(worker);
     if (process && process->number > session(worker).number) start(worker, *process);
+  }
+}
+
+// The store may be in another process, which may end before this server.
+std::optional<Announcement> Server::find(int worker) {
+  try {
+    return job_->find(rank_of(worker));
+  } catch (const Error& error) {
+    is_closed_ = true;
+    base::log(LogLevel::warning, "server {}: no further process can come: {}", job_->rank(),
+              error.what());
+    return std::nullopt;
   }
 }
 
@@ -217,15 +236,23 @@ void Server::give_up_late_workers() {
   }
 }
 
-// After all workers were lost.
+// After all workers were lost. None can train without all servers.
 bool Server::awaits_replacements() {
-  const bool may_come = job_->replaces_processes() && updates_.lost().size() == sessions_.size();
+  const bool may_come = job_->replaces_processes() && !is_closed_ &&
+                        updates_.lost().size() == sessions_.size() && !has_server_ended();
   if (!may_come || !updates_.is_over()) {
     alone_.reset();
     return false;
   }
   if (!alone_) alone_ = base::Deadline::after(job_->timeout());
   return !alone_->expired();
+}
+
+bool Server::has_server_ended() const {
+  for (int rank = 0; rank < options_.servers; ++rank) {
+    if (job_->has_ended(rank)) return true;
+  }
+  return false;
 }
 
 void Server::end(const std::string& why) noexcept {

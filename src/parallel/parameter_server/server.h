@@ -47,6 +47,7 @@ class Server {
   int rank_of(int worker) const { return options_.servers + worker; }
   Session& session(int worker) { return sessions_[static_cast<std::size_t>(worker)]; }
   void take_in_workers();
+  std::optional<Announcement> find(int worker);
   bool is_absent(int worker);
   bool is_any_absent();
   void start(int worker, const Announcement& process);
@@ -60,6 +61,7 @@ class Server {
   void give_up_late_workers();
   void lose(int worker, const std::string& reason);
   bool awaits_replacements();
+  bool has_server_ended() const;
   void end(const std::string& why) noexcept;
   [[noreturn]] void throw_all_lost() const;
 
@@ -71,6 +73,7 @@ class Server {
   std::vector<Session> sessions_;
   UpdateOrder updates_;
   bool served_ = false;
+  bool is_closed_ = false;               // no process can come any more
   base::Deadline coming_;                // for workers that have not come yet
   std::optional<base::Deadline> alone_;  // for replacements, after all workers were lost
 };

@@ -66,7 +66,7 @@ class UpdateOrder {
   Presence presence(int worker) const;
   // Whether none is awaited, meeting, joining or active.
   bool is_over() const;
-  // Those who were lost, each with the reason.
+  // The workers that were lost, each with the reason.
   std::vector<std::pair<int, std::string>> lost() const;
   // The workers' numbers in place of ranks.
   ParameterServerStats stats() const;

@@ -27,10 +27,9 @@ Tensors gradients_of(const Tensors& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
     if (gradient.defined() && gradient.layout() != at::kStrided) {
-      throw UsageError(
-          fmt::format("push: the gradient of a parameter of shape {} is sparse; it "
-                      "needs dense gradients",
-                      c10::str(parameter.sizes())));
+      throw UsageError(fmt::format(
+          "push: the gradient of a parameter of shape {} has the layout {}; it must be dense",
+          c10::str(parameter.sizes()), c10::str(gradient.layout())));
     }
     gradients.push_back(gradient);
   }
@@ -138,7 +137,7 @@ void Worker::push() {
 }
 
 void Worker::leave() {
-  if (peers_.empty()) return;
+  if (peers_.empty() && !failure_) return;
   call("leave", [&] {
     for (const Peer& server : peers_) send_command(*server.pair, Command::leave);
     for (const Peer& server : peers_) static_cast<void>(server.pair->receive_number());

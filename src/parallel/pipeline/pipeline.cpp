@@ -4,11 +4,14 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "distributed/process_state.h"
 #include "parallel/ddp/ddp_core.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/stage_link.h"
@@ -22,20 +25,48 @@ using pipeline::Subject;
 using Kind = PipelineAction::Kind;
 using Clock = std::chrono::steady_clock;
 
+bool requires_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
 at::Device device_of(const torch::nn::Module& stage) {
   const auto parameters = stage.parameters();
   return parameters.empty() ? at::Device(at::kCPU) : parameters.front().device();
 }
 
-// Collective. Throws UsageError, the same on all ranks.
-void check_same_options(const PipelineOptions& options) {
+std::string name_of(PipelineSchedule schedule) {
+  switch (schedule) {
+    case PipelineSchedule::gpipe:
+      return "gpipe";
+    case PipelineSchedule::one_f_one_b:
+      return "one_f_one_b";
+  }
+  throw UsageError(fmt::format("{} is no PipelineSchedule: use gpipe or one_f_one_b",
+                               static_cast<int>(schedule)));
+}
+
+void check_options(const PipelineOptions& options) {
   if (options.n_microbatches < 1) {
     throw UsageError(
         fmt::format("n_microbatches of {}: it must be at least 1", options.n_microbatches));
   }
-  const auto text =
-      fmt::format("{} micro-batches with the schedule {}", options.n_microbatches,
-                  options.schedule == PipelineSchedule::gpipe ? "gpipe" : "one_f_one_b");
+  if (!options.ddp) return;
+  if (options.ddp->average == Average::samples) {
+    throw UsageError(
+        "PipelineOptions::ddp with Average::samples: pipelines average by ranks; give all of them "
+        "batches of one size");
+  }
+  if (options.ddp->logical_ranks != 0) {
+    throw UsageError(
+        "PipelineOptions::ddp with logical_ranks: a Pipeline accumulates over micro-batches, and "
+        "has no loop over logical ranks");
+  }
+}
+
+// Collective. Throws UsageError, the same on all ranks.
+void check_same_options(const PipelineOptions& options) {
+  const auto text = fmt::format("{} micro-batches with the schedule {}", options.n_microbatches,
+                                name_of(options.schedule));
   const auto all = all_gather_bytes(text, {.group = options.process_group});
   for (std::size_t stage = 1; stage < all.size(); ++stage) {
     if (all[stage] == all[0]) continue;
@@ -43,6 +74,20 @@ void check_same_options(const PipelineOptions& options) {
         fmt::format("stage {} of a Pipeline has {}, and stage 0 {}: give all stages "
                     "the same options",
                     stage, all[stage], all[0]));
+  }
+}
+
+// Collective over the group. Otherwise the gradients of different layers would be averaged.
+void check_same_stage(int stage, int stages, const ProcessGroup& group) {
+  const auto text = fmt::format("stage {} of {}", stage, stages);
+  const auto all = all_gather_bytes(text, {.group = group});
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw UsageError(fmt::format(
+        "PipelineOptions::ddp: rank {} runs {}, and rank {} {}: give as ddp->process_group the "
+        "ranks that run the same stage, as init_device_mesh makes them",
+        distributed::global_rank_of(group, static_cast<int>(rank)), all[rank],
+        distributed::global_rank_of(group, 0), all[0]));
   }
 }
 
@@ -70,14 +115,18 @@ class PipelineHandle::Impl {
         forward_(std::move(forward)),
         loss_(std::move(loss)),
         link_(options.process_group, device_of(stage)) {
+    check_options(options_);
     check_same_options(options_);
     actions_ = pipeline::actions_of(options_.schedule, link_.stage(), link_.stages(),
                                     options_.n_microbatches);
-    if (options_.ddp) ddp_ = std::make_unique<DdpCore>(ddp::WrappedModel(stage), *options_.ddp);
+    if (!options_.ddp) return;
+    check_same_stage(link_.stage(), link_.stages(), options_.ddp->process_group);
+    ddp_ = std::make_unique<DdpCore>(ddp::WrappedModel(stage), *options_.ddp);
   }
 
   at::Tensor step(const Tensors& inputs, const at::Tensor& target);
   Tensors evaluate(const Tensors& inputs);
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   const PipelineStats& stats() const { return stats_; }
 
  private:
@@ -155,17 +204,18 @@ void PipelineHandle::Impl::record(Action action, Body&& body) {
 }
 
 at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& target) {
+  begin_call();
   if (!at::GradMode::is_enabled()) {
     throw UsageError("Pipeline::step computes gradients, and grad mode is off: use evaluate");
   }
   const Batches parts = link_.is_first() ? split(inputs, "the input", true) : Batches();
   const Batches targets = link_.is_last() ? split({target}, "the target", true) : Batches();
-  begin_call();
   open_.assign(static_cast<std::size_t>(options_.n_microbatches), {});
   loss_sum_.reset();
   stats_.last.clear();
   begin_ = Clock::now();
-  if (ddp_) ddp_->before_forward(true, options_.n_microbatches == 1);
+  const bool is_only = options_.n_microbatches == 1;
+  if (ddp_) ddp_->before_forward(true, is_only, !is_only);
   for (const Action& action : actions_) {
     if (action.kind == Kind::forward) {
       forward(action.microbatch, parts, targets);
@@ -196,7 +246,10 @@ void PipelineHandle::Impl::forward(std::int64_t microbatch, const Batches& input
     const at::Tensor loss =
         loss_(one.outputs, targets[static_cast<std::size_t>(microbatch)].front());
     if (!loss.defined() || loss.numel() != 1) {
-      throw UsageError("the loss of a Pipeline must be a tensor with one element");
+      throw UsageError(
+          fmt::format("the loss of a Pipeline is {}: it must be a tensor with one element",
+                      loss.defined() ? fmt::format("a tensor of shape {}", c10::str(loss.sizes()))
+                                     : "undefined"));
     }
     one.outputs = {loss / options_.n_microbatches};
     const at::Tensor value = one.outputs.front().detach();
@@ -210,50 +263,67 @@ void PipelineHandle::Impl::forward(std::int64_t microbatch, const Batches& input
 
 void PipelineHandle::Impl::backward(std::int64_t microbatch) {
   Microbatch one = std::exchange(open_[static_cast<std::size_t>(microbatch)], {});
-  const auto require_gradients = [](const Tensors& tensors) {
-    return std::ranges::any_of(tensors, [](const at::Tensor& t) { return t.requires_grad(); });
-  };
   const Subject about = subject(Kind::backward, microbatch);
   const bool last_of_step = microbatch + 1 == options_.n_microbatches;
   Tensors gradients(one.outputs.size());
-  if (!link_.is_last() && require_gradients(one.outputs)) {
+  if (!link_.is_last() && std::ranges::any_of(one.outputs, requires_gradient)) {
     gradients = link_.recv(link_.stage() + 1, about);
   }
   record({Kind::backward, microbatch}, [&] {
-    if (ddp_ && last_of_step && options_.n_microbatches > 1) ddp_->synchronise_backward();
+    if (ddp_ && last_of_step) {
+      if (options_.n_microbatches > 1) ddp_->synchronise_backward();
+      for (const at::Tensor& output : one.outputs) {
+        if (ddp_->watches_outputs()) ddp_->watch_output(output);
+      }
+    }
     Tensors roots;
     Tensors root_gradients;
     for (std::size_t i = 0; i < one.outputs.size(); ++i) {
-      if (!one.outputs[i].requires_grad()) continue;
+      if (!requires_gradient(one.outputs[i])) continue;
       if (!link_.is_last() && !gradients[i].defined()) continue;  // no later stage used it
       roots.push_back(one.outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
   });
-  if (link_.is_first() || !require_gradients(one.inputs)) return;
-  for (at::Tensor& input : one.inputs) input = input.grad();
+  if (link_.is_first() || !std::ranges::any_of(one.inputs, requires_gradient)) return;
+  for (at::Tensor& input : one.inputs) {
+    if (input.defined()) input = input.grad();
+  }
   link_.send(one.inputs, link_.stage() - 1, about);
 }
 
 auto PipelineHandle::Impl::evaluate(const Tensors& inputs) -> Tensors {
   const at::NoGradGuard no_grad;
-  const Batches parts = link_.is_first() ? split(inputs, "the input", false) : Batches();
   begin_call();
+  const Batches parts = link_.is_first() ? split(inputs, "the input", false) : Batches();
   std::vector<Tensors> outputs;  // of each micro-batch, by output
   for (std::int64_t i = 0; i < options_.n_microbatches; ++i) {
-    const Tensors passed = forward_(inputs_of(i, parts));
+    Tensors passed = inputs_of(i, parts);
+    // No micro-batch, which the later stages get as no tensors.
+    const bool is_none =
+        i > 0 && (passed.empty() || (link_.is_first() && passed.front().size(0) == 0));
+    passed = is_none ? Tensors() : forward_(passed);
     if (!link_.is_last()) {
       link_.send(passed, link_.stage() + 1, subject(Kind::forward, i));
       continue;
     }
-    outputs.resize(passed.size());
-    for (std::size_t k = 0; k < passed.size(); ++k) outputs[k].push_back(passed[k]);
+    if (!is_none) outputs.resize(passed.size());
+    for (std::size_t k = 0; k < passed.size(); ++k) {
+      if (passed[k].defined()) outputs[k].push_back(passed[k]);
+    }
   }
   link_.wait();
   Tensors whole;
-  for (const Tensors& parts_of_output : outputs) whole.push_back(at::cat(parts_of_output));
+  for (const Tensors& parts_of_output : outputs) {
+    whole.push_back(parts_of_output.empty() ? at::Tensor() : at::cat(parts_of_output));
+  }
   return whole;
+}
+
+void PipelineHandle::Impl::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (!ddp_) throw UsageError("register_comm_hook on a Pipeline without PipelineOptions::ddp");
+  ddp_->register_comm_hook(std::move(hook));
 }
 
 PipelineHandle::PipelineHandle(torch::nn::Module& stage, Forward forward, Loss loss,
@@ -268,6 +338,9 @@ at::Tensor PipelineHandle::step(const Tensors& inputs, const at::Tensor& target)
 }
 auto PipelineHandle::evaluate(const Tensors& inputs) -> Tensors {
   return impl_->evaluate(inputs);
+}
+void PipelineHandle::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  impl_->register_comm_hook(std::move(hook));
 }
 const PipelineStats& PipelineHandle::stats() const {
   return impl_->stats();

@@ -15,7 +15,7 @@ std::vector<Action> actions_of(PipelineSchedule schedule, int stage, int stages,
   std::vector<Action> actions;
   for (std::int64_t i = 0; i < microbatches + ahead; ++i) {
     if (i < microbatches) actions.push_back({Kind::forward, i});
-    // The forwards that fill the pipeline are `ahead`, the last of which a backward follows.
+    // After the last of the `ahead` forwards that fill the pipeline, the first backward runs.
     if (i + 1 >= ahead && i + 1 - ahead < microbatches) {
       actions.push_back({Kind::backward, i + 1 - ahead});
     }

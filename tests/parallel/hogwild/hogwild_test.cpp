@@ -199,10 +199,23 @@ TEST(Hogwild, NeedsDenseTensorsOnTheCpu) {
   });
 }
 
+TEST(Hogwild, RanksOfANodeShareInAWorldOfSeveral) {
+  expect_torch_ranks(4, test::kAcrossNodes, [](int rank, int /*size*/) {
+    const ProcessGroup node = new_subgroups().current;
+    auto w = torch::zeros({2});
+    share_memory({{"w", w}}, node);
+    w[rank % 2] = rank + 1;
+    barrier({.group = node});
+    const int first = rank / 2 * 2;
+    EXPECT_TRUE(w.equal(torch::tensor({first + 1.0F, first + 2.0F}))) << w;
+    barrier({.group = node});
+  });
+}
+
 TEST(Hogwild, NeedsTheBackendPacelineOnOneNode) {
   EXPECT_THAT(thrown<UsageError>({{"w", torch::ones({2})}}), HasSubstr("there is no world"));
   expect_torch_ranks(2, test::kAcrossNodes, [](int /*rank*/, int /*size*/) {
-    EXPECT_THAT(thrown<UsageError>({{"w", torch::ones({2})}}), HasSubstr("a world of 2 nodes"));
+    EXPECT_THAT(thrown<UsageError>({{"w", torch::ones({2})}}), HasSubstr("paceline on 2 nodes"));
   });
   if (!is_gloo_available()) return;
   expect_torch_ranks(2, "gloo", [](int /*rank*/, int /*size*/) {

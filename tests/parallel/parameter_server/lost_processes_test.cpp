@@ -299,6 +299,7 @@ TEST(LostProcesses, AServersDeathIsPeerLostOnEveryWorker) {
     } catch (const PeerLost& error) {
       EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
       EXPECT_THROW(server.pull(), PeerLost);
+      EXPECT_THROW(server.leave(), PeerLost);
       return std::string(error.what());
     }
   });
@@ -308,6 +309,78 @@ TEST(LostProcesses, AServersDeathIsPeerLostOnEveryWorker) {
     EXPECT_TRUE(ends[worker].exited_cleanly()) << ends[worker].report;
     EXPECT_THAT(ends[worker].report, HasSubstr("rank 1 was lost"));
   }
+}
+
+// What it held is lost. The other server waits for no new worker then, since none could train.
+TEST(LostProcesses, AServerIsNotReplaced) {
+  const JobShape shape{.servers = 2, .workers = 1, .replaced = {1}};
+  const auto ends = run_job(shape, [](const JobContext& context) {
+    ::setenv("PACELINE_MAX_REPLACEMENTS", "100", 1);
+    auto v = make_weight();
+    auto w = make_weight();
+    const bool is_new = context.process != context.rank;
+    if (is_new) context.store->wait({"lost"});
+    try {
+      ParameterServer server({{"v", v}, {"w", w}}, test::sgd(1), context.options);
+      if (context.rank == 1) ::raise(SIGKILL);
+      if (server.is_server()) server.serve();
+      for (;;) {
+        v.mutable_grad() = w.mutable_grad() = torch::ones({1}, torch::kFloat64);
+        server.step();
+      }
+    } catch (const PeerLost& error) {
+      if (context.rank == 2) context.store->set("lost", "");
+      return std::string(error.what());
+    }
+  });
+  EXPECT_TRUE(ends[1].killed());
+  EXPECT_THAT(ends[0].report, HasSubstr("all workers were lost"));
+  EXPECT_THAT(ends[2].report, HasSubstr("rank 1 was lost"));
+  EXPECT_THAT(ends[3].report, HasSubstr("rank 1, a server, was lost, and with it the parameters"));
+}
+
+// As rank 0's store does over tcp://, if its process ends before another server.
+class ClosedStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  bool check(const std::vector<std::string>& keys) override {
+    if (closed) throw std::runtime_error("the store is closed");
+    return PrefixStore::check(keys);
+  }
+
+  std::atomic<bool> closed = false;
+};
+
+TEST(LostProcesses, AServerServesItsWorkersWithoutTheStore) {
+  const JobShape shape{.workers = 2};
+  const auto ends = run_job(shape, [](const JobContext& context) {
+    auto options = context.options;
+    const auto store = c10::make_intrusive<ClosedStore>("", options.init.store);
+    options.init.store = store;
+    auto w = make_weight();
+    ParameterServer server({{"w", w}}, test::sgd(1), options);
+    if (server.is_server()) {
+      std::jthread closer([&] {
+        context.store->wait({"left"});
+        store->closed = true;
+        context.store->set("closed", "");
+      });
+      server.serve();
+      EXPECT_EQ(server.stats().version, 2);
+      return std::string();
+    }
+    w.mutable_grad() = torch::ones({1}, torch::kFloat64);
+    server.step();
+    if (context.rank == 2) {
+      server.leave();
+      context.store->set("left", "");
+      return std::string();
+    }
+    context.store->wait({"closed"});
+    server.step();
+    return std::string();
+  });
+  test::expect_clean(ends);
 }
 
 TEST(LostProcesses, AStoppedServerIsATimeoutOfItsWorkers) {

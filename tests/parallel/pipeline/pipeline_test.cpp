@@ -101,6 +101,22 @@ std::vector<at::Tensor> state_of(const torch::nn::Sequential& stage) {
   return all;
 }
 
+// What each rank of a world throws.
+std::vector<std::string> errors_of(int ranks, const std::function<void(int rank)>& body) {
+  std::vector<std::string> errors;
+  const auto ends = test::run_torch_ranks(ranks, "paceline", [&](const RankContext& context) {
+    try {
+      const World world = init_process_group(context.init);
+      body(context.rank);
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  for (const auto& end : ends) errors.push_back(end.report);
+  return errors;
+}
+
 using PipelineWorlds = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, PipelineWorlds, test::worlds(), test::CaseName());
 
@@ -144,18 +160,24 @@ TEST_P(PipelineWorlds, TrainsWithTheBitsOfAccumulation) {
 TEST_P(PipelineWorlds, EvaluatesBatchesOfAnySize) {
   expect_torch_ranks(GetParam(), [](int rank, int n) {
     auto stage = stage_of(rank);
+    // Fails without samples.
+    stage->push_back(torch::nn::Functional([](const at::Tensor& x) {
+      return x.view({x.size(0), -1});
+    }));
     stage->eval();
     Pipeline pipeline(stage, squares, {.n_microbatches = 4});
-    const auto x = input_of(0).to(at::kFloat).narrow(0, 0, 7);
-    const auto outputs = pipeline.evaluate(x);
-    if (rank < n - 1) {
-      EXPECT_TRUE(outputs.empty());
-      return;
-    }
     Oracle oracle(n);
     for (int i = 0; i < n; ++i) oracle.stage(i)->eval();
-    EXPECT_TRUE(torch::allclose(outputs.at(0), oracle.forward(x)));
-    EXPECT_FALSE(outputs.at(0).requires_grad());
+    for (const int samples : {7, 3, 1}) {
+      const auto x = input_of(0).to(at::kFloat).narrow(0, 0, samples);
+      const auto outputs = pipeline.evaluate(x);
+      if (rank < n - 1) {
+        EXPECT_TRUE(outputs.empty());
+        continue;
+      }
+      EXPECT_TRUE(torch::allclose(outputs.at(0), oracle.forward(x)));
+      EXPECT_FALSE(outputs.at(0).requires_grad());
+    }
   });
 }
 
@@ -192,6 +214,78 @@ TEST_P(PipelineBackend, PipelinesTrainTogether) {
         test::expect_close(stage->parameters(), oracle.stage(number)->parameters(), 1e-12);
       }
     }
+  });
+}
+
+// A stage whose buffers change only if they are broadcast.
+torch::nn::Sequential stage_with_buffers() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(
+      torch::nn::Linear(kWidth, kWidth),
+      torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(kWidth).momentum(0)));
+}
+
+TEST(Pipeline, BroadcastsBuffersOfPipelinesThatTrainTogether) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto mesh = init_device_mesh({2, 1}, {"dp", "pp"});
+    for (const std::int64_t m : {1, 3}) {
+      const auto stage = stage_with_buffers();
+      Pipeline pipeline(stage, squares,
+                        {.n_microbatches = m,
+                         .process_group = mesh.get_group("pp"),
+                         .ddp = DdpOptions{.process_group = mesh.get_group("dp")}});
+      const auto x = input_of(0).to(at::kFloat);
+      pipeline.step(x, target_of(x));
+      auto mean = stage->named_buffers()["1.running_mean"];
+      mean.fill_(rank == 0 ? 3 : 7);
+      pipeline.step(x, target_of(x));
+      EXPECT_TRUE(mean.eq(3).all().item<bool>()) << m;
+    }
+  });
+}
+
+TEST(Pipeline, ChecksTheModelsOfPipelinesThatTrainTogether) {
+  for (const std::int64_t m : {1, 3}) {
+    EXPECT_THAT(errors_of(2,
+                          [&](int rank) {
+                            const auto mesh = init_device_mesh({2, 1}, {"dp", "pp"});
+                            const auto stage = stage_with_buffers();
+                            Pipeline pipeline(
+                                stage, squares,
+                                {.n_microbatches = m,
+                                 .process_group = mesh.get_group("pp"),
+                                 .ddp = DdpOptions{.process_group = mesh.get_group("dp"),
+                                                   .check_sync_every = 1}});
+                            const auto x = input_of(0).to(at::kFloat);
+                            pipeline.step(x, target_of(x));
+                            const torch::NoGradGuard no_grad;
+                            for (auto& parameter : stage->parameters()) parameter.add_(rank);
+                            const torch::AutoGradMode grad(true);
+                            pipeline.step(x, target_of(x));
+                          }),
+                Each(HasSubstr("0.weight on rank 1 differs")))
+        << m;
+  }
+}
+
+TEST(Pipeline, PipelinesThatTrainTogetherTakeAHook) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto mesh = init_device_mesh({2, 1}, {"dp", "pp"});
+    const auto stage = stage_with_buffers();
+    Pipeline pipeline(stage, squares,
+                      {.n_microbatches = 3,
+                       .process_group = mesh.get_group("pp"),
+                       .ddp = DdpOptions{.process_group = mesh.get_group("dp")}});
+    int calls = 0;
+    pipeline.register_comm_hook([&](GradBucket& bucket) {
+      ++calls;
+      return comm_hooks::all_reduce()(bucket);
+    });
+    const auto x = input_of(0, rank).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    EXPECT_EQ(calls, 1);
+    Pipeline alone(stage, squares, {.process_group = mesh.get_group("pp")});
+    EXPECT_THROW(alone.register_comm_hook(nullptr), UsageError);
   });
 }
 
@@ -241,6 +335,33 @@ TEST_P(PipelineBackend, StagesPassOnSeveralTensors) {
       Pipeline(join, squares, options).step(at::Tensor(), target_of(x));
     }
     EXPECT_EQ(own_gradients(), expected);
+  });
+}
+
+struct WithoutMaskImpl : torch::nn::Module {
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
+    EXPECT_TRUE(inputs.size() == 1 || (!inputs.at(1).defined() && inputs.at(2).size(0) == 2));
+    const auto y = linear(inputs.at(0));
+    return {y, at::Tensor(), torch::ones({2}) + inputs.back().sum()};
+  }
+};
+TORCH_MODULE(WithoutMask);
+
+TEST(Pipeline, StagesPassOnUndefinedTensors) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    const auto loss = [](const std::vector<at::Tensor>& outputs, const at::Tensor& target) {
+      EXPECT_EQ(outputs.size(), 3u);
+      return squares(outputs[0], target);
+    };
+    WithoutMask stage;
+    Pipeline pipeline(stage, loss, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    EXPECT_GT(stage->linear->weight.grad().abs().sum().item<float>(), 0);
+    const auto outputs = pipeline.evaluate(x);
+    ASSERT_EQ(outputs.size(), rank == 2 ? 3u : 0u);
+    EXPECT_FALSE(rank == 2 && outputs[1].defined());
   });
 }
 
@@ -298,22 +419,6 @@ TEST(Pipeline, RecordsWhenItComputed) {
   });
 }
 
-// What each rank of a world throws.
-std::vector<std::string> errors_of(int ranks, const std::function<void(int rank)>& body) {
-  std::vector<std::string> errors;
-  const auto ends = test::run_torch_ranks(ranks, "paceline", [&](const RankContext& context) {
-    try {
-      const World world = init_process_group(context.init);
-      body(context.rank);
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
-  });
-  for (const auto& end : ends) errors.push_back(end.report);
-  return errors;
-}
-
 TEST(PipelineErrors, AllStagesNameOptionsThatDiffer) {
   EXPECT_THAT(errors_of(3,
                         [](int rank) {
@@ -324,6 +429,39 @@ TEST(PipelineErrors, AllStagesNameOptionsThatDiffer) {
   EXPECT_THAT(
       errors_of(2, [](int rank) { Pipeline(stage_of(rank), squares, {.n_microbatches = 0}); }),
       Each(HasSubstr("n_microbatches of 0")));
+}
+
+TEST(PipelineErrors, OptionsOfDdpThatCannotWorkAreNamed) {
+  const auto with = [](const DdpOptions& ddp) {
+    return errors_of(2, [&](int rank) { Pipeline(stage_of(rank), squares, {.ddp = ddp}); });
+  };
+  EXPECT_THAT(with({}), Each(HasSubstr("rank 1 runs stage 1 of 2, and rank 0 stage 0 of 2")));
+  EXPECT_THAT(with({.average = Average::samples}), Each(HasSubstr("with Average::samples")));
+  EXPECT_THAT(with({.logical_ranks = 4}), Each(HasSubstr("with logical_ranks")));
+  EXPECT_THAT(errors_of(1,
+                        [](int) {
+                          Pipeline(stage_of(0), squares,
+                                   {.schedule = static_cast<PipelineSchedule>(7)});
+                        }),
+              Each(HasSubstr("7 is no PipelineSchedule")));
+}
+
+// The stages before it are in a call that this one has left.
+TEST(PipelineErrors, AStageThatRefusesItsTargetDoesNotTakeTheNextOne) {
+  const auto errors = errors_of(2, [](int rank) {
+    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    const auto target = target_of(x);
+    if (rank == 1) {
+      EXPECT_THROW(pipeline.step(x, target.narrow(0, 0, kSamples - 1)), UsageError);
+    }
+    pipeline.step(x, target);
+    if (rank == 0) pipeline.step(x, target);
+  });
+  EXPECT_THAT(errors[1],
+              AllOf(HasSubstr("in call 2, a step"),
+                    HasSubstr("rank 0 has sent outputs of micro-batch 0 of 2 in call 1")));
+  EXPECT_THAT(errors[0], HasSubstr("rank 1"));
 }
 
 TEST(PipelineErrors, AStageThatThrowsIsNamed) {
@@ -413,7 +551,7 @@ TEST(PipelineErrors, BadBatchesStagesAndLossesAreNamed) {
     expect_error(Join(), squares, {x}, x, "gets 1 tensors");
     expect_error(
         stage_of(0), [](const at::Tensor& output, const at::Tensor&) { return output; }, {x}, x,
-        "one element");
+        "a tensor of shape [2, 6]: it must be a tensor with one element");
     Pipeline pipeline(stage_of(0), squares);
     const torch::NoGradGuard no_grad;
     EXPECT_THAT([&] { pipeline.step(x, x); }, ThrowsMessage<UsageError>(HasSubstr("evaluate")));
