@@ -243,7 +243,10 @@ void GlooEngine::perform(State& state) {
     failed = state.error != nullptr;
     pieces = std::exchange(state.receives, {});
     std::ranges::move(std::exchange(state.sends, {}), std::back_inserter(pieces));
-    if (state.abandoned) abandoned_.push_back({std::move(state.abandoned), std::move(pieces)});
+    if (state.abandoned) {
+      abandoned_.push_back({std::move(state.abandoned), std::move(pieces)});
+      pieces.clear();
+    }
   }
   if (cancelled || failed) close_incomplete(pieces);
   pieces.clear();  // from here on, nothing accesses the memory

@@ -25,7 +25,7 @@ using pipeline::Subject;
 using Kind = PipelineAction::Kind;
 using Clock = std::chrono::steady_clock;
 
-bool requires_gradient(const at::Tensor& tensor) {
+bool needs_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }
 
@@ -266,7 +266,7 @@ void PipelineHandle::Impl::backward(std::int64_t microbatch) {
   const Subject about = subject(Kind::backward, microbatch);
   const bool last_of_step = microbatch + 1 == options_.n_microbatches;
   Tensors gradients(one.outputs.size());
-  if (!link_.is_last() && std::ranges::any_of(one.outputs, requires_gradient)) {
+  if (!link_.is_last() && std::ranges::any_of(one.outputs, needs_gradient)) {
     gradients = link_.recv(link_.stage() + 1, about);
   }
   record({Kind::backward, microbatch}, [&] {
@@ -279,14 +279,14 @@ void PipelineHandle::Impl::backward(std::int64_t microbatch) {
     Tensors roots;
     Tensors root_gradients;
     for (std::size_t i = 0; i < one.outputs.size(); ++i) {
-      if (!requires_gradient(one.outputs[i])) continue;
+      if (!needs_gradient(one.outputs[i])) continue;
       if (!link_.is_last() && !gradients[i].defined()) continue;  // no later stage used it
       roots.push_back(one.outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
   });
-  if (link_.is_first() || !std::ranges::any_of(one.inputs, requires_gradient)) return;
+  if (link_.is_first() || !std::ranges::any_of(one.inputs, needs_gradient)) return;
   for (at::Tensor& input : one.inputs) {
     if (input.defined()) input = input.grad();
   }
