@@ -379,7 +379,7 @@ void run_program(Group& group, unsigned seed, int calls, std::size_t most) {
   }
 }
 
-// The bits are those of release builds, which compare more of them.
+// Enough for a sanitizer to see every path; release builds compare more results.
 constexpr int kCalls = test::kSanitized ? 60 : 200;
 
 TEST_P(Collectives, GiveTheirResultsInRandomProgramsOfThreads) {
