@@ -24,6 +24,14 @@ static_assert(GlooEngine::kTags * kPieces <= std::size_t{1} << 31);  // c10d's a
 // been posted, and a link drops packets if all other nodes send to it at once.
 constexpr std::size_t kPostedBytes = std::size_t{512} << 10;
 
+std::size_t pieces_of(const internode::Engine::Message& message) {
+  return std::clamp(message.bytes / kLeastPiece, std::size_t{1}, kPieces);
+}
+
+int piece_tag(std::uint32_t tag, std::size_t piece) {
+  return static_cast<int>(tag * kPieces + piece);
+}
+
 }  // namespace
 
 struct GlooEngine::State {
@@ -93,8 +101,12 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::start(std::uint32_t tag
   auto state = std::make_shared<State>(
       State{.when_done = std::move(when_done), .tag = tag, .later = order_of(receives)});
   try {
-    post_receives(*state);
-    for (const Message& message : sends) post(state->sends, tag, message, true);
+    if (note_connections(tag, sends, receives)) {
+      post_receives(*state);
+      for (const Message& message : sends) post(state->sends, tag, message, true);
+    } else {
+      post_by_rank(*state, sends);
+    }
   } catch (...) {
     // The connection is lost already: the transfer fails as if it were lost later.
     state->error = std::current_exception();
@@ -129,6 +141,40 @@ std::deque<internode::Engine::Message> GlooEngine::order_of(
   return ordered;
 }
 
+// Whether all of these messages' connections were there before.
+bool GlooEngine::note_connections(std::uint32_t tag, const std::vector<Message>& sends,
+                                  const std::vector<Message>& receives) {
+  bool all = true;
+  const std::lock_guard lock(mutex_);
+  for (const auto* const messages : {&sends, &receives}) {
+    for (const Message& message : *messages) {
+      for (std::size_t piece = 0; piece < pieces_of(message); ++piece) {
+        const int connection = piece_tag(tag, piece) % connections_;
+        all = !connections_made_.emplace(message.rank, connection).second && all;
+      }
+    }
+  }
+  return all;
+}
+
+// Two ranks connect at their first message, and one waits until the other does the same; Gloo
+// chooses which, on each device by itself. With several devices, ranks that connected in an order
+// of their own could wait for each other in a circle.
+void GlooEngine::post_by_rank(State& state, const std::vector<Message>& sends) {
+  struct Post {
+    Message message;
+    bool sends;
+  };
+  std::vector<Post> posts;
+  for (const Message& message : std::exchange(state.later, {})) posts.push_back({message, false});
+  for (const Message& message : sends) posts.push_back({message, true});
+  std::ranges::stable_sort(posts, {}, [](const Post& one) { return one.message.rank; });
+  for (const auto& [message, is_send] : posts) {
+    post(is_send ? state.sends : state.receives, state.tag, message, is_send);
+    if (!is_send) state.awaited_bytes += message.bytes;
+  }
+}
+
 void GlooEngine::post_receives(State& state) {
   while (!state.later.empty()) {
     const Message& next = state.later.front();
@@ -140,15 +186,14 @@ void GlooEngine::post_receives(State& state) {
 }
 
 void GlooEngine::post(Pieces& posted, std::uint32_t tag, const Message& message, bool sends) {
-  const std::size_t pieces = std::clamp(message.bytes / kLeastPiece, std::size_t{1}, kPieces);
+  const std::size_t pieces = pieces_of(message);
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     const std::size_t begin = message.bytes * piece / pieces;
     const std::size_t end = message.bytes * (piece + 1) / pieces;
     std::vector<at::Tensor> tensors{
         at::from_blob(message.data + begin, {static_cast<std::int64_t>(end - begin)}, at::kByte)};
-    const auto piece_tag = static_cast<int>(tag * kPieces + piece);
-    posted.push_back({sends ? backend_->send(tensors, message.rank, piece_tag)
-                            : backend_->recv(tensors, message.rank, piece_tag),
+    posted.push_back({sends ? backend_->send(tensors, message.rank, piece_tag(tag, piece))
+                            : backend_->recv(tensors, message.rank, piece_tag(tag, piece)),
                       end - begin});
   }
 }

@@ -6,7 +6,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "internode/engine.h"
@@ -45,6 +47,9 @@ class GlooEngine final : public internode::Engine {
   using Pieces = std::vector<Piece>;
 
   std::deque<Message> order_of(const std::vector<Message>& receives) const;
+  bool note_connections(std::uint32_t tag, const std::vector<Message>& sends,
+                        const std::vector<Message>& receives);
+  void post_by_rank(State& state, const std::vector<Message>& sends);
   void post_receives(State& state);
   void post(Pieces& posted, std::uint32_t tag, const Message& message, bool sends);
   std::unique_ptr<Transfer> enqueue(std::shared_ptr<State> state);
@@ -59,6 +64,7 @@ class GlooEngine final : public internode::Engine {
   shm::OwningProcess process_;
   std::mutex mutex_;  // guards what follows, and the states
   std::condition_variable changed_;
+  std::set<std::pair<int, int>> connections_made_;  // by rank and number
   std::deque<std::shared_ptr<State>> queue_;
   std::size_t idle_ = 0;  // threads that no transfer in the queue is for
   bool stops_ = false;
