@@ -19,10 +19,10 @@ std::map<std::string, BackendKind>& registry() {
 
 }  // namespace
 
-void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed) {
+void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed, const char* operation) {
   const auto backend = group.getDefaultBackend();
   if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) {
-    ours->check_peers(needed, {"new_group", 0});
+    ours->check_peers(needed, {operation, 0});
   }
 }
 

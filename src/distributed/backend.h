@@ -19,6 +19,7 @@
 
 #include "base/unique_fd.h"
 #include "distributed/bucket_reducer.h"
+#include "distributed/translate.h"
 #include "internode/engine.h"
 #include "shm/membership/bootstrap.h"
 
@@ -44,6 +45,8 @@ class ExtendedBackend : public c10d::Backend {
   // Throws PeerLost if a peer is known to have died, or one of `needed` to have left, and the
   // group's failure if there is one.
   virtual void check_peers(const std::vector<int>& needed, const shm::OpContext& op) = 0;
+  // Whether the group has failed or lost a rank. Records nothing; any thread may ask.
+  virtual bool has_failed() const = 0;
   // How many collective calls this rank has made.
   virtual std::uint64_t call_count() = 0;
   // Whether one of the first `calls` is under way, or waits for its turn.
@@ -77,6 +80,8 @@ struct BackendRequest {
   // Of the program, if the world was formed with one.
   std::optional<MpiHandle> mpi{};
   bool enable_reconfigure = false;  // as c10d's option
+  // For CUDA tensors only: the group's backend for CPU tensors.
+  c10::intrusive_ptr<c10d::Backend> host_backend{};
   // The ranks' processes, if they are known; else null.
   std::shared_ptr<const shm::Membership> processes{};
 
@@ -98,9 +103,26 @@ struct BackendKind {
 };
 
 // Asks the group's backend, if it has this ability.
-void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed);
-// Call instead if a peer is known to be lost. A process closes its files before it counts as ended,
-// so this retries for a while, and returns if the backend still finds nothing.
+void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed,
+                 const char* operation = "new_group");
+// As translate, for a call of the group's backend for `device`. If a call on an accelerator throws
+// and the group has failed, throws the group's failure, which names the rank.
+template <typename Body>
+auto translate_on(c10::DeviceType device, c10d::ProcessGroup& group, const char* operation,
+                  Body&& body) {
+  return translate(operation, [&] {
+    try {
+      return body();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception&) {
+      if (device != c10::DeviceType::CPU) check_peers(group, {}, operation);
+      throw;
+    }
+  });
+}
+// Call instead of check_peers if a peer is known to be lost. A process closes its files before it
+// counts as ended, so this retries for a while, and returns if the backend still finds nothing.
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);
 
 // The options that the request has for the backend, by default its defaults. Throws UsageError for

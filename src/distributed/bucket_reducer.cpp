@@ -2,6 +2,7 @@
 
 #include "distributed/backend.h"
 #include "distributed/devices/device_bucket_reducer.h"
+#include "distributed/devices/hosted_bucket_reducer.h"
 #include "distributed/devices/staged_backend.h"
 #include "distributed/devices/staged_bucket_reducer.h"
 #include "distributed/local_bucket_reducer.h"
@@ -21,8 +22,8 @@ bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10:
 }
 
 std::unique_ptr<BucketReducer> make_bucket_reducer(
-    const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
-    const BucketReducer::Options& options) {
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, const BucketReducer::Options& options) {
+  const c10::DeviceType device = accelerator_of(options.buckets).type();
   const bool is_alone = group->getSize() == 1;
   if (is_alone && (!options.leaves || options.leaves->one_each())) {
     return std::make_unique<LocalBucketReducer>(ProcessGroup(group), options);

@@ -25,9 +25,6 @@ class InPlaceGradients {
   // step: nothing is copied. Keep it until the step is finished or aborted. Returns false and
   // changes nothing if its memory does not allow that.
   virtual bool use(std::size_t bucket, std::size_t part, const at::Tensor& gradient) = 0;
-  // Call on a thread before it runs a backward: gradients as large as an in_place bucket are then
-  // allocated where `use` accepts them.
-  virtual void prepare_thread() = 0;
 
  protected:
   ~InPlaceGradients() = default;
@@ -68,6 +65,9 @@ class BucketReducer {
     // Buckets on the CPU are copied to and from an accelerator: those in shared memory share no
     // page with anything else, so that they can be pinned, and others are pinned.
     bool staged = false;
+    // Steps run on a thread of autograd's, as on an accelerator, while the thread that called
+    // prepare_thread waits for it.
+    bool on_autograd_thread = false;
     // On an accelerator: called once a bucket's average is the last thing in this stream, in finish
     // at the latest.
     std::function<void(std::size_t bucket, const c10::Stream&)> averaged{};
@@ -98,6 +98,10 @@ class BucketReducer {
   virtual std::uint32_t steps() const = 0;
   // Null where gradients are always copied into tensor(b).
   virtual InPlaceGradients* in_place() { return nullptr; }
+  // Call on a thread before it calls backward: gradients as large as an in_place bucket are then
+  // allocated where InPlaceGradients::use accepts them. With Options::on_autograd_thread, the ranks
+  // know only from this which threads use the group (shm::CallingThreads).
+  virtual void prepare_thread() {}
   virtual void publish(std::size_t bucket) = 0;
   // Instead of publish: leaves the bucket unreduced. All ranks must skip the same buckets, else
   // Mismatch. The last bucket must be published.
@@ -132,10 +136,9 @@ class BucketReducer {
 bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
                        bool several_leaves);
 
-// The reducer that suits the group's backend for `device`, or a group of one rank, which needs
-// none. Collective.
+// The reducer that suits the group's backend for the device of the buckets, or a group of one rank,
+// which needs none. Collective.
 std::unique_ptr<BucketReducer> make_bucket_reducer(
-    const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device,
-    const BucketReducer::Options& options);
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, const BucketReducer::Options& options);
 
 }  // namespace paceline::distributed

@@ -8,8 +8,9 @@
 
 #include <paceline/error.h>
 
+#include "distributed/backend.h"
+#include "distributed/devices/streams.h"
 #include "distributed/reported_wait.h"
-#include "distributed/translate.h"
 
 namespace paceline::distributed {
 
@@ -23,7 +24,18 @@ BucketWorks::BucketWorks(c10::intrusive_ptr<c10d::Backend> backend, std::vector<
 void BucketWorks::begin_step(std::optional<double> share) {
   share_ = share;
   state_.assign(buckets_.size(), State::open);
+  ready_.clear();
+  ready_.resize(buckets_.size());
   works_.clear();
+}
+
+void BucketWorks::publish(std::size_t bucket) {
+  const at::Device device = reduced_[bucket].device();
+  if (!device.is_cpu() && works_.size() < bucket) {
+    ready_[bucket].emplace(device.type());
+    ready_[bucket]->record(current_stream(device));
+  }
+  settle(bucket, State::published);
 }
 
 void BucketWorks::start_rest() {
@@ -41,6 +53,7 @@ void BucketWorks::start() {
     works_.push_back({});
     return;
   }
+  if (ready_[bucket]) ready_[bucket]->block(current_stream(reduced_[bucket].device()));
   if (buckets_[bucket].op == BucketReducer::Op::average && !sums_) {
     scale(reduced_[bucket].narrow(0, 0, buckets_[bucket].count));
   }
@@ -69,7 +82,8 @@ void BucketWorks::wait(const ProcessGroup& group) {
 
 void BucketWorks::wait(const ProcessGroup& group, std::size_t bucket) {
   if (!works_[bucket]) return;
-  translate("backward", [&] { wait_and_report(*works_[bucket], group); });
+  translate_on(reduced_[bucket].device().type(), *group.c10d(), "backward",
+               [&] { wait_and_report(*works_[bucket], group); });
 }
 
 double share_of(double weight, c10d::Backend& backend, const ProcessGroup& group,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <vector>
@@ -24,7 +25,7 @@ class BucketWorks {
   // `share`: this rank's weight in averages, divided by that of all ranks; unset: all weigh the
   // same.
   void begin_step(std::optional<double> share);
-  void publish(std::size_t bucket) { settle(bucket, State::published); }
+  void publish(std::size_t bucket);
   void skip(std::size_t bucket) { settle(bucket, State::skipped); }
   bool all_started() const { return works_.size() == buckets_.size(); }
   // Starts also the buckets that are neither published nor skipped; their values do not matter.
@@ -49,6 +50,8 @@ class BucketWorks {
   bool sums_;
   std::optional<double> share_;
   std::vector<State> state_;
+  // Of buckets that were published before they could be started: when the stream has them.
+  std::vector<std::optional<c10::Event>> ready_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 

@@ -19,9 +19,9 @@ void for_each_backend(c10d::ProcessGroup& group, Body&& body) {
 // NCCL waits for the ends of its calls, which never come if a rank of them is lost.
 void shut_down(c10d::ProcessGroup& group) {
   auto* const ours = dynamic_cast<ExtendedBackend*>(group.getDefaultBackend().get());
-  const bool failed = ours != nullptr && ours->getError() != c10d::ErrorType::SUCCESS;
   for_each_backend(group, [&](c10d::Backend& backend) {
-    failed&&& backend != ours ? backend.abort() : backend.shutdown();
+    const bool aborts = ours != nullptr && ours != &backend && ours->has_failed();
+    aborts ? backend.abort() : backend.shutdown();
   });
 }
 
@@ -38,12 +38,15 @@ void detach_flight_recorders(const ActiveWorld& world) noexcept {
 
 void shut_down(const ActiveWorld& world) noexcept {
   detach_flight_recorders(world);
-  try {
-    for (const auto& member : world.groups) shut_down(*member.group);
-    shut_down(*world.group);
-  } catch (const std::exception& error) {
-    base::log(LogLevel::warning, "leaving the world: {}", error.what());
-  }
+  const auto leave = [](c10d::ProcessGroup& group) {
+    try {
+      shut_down(group);
+    } catch (const std::exception& error) {
+      base::log(LogLevel::warning, "leaving group {}: {}", group.getGroupName(), error.what());
+    }
+  };
+  for (const auto& member : world.groups) leave(*member.group);
+  leave(*world.group);
 }
 
 void abort_world(const ActiveWorld& world, const std::string& text) noexcept {

@@ -72,7 +72,6 @@ class SliceBucketReducer final : public BucketReducer, private InPlaceGradients 
     buckets_[bucket].places[part] = gradient;
     return true;
   }
-  void prepare_thread() override {}
 
   SliceBucket make_bucket(const Bucket& bucket, bool pinned) const;
   std::size_t count_parts(Op op, int rank) const;

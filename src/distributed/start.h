@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/backend.h"
 #include "distributed/debug/flight_recorder.h"
 #include "distributed/process_state.h"
-#include "distributed/translate.h"
 
 namespace paceline::distributed {
 
@@ -40,10 +40,13 @@ Work start(const ProcessGroup& group, const char* operation, Tensors outputs, co
   const at::Tensor* const first = !outputs.empty()  ? &outputs.front()
                                   : !inputs.empty() ? &inputs.front()
                                                     : nullptr;
-  const BackendPtr backend = backend_of(
-      group, first == nullptr ? c10::DeviceType::CPU : device_of(*first, operation), operation);
+  const c10::DeviceType device =
+      first == nullptr ? c10::DeviceType::CPU : device_of(*first, operation);
+  const BackendPtr backend = backend_of(group, device, operation);
   if (!backend) return {};
-  return translate(operation, [&] {
+  // NCCL would wait for a rank that was lost before its first call.
+  if (backend->getBackendName() == "nccl") check_peers(*group.c10d(), {}, operation);
+  return translate_on(device, *group.c10d(), operation, [&] {
     for (const at::Tensor& output : outputs) check_no_overlap(output, operation);
     Tensors to = contiguous(outputs);
     Tensors from = contiguous(inputs);

@@ -1,4 +1,5 @@
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/record_stream.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -7,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/log.h"
+#include "distributed/devices/streams.h"
 #include "distributed/reported_wait.h"
 #include "distributed/start.h"
 
@@ -66,9 +68,9 @@ Work::Work(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
       group_(std::move(group)) {}
 
 void Work::wait() {
-  if (!work_) return;
   translate("wait", [&] {
-    distributed::wait_and_report(c10d_work(work_), group_);
+    // Null also where NCCL has put the call into the current stream.
+    if (work_) distributed::wait_and_report(c10d_work(work_), group_);
     write_back();
   });
 }
@@ -76,16 +78,19 @@ void Work::wait() {
 void Work::write_back() {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (!contiguous_[i].is_same(tensors_[i])) tensors_[i].copy_(contiguous_[i]);
+    const at::Tensor& written = contiguous_[i];
+    if (written.is_same(tensors_[i])) continue;
+    tensors_[i].copy_(written);
+    // It is freed here, and the call may have allocated it for another stream.
+    if (!written.is_cpu()) written.record_stream(distributed::current_stream(written.device()));
   }
   tensors_.clear();
   contiguous_.clear();
 }
 
 void Work::wait(std::chrono::milliseconds timeout) {
-  if (!work_) return;
   translate("wait", [&] {
-    if (!distributed::wait_within(c10d_work(work_), timeout)) {
+    if (work_ && !distributed::wait_within(c10d_work(work_), timeout)) {
       throw Timeout("the operation is not complete after " +
                         std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
                     {}, "wait", 0);

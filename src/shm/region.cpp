@@ -228,6 +228,12 @@ void Region::check_peers(const std::vector<int>& needed, const OpContext& op) {
   }
 }
 
+bool Region::has_failed() const {
+  bool any = failed();
+  for (int peer = 0; peer < size_ && !any; ++peer) any = peers_.has_died(peer);
+  return any;
+}
+
 void Region::abort(const std::string& text) noexcept {
   if (in_forked_child()) return;
   try {

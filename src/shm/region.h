@@ -110,6 +110,8 @@ class Region {
   // Throws the group's failure. The death of any peer becomes that failure, and so does the
   // departure of one of `needed`.
   void check_peers(const std::vector<int>& needed, const OpContext& op);
+  // Whether the group has failed or lost a rank. Records nothing.
+  bool has_failed() const;
   // Records a failure with an exception's text, which the peers throw; if another rank has ended
   // before, the text names it first.
   void abort(const std::string& text) noexcept;

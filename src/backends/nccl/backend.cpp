@@ -3,7 +3,10 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -16,6 +19,7 @@
 #include "base/plugin.h"
 #include "distributed/backend.h"
 #include "distributed/devices/cuda.h"
+#include "distributed/devices/failure_watch.h"
 #include "distributed/store_exchange.h"
 #include "shm/membership/failure.h"
 
@@ -59,17 +63,20 @@ const LoadedPlugin& loaded() {
 
 // What a rank says before a group is formed: its device, or why it has none.
 struct Readiness {
-  bool ready;
+  enum Kind : char { unavailable = '0', own_device = '1', may_share = '2' } kind;
   std::string text;
 
-  std::string packed() const { return (ready ? "1" : "0") + text; }
-  static Readiness unpack(const std::string& bytes) { return {bytes[0] == '1', bytes.substr(1)}; }
+  std::string packed() const { return static_cast<char>(kind) + text; }
+  static Readiness unpack(const std::string& bytes) {
+    return {static_cast<Kind>(bytes[0]), bytes.substr(1)};
+  }
 };
 
 Readiness readiness() {
   std::string reason;
-  if (!is_nccl_available(&reason)) return {false, reason};
-  return {true, loaded().plugin->device()};
+  if (!is_nccl_available(&reason)) return {Readiness::unavailable, reason};
+  const NcclPlugin& plugin = *loaded().plugin;
+  return {plugin.shares_devices() ? Readiness::may_share : Readiness::own_device, plugin.device()};
 }
 
 // NCCL would fail later, and not say which ranks. All ranks throw.
@@ -77,28 +84,49 @@ void check_devices(const distributed::BackendRequest& request) {
   const auto all = distributed::StoreExchange(request).all_gather(
       readiness().packed(), base::Deadline::after(request.timeout));
   const auto global_ranks = request.global_ranks();
-  std::map<std::string, int> owners;
+  // The first rank of each device.
+  struct Owner {
+    int rank;
+    Readiness::Kind kind;
+  };
+  std::map<std::string, Owner> owners;
   for (int rank = 0; rank < request.size; ++rank) {
-    const auto [ready, text] = Readiness::unpack(all[static_cast<std::size_t>(rank)]);
-    if (!ready) {
+    const auto [kind, text] = Readiness::unpack(all[static_cast<std::size_t>(rank)]);
+    if (kind == Readiness::unavailable) {
       throw UsageError(fmt::format("the backend nccl is not available on rank {}: {}",
                                    global_ranks.of(rank), text));
     }
-    const auto [owner, is_first] = owners.emplace(text, rank);
+    const auto [owner, is_first] = owners.emplace(text, Owner{rank, kind});
     if (is_first) continue;
+    if (kind == Readiness::may_share && owner->second.kind == kind) continue;
     throw UsageError(fmt::format(
         "ranks {} and {} have the same current CUDA device, and NCCL needs one for each rank: "
         "start no more ranks on a machine than it has devices, give each rank its own with "
-        "local_device "
-        "or CUDA_VISIBLE_DEVICES, or let ranks share devices over the backend paceline or gloo",
-        global_ranks.of(owner->second), global_ranks.of(rank)));
+        "local_device or CUDA_VISIBLE_DEVICES, or let ranks share devices over the backend "
+        "paceline or gloo. NCCL 2.30 and later lets ranks share devices, more slowly, if "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 is set on all of them",
+        global_ranks.of(owner->second.rank), global_ranks.of(rank)));
   }
 }
 
+// NCCL's own limit ends the process. In a step of DDP, the backend for CPU tensors knows which
+// ranks are late, and comes first.
+constexpr std::chrono::seconds kAfterHost{10};
+
 c10::intrusive_ptr<c10d::Backend> make_nccl(const distributed::BackendRequest& request) {
   check_devices(request);
-  return loaded().plugin->make(request.store, request.rank, request.size, request.timeout,
-                               request.group_name);
+  auto host =
+      c10::dynamic_intrusive_pointer_cast<distributed::ExtendedBackend>(request.host_backend);
+  if (!host || request.size == 1) {
+    return loaded().plugin->make(request.store, request.rank, request.size, request.timeout,
+                                 request.group_name, [](const auto& /*abort*/) { return nullptr; });
+  }
+  return loaded().plugin->make(request.store, request.rank, request.size,
+                               request.timeout + kAfterHost, request.group_name,
+                               [&](std::function<void()> abort) {
+                                 return std::make_shared<distributed::FailureWatch>(
+                                     std::move(host), request.group_name, std::move(abort));
+                               });
 }
 
 const bool nccl_registered = distributed::register_backend(

@@ -139,6 +139,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override {
     region_->check_peers(needed, op);
   }
+  bool has_failed() const override { return region_->has_failed(); }
   std::uint64_t call_count() override { return progress_->count(); }
   bool is_busy_with(std::uint64_t calls) override { return progress_->is_busy_with(calls); }
   std::shared_ptr<const shm::Membership> membership() const override {

@@ -232,6 +232,11 @@ void ReconfigurableBackend::check_peers(const std::vector<int>& needed, const sh
   if (const auto group = present()) group->check_peers(needed, op);
 }
 
+bool ReconfigurableBackend::has_failed() const {
+  const auto group = present();
+  return group && group->has_failed();
+}
+
 std::uint64_t ReconfigurableBackend::call_count() {
   const auto group = present();
   return group ? group->call_count() : 0;

@@ -176,6 +176,7 @@ class ReconfigurableBackend final : public distributed::ExtendedBackend {
   }
   void abort_because(const std::string& text) noexcept override;
   void check_peers(const std::vector<int>& needed, const shm::OpContext& op) override;
+  bool has_failed() const override;
   std::uint64_t call_count() override;
   bool is_busy_with(std::uint64_t calls) override;
   // The next group has other processes.

@@ -49,7 +49,8 @@ ShmBucketReducer::ShmBucketReducer(shm::Group& group, const Options& options,
                 .between_nodes = between_nodes,
                 .leaves = between_nodes ? std::nullopt : options.leaves,
                 .sums = options.sums,
-                .own_pages = options.staged}),
+                .own_pages = options.staged,
+                .notes_thread = !options.on_autograd_thread}),
       gradients_(group.region(), in_place_sizes(options, group.region()->rank())),
       source_("steps", [this] { return describe_step(reducer_.blocks()); }) {
   if (options.extra_time.count() > 0) reducer_.extend_timeout(options.extra_time);

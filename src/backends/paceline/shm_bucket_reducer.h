@@ -30,6 +30,10 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   bool in_step() const override { return reducer_.in_step(); }
   std::uint32_t steps() const override { return reducer_.steps(); }
   distributed::InPlaceGradients* in_place() override { return this; }
+  void prepare_thread() override {
+    reducer_.note_this_thread();
+    gradients_.prefer();
+  }
   void publish(std::size_t bucket) override { reducer_.publish(bucket); }
   void skip(std::size_t bucket) override { reducer_.skip(bucket); }
   bool is_reduced(std::size_t bucket) const override { return reducer_.is_reduced(bucket); }
@@ -49,7 +53,6 @@ class ShmBucketReducer final : public distributed::BucketReducer,
   bool use(std::size_t bucket, std::size_t part, const at::Tensor& gradient) override {
     return reducer_.use_in_place(bucket, gradient.data_ptr(), part);
   }
-  void prepare_thread() override { gradients_.prefer(); }
 
   shm::BucketReducer reducer_;
   GradientMemory gradients_;

@@ -61,6 +61,7 @@ void add_cuda_backend(c10d::ProcessGroup& group, const DeviceBackends& names,
                       const c10::intrusive_ptr<c10d::Backend>& host, BackendRequest request) {
   using Type = c10d::ProcessGroup::BackendType;
   if (names.cuda == kNccl) {
+    request.host_backend = host;
     group.setBackend(c10::DeviceType::CUDA, Type::NCCL,
                      find_backend(kNccl).make(std::move(request)));
   } else {

@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
-#include <paceline/error.h>
-
+#include "distributed/backend.h"
 #include "distributed/devices/streams.h"
+#include "distributed/process_state.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -16,13 +18,9 @@ DeviceBucketReducer::DeviceBucketReducer(const c10::intrusive_ptr<c10d::ProcessG
                                          c10::DeviceType device, const Options& options)
     : group_(group),
       sums_(options.sums),
+      skips_(std::ranges::any_of(options.buckets, &Bucket::skips)),
       averaged_(options.averaged),
       aside_(new_stream(accelerator_of(options.buckets))) {
-  if (std::ranges::any_of(options.buckets, &Bucket::skips)) {
-    throw UsageError(
-        "skip_all_reduce_unused_params: a model on an accelerator needs the backend paceline for "
-        "it");
-  }
   cpu_ =
       translate("DistributedDataParallel", [&] { return group->getBackend(c10::DeviceType::CPU); });
   Options host = options;
@@ -32,14 +30,15 @@ DeviceBucketReducer::DeviceBucketReducer(const c10::intrusive_ptr<c10d::ProcessG
     if (bucket.device.is_cpu()) continue;
     numbers_.back() = on_device.size();
     on_device.push_back(bucket);
-    bucket = {.count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max};
+    bucket = {
+        .count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max, .skips = bucket.skips};
   }
   const std::size_t end = host.buckets.size();
   host.buckets.push_back({.count = 1, .type = at::kByte, .device = at::kCPU, .op = Op::max});
   host.describe = [describe = options.describe, end](std::size_t bucket) {
     return bucket == end ? "the end of the step" : describe(bucket);
   };
-  host_ = make_bucket_reducer(group, c10::DeviceType::CPU, host);
+  host_ = make_bucket_reducer(group, host);
   std::vector<at::Tensor> reduced;
   for (const Bucket& bucket : on_device) {
     reduced.push_back(at::zeros({bucket.count}, at::device(bucket.device).dtype(bucket.type)));
@@ -57,22 +56,53 @@ void DeviceBucketReducer::begin_step(const shm::StepSummary& summary, Weights we
   if (!sums_ && !weights.empty()) share = share_of(weights[0], *cpu_, group_, steps() + 1);
   HostedBucketReducer::begin_step(summary, weights, frozen);
   works_->begin_step(share);
+  failure_ = nullptr;
+}
+
+template <typename Call>
+void DeviceBucketReducer::try_call(Call&& call) noexcept {
+  if (failure_) return;
+  try {
+    call();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
 }
 
 void DeviceBucketReducer::publish(std::size_t bucket) {
-  if (numbers_[bucket]) works_->publish(*numbers_[bucket]);
+  if (numbers_[bucket]) try_call([&] { works_->publish(*numbers_[bucket]); });
   host_->publish(bucket);
 }
 
-void DeviceBucketReducer::skip(std::size_t /*bucket*/) {
-  throw UsageError("buckets on an accelerator cannot be skipped over this backend");
+void DeviceBucketReducer::skip(std::size_t bucket) {
+  if (numbers_[bucket]) try_call([&] { works_->skip(*numbers_[bucket]); });
+  host_->skip(bucket);
 }
 
 void DeviceBucketReducer::finish() {
+  if (failure_ && !has_host_failed()) throw_failure();
   host_->publish(tensors_.size());
   host_->finish();
+  if (failure_) std::rethrow_exception(failure_);
   if (averaged_) note_averages();
   works_->wait(group_);
+  note_stream();
+}
+
+bool DeviceBucketReducer::has_host_failed() const {
+  const auto* const ours = dynamic_cast<const ExtendedBackend*>(cpu_.get());
+  return ours != nullptr && ours->has_failed();
+}
+
+// The other ranks must not finish the step.
+void DeviceBucketReducer::throw_failure() {
+  try {
+    std::rethrow_exception(failure_);
+  } catch (const std::exception&) {
+    host_->fail(fmt::format("rank {} cannot reduce its gradients: {}",
+                            global_rank_of(group_, get_rank(group_)), current_exception_text()));
+    __builtin_unreachable();  // GCC 12 ignores noreturn on a virtual function
+  }
 }
 
 // The current stream may still have the backward to run.
@@ -85,15 +115,19 @@ void DeviceBucketReducer::note_averages() {
   }
 }
 
-bool DeviceBucketReducer::is_reduced(std::size_t bucket) const {
-  return numbers_[bucket] ? works_->is_reduced(*numbers_[bucket]) : host_->is_reduced(bucket);
-}
-
 bool DeviceBucketReducer::abort_step() {
   if (!in_step()) return false;
-  works_->start_rest();
+  if (failure_ && !has_host_failed()) throw_failure();
+  if (skips_ && !works_->all_started()) {
+    host_->fail(fmt::format(
+        "an exception ended a backward of rank {}: over this backend, a step with "
+        "skip_all_reduce_unused_params cannot be aborted, since it is unknown which buckets the "
+        "other ranks skip",
+        global_rank_of(group_, get_rank(group_))));
+  }
+  try_call([&] { works_->start_rest(); });
   const bool aborted = HostedBucketReducer::abort_step();
-  works_->wait(group_);
+  try_call([&] { works_->wait(group_); });
   return aborted;
 }
 

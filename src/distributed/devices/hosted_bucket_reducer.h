@@ -1,12 +1,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/record_stream.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "distributed/bucket_reducer.h"
+#include "distributed/devices/streams.h"
 
 namespace paceline::distributed {
 
@@ -30,6 +32,7 @@ class HostedBucketReducer : public BucketReducer {
                   shm::FrozenFlags frozen) override {
     host_->begin_step(summary, weights, frozen);
   }
+  void prepare_thread() override { host_->prepare_thread(); }
   bool in_step() const override { return host_->in_step(); }
   std::uint32_t steps() const override { return host_->steps(); }
   const std::vector<Wait>& waits() const override { return host_->waits(); }
@@ -47,6 +50,14 @@ class HostedBucketReducer : public BucketReducer {
   }
 
  protected:
+  // The buckets may be in use by the current stream when they are freed, though they were allocated
+  // for another.
+  void note_stream() {
+    for (const at::Tensor& tensor : tensors_) {
+      if (!tensor.is_cpu()) tensor.record_stream(current_stream(tensor.device()));
+    }
+  }
+
   std::unique_ptr<BucketReducer> host_;
   std::vector<at::Tensor> tensors_;
 };

@@ -22,7 +22,7 @@ StagedBucketReducer::StagedBucketReducer(const c10::intrusive_ptr<c10d::ProcessG
     bucket.device = at::kCPU;
     bucket.in_place = false;
   }
-  host_ = make_bucket_reducer(group, c10::DeviceType::CPU, host);
+  host_ = make_bucket_reducer(group, host);
   for (std::size_t b = 0; b < options.buckets.size(); ++b) {
     const Bucket& bucket = options.buckets[b];
     arrived_.emplace_back(to_host_.device_type());
@@ -114,6 +114,7 @@ void StagedBucketReducer::finish() {
   for (; !reducing_.empty(); reducing_.pop_front()) copy_back(reducing_.front());
   returned_.record(to_device_);
   returned_.block(current_stream(to_device_.device()));
+  note_stream();
 }
 
 bool StagedBucketReducer::is_reduced(std::size_t bucket) const {

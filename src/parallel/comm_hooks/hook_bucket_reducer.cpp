@@ -67,7 +67,7 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
       hook_(std::move(hook)),
       describe_(options.describe),
       make_input_(std::move(make_input)),
-      timeout_(timeout_of(*group->getBackend(options.buckets.front().device.type()))),
+      timeout_(timeout_of(*group->getBackend(options.buckets.back().device.type()))),
       all_ranks_(static_cast<std::size_t>(group->getSize())),
       open_(options.buckets.size() - 1) {
   const Bucket& control = options.buckets.back();
@@ -80,7 +80,7 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
   };
   // A rank whose hook is late reports the bucket itself.
   of_control.extra_time = 2 * kReportTime;
-  control_ = distributed::make_bucket_reducer(group, control.device.type(), of_control);
+  control_ = distributed::make_bucket_reducer(group, of_control);
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   for (std::size_t b = 0; b < open_.size(); ++b) {
     const Bucket& bucket = options.buckets[b];
@@ -213,6 +213,8 @@ void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
         fmt::format("running the communication hook for bucket {} ({})", bucket, describe_(bucket)),
         [] { throw; });
   } catch (...) {
+    // Calls on an accelerator fail without the rank that was lost.
+    if (backend_ && backend_->has_failed()) backend_->check_peers({}, {"backward", steps()});
     fail(fmt::format("{} {} failed for bucket {} ({}): {}", kHookOfRank, own_rank(), bucket,
                      describe_(bucket), distributed::current_exception_text()));
   }

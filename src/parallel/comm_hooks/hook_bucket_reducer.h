@@ -34,6 +34,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   const at::Tensor& tensor(std::size_t bucket) const override;
   void begin_step(const shm::StepSummary& summary, Weights weights,
                   shm::FrozenFlags frozen) override;
+  void prepare_thread() override { control_->prepare_thread(); }
   bool in_step() const override { return control_->in_step(); }
   std::uint32_t steps() const override { return control_->steps(); }
   void publish(std::size_t bucket) override;

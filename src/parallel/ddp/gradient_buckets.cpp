@@ -66,10 +66,6 @@ GradientBuckets::GradientBuckets(const std::vector<NamedTensor>& parameters,
   make(order, exchanges_usage);
 }
 
-void GradientBuckets::prepare_thread() {
-  if (auto* const in_place = bucket_reducer_->in_place()) in_place->prepare_thread();
-}
-
 void GradientBuckets::begin_step(const shm::StepSummary& summary, Weights weights,
                                  shm::FrozenFlags frozen) {
   bucket_reducer_->begin_step(summary, weights, frozen);

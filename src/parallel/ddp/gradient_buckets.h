@@ -48,8 +48,6 @@ class GradientBuckets {
   // Whether gradients stay where autograd allocated them, since a single rank averages with no
   // other. Its checks are those of several ranks. Hooks still get buckets.
   bool keeps_gradients_in_place() const { return ranks_ == 1 && !hook_ && !sums_; }
-  // Call on a thread before it runs a backward.
-  void prepare_thread();
 
   const shm::LeafPlan& leaves() const { return leaves_; }
   // Sets the leaves of each rank, between steps. Collective.

@@ -122,6 +122,7 @@ void GradientBuckets::make_bucket_reducer() {
   wanted.averaged = [this](std::size_t bucket, const c10::Stream& stream) {
     recorder_.end_device_bucket(bucket, stream);
   };
+  wanted.on_autograd_thread = !parameters_.front().tensor.is_cpu();
   wanted.steps = bucket_reducer_ ? bucket_reducer_->steps() : 0;
   if (options_.logical_ranks > 0) wanted.leaves = leaves_;
   wanted.sums = options_.average == Average::sum;
@@ -135,8 +136,7 @@ void GradientBuckets::make_bucket_reducer() {
                                                         plan_.buckets[bucket].parameters};
           });
     } else {
-      bucket_reducer_ = distributed::make_bucket_reducer(
-          group, parameters_.front().tensor.device().type(), wanted);
+      bucket_reducer_ = distributed::make_bucket_reducer(group, wanted);
     }
   } catch (const PeerError&) {
     throw;

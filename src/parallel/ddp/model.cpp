@@ -66,9 +66,12 @@ void broadcast_from(int root, const std::vector<at::Tensor>& tensors, const Proc
     c10d::BroadcastOptions options;
     options.asyncOp = false;
     options.rootRank = root;
-    distributed::translate("broadcasting the model", [&] {
-      const auto backend = group.c10d()->getBackend(flat[0].device().type());
-      distributed::wait_and_report(*backend->broadcast(flat, options), group);
+    const c10::DeviceType device = flat[0].device().type();
+    distributed::translate_on(device, *group.c10d(), "broadcasting the model", [&] {
+      const auto backend = group.c10d()->getBackend(device);
+      // NCCL returns no Work then: the current stream has the call.
+      const auto work = backend->broadcast(flat, options);
+      if (work) distributed::wait_and_report(*work, group);
     });
     const auto parts = torch::utils::unflatten_dense_tensors(flat[0], same);
     for (std::size_t i = 0; i < same.size(); ++i) same[i].copy_(parts[i]);

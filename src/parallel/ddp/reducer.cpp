@@ -58,7 +58,7 @@ void Reducer::before_forward(bool synchronise, bool requires_backward, bool late
     if ((synchronise || later) && options_.logical_ranks == 0) reorder_if_due();
   }
   hooks_.renew();
-  buckets_.prepare_thread();
+  bucket_reducer().prepare_thread();
   records_ = requires_backward;
   if (requires_backward) recorder_.begin_forward(bucket_reducer().steps() + 1);
 }

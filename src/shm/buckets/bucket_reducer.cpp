@@ -86,6 +86,7 @@ BucketReducer::BucketReducer(Group& group, std::span<const Bucket> buckets,
       agreement_(blocks_, options.sums),
       places_(buckets.size()),
       ones_(static_cast<std::size_t>(leaves_.range(region_->rank()).count), 1.0),
+      notes_thread_(options.notes_thread),
       deadline_{group.timeout()} {
   for (std::size_t b = 0; b < buckets.size(); ++b) reset_places(b);
   if (options.between_nodes) {
@@ -153,7 +154,7 @@ void BucketReducer::begin_step(const StepSummary& summary, std::span<const doubl
   in_step_ = true;
   agreement_.begin_step();
   pending_.clear();
-  region_->threads().note_this_thread();
+  if (notes_thread_) note_this_thread();
   skipped_.assign(data_.size(), false);
   used_parts_.clear();
   for (std::size_t b = 0; b < data_.size(); ++b) reset_places(b);

@@ -27,6 +27,9 @@ struct BucketReducerOptions {
   std::optional<LeafPlan> leaves{};
   bool sums = false;       // averages are not divided; steps have no weights then
   bool own_pages = false;  // no page of a bucket has anything else
+  // Whether begin_step calls note_this_thread. False if it runs on a thread that works for another,
+  // which waits meanwhile and calls it itself.
+  bool notes_thread = true;
 };
 
 // Reduces a fixed set of buckets once per step, in any order of publication, independently of the
@@ -65,6 +68,8 @@ class BucketReducer {
     return parts_[bucket];
   }
 
+  // Tells the peers that this thread uses the group; see CallingThreads.
+  void note_this_thread() { region_->threads().note_this_thread(); }
   // Ranks that begin a step with different numbers of forwards or different frozen parameters throw
   // Mismatch, since they would reduce gradients that do not belong together. `weights`, not
   // negative, are the weights of this rank's leaves in averages, relative to the others'; empty: 1
@@ -158,10 +163,11 @@ class BucketReducer {
   std::unique_ptr<TwoLevelReduction> two_level_;  // null on the only node
   std::vector<void*> places_;                     // by bucket: where it is in this step
   std::vector<double> ones_;                      // the weights of leaves, if none are given
-  std::vector<void*> used_parts_;                 // in place in this step
-  std::vector<std::size_t> pending_;              // published here, slice not reduced yet
-  std::vector<bool> skipped_;                     // by bucket, in this step
-  CallDeadline deadline_;                         // of the current call
+  const bool notes_thread_;
+  std::vector<void*> used_parts_;     // in place in this step
+  std::vector<std::size_t> pending_;  // published here, slice not reduced yet
+  std::vector<bool> skipped_;         // by bucket, in this step
+  CallDeadline deadline_;             // of the current call
   std::vector<Wait> waits_;
   bool in_step_ = false;
 };

@@ -246,6 +246,34 @@ TEST(BucketReducer, DistinguishesUnevenInputsFromALateRank) {
   });
 }
 
+// As on an accelerator: the thread that calls backward waits for the one that runs it.
+TEST(BucketReducer, DistinguishesThemIfAThreadStepsForAnother) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name, {.notes_thread = false});
+    std::mt19937 random(1);
+    std::exception_ptr failure;
+    const auto step_elsewhere = [&](std::size_t step) {
+      reducer.note_this_thread();
+      std::thread([&] {
+        try {
+          run_step(reducer, *region, step, random);
+        } catch (const Mismatch&) {
+          failure = std::current_exception();
+        }
+      }).join();
+      if (failure) std::rethrow_exception(failure);
+    };
+    step_elsewhere(1);
+    EXPECT_THAT(
+        [&] {
+          if (region->rank() != 1) step_elsewhere(2);
+          group.barrier();
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("rank 1 waits for rank ")));
+  });
+}
+
 // Rank 1 has a step less than the others, or one more.
 TEST(BucketReducer, BlamesTheMinorityForUnevenInputs) {
   for (const bool has_more : {false, true}) {
