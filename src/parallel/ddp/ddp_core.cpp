@@ -44,13 +44,6 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
         fmt::format("parameter {} is on {} and {} on {}: all parameters must be on one device",
                     parameters.front().name, device.str(), one.name, one.tensor.device().str()));
   }
-  const auto sparse = std::ranges::find_if(parameters, &ddp::NamedTensor::sparse);
-  if (!device.is_cpu() && sparse != parameters.end()) {
-    throw UsageError(fmt::format(
-        "the gradient of parameter {} is sparse, and the model is on {}: sparse gradients are "
-        "averaged on the CPU only",
-        sparse->name, device.str()));
-  }
   auto asked = options.device_ids;
   if (options.output_device) asked.push_back(*options.output_device);
   if (device.is_cpu() && !asked.empty()) {

@@ -15,12 +15,13 @@ namespace {
 // A sparse gradient of zero, like an embedding's.
 at::Tensor zeros_for(const at::Tensor& parameter) {
   return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(),
-                                          parameter.options().layout(at::kSparse));
+                                          parameter.options().layout(at::kSparse).device(at::kCPU));
 }
 
+// On the CPU.
 at::Tensor as_sparse(const at::Tensor& gradient, const at::Tensor& parameter) {
   if (!gradient.defined()) return zeros_for(parameter);
-  return (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce();
+  return (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).cpu().coalesce();
 }
 
 // A leaf of the sum: some rows of the gradient.
@@ -112,7 +113,7 @@ void reduce_sparse_leaves(const std::vector<NamedTensor>& parameters, const Spar
     }
     at::Tensor sum = sum_of(std::move(nodes));
     if (!sums) sum = sum.div(divisor);
-    parameter.mutable_grad() = sum.to(parameter.scalar_type());
+    parameter.mutable_grad() = sum.to(parameter.device(), parameter.scalar_type());
   }
 }
 
@@ -123,13 +124,11 @@ void reduce_sparse(const std::vector<NamedTensor>& parameters, const std::vector
     const at::Tensor& parameter = parameters[i].tensor;
     if (!parameters[i].sparse || !used[i]) continue;
     at::Tensor& grad = parameter.mutable_grad();
-    at::Tensor part = !grad.defined()    ? zeros_for(parameter)
-                      : grad.is_sparse() ? grad
-                                         : grad.to_sparse(1);
     // The gradients of a rank without samples may not even be finite.
-    part = share == 0 ? zeros_for(parameter) : part.coalesce().mul(share);
+    const at::Tensor part =
+        share == 0 ? zeros_for(parameter) : as_sparse(grad, parameter).mul(share);
     all_reduce(part, {.group = group});
-    grad = part;
+    grad = part.to(parameter.device());
   }
 }
 

@@ -9,7 +9,7 @@
 namespace paceline::ddp {
 
 // Replaces each used sparse parameter's gradient by the ranks' sum, weighted by `share`: one
-// all_reduce for each, in the order of the parameters. Collective.
+// all_reduce for each, in the order of the parameters, on the CPU. Collective.
 void reduce_sparse(const std::vector<NamedTensor>& parameters, const std::vector<bool>& used,
                    double share, const ProcessGroup& group);
 
