@@ -1,6 +1,7 @@
 // A rank of benchmarks/resnet50/run: trains ResNet-50 on synthetic images and times each iteration.
 
 #include <ATen/Functions.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <paceline/collectives.h>
@@ -154,6 +155,36 @@ Times measure(Trainer& trainer, const models::Batch& batch) {
   return slowest(idle ? Times{} : trainer.step(batch));
 }
 
+// What the tensors of this process use of a CUDA device, in bytes.
+std::int64_t allocated(at::Device device) {
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::getDeviceAllocator(device.type())
+      ->getDeviceStats(device.index())
+      .allocated_bytes[kAll]
+      .current;
+}
+
+// Makes the trainers. On a CUDA device, prints what each uses of it between steps.
+std::vector<Trainer> make_trainers(const std::vector<std::string>& modes, at::Device device,
+                                   const models::Batch& batch) {
+  std::vector<Trainer> trainers;
+  if (device.is_cpu()) {
+    for (const std::string& mode : modes) trainers.emplace_back(mode, device);
+    return trainers;
+  }
+  Trainer("none", device).step(batch);  // what LibTorch allocates once
+  for (const std::string& mode : modes) {
+    const std::int64_t before = allocated(device);
+    trainers.emplace_back(mode, device);
+    // Buckets are rebuilt after the first.
+    for (int i = 0; i < 2; ++i) measure(trainers.back(), batch);
+    if (get_rank() != 0) continue;
+    std::printf("%-8s memory of the device %8.1f MB\n", mode.c_str(),
+                static_cast<double>(allocated(device) - before) / 1e6);
+  }
+  return trainers;
+}
+
 // The modes take turns, iteration by iteration, so that what slows down the machine for a while
 // slows down all of them; the order changes.
 void train(const Options& options) {
@@ -167,8 +198,7 @@ void train(const Options& options) {
   const models::Batch batch{
       at::randn({options.batch_size, 3, size, size}, at::device(device)),
       at::randint(kClasses, {options.batch_size}, at::device(device).dtype(at::kLong))};
-  std::vector<Trainer> trainers;
-  for (const std::string& mode : options.modes) trainers.emplace_back(mode, device);
+  std::vector<Trainer> trainers = make_trainers(options.modes, device, batch);
   for (int i = 0; i < options.warm_up + options.iterations; ++i) {
     for (std::size_t turn = 0; turn < trainers.size(); ++turn) {
       Trainer& trainer = trainers[(static_cast<std::size_t>(i) + turn) % trainers.size()];

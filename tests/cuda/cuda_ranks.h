@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -24,11 +25,18 @@ inline const std::string& why_no_cuda() {
   return reason;
 }
 
+// The device of a rank that may share it, also over NCCL. Call it before LibTorch is asked for
+// CUDA.
+inline at::Device shared_device() {
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  return local_device();
+}
+
 // Runs `body` in ranks that share this machine's devices.
 inline void expect_cuda_ranks(int size, const std::string& backend,
                               const std::function<void(int, int, at::Device)>& body) {
   const auto ends = run_torch_ranks(size, backend, [&](const RankContext& context) {
-    const at::Device device = local_device();  // before LibTorch is asked for CUDA
+    const at::Device device = shared_device();
     at::globalContext().setDeterministicCuDNN(true);
     at::globalContext().setAllowTF32CuBLAS(false);
     at::globalContext().setAllowTF32CuDNN(false);

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <fmt/format.h>
 #include <functional>
@@ -15,15 +14,13 @@
 #include <paceline/autocast.h>
 #include <paceline/collectives.h>
 #include <paceline/comm_hooks.h>
-#include <paceline/data_loader.h>
 #include <paceline/ddp.h>
 #include <paceline/grad_scaler.h>
 #include <paceline/power_sgd.h>
-#include <paceline/sampler.h>
 #include <paceline/sync_batch_norm.h>
-#include <paceline/tensor_dataset.h>
 
 #include "cuda/cuda_ranks.h"
+#include "cuda/training.h"
 #include "distributed/devices/device_bucket_reducer.h"
 #include "distributed/devices/streams.h"
 #include "support/cases.h"
@@ -35,57 +32,17 @@ namespace {
 using test::batch_of;
 using test::bytes_of;
 using test::expect_cuda_ranks;
+using test::kRate;
+using test::kSteps;
 using test::kTinyBucket;
 using test::loss_of;
 using test::make_net;
 using test::Net;
+using test::on_cpu;
+using test::trained;
+using test::trained_alone;
 
 class CudaDdp : public test::CudaTest, public ::testing::WithParamInterface<test::WorldCase> {};
-
-constexpr int kSteps = 5;
-constexpr double kRate = 0.05;
-
-std::vector<torch::Tensor> on_cpu(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> copies;
-  for (const auto& tensor : tensors) copies.push_back(tensor.detach().to(at::kCPU));
-  return copies;
-}
-
-// The parameters after steps of one process with the batches of all ranks.
-std::vector<torch::Tensor> trained_alone(int size, at::Device device, int micro_batches = 1) {
-  Net net = make_net(at::kDouble);
-  net->to(device);
-  torch::optim::SGD sgd(net->parameters(), kRate);
-  for (int step = 0; step < kSteps; ++step) {
-    sgd.zero_grad();
-    for (int rank = 0; rank < size; ++rank) {
-      for (int micro = 0; micro < micro_batches; ++micro) {
-        const auto x = batch_of(rank, step * micro_batches + micro, at::kDouble).to(device);
-        (loss_of(net(x), x) / size).backward();
-      }
-    }
-    sgd.step();
-  }
-  return on_cpu(net->parameters());
-}
-
-std::vector<torch::Tensor> trained(const DdpOptions& options, int rank, at::Device device,
-                                   int micro_batches = 1) {
-  Net net = make_net(at::kDouble, 3 + static_cast<std::uint64_t>(rank));  // rank 0's is broadcast
-  net->to(device);
-  DistributedDataParallel model(net, options);
-  torch::optim::SGD sgd(net->parameters(), kRate);
-  for (int step = 0; step < kSteps; ++step) {
-    sgd.zero_grad();
-    for (int micro = 0; micro < micro_batches; ++micro) {
-      const auto guard = model.no_sync(micro + 1 < micro_batches);
-      const auto x = batch_of(rank, step * micro_batches + micro, at::kDouble).to(device);
-      loss_of(model(x), x).backward();
-    }
-    sgd.step();
-  }
-  return on_cpu(net->parameters());
-}
 
 TEST_P(CudaDdp, EqualsOneProcessOnTheWholeBatch) {
   expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
@@ -152,6 +109,61 @@ TEST_P(CudaDdp, UnusedParameters) {
     net->zero_grad();
     model(x, false).sum().backward();
     EXPECT_FALSE(net->unused->bias.grad().defined());
+  });
+}
+
+// In buckets of one parameter each.
+TEST_P(CudaDdp, BucketsOfUnusedParametersAreSkipped) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    torch::manual_seed(1);
+    Branched net;
+    net->to(device);
+    DistributedDataParallel model(net, {.bucket_cap_mb = 0.00001,
+                                        .find_unused_parameters = true,
+                                        .skip_all_reduce_unused_params = true});
+    const auto x = at::full({2, 4}, rank + 1.0, at::device(device));
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      if (step == 2) net->unused->bias.mutable_grad() = at::full({4}, rank, x.options());
+      model(x, step % 2 == 1).sum().backward();
+      EXPECT_TRUE(at::allclose(net->used->weight.grad().cpu(), at::full({4, 4}, size + 1.0)));
+    }
+    net->zero_grad();
+    net->unused->bias.mutable_grad() = at::full({4}, rank, x.options());
+    model(x, false).sum().backward();
+    EXPECT_TRUE(at::equal(net->unused->bias.grad().cpu(), at::full({4}, rank, at::kFloat)));
+  });
+}
+
+TEST_P(CudaDdp, SparseGradientsStaySparse) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    const auto table_on = [](at::Device on) {
+      torch::manual_seed(8);
+      torch::nn::Embedding table(torch::nn::EmbeddingOptions(20, 3).sparse(true));
+      table->to(on, at::kDouble);
+      return table;
+    };
+    const auto words = [](int r, at::Device on) { return torch::tensor({r, 7}).to(on); };
+    auto expected = table_on(at::kCPU);
+    for (int r = 0; r < size; ++r) {
+      (expected(words(r, at::kCPU)).pow(2).sum() / size).backward();
+    }
+    for (const int logical_ranks : {0, size}) {
+      auto table = table_on(device);
+      DistributedDataParallel model(table, {.logical_ranks = logical_ranks});
+      const auto look_up = [&] { model(words(rank, device)).pow(2).sum().backward(); };
+      if (logical_ranks == 0) look_up();
+      if (logical_ranks > 0) {
+        for (const int logical : model.logical_ranks()) {
+          EXPECT_EQ(logical, rank);
+          look_up();
+        }
+      }
+      const at::Tensor gradient = table->weight.grad();
+      ASSERT_TRUE(gradient.is_sparse());
+      EXPECT_EQ(gradient.device(), device);
+      test::expect_close({gradient.cpu().to_dense()}, {expected->weight.grad().to_dense()}, 1e-12);
+    }
   });
 }
 
@@ -228,7 +240,6 @@ TEST_P(CudaDdp, AStepThatThrowsIsForgottenByAll) {
     const auto x = batch_of(rank, 0, at::kDouble).to(device);
     EXPECT_ANY_THROW({
       loss_of(model(x), x).backward();
-      if (size == 1) throw std::runtime_error("rank 0 is alone");
       net->zero_grad();
       loss_of(model(x), x);  // at the latest here, rank 0's exception is known
     });
@@ -298,14 +309,15 @@ TEST_P(CudaDdp, AutocastTrains) {
 }
 
 std::vector<test::WorldCase> ddp_worlds() {
-  std::vector<test::WorldCase> worlds{{"nccl", 1}, {"paceline", 1}};
+  // Over NCCL, more than two ranks that share a device take long.
+  std::vector<test::WorldCase> worlds{{"nccl", 1}, {"nccl", 2}, {"nccl", 3}, {"paceline", 1}};
   for (const int size : {2, 3, 4}) {
     for (const char* const backend : {"paceline", "gloo"}) worlds.push_back({backend, size});
   }
   return worlds;
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CudaDdp, ::testing::ValuesIn(ddp_worlds()));
+INSTANTIATE_TEST_SUITE_P(, CudaDdp, ::testing::ValuesIn(ddp_worlds()), test::CaseName());
 
 class CudaLogicalRanks : public test::CudaTest {};
 
@@ -332,12 +344,13 @@ std::vector<torch::Tensor> trained_by_logical_ranks(at::Device device, at::Scala
 }
 
 TEST_F(CudaLogicalRanks, GiveTheSameBitsOnAnyNumberOfRanks) {
-  const std::vector<test::WorldCase> worlds{{"nccl", 1},     {"paceline", 1}, {"paceline", 2},
-                                            {"paceline", 3}, {"paceline", 4}, {"gloo", 3}};
+  const std::vector<test::WorldCase> worlds{{"nccl", 1},     {"nccl", 3},     {"paceline", 1},
+                                            {"paceline", 2}, {"paceline", 3}, {"paceline", 4},
+                                            {"gloo", 3}};
   std::set<std::string> bits;
   for (const auto& [backend, size] : worlds) {
     const auto ends = test::run_torch_ranks(size, backend, [](const test::RankContext& context) {
-      const at::Device device = local_device();
+      const at::Device device = test::shared_device();
       const World world = init_process_group(context.init);
       test::expect_close(trained_by_logical_ranks(device, at::kDouble, 0, Average::ranks),
                          trained_alone(kLogicalRanks, device), 1e-12);
@@ -420,56 +433,6 @@ TEST_F(CudaNccl, TheReducerDoesNotWaitForTheDevice) {
 TEST_F(CudaNccl, OneRankHasTheBitsOfNoWrapper) {
   expect_cuda_ranks(1, "nccl", [](int rank, int, at::Device device) {
     EXPECT_EQ(bytes_of(trained({}, rank, device)), bytes_of(trained_alone(1, device)));
-  });
-}
-
-class CudaMemory : public test::CudaTest {};
-
-std::int64_t allocated(at::Device device) {
-  return c10::getDeviceAllocator(device.type())
-      ->getDeviceStats(device.index())
-      .allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
-      .current;
-}
-
-TEST_F(CudaMemory, AModelCostsItsBucketsAndLeavesNothing) {
-  expect_cuda_ranks(2, "paceline", [](int, int, at::Device device) {
-    const auto x = at::ones({4, 1024}, at::device(device));
-    const auto train = [&] {
-      torch::nn::Sequential net(torch::nn::Linear(1024, 1024), torch::nn::Linear(1024, 1024));
-      net->to(device);
-      const std::int64_t before = allocated(device);
-      std::int64_t bytes = 0;
-      for (const auto& parameter : net->parameters()) {
-        bytes += static_cast<std::int64_t>(parameter.nbytes());
-      }
-      DistributedDataParallel model(net);
-      for (int step = 0; step < 3; ++step) {
-        net->zero_grad();
-        model(x).sum().backward();
-      }
-      EXPECT_LE(allocated(device) - before, bytes * 11 / 10);
-    };
-    train();  // also what cuBLAS keeps
-    const std::int64_t before = allocated(device);
-    train();
-    EXPECT_EQ(allocated(device), before);
-  });
-}
-
-TEST_F(CudaMemory, BatchesArePinned) {
-  expect_cuda_ranks(1, "paceline", [](int, int, at::Device device) {
-    const data::TensorDataset set(at::arange(12, at::kFloat).view({12, 1}), at::arange(12));
-    for (const int workers : {0, 2}) {
-      data::DataLoader loader(set, data::SequentialSampler(set.size()),
-                              {.batch_size = 4, .num_workers = workers, .pin_memory = true});
-      double sum = 0;
-      for (auto& [x, y] : loader.epoch(0)) {
-        EXPECT_TRUE(x.is_pinned() && y.is_pinned());
-        sum += x.to(device, /*non_blocking=*/true).sum().template item<double>();
-      }
-      EXPECT_EQ(sum, 66);
-    }
   });
 }
 

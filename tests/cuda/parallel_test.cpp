@@ -6,9 +6,13 @@
 #include <vector>
 
 #include <paceline/data_parallel.h>
+#include <paceline/ddp.h>
+#include <paceline/join.h>
 #include <paceline/pipeline.h>
 
 #include "cuda/cuda_ranks.h"
+#include "cuda/training.h"
+#include "support/cases.h"
 #include "support/small_net.h"
 
 namespace paceline {
@@ -33,8 +37,9 @@ at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
 }
 
 TEST_F(CudaParallel, PipelineTrainsLikeOneProcess) {
-  for (const int size : {2, 3}) {
-    expect_cuda_ranks(size, "paceline", [](int rank, int stages, at::Device device) {
+  for (const auto& [backend, size] :
+       std::vector<test::WorldCase>{{"paceline", 2}, {"paceline", 3}, {"nccl", 2}}) {
+    expect_cuda_ranks(size, backend, [](int rank, int stages, at::Device device) {
       torch::manual_seed(7);
       const auto input = torch::randn({12, kWidth}, at::kDouble).to(device);
       std::vector<torch::nn::Sequential> whole;
@@ -62,6 +67,39 @@ TEST_F(CudaParallel, PipelineTrainsLikeOneProcess) {
           for (const auto& parameter : one->parameters()) parameter.sub_(0.1 * parameter.grad());
         }
       }
+    });
+  }
+}
+
+TEST_F(CudaParallel, JoinTrainsOnUnevenInputs) {
+  for (const char* const backend : {"paceline", "gloo", "nccl"}) {
+    expect_cuda_ranks(3, backend, [](int rank, int size, at::Device device) {
+      const auto steps_of = [](int r) { return 2 + 2 * r; };
+      auto alone = test::make_net(at::kDouble);
+      alone->to(device);
+      torch::optim::SGD sgd_alone(alone->parameters(), test::kRate);
+      for (int step = 0; step < steps_of(size - 1); ++step) {
+        sgd_alone.zero_grad();
+        for (int r = 0; r < size; ++r) {
+          if (step >= steps_of(r)) continue;
+          const auto x = test::batch_of(r, step, at::kDouble).to(device);
+          (test::loss_of(alone(x), x) / size).backward();
+        }
+        sgd_alone.step();
+      }
+      auto net = test::make_net(at::kDouble);
+      net->to(device);
+      DistributedDataParallel model(net, {.bucket_cap_mb = test::kTinyBucket});
+      torch::optim::SGD sgd(net->parameters(), test::kRate);
+      join({model}, [&] {
+        for (int step = 0; step < steps_of(rank); ++step) {
+          sgd.zero_grad();
+          const auto x = test::batch_of(rank, step, at::kDouble).to(device);
+          test::loss_of(model(x), x).backward();
+          sgd.step();
+        }
+      });
+      test::expect_close(test::on_cpu(net->parameters()), test::on_cpu(alone->parameters()), 1e-12);
     });
   }
 }

@@ -14,20 +14,23 @@
 #include <paceline/ddp.h>
 
 #include "cuda/cuda_ranks.h"
+#include "support/cases.h"
 #include "support/temporary_directory.h"
 #include "trace/timeline.h"
 
 namespace paceline {
 namespace {
 
-class CudaTimeline : public test::CudaTest {};
+class CudaTimeline : public test::CudaTest, public ::testing::WithParamInterface<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(, CudaTimeline, ::testing::Values("paceline", "nccl"), test::CaseName());
 
 // The hooks of a backward end long before the device does.
-TEST_F(CudaTimeline, HasTheTimesOfTheDevice) {
+TEST_P(CudaTimeline, HasTheTimesOfTheDevice) {
   const test::TemporaryDirectory directory;
-  const auto ends = test::run_torch_ranks(2, "paceline", [&](const test::RankContext& context) {
+  const auto ends = test::run_torch_ranks(2, GetParam(), [&](const test::RankContext& context) {
     ::setenv("PACELINE_TIMELINE", directory.path().c_str(), 1);
-    const at::Device device = local_device();
+    const at::Device device = test::shared_device();
     const World world = init_process_group(context.init);
     torch::nn::Sequential net;
     for (int layer = 0; layer < 4; ++layer) net->push_back(torch::nn::Linear(2048, 2048));
@@ -38,6 +41,8 @@ TEST_F(CudaTimeline, HasTheTimesOfTheDevice) {
       net->zero_grad();
       model(x).sum().backward();
     }
+    torch::cuda::synchronize();
+    model(x).sum().backward();  // takes the times of the steps before
     trace::Timeline::stop();
     return std::string();
   });
