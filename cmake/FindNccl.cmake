@@ -1,6 +1,6 @@
 # Finds what compiling against LibTorch's NCCL backend needs: the headers of NCCL and of CUDA, in a CUDA toolkit or in
 # NVIDIA's packages for Python beside LibTorch, and a LibTorch with CUDA (LibTorch::cuda). Makes the target Nccl::headers,
-# which also enables c10d's ProcessGroupNCCL.hpp. Nothing is linked to NCCL: libtorch_cuda.so is.
+# which also enables c10d's ProcessGroupNCCL.hpp, and sets Nccl_VERSION (major and minor). Nothing is linked to NCCL: libtorch_cuda.so is.
 
 # Those beside LibTorch have the version that it was built with. Nothing is cached, so a later configure sees what has
 # been installed since.
@@ -13,6 +13,21 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Nccl REQUIRED_VARS Nccl_INCLUDE_DIR Nccl_CUDA_INCLUDE_DIR Nccl_LIBTORCH)
+
+# LibTorch's wheel names the NCCL that it was built with.
+if(Nccl_FOUND)
+  file(STRINGS ${Nccl_INCLUDE_DIR}/nccl.h numbers REGEX "^#define NCCL_(MAJOR|MINOR) +[0-9]+")
+  string(REGEX REPLACE "[^0-9;]+" "" numbers "${numbers}")
+  string(REPLACE ";" "." Nccl_VERSION "${numbers}")
+  file(GLOB metadata ${LibTorch_PREFIX}/../torch-${LibTorch_VERSION}*.dist-info/METADATA)
+  if(metadata)
+    file(STRINGS ${metadata} wheel REGEX "^Requires-Dist: nvidia-nccl-cu[0-9]+==" LIMIT_COUNT 1)
+    if(wheel MATCHES "==([0-9]+[.][0-9]+)" AND NOT CMAKE_MATCH_1 STREQUAL Nccl_VERSION)
+      message(STATUS "${Nccl_INCLUDE_DIR}/nccl.h has version ${Nccl_VERSION}, and LibTorch has ${CMAKE_MATCH_1}: the "
+                     "plug-in for NCCL is compiled, but will refuse to run. DEVICE=cuda tools/setup run installs the header")
+    endif()
+  endif()
+endif()
 
 if(Nccl_FOUND AND NOT TARGET Nccl::headers)
   add_library(Nccl::headers INTERFACE IMPORTED)
