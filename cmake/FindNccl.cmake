@@ -5,6 +5,10 @@
 # Those beside LibTorch have the version that it was built with. Nothing is cached, so a later configure sees what has
 # been installed since.
 set(nvidia ${LibTorch_PREFIX}/../nvidia)
+# tools/setup replaces this directory when it installs more.
+if(LibTorch_PREFIX MATCHES "/[.]deps/torch$")
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${LibTorch_PREFIX}/..)
+endif()
 find_path(Nccl_INCLUDE_DIR nccl.h PATHS ${nvidia}/nccl/include /usr/local/cuda/include NO_DEFAULT_PATH NO_CACHE)
 find_path(Nccl_CUDA_INCLUDE_DIR cusparse.h PATHS ${nvidia}/cu13/include /usr/local/cuda/include NO_DEFAULT_PATH NO_CACHE)
 if(TARGET LibTorch::cuda)
