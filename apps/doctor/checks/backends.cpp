@@ -3,11 +3,12 @@
 namespace paceline::doctor {
 namespace {
 
-std::string why_absent(const std::string& backend) {
-  if (backend == "gloo") {
+std::string why_absent(const BackendFacts& backend) {
+  if (!backend.why_not.empty()) return backend.why_not;
+  if (backend.name == "gloo") {
     return "not in this build: install libgloo-dev and build Paceline again";
   }
-  if (backend == "mpi") {
+  if (backend.name == "mpi") {
     return "not in this build: install libmpich-dev or libopenmpi-dev and build Paceline again";
   }
   return "not in this build of Paceline";
@@ -27,7 +28,7 @@ Group check_backends(const std::vector<BackendFacts>& facts) {
   for (const BackendFacts& one : facts) {
     group.checks.push_back({.name = one.name,
                             .status = one.available ? Status::ok : Status::note,
-                            .text = one.available ? purpose(one.name) : why_absent(one.name),
+                            .text = one.available ? purpose(one.name) : why_absent(one),
                             .values = {{"available", one.available}}});
   }
   return group;

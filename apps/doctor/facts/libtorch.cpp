@@ -40,7 +40,9 @@ std::vector<BackendFacts> read_backends() {
   for (const char* const name : {"paceline", "gloo", "mpi"}) {
     found.push_back({name, distributed::is_backend_available(name)});
   }
-  found.push_back({"nccl", is_nccl_available()});
+  std::string why_not;
+  const bool has_nccl = is_nccl_available(&why_not);
+  found.push_back({"nccl", has_nccl, why_not});
   return found;
 }
 

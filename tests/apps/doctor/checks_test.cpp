@@ -82,6 +82,11 @@ TEST(CheckBackends, SaysHowToGetGloo) {
   EXPECT_EQ(find(group, "gloo").values.at("available"), false);
 }
 
+TEST(CheckBackends, SaysWhyThereIsNoNccl) {
+  const Group group = check_backends({{"nccl", false, "there is no NVIDIA driver"}});
+  EXPECT_EQ(find(group, "nccl").text, "there is no NVIDIA driver");
+}
+
 // Four hyper-threads of two physical cores, on two sockets.
 CoreFacts four_threads() {
   return {.online = 8,
