@@ -45,7 +45,8 @@ Work start(const ProcessGroup& group, const char* operation, Tensors outputs, co
   const BackendPtr backend = backend_of(group, device, operation);
   if (!backend) return {};
   // NCCL would wait for a rank that was lost before its first call.
-  if (backend->getBackendName() == "nccl") check_peers(*group.c10d(), {}, operation);
+  if (device != c10::DeviceType::CPU && backend->getBackendName() == "nccl")
+    check_peers(*group.c10d(), {}, operation);
   return translate_on(device, *group.c10d(), operation, [&] {
     for (const at::Tensor& output : outputs) check_no_overlap(output, operation);
     Tensors to = contiguous(outputs);

@@ -73,6 +73,12 @@ std::vector<test::RankEnd> train_until_an_error(const std::string& backend,
   });
 }
 
+// Of the ranks that are not at fault.
+void expect_reports_of_others(const std::vector<test::RankEnd>& ends,
+                              const ::testing::Matcher<std::string>& matcher) {
+  for (const std::size_t rank : {0, 2}) EXPECT_THAT(ends[rank].report, matcher) << "rank " << rank;
+}
+
 constexpr auto kLong = 60s;
 
 class CudaFaults : public test::CudaTest {};
@@ -109,9 +115,7 @@ TEST_F(CudaFaults, ACallOverNcclEndsIfARankIsLost) {
     }
     return std::string();
   });
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ends[rank].report, HasSubstr("rank 1 was lost"));
-  }
+  expect_reports_of_others(ends, HasSubstr("rank 1 was lost"));
 }
 
 TEST_F(CudaFaults, ARankThatIsLostBeforeNcclsFirstCallIsNamed) {
@@ -131,9 +135,7 @@ TEST_F(CudaFaults, ARankThatIsLostBeforeNcclsFirstCallIsNamed) {
     }
     return std::string();
   });
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ends[rank].report, HasSubstr("rank 1 was lost"));
-  }
+  expect_reports_of_others(ends, HasSubstr("rank 1 was lost"));
 }
 
 // Rank 0 leaves while rank 2 waits for its device, as rank 1 is lost.
@@ -161,11 +163,8 @@ INSTANTIATE_TEST_SUITE_P(, CudaFaultyRanks, ::testing::Values("paceline", "nccl"
 TEST_P(CudaFaultyRanks, AKilledRankIsNamedByTheOthers) {
   const auto ends = train_until_an_error(GetParam(), kLong, [](const Model&) { ::raise(SIGKILL); });
   EXPECT_TRUE(ends[kFaultyRank].killed());
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ends[rank].report,
-                AllOf(HasSubstr("rank 1 was lost"),
-                      HasSubstr("step 5 of group world, bucket 0 (last.bias, ")));
-  }
+  expect_reports_of_others(ends, AllOf(HasSubstr("rank 1 was lost"),
+                                       HasSubstr("step 5 of group world, bucket 0 (last.bias, ")));
 }
 
 TEST_P(CudaFaultyRanks, ARankKilledBetweenBucketsIsNamedByTheOthers) {
@@ -173,28 +172,22 @@ TEST_P(CudaFaultyRanks, ARankKilledBetweenBucketsIsNamedByTheOthers) {
     model.module()->first->weight.register_hook([](const at::Tensor&) { ::raise(SIGKILL); });
   });
   EXPECT_TRUE(ends[kFaultyRank].killed());
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ends[rank].report,
-                AllOf(HasSubstr("rank 1 was lost"), HasSubstr("step 5 of group world, bucket ")));
-  }
+  expect_reports_of_others(
+      ends, AllOf(HasSubstr("rank 1 was lost"), HasSubstr("step 5 of group world, bucket ")));
 }
 
 TEST_P(CudaFaultyRanks, AKilledRankIsNamedWhereHooksReduce) {
   const auto ends = train_until_an_error(
       GetParam(), kLong, [](const Model&) { ::raise(SIGKILL); },
       [](Model& model) { model.register_comm_hook(comm_hooks::all_reduce()); });
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ends[rank].report, HasSubstr("rank 1 was lost"));
-  }
+  expect_reports_of_others(ends, HasSubstr("rank 1 was lost"));
 }
 
 TEST_P(CudaFaultyRanks, AStoppedRankIsNamedByTheOthers) {
   const auto ends = train_until_an_error(GetParam(), 3s, [](const Model&) { ::raise(SIGSTOP); });
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_TRUE(ends[rank].exited_cleanly());
-    EXPECT_THAT(ends[rank].report, AllOf(HasSubstr("rank 1"), HasSubstr("step 5 of group world"),
-                                         HasSubstr("bucket 0 (last.bias, ")));
-  }
+  for (const std::size_t rank : {0, 2}) EXPECT_TRUE(ends[rank].exited_cleanly());
+  expect_reports_of_others(ends, AllOf(HasSubstr("rank 1"), HasSubstr("step 5 of group world"),
+                                       HasSubstr("bucket 0 (last.bias, ")));
 }
 
 TEST_P(CudaFaultyRanks, ARankInAnotherCallIsNamed) {
