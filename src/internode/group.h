@@ -152,7 +152,7 @@ class Group final : public shm::Collectives {
   Division divide_sums(std::size_t count, shm::DataType type) const;
   // The same for a lane of `count` sums, which is a tensor of its own.
   Division divide_lane(std::size_t count, shm::DataType type) const;
-  bool is_whole_less(std::size_t sum_size, std::size_t result_size, std::size_t count) const;
+  bool is_whole_less(std::size_t sum_bytes, std::size_t result_bytes, std::size_t count) const;
   // A slice of this rank's lane, which is at `lane`, to or from its peer on a node.
   Engine::Message slice_message(int node, std::byte* lane, const shm::Slice& slice,
                                 std::size_t element_size) const {
@@ -164,13 +164,15 @@ class Group final : public shm::Collectives {
   // `to`, every node has.
   void gather_slices(const Division& division, std::byte* lane, std::optional<int> to,
                      std::uint32_t number);
-  // Adds up the parts of this node from one source for each of its ranks: one array after the
-  // other.
+  // Makes the parts of this node from one source for each of its ranks: one array after the other,
+  // of sums if has_sums(), else of elements.
   void accumulate(std::span<const std::byte* const> sources, shm::DataType type, shm::ReduceOp op,
                   std::size_t count, std::byte* sums) const;
-  // From what accumulate made on each node.
+  // From what accumulate made on each node, or from sums, whose type is then `type`.
   void complete(std::span<const std::byte* const> sums, shm::DataType type, shm::ReduceOp op,
                 std::size_t count, void* result) const;
+  bool has_sums() const;
+  std::size_t sum_size(shm::DataType type) const;
   std::size_t bytes_of_sums(int node, shm::DataType type, std::size_t count) const;
   template <typename Share>
   void reduce_in_parts(const void* input, std::size_t count, shm::DataType type, shm::ReduceOp op,

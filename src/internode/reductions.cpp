@@ -22,13 +22,15 @@ using shm::Output;
 using shm::ReduceOp;
 using shm::Slice;
 
-namespace {
-
-std::size_t sum_size(DataType type) {
-  return element_size(accumulation_type(type));
+// Whether any node adds up several ranks. If none does, nodes exchange elements: 16-bit floats are
+// half as large as their sums.
+bool Group::has_sums() const {
+  return parts_.size() < static_cast<std::size_t>(size());
 }
 
-}  // namespace
+std::size_t Group::sum_size(DataType type) const {
+  return element_size(has_sums() ? accumulation_type(type) : type);
+}
 
 std::size_t Group::bytes_of_sums(int node, DataType type, std::size_t count) const {
   return map_.parts(node).size() * count * sum_size(type);
@@ -41,9 +43,13 @@ void Group::accumulate(std::span<const std::byte* const> sources, DataType type,
     for (std::size_t k = 0; k < part.ranks.size(); ++k) {
       terms[k] = sources[static_cast<std::size_t>(map_.local_rank_of(part.ranks[k]))];
     }
-    shm::accumulate(type, op,
-                    {.sources = std::span(terms).first(part.ranks.size()), .leaves = part.ranks},
-                    sums, count);
+    if (has_sums()) {
+      shm::accumulate(type, op,
+                      {.sources = std::span(terms).first(part.ranks.size()), .leaves = part.ranks},
+                      sums, count);
+    } else {
+      std::memcpy(sums, terms.front(), count * sum_size(type));
+    }
     sums += count * sum_size(type);
   }
 }
@@ -57,19 +63,24 @@ void Group::complete(std::span<const std::byte* const> sums, DataType type, Redu
     terms[k] = sums[static_cast<std::size_t>(node)] + index * count * sum_size(type);
     leaves[k] = first_leaf;
   }
-  shm::complete(type, op,
-                {.sources = std::span(terms).first(parts_.size()),
-                 .leaves = std::span(leaves).first(parts_.size())},
-                static_cast<double>(size()), {&result, 1}, count);
+  const shm::Terms sums_of_all{.sources = std::span(terms).first(parts_.size()),
+                               .leaves = std::span(leaves).first(parts_.size())};
+  const auto divisor = static_cast<double>(size());
+  if (has_sums()) {
+    shm::complete(type, op, sums_of_all, divisor, {&result, 1}, count);
+  } else {
+    shm::reduce(type, op, sums_of_all, divisor, {&result, 1}, count);
+  }
 }
 
 // Whether a node gets all sums of a lane, or those of its slice and then the results of the other
 // slices: whatever is fewer bytes, and the first, which is one exchange instead of two, for few.
-bool Group::is_whole_less(std::size_t sum_size, std::size_t result_size, std::size_t count) const {
+bool Group::is_whole_less(std::size_t sum_bytes, std::size_t result_bytes,
+                          std::size_t count) const {
   constexpr std::size_t kFewBytes = std::size_t{16} << 10;
-  const std::size_t whole = static_cast<std::size_t>(map_.nodes()) * most_parts_ * sum_size;
-  const std::size_t in_slices = most_parts_ * sum_size + result_size;
-  return whole <= in_slices || count * sum_size <= kFewBytes;
+  const std::size_t whole = static_cast<std::size_t>(map_.nodes()) * most_parts_ * sum_bytes;
+  const std::size_t in_slices = most_parts_ * sum_bytes + result_bytes;
+  return whole <= in_slices || count * sum_bytes <= kFewBytes;
 }
 
 Group::Division Group::divide_sums(std::size_t count, DataType type) const {

@@ -78,8 +78,8 @@ class AcrossNodes : public ::testing::TestWithParam<std::vector<int>> {
 TEST_P(AcrossNodes, AllReduceAndReduceGiveTheBitsOfOneNode) {
   expect_as_on_one_node(GetParam(), [&](Collectives& group) {
     Bytes results;
-    for (const DataType type : {DataType::float32, DataType::bfloat16, DataType::float64,
-                                DataType::int32, DataType::complex64}) {
+    for (const DataType type : {DataType::float32, DataType::float16, DataType::bfloat16,
+                                DataType::float64, DataType::int32, DataType::complex64}) {
       for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
         if (!is_reducible(type, op)) continue;
         if (test::kSanitized && op != ReduceOp::avg) continue;  // the path is the same
@@ -99,18 +99,58 @@ TEST_P(AcrossNodes, AllReduceAndReduceGiveTheBitsOfOneNode) {
   });
 }
 
+// NaNs of all kinds, and booleans that are neither 0 nor 1.
+TEST_P(AcrossNodes, UnusualValuesGiveTheBitsOfOneNode) {
+  expect_as_on_one_node(GetParam(), [&](Collectives& group) {
+    Bytes results;
+    for (const DataType type :
+         {DataType::float32, DataType::float16, DataType::bfloat16, DataType::boolean}) {
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min}) {
+        Bytes data = random_data(type, 1000, group.rank());
+        std::fill_n(data.begin() + std::ptrdiff_t{8} * group.rank(), 40, std::byte{0xff});
+        group.all_reduce(data.data(), data.data(), 1000, type, op);
+        results.insert(results.end(), data.begin(), data.end());
+      }
+    }
+    return results;
+  });
+}
+
 // While one part crosses, the next is added up.
 TEST(LargeTensorsAcrossNodes, GiveTheBitsOfOneNode) {
-  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 0, 0, 1, 1, 2}}) {
-    expect_as_on_one_node(nodes, [&](Collectives& group) {
-      constexpr std::size_t kCount = test::kSanitized ? 1'100'001 : 2'500'001;
-      Bytes result = random_data(DataType::float32, kCount, group.rank());
-      group.all_reduce(result.data(), result.data(), kCount, DataType::float32, ReduceOp::avg);
+  using Layout = std::pair<std::vector<int>, DataType>;
+  for (const auto& [nodes, type] :
+       {Layout{{0, 0, 1, 1}, DataType::float32}, Layout{{0, 0, 0, 1, 1, 2}, DataType::float32},
+        Layout{{0, 1}, DataType::bfloat16}}) {
+    expect_as_on_one_node(nodes, [&, type = type](Collectives& group) {
+      const std::size_t count = (test::kSanitized ? 4'400'004 : 10'000'004) / element_size(type);
+      Bytes result = random_data(type, count, group.rank());
+      group.all_reduce(result.data(), result.data(), count, type, ReduceOp::avg);
       Bytes at_root(group.rank() == 1 ? result.size() : 0);
-      group.reduce(result.data(), at_root.data(), kCount, DataType::float32, ReduceOp::sum, 1);
+      group.reduce(result.data(), at_root.data(), count, type, ReduceOp::sum, 1);
       result.insert(result.end(), at_root.begin(), at_root.end());
       return result;
     });
+  }
+}
+
+// Sums of 16-bit floats have 32 bits. Nodes send elements if none of them adds up several ranks.
+TEST(ReductionsAcrossNodes, SendSumsOnlyIfANodeAddsUp) {
+  constexpr std::size_t kCount = 12'000;
+  struct Case {
+    std::vector<int> nodes;
+    std::size_t bytes;  // for each element, from all nodes
+  };
+  // On two nodes without sums, each sends all its elements. Otherwise nodes send sums for the
+  // others' slices, and then results.
+  for (const auto& [nodes, bytes] :
+       {Case{{0, 1}, 4}, Case{{0, 1, 2}, 8}, Case{{0, 0, 1, 1}, 6}, Case{{0, 0, 1}, 6}}) {
+    EngineNetwork network;
+    run_on_nodes(nodes, network, [&](Group& group) {
+      Bytes data = random_data(DataType::float16, kCount, group.rank());
+      group.all_reduce(data.data(), data.data(), kCount, DataType::float16, ReduceOp::sum);
+    });
+    EXPECT_EQ(network.carried(), kCount * bytes) << ::testing::PrintToString(nodes);
   }
 }
 
