@@ -124,9 +124,10 @@ Traffic parameter_server_all_reduce(const at::Tensor& tensor, int servers,
   if (!options.group.is_member()) return {};
   const int size = get_world_size(options.group);
   if (servers < 1 || servers > size) {
-    throw UsageError(fmt::format(
-        "parameter_server_all_reduce with {} servers in a group of {} ranks: 1 to {} are possible",
-        servers, size, size));
+    throw UsageError(
+        fmt::format("parameter_server_all_reduce: servers is {}; it must be from 1 to the size of "
+                    "the group, {}",
+                    servers, size));
   }
   return reduce_by_servers({"parameter_server_all_reduce", tensor, options,
                             fmt::format(" over {} server{}", servers, servers == 1 ? "" : "s")},

@@ -48,7 +48,9 @@ const BackendKind& find_backend(const std::string& name) {
   const auto found = registry().find(name);
   if (found != registry().end()) return found->second;
   std::string names;
-  for (const auto& [known, kind] : registry()) names += (names.empty() ? "" : ", ") + known;
+  for (const auto& [known, kind] : registry()) {
+    if (!kind.is_internal) names += (names.empty() ? "" : ", ") + known;
+  }
   throw UsageError(
       fmt::format("backend '{}' is not in this build of Paceline, which has: {}", name, names));
 }

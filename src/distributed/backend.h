@@ -95,6 +95,7 @@ struct BackendKind {
   c10d::ProcessGroup::BackendType type;
   bool one_node = false;      // reaches the ranks of one node only
   bool reconfigures = false;  // has enable_reconfigure
+  bool is_internal = false;   // for groups on several nodes, in place of another one
   int max_ranks = shm::kMaxWorldSize;
   // The backend that takes its place in groups on several nodes, if this build has it.
   std::string across_nodes{};

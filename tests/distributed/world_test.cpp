@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -18,6 +19,9 @@ namespace {
 
 using test::backends;
 using test::expect_torch_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(World, OfOneNeedsNoEnvironment) {
   expect_torch_ranks(1, "paceline", [](int, int) {
@@ -31,6 +35,19 @@ TEST(World, OfOneNeedsNoEnvironment) {
     EXPECT_EQ(get_backend(), "paceline");
     EXPECT_THROW(static_cast<void>(init_process_group()), UsageError);
   });
+}
+
+TEST(World, OfAnUnknownBackendListsTheBackends) {
+  const auto ends = test::run_torch_ranks(1, "nncl", [](const test::RankContext& context) {
+    try {
+      const World world = init_process_group(context.init);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  });
+  EXPECT_THAT(ends[0].report, AllOf(HasSubstr("backend 'nncl' is not in this build"),
+                                    HasSubstr("paceline"), Not(HasSubstr("hierarchical"))));
 }
 
 using WorldBackends = test::BackendTest;

@@ -132,8 +132,10 @@ c10::intrusive_ptr<c10d::Backend> make_hierarchical(BackendRequest request) {
                                                   });
 }
 
-const bool hierarchical_registered = distributed::register_backend(
-    "hierarchical", {.make = &make_hierarchical, .type = c10d::ProcessGroup::BackendType::CUSTOM});
+const bool hierarchical_registered =
+    distributed::register_backend("hierarchical", {.make = &make_hierarchical,
+                                                   .type = c10d::ProcessGroup::BackendType::CUSTOM,
+                                                   .is_internal = true});
 
 }  // namespace
 
