@@ -34,7 +34,8 @@ std::unique_ptr<parameter_server::Job> enter_job(const ParameterServerOptions& o
   auto job = std::make_unique<parameter_server::Job>(options.init);
   if (job->size() > options.servers) return job;
   throw UsageError(fmt::format(
-      "ParameterServer with {} servers in a job of {} ranks: no rank is left to be a worker",
+      "ParameterServerOptions::servers is {}, and the world's size {}, so no rank is left to be a "
+      "worker: use fewer servers, or start more ranks",
       options.servers, job->size()));
 }
 

@@ -10,6 +10,7 @@
 #include <paceline/error.h>
 
 #include "parallel/parameter_server/protocol.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline::parameter_server {
 namespace {
@@ -57,7 +58,7 @@ Worker::Worker(std::unique_ptr<Job> job, const std::vector<Tensors>& shards,
       return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
     });
   }
-  call("ParameterServer", [&] {
+  call("its constructor", [&] {
     introduce(description);
     enter();
   });
@@ -71,7 +72,8 @@ void Worker::call(const char* operation, Body body) {
     throw UsageError(fmt::format("{} on a ParameterServer that this worker has left", operation));
   }
   try {
-    body();
+    parallel::with_error_context(fmt::format("in {}; pushes so far: {}", operation, pushes_), body,
+                                 fmt::format("rank {}'s ParameterServer", job_->rank()));
   } catch (const PeerError& error) {
     failure_ = std::current_exception();
     abort(error.what());
@@ -133,6 +135,7 @@ void Worker::push() {
       peers_[i].pair->finish(sends[i]);
       static_cast<void>(receive_version(*peers_[i].pair, "push", job_->timeout()));
     }
+    ++pushes_;
   });
 }
 

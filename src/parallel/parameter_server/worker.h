@@ -47,6 +47,7 @@ class Worker {
   const std::unique_ptr<Job> job_;
   std::vector<Peer> peers_;  // by server; empty once this worker has left
   std::exception_ptr failure_;
+  std::int64_t pushes_ = 0;
 };
 
 }  // namespace paceline::parameter_server

@@ -33,6 +33,7 @@ using test::JobContext;
 using test::JobShape;
 using test::run_job;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kMostWorkers = 4;
@@ -307,7 +308,9 @@ TEST(LostProcesses, AServersDeathIsPeerLostOnEveryWorker) {
   EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
   for (const std::size_t worker : {2U, 3U}) {
     EXPECT_TRUE(ends[worker].exited_cleanly()) << ends[worker].report;
-    EXPECT_THAT(ends[worker].report, HasSubstr("rank 1 was lost"));
+    EXPECT_THAT(ends[worker].report,
+                AllOf(HasSubstr("rank 1 was lost"),
+                      ContainsRegex("ParameterServer was in (push|pull); pushes so far: [0-9]+")));
   }
 }
 
@@ -453,7 +456,9 @@ void stop_a_worker(std::int64_t staleness) {
   test::expect_clean(ends);
   for (const std::size_t worker : {1U, 2U}) {
     EXPECT_EQ(ends[worker].report,
-              "push: rank 3, which others wait for, made no step within the timeout of 4 s");
+              fmt::format("push: rank 3, which others wait for, made no step within the timeout of "
+                          "4 s (rank {}'s ParameterServer was in push; pushes so far: {})",
+                          worker, staleness + 1));
   }
 }
 
