@@ -213,6 +213,7 @@ void measure(const Options& options) {
     const auto layers = make_stage(options);
     for (const auto& layer : *layers) whole->push_back(layer);
   }
+  torch::manual_seed(0);  // the same batch on all ranks
   const auto x = torch::randn({options.samples, options.width});
   const auto y = torch::randn({options.samples, options.width});
   const auto alone = [&] {

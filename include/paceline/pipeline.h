@@ -163,7 +163,8 @@ PipelineHandle::Loss loss_of_outputs(Loss loss) {
 }  // namespace detail
 
 /// One stage of a model whose layers are divided over the ranks of a group. A batch is divided into
-/// micro-batches, which pass through the stages one behind the other.
+/// micro-batches, which pass through the stages one behind the other. All ranks of a pipeline read
+/// the same batches, so a sampler's replicas are pipelines, not ranks.
 ///
 ///     const auto stage = get_rank() == 0 ? first_half() : second_half();  // torch::nn::Sequential
 ///     Pipeline pipeline(stage, torch::nn::CrossEntropyLoss(), {.n_microbatches = 8});
@@ -206,11 +207,13 @@ class Pipeline {
 
   /// Runs forwards and backwards of a batch, whose tensors have the samples in their first
   /// dimension. `inputs` are read on the first stage, `target` on the last; others may pass them
-  /// too, or undefined tensors. Collective. Returns the mean of the micro-batches' losses on the
-  /// last stage, and an undefined tensor on the others. Gradients are added to .grad, as always.
+  /// too, or undefined tensors. Stages compare the first 64 KiB of targets of the same type and
+  /// sizes on the CPU. Collective. Returns the mean of the micro-batches' losses on the last stage,
+  /// and an undefined tensor on the others. Gradients are added to .grad, as always.
   ///
   /// Throws UsageError if the number of samples is not a multiple of n_microbatches, PeerLost,
-  /// Timeout or Mismatch if another stage fails or does something else.
+  /// Timeout or Mismatch if another stage fails or does something else, and Mismatch if a stage
+  /// before has another target.
   at::Tensor step(const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
     return handle_.step(inputs, target);
   }

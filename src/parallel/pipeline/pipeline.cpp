@@ -144,9 +144,9 @@ class PipelineHandle::Impl {
             .call = calls_,
             .training = at::GradMode::is_enabled()};
   }
-  void begin_call() {
+  void begin_call(const at::Tensor& target) {
     ++calls_;
-    link_.forget();  // of an aborted call
+    link_.begin_call(target);
   }
   Batches split(const Tensors& tensors, const char* what, bool evenly) const;
   Tensors inputs_of(std::int64_t microbatch, const Batches& batch);
@@ -204,7 +204,7 @@ void PipelineHandle::Impl::record(Action action, Body&& body) {
 }
 
 at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& target) {
-  begin_call();
+  begin_call(target);
   if (!at::GradMode::is_enabled()) {
     throw UsageError("Pipeline::step computes gradients, and grad mode is off: use evaluate");
   }
@@ -223,7 +223,7 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
       backward(action.microbatch);
     }
   }
-  link_.wait();
+  link_.wait(calls_);
   stats_.last_time = Clock::now() - begin_;
   stats_.bytes_sent = link_.bytes_sent();
   stats_.bytes_received = link_.bytes_received();
@@ -295,7 +295,7 @@ void PipelineHandle::Impl::backward(std::int64_t microbatch) {
 
 auto PipelineHandle::Impl::evaluate(const Tensors& inputs) -> Tensors {
   const at::NoGradGuard no_grad;
-  begin_call();
+  begin_call({});
   const Batches parts = link_.is_first() ? split(inputs, "the input", false) : Batches();
   std::vector<Tensors> outputs;  // of each micro-batch, by output
   for (std::int64_t i = 0; i < options_.n_microbatches; ++i) {
@@ -313,7 +313,7 @@ auto PipelineHandle::Impl::evaluate(const Tensors& inputs) -> Tensors {
       if (passed[k].defined()) outputs[k].push_back(passed[k]);
     }
   }
-  link_.wait();
+  link_.wait(calls_);
   Tensors whole;
   for (const Tensors& parts_of_output : outputs) {
     whole.push_back(parts_of_output.empty() ? at::Tensor() : at::cat(parts_of_output));

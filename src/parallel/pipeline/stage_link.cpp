@@ -8,6 +8,7 @@
 #include <paceline/error.h>
 
 #include "distributed/process_state.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline::pipeline {
 namespace {
@@ -16,16 +17,18 @@ namespace {
 // MPI has it.
 constexpr int kTag = 0x5049;
 
-// A header of 64-bit words: the subject, the number of tensors, and for each its type, whether it
-// requires a gradient, the number of its dimensions, and their sizes.
+// A header of 64-bit words: the subject, the target's hash, the number of tensors, and for each its
+// type, whether it requires a gradient, the number of its dimensions, and their sizes.
 constexpr std::int64_t kMaxDimensions = 12;
-constexpr std::int64_t kSubjectWords = 6;
+constexpr std::int64_t kSubjectWords = 5;
+constexpr std::int64_t kFirstTensor = kSubjectWords + 3;
 constexpr std::int64_t kTensorWords = 3 + kMaxDimensions;
 constexpr std::int64_t kUndefined = -1;  // in place of a type
 constexpr auto kWords =
-    kSubjectWords + static_cast<std::int64_t>(detail::kMaxStageTensors) * kTensorWords;
+    kFirstTensor + static_cast<std::int64_t>(detail::kMaxStageTensors) * kTensorWords;
 
-at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject) {
+at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject,
+                     const TargetHash& target) {
   if (tensors.size() > detail::kMaxStageTensors) {
     throw UsageError(fmt::format("a stage's forward returns {} tensors; a Pipeline passes on {}",
                                  tensors.size(), detail::kMaxStageTensors));
@@ -34,7 +37,7 @@ at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject) 
   auto* word = header.data_ptr<std::int64_t>();
   for (const auto value :
        {static_cast<std::int64_t>(subject.kind), subject.microbatch, subject.microbatches,
-        subject.call, std::int64_t{subject.training ? 1 : 0},
+        subject.call, std::int64_t{subject.training ? 1 : 0}, target.form, target.bytes,
         static_cast<std::int64_t>(tensors.size())}) {
     *word++ = value;
   }
@@ -90,31 +93,58 @@ int StageLink::global(int stage) const {
   return distributed::global_rank_of(group_, stage);
 }
 
+void StageLink::begin_call(const at::Tensor& target) {
+  sends_.clear();
+  target_ = stages_ > 1 ? hash_of(target) : TargetHash();
+}
+
 void StageLink::send(const Tensors& tensors, int to_stage, const Subject& subject) {
   const SendOptions options{.group = group_, .tag = kTag};
   const int receiver = global(to_stage);
-  sends_.push_back(send_async(header_of(tensors, subject), receiver, options));
+  const auto start = [&](const at::Tensor& tensor) {
+    parallel::with_error_context(
+        "sending " + describe(subject),
+        [&] { sends_.push_back(send_async(tensor, receiver, options)); }, "Pipeline");
+  };
+  start(header_of(tensors, subject, target_));
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
     bytes_sent_ += static_cast<std::int64_t>(tensor.nbytes());
-    sends_.push_back(send_async(tensor.detach().contiguous(), receiver, options));
+    start(tensor.detach().contiguous());
   }
+}
+
+// Passes a target on, so that stages that have none hide no difference.
+void StageLink::check_target(const TargetHash& sent, int from_stage, std::int64_t call) {
+  if (!target_.is_known()) target_ = sent;
+  if (!target_.contradicts(sent)) return;
+  throw Mismatch(
+      fmt::format("in call {} of a Pipeline, stage {} (rank {}) has another target than stage {} "
+                  "(rank {}) or one before it: all ranks of a pipeline must read the same batches. "
+                  "DistributedSampler's num_replicas is the number of pipelines",
+                  call, stage_, global(stage_), from_stage, global(from_stage)),
+      {global(from_stage)}, "pipeline", static_cast<std::uint64_t>(call));
 }
 
 auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
   const int sender = global(from_stage);
   const RecvOptions options{.src = sender, .group = group_, .tag = kTag};
+  const auto receive = [&](const at::Tensor& tensor) {
+    parallel::with_error_context(
+        "waiting for " + describe(subject), [&] { paceline::recv(tensor, options); }, "Pipeline");
+  };
   const at::Tensor header = at::empty({kWords}, at::kLong);
-  paceline::recv(header, options);
+  receive(header);
   const auto* word = header.data_ptr<std::int64_t>();
   check_subject(word, subject, sender, stage_);
-  Tensors tensors(static_cast<std::size_t>(word[kSubjectWords - 1]));
-  word += kSubjectWords;
+  check_target({word[kSubjectWords], word[kSubjectWords + 1]}, from_stage, subject.call);
+  Tensors tensors(static_cast<std::size_t>(word[kFirstTensor - 1]));
+  word += kFirstTensor;
   for (at::Tensor& tensor : tensors) {
     if (word[0] != kUndefined) {
       tensor = at::empty(at::IntArrayRef(word + 3, static_cast<std::size_t>(word[2])),
                          at::device(device_).dtype(static_cast<at::ScalarType>(word[0])));
-      if (tensor.numel() > 0) paceline::recv(tensor, options);
+      if (tensor.numel() > 0) receive(tensor);
       bytes_received_ += static_cast<std::int64_t>(tensor.nbytes());
       tensor.requires_grad_(word[1] != 0);
     }
@@ -123,8 +153,13 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
   return tensors;
 }
 
-void StageLink::wait() {
-  for (Work& work : sends_) work.wait();
+void StageLink::wait(std::int64_t call) {
+  parallel::with_error_context(
+      fmt::format("waiting until its messages of call {} had arrived", call),
+      [&] {
+        for (Work& work : sends_) work.wait();
+      },
+      "Pipeline");
   sends_.clear();
 }
 

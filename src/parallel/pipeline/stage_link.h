@@ -9,6 +9,8 @@
 #include <paceline/distributed.h>
 #include <paceline/pipeline.h>
 
+#include "parallel/pipeline/target_hash.h"
+
 namespace paceline::pipeline {
 
 // What a message between stages is about; both sides must mean the same.
@@ -36,28 +38,31 @@ class StageLink {
   bool is_first() const { return stage_ == 0; }
   bool is_last() const { return stage_ + 1 == stages_; }
 
+  // Begins a step or an evaluation. What an aborted one has sent goes on. `target`: as this stage
+  // has it, or undefined.
+  void begin_call(const at::Tensor& target);
   // Never waits for the receiver. Undefined tensors arrive as such. Throws UsageError for more than
   // detail::kMaxStageTensors tensors or too many dimensions.
   void send(const Tensors& tensors, int to_stage, const Subject& subject);
   // Tensors require gradients if the sender's do. Throws Mismatch if the sender means another
-  // subject.
+  // subject, or knows of another target.
   Tensors recv(int from_stage, const Subject& subject);
-  // Returns once all that was sent has been received.
-  void wait();
-  // Forgets what was sent, which goes on.
-  void forget() { sends_.clear(); }
+  // Returns once all that was sent has been received. `call`: for errors.
+  void wait(std::int64_t call);
 
   std::int64_t bytes_sent() const { return bytes_sent_; }
   std::int64_t bytes_received() const { return bytes_received_; }
 
  private:
   int global(int stage) const;
+  void check_target(const TargetHash& sent, int from_stage, std::int64_t call);
 
   ProcessGroup group_;
   at::Device device_;
   int stage_;
   int stages_;
   std::vector<Work> sends_;
+  TargetHash target_;  // of this call: this stage's, or one that was received
   std::int64_t bytes_sent_ = 0;
   std::int64_t bytes_received_ = 0;
 };

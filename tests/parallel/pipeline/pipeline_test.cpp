@@ -2,12 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <atomic>
 #include <chrono>
-#include <functional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -17,9 +13,8 @@
 #include <paceline/device_mesh.h>
 #include <paceline/pipeline.h>
 
-#include "support/shared.h"
+#include "parallel/pipeline/stages.h"
 #include "support/small_net.h"
-#include "support/stopped.h"
 #include "support/torch_ranks.h"
 #include "support/worlds.h"
 
@@ -27,35 +22,19 @@ namespace paceline {
 namespace {
 
 using test::bytes_of;
+using test::errors_of;
 using test::expect_torch_ranks;
-using test::RankContext;
-using ::testing::AllOf;
+using test::Fork;
+using test::input_of;
+using test::Join;
+using test::kSamples;
+using test::kWidth;
+using test::squares;
+using test::stage_of;
+using test::target_of;
 using ::testing::Each;
 using ::testing::Field;
 using ::testing::HasSubstr;
-
-constexpr int kWidth = 6;
-constexpr int kSamples = 12;
-
-// Stage `number` of every model here.
-torch::nn::Sequential stage_of(int number, at::ScalarType type = at::kFloat) {
-  torch::manual_seed(static_cast<std::uint64_t>(number) + 1);
-  torch::nn::Sequential stage(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
-                              torch::nn::BatchNorm1d(kWidth));
-  stage->to(type);
-  return stage;
-}
-
-at::Tensor input_of(int step, int replica = 0) {
-  torch::manual_seed(static_cast<std::uint64_t>(100 + 10 * step + replica));
-  return torch::randn({kSamples, kWidth}, at::kDouble);
-}
-at::Tensor target_of(const at::Tensor& input) {
-  return input.cos().roll(1, 1);
-}
-at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
-  return (output - target).pow(2).mean();
-}
 
 // The whole model in one process.
 class Oracle {
@@ -99,22 +78,6 @@ std::vector<at::Tensor> state_of(const torch::nn::Sequential& stage) {
     all.push_back(parameter.grad());
   }
   return all;
-}
-
-// What each rank of a world throws.
-std::vector<std::string> errors_of(int ranks, const std::function<void(int rank)>& body) {
-  std::vector<std::string> errors;
-  const auto ends = test::run_torch_ranks(ranks, "paceline", [&](const RankContext& context) {
-    try {
-      const World world = init_process_group(context.init);
-      body(context.rank);
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
-  });
-  for (const auto& end : ends) errors.push_back(end.report);
-  return errors;
 }
 
 using PipelineWorlds = test::WorldTest;
@@ -289,25 +252,6 @@ TEST(Pipeline, PipelinesThatTrainTogetherTakeAHook) {
   });
 }
 
-// Passes on two tensors and an index, of which only one needs a gradient.
-struct ForkImpl : torch::nn::Module {
-  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
-  std::tuple<at::Tensor, at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x) {
-    const auto y = linear(x);
-    return {y, x, {torch::arange(x.size(0)), y.exp()}};
-  }
-};
-TORCH_MODULE(Fork);
-// Leaves one of its inputs unused.
-struct JoinImpl : torch::nn::Module {
-  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
-  at::Tensor forward(const at::Tensor& y, const at::Tensor& x, const at::Tensor& index,
-                     const at::Tensor& /*unused*/) {
-    return linear(y.index_select(0, index) * x);
-  }
-};
-TORCH_MODULE(Join);
-
 TEST_P(PipelineBackend, StagesPassOnSeveralTensors) {
   expect_torch_ranks(2, GetParam(), [](int rank, int) {
     torch::manual_seed(5);
@@ -416,179 +360,6 @@ TEST(Pipeline, RecordsWhenItComputed) {
       before = action.end;
     }
     EXPECT_GE(pipeline.stats().last_time, before);
-  });
-}
-
-TEST(PipelineErrors, AllStagesNameOptionsThatDiffer) {
-  EXPECT_THAT(errors_of(3,
-                        [](int rank) {
-                          Pipeline(stage_of(rank), squares, {.n_microbatches = rank == 2 ? 4 : 2});
-                        }),
-              Each(AllOf(HasSubstr("stage 2 of a Pipeline has 4 micro-batches"),
-                         HasSubstr("stage 0 2 micro-batches"))));
-  EXPECT_THAT(
-      errors_of(2, [](int rank) { Pipeline(stage_of(rank), squares, {.n_microbatches = 0}); }),
-      Each(HasSubstr("n_microbatches of 0")));
-}
-
-TEST(PipelineErrors, OptionsOfDdpThatCannotWorkAreNamed) {
-  const auto with = [](const DdpOptions& ddp) {
-    return errors_of(2, [&](int rank) { Pipeline(stage_of(rank), squares, {.ddp = ddp}); });
-  };
-  EXPECT_THAT(with({}), Each(HasSubstr("rank 1 runs stage 1 of 2, and rank 0 stage 0 of 2")));
-  EXPECT_THAT(with({.average = Average::samples}), Each(HasSubstr("with Average::samples")));
-  EXPECT_THAT(with({.logical_ranks = 4}), Each(HasSubstr("with logical_ranks")));
-  EXPECT_THAT(errors_of(1,
-                        [](int) {
-                          Pipeline(stage_of(0), squares,
-                                   {.schedule = static_cast<PipelineSchedule>(7)});
-                        }),
-              Each(HasSubstr("7 is no PipelineSchedule")));
-}
-
-// The stages before it are in a call that this one has left.
-TEST(PipelineErrors, AStageThatRefusesItsTargetDoesNotTakeTheNextOne) {
-  const auto errors = errors_of(2, [](int rank) {
-    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
-    const auto x = input_of(0).to(at::kFloat);
-    const auto target = target_of(x);
-    if (rank == 1) {
-      EXPECT_THROW(pipeline.step(x, target.narrow(0, 0, kSamples - 1)), UsageError);
-    }
-    pipeline.step(x, target);
-    if (rank == 0) pipeline.step(x, target);
-  });
-  EXPECT_THAT(errors[1],
-              AllOf(HasSubstr("in call 2, a step"),
-                    HasSubstr("rank 0 has sent outputs of micro-batch 0 of 2 in call 1")));
-  EXPECT_THAT(errors[0], HasSubstr("rank 1"));
-}
-
-TEST(PipelineErrors, AStageThatThrowsIsNamed) {
-  const auto errors = errors_of(3, [](int rank) {
-    const auto loss = [](const at::Tensor& output, const at::Tensor& target) -> at::Tensor {
-      if (output.defined()) throw std::runtime_error("no such target");
-      return target;
-    };
-    Pipeline pipeline(stage_of(rank), loss, {.n_microbatches = 2});
-    const auto x = input_of(0).to(at::kFloat);
-    for (int step = 0; step < 2; ++step) pipeline.step(x, target_of(x));
-  });
-  EXPECT_EQ(errors[2], "no such target");
-  EXPECT_THAT(errors[0], HasSubstr("rank 2"));
-  EXPECT_THAT(errors[1], HasSubstr("rank 2"));
-}
-
-// Stages that exchange nothing with it name it, too.
-void stop_a_stage(int stages, int victim) {
-  SCOPED_TRACE(fmt::format("stage {} of {}", victim, stages));
-  struct SharedState {
-    test::Stopped victim;
-    std::atomic<int> timeouts{0};
-  };
-  const test::Shared<SharedState> state;
-  const auto ends = test::run_torch_ranks(stages, "paceline", [&](const RankContext& context) {
-    const World world = init_process_group(context.init);
-    Pipeline pipeline(stage_of(context.rank), squares, {.n_microbatches = 2});
-    const auto x = input_of(0).to(at::kFloat);
-    pipeline.step(x, target_of(x));
-    ProcessGroup().c10d()->getBackend(at::kCPU)->setTimeout(std::chrono::seconds(2));
-    if (context.rank == victim) state->victim.stop();
-    try {
-      for (;;) pipeline.step(x, target_of(x));
-    } catch (const PeerError& error) {
-      if (context.rank == victim) return std::string();
-      EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
-      if (++state->timeouts == stages - 1) state->victim.wake();
-      return std::string(error.what());
-    }
-  });
-  for (int rank = 0; rank < stages; ++rank) {
-    const auto& end = ends[static_cast<std::size_t>(rank)];
-    EXPECT_TRUE(end.exited_cleanly()) << end.report;
-    if (rank == victim) continue;
-    EXPECT_THAT(end.report, HasSubstr(fmt::format("rank {}", victim)));
-  }
-}
-
-TEST(PipelineErrors, AStoppedStageIsNamedByAll) {
-  for (const int stages : {2, 3, 4}) {
-    for (int victim = 0; victim < stages; ++victim) stop_a_stage(stages, victim);
-  }
-}
-
-TEST(PipelineErrors, StepsThatDifferAreAMismatch) {
-  const auto errors = errors_of(2, [](int rank) {
-    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
-    const auto x = input_of(0).to(at::kFloat);
-    if (rank == 0) {
-      pipeline.evaluate(x);
-      pipeline.evaluate(x);
-    } else {
-      pipeline.evaluate(x);
-      pipeline.step(x, target_of(x));
-    }
-  });
-  EXPECT_THAT(errors[1], AllOf(HasSubstr("stage 1 of a Pipeline waits for outputs of micro-batch 0 "
-                                         "of 2 in call 2, a step"),
-                               HasSubstr("rank 0 has sent"), HasSubstr("an evaluation")));
-}
-
-TEST(PipelineErrors, BadBatchesStagesAndLossesAreNamed) {
-  expect_torch_ranks(1, "paceline", [](int, int) {
-    const auto expect_error = [](auto stage, auto loss, const std::vector<at::Tensor>& inputs,
-                                 const at::Tensor& target, const char* text) {
-      Pipeline pipeline(stage, loss, {.n_microbatches = 2});
-      EXPECT_THAT([&] { pipeline.step(inputs, target); },
-                  ThrowsMessage<UsageError>(HasSubstr(text)));
-    };
-    const auto x = torch::ones({4, kWidth});
-    expect_error(stage_of(0), squares, {torch::ones({3, kWidth})}, x, "has 3 samples");
-    expect_error(stage_of(0), squares, {at::Tensor()}, x, "the input of a Pipeline is undefined");
-    expect_error(stage_of(0), squares, {x}, torch::ones({}),
-                 "the target of a Pipeline is a single");
-    expect_error(Fork(), squares, {x}, x, "returns 4 tensors");
-    expect_error(Join(), squares, {x}, x, "gets 1 tensors");
-    expect_error(
-        stage_of(0), [](const at::Tensor& output, const at::Tensor&) { return output; }, {x}, x,
-        "a tensor of shape [2, 6]: it must be a tensor with one element");
-    Pipeline pipeline(stage_of(0), squares);
-    const torch::NoGradGuard no_grad;
-    EXPECT_THAT([&] { pipeline.step(x, x); }, ThrowsMessage<UsageError>(HasSubstr("evaluate")));
-  });
-}
-
-TEST(DeviceMesh, HasAGroupForEachRow) {
-  expect_torch_ranks(6, "paceline", [](int rank, int) {
-    const auto mesh = init_device_mesh({3, 2}, {"dp", "pp"});
-    EXPECT_EQ(mesh.size("dp"), 3);
-    EXPECT_EQ(mesh.size("pp"), 2);
-    EXPECT_EQ(mesh.get_local_rank("dp"), rank / 2);
-    EXPECT_EQ(mesh.get_local_rank("pp"), rank % 2);
-    const auto sum = [&](const char* name) {
-      const auto number = torch::full({1}, rank, at::kLong);
-      all_reduce(number, {.group = mesh.get_group(name)});
-      return number.item<std::int64_t>();
-    };
-    EXPECT_EQ(sum("dp"), rank % 2 == 0 ? 0 + 2 + 4 : 1 + 3 + 5);
-    EXPECT_EQ(sum("pp"), 4 * (rank / 2) + 1);
-  });
-}
-
-TEST(DeviceMesh, RejectsShapesAndNamesThatDoNotFit) {
-  expect_torch_ranks(2, "paceline", [](int, int) {
-    const auto refuses = [](std::vector<int> shape, std::vector<std::string> names,
-                            const char* text) {
-      EXPECT_THAT([&] { static_cast<void>(init_device_mesh(shape, names)); },
-                  ThrowsMessage<UsageError>(HasSubstr(text)));
-    };
-    refuses({2, 2}, {"a", "b"}, "their product 2");
-    refuses({-2, -1}, {"a", "b"}, "positive");
-    refuses({2}, {"a", "b"}, "a name of its own");
-    refuses({2, 1}, {"a", "a"}, "a name of its own");
-    const auto mesh = init_device_mesh({2}, {"dp"});
-    EXPECT_THAT([&] { mesh.get_group("tp"); },
-                ThrowsMessage<UsageError>(HasSubstr("no dimension tp; it has dp")));
   });
 }
 
