@@ -1,24 +1,32 @@
-"""Checks that each link of a site's pages to a file beside them leads to one, and to an anchor in it.
+"""Checks that each link of a site's pages to a file beside them leads to one, and to an anchor in it. Also that
+no page shows Doxygen's own commands, as it does where it has misread Markdown.
 
     check_links.py DIRECTORY
 """
 
 import html.parser
 import pathlib
+import re
 import sys
 import urllib.parse
+
+COMMANDS = re.compile(r"@(?:ref|section|verbatim)\b|</?(?:tt|table)\b")
 
 
 class Links(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
         self.found = set()
+        self.commands = []
         # Doxygen links to nested classes even if all are private, and then has no list of them.
         self.anchors = {"", "nested-classes"}
 
     def handle_starttag(self, tag, attrs):
         self.found |= {value for name, value in attrs if name in ("href", "src") and value}
         self.anchors |= {value for name, value in attrs if name in ("id", "name")}
+
+    def handle_data(self, data):
+        self.commands += COMMANDS.findall(data)
 
 
 def read(page):
@@ -34,6 +42,9 @@ def main():
         sys.exit(f"{site} has no pages with links")
     broken = 0
     for page, links in pages.items():
+        if links.commands:
+            print(f"{page}: shows {links.commands[0]}, so a part of the page is misread")
+            broken += 1
         for link in sorted(links.found):
             url = urllib.parse.urlsplit(link)
             target = (page.parent / url.path).resolve() if url.path else page
