@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <concepts>
+#include <string>
 #include <string_view>
 
 #include <paceline/error.h>
@@ -9,11 +11,18 @@
 namespace paceline::parallel {
 
 // Runs collective calls that the library makes by itself, and adds their purpose to their errors.
-template <typename Body>
-void with_error_context(std::string_view purpose, Body&& body,
+// `purpose`: a text, or a function that returns one and is called for errors only.
+template <typename Purpose, typename Body>
+void with_error_context(const Purpose& purpose, Body&& body,
                         std::string_view caller = "DistributedDataParallel") {
   const auto explained = [&](const PeerError& error) {
-    return fmt::format("{} ({} was {})", error.what(), caller, purpose);
+    std::string text;
+    if constexpr (std::invocable<const Purpose&>) {
+      text = purpose();
+    } else {
+      text = purpose;
+    }
+    return fmt::format("{} ({} was {})", error.what(), caller, text);
   };
   try {
     body();

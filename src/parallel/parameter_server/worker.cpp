@@ -72,8 +72,9 @@ void Worker::call(const char* operation, Body body) {
     throw UsageError(fmt::format("{} on a ParameterServer that this worker has left", operation));
   }
   try {
-    parallel::with_error_context(fmt::format("in {}; pushes so far: {}", operation, pushes_), body,
-                                 fmt::format("rank {}'s ParameterServer", job_->rank()));
+    parallel::with_error_context(
+        [&] { return fmt::format("in {}; pushes so far: {}", operation, pushes_); }, body,
+        fmt::format("rank {}'s ParameterServer", job_->rank()));
   } catch (const PeerError& error) {
     failure_ = std::current_exception();
     abort(error.what());

@@ -102,9 +102,9 @@ void StageLink::send(const Tensors& tensors, int to_stage, const Subject& subjec
   const SendOptions options{.group = group_, .tag = kTag};
   const int receiver = global(to_stage);
   const auto start = [&](const at::Tensor& tensor) {
-    parallel::with_error_context(
-        "sending " + describe(subject),
-        [&] { sends_.push_back(send_async(tensor, receiver, options)); }, "Pipeline");
+    parallel::with_error_context([&] { return "sending " + describe(subject); },
+                                 [&] { sends_.push_back(send_async(tensor, receiver, options)); },
+                                 "Pipeline");
   };
   start(header_of(tensors, subject, target_));
   for (const at::Tensor& tensor : tensors) {
@@ -130,8 +130,8 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
   const int sender = global(from_stage);
   const RecvOptions options{.src = sender, .group = group_, .tag = kTag};
   const auto receive = [&](const at::Tensor& tensor) {
-    parallel::with_error_context(
-        "waiting for " + describe(subject), [&] { paceline::recv(tensor, options); }, "Pipeline");
+    parallel::with_error_context([&] { return "waiting for " + describe(subject); },
+                                 [&] { paceline::recv(tensor, options); }, "Pipeline");
   };
   const at::Tensor header = at::empty({kWords}, at::kLong);
   receive(header);
@@ -155,7 +155,7 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
 
 void StageLink::wait(std::int64_t call) {
   parallel::with_error_context(
-      fmt::format("waiting until its messages of call {} had arrived", call),
+      [&] { return fmt::format("waiting until its messages of call {} had arrived", call); },
       [&] {
         for (Work& work : sends_) work.wait();
       },
