@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
 
 #include <paceline/error.h>
 
+#include "base/nearest_name.h"
 #include "completion.h"
 #include "describe_run_flags.h"
 
@@ -35,22 +37,28 @@ WrittenFlag parse_flag(const std::string& text) {
   return flag;
 }
 
-// Throws the error for a flag that there is not: an abbreviation, as torchrun takes it, or
-// mpirun's.
+// Throws the error for a flag that there is not: an abbreviation, as torchrun takes it, mpirun's,
+// or a misspelled one.
 [[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& text,
                                  const std::string& name) {
-  std::vector<std::string> meant;
-  if (name == "-n") meant.emplace_back("--nproc-per-node");
+  std::vector<std::string> names;
   for (const CLI::Option* const option : app.get_options()) {
-    for (const std::string& full : option->get_lnames()) {
-      if (name.size() > 2 && ("--" + full).starts_with(name)) meant.push_back("--" + full);
-    }
+    std::ranges::copy(option->get_lnames(), std::back_inserter(names));
+  }
+  std::vector<std::string> meant;
+  if (name == "-n") meant.emplace_back("nproc-per-node");
+  if (name.size() > 2) {
+    const std::string wrong = name.substr(2);
+    std::ranges::copy_if(names, std::back_inserter(meant),
+                         [&](const std::string& one) { return one.starts_with(wrong); });
+    const std::string nearest = base::nearest_name(wrong, names);
+    if (meant.empty() && !nearest.empty()) meant.push_back(nearest);
   }
   constexpr std::size_t kMost = 3;
   throw UsageError(
       meant.empty() || meant.size() > kMost
           ? fmt::format("unknown flag {}", text)
-          : fmt::format("unknown flag {}; did you mean {}?", text, fmt::join(meant, " or ")));
+          : fmt::format("unknown flag {}; did you mean --{}?", text, fmt::join(meant, " or --")));
 }
 
 // Separates our flags from the program and its arguments.

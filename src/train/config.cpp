@@ -9,7 +9,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -17,6 +16,7 @@
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 
+#include "base/nearest_name.h"
 #include "base/parse.h"
 #include "checkpoint/file_writer.h"
 #include "train/yaml_file.h"
@@ -34,31 +34,9 @@ bool parse_whole(const std::string& text, T& value) {
   return error == std::errc() && rest == end;
 }
 
-// How many characters must be inserted, removed or replaced to make `b` of `a`.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({replaced, row[j] + 1, row[j - 1] + 1}));
-    }
-  }
-  return row.back();
-}
-
-// The name that differs least from a wrong one; empty if all are too different.
-std::string nearest_name(std::string_view wrong, const std::vector<std::string>& names) {
-  std::string nearest;
-  std::size_t least = std::max<std::size_t>(2, wrong.size() / 3) + 1;
-  for (const std::string& name : names) {
-    const std::size_t distance = edit_distance(wrong, name);
-    if (distance >= least) continue;
-    least = distance;
-    nearest = name;
-  }
-  return nearest;
+bool is_integer(const std::string& text) {
+  const std::size_t sign = text.starts_with('-') ? 1 : 0;
+  return text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
 }
 
 }  // namespace
@@ -112,7 +90,7 @@ const detail::ConfigOption& Config::find(const std::string& name, const std::str
     if (other == name) return option;
     names.push_back(other);
   }
-  const std::string nearest = nearest_name(name, names);
+  const std::string nearest = base::nearest_name(name, names);
   throw UsageError(fmt::format("{}: unknown option '{}'; {}", source, name,
                                nearest.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
                                                : fmt::format("did you mean '{}'?", nearest)));
@@ -122,8 +100,10 @@ void Config::set(const std::string& name, const std::vector<std::string>& texts,
                  const std::string& source) const {
   const detail::ConfigOption& option = find(name, source);
   if (!option.set(texts)) {
-    throw UsageError(fmt::format("{}: {} is '{}'; it must be {}", source, name,
-                                 fmt::join(texts, ", "), option.type));
+    const bool are_integers = !option.is_bool && std::ranges::all_of(texts, is_integer);
+    throw UsageError(fmt::format("{}: {} is '{}'; it must be {}{}", source, name,
+                                 fmt::join(texts, ", "), option.type,
+                                 are_integers ? ", in the range of its type" : ""));
   }
 }
 

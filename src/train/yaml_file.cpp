@@ -5,10 +5,12 @@
 #ifdef PACELINE_YAML
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "base/utf8.h"
 
@@ -76,16 +78,60 @@ bool is_possible(const std::string& text) {
   return base::is_utf8(text) && text.find('\0') == std::string::npos;
 }
 
+// What the parser does not say of a line that it refuses.
+std::string hint_for(const std::string& text, int line) {
+  std::istringstream lines(text);
+  std::string refused;
+  for (int i = 0; i <= line; ++i) std::getline(lines, refused);
+  const bool has_tab = refused.find('\t') < refused.find_first_not_of(" \t");
+  return has_tab ? "; the line is indented with a tab: use spaces" : "";
+}
+
+// Load reads the first document of a text and ignores what follows, be it a bracket too many.
+// (LoadAll never returns from such a bracket.)
+class OneDocument final : public YAML::EventHandler {
+ public:
+  explicit OneDocument(const std::string& source) : source_(source) {}
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ == 1) return;
+    throw UsageError(fmt::format(
+        "{}:{}: follows the end of the document: a second one, or a bracket too many? Remove it",
+        source_, mark.line + 1));
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  const std::string& source_;
+  int documents_ = 0;
+};
+
 YAML::Node load_yaml(const std::string& text, const std::string& source) {
   if (!is_possible(text)) {
     throw UsageError(
         fmt::format("{}: is not UTF-8 text: save it as UTF-8, without null characters", source));
   }
   try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    OneDocument document(source);
+    while (parser.HandleNextDocument(document)) {
+    }
     return YAML::Load(text);
   } catch (const YAML::Exception& error) {
     const std::string line = error.mark.is_null() ? "" : fmt::format(":{}", error.mark.line + 1);
-    throw UsageError(fmt::format("{}{}: is no YAML: {}", source, line, error.msg));
+    throw UsageError(fmt::format("{}{}: is no YAML: {}{}", source, line, error.msg,
+                                 hint_for(text, error.mark.line)));
   }
 }
 

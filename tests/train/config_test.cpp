@@ -25,6 +25,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
 
@@ -96,7 +97,7 @@ TEST_F(ConfigTest, ReadsAFile) {
   EXPECT_THAT(options_.tags, ElementsAre("a", "b, c"));
   EXPECT_EQ(options_.seed, 1);
   load("");
-  load("optimizer.lr: 2\nmilestones: []\n");
+  load("---\noptimizer.lr: 2\nmilestones: []\n...\n");
   EXPECT_EQ(options_.lr, 2);
   EXPECT_THAT(options_.milestones, IsEmpty());
 }
@@ -192,11 +193,11 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("something else: 1\n", ":1: unknown option 'something else'; there are epochs,");
   expect_refused("epochs: ten\n", ":1: epochs is 'ten'; it must be an integer");
   expect_refused("epochs: 1.5\n", "it must be an integer");
-  expect_refused("epochs: 99999999999\n", "it must be an integer");
+  expect_refused("epochs: 99999999999\n", "it must be an integer, in the range of its type");
   expect_refused("epochs: [1]\n", ":1: epochs must be an integer");
   expect_refused("epochs:\n", ":1: epochs has no value");
   expect_refused("seed: -1\n", "it must be an integer that is not negative");
-  expect_refused("seed: 256\n", "it must be an integer that is not negative");
+  expect_refused("seed: 256\n", "an integer that is not negative, in the range of its type");
   expect_refused("optimizer: {lr: 1x, nesterov: true}\n",
                  "optimizer.lr is '1x'; it must be a number");
   expect_refused("optimizer:\n  nesterov: yes\n",
@@ -208,6 +209,13 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("optimizer: {lr: 1}\noptimizer.lr: 2\n", ":2: optimizer.lr is set twice");
   expect_refused("[1, 2]\n", "has no map of names to values");
   expect_refused("epochs: 1\nname: [a\n", "is no YAML");
+  expect_refused("optimizer:\n\tlr: 1\n", ":2: is no YAML");
+  expect_refused("optimizer:\n\tlr: 1\n", "; the line is indented with a tab: use spaces");
+  expect_refused("optimizer:\n  lr: 1\n \t nesterov: true\n", "indented with a tab");
+  expect_refused("epochs: 1\n---\nname: a\n", ":2: follows the end of the document");
+  expect_refused("epochs: 1\n---\n", ":2: follows the end of the document");
+  expect_refused("]", ":1: follows the end of the document");
+  expect_refused("optimizer: {lr: 1}}\n", "follows the end of the document");
   expect_refused("name: \xff\n", "is not UTF-8 text");
   expect_refused(std::string("name: \0N\n", 9), "is not UTF-8 text");
   expect_refused("epochs: 1\nname: \"\\N\"\n", ":2: name is not UTF-8: write the character itself");
@@ -222,6 +230,10 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
 
   expect_flags_refused({"--epoch=1"}, "--epoch: unknown option 'epoch'; did you mean 'epochs'?");
   expect_flags_refused({"--epochs=x"}, "--epochs: epochs is 'x'; it must be an integer");
+  expect_flags_refused({"--milestones=1,99999999999999999999"},
+                       "an integer, in the range of its type");
+  EXPECT_THAT([&] { static_cast<void>(parse({"--optimizer.nesterov=1"})); },
+              ThrowsMessage<UsageError>(Not(HasSubstr("range"))));
   expect_flags_refused({"--epochs"}, "--epochs: a value must follow");
   expect_flags_refused({"--config"}, "--config: a value must follow");
   expect_flags_refused({"--no-epochs"}, "unknown option 'no-epochs'");
