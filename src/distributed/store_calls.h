@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/idle_work.h"
 #include "base/signals_blocked.h"
 #include "shm/membership/bootstrap.h"
 
@@ -34,7 +35,7 @@ auto call_store(
     const base::Deadline& deadline, Body body, const std::function<void()>& meanwhile = [] {})
     -> std::optional<std::invoke_result_t<Body, const std::atomic<bool>&>> {
   using Result = std::invoke_result_t<Body, const std::atomic<bool>&>;
-  constexpr std::chrono::milliseconds kPause{20};
+  const std::chrono::milliseconds pause{base::has_idle_work() ? 1 : 20};
   // The time for the store's own error at the same deadline. It is longer than rank 0 waits there
   // for the other ranks to learn which ranks are missing.
   constexpr std::chrono::milliseconds kLastWord = shm::kVerdict + std::chrono::seconds(1);
@@ -52,7 +53,8 @@ auto call_store(
   };
   std::exception_ptr thrown;
   try {
-    while (!ended_within(std::min(kPause, deadline.remaining())) && !deadline.expired()) {
+    while (!ended_within(std::min(pause, deadline.remaining())) && !deadline.expired()) {
+      base::do_idle_work();
       meanwhile();
     }
   } catch (...) {

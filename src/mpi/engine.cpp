@@ -76,10 +76,12 @@ class Engine::Handle final : public Transfer {
 
   ~Handle() override {
     if (abandoned_ || engine_.process_.is_forked_child()) return;
-    std::unique_lock lock(engine_.mutex_);
-    if (!forget(lock)) return;
-    engine_.end({state_}, &State::is_memory_free);
-    engine_.abandoned_.push_back(state_);  // for what is copied
+    engine_.runtime_.run([&] {
+      std::unique_lock lock(engine_.mutex_);
+      if (!forget(lock)) return;
+      engine_.end({state_}, &State::is_memory_free);
+      engine_.abandoned_.push_back(state_);  // for what is copied
+    });
   }
 
   void check() override {
@@ -93,16 +95,18 @@ class Engine::Handle final : public Transfer {
   }
 
   void abandon(std::shared_ptr<const void> memory) override {
-    std::unique_lock lock(engine_.mutex_);
     abandoned_ = true;
-    if (!forget(lock)) return;
-    state_->memory = std::move(memory);
-    engine_.abandoned_.push_back(state_);
-    try {
-      engine_.runtime_.call([&](Library&) { state_->cancel_sends(*engine_.ready_); });
-    } catch (const std::exception&) {
-      // MPI has failed, or is finalized.
-    }
+    engine_.runtime_.run([&] {
+      std::unique_lock lock(engine_.mutex_);
+      if (!forget(lock)) return;
+      state_->memory = std::move(memory);
+      engine_.abandoned_.push_back(state_);
+      try {
+        engine_.runtime_.call([&](Library&) { state_->cancel_sends(*engine_.ready_); });
+      } catch (const std::exception&) {
+        // MPI has failed, or is finalized.
+      }
+    });
   }
 
  private:
@@ -120,9 +124,12 @@ class Engine::Handle final : public Transfer {
 
 Engine::Engine(Runtime& runtime, std::unique_ptr<Communicator> data,
                std::unique_ptr<Communicator> ready)
-    : runtime_(runtime), data_(std::move(data)), ready_(std::move(ready)) {}
+    : runtime_(runtime), data_(std::move(data)), ready_(std::move(ready)) {
+  if (runtime_.has_owner()) runtime_.add_work(this, [this] { progress(); });
+}
 
 Engine::~Engine() {
+  runtime_.run([this] { runtime_.remove_work(this); });
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
@@ -158,9 +165,9 @@ std::unique_ptr<internode::Engine::Transfer> Engine::start(std::uint32_t tag,
                                                            std::function<void()> when_done) {
   auto state = std::make_shared<State>(State{std::move(when_done)});
   auto handle = std::make_unique<Handle>(*this, state);
-  {
+  runtime_.run([&] {
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) {
+    if (!runtime_.has_owner() && !thread_.joinable()) {
       const base::SignalsBlocked blocked;
       thread_ = std::thread([this] { run(); });
     }
@@ -170,7 +177,7 @@ std::unique_ptr<internode::Engine::Transfer> Engine::start(std::uint32_t tag,
       state->error = std::current_exception();
     }
     open_.push_back(std::move(state));
-  }
+  });
   changed_.notify_all();
   return handle;
 }
@@ -225,9 +232,17 @@ void Engine::forget_ended() {
   std::erase_if(abandoned_, [&](const auto& state) { return !state->error && advance(*state); });
 }
 
+// On the one thread that may call MPI.
+void Engine::progress() {
+  std::unique_lock lock(mutex_);
+  while (finish_one(lock)) {
+  }
+  forget_ended();
+}
+
 void Engine::run() {
   std::unique_lock lock(mutex_);
-  Pause pause;
+  base::Pause pause;
   while (!stops_) {
     if (open_.empty()) {
       forget_ended();
@@ -255,7 +270,7 @@ bool Engine::end(const States& states, bool (State::*is_over)(Communicator&, Com
   try {
     const auto over_within = [&](std::chrono::milliseconds time) {
       const auto limit = base::Deadline::after(time);
-      for (const Pause pause;; pause.rest()) {
+      for (const base::Pause pause;; pause.rest()) {
         const bool over = runtime_.call([&](Library&) {
           return std::ranges::all_of(
               states, [&](const auto& state) { return ((*state).*is_over)(*data_, *ready_); });

@@ -7,14 +7,15 @@
 #include <thread>
 #include <vector>
 
+#include "base/pause.h"
 #include "internode/engine.h"
-#include "mpi/pause.h"
 #include "mpi/runtime.h"
 #include "shm/sync/fork_generation.h"
 
 namespace paceline::mpi {
 
-// Transfers as messages of MPI, which a thread tests.
+// Transfers as messages of MPI, which a thread tests; the one that may call MPI, if there is only
+// one.
 //
 // MPI cannot take back a message that it has begun to send. So a small one is sent from a copy, and
 // a large one only when its receiver says that it has memory for it (rendezvous).
@@ -47,6 +48,7 @@ class Engine final : public internode::Engine {
   bool finish_one(std::unique_lock<std::mutex>& lock);
   void forget_ended();
   bool end(const States& states, bool (State::*is_over)(Communicator&, Communicator&));
+  void progress();
   void run();
 
   Runtime& runtime_;
@@ -59,7 +61,7 @@ class Engine final : public internode::Engine {
   States abandoned_;                // MPI may still access their memory
   const State* calling_ = nullptr;  // whose when_done runs
   bool stops_ = false;
-  std::thread thread_;  // starts with the first transfer
+  std::thread thread_;  // starts with the first transfer, if others than one may call MPI
 };
 
 }  // namespace paceline::mpi

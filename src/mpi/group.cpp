@@ -17,8 +17,9 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "base/idle_work.h"
+#include "base/pause.h"
 #include "base/wait_report.h"
-#include "mpi/pause.h"
 #include "shm/collectives/group.h"
 #include "shm/kernels/kernels.h"
 
@@ -126,6 +127,7 @@ class Group::Wait final : public shm::WaitContext {
     if (complete) {
       group_.compared_.store(number_, std::memory_order_release);
     } else {
+      base::do_idle_work();
       pause_.rest();
     }
     return !complete;
@@ -139,7 +141,7 @@ class Group::Wait final : public shm::WaitContext {
   Group& group_;
   Comparison& comparison_;
   std::uint32_t number_;
-  Pause pause_;
+  base::Pause pause_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   mutable bool noted_ = false;
   std::optional<base::Deadline> learning_;
@@ -215,6 +217,7 @@ void Group::run(Start start) {
     runtime_.call([&](Library&) { start(*communicator_, requests); });
     base::WaitReport report;
     while (!test(requests)) {
+      base::do_idle_work();
       ::sched_yield();
       report.check([&](const std::string& waited, auto) {
         return base::WaitReport::Text{

@@ -68,7 +68,8 @@ class Communicator {
 
 class Library {
  public:
-  // Which threads may call MPI: one only, any one at a time, or all at the same time.
+  // Which threads may call MPI: the program's main thread only, any one at a time, or all at the
+  // same time.
   enum class Threads { one, one_at_a_time, multiple };
   // Sets inout[i] to the reduction of in[i] and inout[i].
   using Reduce = void (*)(shm::DataType type, shm::ReduceOp op, const void* in, void* inout,
@@ -79,6 +80,8 @@ class Library {
   virtual void start(Reduce reduce) = 0;
   // The rest is for after start().
   virtual Threads threads() const = 0;
+  // Whether the calling thread is the one that initialised MPI.
+  virtual bool is_main_thread() const = 0;
   virtual bool is_finalized() const = 0;
   virtual void do_not_finalize() = 0;
   // The limit of tags.
@@ -95,7 +98,7 @@ class Library {
 
 // The function that a plug-in exports, which returns its Library. Its name changes with this
 // interface, so that a plug-in of another version is not taken for one of this.
-inline constexpr const char* kPluginFunction = "paceline_mpi_library_1";
+inline constexpr const char* kPluginFunction = "paceline_mpi_library_2";
 using PluginFunction = Library* (*)();
 
 }  // namespace paceline::mpi

@@ -5,6 +5,7 @@
 
 #include <paceline/error.h>
 
+#include "base/idle_work.h"
 #include "mpi/load.h"
 #include "shm/kernels/kernels.h"
 
@@ -17,6 +18,11 @@ void reduce_two(shm::DataType type, shm::ReduceOp op, const void* in, void* inou
   shm::reduce(type, op, sources, {&inout, 1}, count);
 }
 
+constexpr const char* kOtherThread =
+    "the backend mpi: MPI was initialised without MPI_THREAD_MULTIPLE, so worlds and groups over "
+    "it are "
+    "made on the thread that initialised it";
+
 }  // namespace
 
 Runtime& Runtime::get(const std::optional<std::string>& name) {
@@ -28,17 +34,36 @@ Runtime& Runtime::get(const std::optional<std::string>& name) {
     } catch (const std::exception& error) {
       throw UsageError(std::string("the backend mpi cannot use MPI: ") + error.what());
     }
-    if (library.threads() == Library::Threads::one) {
-      throw UsageError(
-          "the backend mpi calls MPI on threads of its own: initialise MPI with MPI_Init_thread "
-          "and "
-          "MPI_THREAD_MULTIPLE in place of MPI_Init, or leave it to the backend; the backend "
-          "paceline "
-          "needs neither");
+    const bool one = library.threads() == Library::Threads::one;
+    if (one && !library.is_main_thread()) throw UsageError(kOtherThread);
+    auto* const made = new Runtime(library);
+    if (one) {
+      made->owner_ = std::this_thread::get_id();
+      base::set_idle_work([made] { made->progress(); });
     }
-    return new Runtime(library);
+    return made;
   }();
   return *runtime;
+}
+
+void Runtime::check_may_call_here() const {
+  if (has_owner() && owner_ != std::this_thread::get_id()) throw UsageError(kOtherThread);
+}
+
+void Runtime::hand_over(std::function<void()> task) {
+  const std::lock_guard lock(handed_over_mutex_);
+  handed_over_.push_back(std::move(task));
+}
+
+void Runtime::progress() {
+  if (process_.is_forked_child()) return;
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::lock_guard lock(handed_over_mutex_);
+    tasks = std::exchange(handed_over_, {});
+  }
+  for (const auto& task : tasks) task();
+  for (const auto& [key, work] : works_) work();
 }
 
 void Runtime::check_not_finalized() const {

@@ -3,7 +3,9 @@
 //   mpi_program world     all ranks, twice, the second time beyond MPI_Finalize
 //   mpi_program trainers  two worlds side by side and a rank in neither; then a world without MPI
 //   mpi_program errors    what is refused, on two ranks
-//   mpi_program backend   the backend mpi of two trainers
+//   mpi_program backend   the backend mpi of two trainers, any threads of which may call MPI
+//   mpi_program owner     the same, whose main thread alone may
+//   mpi_program waits     three ranks whose calls are under way in different orders
 //   mpi_program faults    three ranks over the backend mpi, of which one errs
 #include <paceline/mpi.h>
 // First, as it has to include what it needs.
@@ -16,9 +18,11 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <future>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -119,8 +123,10 @@ void try_errors() {
   expect_refused(world, "needs MPI between MPI_Init and MPI_Finalize");
   Mpi mpi;
   expect_refused([] { return init_process_group(MPI_Comm(MPI_COMM_NULL)); }, "MPI_COMM_NULL");
-  expect_refused([] { return init_process_group(MPI_COMM_WORLD, {.backend = "mpi"}); },
-                 "MPI_THREAD_MULTIPLE");
+  std::async(std::launch::async, [] {
+    expect_refused([] { return init_process_group(MPI_COMM_WORLD, {.backend = "mpi"}); },
+                   "made on the thread that initialised it");
+  }).get();
   expect_refused([&] { return with_wrong_options_on(0); }, "leave out .rank");
   if (rank_in(MPI_COMM_WORLD) == 1) {
     expect_refused([&] { return with_wrong_options_on(1); }, "leave out .rank");
@@ -157,8 +163,8 @@ void exchange_with(int other, int own) {
 
 // Two worlds of each trainer, one after the other. A message of the first one that nobody receives
 // does not come to the second.
-void use_backend() {
-  const Mpi mpi(MPI_THREAD_MULTIPLE);
+void use_backend(int level) {
+  const Mpi mpi(level);
   const int rank = rank_in(MPI_COMM_WORLD);
   MPI_Comm trainer = MPI_COMM_NULL;
   // Two ranks each, in descending order.
@@ -181,6 +187,56 @@ void use_backend() {
     paceline::barrier();
   }
   MPI_Comm_free(&trainer);
+}
+
+// Only the main thread may call MPI, so a wait for one call has to drive all others.
+void wait_in_different_orders() {
+  const Mpi mpi;
+  const auto world = paceline::init_process_group(MPI_COMM_WORLD, {.backend = "mpi"});
+  const int rank = paceline::get_rank();
+  const int size = paceline::get_world_size();
+  const auto other = paceline::new_group();
+  const auto sum = [&] { return at::full({50'000}, 1 << rank, at::kInt); };
+  const at::Tensor first = sum();
+  const at::Tensor second = sum();
+  const at::Tensor third = sum();
+  auto in_world = paceline::all_reduce_async(first);
+  auto in_other = paceline::all_reduce_async(second, {.group = other});
+  // Each waits first for what another one only drives.
+  at::Tensor received = at::zeros({50'000}, at::kInt);
+  if (rank == 0) {
+    paceline::recv(received, {.src = 1});
+    in_other.wait();
+    in_world.wait();
+  } else if (rank == 1) {
+    in_world.wait();
+    paceline::send(sum(), 0);
+    in_other.wait();
+  } else {
+    while (!in_other.is_completed()) std::this_thread::yield();
+    in_other.wait();
+    in_world.wait();
+  }
+  // A group is made while another's call is under way.
+  auto before = paceline::all_reduce_async(third);
+  if (rank == 1) before.wait();
+  const auto made = paceline::new_group();
+  if (rank != 1) before.wait();
+  paceline::barrier({.group = made});
+  for (const at::Tensor& one : {first, second, third}) {
+    expect(one[1].item<int>(), (1 << size) - 1, "a sum");
+  }
+  if (rank == 0) expect(received[0].item<int>(), 2, "what rank 1 sent");
+  // Another thread's call is made by this one, in whichever call it waits.
+  const at::Tensor fourth = sum();
+  auto elsewhere =
+      std::async(std::launch::async, [&] { paceline::all_reduce(fourth, {.group = made}); });
+  auto driving = paceline::barrier_async({.group = other});
+  while (elsewhere.wait_for(std::chrono::milliseconds(0)) != std::future_status::ready) {
+    static_cast<void>(driving.is_completed());
+  }
+  driving.wait();
+  expect(fourth[1].item<int>(), (1 << size) - 1, "the sum of another thread");
 }
 
 template <typename Error>
@@ -222,10 +278,13 @@ void err_over_backend() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void()>> modes{{"world", form_one_world},
-                                                           {"trainers", form_trainers},
-                                                           {"errors", try_errors},
-                                                           {"backend", use_backend},
-                                                           {"faults", err_over_backend}};
+  const std::map<std::string, std::function<void()>> modes{
+      {"world", form_one_world},
+      {"trainers", form_trainers},
+      {"errors", try_errors},
+      {"backend", [] { use_backend(MPI_THREAD_MULTIPLE); }},
+      {"owner", [] { use_backend(MPI_THREAD_FUNNELED); }},
+      {"waits", wait_in_different_orders},
+      {"faults", err_over_backend}};
   return paceline::record([&] { modes.at(argc > 1 ? argv[1] : "world")(); });
 }

@@ -52,6 +52,11 @@ TEST_P(MpiCommunicators, RefuseWhatIsNoWorld) {
 
 TEST_P(MpiCommunicators, CarryTheBackendMpi) {
   run(4, "backend");
+  run(4, "owner");
+}
+
+TEST_P(MpiCommunicators, DriveAllCallsWhileOneThreadWaits) {
+  run(3, "waits");
 }
 
 TEST_P(MpiCommunicators, FaultsOverTheBackendMpiAreNamed) {

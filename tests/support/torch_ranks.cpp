@@ -1,6 +1,7 @@
 #include "support/torch_ranks.h"
 
 #include <ATen/Parallel.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -8,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <cstdlib>
+#include <stdexcept>
 
 namespace paceline::test {
 
@@ -23,8 +25,21 @@ int rank_of_mpi() {
   return 0;
 }
 
+// As a program that calls MPI_Init, after which only its main thread may call MPI. The plug-in is
+// for the symbols of its MPI.
+void initialise_mpi(const char* plugin) {
+  if (::dlopen(plugin, RTLD_NOW | RTLD_GLOBAL) == nullptr) throw std::runtime_error(::dlerror());
+  const auto init = reinterpret_cast<int (*)(int*, char***)>(::dlsym(RTLD_DEFAULT, "MPI_Init"));
+  static const auto finalize = reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "MPI_Finalize"));
+  init(nullptr, nullptr);
+  std::atexit([] { finalize(); });
+}
+
 RankContext rank_in(const WorldCase& world) {
-  static const int rank = rank_of_mpi();
+  static const int rank = [] {
+    if (const char* const plugin = std::getenv("PACELINE_TEST_MPI_INIT")) initialise_mpi(plugin);
+    return rank_of_mpi();
+  }();
   InitOptions init{.backend = kMpi, .timeout = kCallTimeout};
   if (world.backend == kMpiAcrossNodes) {
     pretend_nodes(rank, world.size);

@@ -9,6 +9,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "base/idle_work.h"
 #include "distributed/start.h"
 
 namespace paceline::backends {
@@ -42,7 +43,7 @@ class RemoteMessageWork final : public PacelineWork {
     while (!isCompleted()) {
       if (deadline && deadline->expired()) throw_late(timeout);
       std::unique_lock lock(mutex_);
-      cv_.wait_for(lock, 10ms, [&] { return completed_; });
+      base::wait_until(cv_, lock, base::Deadline::after(10ms), [&] { return completed_; });
     }
     return PacelineWork::wait(kNoTimeout);
   }

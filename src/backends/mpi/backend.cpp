@@ -133,12 +133,20 @@ std::optional<int> handle_of(const BackendRequest& request) {
 // Where the ranks of the group are in the communicator. All ranks exchange it through the store,
 // since MPI would wait for a missing rank for ever. If MPI cannot be used on one of them, all
 // throw.
-std::vector<int> exchange_ranks(const BackendRequest& request) {
+std::vector<int> exchange_ranks(const BackendRequest& request, bool needs_threads) {
   constexpr std::string_view kRank = "rank ";
   std::string own;
   std::exception_ptr error;
   try {
-    runtime_for(request).call([&](mpi::Library& library) {
+    mpi::Runtime& runtime = runtime_for(request);
+    runtime.check_may_call_here();
+    if (needs_threads && runtime.has_owner()) {
+      throw UsageError(
+          "as the engine between nodes, mpi calls MPI on threads of its own: initialise MPI with "
+          "MPI_Init_thread and MPI_THREAD_MULTIPLE in place of MPI_Init, or leave it to the "
+          "engine");
+    }
+    runtime.call([&](mpi::Library& library) {
       own = fmt::format("{}{}", kRank, library.rank_in(handle_of(request)));
       constexpr std::uint32_t kTags = internode::Engine::kTags;
       if (static_cast<std::uint32_t>(library.max_tag()) >= kTags - 1) return;
@@ -185,8 +193,8 @@ struct Connection {
   std::vector<std::unique_ptr<mpi::Communicator>> communicators;
 };
 
-Connection connect(const BackendRequest& request, int count) {
-  const std::vector<int> ranks = exchange_ranks(request);
+Connection connect(const BackendRequest& request, int count, bool needs_threads = false) {
+  const std::vector<int> ranks = exchange_ranks(request, needs_threads);
   Connection made{runtime_for(request), {}};
   constexpr int kTags = 1 << 15;  // that every MPI has
   const auto tag = static_cast<int>(base::hash(request.group_name) % kTags);
@@ -217,7 +225,7 @@ c10::intrusive_ptr<c10d::Backend> make_mpi(const BackendRequest& request) {
 }
 
 std::unique_ptr<internode::Engine> make_mpi_engine(const BackendRequest& request) {
-  auto [runtime, communicators] = connect(request, 2);
+  auto [runtime, communicators] = connect(request, 2, true);
   return std::make_unique<mpi::Engine>(runtime, std::move(communicators[0]),
                                        std::move(communicators[1]));
 }

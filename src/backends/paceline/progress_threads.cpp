@@ -3,13 +3,14 @@
 #include <system_error>
 #include <utility>
 
+#include "base/idle_work.h"
 #include "base/signals_blocked.h"
 
 namespace paceline::backends {
 
 ProgressThreads::Turn::Turn(ProgressThreads& threads) : threads_(threads) {
   std::unique_lock lock(threads_.mutex_);
-  threads_.idle_.wait(lock, [&] { return threads_.tasks_.empty() && !threads_.running_; });
+  base::wait(threads_.idle_, lock, [&] { return threads_.tasks_.empty() && !threads_.running_; });
   threads_.running_ = true;
   threads_.running_number_ = ++threads_.count_;
 }
@@ -92,13 +93,18 @@ void ProgressThreads::loop() {
     ++free_;
   }
   --free_;
+  ++ended_;
   arrived_.notify_all();  // another thread may wait for this one's task
+  idle_.notify_all();
 }
 
 void ProgressThreads::stop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
   arrived_.notify_all();
+  if (base::has_idle_work()) {  // without which these threads may not end
+    base::wait(idle_, lock, [&] { return ended_ >= threads_.size(); });
+  }
   while (!threads_.empty()) {
     std::thread last = std::move(threads_.back());
     threads_.pop_back();

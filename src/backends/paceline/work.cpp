@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/deadline.h"
+#include "base/idle_work.h"
 
 namespace paceline::backends {
 namespace {
@@ -63,13 +64,16 @@ PacelineWork::FuturePtr PacelineWork::complete(const std::exception_ptr& error, 
   return future;
 }
 
+bool PacelineWork::isCompleted() {
+  base::do_idle_work();
+  return Work::isCompleted();
+}
+
 bool PacelineWork::wait(std::chrono::milliseconds timeout) {
   check_not_forked();
   std::unique_lock lock(mutex_);
-  const auto done = [&] { return completed_; };
-  if (timeout == kNoTimeout) {
-    cv_.wait(lock, done);
-  } else if (!cv_.wait_for(lock, base::Deadline::after(timeout).remaining(), done)) {
+  const auto limit = timeout == kNoTimeout ? base::Deadline::kLongest : timeout;
+  if (!base::wait_until(cv_, lock, base::Deadline::after(limit), [&] { return completed_; })) {
     throw_late(timeout);
   }
   if (exception_) std::rethrow_exception(exception_);
@@ -90,6 +94,8 @@ void PacelineWork::throw_late(std::chrono::milliseconds timeout) const {
 
 c10::intrusive_ptr<c10::ivalue::Future> PacelineWork::getFuture() {
   std::unique_lock lock(mutex_);
+  // Who waits for a future of LibTorch's does no idle work, so it is complete from the start.
+  if (base::has_idle_work()) base::wait(cv_, lock, [&] { return completed_; });
   if (!future_) {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -115,7 +121,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   std::optional<base::Deadline> deadline;
   if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
   mailbox_->pump_for(message_, opType_ == c10d::OpType::SEND, [&] {
-    if (isCompleted()) return PacelineWork::wait(kNoTimeout);
+    if (Work::isCompleted()) return PacelineWork::wait(kNoTimeout);
     if (deadline && deadline->expired()) throw_late(timeout);
     return false;
   });

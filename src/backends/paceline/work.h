@@ -28,6 +28,7 @@ class PacelineWork : public distributed::SelfReportingWork {
   FuturePtr complete(const std::exception_ptr& error, GroupHooks& hooks);
   void settle(c10::ivalue::Future& future) const;
 
+  bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   FuturePtr getFuture() override;

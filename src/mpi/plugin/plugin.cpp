@@ -369,6 +369,11 @@ class ThisLibrary final : public Library {
   }
 
   Threads threads() const override { return threads_; }
+  bool is_main_thread() const override {
+    int is_main = 0;
+    check(MPI_Is_thread_main(&is_main), "MPI_Is_thread_main");
+    return is_main != 0;
+  }
   bool is_finalized() const override { return is_over(); }
   void do_not_finalize() override { finalizes = false; }
   int max_tag() const override {
@@ -406,7 +411,7 @@ class ThisLibrary final : public Library {
 }  // namespace
 }  // namespace paceline::mpi
 
-extern "C" __attribute__((visibility("default"))) paceline::mpi::Library* paceline_mpi_library_1() {
+extern "C" __attribute__((visibility("default"))) paceline::mpi::Library* paceline_mpi_library_2() {
   static paceline::mpi::ThisLibrary library;
   return &library;
 }

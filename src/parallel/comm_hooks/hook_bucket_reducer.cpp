@@ -12,6 +12,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "base/idle_work.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
 #include "parallel/comm_hooks/running_hook.h"
@@ -47,7 +48,8 @@ class Completion {
   }
   bool wait_for(std::chrono::milliseconds limit) const {
     std::unique_lock lock(state_->mutex);
-    return state_->reached.wait_for(lock, limit, [&] { return state_->done; });
+    return base::wait_until(state_->reached, lock, base::Deadline::after(limit),
+                            [&] { return state_->done; });
   }
 
  private:

@@ -6,16 +6,15 @@
 #include <chrono>
 #include <thread>
 
-namespace paceline::mpi {
+namespace paceline::base {
 
-// Between two tests of an operation that waits for other ranks: MPI has no wait with a deadline,
-// and its own waits keep a core busy.
+// Between two looks of a thread that polls for what may take long: it yields at first, then sleeps.
 class Pause {
  public:
   // Longer pauses would slow down MPI, which moves large messages only while it is called.
   static constexpr std::chrono::microseconds kLongest{100};
 
-  // How long to sleep before the next test; zero: yield.
+  // How long to sleep before the next look; zero: yield.
   std::chrono::microseconds length() const {
     using std::chrono::microseconds;
     constexpr microseconds kYielding{500};
@@ -36,4 +35,4 @@ class Pause {
   Clock::time_point begin_ = Clock::now();
 };
 
-}  // namespace paceline::mpi
+}  // namespace paceline::base
