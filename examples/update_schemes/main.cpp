@@ -54,6 +54,22 @@ void declare(paceline::Config& config, Options& options) {
   config.add("svg", options.svg, "A directory for the charts");
 }
 
+void check(const Options& options) {
+  const auto require = [](bool is_right, const char* name, const char* range) {
+    if (!is_right) throw paceline::UsageError(std::string(name) + " must be " + range);
+  };
+  const auto is_positive = [](double value) { return value > 0 && std::isfinite(value); };
+  require(is_positive(options.seconds), "seconds", "positive");
+  require(options.step_ms >= 0 && std::isfinite(options.step_ms), "step_ms", "0 or more");
+  require(options.slow_factor >= 1 && std::isfinite(options.slow_factor), "slow_factor",
+          "1 or more");
+  require(options.batch >= 1, "batch", "1 or more");
+  require(options.lead >= 0, "lead", "0 or more");
+  require(options.period >= 1, "period", "1 or more");
+  require(is_positive(options.learning_rate), "learning_rate", "positive");
+  if (!options.svg.empty()) std::filesystem::create_directories(options.svg);
+}
+
 torch::nn::Sequential make_net() {
   torch::manual_seed(3);
   return torch::nn::Sequential(torch::nn::Linear(kInputs, 64), torch::nn::Tanh(),
@@ -349,6 +365,7 @@ int main(int argc, char** argv) {
     paceline::Config config("Compares ways to train in parallel, with one slow worker.");
     declare(config, options);
     if (const auto text = config.parse(argc, argv)) return paceline::print(*text);
+    check(options);
     compare(options);
   });
 }

@@ -104,6 +104,9 @@ inline constexpr std::size_t kMaxStageTensors = 8;
 
 [[noreturn]] PACELINE_API void throw_wrong_inputs(std::size_t count);
 
+/// Throws UsageError if there is no stage.
+PACELINE_API torch::nn::Module& checked_stage(torch::nn::Module* stage);
+
 /// A visitor of for_each_tensor.
 struct KeepOutputs {
   using VisitsUndefined = void;
@@ -195,7 +198,7 @@ class Pipeline {
   Pipeline(std::shared_ptr<M> stage, Loss loss, const PipelineOptions& options = {})
       : module_(std::move(stage)),
         handle_(
-            *module_,
+            detail::checked_stage(module_.get()),
             [module = module_](const std::vector<at::Tensor>& inputs) {
               return detail::run_stage(*module, inputs);
             },
@@ -211,9 +214,11 @@ class Pipeline {
   /// sizes on the CPU. Collective. Returns the mean of the micro-batches' losses on the last stage,
   /// and an undefined tensor on the others. Gradients are added to .grad, as always.
   ///
-  /// Throws UsageError if the number of samples is not a multiple of n_microbatches, PeerLost,
-  /// Timeout or Mismatch if another stage fails or does something else, and Mismatch if a stage
-  /// before has another target.
+  /// Throws UsageError if the number of samples is not a multiple of n_microbatches, if the last
+  /// stage passes inputs with another number than its target has, or if the loss depends on nothing
+  /// that requires a gradient; PeerLost, Timeout or Mismatch if another stage fails or does something
+  /// else, and Mismatch if a stage before has another target. After an exception that left other
+  /// stages in the middle of a step, make a new Pipeline.
   at::Tensor step(const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
     return handle_.step(inputs, target);
   }

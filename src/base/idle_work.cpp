@@ -1,32 +1,32 @@
 #include "base/idle_work.h"
 
-#include <utility>
-
 namespace paceline::base {
 namespace {
 
-struct IdleWork {
-  std::function<void()> function;
-  bool runs = false;
-};
+thread_local const std::function<void()>* work_of_thread = nullptr;
+thread_local bool is_working = false;
 
-thread_local IdleWork work_of_thread;
+struct Working {
+  Working() { is_working = true; }
+  Working(const Working&) = delete;
+  Working& operator=(const Working&) = delete;
+  ~Working() { is_working = false; }
+};
 
 }  // namespace
 
-void set_idle_work(std::function<void()> work) {
-  work_of_thread.function = std::move(work);
+void set_idle_work(const std::function<void()>* work) {
+  work_of_thread = work;
 }
 
 bool has_idle_work() {
-  return work_of_thread.function != nullptr;
+  return work_of_thread != nullptr;
 }
 
 void do_idle_work() {
-  if (!work_of_thread.function || work_of_thread.runs) return;
-  work_of_thread.runs = true;
-  work_of_thread.function();
-  work_of_thread.runs = false;
+  if (work_of_thread == nullptr || is_working) return;
+  const Working working;
+  (*work_of_thread)();
 }
 
 }  // namespace paceline::base

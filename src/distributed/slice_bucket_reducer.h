@@ -9,6 +9,7 @@
 
 #include <paceline/distributed.h>
 
+#include "base/idle_work.h"
 #include "distributed/bucket_reducer.h"
 #include "distributed/summary_comparison.h"
 
@@ -40,7 +41,7 @@ class SliceBucketReducer final : public BucketReducer, private InPlaceGradients 
   void publish(std::size_t bucket) override;
   // Throws UsageError.
   void skip(std::size_t bucket) override;
-  void try_progress() override {}
+  void try_progress() override { base::do_idle_work(); }
   void finish() override;
   bool is_reduced(std::size_t /*bucket*/) const override { return !in_step_; }
   const std::vector<Wait>& waits() const override { return waits_; }

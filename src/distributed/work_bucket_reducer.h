@@ -5,6 +5,7 @@
 
 #include <paceline/distributed.h>
 
+#include "base/idle_work.h"
 #include "distributed/bucket_reducer.h"
 #include "distributed/bucket_works.h"
 #include "distributed/summary_comparison.h"
@@ -26,7 +27,7 @@ class WorkBucketReducer final : public BucketReducer {
   std::uint32_t steps() const override { return step_; }
   void publish(std::size_t bucket) override { works_.publish(bucket); }
   void skip(std::size_t bucket) override { works_.skip(bucket); }
-  void try_progress() override {}
+  void try_progress() override { base::do_idle_work(); }
   void finish() override;
   bool is_reduced(std::size_t bucket) const override { return works_.is_reduced(bucket); }
   const std::vector<Wait>& waits() const override { return waits_; }

@@ -56,6 +56,9 @@ class Engine {
                                           const std::vector<Message>& receives,
                                           std::function<void()> when_done) = 0;
   virtual bool takes_any_rank() const { return false; }
+  // Runs `body`, which takes a lock and calls start(). An engine that one thread only may call runs
+  // it there: no other may wait for that thread while it holds the lock.
+  virtual void run_locked(const std::function<void()>& body) { body(); }
 };
 
 }  // namespace paceline::internode

@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "base/idle_work.h"
 #include "internode/node_links.h"
 
 namespace paceline::internode {
@@ -103,16 +104,18 @@ std::shared_ptr<RemoteMessages::Request> RemoteMessages::post(
   }
   region_->check_usable({operation, 0});
   std::list<std::shared_ptr<Request>> finished;  // destroyed without the lock
-  const std::lock_guard lock(mutex_);
-  for (auto one = requests_.begin(); one != requests_.end();) {
-    const auto next = std::next(one);
-    const std::lock_guard own((*one)->mutex);
-    if ((*one)->finished) finished.splice(finished.end(), requests_, one);
-    one = next;
-  }
-  // With the lock: headers with one tag arrive in the order in which they were started.
-  start(*request);
-  requests_.push_back(request);
+  engine_->run_locked([&] {
+    const std::lock_guard lock(mutex_);
+    for (auto one = requests_.begin(); one != requests_.end();) {
+      const auto next = std::next(one);
+      const std::lock_guard own((*one)->mutex);
+      if ((*one)->finished) finished.splice(finished.end(), requests_, one);
+      one = next;
+    }
+    // With the lock: headers with one tag arrive in the order in which they were started.
+    start(*request);
+    requests_.push_back(request);
+  });
   return request;
 }
 
@@ -261,7 +264,7 @@ void RemoteMessages::close() {
   // object, must not be left to it: the thread cannot destroy its own engine.
   for (const auto& request : requests) {
     std::unique_lock lock(request->mutex);
-    request->has_finished.wait(lock, [&] { return request->finished; });
+    base::wait(request->has_finished, lock, [&] { return request->finished; });
   }
 }
 

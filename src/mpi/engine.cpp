@@ -129,7 +129,7 @@ Engine::Engine(Runtime& runtime, std::unique_ptr<Communicator> data,
 }
 
 Engine::~Engine() {
-  runtime_.run([this] { runtime_.remove_work(this); });
+  if (runtime_.has_owner()) runtime_.run([this] { runtime_.remove_work(this); });
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;

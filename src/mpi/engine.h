@@ -36,6 +36,7 @@ class Engine final : public internode::Engine {
                                   const std::vector<Message>& receives,
                                   std::function<void()> when_done) override;
   bool takes_any_rank() const override { return true; }
+  void run_locked(const std::function<void()>& body) override { runtime_.run(body); }
 
  private:
   struct State;

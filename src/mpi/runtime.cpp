@@ -39,7 +39,7 @@ Runtime& Runtime::get(const std::optional<std::string>& name) {
     auto* const made = new Runtime(library);
     if (one) {
       made->owner_ = std::this_thread::get_id();
-      base::set_idle_work([made] { made->progress(); });
+      base::set_idle_work(&made->idle_work_);
     }
     return made;
   }();

@@ -28,7 +28,7 @@ class Runtime {
 
   // Whether only one thread may call MPI.
   bool has_owner() const { return owner_ != std::thread::id(); }
-  // Throws UsageError if another thread may.
+  // Throws UsageError if only another thread may call MPI.
   void check_may_call_here() const;
 
   // Calls MPI on one thread at a time. `body` must not wait. Throws UsageError if MPI is finalized.
@@ -80,6 +80,7 @@ class Runtime {
   Library& library_;
   std::mutex mutex_;  // held during a call of MPI
   std::thread::id owner_;
+  const std::function<void()> idle_work_ = [this] { progress(); };
   shm::OwningProcess process_;
   std::map<const void*, std::function<void()>> works_;
   std::mutex handed_over_mutex_;

@@ -87,17 +87,17 @@ std::string hint_for(const std::string& text, int line) {
   return has_tab ? "; the line is indented with a tab: use spaces" : "";
 }
 
-// Load reads the first document of a text and ignores what follows, be it a bracket too many.
-// (LoadAll never returns from such a bracket.)
+// Load reads the first document of a text and ignores the others. LoadAll never returns from some
+// texts that are no YAML.
 class OneDocument final : public YAML::EventHandler {
  public:
   explicit OneDocument(const std::string& source) : source_(source) {}
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ == 1) return;
-    throw UsageError(fmt::format(
-        "{}:{}: follows the end of the document: a second one, or a bracket too many? Remove it",
-        source_, mark.line + 1));
+    throw UsageError(
+        fmt::format("{}:{}: begins a second document: write all options into the first one",
+                    source_, mark.line + 1));
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark&, YAML::anchor_t) override {}

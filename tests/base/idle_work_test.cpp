@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -26,10 +27,11 @@ TEST(IdleWork, IsDoneByItsThreadWhileThatWaits) {
     std::mutex mutex;
     std::condition_variable condition;
     std::thread::id worked_on;
-    set_idle_work([&] {
-      const std::lock_guard lock(mutex);  // which the wait does not hold meanwhile
+    const std::function<void()> work = [&] {
+      const std::lock_guard own(mutex);  // which the wait does not hold meanwhile
       worked_on = std::this_thread::get_id();
-    });
+    };
+    set_idle_work(&work);
     std::unique_lock lock(mutex);
     wait(condition, lock, [&] { return worked_on != std::thread::id(); });
     EXPECT_EQ(worked_on, std::this_thread::get_id());
@@ -44,7 +46,8 @@ TEST(IdleWork, EndsAtTheDeadline) {
     const auto never = [] { return false; };
     EXPECT_FALSE(wait_until(condition, lock, Deadline::after(1ms), never));
     int worked = 0;
-    set_idle_work([&] { ++worked; });
+    const std::function<void()> work = [&] { ++worked; };
+    set_idle_work(&work);
     EXPECT_FALSE(wait_until(condition, lock, Deadline::after(1ms), never));
     EXPECT_GT(worked, 0);
     EXPECT_TRUE(lock.owns_lock());
@@ -56,11 +59,12 @@ TEST(IdleWork, IsNotDoneWithinItself) {
   on_thread([] {
     int depth = 0;
     int deepest = 0;
-    set_idle_work([&] {
+    const std::function<void()> work = [&] {
       deepest = std::max(deepest, ++depth);
       do_idle_work();
       --depth;
-    });
+    };
+    set_idle_work(&work);
     do_idle_work();
     EXPECT_EQ(deepest, 1);
   });
@@ -69,7 +73,8 @@ TEST(IdleWork, IsNotDoneWithinItself) {
 TEST(IdleWork, BelongsToOneThread) {
   on_thread([] {
     bool worked = false;
-    set_idle_work([&] { worked = true; });
+    const std::function<void()> work = [&] { worked = true; };
+    set_idle_work(&work);
     on_thread([] {
       EXPECT_FALSE(has_idle_work());
       do_idle_work();

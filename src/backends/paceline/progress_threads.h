@@ -78,7 +78,7 @@ class ProgressThreads {
   std::uint64_t running_number_ = 0;    // its number
   std::atomic<bool> stopping_ = false;  // set under the mutex
   std::size_t free_ = 0;                // threads that wait for a task, or run one
-  std::size_t ended_ = 0;               // threads that have nothing more to do
+  std::size_t loops_ = 0;               // threads that have not ended
   std::atomic<bool> detached_ = false;
   std::vector<std::thread> threads_;
 };

@@ -93,9 +93,12 @@ void PacelineWork::throw_late(std::chrono::milliseconds timeout) const {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PacelineWork::getFuture() {
+  if (base::has_idle_work()) {
+    // Waiting for a future of LibTorch does no idle work, so it is complete from the start.
+    check_not_forked();
+    for (const base::Pause pause; !isCompleted();) pause.rest();
+  }
   std::unique_lock lock(mutex_);
-  // Who waits for a future of LibTorch's does no idle work, so it is complete from the start.
-  if (base::has_idle_work()) base::wait(cv_, lock, [&] { return completed_; });
   if (!future_) {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -121,7 +124,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   std::optional<base::Deadline> deadline;
   if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
   mailbox_->pump_for(message_, opType_ == c10d::OpType::SEND, [&] {
-    if (Work::isCompleted()) return PacelineWork::wait(kNoTimeout);
+    if (isCompleted()) return PacelineWork::wait(kNoTimeout);
     if (deadline && deadline->expired()) throw_late(timeout);
     return false;
   });

@@ -122,9 +122,12 @@ HierarchicalModelAverager::HierarchicalModelAverager(
   const int ranks = get_world_size();
   std::pair<std::int64_t, int> before{0, 0};
   for (const auto& [period, size] : options.period_group_sizes) {
-    require(period > before.first && size > before.second && ranks % size == 0, "period", period,
-            "positive and larger than the one before, and so must be its group size, which must "
-            "divide the number of ranks");
+    if (period <= before.first || size <= before.second || ranks % size != 0) {
+      throw UsageError(
+          fmt::format("period_group_sizes have period {} with {} ranks, of {}: periods and sizes "
+                      "must be positive and ascend, and each size must divide the number of ranks",
+                      period, size, ranks));
+    }
     before = {period, size};
   }
   if (before.second != ranks) {

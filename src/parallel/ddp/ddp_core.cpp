@@ -155,6 +155,10 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
     throw UsageError(
         "skip_all_reduce_unused_params requires find_unused_parameters without static_graph");
   }
+  if (options.average < Average::ranks || options.average > Average::sum) {
+    throw UsageError(fmt::format("average is {}, which is no Average: use ranks, samples or sum",
+                                 static_cast<int>(options.average)));
+  }
   if (options.average == Average::samples && model_.has_sync_batch_norm()) {
     throw UsageError(
         "Average::samples would weigh gradients that SyncBatchNorm has already mixed: let each "

@@ -59,8 +59,16 @@ ParameterServer::ParameterServer(const ddp::WrappedModel& model,
     return;
   }
   const auto& own = shards[static_cast<std::size_t>(job->rank())];
-  auto optimizer = make_optimizer(own);
-  if (!optimizer) throw UsageError("ParameterServer: make_optimizer returned no optimizer");
+  // Before the optimizer is made, so that workers notice a server that ends there.
+  parameter_server::Server::announce(*job);
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  try {
+    optimizer = make_optimizer(own);
+    if (!optimizer) throw UsageError("ParameterServer: make_optimizer returned no optimizer");
+  } catch (...) {
+    job->announce_end();
+    throw;
+  }
   server_ = std::make_unique<parameter_server::Server>(
       std::move(job), parameter_server::Shard(own, std::move(optimizer)), description, options);
 }
@@ -89,13 +97,18 @@ ParameterServer::~ParameterServer() {
 }
 
 void ParameterServer::serve() {
-  if (!server_) throw UsageError("serve on a worker: it calls push, pull or step");
+  if (!server_) {
+    throw UsageError(
+        "serve on a worker: workers call push, pull or step, and ranks whose is_server() is true "
+        "call serve");
+  }
   server_->serve();
 }
 
 parameter_server::Worker& ParameterServer::worker(const char* operation) const {
   if (worker_) return *worker_;
-  throw UsageError(fmt::format("{} on a server: it calls serve", operation));
+  throw UsageError(
+      fmt::format("{} on a server: ranks whose is_server() is true call serve", operation));
 }
 
 void ParameterServer::pull() {

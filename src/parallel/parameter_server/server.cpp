@@ -43,13 +43,16 @@ Server::Server(std::unique_ptr<Job> job, Shard shard, std::string description,
       return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
     });
   }
-  if (job_->announce() == 1) return;
-  job_->announce_end();
+}
+
+void Server::announce(Job& job) {
+  if (job.announce() == 1) return;
+  job.announce_end();
   throw PeerLost(fmt::format("rank {}, a server, was lost, and with it the parameters and the "
                              "optimizer that it held: no new process can take its place, so start "
                              "the job again, from a checkpoint",
-                             job_->rank()),
-                 {job_->rank()}, "ParameterServer", 0);
+                             job.rank()),
+                 {job.rank()}, "ParameterServer", 0);
 }
 
 Server::~Server() {

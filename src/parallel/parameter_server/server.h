@@ -21,7 +21,10 @@ namespace paceline::parameter_server {
 // A server's side: a thread for each worker, which blocks in the messages of their pair.
 class Server {
  public:
-  // `description`: of the model, for comparison.
+  // In the store, where workers find it. Throws PeerLost if this rank had a process before.
+  static void announce(Job& job);
+
+  // After announce(). `description`: of the model, for comparison.
   Server(std::unique_ptr<Job> job, Shard shard, std::string description,
          const ParameterServerOptions& options);
   Server(const Server&) = delete;

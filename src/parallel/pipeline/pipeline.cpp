@@ -63,6 +63,18 @@ void check_options(const PipelineOptions& options) {
   }
 }
 
+// On the last stage, whose loss might broadcast one against the other.
+void check_same_samples(const PipelineHandle::Tensors& inputs, const at::Tensor& target) {
+  if (!target.defined() || target.dim() == 0) return;
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined() || input.dim() == 0 || input.size(0) == target.size(0)) continue;
+    throw UsageError(
+        fmt::format("the input of a Pipeline has {} samples, and the target {}: their first "
+                    "dimensions must be equal",
+                    input.size(0), target.size(0)));
+  }
+}
+
 // Collective. Throws UsageError, the same on all ranks.
 void check_same_options(const PipelineOptions& options) {
   const auto text = fmt::format("{} micro-batches with the schedule {}", options.n_microbatches,
@@ -92,6 +104,11 @@ void check_same_stage(int stage, int stages, const ProcessGroup& group) {
 }
 
 }  // namespace
+
+torch::nn::Module& checked_stage(torch::nn::Module* stage) {
+  if (stage != nullptr) return *stage;
+  throw UsageError("the stage of a Pipeline is a null module");
+}
 
 void throw_wrong_inputs(std::size_t count) {
   throw UsageError(fmt::format(
@@ -208,6 +225,7 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
   if (!at::GradMode::is_enabled()) {
     throw UsageError("Pipeline::step computes gradients, and grad mode is off: use evaluate");
   }
+  if (link_.is_last()) check_same_samples(inputs, target);
   const Batches parts = link_.is_first() ? split(inputs, "the input", true) : Batches();
   const Batches targets = link_.is_last() ? split({target}, "the target", true) : Batches();
   open_.assign(static_cast<std::size_t>(options_.n_microbatches), {});
@@ -250,6 +268,11 @@ void PipelineHandle::Impl::forward(std::int64_t microbatch, const Batches& input
           fmt::format("the loss of a Pipeline is {}: it must be a tensor with one element",
                       loss.defined() ? fmt::format("a tensor of shape {}", c10::str(loss.sizes()))
                                      : "undefined"));
+    }
+    if (!loss.requires_grad()) {
+      throw UsageError(
+          "the loss of a Pipeline depends on nothing that requires a gradient, so the step would "
+          "train nothing: is something detached, or computed without grad mode?");
     }
     one.outputs = {loss / options_.n_microbatches};
     const at::Tensor value = one.outputs.front().detach();

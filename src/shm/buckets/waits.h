@@ -16,8 +16,8 @@ inline constexpr const char* kUnevenAdvice =
     "if the ranks have different numbers of batches, give all the same number "
     "(DistributedSampler), or train inside join; if some ran a forward under no_sync, give all "
     "the same number of these; if an optimizer called a closure more often on some (LBFGS), "
-    "return the loss averaged over the ranks; if an exception ended a backward, run a forward "
-    "next";
+    "return the loss averaged over the ranks; if some have another communication hook or averager, "
+    "give all the same; if an exception ended a backward, run a forward next";
 
 // A wait until every rank has set one word of a bucket, or (kGathered) until rank 0 has the other
 // nodes' reports.

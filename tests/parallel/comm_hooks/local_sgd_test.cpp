@@ -190,7 +190,7 @@ TEST(LocalSgd, RejectsOptionsOutOfTheirRange) {
         [] {
           HierarchicalModelAverager({.period_group_sizes = {{4, 2}, {2, 2}}});
         },
-        ThrowsMessage<UsageError>(HasSubstr("period of 2")));
+        ThrowsMessage<UsageError>(HasSubstr("have period 2 with 2 ranks, of 2")));
   });
 }
 

@@ -94,6 +94,7 @@ TEST(DdpOptions, RejectsInvalidValues) {
              .skip_all_reduce_unused_params = true},
             "without static_graph");
     refuses({.check_sync_every = -1}, "check_sync_every of -1");
+    refuses({.average = static_cast<Average>(9)}, "average is 9, which is no Average");
     DistributedDataParallel model(make_net(at::kFloat));
     EXPECT_THROW(model.set_samples(3), UsageError);
     EXPECT_THROW(model.register_comm_hook(CommHook()), UsageError);

@@ -133,6 +133,29 @@ class FailingSgd final : public torch::optim::SGD {
   }
 };
 
+// Within the timeout of a minute.
+TEST(ParameterServerErrors, AServerThatMakesNoOptimizerIsLost) {
+  const auto ends = run_job({.workers = 2}, [](const JobContext& context) {
+    const auto no_optimizer = [&](auto) -> std::unique_ptr<torch::optim::Optimizer> {
+      if (context.rank == 0) throw std::runtime_error("no learning rate");
+      return nullptr;
+    };
+    try {
+      ParameterServer server({{"w", ones()}}, no_optimizer, context.options);
+    } catch (const PeerLost& error) {
+      EXPECT_NE(context.rank, 0);
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(0));
+      return std::string(error.what());
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_EQ(ends[0].report, "no learning rate");
+  for (const std::size_t worker : {1U, 2U}) EXPECT_THAT(ends[worker].report, HasSubstr("rank 0"));
+}
+
 TEST(ParameterServerErrors, WhatTheOptimizerThrowsReachesEveryRank) {
   for (const std::optional<std::int64_t> staleness :
        {std::optional<std::int64_t>(0), std::optional<std::int64_t>()}) {

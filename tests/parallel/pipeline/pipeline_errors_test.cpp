@@ -164,7 +164,8 @@ std::vector<std::string> errors_with_targets(const std::array<at::Tensor, 3>& ta
     };
     Pipeline pipeline(stage_of(rank), loss, {.n_microbatches = 2});
     const auto& target = targets[static_cast<std::size_t>(rank)];
-    for (int step = 0; step < 2; ++step) pipeline.step(input_of(0).to(at::kFloat), target);
+    const auto input = rank == 0 ? input_of(0).to(at::kFloat) : at::Tensor();
+    for (int step = 0; step < 2; ++step) pipeline.step(input, target);
   });
 }
 
@@ -224,7 +225,19 @@ TEST(PipelineErrors, BadBatchesStagesAndLossesAreNamed) {
                   ThrowsMessage<UsageError>(HasSubstr(text)));
     };
     const auto x = torch::ones({4, kWidth});
-    expect_error(stage_of(0), squares, {torch::ones({3, kWidth})}, x, "has 3 samples");
+    const auto three = torch::ones({3, kWidth});
+    expect_error(stage_of(0), squares, {three}, three, "has 3 samples, which 2 micro-batches do");
+    // A loss would broadcast the target.
+    expect_error(stage_of(0), squares, {x}, torch::ones({2, kWidth}),
+                 "has 4 samples, and the target 2");
+    expect_error(
+        stage_of(0),
+        [](const at::Tensor& output, const at::Tensor& target) {
+          return (output.detach() - target).square().mean();
+        },
+        {x}, x, "depends on nothing that requires a gradient");
+    EXPECT_THAT([] { Pipeline(std::shared_ptr<torch::nn::LinearImpl>(), squares); },
+                ThrowsMessage<UsageError>(HasSubstr("null module")));
     expect_error(stage_of(0), squares, {at::Tensor()}, x, "the input of a Pipeline is undefined");
     expect_error(stage_of(0), squares, {x}, torch::ones({}),
                  "the target of a Pipeline is a single");
