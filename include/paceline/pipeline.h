@@ -216,9 +216,9 @@ class Pipeline {
   ///
   /// Throws UsageError if the number of samples is not a multiple of n_microbatches, if the last
   /// stage passes inputs with another number than its target has, or if the loss depends on nothing
-  /// that requires a gradient; PeerLost, Timeout or Mismatch if another stage fails or does something
-  /// else, and Mismatch if a stage before has another target. After an exception that left other
-  /// stages in the middle of a step, make a new Pipeline.
+  /// that requires a gradient; PeerLost, Timeout or Mismatch if another stage fails or does
+  /// something else, and Mismatch if a stage before has another target. After an exception that
+  /// left other stages in the middle of a step, make a new Pipeline.
   at::Tensor step(const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
     return handle_.step(inputs, target);
   }
