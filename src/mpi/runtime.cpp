@@ -2,6 +2,9 @@
 
 #include <array>
 #include <exception>
+#include <future>
+#include <memory>
+#include <utility>
 
 #include <paceline/error.h>
 
@@ -50,9 +53,21 @@ void Runtime::check_may_call_here() const {
   if (has_owner() && owner_ != std::this_thread::get_id()) throw UsageError(kOtherThread);
 }
 
-void Runtime::hand_over(std::function<void()> task) {
-  const std::lock_guard lock(handed_over_mutex_);
-  handed_over_.push_back(std::move(task));
+void Runtime::hand_over(const std::function<void()>& task) {
+  const auto end = std::make_shared<std::promise<void>>();
+  auto ended = end->get_future();
+  {
+    const std::lock_guard lock(handed_over_mutex_);
+    handed_over_.push_back([end, &task] {
+      try {
+        task();
+        end->set_value();
+      } catch (...) {
+        end->set_exception(std::current_exception());
+      }
+    });
+  }
+  ended.get();
 }
 
 void Runtime::progress() {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -52,13 +51,16 @@ class Runtime {
   // Runs what calls MPI under locks of its own, which a thread must not hold while it hands a call
   // to another one.
   template <typename Body>
-  decltype(auto) run(Body&& body) {
+  std::invoke_result_t<Body> run(Body&& body) {
     using Result = std::invoke_result_t<Body>;
     if (!has_owner() || owner_ == std::this_thread::get_id()) return body();
-    std::packaged_task<Result()> task(std::forward<Body>(body));
-    auto result = task.get_future();
-    hand_over([&task] { task(); });
-    return result.get();
+    if constexpr (std::is_void_v<Result>) {
+      hand_over([&] { body(); });
+    } else {
+      std::optional<Result> result;
+      hand_over([&] { result = body(); });
+      return *std::move(result);
+    }
   }
 
   // `work` is done by the one thread that may call MPI, whenever it waits, until the key is
@@ -74,7 +76,8 @@ class Runtime {
   explicit Runtime(Library& library) : library_(library) {}
 
   void check_not_finalized() const;
-  void hand_over(std::function<void()> task);
+  // Until the owner has run it. Throws what it throws.
+  void hand_over(const std::function<void()>& task);
   void progress();
 
   Library& library_;
