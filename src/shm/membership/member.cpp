@@ -36,16 +36,16 @@ Packet receive_answer(int socket, pid_t rank_0, int rank, const base::Deadline& 
   const auto verdict = base::Deadline::after(deadline.remaining() + kVerdict);
   base::WaitReport report;
   const base::UniqueFd watch = base::open_pidfd(rank_0);
-  if (!watch && rank_0 > 0 && errno == ESRCH) {
-    throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
-  }
-  std::vector<bool> ready{false, false};
+  std::vector<bool> ready{false, !watch && rank_0 > 0 && errno == ESRCH};
   while (!ready[0] && !ready[1] && !verdict.expired()) {
     ready = wait_readable(std::array{socket, watch.get()}, report.next_check(verdict));
     if (!ready[0] && !ready[1]) report_rank_0(report, socket, rank, global_ranks);
   }
-  if (!ready[0] && ready[1]) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
-  if (!ready[0]) {
+  // Rank 0 may have answered, left the group and ended after the socket was looked at.
+  if (!ready[0] && ready[1] && !has_news(socket)) {
+    throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
+  }
+  if (!ready[0] && !ready[1]) {
     throw_failure({FailureKind::timeout,
                    {global_ranks.of(0)},
                    fmt::format("rank {} did not form the group within the timeout of {} s",

@@ -15,7 +15,11 @@
 
 #include <paceline/error.h>
 
+#include "base/pipe.h"
 #include "shm/membership/bootstrap.h"
+#include "shm/membership/bootstrap_packets.h"
+#include "shm/membership/member.h"
+#include "shm/membership/socket.h"
 #include "support/bootstrap_socket_pair.h"
 
 namespace paceline::shm {
@@ -116,16 +120,34 @@ class EndpointOfADeadProcess : public Exchange {
   pid_t pid_;
 };
 
-TEST(Bootstrap, ReportsARankThatEndedAndWasReapedAsLost) {
+pid_t child_that_ended() {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
-  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-  EndpointOfADeadProcess exchange(child);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  return child;
+}
+
+TEST(Bootstrap, ReportsARankThatEndedAndWasReapedAsLost) {
+  EndpointOfADeadProcess exchange(child_that_ended());
   const auto begin = std::chrono::steady_clock::now();
   const Blame blame = blame_of([&] { join(exchange, kMemory, base::Deadline::after(1min), {}); });
   EXPECT_THAT(blame.ranks, ElementsAre(1));
   EXPECT_EQ(blame.text, "rank 1 was lost while the group was being formed");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+}
+
+TEST(Bootstrap, ARankThatAnsweredBeforeItEndedIsNotLost) {
+  const pid_t ended = child_that_ended();
+  test::BootstrapSocketPair link = test::make_bootstrap_sockets();
+  const base::Pipe files = base::make_pipe();
+  const std::array<int, 3> fds{files.read_end.get(), files.read_end.get(), files.read_end.get()};
+  ASSERT_TRUE(send_packet(link.first.get(), encode_welcome({ended, ::getpid()}), fds,
+                          base::Deadline::after(1min)));
+  const Blame blame = blame_of([&] {
+    join_as_member(std::move(link.second), ended, {.rank = 1, .size = 2, .memory_bytes = kMemory},
+                   base::Deadline::after(1min), {});
+  });
+  EXPECT_EQ(blame.text, "joined");
 }
 
 TEST(Bootstrap, DoesNotReportARankThatStoppedWaitingAsLost) {
