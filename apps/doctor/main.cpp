@@ -66,8 +66,9 @@ class Report {
 
 VariableFacts gather_variables(const NetworkFacts& network, int cores) {
   VariableFacts facts = read_variables(all_variables(), check_rendezvous);
-  const auto master = facts.set.find("MASTER_ADDR");
-  if (master != facts.set.end()) facts.master = resolve(master->second, std::chrono::seconds(3));
+  if (facts.environment && facts.environment->master_addr) {
+    facts.master = resolve(*facts.environment->master_addr, std::chrono::seconds(3));
+  }
   for (const Interface& one : network.interfaces) facts.interfaces.push_back(one.name);
   facts.cores = cores;
   return facts;

@@ -31,9 +31,8 @@ std::optional<Environment::Spawned> parse_spawned(const std::vector<std::int64_t
   return Environment::Spawned{static_cast<int>(numbers[0]), static_cast<int>(numbers[1])};
 }
 
-// Where RANK and WORLD_SIZE are not set, another launcher's variables stand in for them.
+// Where RANK is not set, another launcher's variables stand in for it.
 void take_over(const LaunchedProcess& process, Environment& result) {
-  if (!process.size) return;
   result.rank = process.rank;
   result.world_size = process.size;
   if (!result.local_rank && !result.local_world_size && !result.node_rank) {
@@ -78,11 +77,6 @@ Environment parse_environment(const Getenv& getenv) {
   result.data_root = read.text("PACELINE_DATA");
   result.worker_server_socket = read.text("TORCH_WORKER_SERVER_SOCKET");
   result.timeline = read.text("PACELINE_TIMELINE");
-  // An Indexed Job of Kubernetes numbers its pods, but does not say how many there are.
-  if (!result.rank && result.world_size) {
-    result.rank = read.integer("JOB_COMPLETION_INDEX", 0);
-    check_below("JOB_COMPLETION_INDEX", result.rank, "WORLD_SIZE", result.world_size);
-  }
   check_below("RANK", result.rank, "WORLD_SIZE", result.world_size);
   check_below("LOCAL_RANK", result.local_rank, "LOCAL_WORLD_SIZE", result.local_world_size);
   // What torchrun or `paceline run` says holds: another launcher may have started it.
@@ -92,10 +86,11 @@ Environment parse_environment(const Getenv& getenv) {
   } catch (const UsageError& error) {
     result.launched_error = error.what();
   }
-  const bool is_unset = !result.rank && !result.world_size;
-  if (result.launched && is_unset) {
-    take_over(*result.launched, result);
-    result.numbered_by_launched = result.launched->size.has_value();
+  const auto& launched = result.launched;
+  if (launched && launched->size && !result.rank &&
+      result.world_size.value_or(*launched->size) == *launched->size) {
+    take_over(*launched, result);
+    result.numbered_by_launched = true;
   }
   return result;
 }

@@ -10,8 +10,8 @@
 namespace paceline::base {
 
 // What a launcher passed to this process, in torchrun's variables and our own. An unset or empty
-// variable is nullopt. If RANK and WORLD_SIZE are both unset, the first seven are what `launched`
-// says.
+// variable is nullopt. If RANK is unset, and WORLD_SIZE too or as `launched` has it, the first
+// seven are what `launched` says.
 struct Environment {
   std::optional<int> rank;                 // RANK
   std::optional<int> world_size;           // WORLD_SIZE

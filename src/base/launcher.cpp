@@ -27,8 +27,8 @@ using Reader = EnvironmentReader;
 struct Names {
   const char* rank;
   const char* size;
-  const char* local_rank;
-  const char* local_size;  // may be null, if the launcher has none
+  const char* local_rank;  // null if the launcher has none
+  const char* local_size;  // the same
 };
 
 // Names the variables that are set.
@@ -52,7 +52,7 @@ LaunchedProcess read_process(const Reader& read, std::string launcher, const Nam
                                  names.rank, process.launcher));
   }
   check_below(names.rank, process.rank, names.size, process.size);
-  process.local_rank = read.integer(names.local_rank, 0);
+  if (names.local_rank != nullptr) process.local_rank = read.integer(names.local_rank, 0);
   if (names.local_size == nullptr) return process;
   process.local_size = read.integer(names.local_size, 1);
   check_below(names.local_rank, process.local_rank, names.local_size, process.local_size);
@@ -164,10 +164,11 @@ Process find_kubeflow(const Reader& read) {
       .launcher = "Kubeflow Trainer",
       .variables = quote(read, {"PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE"})};
   // Several processes in each pod, or a number of nodes that may change, need a launcher.
+  process.wants_several_here = read.text("PET_NPROC_PER_NODE").value_or("1") != "1";
   const std::size_t colon = nodes->find(':');
   const bool is_fixed =
       colon == std::string::npos || nodes->substr(0, colon) == nodes->substr(colon + 1);
-  if (read.text("PET_NPROC_PER_NODE").value_or("1") != "1" || !is_fixed) return process;
+  if (process.wants_several_here || !is_fixed) return process;
   process.size = parse_integer("PET_NNODES", std::string_view(*nodes).substr(0, colon), 1);
   process.rank = read.integer("PET_NODE_RANK", 0);
   check_below("PET_NODE_RANK", process.rank, "PET_NNODES", process.size);
@@ -193,14 +194,22 @@ Process find_pmix(const Reader& read) {
                          .variables = quote(read, {"PMIX_RANK"})};
 }
 
+// Kubernetes numbers the pods, but does not say how many there are. Without that they need not
+// belong together.
+Process find_indexed_job(const Reader& read) {
+  if (!read.text("WORLD_SIZE") || !read.text("JOB_COMPLETION_INDEX")) return std::nullopt;
+  return read_process(read, "an Indexed Job of Kubernetes",
+                      {"JOB_COMPLETION_INDEX", "WORLD_SIZE", nullptr, nullptr});
+}
+
 }  // namespace
 
 Process find_launched_process(const Getenv& getenv) {
   const Reader read(getenv);
   // mpirun in a job of Slurm or Flux starts its daemons by srun or flux, and ranks inherit the
   // variables of these.
-  for (const auto find :
-       {find_open_mpi, find_hydra, find_flux, find_slurm, find_kubeflow, find_pmi, find_pmix}) {
+  for (const auto find : {find_open_mpi, find_hydra, find_flux, find_slurm, find_kubeflow, find_pmi,
+                          find_pmix, find_indexed_job}) {
     if (Process found = find(read)) return found;
   }
   return std::nullopt;

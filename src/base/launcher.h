@@ -22,6 +22,7 @@ struct LaunchedProcess {
   std::optional<int> node{};  // if it is set, so are the next two
   std::optional<int> local_rank{};
   std::optional<int> local_size{};
+  bool wants_several_here = false;  // several ranks, of which it has started none
 
   // Whether all processes are on this machine and can find each other by `job`.
   bool is_local() const { return size && local_size == size && !job.empty(); }
@@ -33,9 +34,9 @@ struct LaunchedProcess {
   std::optional<int> port{};          // of rank 0's store, if the launcher chooses one
 };
 
-// Looks for Open MPI, Hydra (MPICH, Intel MPI), Flux, Slurm's srun, Kubeflow Trainer (PET_*), PMI
-// and PMIx, in this order: mpirun decides where srun or flux started it. Throws UsageError naming a
-// variable that is missing or has an invalid value.
+// Looks for Open MPI, Hydra (MPICH, Intel MPI), Flux, Slurm's srun, Kubeflow Trainer (PET_*), PMI,
+// PMIx and an Indexed Job of Kubernetes, in this order: mpirun decides where srun or flux started
+// it. Throws UsageError naming a variable that is missing or has an invalid value.
 std::optional<LaunchedProcess> find_launched_process(const Getenv& getenv);
 
 // The first host of a list as Slurm writes it: "node[08-11,20],login" is "node08".

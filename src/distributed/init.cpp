@@ -109,6 +109,15 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   return world;
 }
 
+// One line of a job is enough for its user.
+void log_launcher(const distributed::Plan& plan) {
+  const auto& environment = base::environment();
+  if (!plan.launched || !environment.numbered_by_launched) return;
+  base::log(plan.rank == 0 ? LogLevel::info : LogLevel::debug,
+            "rank {} of {}, as the variables of {} say ({})", plan.rank, plan.size,
+            environment.launched->launcher, environment.launched->variables);
+}
+
 void prepare(InitOptions& options) {
   distributed::check_forked_child();
   ProcessState::instance().run_deferred_abort();
@@ -159,11 +168,7 @@ World::~World() {
 World init_process_group(InitOptions options) {
   prepare(options);
   const Attempt attempt = begin_attempt(options);
-  const auto& environment = base::environment();
-  if (attempt.plan.launched && environment.numbered_by_launched) {
-    base::log(LogLevel::debug, "rank {} of {}, as {} says ({})", attempt.plan.rank,
-              attempt.plan.size, environment.launched->launcher, environment.launched->variables);
-  }
+  log_launcher(attempt.plan);
   enter(options, attempt);
   return {};
 }

@@ -16,7 +16,7 @@ namespace paceline::distributed {
 
 void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
                            int rank) {
-  if (!environment.numbered_by_launched || environment.sets_threads) return;
+  if (!environment.rank || environment.sets_threads) return;
   const int node = topology.node_of(rank);
   int cores = topology.cores_of(node);
   if (const int quota = base::core_quota(); quota > 0) cores = std::min(cores, quota);

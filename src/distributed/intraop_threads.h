@@ -5,10 +5,10 @@
 
 namespace paceline::distributed {
 
-// If another launcher has started this process and has not given each rank cores of its own, and
-// OMP_NUM_THREADS and MKL_NUM_THREADS are unset: gives this rank its share of the cores of its node
-// as LibTorch's threads, if it has more. Does nothing in worlds of one rank, whose cores may be its
-// own. `paceline run` and torchrun do the same before a process starts.
+// If variables number this process (RANK, or those of another launcher), no launcher has given each
+// rank cores of its own, and OMP_NUM_THREADS and MKL_NUM_THREADS are unset: gives this rank its
+// share of the cores of its node as LibTorch's threads, if it has more. Does nothing in worlds of
+// one rank, whose cores may be its own. `paceline run` does the same before a process starts.
 // Threads that outnumber the cores wait for each other in each operator.
 void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
                            int rank);

@@ -251,6 +251,9 @@ TEST(Launcher, StandsInForMissingVariables) {
   const Environment broken = environment(with(kSlurm, {{"SLURM_PROCID", "x"}}));
   EXPECT_FALSE(broken.rank);
   EXPECT_THAT(broken.launched_error, HasSubstr("SLURM_PROCID=x is not"));
+  // WORLD_SIZE may say the same.
+  EXPECT_EQ(environment(with(kSlurm, {{"WORLD_SIZE", "7"}})).rank, 2);
+  EXPECT_FALSE(environment(with(kSlurm, {{"WORLD_SIZE", "8"}})).rank);
   // The places of the launcher, or the given ones; no mixture.
   EXPECT_EQ(environment(with(kSlurm, {{"LOCAL_RANK", "5"}})).local_world_size, std::nullopt);
   // torchrun and paceline run know better.
@@ -265,11 +268,16 @@ TEST(Launcher, TakesTheRankOfAnIndexedJob) {
   EXPECT_EQ(rank_of({{"JOB_COMPLETION_INDEX", "3"}, {"WORLD_SIZE", "4"}, {"RANK", "1"}}), 1);
   // Pods of such a job need not belong together.
   EXPECT_EQ(rank_of({{"JOB_COMPLETION_INDEX", "3"}}), std::nullopt);
-  EXPECT_THAT(
-      [&] {
-        rank_of({{"JOB_COMPLETION_INDEX", "4"}, {"WORLD_SIZE", "4"}});
-      },
-      ThrowsMessage<UsageError>(HasSubstr("JOB_COMPLETION_INDEX=4 is not less than WORLD_SIZE=4")));
+  const Environment job =
+      parse_environment(from({{"JOB_COMPLETION_INDEX", "3"}, {"WORLD_SIZE", "4"}}));
+  EXPECT_TRUE(job.numbered_by_launched);
+  EXPECT_EQ(job.launched->launcher, "an Indexed Job of Kubernetes");
+  EXPECT_EQ(job.launched->variables, "JOB_COMPLETION_INDEX=3, WORLD_SIZE=4");
+  const Environment broken =
+      parse_environment(from({{"JOB_COMPLETION_INDEX", "4"}, {"WORLD_SIZE", "4"}}));
+  EXPECT_FALSE(broken.rank);
+  EXPECT_THAT(broken.launched_error,
+              HasSubstr("JOB_COMPLETION_INDEX=4 is not less than WORLD_SIZE=4"));
 }
 
 }  // namespace

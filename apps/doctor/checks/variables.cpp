@@ -114,25 +114,32 @@ void add_gloo_interface(const VariableFacts& facts, Group& group) {
 void add_master(const VariableFacts& facts, Group& group) {
   if (!facts.master || !facts.environment) return;
   const base::Environment& environment = *facts.environment;
-  const std::string& name = facts.set.at("MASTER_ADDR");
-  const bool is_one_machine = environment.store_fd || environment.world_size.value_or(1) == 1 ||
-                              environment.world_size == environment.local_world_size;
+  const std::string& name = *environment.master_addr;
+  const std::string given =
+      facts.set.contains("MASTER_ADDR")
+          ? fmt::format("MASTER_ADDR={}", name)
+          : fmt::format("{}, rank 0's host by {},", name, environment.launched->launcher);
+  const bool is_needed = !environment.store_fd && environment.world_size.value_or(1) > 1;
+  const bool is_one_machine = !is_needed || environment.world_size == environment.local_world_size;
   Check check{.name = "master_addr",
-              .status = Status::warning,
+              .status = is_needed ? Status::error : Status::warning,
               .values = {{"value", name},
                          {"addresses", facts.master->addresses},
                          {"failure", facts.master->failure}}};
   if (!facts.master->failure.empty()) {
-    check.text = fmt::format("MASTER_ADDR={} cannot be resolved: {}", name, facts.master->failure);
-    check.advice = "set it to rank 0's address, or to a name that all machines know";
+    check.text = fmt::format("{} cannot be resolved: {}", given, facts.master->failure);
+    check.advice = "set MASTER_ADDR to rank 0's address, or to a name that all machines know";
     group.checks.push_back(std::move(check));
   } else if (!is_one_machine && is_loopback(facts.master->addresses.front())) {
     // Without a local size, all ranks may be on this machine.
     if (!environment.local_world_size) check.status = Status::note;
-    check.text = fmt::format(
-        "MASTER_ADDR={} is {}, a loopback address: ranks on other machines cannot reach rank 0",
-        name, facts.master->addresses.front());
-    check.advice = "set it to rank 0's address in the network";
+    check.text =
+        fmt::format("{} is {}, a loopback address: ranks on other machines cannot reach rank 0",
+                    given, facts.master->addresses.front());
+    check.advice = "set MASTER_ADDR to rank 0's address in the network";
+    if (name != facts.master->addresses.front()) {
+      check.advice += fmt::format(", or give {} this address in /etc/hosts", name);
+    }
     group.checks.push_back(std::move(check));
   }
 }

@@ -18,7 +18,7 @@ struct VariableFacts {
   std::optional<base::Environment> environment{};  // unset if they are invalid
   std::string error{};                    // why they are, or why init_process_group refuses them
   std::vector<std::string> closed{};      // "PACELINE_STORE_FD=5": no such descriptor is open
-  std::optional<Resolution> master{};     // of MASTER_ADDR
+  std::optional<Resolution> master{};     // of rank 0's host
   std::vector<std::string> interfaces{};  // that are up
   int cores = 1;                          // that this process may use
 };

@@ -18,9 +18,6 @@ constexpr const char* kBareVariables =
 
 // For env:// with neither a rank nor a world size from anywhere.
 void check_alone(const base::Environment& environment) {
-  if (!environment.launched_error.empty()) {
-    throw UsageError("init_process_group: " + environment.launched_error);
-  }
   const auto& launched = environment.launched;
   if (!launched || launched->size) return;
   throw UsageError(fmt::format(
@@ -34,7 +31,8 @@ void check_alone(const base::Environment& environment) {
 // The launcher's own variables, if RANK or WORLD_SIZE hides them.
 std::string hidden(const base::Environment& environment) {
   const auto& launched = environment.launched;
-  const bool is_hidden = launched && launched->size && !environment.numbered_by_launched;
+  const bool is_hidden = launched && (launched->size || launched->wants_several_here) &&
+                         !environment.numbered_by_launched;
   return is_hidden ? fmt::format("{} started this process with {}", launched->launcher,
                                  launched->variables)
                    : "";
@@ -46,7 +44,8 @@ void check_contradiction(const base::Environment& environment) {
   const std::string launched = hidden(environment);
   if (launched.empty() || environment.local_rank) return;
   const bool is_whole = environment.rank && environment.world_size;
-  if (is_whole && *environment.world_size >= *environment.launched->size) return;
+  const auto& known = environment.launched->size;
+  if (is_whole && known && *environment.world_size >= *known) return;
   std::vector<std::string> given;
   if (environment.rank) given.push_back(fmt::format("RANK={}", *environment.rank));
   if (environment.world_size) {
@@ -195,16 +194,17 @@ Plan make_plan(const InitOptions& options, const base::Environment& environment,
   if (options.store) return plan_given_store(options, environment);
   const InitMethod method = parse_init_method(options.init_method);
   if (method.scheme == "env") check_no_address(method);
-  const bool unlaunched = !environment.rank && !environment.world_size && !options.rank &&
-                          !options.world_size && method.query.empty();
+  const bool asks_variables = !options.rank && !options.world_size && method.query.empty();
+  const bool unlaunched = asks_variables && !environment.rank && !environment.world_size;
+  if (asks_variables && !environment.rank && !environment.launched_error.empty()) {
+    throw UsageError("init_process_group: " + environment.launched_error);
+  }
   Plan plan;
   if (method.scheme == "env" && unlaunched) {
     check_alone(environment);
     return plan;
   }
-  if (!options.rank && !options.world_size && method.query.empty()) {
-    check_contradiction(environment);
-  }
+  if (asks_variables) check_contradiction(environment);
   number_ranks(options, environment, method, plan);
   if (method.scheme == "env") {
     plan_environment(environment, first, plan);

@@ -367,7 +367,7 @@ TEST(CheckVariables, NamesAnInterfaceOfGlooThatIsNotUp) {
   EXPECT_THAT(check.advice, HasSubstr("lo, eth0"));
 }
 
-TEST(CheckVariables, WarnsOfALoopbackAddressForSeveralMachines) {
+TEST(CheckVariables, RefusesALoopbackAddressForSeveralMachines) {
   const auto group = [](const std::string& size, const std::string& local, Resolution master) {
     VariableFacts facts = variables({{"RANK", "0"},
                                      {"WORLD_SIZE", size},
@@ -377,13 +377,26 @@ TEST(CheckVariables, WarnsOfALoopbackAddressForSeveralMachines) {
     return check_variables(facts);
   };
   const Resolution loopback{.addresses = {"127.0.1.1"}};
-  EXPECT_EQ(find(group("4", "2", loopback), "master_addr").status, Status::warning);
+  EXPECT_EQ(find(group("4", "2", loopback), "master_addr").status, Status::error);
   EXPECT_EQ(find(group("4", "", loopback), "master_addr").status, Status::note);
   EXPECT_FALSE(has_check(group("4", "4", loopback), "master_addr"));
   EXPECT_FALSE(has_check(group("4", "2", {.addresses = {"10.0.0.7"}}), "master_addr"));
   const Group unknown = group("4", "4", {.failure = "Name or service not known"});
   EXPECT_THAT(find(unknown, "master_addr").text, HasSubstr("Name or service not known"));
   expect_advice(unknown);
+  VariableFacts slurm = variables({{"SLURM_JOB_ID", "7"},
+                                   {"SLURM_STEP_ID", "0"},
+                                   {"SLURM_STEP_NUM_TASKS", "2"},
+                                   {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                                   {"SLURM_STEP_NODELIST", "node[7-8]"},
+                                   {"SLURM_PROCID", "0"},
+                                   {"SLURM_LOCALID", "0"},
+                                   {"SLURM_NODEID", "0"}});
+  slurm.master = loopback;
+  const Check check = find(check_variables(slurm), "master_addr");
+  EXPECT_EQ(check.status, Status::error);
+  EXPECT_THAT(check.text, HasSubstr("node7, rank 0's host by srun, is 127.0.1.1, a loopback"));
+  EXPECT_THAT(check.advice, HasSubstr("give node7 this address in /etc/hosts"));
 }
 
 TEST(CheckSelfTest, GivesTimesOrTheError) {
