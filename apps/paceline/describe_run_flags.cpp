@@ -1,9 +1,14 @@
 #include "describe_run_flags.h"
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <string>
 
+#include <paceline/error.h>
+
 #include "help_formatter.h"
+#include "parse_seconds.h"
 
 namespace paceline::app {
 namespace {
@@ -11,6 +16,13 @@ namespace {
 // Flags that torchrun needs and paceline run does not.
 constexpr const char* kWithoutEffect[] = {"--logs-specs", "--start-method", "--event-log-handler",
                                           "--monitor-interval"};
+
+void check_without_effect(const std::string& name, const std::string& value) {
+  if (name == "--monitor-interval") parse_seconds(name, value);
+  if (name != "--start-method") return;
+  if (value == "spawn" || value == "fork" || value == "forkserver") return;
+  throw UsageError(fmt::format("{} {}: expected spawn, fork or forkserver", name, value));
+}
 
 }  // namespace
 
@@ -84,7 +96,7 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
       "is_host: 1 if this machine is the endpoint (default: if it has the address)");
   add("--rdzv-id", flags.run_id, "NAME", rendezvous,
       "Name of the job, TORCHELASTIC_RUN_ID of the processes (default: a random\n"
-      "one; none with several nodes)");
+      "one; none with several nodes or a flag that says where they meet)");
   add("--local-addr", flags.local_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes if this is node 0 (default: the endpoint's)");
   add("--secret-file", flags.secret_file, "FILE", rendezvous,
@@ -104,7 +116,8 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
       "From the first failure to SIGTERM for the others (default 0.5);\n"
       "a rank that is already failing has --stop-grace to end by itself");
   add("--stop-grace,--shutdown-timeout", flags.stop_grace, "SECONDS", stopping,
-      "From SIGTERM, or from Ctrl-C, to SIGKILL (default 30)");
+      "From SIGTERM, or from Ctrl-C, to SIGKILL (default 30, or\n"
+      "TORCH_ELASTIC_SHUTDOWN_TIMEOUT)");
   add("--signals-to-handle", flags.signals, "NAMES", stopping,
       "Signals that are passed on to the processes and end the job, besides\n"
       "SIGUSR1 (default SIGTERM,SIGINT,SIGHUP,SIGQUIT)");
@@ -133,8 +146,11 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
       ->group("Other");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
   for (const char* const name : kWithoutEffect) {
-    app.add_option_function<std::string>(
-           name, [&flags, name](const std::string&) { flags.without_effect.emplace_back(name); })
+    app.add_option_function<std::string>(name,
+                                         [&flags, name](const std::string& value) {
+                                           check_without_effect(name, value);
+                                           flags.without_effect.emplace_back(name);
+                                         })
         ->group("")
         ->take_last();
   }

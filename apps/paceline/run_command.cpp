@@ -17,6 +17,7 @@
 
 #include <paceline/error.h>
 
+#include "base/address.h"
 #include "base/cores.h"
 #include "launch/console.h"
 #include "launch/filtered_log.h"
@@ -126,6 +127,7 @@ launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attemp
                                     error));
   };
   launch::JobResult result = launch::run_job(spec);
+  if (spec.other_nodes == nullptr) result.host = base::host_name();
   console.finish();
   try {
     filtered.finish();

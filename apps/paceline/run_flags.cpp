@@ -65,6 +65,7 @@ WrittenFlag parse_flag(const std::string& text) {
 struct SplitArguments {
   std::vector<std::string> flags;  // each value by itself
   std::vector<const CLI::Option*> given;
+  std::map<std::string, std::string> spellings;
   std::vector<std::string> command;
 };
 
@@ -78,6 +79,10 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
     if (option == nullptr) refuse_unknown(app, text, flag.name);
     result.given.push_back(option);
     result.flags.push_back(flag.name);
+    if (!option->get_lnames().empty()) {
+      const std::string name = "--" + option->get_lnames().front();
+      result.spellings[name] = flag.name;
+    }
     if (!takes_value(*option)) {
       if (flag.value) throw UsageError(fmt::format("{}: this flag takes no value", text));
       continue;
@@ -92,25 +97,37 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
   return result;
 }
 
+// "PET_NNODES" for "nnodes".
+std::string torchruns_variable(const std::string& name) {
+  std::string variable = "PET_" + name;
+  for (char& letter : variable) {
+    letter =
+        letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  }
+  return variable;
+}
+
 // Adds what torchrun's variables set and the command line does not.
 void add_variables(const CLI::App& app, SplitArguments& parts, RunFlags& flags) {
   for (const CLI::Option* const option : app.get_options()) {
     if (option == app.get_help_ptr() || option->check_name("--print-completion")) continue;
     if (std::ranges::find(parts.given, option) != parts.given.end()) continue;
+    std::vector<std::string> variables;
     for (const std::string& name : option->get_lnames()) {
-      std::string variable = "PET_" + name;
-      for (char& letter : variable) {
-        letter = letter == '-'
-                     ? '_'
-                     : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
-      }
+      variables.push_back(torchruns_variable(name));
+    }
+    if (option->check_lname("shutdown-timeout")) {
+      variables.emplace_back("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+    }
+    for (const std::string& variable : variables) {
       const char* const value = std::getenv(variable.c_str());
       if (value == nullptr || *value == '\0') continue;
-      flags.variables["--" + option->get_lnames().front()] = variable;
+      const std::string flag = "--" + option->get_lnames().front();
+      flags.variables[flag] = variable;
       if (takes_value(*option)) {
-        parts.flags.insert(parts.flags.end(), {"--" + name, value});
+        parts.flags.insert(parts.flags.end(), {flag, value});
       } else if (const std::string text = value; text == "1") {
-        parts.flags.push_back("--" + name);
+        parts.flags.push_back(flag);
       } else if (text != "0") {
         throw UsageError(fmt::format("{}={}: expected 0 or 1", variable, value));
       }
@@ -127,6 +144,7 @@ std::optional<std::vector<std::string>> parse_run_flags(const std::vector<std::s
   describe_run_flags(app, flags);
   SplitArguments parts = split(app, arguments);
   add_variables(app, parts, flags);
+  flags.spellings = std::move(parts.spellings);
   std::reverse(parts.flags.begin(), parts.flags.end());  // as CLI11 wants them
   try {
     app.parse(parts.flags);

@@ -48,6 +48,7 @@ struct RunFlags {
   std::string prefix_template;
   std::string local_ranks;
   std::optional<std::string> completion_shell;
+  std::map<std::string, std::string> spellings;  // by flag, those written by another of its names
   std::map<std::string, std::string> variables;  // by flag, those that set one
   std::vector<std::string> without_effect;  // torchrun's flags that were given and cannot apply
 };

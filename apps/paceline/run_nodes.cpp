@@ -21,6 +21,7 @@
 namespace paceline::app {
 namespace {
 
+constexpr std::string_view kStatic = "static";
 constexpr int kStaticPort = 29500;
 constexpr int kDynamicPort = 29400;
 constexpr int kMaxNodes = 4096;
@@ -36,13 +37,15 @@ std::pair<int, int> parse_nnodes(const std::string& text) {
       "--nnodes {}: expected a number from 1 to {}, or MIN:MAX, such as 2:4", text, kMaxNodes));
 }
 
-// HOST, HOST:PORT, [IPV6] or [IPV6]:PORT.
-std::pair<std::string, int> parse_endpoint(const std::string& text, int default_port) {
+// HOST, HOST:PORT, [IPV6] or [IPV6]:PORT. On one machine, as torchrun has it, 0 is a free port.
+std::pair<std::string, int> parse_endpoint(const std::string& text, int default_port,
+                                           bool several_machines) {
   const std::size_t bracket = text.starts_with('[') ? text.find(']') : text.npos;
   const std::size_t colon = text.find(':', bracket == text.npos ? 0 : bracket);
   std::string host = bracket == text.npos ? text.substr(0, colon) : text.substr(1, bracket - 1);
   const auto port = colon == text.npos ? std::optional(default_port)
-                                       : base::parse_number(text.substr(colon + 1), 1, 65535);
+                                       : base::parse_number(text.substr(colon + 1),
+                                                            several_machines ? 1 : 0, 65535);
   const bool ends_host = bracket == text.npos || bracket + 1 == std::min(colon, text.size());
   if (!host.empty() && port && ends_host) return {std::move(host), *port};
   throw UsageError(fmt::format(
@@ -51,8 +54,10 @@ std::pair<std::string, int> parse_endpoint(const std::string& text, int default_
 }
 
 // The keys of torchrun's that mean something here.
-void apply_conf(const std::string& text, nodes::SessionOptions& options,
+void apply_conf(const RunFlags& flags, nodes::SessionOptions& options,
                 std::vector<std::string>& without_effect) {
+  const std::string& text = flags.rdzv_conf;
+  if (text.empty()) return;
   for (const std::string_view entry : base::split_at_commas(text)) {
     const std::size_t equals = entry.find('=');
     if (equals == entry.npos || equals == 0) {
@@ -71,9 +76,20 @@ void apply_conf(const std::string& text, nodes::SessionOptions& options,
         throw UsageError(fmt::format("{} {}: expected 0 or 1", flag, value));
       }
       options.coordinates = !no;
-    } else {
-      without_effect.push_back(fmt::format("{} of --rdzv-conf", key));
     }
+    const bool is_dynamic = key == "last_call_timeout" || key == "is_host";
+    const bool has_effect =
+        key == "join_timeout" || key == "timeout" || (is_dynamic && flags.rdzv_backend != kStatic);
+    if (!has_effect) without_effect.push_back(fmt::format("{} of --rdzv-conf", key));
+  }
+}
+
+void check_local_address(const std::string& host) {
+  if (host.empty()) return;
+  try {
+    base::resolve(host, 0);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("--local-addr {}: {}", host, error.what()));
   }
 }
 
@@ -132,11 +148,20 @@ void apply(const nodes::Start& start, launch::JobSpec& spec) {
 std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                                                           const launch::JobSpec& job) {
   const auto [min, max] = parse_nnodes(flags.nnodes);
-  const bool is_static = flags.rdzv_backend == "static";
+  const bool is_static = flags.rdzv_backend == kStatic;
   if (!is_static && flags.rdzv_backend != "c10d") {
     throw UsageError(fmt::format("--rdzv-backend {}: expected static or c10d", flags.rdzv_backend));
   }
   const int node = base::parse_integer("--node-rank", flags.node_rank, 0, max - 1);
+  nodes::SessionOptions options;
+  options.host = job.master_addr;
+  options.port = flags.master_port ? job.master_port : kStaticPort;
+  if (!flags.rdzv_endpoint.empty()) {
+    std::tie(options.host, options.port) =
+        parse_endpoint(flags.rdzv_endpoint, is_static ? kStaticPort : kDynamicPort, max > 1);
+  }
+  std::vector<std::string> ignored;
+  apply_conf(flags, options, ignored);
   if (max == 1) return std::nullopt;
   if (job.max_replacements > 0) {
     throw UsageError(
@@ -158,21 +183,14 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
     throw UsageError(
         "--rdzv-backend c10d needs --rdzv-endpoint HOST:PORT, the same on all machines");
   }
-  nodes::SessionOptions options;
-  if (!flags.rdzv_endpoint.empty()) {
-    std::tie(options.host, options.port) =
-        parse_endpoint(flags.rdzv_endpoint, is_static ? kStaticPort : kDynamicPort);
-  } else {
-    options.host = job.master_addr;
-    options.port = flags.master_port ? job.master_port : kStaticPort;
-  }
-  options.rules = {.min_nodes = min,
-                   .max_nodes = max,
-                   .numbered = is_static,
-                   .job = flags.run_id.empty() ? "none" : flags.run_id,
-                   .max_restarts = job.max_restarts,
-                   .tolerate_loss = job.tolerate_loss,
-                   .master_addr = flags.local_addr};
+  check_local_address(flags.local_addr);
+  options.rules.min_nodes = min;
+  options.rules.max_nodes = max;
+  options.rules.numbered = is_static;
+  options.rules.job = flags.run_id.empty() ? "none" : flags.run_id;
+  options.rules.max_restarts = job.max_restarts;
+  options.rules.tolerate_loss = job.tolerate_loss;
+  options.rules.master_addr = flags.local_addr;
   options.join = {.version = kVersion,
                   .job = options.rules.job,
                   .host = base::host_name(),
@@ -180,8 +198,6 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                   .min_nodes = min,
                   .max_nodes = max};
   if (is_static) options.join.node = node;
-  std::vector<std::string> ignored;
-  if (!flags.rdzv_conf.empty()) apply_conf(flags.rdzv_conf, options, ignored);
   if (is_static) options.coordinates = node == 0;
   const std::string secret = read_secret(flags);
   options.has_secret = !secret.empty();
@@ -193,9 +209,16 @@ std::vector<std::string> flags_without_effect(const RunFlags& flags, bool severa
   std::vector<std::string> names;
   if (several_machines) {
     nodes::SessionOptions ignored;
-    if (!flags.rdzv_conf.empty()) apply_conf(flags.rdzv_conf, ignored, names);
+    apply_conf(flags, ignored, names);
+    if (flags.rdzv_backend != kStatic && flags.node_rank != RunFlags().node_rank) {
+      names.emplace_back("--node-rank");
+    }
+    if (!flags.rdzv_endpoint.empty()) {
+      if (flags.master_addr != RunFlags().master_addr) names.emplace_back("--master-addr");
+      if (flags.master_port) names.emplace_back("--master-port");
+    }
   } else {
-    if (flags.rdzv_backend != "static") names.emplace_back("--rdzv-backend");
+    if (flags.rdzv_backend != kStatic) names.emplace_back("--rdzv-backend");
     if (!flags.rdzv_endpoint.empty()) names.emplace_back("--rdzv-endpoint");
     if (!flags.rdzv_conf.empty()) names.emplace_back("--rdzv-conf");
     if (!flags.local_addr.empty()) names.emplace_back("--local-addr");

@@ -115,6 +115,13 @@ std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::st
   return command;
 }
 
+// torchrun's: "none" where other launchers could join the job.
+std::string default_run_id(const RunFlags& flags) {
+  const bool has_rendezvous =
+      flags.master_port || !flags.rdzv_endpoint.empty() || flags.rdzv_backend != "static";
+  return has_rendezvous && !flags.standalone ? "none" : launch::random_run_id();
+}
+
 launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   if (flags.use_env && flags.pass_local_rank)
     throw UsageError("--use-env and --pass-local-rank cannot be combined");
@@ -127,8 +134,8 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
   spec.role = flags.role;
   spec.environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] = flags.signals;
-  // Also after restarts.
-  spec.run_id = flags.run_id.empty() ? launch::random_run_id() : flags.run_id;
+  spec.run_id = flags.run_id;  // also after restarts
+  if (spec.run_id.empty()) spec.run_id = default_run_id(flags);
   spec.max_restarts = base::parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);
   spec.max_replacements =
       base::parse_integer("--max-replacements", flags.max_replacements, 0, 1000000);
@@ -179,9 +186,12 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& argu
     return make_options(flags, cores, std::move(*command));
   } catch (const UsageError& error) {
     const std::string text = error.what();
-    for (const auto& [flag, variable] : flags.variables) {
-      if (!text.starts_with(flag + " ") && !text.starts_with(flag + "=")) continue;
-      throw UsageError(fmt::format("{} (from {})", text, variable));
+    const std::string flag = text.substr(0, text.find_first_of(" ="));
+    if (const auto found = flags.spellings.find(flag); found != flags.spellings.end()) {
+      throw UsageError(found->second + text.substr(flag.size()));
+    }
+    if (const auto found = flags.variables.find(flag); found != flags.variables.end()) {
+      throw UsageError(fmt::format("{} (from {})", text, found->second));
     }
     throw;
   }

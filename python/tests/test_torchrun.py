@@ -32,6 +32,8 @@ CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 # Flags, and variables. PORT is a free port, LOGS a directory.
 CASES: dict[str, tuple[list[str], dict[str, str]]] = {
     "one": ([], {}),
+    "a port": (["--master-port=PORT"], {}),
+    "an endpoint": (["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2"], {}),
     "underscores": (["--nproc_per_node=2", "--master_port", "PORT", "--rdzv_id=job 7", "--node_rank", "0",
                      "--signals_to_handle", "SIGTERM,SIGUSR1", "--shutdown_timeout=5"], {}),
     "dashes": (["--nproc-per-node=2", "--master-port=PORT", "--rdzv-id", "job", "--master-addr", "localhost",

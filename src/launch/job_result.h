@@ -39,6 +39,7 @@ struct JobResult {
   std::vector<RankResult> ranks;
   int signal = 0;                   // the signal that was passed on and ended the job, if one did
   std::vector<NodeResult> nodes{};  // empty: there is one
+  std::string host{};               // the only node's; empty: it is not to be named
 
   // The rank whose failure ended the job; empty if no rank failed before the job was asked to stop,
   // but for those that were tolerated, which count nowhere here.

@@ -46,10 +46,10 @@ bool was_stopped(const RankResult& rank) {
   return signal == SIGTERM || signal == SIGKILL || signal == SIGINT || signal == SIGHUP;
 }
 
-// "node 1 (host)" of a rank whose job has several nodes; else empty.
+// "node 1 (host)", or "host" of the only node; empty if that is not to be named.
 std::string name_node(const JobResult& result, int rank) {
   const auto node = result.node_of(rank);
-  if (!node) return "";
+  if (!node) return printable(result.host);
   return fmt::format("node {} ({})", *node,
                      printable(result.nodes[static_cast<std::size_t>(*node)].host));
 }
@@ -162,8 +162,9 @@ std::string describe_first(const JobResult& result, int first) {
     return fmt::format("{}, {}: {}\n", name_node(result, first),
                        name_ranks(lost.first_rank, lost.processes), printable(lost.problem));
   }
-  const std::string name = node ? fmt::format("rank {} on {}", first, name_node(result, first))
-                                : fmt::format("rank {}", first);
+  const std::string place = name_node(result, first);
+  const std::string name =
+      place.empty() ? fmt::format("rank {}", first) : fmt::format("rank {} on {}", first, place);
   if (!rank.lost && !is_failure(rank.status)) {
     return fmt::format("{} ended early: {} while other ranks needed it\n", name,
                        describe_end(rank.status));

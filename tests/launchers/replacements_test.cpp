@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "launchers/trained.h"
+#include "support/rank_here.h"
 #include "support/temporary_directory.h"
 #include "support/thoroughness.h"
 
@@ -16,6 +17,7 @@ namespace paceline {
 namespace {
 
 using test::ChildProcess;
+using test::rank_here;
 using ::testing::HasSubstr;
 
 constexpr int kReplacedRanks = 3;
@@ -85,7 +87,7 @@ TEST(Replacements, AParameterServerIsNotReplaced) {
     job.wait_for(fmt::format("[rank{}]: started=", rank));
   ASSERT_EQ(::kill(test::pid_after(job.out(), "[rank0]: started"), SIGKILL), 0);
   EXPECT_EQ(job.wait(), 137) << job.out() << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: killed by SIGKILL"));
+  EXPECT_THAT(job.err(), HasSubstr(rank_here(0) + " failed first: killed by SIGKILL"));
 }
 
 TEST(Replacements, AProgramOfFixedRanksIsRefused) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "launcher.h"
+#include "support/rank_here.h"
 
 namespace paceline {
 namespace {
@@ -14,13 +15,15 @@ namespace {
 using test::eventually;
 using test::Launcher;
 using test::pid_after;
+using test::rank_here;
 using ::testing::HasSubstr;
 
 TEST_F(Launcher, ExitsWithTheCodeOfTheFirstFailure) {
   auto job = run(3, "test $RANK = 1 && { echo last words; exit 7; }; exec sleep 1000",
                  {"--stop-grace", "60"});
   EXPECT_EQ(job.wait(), 7) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 failed first: exited with code 7\n"
+  EXPECT_THAT(job.err(), HasSubstr("paceline: " + rank_here(1) +
+                                   " failed first: exited with code 7\n"
                                    "  last lines of rank 1:\n"
                                    "    | last words\n"
                                    "  ranks 0, 2: stopped by SIGTERM\n"));
@@ -29,7 +32,8 @@ TEST_F(Launcher, ExitsWithTheCodeOfTheFirstFailure) {
 TEST_F(Launcher, ReportsDeathBySignalByName) {
   auto job = run(2, "test $RANK = 0 && kill -KILL $$; exec sleep 1000");
   EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: killed by SIGKILL (often the kernel's"));
+  EXPECT_THAT(job.err(),
+              HasSubstr(rank_here(0) + " failed first: killed by SIGKILL (often the kernel's"));
 }
 
 TEST_F(Launcher, ReportsErrorFilesAndTheRankAtFault) {
@@ -46,9 +50,9 @@ TEST_F(Launcher, ReportsErrorFilesAndTheRankAtFault) {
     exit 5)",
                  {"--failure-grace", "60"});
   EXPECT_EQ(job.wait(), 5) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: exited with code 5\n"
-                                   "  error: the real reason\n"
-                                   "  rank 0: exited with code 1: lost\n"));
+  EXPECT_THAT(job.err(), HasSubstr(rank_here(1) + " failed first: exited with code 5\n"
+                                                  "  error: the real reason\n"
+                                                  "  rank 0: exited with code 1: lost\n"));
 }
 
 // Rank 1 is slow to end, long after rank 0's end would have had it stopped.
@@ -66,8 +70,8 @@ TEST_F(Launcher, WaitsForARankAtFaultToEndByItself) {
   auto job = run(2, "blamed=1; fail() { :; }" + std::string(kRank1EndsSlowly),
                  {"--failure-grace", "0", "--stop-grace", "20"});
   EXPECT_EQ(job.wait(), 5) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: exited with code 5\n"
-                                   "  rank 0: exited with code 1: lost\n"));
+  EXPECT_THAT(job.err(), HasSubstr(rank_here(1) + " failed first: exited with code 5\n"
+                                                  "  rank 0: exited with code 1: lost\n"));
 }
 
 TEST_F(Launcher, WaitsForARankWithAnErrorFileToEndByItself) {
@@ -76,8 +80,9 @@ TEST_F(Launcher, WaitsForARankWithAnErrorFileToEndByItself) {
                      std::string(kRank1EndsSlowly),
                  {"--failure-grace", "0", "--stop-grace", "20"});
   EXPECT_EQ(job.wait(), 1) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first: exited with code 1\n  error: lost\n"
-                                   "  rank 1: exited with code 5: full\n"));
+  EXPECT_THAT(job.err(),
+              HasSubstr(rank_here(0) + " failed first: exited with code 1\n  error: lost\n"
+                                       "  rank 1: exited with code 5: full\n"));
 }
 
 TEST_F(Launcher, StopsARankAtFaultThatDoesNotEnd) {
@@ -147,7 +152,7 @@ TEST_F(Launcher, OrdersFailuresByTimeEvenIfNoticedLate) {
   }
   ::kill(supervisor, SIGCONT);
   EXPECT_EQ(job.wait(), 128 + SIGSEGV) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 1 failed first: killed by SIGSEGV"));
+  EXPECT_THAT(job.err(), HasSubstr(rank_here(1) + " failed first: killed by SIGSEGV"));
 }
 
 }  // namespace

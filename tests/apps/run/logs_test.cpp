@@ -15,6 +15,7 @@
 #include "base/pipe.h"
 #include "base/unique_fd.h"
 #include "launcher.h"
+#include "support/rank_here.h"
 
 namespace paceline {
 namespace {
@@ -24,6 +25,7 @@ using test::ChildProcess;
 using test::eventually;
 using test::Launcher;
 using test::pid_after;
+using test::rank_here;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
@@ -148,7 +150,8 @@ TEST_F(Logs, EachRunHasADirectoryOfItsOwn) {
 TEST_F(Logs, TheReportHasTheLastLinesOfRedirectedStreams) {
   auto job = run_logged(1, "seq 1 30000; echo why >&2; exit 3", {"-r", "3"});
   EXPECT_EQ(job.wait(), 3);
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 exited with code 3\n  last lines of rank 0:\n"
+  EXPECT_THAT(job.err(), HasSubstr("paceline: " + rank_here(0) +
+                                   " exited with code 3\n  last lines of rank 0:\n"
                                    "    | 29982\n"));
   EXPECT_THAT(job.err(), HasSubstr("    | 30000\n    | why\n"));
   auto teed = run_logged(1, "echo first; exit 3", {"-t", "3"});

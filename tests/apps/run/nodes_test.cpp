@@ -336,6 +336,10 @@ TEST_F(Nodes, WrongFlagsAreRefused) {
       {{"--nnodes=2", "--rdzv-backend=etcd"}, "--rdzv-backend etcd: expected static or c10d"},
       {{"--nnodes=2", "--rdzv-endpoint=host:port"}, "--rdzv-endpoint host:port: expected HOST"},
       {{"--nnodes=2", "--rdzv-endpoint=[::1]5"}, "--rdzv-endpoint [::1]5: expected HOST"},
+      {{"--rdzv-endpoint=host:port"}, "--rdzv-endpoint host:port: expected HOST"},
+      {{"--rdzv-conf=join_timeout"}, "'join_timeout' is not KEY=VALUE"},
+      {{"--nnodes=2", "--local-addr=no-such-host.invalid"},
+       "--local-addr no-such-host.invalid: cannot resolve"},
       {{"--nnodes=2", "--rdzv-conf=join_timeout"}, "'join_timeout' is not KEY=VALUE"},
       {{"--nnodes=2", "--rdzv-conf=join_timeout=soon"}, "join_timeout: soon: expected 0 to"},
       {{"--nnodes=2", "--rdzv-conf=is_host=2"}, "is_host: 2: expected 0 or 1"},
@@ -353,6 +357,23 @@ TEST_F(Nodes, WrongFlagsAreRefused) {
                       {{"PACELINE_SECRET", "short"}});
   EXPECT_EQ(secret.wait(), 2);
   EXPECT_THAT(secret.err(), HasSubstr("PACELINE_SECRET: the secret has 5 bytes"));
+}
+
+TEST_F(Nodes, SayWhichFlagsCannotApply) {
+  const std::string endpoint = fmt::format("--rdzv-endpoint=127.0.0.1:{}", port_.port());
+  auto dynamic = run(1, "true",
+                     {"--nnodes=1:2", "--rdzv-backend=c10d", endpoint, "--node-rank=1",
+                      "--master-addr=127.0.0.2", "--rdzv-conf=last_call_timeout=0,read_timeout=9"});
+  EXPECT_EQ(dynamic.wait(), 0) << dynamic.err();
+  EXPECT_THAT(dynamic.err(), HasSubstr("paceline: without effect here: read_timeout of "
+                                       "--rdzv-conf, --node-rank, --master-addr\n"));
+  auto numbered = run(1, "true",
+                      {"--nnodes=2", endpoint, "--master-port=1",
+                       "--rdzv-conf=join_timeout=0,last_call_timeout=9,is_host=1"});
+  EXPECT_EQ(numbered.wait(), 1);
+  EXPECT_THAT(numbered.err(),
+              HasSubstr("paceline: without effect here: last_call_timeout of --rdzv-conf, is_host "
+                        "of --rdzv-conf, --master-port\n"));
 }
 
 TEST_F(Nodes, ATakenPortIsNamed) {

@@ -13,6 +13,7 @@
 #include "base/pipe.h"
 #include "base/unique_fd.h"
 #include "launcher.h"
+#include "support/rank_here.h"
 
 namespace paceline {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 using test::eventually;
 using test::Launcher;
 using test::pid_after;
+using test::rank_here;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -85,7 +87,7 @@ TEST_F(Launcher, EndsAfterAFailureIfItsOutputIsNotRead) {
   ::fcntl(writer.get(), F_SETFL, 0);
   auto job = run(1, "seq 1 100; exit 3", {}, {}, {base::UniqueFd(), std::move(writer)});
   EXPECT_EQ(job.wait(), 3) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 exited with code 3\n"));
+  EXPECT_THAT(job.err(), HasSubstr("paceline: " + rank_here(0) + " exited with code 3\n"));
   EXPECT_THAT(job.err(),
               HasSubstr("paceline: standard output was not read for 10 s; the rest is dropped\n"));
 }

@@ -7,11 +7,13 @@
 #include <fstream>
 
 #include "launcher.h"
+#include "support/rank_here.h"
 
 namespace paceline {
 namespace {
 
 using test::Launcher;
+using test::rank_here;
 using test::TemporaryDirectory;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -53,7 +55,9 @@ TEST_F(Launcher, AFailureWithoutAReplacementEndsTheJob) {
   const std::string twice =
       "paceline: rank 1 exited with code 3; started again, replacement 1 of 2\n"
       "paceline: rank 1 exited with code 3; started again, replacement 2 of 2\n"
-      "paceline: rank 1 failed first: exited with code 3\n"
+      "paceline: " +
+      rank_here(1) +
+      " failed first: exited with code 3\n"
       "  rank 0: stopped by SIGTERM\n";
   EXPECT_THAT(job.err(),
               HasSubstr(twice + "paceline: starts all processes again, restart 1 of 1\n" + twice));
@@ -83,7 +87,9 @@ TEST_F(Launcher, AReplacedProcessKeepsItsErrorToItself) {
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 exited with code 1; started again, "
                                    "replacement 1 of 1\n  error: disk full\n"
-                                   "paceline: rank 1 failed first: exited with code 4\n"
+                                   "paceline: " +
+                                   rank_here(1) +
+                                   " failed first: exited with code 4\n"
                                    "  rank 0: stopped by SIGTERM\n"));
   const auto rank = std::filesystem::directory_iterator(logs.path())->path() / "attempt_0" / "1";
   EXPECT_TRUE(std::filesystem::exists(rank / "error_1.json"));
@@ -108,7 +114,8 @@ TEST_F(Launcher, NamesAProgramThatCannotBeStartedAgain) {
   auto job = paceline({"run", "--max-replacements=1", program.string()});
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 cannot be started again: No such file or "
-                                   "directory (ENOENT)\npaceline: rank 0 exited with code 3\n"));
+                                   "directory (ENOENT)\npaceline: " +
+                                   rank_here(0) + " exited with code 3\n"));
 }
 
 TEST_F(Launcher, ReplacesNoProcessOnceAnotherHasFinished) {
@@ -119,7 +126,8 @@ TEST_F(Launcher, ReplacesNoProcessOnceAnotherHasFinished) {
                      " ] || kill -0 $(cat " + file + ") 2>/dev/null; do sleep 0.01; done; exit 9",
                  {"--max-replacements=3"});
   EXPECT_EQ(job.wait(), 9);
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 failed first: exited with code 9\n"));
+  EXPECT_THAT(job.err(),
+              HasSubstr("paceline: " + rank_here(1) + " failed first: exited with code 9\n"));
   EXPECT_THAT(job.err(), Not(HasSubstr("replacement")));
 }
 
@@ -194,7 +202,8 @@ TEST_F(Launcher, TheReportHasTheLastLinesOfTheLastProcess) {
                    {"--max-replacements=1", "--log-dir", logs.path().string(), "-r", streams});
     EXPECT_EQ(job.wait(), 3);
     EXPECT_THAT(job.out(), ::testing::AnyOf("[rank0]: disk full\n", ""));
-    EXPECT_THAT(job.err(), ::testing::EndsWith("paceline: rank 0 exited with code 3\n"));
+    EXPECT_THAT(job.err(),
+                ::testing::EndsWith("paceline: " + rank_here(0) + " exited with code 3\n"));
   }
 }
 

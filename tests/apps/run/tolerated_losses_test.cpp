@@ -7,11 +7,13 @@
 #include <string>
 
 #include "launcher.h"
+#include "support/rank_here.h"
 
 namespace paceline {
 namespace {
 
 using test::Launcher;
+using test::rank_here;
 using test::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::EndsWith;
@@ -60,7 +62,8 @@ TEST_F(Launcher, DoesNotGoOnWithoutRank0) {
   auto job = run(3, "if [ $RANK = 0 ]; then exit 4; fi; while :; do sleep 0.01; done",
                  {"--tolerate-loss"});
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 failed first: exited with code 4\n"
+  EXPECT_THAT(job.err(), HasSubstr("paceline: " + rank_here(0) +
+                                   " failed first: exited with code 4\n"
                                    "  ranks 1, 2: stopped by SIGTERM\n"));
   EXPECT_THAT(job.err(), Not(HasSubstr("without")));
 }
@@ -77,7 +80,8 @@ TEST_F(Launcher, ReportsRank0IfItFailsForLackOfTheOthers) {
   job.wait_for("rank 1 exited with code 3; the others go on without it");
   std::ofstream(file).close();
   EXPECT_EQ(job.wait(), 5);
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 failed first: exited with code 5\n"
+  EXPECT_THAT(job.err(), HasSubstr("paceline: " + rank_here(0) +
+                                   " failed first: exited with code 5\n"
                                    "  error: all were lost\n"
                                    "  rank 1: exited with code 3\n"));
 }

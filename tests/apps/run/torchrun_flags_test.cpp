@@ -6,12 +6,14 @@
 #include <fstream>
 
 #include "launcher.h"
+#include "support/rank_here.h"
 
 namespace paceline {
 namespace {
 
 using test::ChildProcess;
 using test::Launcher;
+using test::rank_here;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -39,6 +41,10 @@ TEST_F(Launcher, ReadsTorchrunsVariables) {
   ChildProcess port({PACELINE_COMMAND, "run", "true"}, {{"PET_MASTER_PORT", "x"}});
   EXPECT_EQ(port.wait(), 2);
   EXPECT_THAT(port.err(), HasSubstr("from 1 to 65535 (from PET_MASTER_PORT)"));
+  ChildProcess timeout({PACELINE_COMMAND, "run", "true"},
+                       {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x"}});
+  EXPECT_EQ(timeout.wait(), 2);
+  EXPECT_THAT(timeout.err(), HasSubstr("seconds (from TORCH_ELASTIC_SHUTDOWN_TIMEOUT)"));
 }
 
 TEST_F(Launcher, CountsTheGpusToUse) {
@@ -154,7 +160,7 @@ TEST_F(Launcher, StartsAllProcessesAgainAfterAFailure) {
   EXPECT_THAT(survived.out(), HasSubstr("[rank0]: start=2/4\n"));
   EXPECT_THAT(survived.out(), HasSubstr("[rank1]: start=2/4\n"));
   EXPECT_THAT(survived.out(), Not(HasSubstr("start=3/4")));
-  EXPECT_THAT(survived.err(), HasSubstr("rank 1 failed first: exited with code 3"));
+  EXPECT_THAT(survived.err(), HasSubstr(rank_here(1) + " failed first: exited with code 3"));
   EXPECT_THAT(survived.err(), HasSubstr("paceline: starts all processes again, restart 2 of 4\n"));
 
   auto lost = run(1, "echo start; exit 3", {"--max-restarts=1"});
