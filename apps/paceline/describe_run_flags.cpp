@@ -1,30 +1,11 @@
 #include "describe_run_flags.h"
 
-#include <fmt/format.h>
-
 #include <memory>
 #include <string>
 
-#include <paceline/error.h>
-
 #include "help_formatter.h"
-#include "parse_seconds.h"
 
 namespace paceline::app {
-namespace {
-
-// Flags that torchrun needs and paceline run does not.
-constexpr const char* kWithoutEffect[] = {"--logs-specs", "--start-method", "--event-log-handler",
-                                          "--monitor-interval"};
-
-void check_without_effect(const std::string& name, const std::string& value) {
-  if (name == "--monitor-interval") parse_seconds(name, value);
-  if (name != "--start-method") return;
-  if (value == "spawn" || value == "fork" || value == "forkserver") return;
-  throw UsageError(fmt::format("{} {}: expected spawn, fork or forkserver", name, value));
-}
-
-}  // namespace
 
 void describe_run_flags(CLI::App& app, RunFlags& flags) {
   app.formatter(std::make_shared<HelpFormatter>("paceline run [flags] PROGRAM [arguments]"));
@@ -96,7 +77,7 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
       "is_host: 1 if this machine is the endpoint (default: if it has the address)");
   add("--rdzv-id", flags.run_id, "NAME", rendezvous,
       "Name of the job, TORCHELASTIC_RUN_ID of the processes (default: a random\n"
-      "one; none with several nodes or a flag that says where they meet)");
+      "one; \"none\" with several nodes or a flag that says where they meet)");
   add("--local-addr", flags.local_addr, "HOST", rendezvous,
       "MASTER_ADDR of the processes if this is node 0 (default: the endpoint's)");
   add("--secret-file", flags.secret_file, "FILE", rendezvous,
@@ -145,15 +126,13 @@ void describe_run_flags(CLI::App& app, RunFlags& flags) {
       ->type_name("SHELL")
       ->group("Other");
   app.set_help_flag("-h,--help", "Print this and exit")->group("Other");
-  for (const char* const name : kWithoutEffect) {
-    app.add_option_function<std::string>(name,
-                                         [&flags, name](const std::string& value) {
-                                           check_without_effect(name, value);
-                                           flags.without_effect.emplace_back(name);
-                                         })
-        ->group("")
-        ->take_last();
-  }
+  const auto add_without_effect = [&](const char* name, std::string& value) {
+    app.add_option(name, value)->group("")->take_last();
+  };
+  add_without_effect("--start-method", flags.start_method);
+  add_without_effect("--monitor-interval", flags.monitor_interval);
+  add_without_effect("--logs-specs", flags.logs_specs);
+  add_without_effect("--event-log-handler", flags.event_log_handler);
   app.footer(
       "PROGRAM is started as it is; python3 -u runs one whose name ends with .py, or what\n"
       "PYTHON_EXEC names. Flags may also be spelled with underscores, as in --nproc_per_node,\n"

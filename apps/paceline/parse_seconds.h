@@ -12,12 +12,12 @@
 
 namespace paceline::app {
 
-// A flag's value, up to a day. Throws UsageError.
+// A flag's value, up to a year. Throws UsageError.
 inline std::chrono::milliseconds parse_seconds(std::string_view flag, std::string_view text) {
-  constexpr double kDay = 86400;
-  const auto seconds = base::parse_number(text, 0.0, kDay);
+  constexpr double kYear = 365 * 86400;
+  const auto seconds = base::parse_number(text, 0.0, kYear);
   if (!seconds) {
-    throw UsageError(fmt::format("{} {}: expected 0 to {} seconds", flag, text, kDay));
+    throw UsageError(fmt::format("{} {}: expected 0 to {} seconds", flag, text, kYear));
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }

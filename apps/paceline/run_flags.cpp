@@ -65,7 +65,7 @@ WrittenFlag parse_flag(const std::string& text) {
 struct SplitArguments {
   std::vector<std::string> flags;  // each value by itself
   std::vector<const CLI::Option*> given;
-  std::map<std::string, std::string> spellings;
+  std::map<std::string, std::string> written;
   std::vector<std::string> command;
 };
 
@@ -81,7 +81,7 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
     result.flags.push_back(flag.name);
     if (!option->get_lnames().empty()) {
       const std::string name = "--" + option->get_lnames().front();
-      result.spellings[name] = flag.name;
+      result.written[name] = flag.name;
     }
     if (!takes_value(*option)) {
       if (flag.value) throw UsageError(fmt::format("{}: this flag takes no value", text));
@@ -138,13 +138,19 @@ void add_variables(const CLI::App& app, SplitArguments& parts, RunFlags& flags) 
 
 }  // namespace
 
+std::string RunFlags::given(const std::string& flag) const {
+  if (const auto found = written.find(flag); found != written.end()) return found->second;
+  const auto found = variables.find(flag);
+  return found == variables.end() ? "" : found->second;
+}
+
 std::optional<std::vector<std::string>> parse_run_flags(const std::vector<std::string>& arguments,
                                                         RunFlags& flags, std::string& help) {
   CLI::App app("Starts a program as several processes, on this machine or on several.");
   describe_run_flags(app, flags);
   SplitArguments parts = split(app, arguments);
   add_variables(app, parts, flags);
-  flags.spellings = std::move(parts.spellings);
+  flags.written = std::move(parts.written);
   std::reverse(parts.flags.begin(), parts.flags.end());  // as CLI11 wants them
   try {
     app.parse(parts.flags);

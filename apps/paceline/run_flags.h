@@ -7,13 +7,16 @@
 
 namespace paceline::app {
 
+inline constexpr const char* kStaticBackend = "static";
+inline constexpr const char* kUnnamedJob = "none";
+
 // The flags of `paceline run` as they were written: on the command line, or if missing there, in
 // torchrun's variables (PET_NNODES for --nnodes).
 struct RunFlags {
   std::string nproc_per_node = "1";
   std::string nnodes = "1:1";
   std::string node_rank = "0";
-  std::string rdzv_backend = "static";
+  std::string rdzv_backend = kStaticBackend;
   std::string rdzv_endpoint;
   std::string rdzv_conf;
   std::string local_addr;
@@ -48,9 +51,16 @@ struct RunFlags {
   std::string prefix_template;
   std::string local_ranks;
   std::optional<std::string> completion_shell;
-  std::map<std::string, std::string> spellings;  // by flag, those written by another of its names
+  // torchrun's, without effect here.
+  std::string start_method = "spawn";
+  std::string monitor_interval = "0.1";
+  std::string logs_specs;
+  std::string event_log_handler;
+  std::map<std::string, std::string> written;    // by flag, by which of its names it was given
   std::map<std::string, std::string> variables;  // by flag, those that set one
-  std::vector<std::string> without_effect;  // torchrun's flags that were given and cannot apply
+
+  // How a flag was given: the name that was written, or the variable; empty if it was not.
+  std::string given(const std::string& flag) const;
 };
 
 // Parses the flags before the program, and returns the program and its arguments. Empty if the

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <tuple>
 #include <utility>
@@ -21,7 +23,6 @@
 namespace paceline::app {
 namespace {
 
-constexpr std::string_view kStatic = "static";
 constexpr int kStaticPort = 29500;
 constexpr int kDynamicPort = 29400;
 constexpr int kMaxNodes = 4096;
@@ -53,11 +54,23 @@ std::pair<std::string, int> parse_endpoint(const std::string& text, int default_
       default_port, default_port));
 }
 
-// The keys of torchrun's that mean something here.
-void apply_conf(const RunFlags& flags, nodes::SessionOptions& options,
-                std::vector<std::string>& without_effect) {
+// As torchrun reads it.
+bool parse_yes(const std::string& flag, std::string_view value) {
+  std::string text(value);
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto is_one_of = [&](std::initializer_list<std::string_view> words) {
+    return std::ranges::find(words, text) != words.end();
+  };
+  if (is_one_of({"1", "true", "t", "yes", "y"})) return true;
+  if (is_one_of({"0", "false", "f", "no", "n"})) return false;
+  throw UsageError(fmt::format("{} {}: expected 0 or 1", flag, value));
+}
+
+// Applies torchrun's keys that mean something here, and returns the others.
+std::vector<std::string> apply_conf(const RunFlags& flags, nodes::SessionOptions& options) {
+  std::vector<std::string> without_effect;
   const std::string& text = flags.rdzv_conf;
-  if (text.empty()) return;
+  if (text.empty()) return without_effect;
   for (const std::string_view entry : base::split_at_commas(text)) {
     const std::size_t equals = entry.find('=');
     if (equals == entry.npos || equals == 0) {
@@ -66,30 +79,28 @@ void apply_conf(const RunFlags& flags, nodes::SessionOptions& options,
     const std::string_view key = entry.substr(0, equals);
     const std::string_view value = entry.substr(equals + 1);
     const std::string flag = fmt::format("--rdzv-conf {}:", key);
+    bool has_effect = true;
     if (key == "join_timeout" || key == "timeout") {
       options.rules.join_timeout = parse_seconds(flag, value);
     } else if (key == "last_call_timeout") {
       options.rules.last_call = parse_seconds(flag, value);
+      has_effect = options.rules.min_nodes < options.rules.max_nodes;
     } else if (key == "is_host") {
-      const bool no = value == "0" || value == "false" || value == "False";
-      if (!no && value != "1" && value != "true" && value != "True") {
-        throw UsageError(fmt::format("{} {}: expected 0 or 1", flag, value));
-      }
-      options.coordinates = !no;
+      const bool is_host = parse_yes(flag, value);
+      has_effect = !options.rules.numbered;
+      if (has_effect) options.coordinates = is_host;
+    } else {
+      has_effect = false;
     }
-    const bool is_dynamic = key == "last_call_timeout" || key == "is_host";
-    const bool has_effect =
-        key == "join_timeout" || key == "timeout" || (is_dynamic && flags.rdzv_backend != kStatic);
     if (!has_effect) without_effect.push_back(fmt::format("{} of --rdzv-conf", key));
   }
+  return without_effect;
 }
 
-void check_local_address(const std::string& host) {
-  if (host.empty()) return;
-  try {
-    base::resolve(host, 0);
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("--local-addr {}: {}", host, error.what()));
+void add_given(const RunFlags& flags, std::initializer_list<const char*> names,
+               std::vector<std::string>& all) {
+  for (const char* const name : names) {
+    if (const std::string given = flags.given(name); !given.empty()) all.push_back(given);
   }
 }
 
@@ -145,24 +156,34 @@ void apply(const nodes::Start& start, launch::JobSpec& spec) {
 
 }  // namespace
 
-std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
-                                                          const launch::JobSpec& job) {
+std::optional<nodes::SessionOptions> make_session_options(
+    const RunFlags& flags, const launch::JobSpec& job, std::vector<std::string>& without_effect) {
   const auto [min, max] = parse_nnodes(flags.nnodes);
-  const bool is_static = flags.rdzv_backend == kStatic;
+  const bool is_static = flags.rdzv_backend == kStaticBackend;
   if (!is_static && flags.rdzv_backend != "c10d") {
     throw UsageError(fmt::format("--rdzv-backend {}: expected static or c10d", flags.rdzv_backend));
   }
-  const int node = base::parse_integer("--node-rank", flags.node_rank, 0, max - 1);
+  const int node =
+      base::parse_integer("--node-rank", flags.node_rank, 0, is_static ? max - 1 : kMaxNodes);
   nodes::SessionOptions options;
+  options.rules.min_nodes = min;
+  options.rules.max_nodes = max;
+  options.rules.numbered = is_static;
   options.host = job.master_addr;
   options.port = flags.master_port ? job.master_port : kStaticPort;
-  if (!flags.rdzv_endpoint.empty()) {
+  const bool has_endpoint = !flags.rdzv_endpoint.empty() && (max > 1 || !flags.standalone);
+  if (has_endpoint) {
     std::tie(options.host, options.port) =
         parse_endpoint(flags.rdzv_endpoint, is_static ? kStaticPort : kDynamicPort, max > 1);
   }
-  std::vector<std::string> ignored;
-  apply_conf(flags, options, ignored);
-  if (max == 1) return std::nullopt;
+  const auto keys = apply_conf(flags, options);
+  if (max == 1) {
+    add_given(flags,
+              {"--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--local-addr", "--secret-file"},
+              without_effect);
+    if (!is_static) add_given(flags, {"--node-rank"}, without_effect);
+    return std::nullopt;
+  }
   if (job.max_replacements > 0) {
     throw UsageError(
         fmt::format("--max-replacements {}: processes are replaced on one node, and --nnodes {} "
@@ -179,15 +200,14 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
                     "--rdzv-backend c10d and --rdzv-endpoint",
                     flags.nnodes));
   }
-  if (!is_static && flags.rdzv_endpoint.empty()) {
+  if (!is_static && !has_endpoint) {
     throw UsageError(
         "--rdzv-backend c10d needs --rdzv-endpoint HOST:PORT, the same on all machines");
   }
-  check_local_address(flags.local_addr);
-  options.rules.min_nodes = min;
-  options.rules.max_nodes = max;
-  options.rules.numbered = is_static;
-  options.rules.job = flags.run_id.empty() ? "none" : flags.run_id;
+  without_effect.insert(without_effect.end(), keys.begin(), keys.end());
+  if (!is_static) add_given(flags, {"--node-rank"}, without_effect);
+  if (has_endpoint) add_given(flags, {"--master-addr", "--master-port"}, without_effect);
+  options.rules.job = flags.run_id.empty() ? kUnnamedJob : flags.run_id;
   options.rules.max_restarts = job.max_restarts;
   options.rules.tolerate_loss = job.tolerate_loss;
   options.rules.master_addr = flags.local_addr;
@@ -203,28 +223,6 @@ std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
   options.has_secret = !secret.empty();
   options.key = net::make_key(secret);
   return options;
-}
-
-std::vector<std::string> flags_without_effect(const RunFlags& flags, bool several_machines) {
-  std::vector<std::string> names;
-  if (several_machines) {
-    nodes::SessionOptions ignored;
-    apply_conf(flags, ignored, names);
-    if (flags.rdzv_backend != kStatic && flags.node_rank != RunFlags().node_rank) {
-      names.emplace_back("--node-rank");
-    }
-    if (!flags.rdzv_endpoint.empty()) {
-      if (flags.master_addr != RunFlags().master_addr) names.emplace_back("--master-addr");
-      if (flags.master_port) names.emplace_back("--master-port");
-    }
-  } else {
-    if (flags.rdzv_backend != kStatic) names.emplace_back("--rdzv-backend");
-    if (!flags.rdzv_endpoint.empty()) names.emplace_back("--rdzv-endpoint");
-    if (!flags.rdzv_conf.empty()) names.emplace_back("--rdzv-conf");
-    if (!flags.local_addr.empty()) names.emplace_back("--local-addr");
-    if (!flags.secret_file.empty()) names.emplace_back("--secret-file");
-  }
-  return names;
 }
 
 nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,

@@ -11,12 +11,11 @@
 
 namespace paceline::app {
 
-// What the flags say about a job on several machines; nullopt if it has one. Throws UsageError.
+// What the flags say about a job on several machines; nullopt if it has one. Adds what was given
+// and cannot apply to `without_effect`. Throws UsageError.
 std::optional<nodes::SessionOptions> make_session_options(const RunFlags& flags,
-                                                          const launch::JobSpec& job);
-
-// Those of the flags about machines that were given and cannot apply.
-std::vector<std::string> flags_without_effect(const RunFlags& flags, bool several_machines);
+                                                          const launch::JobSpec& job,
+                                                          std::vector<std::string>& without_effect);
 
 // Runs this machine's part of the job by `run`, which starts spec's processes and waits for them,
 // and does so again if the job restarts. Returns how the job ended, on all nodes. Throws Error.

@@ -115,11 +115,11 @@ std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::st
   return command;
 }
 
-// torchrun's: "none" where other launchers could join the job.
+// As torchrun names a job: where other launchers could join it, always the same.
 std::string default_run_id(const RunFlags& flags) {
   const bool has_rendezvous =
-      flags.master_port || !flags.rdzv_endpoint.empty() || flags.rdzv_backend != "static";
-  return has_rendezvous && !flags.standalone ? "none" : launch::random_run_id();
+      flags.master_port || !flags.rdzv_endpoint.empty() || flags.rdzv_backend != kStaticBackend;
+  return has_rendezvous && !flags.standalone ? kUnnamedJob : launch::random_run_id();
 }
 
 launch::JobSpec make_spec(const RunFlags& flags, int cores) {
@@ -149,12 +149,24 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   return spec;
 }
 
-// A line about flags that were given and cannot apply, or nothing.
-std::string describe_without_effect(const std::vector<std::vector<std::string>>& flags) {
-  std::vector<std::string> names;
-  for (const auto& some : flags) names.insert(names.end(), some.begin(), some.end());
+// A line about what was given and cannot apply, or nothing.
+std::string describe_without_effect(const std::vector<std::string>& names) {
   if (names.empty()) return "";
   return fmt::format("paceline: without effect here: {}\n", fmt::join(names, ", "));
+}
+
+// torchrun's flags that it needs and `paceline run` does not.
+void add_unneeded(const RunFlags& flags, std::vector<std::string>& without_effect) {
+  parse_seconds("--monitor-interval", flags.monitor_interval);
+  const auto& method = flags.start_method;
+  if (method != "spawn" && method != "fork" && method != "forkserver") {
+    throw UsageError(fmt::format("--start-method {}: expected spawn, fork or forkserver", method));
+  }
+  for (const char* const flag :
+       {"--monitor-interval", "--start-method", "--logs-specs", "--event-log-handler"}) {
+    if (const std::string given = flags.given(flag); !given.empty())
+      without_effect.push_back(given);
+  }
 }
 
 RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::string> command) {
@@ -167,10 +179,12 @@ RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::strin
                      .numa_binding = parse_numa_binding(flags),
                      .output = std::move(output),
                      .signals = signals_to_pass_on(flags.signals)};
-  options.nodes = make_session_options(flags, options.job);
-  options.notice = describe_without_effect({flags.without_effect,
-                                            flags_without_effect(flags, options.nodes.has_value()),
-                                            options.output.without_effect});
+  std::vector<std::string> without_effect;
+  add_unneeded(flags, without_effect);
+  options.nodes = make_session_options(flags, options.job, without_effect);
+  const auto& absent = options.output.without_effect;
+  without_effect.insert(without_effect.end(), absent.begin(), absent.end());
+  options.notice = describe_without_effect(without_effect);
   options.job.command = make_command(flags, std::move(command));
   return options;
 }
@@ -187,7 +201,7 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& argu
   } catch (const UsageError& error) {
     const std::string text = error.what();
     const std::string flag = text.substr(0, text.find_first_of(" ="));
-    if (const auto found = flags.spellings.find(flag); found != flags.spellings.end()) {
+    if (const auto found = flags.written.find(flag); found != flags.written.end()) {
       throw UsageError(found->second + text.substr(flag.size()));
     }
     if (const auto found = flags.variables.find(flag); found != flags.variables.end()) {

@@ -26,8 +26,8 @@ sys.exit(restart != os.environ["TORCHELASTIC_MAX_RESTARTS"])
 
 # docs/launching.md says why; the last is what a traceback leaves that torchrun has logged.
 DIFFERENT = {"TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
-# Without a port, torchrun chooses all of these.
-CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+# Without a port, torchrun chooses these.
+CHOSEN = {"MASTER_ADDR", "MASTER_PORT"}
 
 # Flags, and variables. PORT is a free port, LOGS a directory.
 CASES: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -107,6 +107,8 @@ class Torchrun(unittest.TestCase):
                 ignored = DIFFERENT - variables.keys()
                 if "PORT" not in given:
                     ignored |= CHOSEN
+                if "PORT" not in given and "endpoint" not in given:
+                    ignored |= {"TORCHELASTIC_RUN_ID"}
                 if "LOGS" not in given:
                     ignored |= {"TORCHELASTIC_ERROR_FILE"}
                 for start, environment in theirs.items():

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <string>
+#include <system_error>
 
 namespace paceline::base {
 
@@ -24,6 +25,12 @@ Cgroup find_cgroup(std::string_view controller, const std::filesystem::path& mem
     if (controllers == ",,") found.group = mount / path;
   }
   return found;
+}
+
+std::string cpu_cgroup_identity() {
+  std::error_code error;
+  const auto space = std::filesystem::read_symlink("/proc/self/ns/cgroup", error);
+  return error ? "" : fmt::format("{} {}", space.string(), find_cgroup("cpu").group.string());
 }
 
 }  // namespace paceline::base

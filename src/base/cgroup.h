@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace paceline::base {
@@ -18,5 +19,9 @@ struct Cgroup {
 Cgroup find_cgroup(std::string_view controller,
                    const std::filesystem::path& membership = "/proc/self/cgroup",
                    const std::filesystem::path& mount = "/sys/fs/cgroup");
+
+// Tells the control group of this process for CPU time from those of other processes on this
+// machine, also of those in other containers; empty if /proc does not say.
+std::string cpu_cgroup_identity();
 
 }  // namespace paceline::base

@@ -10,7 +10,7 @@
 namespace paceline::base {
 
 // What a launcher passed to this process, in torchrun's variables and our own. An unset or empty
-// variable is nullopt. If RANK is unset, and WORLD_SIZE too or as `launched` has it, the first
+// variable is nullopt. If RANK is unset, and WORLD_SIZE is unset or what `launched` says, the first
 // seven are what `launched` says.
 struct Environment {
   std::optional<int> rank;                 // RANK

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -27,8 +28,9 @@ using Reader = EnvironmentReader;
 struct Names {
   const char* rank;
   const char* size;
-  const char* local_rank;  // null if the launcher has none
-  const char* local_size;  // the same
+  // Null if the launcher has none.
+  const char* local_rank;
+  const char* local_size;
 };
 
 // Names the variables that are set.
@@ -164,11 +166,13 @@ Process find_kubeflow(const Reader& read) {
       .launcher = "Kubeflow Trainer",
       .variables = quote(read, {"PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE"})};
   // Several processes in each pod, or a number of nodes that may change, need a launcher.
-  process.wants_several_here = read.text("PET_NPROC_PER_NODE").value_or("1") != "1";
+  // PyTorchJob sets these too, and "auto" without being asked.
+  const std::string processes = read.text("PET_NPROC_PER_NODE").value_or("1");
+  process.needs_launcher = parse_number(processes, 2, std::numeric_limits<int>::max()).has_value();
   const std::size_t colon = nodes->find(':');
   const bool is_fixed =
       colon == std::string::npos || nodes->substr(0, colon) == nodes->substr(colon + 1);
-  if (process.wants_several_here || !is_fixed) return process;
+  if (processes != "1" || !is_fixed) return process;
   process.size = parse_integer("PET_NNODES", std::string_view(*nodes).substr(0, colon), 1);
   process.rank = read.integer("PET_NODE_RANK", 0);
   check_below("PET_NODE_RANK", process.rank, "PET_NNODES", process.size);
@@ -197,7 +201,9 @@ Process find_pmix(const Reader& read) {
 // Kubernetes numbers the pods, but does not say how many there are. Without that they need not
 // belong together.
 Process find_indexed_job(const Reader& read) {
-  if (!read.text("WORLD_SIZE") || !read.text("JOB_COMPLETION_INDEX")) return std::nullopt;
+  if (read.text("RANK") || !read.text("WORLD_SIZE") || !read.text("JOB_COMPLETION_INDEX")) {
+    return std::nullopt;
+  }
   return read_process(read, "an Indexed Job of Kubernetes",
                       {"JOB_COMPLETION_INDEX", "WORLD_SIZE", nullptr, nullptr});
 }
@@ -208,11 +214,14 @@ Process find_launched_process(const Getenv& getenv) {
   const Reader read(getenv);
   // mpirun in a job of Slurm or Flux starts its daemons by srun or flux, and ranks inherit the
   // variables of these.
-  for (const auto find : {find_open_mpi, find_hydra, find_flux, find_slurm, find_kubeflow, find_pmi,
-                          find_pmix, find_indexed_job}) {
-    if (Process found = find(read)) return found;
+  Process found;
+  for (const auto find :
+       {find_open_mpi, find_hydra, find_flux, find_slurm, find_kubeflow, find_pmi, find_pmix}) {
+    if (!found) found = find(read);
   }
-  return std::nullopt;
+  if (found && found->size.value_or(1) > 1) return found;
+  Process job = find_indexed_job(read);
+  return job ? job : found;
 }
 
 std::string first_host(std::string_view list) {

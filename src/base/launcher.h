@@ -22,7 +22,7 @@ struct LaunchedProcess {
   std::optional<int> node{};  // if it is set, so are the next two
   std::optional<int> local_rank{};
   std::optional<int> local_size{};
-  bool wants_several_here = false;  // several ranks, of which it has started none
+  bool needs_launcher = false;  // several ranks are to run here, and none has been started
 
   // Whether all processes are on this machine and can find each other by `job`.
   bool is_local() const { return size && local_size == size && !job.empty(); }
@@ -35,8 +35,9 @@ struct LaunchedProcess {
 };
 
 // Looks for Open MPI, Hydra (MPICH, Intel MPI), Flux, Slurm's srun, Kubeflow Trainer (PET_*), PMI,
-// PMIx and an Indexed Job of Kubernetes, in this order: mpirun decides where srun or flux started
-// it. Throws UsageError naming a variable that is missing or has an invalid value.
+// PMIx, in this order: mpirun decides where srun or flux started it. An Indexed Job of Kubernetes
+// decides where WORLD_SIZE is set, RANK is not, and none of them started more than one process.
+// Throws UsageError naming a variable that is missing or has an invalid value.
 std::optional<LaunchedProcess> find_launched_process(const Getenv& getenv);
 
 // The first host of a list as Slurm writes it: "node[08-11,20],login" is "node08".

@@ -1,6 +1,8 @@
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <exception>
+#include <string>
 #include <utility>
 
 #include <paceline/communicator.h>
@@ -109,13 +111,19 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   return world;
 }
 
-// One line of a job is enough for its user.
+// Where two could have numbered the ranks. One line of a job is enough for its user.
 void log_launcher(const distributed::Plan& plan) {
   const auto& environment = base::environment();
-  if (!plan.launched || !environment.numbered_by_launched) return;
-  base::log(plan.rank == 0 ? LogLevel::info : LogLevel::debug,
-            "rank {} of {}, as the variables of {} say ({})", plan.rank, plan.size,
-            environment.launched->launcher, environment.launched->variables);
+  const auto& launched = environment.launched;
+  if (!plan.launched || !launched || !launched->size) return;
+  const std::string variables = fmt::format("{} ({})", launched->variables, launched->launcher);
+  const LogLevel level = plan.rank == 0 ? LogLevel::info : LogLevel::debug;
+  if (environment.numbered_by_launched) {
+    base::log(level, "rank {} of {}, from {}", plan.rank, plan.size, variables);
+  } else {
+    base::log(level, "rank {} of {}, from RANK and WORLD_SIZE, not from {}", plan.rank, plan.size,
+              variables);
+  }
 }
 
 void prepare(InitOptions& options) {
@@ -168,7 +176,7 @@ World::~World() {
 World init_process_group(InitOptions options) {
   prepare(options);
   const Attempt attempt = begin_attempt(options);
-  log_launcher(attempt.plan);
+  if (attempt.number == 0) log_launcher(attempt.plan);
   enter(options, attempt);
   return {};
 }

@@ -18,12 +18,17 @@ void limit_intraop_threads(const base::Environment& environment, const Topology&
                            int rank) {
   if (!environment.rank || environment.sets_threads) return;
   const int node = topology.node_of(rank);
-  int cores = topology.cores_of(node);
-  if (const int quota = base::core_quota(); quota > 0) cores = std::min(cores, quota);
+  const int cores = topology.cores_of(node);
   if (cores == 0 || topology.has_cores_apart(node)) return;
   // Not all processes of this machine need to be in this world.
   const int ranks = std::max(topology.local_size(node), environment.local_world_size.value_or(0));
-  const int threads = std::max(1, cores / ranks);
+  int threads = std::max(1, cores / ranks);
+  if (const int quota = base::core_quota(); quota > 0) {
+    // Containers that share a machine have a quota each.
+    const int neighbours = topology.in_cgroup_of(rank);
+    const int sharing = neighbours == topology.local_size(node) ? ranks : neighbours;
+    threads = std::min(threads, std::max(1, quota / sharing));
+  }
   if (threads >= at::get_num_threads()) return;
   base::log(LogLevel::info,
             "rank {} uses {} of {} threads: {} ranks share {} cores here (set "

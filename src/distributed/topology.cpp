@@ -15,6 +15,7 @@
 #include <paceline/error.h>
 
 #include "base/address.h"
+#include "base/cgroup.h"
 #include "base/cores.h"
 #include "shm/membership/endpoint.h"
 #include "shm/membership/rank_set.h"
@@ -103,7 +104,8 @@ void check_variables(std::span<const Placement> placements) {
 }  // namespace
 
 Placement Placement::own(const base::Environment& environment, bool launched) {
-  Placement own{std::nullopt, shm::machine_identity(), base::host_name(), base::affinity()};
+  Placement own{std::nullopt, shm::machine_identity(), base::host_name(), base::affinity(),
+                base::cpu_cgroup_identity()};
   if (launched && environment.node_rank && environment.local_rank && environment.local_world_size) {
     own.variables = {*environment.node_rank, *environment.local_rank,
                      *environment.local_world_size};
@@ -115,16 +117,16 @@ std::string Placement::encode() const {
   const std::string numbers = variables ? fmt::format("{} {} {}", variables->node,
                                                       variables->local_rank, variables->local_size)
                                         : "";
-  return fmt::format("{}\n{}\n{}\n{}\n", numbers, machine, host, fmt::join(cpus, " "));
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n", numbers, machine, host, fmt::join(cpus, " "), cgroup);
 }
 
 std::optional<Placement> Placement::decode(const std::string& text) {
-  std::array<std::string, 4> lines;
+  std::array<std::string, 5> lines;
   std::istringstream stream(text);
   for (std::string& line : lines) {
     if (!std::getline(stream, line) || stream.eof()) return std::nullopt;
   }
-  Placement placement{std::nullopt, lines[1], lines[2], {}};
+  Placement placement{std::nullopt, lines[1], lines[2], {}, lines[4]};
   if (placement.machine.empty()) return std::nullopt;
   std::istringstream cpus(lines[3]);
   for (int cpu = 0; cpus >> cpu;) placement.cpus.push_back(cpu);
@@ -152,7 +154,8 @@ Topology::Topology(std::span<const Placement> placements)
     its.ranks.push_back(size());
     its.cpus.insert(placement.cpus.begin(), placement.cpus.end());
     its.masks += placement.cpus.size();
-    places_.push_back({node, by_variables_ ? placement.variables->local_rank : before});
+    places_.push_back(
+        {node, by_variables_ ? placement.variables->local_rank : before, placement.cgroup});
   }
 }
 
@@ -167,8 +170,13 @@ Topology Topology::one_node(int size) {
 }
 
 Topology Topology::one_node_of_virtual_ranks(int size) {
-  const Placement one{Placement::Variables{0, 0, size}, "", "", {}};
+  const Placement one{Placement::Variables{0, 0, size}, "", ""};
   return Topology(std::vector<Placement>(static_cast<std::size_t>(size), one));
+}
+
+int Topology::in_cgroup_of(int rank) const {
+  const auto cgroup_of = [&](int one) { return places_.at(static_cast<std::size_t>(one)).cgroup; };
+  return static_cast<int>(std::ranges::count(ranks_on(node_of(rank)), cgroup_of(rank), cgroup_of));
 }
 
 std::vector<int> Topology::nodes_of(std::span<const int> ranks) const {

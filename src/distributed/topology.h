@@ -25,6 +25,7 @@ struct Placement {
   std::string machine;      // ranks with the same one can share memory
   std::string host;         // its name, for messages
   std::vector<int> cpus{};  // that it may use; empty if unknown
+  std::string cgroup{};     // see base::cpu_cgroup_identity
 
   // This process's. The launcher's variables are about the ranks of a world only if these are the
   // processes that it `launched`.
@@ -64,6 +65,8 @@ class Topology {
   int cores_of(int node) const { return static_cast<int>(at(node).cpus.size()); }
   // Whether no two ranks of a node may use the same core.
   bool has_cores_apart(int node) const { return at(node).cpus.size() == at(node).masks; }
+  // How many ranks of this rank's node are in its control group, with itself.
+  int in_cgroup_of(int rank) const;
 
   // The nodes of some ranks, in order.
   std::vector<int> nodes_of(std::span<const int> ranks) const;
@@ -82,6 +85,7 @@ class Topology {
   struct Place {
     int node;
     int local;
+    std::string cgroup;
   };
   const Node& at(int node) const { return nodes_.at(static_cast<std::size_t>(node)); }
 

@@ -1,6 +1,10 @@
 #include "base/cgroup.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string>
@@ -38,6 +42,23 @@ TEST_F(FindCgroup, IsTheRootWithoutAMembership) {
   EXPECT_EQ(find("cpu", "").group, "/cg");
   EXPECT_EQ(find("cpu", "nonsense\n").group, "/cg");
   EXPECT_EQ(find_cgroup("cpu", directory_.path() / "missing", "/cg").group, "/cg");
+}
+
+TEST(CgroupIdentity, IsThatOfTheProcessesInOneContainer) {
+  const std::string own = cpu_cgroup_identity();
+  EXPECT_THAT(own, ::testing::StartsWith("cgroup:["));
+  EXPECT_EQ(cpu_cgroup_identity(), own);
+  constexpr int kSame = 1;
+  constexpr int kNotAllowed = 2;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::unshare(CLONE_NEWCGROUP) != 0) ::_exit(kNotAllowed);
+    ::_exit(cpu_cgroup_identity() == own ? kSame : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "needs the rights of root";
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Ranks that PyTorch's debug frontend looks at: all wait in an all_reduce for rank 0, which says so
-// and comes at the end of its standard input.
+// Ranks that PyTorch's debug frontend looks at: all wait in an all_reduce for rank 0, which prints
+// a line and then waits for the end of its standard input.
 #include <torch/torch.h>
 
 #include <cstdio>

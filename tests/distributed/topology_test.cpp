@@ -64,6 +64,16 @@ TEST(Topology, NodesMayDifferInSize) {
   EXPECT_STREQ(topology.source(), "GROUP_RANK");
 }
 
+TEST(Topology, CountsTheRanksOfAControlGroup) {
+  std::vector<Placement> placements(5, by_machine("a"));
+  for (const int rank : {1, 3}) placements[rank].cgroup = "container";
+  placements[4] = by_machine("b");
+  const Topology topology(placements);
+  EXPECT_EQ(topology.in_cgroup_of(0), 2);
+  EXPECT_EQ(topology.in_cgroup_of(3), 2);
+  EXPECT_EQ(topology.in_cgroup_of(4), 1);
+}
+
 TEST(Topology, RanksMayGoRoundTheNodes) {
   constexpr int kNodes = 128;
   constexpr int kEach = 8;
@@ -199,21 +209,22 @@ TEST(FindTopology, HoldsRanksOfPacelineRunToWhatItSet) {
 TEST(Placement, SurvivesTheStore) {
   for (const Placement& one :
        {by_variables(3, 1, 4), by_machine("boot net:[1]"), Placement{std::nullopt, "m", ""},
-        Placement{std::nullopt, "m", "h", {0, 3, 1023}}}) {
+        Placement{std::nullopt, "m", "h", {0, 3, 1023}, "cgroup:[2] /sys/fs/cgroup/a b"}}) {
     const auto read = Placement::decode(one.encode());
     ASSERT_TRUE(read);
     EXPECT_EQ(read->variables, one.variables);
     EXPECT_EQ(read->machine, one.machine);
     EXPECT_EQ(read->host, one.host);
     EXPECT_EQ(read->cpus, one.cpus);
+    EXPECT_EQ(read->cgroup, one.cgroup);
   }
 }
 
 TEST(Placement, DamagedRecordsAreNothing) {
   for (const std::string damaged :
-       {"", "here", "\n", "\n\nhost\n\n", "0 0 1\nm", "0 0 1\nm\nhost\n", "0 0\nm\nh\n\n",
-        "0 1 1\nm\nh\n\n", "-1 0 1\nm\nh\n\n", "0 0 99999999999\nm\nh\n\n", "0 0 1 2\nm\nh\n\n",
-        "a b c\nm\nh\n\n", "0 0 1\nm\nh\n0 x\n"}) {
+       {"", "here", "\n", "\n\nhost\n\n\n", "0 0 1\nm", "0 0 1\nm\nhost\n\n", "0 0\nm\nh\n\n\n",
+        "0 1 1\nm\nh\n\n\n", "-1 0 1\nm\nh\n\n\n", "0 0 99999999999\nm\nh\n\n\n",
+        "0 0 1 2\nm\nh\n\n\n", "a b c\nm\nh\n\n\n", "0 0 1\nm\nh\n0 x\n\n"}) {
     EXPECT_FALSE(Placement::decode(damaged)) << damaged;
   }
   std::mt19937 random(1);

@@ -133,11 +133,12 @@ void add_master(const VariableFacts& facts, Group& group) {
   } else if (!is_one_machine && is_loopback(facts.master->addresses.front())) {
     // Without a local size, all ranks may be on this machine.
     if (!environment.local_world_size) check.status = Status::note;
+    const std::string& address = facts.master->addresses.front();
     check.text =
-        fmt::format("{} is {}, a loopback address: ranks on other machines cannot reach rank 0",
-                    given, facts.master->addresses.front());
+        fmt::format("{} is {}a loopback address: ranks on other machines cannot reach rank 0",
+                    given, address == name ? "" : address + ", ");
     check.advice = "set MASTER_ADDR to rank 0's address in the network";
-    if (name != facts.master->addresses.front()) {
+    if (address != name) {
       check.advice += fmt::format(", or give {} this address in /etc/hosts", name);
     }
     group.checks.push_back(std::move(check));

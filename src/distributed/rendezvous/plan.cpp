@@ -31,8 +31,8 @@ void check_alone(const base::Environment& environment) {
 // The launcher's own variables, if RANK or WORLD_SIZE hides them.
 std::string hidden(const base::Environment& environment) {
   const auto& launched = environment.launched;
-  const bool is_hidden = launched && (launched->size || launched->wants_several_here) &&
-                         !environment.numbered_by_launched;
+  const bool is_hidden =
+      launched && (launched->size || launched->needs_launcher) && !environment.numbered_by_launched;
   return is_hidden ? fmt::format("{} started this process with {}", launched->launcher,
                                  launched->variables)
                    : "";
@@ -51,10 +51,12 @@ void check_contradiction(const base::Environment& environment) {
   if (environment.world_size) {
     given.push_back(fmt::format("WORLD_SIZE={}", *environment.world_size));
   }
+  const char* const advice =
+      known ? "unset RANK and WORLD_SIZE" : "start the program with `paceline run`";
   throw UsageError(fmt::format(
       "init_process_group: {}, but {}. If they count machines, or are left from something else, "
-      "unset RANK and WORLD_SIZE; if they are right, set {}LOCAL_RANK too",
-      fmt::join(given, " and "), launched, is_whole ? "" : "both and "));
+      "{}; if they are right, set {}LOCAL_RANK too",
+      fmt::join(given, " and "), launched, advice, is_whole ? "" : "both and "));
 }
 
 // The first that is set: the option, the init_method's, the variable.

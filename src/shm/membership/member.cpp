@@ -36,7 +36,8 @@ Packet receive_answer(int socket, pid_t rank_0, int rank, const base::Deadline& 
   const auto verdict = base::Deadline::after(deadline.remaining() + kVerdict);
   base::WaitReport report;
   const base::UniqueFd watch = base::open_pidfd(rank_0);
-  std::vector<bool> ready{false, !watch && rank_0 > 0 && errno == ESRCH};
+  const bool has_ended = !watch && rank_0 > 0 && errno == ESRCH;
+  std::vector<bool> ready{false, has_ended};
   while (!ready[0] && !ready[1] && !verdict.expired()) {
     ready = wait_readable(std::array{socket, watch.get()}, report.next_check(verdict));
     if (!ready[0] && !ready[1]) report_rank_0(report, socket, rank, global_ranks);

@@ -41,6 +41,9 @@ TEST_F(Launcher, ReadsTorchrunsVariables) {
   ChildProcess port({PACELINE_COMMAND, "run", "true"}, {{"PET_MASTER_PORT", "x"}});
   EXPECT_EQ(port.wait(), 2);
   EXPECT_THAT(port.err(), HasSubstr("from 1 to 65535 (from PET_MASTER_PORT)"));
+  ChildProcess interval({PACELINE_COMMAND, "run", "true"}, {{"PET_MONITOR_INTERVAL", "x"}});
+  EXPECT_EQ(interval.wait(), 2);
+  EXPECT_THAT(interval.err(), HasSubstr("seconds (from PET_MONITOR_INTERVAL)"));
   ChildProcess timeout({PACELINE_COMMAND, "run", "true"},
                        {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x"}});
   EXPECT_EQ(timeout.wait(), 2);
@@ -222,6 +225,12 @@ TEST_F(Launcher, SaysWhichFlagsCannotApply) {
   EXPECT_EQ(job.wait(), 0);
   EXPECT_THAT(job.err(), HasSubstr("paceline: without effect here: --monitor-interval, "
                                    "--rdzv-backend, rank 4 of --tee\n"));
+  auto by_variables = run(1, "true", {}, {{"PET_NODE_RANK", "3"}, {"PET_RDZV_BACKEND", "c10d"}});
+  EXPECT_EQ(by_variables.wait(), 0) << by_variables.err();
+  EXPECT_THAT(by_variables.err(),
+              HasSubstr("paceline: without effect here: PET_RDZV_BACKEND, PET_NODE_RANK\n"));
+  auto odd = run(1, "true", {"--standalone", "--rdzv-endpoint=a:b", "--rdzv-conf=is_host=Yes"});
+  EXPECT_EQ(odd.wait(), 0) << odd.err();
   std::filesystem::remove_all(logs);
 }
 

@@ -229,7 +229,7 @@ TEST(Top, NamesInvalidTargets) {
          "no job that trains on this machine has the name no-such-job");
   expect({"--json"}, 2, "--json needs --once");
   expect({"--interval", "0"}, 2, "--interval 0: expected at least 0.1 seconds");
-  expect({"--interval", "x"}, 2, "--interval x: expected 0 to 86400 seconds");
+  expect({"--interval", "x"}, 2, "--interval x: expected 0 to 31536000 seconds");
   auto help = top({"--help"});
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.out(), HasSubstr("Usage: paceline top [PID] [flags]"));

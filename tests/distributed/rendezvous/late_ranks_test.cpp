@@ -175,8 +175,7 @@ TEST_F(Rendezvous, RanksOfMpirunReportThatRankZeroHasNotCome) {
       "on this machine.*";
   const auto logs = logs_of_ranks(0, report, "env://", mpirun_of_this_test);
   EXPECT_EQ(logs[0],
-            "rank 0 of 3, as the variables of mpirun (Open MPI) say (OMPI_COMM_WORLD_RANK=0, "
-            "OMPI_COMM_WORLD_SIZE=3)");
+            "rank 0 of 3, from OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=3 (mpirun (Open MPI))");
   EXPECT_THAT(logs[1] + logs[2], ContainsRegex(report));
 }
 

@@ -75,7 +75,8 @@ TEST(Plan, AsksForWhatOtherLaunchersDoNotSay) {
   const Variables pod{{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "a"}};
   EXPECT_THAT(plan_of(pod), HasSubstr("set MASTER_PORT=<a free port on rank 0's machine> too"));
   for (const Variables& unknown :
-       {Variables{{"PMIX_RANK", "0"}}, with(pod, {{"PET_NPROC_PER_NODE", "4"}})}) {
+       {Variables{{"PMIX_RANK", "0"}}, with(pod, {{"PET_NPROC_PER_NODE", "4"}}),
+        with(pod, {{"PET_NPROC_PER_NODE", "auto"}})}) {
     EXPECT_THAT(plan_of(unknown),
                 AllOf(HasSubstr("as one of several processes ("),
                       HasSubstr("does not say how many there are"), HasSubstr("paceline run"),
@@ -99,14 +100,20 @@ TEST(Plan, NamesVariablesThatContradictEachOther) {
               AllOf(HasSubstr("needs MASTER_ADDR, the address of rank 0's machine, too; mpirun "),
                     HasSubstr("OMPI_COMM_WORLD_SIZE=4: to use these, unset RANK and WORLD_SIZE")));
   // RANK and WORLD_SIZE count the pods, each of which is to have several ranks.
-  const Variables pod = with(of_machines, {{"PET_NNODES", "2"},
-                                           {"PET_NODE_RANK", "0"},
-                                           {"PET_NPROC_PER_NODE", "auto"},
-                                           {"PET_MASTER_ADDR", "a"}});
-  EXPECT_THAT(plan_of(pod), HasSubstr("RANK=0 and WORLD_SIZE=2, but Kubeflow Trainer started this "
-                                      "process with PET_NODE_RANK=0, PET_NNODES=2, "
-                                      "PET_NPROC_PER_NODE=auto. If they count machines"));
-  EXPECT_EQ(plan_of(with(pod, {{"LOCAL_RANK", "0"}})), "0 of 2 elsewhere");
+  const auto pod = [&](const std::string& processes) {
+    return with(of_machines, {{"PET_NNODES", "2"},
+                              {"PET_NODE_RANK", "0"},
+                              {"PET_NPROC_PER_NODE", processes},
+                              {"PET_MASTER_ADDR", "a"}});
+  };
+  EXPECT_THAT(plan_of(pod("4")),
+              HasSubstr("RANK=0 and WORLD_SIZE=2, but Kubeflow Trainer started this process with "
+                        "PET_NODE_RANK=0, PET_NNODES=2, PET_NPROC_PER_NODE=4. If they count "
+                        "machines, or are left from something else, start the program with "
+                        "`paceline run`; if they are right, set LOCAL_RANK too"));
+  EXPECT_EQ(plan_of(with(pod("4"), {{"LOCAL_RANK", "0"}})), "0 of 2 elsewhere");
+  // As PyTorchJob sets them by default.
+  EXPECT_EQ(plan_of(pod("auto")), "0 of 2 elsewhere");
   // A launcher that does not say how many ranks there are contradicts nothing.
   EXPECT_EQ(plan_of(with(of_machines, {{"PMIX_RANK", "0"}})), "0 of 2 elsewhere");
   // A program that starts ranks by itself, under any launcher: more ranks than that one knows, or
@@ -129,6 +136,27 @@ TEST(Plan, NamesVariablesOfALauncherThatMakeNoSense) {
   EXPECT_EQ(plan_of(half, {.world_size = 1, .rank = 0}), "0 of 1 alone");
   EXPECT_THAT(plan_of({{"JOB_COMPLETION_INDEX", "4"}, {"WORLD_SIZE", "4"}}),
               HasSubstr("JOB_COMPLETION_INDEX=4 is not less than WORLD_SIZE=4"));
+}
+
+TEST(Plan, PodsOfAnIndexedJobMayHaveALauncherForThemselves) {
+  const Variables pod{{"JOB_COMPLETION_INDEX", "1"},
+                      {"WORLD_SIZE", "2"},
+                      {"MASTER_ADDR", "a"},
+                      {"MASTER_PORT", "29500"}};
+  for (const Variables& more : {Variables{},
+                                {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}},
+                                {{"PMIX_RANK", "0"}},
+                                {{"PET_NNODES", "1"},
+                                 {"PET_NODE_RANK", "0"},
+                                 {"PET_MASTER_ADDR", "b"},
+                                 {"PET_NPROC_PER_NODE", "auto"}}}) {
+    EXPECT_EQ(plan_of(with(pod, more)), "1 of 2 elsewhere");
+  }
+  Variables without_address = with(pod, {{"RANK", "1"}});
+  without_address.erase("MASTER_ADDR");
+  EXPECT_EQ(plan_of(without_address),
+            "env:// with RANK and WORLD_SIZE needs MASTER_ADDR, the address of rank 0's machine, "
+            "too");
 }
 
 TEST(Plan, AcceptsASingleProcessOfAnotherLauncher) {
