@@ -11,6 +11,7 @@
 #include <chrono>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -65,6 +66,23 @@ struct Verdict {
  private:
   static constexpr std::string_view kNames[] = {"complete", "lost", "missing", "sizes"};
 };
+
+// The connection to the store is lost.
+struct StoreLost : Error {
+  using Error::Error;
+};
+
+// Like translate, but tells a lost connection from other errors.
+template <typename Body>
+void ask(const char* operation, Body&& body) {
+  translate(operation, [&] {
+    try {
+      body();
+    } catch (const c10::DistNetworkError&) {
+      throw StoreLost(fmt::format("{}: {}", operation, current_exception_text()));
+    }
+  });
+}
 
 // This rank's part in an exchange. It runs on a thread of its own, so it owns all it needs.
 class Gathering {
@@ -154,13 +172,13 @@ class Gathering {
   }
 
   Answer gather(const std::atomic<bool>& cancelled) const {
-    translate("announcing this rank in the store",
-              [&] { store_->set(key("rank", rank_), fmt::format("{} {}", size_, blob_)); });
+    ask("announcing this rank in the store",
+        [&] { store_->set(key("rank", rank_), fmt::format("{} {}", size_, blob_)); });
     std::optional<Verdict> own;
     base::WaitReport report;
     bool met_rank_0 = false;
     const auto keys = keys_of("rank", every_rank(size_));
-    translate("waiting for the other ranks", [&] {
+    ask("waiting for the other ranks", [&] {
       await_keys(*store_, keys, [&] {
         if (cancelled || deadline_.expired() || store_->check({kVerdictKey})) return true;
         *answered_ = Clock::now();
@@ -176,7 +194,7 @@ class Gathering {
     }
     Answer answer;
     std::vector<Record> records;
-    translate("agreeing with the other ranks on who has come", [&] {
+    ask("agreeing with the other ranks on who has come", [&] {
       if (!own) own = judge(records);
       answer.verdict = Verdict::decode(store_->compareSet(kVerdictKey, "", own->encode()));
     });
@@ -184,7 +202,7 @@ class Gathering {
     if (verdict.kind == Verdict::Kind::complete) {
       const int other = verdict.numbers.front();
       if (other == size_) {
-        translate("reading the other ranks' addresses from the store", [&] {
+        ask("reading the other ranks' addresses from the store", [&] {
           if (records.empty()) records = read_all();
         });
         for (Record& record : records) answer.blobs.push_back(std::move(record.blob));
@@ -282,10 +300,15 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                                                    const base::Deadline& deadline) {
   const Gathering gathering(request_, blob, deadline);
   base::WaitReport report;
-  auto answer = call_store(deadline, gathering, [&] {
-    request_.check_peers();
-    report_silence(report, *gathering.answered());
-  });
+  std::optional<Gathering::Answer> answer;
+  try {
+    answer = call_store(deadline, gathering, [&] {
+      request_.check_peers();
+      report_silence(report, *gathering.answered());
+    });
+  } catch (const StoreLost& error) {
+    explain(error);
+  }
   if (!answer || answer->verdict.kind != Verdict::Kind::complete) report.abandon();
   if (!answer) {
     throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
@@ -316,6 +339,19 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                   global_ranks.describe(missing), Gathering::place_of(request_),
                   deadline.budget().count() / 1000.0, global_ranks.of(rank()), size()),
       global_ranks.of(missing).list(), "connect", 0);
+}
+
+// Other groups may learn a little later that rank 0 is lost, and the store with it.
+void StoreExchange::explain(const Error& error) const {
+  const auto soon = base::Deadline::after(shm::kVerdict);
+  while (!soon.expired()) {
+    request_.check_peers();
+    std::this_thread::sleep_for(1ms);
+  }
+  throw Error(
+      fmt::format("{}. {} has ended, or cannot be reached any more; if rank 0 served it, "
+                  "see why rank 0 ended",
+                  error.what(), describe_store(*request_.store)));
 }
 
 void StoreExchange::report_silence(base::WaitReport& report,

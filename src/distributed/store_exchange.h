@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <paceline/error.h>
+
 #include "base/deadline.h"
 #include "base/wait_report.h"
 #include "distributed/backend.h"
@@ -27,6 +29,8 @@ class StoreExchange final : public shm::Exchange {
   void let_others_read() noexcept;
 
  private:
+  // Throws what is known about the loss of the store.
+  [[noreturn]] void explain(const Error& error) const;
   // If the store has not answered since the report before was due.
   void report_silence(base::WaitReport& report,
                       std::chrono::steady_clock::time_point answered) const;

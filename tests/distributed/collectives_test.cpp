@@ -241,6 +241,7 @@ TEST_P(CollectivesWorlds, RunInOrderWithAsynchronousOnes) {
     EXPECT_TRUE(t.eq(size).all().item<bool>());
     { const Work dropped = barrier_async(); }
     barrier();
+    monitored_barrier();
   });
 }
 

@@ -9,8 +9,8 @@
 #include <fstream>
 
 #include "launchers/mpirun.h"
+#include "launchers/several_machines.h"
 #include "launchers/trained.h"
-#include "support/machines.h"
 #include "support/temporary_directory.h"
 
 namespace paceline {
@@ -18,36 +18,12 @@ namespace {
 
 using test::ChildProcess;
 using test::Machines;
+using test::SeveralMachines;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr const char* kWaits = "echo rank=$RANK; exec sleep 1000";
-
-class SeveralMachines : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = Machines::why_not(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-
-  // One launcher on each of the first `count` machines, numbered.
-  static std::deque<ChildProcess> start(const Machines& machines, int count, int ranks,
-                                        const std::vector<std::string>& program,
-                                        const std::vector<std::string>& flags = {}) {
-    std::deque<ChildProcess> launchers;
-    for (int machine = 0; machine < count; ++machine) {
-      std::vector<std::string> command{PACELINE_COMMAND,
-                                       "run",
-                                       fmt::format("--nnodes={}", count),
-                                       fmt::format("--node-rank={}", machine),
-                                       fmt::format("--nproc-per-node={}", ranks),
-                                       "--master-addr=" + Machines::address(0)};
-      command.insert(command.end(), flags.begin(), flags.end());
-      command.insert(command.end(), program.begin(), program.end());
-      launchers.emplace_back(machines.on(machine, command));
-    }
-    return launchers;
-  }
-};
 
 TEST_F(SeveralMachines, TrainToTheResultOfOneProcess) {
   for (const auto& [count, ranks] : {std::pair{2, 1}, {2, 3}, {3, 2}, {4, 4}}) {
@@ -79,8 +55,13 @@ TEST_F(SeveralMachines, NameTheOneThatCannotBeReached) {
   EXPECT_THAT(launchers[1].err(), HasSubstr("lost the launcher of node 0 at 10.0.0.1:29500"));
 }
 
-// The last machine's launcher is killed; the others train on without it.
-TEST_F(SeveralMachines, TrainOnWithThoseThatAreLeft) {
+class SeveralMachinesLoseOne : public SeveralMachines,
+                               public ::testing::WithParamInterface<std::string> {};
+INSTANTIATE_TEST_SUITE_P(, SeveralMachinesLoseOne, ::testing::Values("killed", "cut"),
+                         [](const auto& one) { return one.param; });
+
+// The last machine's launcher is killed, or its link is cut; the others train on without it.
+TEST_P(SeveralMachinesLoseOne, TrainOnWithThoseThatAreLeft) {
   const Machines machines(3);
   const std::string script =
       fmt::format("{} ; exec {} gloo",
@@ -92,13 +73,19 @@ TEST_F(SeveralMachines, TrainOnWithThoseThatAreLeft) {
             {"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Machines::address(0),
              "--max-restarts=1", "--rdzv-conf=last_call_timeout=1"});
   for (auto& launcher : launchers) launcher.wait_for("rank=");
-  launchers[2].signal(SIGKILL);
-  launchers[2].wait();
+  if (GetParam() == "cut") {
+    machines.cut(2);
+    EXPECT_EQ(launchers[2].wait(), 1) << launchers[2].err();
+  } else {
+    launchers[2].signal(SIGKILL);
+    launchers[2].wait();
+  }
   for (const std::size_t other : {0, 1}) {
     EXPECT_EQ(launchers[other].wait(), 0) << launchers[other].err();
     EXPECT_THAT(launchers[other].err(), HasSubstr("(machine2), ranks "));
   }
   test::expect_trained(launchers[0].out(), 4);
+  EXPECT_EQ(machines.left_behind(), "");
 }
 
 // A machine that may bind any address, as with keepalived, is not node 0 for that. Node 0 is the
@@ -232,31 +219,26 @@ TEST_P(MpisMachines, NeedToKnowWhichNetworkOfSeveral) {
 TEST_P(MpisMachines, TrainOverMpi) {
   const test::TemporaryDirectory directory;
   const Machines machines(2);
-  for (const char* const backend : {"mpi", "paceline over mpi"}) {
-    auto ranks = form_world(machines, directory,
-                            {{"MASTER_ADDR", Machines::address(0)}, {"MASTER_PORT", "29500"}},
-                            {TRAIN_PROGRAM, backend});
+  const auto train_over = [&](const char* backend) {
+    auto ranks = form_world(
+        machines, directory,
+        {{"MASTER_ADDR", Machines::address(0)}, {"MASTER_PORT", "29500"}, {"OMP_NUM_THREADS", "1"}},
+        {TRAIN_PROGRAM, backend});
     EXPECT_EQ(ranks.wait(), 0) << ranks.err();
     test::expect_trained(ranks.out(), 4);
-  }
+    return test::bits_in(ranks.out());
+  };
+  train_over("mpi");
+  ChildProcess one_machine({PACELINE_COMMAND, "run", "--nproc-per-node=4", TRAIN_PROGRAM},
+                           {{"OMP_NUM_THREADS", "1"}});
+  EXPECT_EQ(one_machine.wait(), 0) << one_machine.err();
+  const auto expected = test::bits_in(one_machine.out());
+  EXPECT_THAT(expected, SizeIs(4));
+  EXPECT_EQ(train_over("paceline over mpi"), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, MpisMachines, ::testing::Values("mpich", "openmpi"),
                          [](const auto& one) { return std::string(one.param); });
-
-TEST_F(SeveralMachines, GiveTheBitsOfOneMachineOverTheDefaultBackend) {
-  for (const auto& [count, ranks] : {std::pair{2, 1}, {3, 1}, {2, 2}, {2, 3}, {4, 2}}) {
-    ChildProcess alone({PACELINE_COMMAND, "run", fmt::format("--nproc-per-node={}", count * ranks),
-                        TRAIN_PROGRAM});
-    EXPECT_EQ(alone.wait(), 0) << alone.err();
-    const Machines machines(count);
-    auto launchers = start(machines, count, ranks, {TRAIN_PROGRAM});
-    for (auto& launcher : launchers) EXPECT_EQ(launcher.wait(), 0) << launcher.err();
-    const auto expected = test::norms_in(alone.out(), count * ranks);
-    EXPECT_EQ(expected.size(), 6);
-    EXPECT_EQ(test::norms_in(launchers.front().out(), count * ranks), expected);
-  }
-}
 
 }  // namespace
 }  // namespace paceline

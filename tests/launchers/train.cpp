@@ -1,6 +1,8 @@
 // Trains a small net for some steps, whoever has started it. Rank 0 prints its parameters' norms.
 //
-//   train BACKEND      as one of the ranks of a job; also "paceline over mpi"
+//   train BACKEND      as one of the ranks of a job; also "paceline over mpi". Each rank prints a
+//       hash of its parameters' bits
+//   train logical RANKS  the same over the default backend, with so many logical ranks
 //   train BACKEND HOW  the same, but rank 1 fails after some steps: it throws, or it leaves
 //   train replaced FILE  as a rank that may be replaced, until FILE exists; says how many steps
 //   train served FILE  by a parameter server, rank 0, whose workers may be lost, until FILE exists
@@ -21,6 +23,7 @@
 
 #include <paceline/paceline.h>
 
+#include "base/hash.h"
 #include "support/small_net.h"
 
 namespace {
@@ -56,9 +59,11 @@ paceline::InitOptions options_of(const std::string& backend) {
   return {.backend_options = paceline::PacelineOptions{.engine = "mpi"}};
 }
 
-void train(const std::string& backend, const std::string& how = "") {
+void train(const std::string& backend, const std::string& how = "", int logical_ranks = 0) {
   const auto world = paceline::init_process_group(options_of(backend));
-  paceline::DistributedDataParallel model(paceline::test::make_net(at::kDouble));
+  paceline::DistributedDataParallel model(
+      paceline::test::make_net(at::kDouble),
+      {.bucket_cap_mb = paceline::test::kTinyBucket, .logical_ranks = logical_ranks});
   torch::optim::SGD sgd(model.parameters(), kLearningRate);
   for (int step = 0; step < kSteps; ++step) {
     if (paceline::get_rank() == 1 && step == 2 && how == "throws") {
@@ -66,11 +71,15 @@ void train(const std::string& backend, const std::string& how = "") {
     }
     if (paceline::get_rank() == 1 && step == 2 && how == "leaves") return;
     sgd.zero_grad();
-    const auto x = paceline::test::batch_of(paceline::get_rank(), step, at::kDouble);
-    paceline::test::loss_of(model(x), x).backward();
+    for (const int rank : model.logical_ranks()) {
+      const auto x = paceline::test::batch_of(rank, step, at::kDouble);
+      paceline::test::loss_of(model(x), x).backward();
+    }
     sgd.step();
   }
-  if (paceline::get_rank() == 0) print_norms(model.parameters(), paceline::get_world_size());
+  const auto bytes = paceline::test::bytes_of(model.parameters());
+  std::puts(fmt::format("bits={:016x}", paceline::base::hash(bytes)).c_str());
+  if (paceline::get_rank() == 0) print_norms(model.parameters(), model.logical_ranks().total());
 }
 
 // Copies the parameters of the rank that has trained most steps, and returns how many it has: a
@@ -177,6 +186,8 @@ int main(int argc, char** argv) {
     if (backend == "preempted") return train_until_preempted(argv[2], std::stoi(argv[3]));
     if (backend == "alone") {
       train_alone(std::stoi(argv[2]), argc > 3 ? std::stoi(argv[3]) : kSteps);
+    } else if (backend == "logical") {
+      train("paceline", "", std::stoi(argv[2]));
     } else if (backend == "replaced") {
       train_replaced(argv[2]);
     } else if (backend == "served") {

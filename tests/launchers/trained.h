@@ -22,6 +22,16 @@ inline std::vector<double> norms_in(const std::string& output, int ranks) {
   return norms;
 }
 
+// The hashes of parameters' bits in `output`, one from each rank.
+inline std::vector<std::string> bits_in(const std::string& output) {
+  const std::string label = "bits=";
+  std::vector<std::string> bits;
+  for (auto at = output.find(label); at != output.npos; at = output.find(label, at + 1)) {
+    bits.push_back(output.substr(at + label.size(), 16));
+  }
+  return bits;
+}
+
 // `output` has the parameters that one process without Paceline comes to. Backends add in different
 // orders.
 inline void expect_trained(const std::string& output, int ranks, int steps = 5) {

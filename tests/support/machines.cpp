@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace paceline::test {
 namespace {
 
 // The output of a shell command that has to succeed.
-void shell(const std::string& script) {
+std::string shell(const std::string& script) {
   ChildProcess process({"sh", "-ec", script});
-  if (process.wait() == 0) return;
+  if (process.wait() == 0) return process.out();
   throw std::runtime_error(fmt::format("'{}' failed: {}", script, process.err()));
 }
 
@@ -79,6 +82,33 @@ std::vector<std::string> Machines::on(int machine, const std::vector<std::string
 // The switch's end, so that the machine's own interface stays up.
 void Machines::cut(int machine) const {
   shell(fmt::format("ip -n {} link set port{} nomaster", switch_name(), machine));
+}
+
+// The smallest burst that holds a packet, and a queue of a second.
+void Machines::slow(int machine, const std::string& rate) const {
+  for (const auto& [space, device] : {std::pair{switch_name(), fmt::format("port{}", machine)},
+                                      std::pair{name(machine), std::string("eth0")}}) {
+    shell(fmt::format("ip netns exec {} tc qdisc add dev {} root tbf rate {} burst 2kb latency 1s",
+                      space, device, rate));
+  }
+}
+
+void Machines::kill(int machine) const {
+  std::istringstream pids(shell("ip netns pids " + name(machine)));
+  for (pid_t pid = 0; pids >> pid;) ::kill(pid, SIGKILL);
+}
+
+std::string Machines::still_there() const {
+  std::string all;
+  for (int machine = 0; machine < count_; ++machine) {
+    all += shell(
+        fmt::format("ip netns pids {} | sed 's/^/machine{}: process /'", name(machine), machine));
+  }
+  return all;
+}
+
+std::string Machines::left_behind() const {
+  return eventually([&] { return still_there().empty(); }) ? "" : still_there();
 }
 
 }  // namespace paceline::test

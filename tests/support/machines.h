@@ -25,9 +25,17 @@ class Machines {
   std::vector<std::string> on(int machine, const std::vector<std::string>& command) const;
   // Nothing reaches the machine any more, and it is told nothing about that.
   void cut(int machine) const;
+  // The machine sends and receives at this rate from now on, as tc writes it: "100kbit".
+  void slow(int machine, const std::string& rate) const;
+  // Kills all processes of the machine.
+  void kill(int machine) const;
+  // Waits until the machines have no processes any more, and returns those that are left after
+  // kTestTimeout. Shared memory has no file that could be left.
+  std::string left_behind() const;
 
  private:
   std::string name(int machine) const;
+  std::string still_there() const;
 
   int count_;
 };

@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::chrono::seconds kCallTimeout{60};
 
-// This process's number as mpirun counts.
-int rank_of_mpi() {
-  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+// This process's number as mpirun or the launcher counts.
+int launched_rank() {
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"}) {
     if (const char* const rank = std::getenv(name)) return std::stoi(rank);
   }
   return 0;
@@ -38,8 +38,9 @@ void initialise_mpi(const char* plugin) {
 RankContext rank_in(const WorldCase& world) {
   static const int rank = [] {
     if (const char* const plugin = std::getenv("PACELINE_TEST_MPI_INIT")) initialise_mpi(plugin);
-    return rank_of_mpi();
+    return launched_rank();
   }();
+  if (world.backend == kLaunched) return {rank, world.size, {.timeout = kCallTimeout}};
   InitOptions init{.backend = kMpi, .timeout = kCallTimeout};
   if (world.backend == kMpiAcrossNodes) {
     pretend_nodes(rank, world.size);
@@ -69,7 +70,10 @@ void pretend_nodes(int rank, int size) {
   set("LOCAL_WORLD_SIZE", second ? size - first : first);
 }
 
-std::optional<WorldCase> world_of_mpi() {
+std::optional<WorldCase> launched_world() {
+  if (std::getenv("PACELINE_TEST_LAUNCHED") != nullptr) {
+    return WorldCase{kLaunched, std::stoi(std::getenv("WORLD_SIZE"))};
+  }
   const char* const backend = std::getenv("PACELINE_TEST_MPI");
   const char* const ranks = std::getenv("PACELINE_TEST_MPI_RANKS");
   if (backend == nullptr || ranks == nullptr) return std::nullopt;
@@ -83,7 +87,7 @@ std::vector<std::string> backends() {
 
 std::vector<RankEnd> run_torch_ranks(int size, const std::string& backend,
                                      const std::function<std::string(const RankContext&)>& body) {
-  if (const auto world = world_of_mpi()) {
+  if (const auto world = launched_world()) {
     at::set_num_threads(1);
     const std::string report = body(rank_in(*world));
     return {static_cast<std::size_t>(size), RankEnd{0, report}};

@@ -21,10 +21,13 @@ inline constexpr const char* kMpi = "mpi";
 // The same, with MPI between the nodes.
 inline constexpr const char* kMpiAcrossNodes = "mpiNodes";
 
-// If mpirun has started ranks of this program to run tests over MPI: the only case of its tests of
-// worlds, kMpi or kMpiAcrossNodes and the number of ranks. Then run_torch_ranks runs bodies in this
-// process.
-std::optional<WorldCase> world_of_mpi();
+// The backend paceline with the ranks that a launcher has started.
+inline constexpr const char* kLaunched = "launched";
+
+// If mpirun or a launcher has started ranks of this program to run tests in them: the only case of
+// its tests of worlds, kMpi, kMpiAcrossNodes or kLaunched and the number of ranks. Then
+// run_torch_ranks runs bodies in this process.
+std::optional<WorldCase> launched_world();
 
 // Sets this process's variables as a launcher does that has started the ranks on two nodes.
 void pretend_nodes(int rank, int size);

@@ -18,7 +18,8 @@ namespace paceline::test {
 inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
                                                     std::end(kWorldSizes)}) {
   std::vector<WorldCase> cases;
-  if (const auto world = world_of_mpi()) return ::testing::ValuesIn(std::vector<WorldCase>{*world});
+  if (const auto world = launched_world())
+    return ::testing::ValuesIn(std::vector<WorldCase>{*world});
   for (const std::string& backend : backends()) {
     for (const int size : sizes) cases.push_back({backend, size});
   }
@@ -30,12 +31,12 @@ inline auto worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
   return ::testing::ValuesIn(cases);
 }
 
-// The backend paceline with each of these numbers of ranks; or the backend mpi.
+// The backend paceline with each of these numbers of ranks; or those that were launched.
 inline auto own_worlds(const std::vector<int>& sizes = {std::begin(kWorldSizes),
                                                         std::end(kWorldSizes)}) {
   std::vector<WorldCase> cases;
   for (const int size : sizes) cases.push_back({"paceline", size});
-  if (const auto world = world_of_mpi()) cases = {*world};
+  if (const auto world = launched_world()) cases = {*world};
   return ::testing::ValuesIn(cases);
 }
 

@@ -93,6 +93,26 @@ TEST(GlooOptions, AreRefusedIfTheyCannotWork) {
   });
 }
 
+TEST(GlooOptions, ReachTheEngineBetweenNodes) {
+  for (const bool exists : {true, false}) {
+    const auto ends =
+        test::run_torch_ranks(3, test::kAcrossNodes, [=](const test::RankContext& context) {
+          InitOptions init = context.init;
+          init.backend_options =
+              PacelineOptions{.gloo = {.interfaces = {exists ? "lo" : "no-such-one"}}};
+          if (exists) {
+            const World world = init_process_group(init);
+            expect_sums({}, context.rank, context.size);
+          } else {
+            EXPECT_THAT([&] { std::ignore = init_process_group(init); },
+                        ThrowsMessage<Error>(HasSubstr("no-such-one")));
+          }
+          return std::string();
+        });
+    for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  }
+}
+
 TEST(GlooOptions, OfDifferentNumbersOfInterfacesAreRefused) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     if (rank == 0) {

@@ -21,6 +21,7 @@ using namespace std::chrono_literals;
 using test::ChildProcess;
 using test::Machines;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
@@ -66,7 +67,7 @@ class FaultsAcrossMachines : public ::testing::TestWithParam<std::string> {
 
 TEST_P(FaultsAcrossMachines, AKilledRankIsNamedOnAllMachines) {
   const std::vector<int> sizes{2, 1, 2};
-  for (const std::size_t killed : {1, 2, 3}) {
+  for (const std::size_t killed : {0, 1, 2, 3}) {
     const Machines machines(3);
     auto ranks = start(machines, sizes, GetParam());
     for (auto& rank : ranks) rank.wait_for("ready");
@@ -78,6 +79,7 @@ TEST_P(FaultsAcrossMachines, AKilledRankIsNamedOnAllMachines) {
       expect(ranks[rank], StartsWith(fmt::format("PeerLost ranks=[{}] ", killed)));
     }
     EXPECT_LT(Clock::now() - begin, 20s);
+    EXPECT_EQ(machines.left_behind(), "");
   }
 }
 
@@ -100,6 +102,22 @@ TEST_P(OneFaultAcrossMachines, ACutMachineIsNamedOnBothSides) {
                  HasSubstr("has not answered for 8 s")));
   }
   EXPECT_LT(Clock::now() - begin, 40s);
+  EXPECT_EQ(machines.left_behind(), "");
+}
+
+TEST_P(OneFaultAcrossMachines, AMachineWithoutItsProcessesIsNamedOnTheOthers) {
+  const Machines machines(3);
+  auto ranks = start(machines, {2, 2, 1}, GetParam());
+  for (auto& rank : ranks) rank.wait_for("ready");
+  machines.kill(1);
+  const auto begin = Clock::now();
+  // Rank 2 may see that rank 3 ends, and say so, before it ends itself.
+  for (const std::size_t rank : {0, 1, 4}) {
+    expect(ranks[rank],
+           AllOf(ContainsRegex("^PeerLost ranks=\\[(2|3|2,3)\\] "), HasSubstr("on node 1")));
+  }
+  EXPECT_LT(Clock::now() - begin, 30s);
+  EXPECT_EQ(machines.left_behind(), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(, OneFaultAcrossMachines, ::testing::Values("all_reduce", "ddp"),

@@ -20,7 +20,6 @@
 namespace paceline {
 namespace {
 
-using test::backends;
 using test::batch_of;
 using test::bytes_of;
 using test::expect_torch_ranks;
@@ -226,14 +225,16 @@ std::string run_program(const Program& program) {
   return hash;
 }
 
-// Runs `body` on each of these numbers of ranks over shared memory, on some of them over Gloo too,
-// and expects the same result from every rank.
+// Runs `body` on each of these numbers of ranks over shared memory, on some of them over Gloo and
+// across nodes too, and expects the same result from every rank.
 void expect_same_everywhere(const std::vector<int>& sizes,
                             const std::function<std::string()>& body) {
   std::set<std::string> results;
+  std::vector<std::string> backends = test::backends();
+  if (is_gloo_available()) backends.emplace_back(test::kAcrossNodes);
   for (const int size : sizes) {
-    for (const std::string& backend : backends()) {
-      const bool is_some = size == 2 || size == 5 || size == sizes.back();
+    for (const std::string& backend : backends) {
+      const bool is_some = size == 2 || size == 5 || (size == sizes.back() && backend == "gloo");
       if (backend != "paceline" && !is_some) continue;
       const auto ends = run_torch_ranks(size, backend, [&](const test::RankContext& context) {
         const auto world = init_process_group(context.init);
