@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,25 @@ TEST_F(BackendOnMachines, GivesTheSameBitsOverASlowLink) {
   // Each of 5 steps sends 14.6 kB of gradients each way.
   EXPECT_GT(Clock::now() - begin, 2s);
   EXPECT_EQ(machines.left_behind(), "");
+}
+
+// Launchers, leaders, the store and Gloo.
+TEST_F(BackendOnMachines, ListensAtTheMachinesAddressesOnly) {
+  const Machines machines(2);
+  auto launchers = start(machines, {2, 2}, {SURVIVOR_PROGRAM, "all_reduce"});
+  for (auto& launcher : launchers) launcher.wait_for("ready");
+  for (const int machine : {0, 1}) {
+    ChildProcess listening(machines.on(machine, {"ss", "-Hltn"}));
+    EXPECT_EQ(listening.wait(), 0) << listening.err();
+    std::istringstream lines(listening.out());
+    std::size_t sockets = 0;
+    for (std::string line; std::getline(lines, line); ++sockets) {
+      EXPECT_THAT(line, HasSubstr(" " + Machines::address(machine) + ":"));
+    }
+    EXPECT_GT(sockets, 2);
+  }
+  launchers[0].signal(SIGTERM);
+  for (auto& launcher : launchers) launcher.wait();
 }
 
 TEST_F(BackendOnMachines, EndsWithAMachineWhoseProcessesAreKilled) {
