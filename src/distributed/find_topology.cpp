@@ -1,15 +1,23 @@
 #include "distributed/find_topology.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <paceline/error.h>
 
+#include <algorithm>
+#include <map>
 #include <vector>
 
 #include "base/deadline.h"
 #include "distributed/store_exchange.h"
+#include "shm/membership/rank_set.h"
 
 namespace paceline::distributed {
+
+using shm::describe_ranks;
+using shm::RankSet;
+
 namespace {
 
 // The place of this rank in a world that `paceline run` started on one node. All ranks with
@@ -45,10 +53,28 @@ std::vector<Placement> decode_placements(const std::vector<std::string>& blobs) 
   return placements;
 }
 
+// Takes each rank's backend from its blob, where it is the first line.
+void check_backends(std::vector<std::string>& blobs) {
+  std::map<std::string, RankSet> ranks;
+  for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
+    std::string& blob = blobs[rank];
+    const std::size_t end = std::min(blob.find('\n'), blob.size());
+    ranks[blob.substr(0, end)].insert(static_cast<int>(rank));
+    blob.erase(0, end + 1);
+  }
+  if (ranks.size() == 1) return;
+  std::vector<std::string> texts;
+  for (const auto& [backend, its] : ranks) {
+    texts.push_back(fmt::format("{} {}", describe_ranks(its), backend));
+  }
+  throw UsageError(
+      fmt::format("the ranks of the world have different backends: {}", fmt::join(texts, ", ")));
+}
+
 }  // namespace
 
-FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
-                            const base::Environment& environment,
+FoundTopology find_topology(const BackendRequest& request, const std::string& backend,
+                            const Plan& plan, const base::Environment& environment,
                             const std::function<void(const Topology&)>& check) {
   if (plan.size == 1) return {Topology::one_node(1), false};
   if (plan.means == Plan::Means::inherited) {
@@ -58,8 +84,9 @@ FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
   const auto own = Placement::own(environment, plan.launched);
   const auto deadline = base::Deadline::after(request.timeout);
   StoreExchange exchange(request);
-  const auto blobs = exchange.all_gather(own.encode(), deadline);
+  auto blobs = exchange.all_gather(backend + '\n' + own.encode(), deadline);
   try {
+    check_backends(blobs);
     Topology topology(decode_placements(blobs));
     check(topology);
     return {std::move(topology), true};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "base/environment.h"
 #include "distributed/backend.h"
@@ -17,8 +18,9 @@ struct FoundTopology {
 // Finds the nodes of the ranks that meet in the request's store: they exchange what they know, on
 // all ranks or on none, as `paceline run` starts ranks of one node. `check` may refuse the
 // topology; rank 0, which may serve the store, then stays until the other ranks have read it.
-FoundTopology find_topology(const BackendRequest& request, const Plan& plan,
-                            const base::Environment& environment,
+// Throws UsageError if they name different backends.
+FoundTopology find_topology(const BackendRequest& request, const std::string& backend,
+                            const Plan& plan, const base::Environment& environment,
                             const std::function<void(const Topology&)>& check);
 
 }  // namespace paceline::distributed

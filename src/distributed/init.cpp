@@ -81,11 +81,12 @@ distributed::BackendRequest world_request(const InitOptions& options, distribute
 distributed::FoundTopology topology_of(const distributed::BackendRequest& request,
                                        const InitOptions& options, const Attempt& attempt) {
   if (options.enable_reconfigure) return {distributed::Topology::one_node(request.size), false};
-  return distributed::find_topology(
-      request, attempt.plan, base::environment(), [&](const distributed::Topology& topology) {
-        distributed::check_reach(options.backend, request.group_name, topology,
-                                 distributed::every_rank(request.size));
-      });
+  return distributed::find_topology(request, options.backend, attempt.plan, base::environment(),
+                                    [&](const distributed::Topology& topology) {
+                                      distributed::check_reach(
+                                          options.backend, request.group_name, topology,
+                                          distributed::every_rank(request.size));
+                                    });
 }
 
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attempt& attempt) {

@@ -312,7 +312,7 @@ class BucketLevel::LaneStage final : public Stage {
         cause_deadline_ = base::Deadline::after(kCauseTime);
       }
     }
-    level_.region().check_usable({"backward", what_.step});
+    level_.region().check_peers({}, {"backward", what_.step});
     if (!cause_deadline_->expired()) return false;
     throw PeerLost(why_, awaited().list(), "backward", what_.step);
   }

@@ -367,7 +367,7 @@ void Group::exchange(const Messages& sends, const Messages& receives, std::uint3
 void Group::fail_transfer(const std::string& why, const RankSet& peers) {
   const auto limit = base::Deadline::after(kCauseTime);
   while (!limit.expired()) {
-    region()->check_usable(context());
+    region()->check_peers({}, context());
     region()->listen(region()->rings());
   }
   region()->fail({shm::FailureKind::peer_lost, peers,

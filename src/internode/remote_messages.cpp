@@ -205,7 +205,7 @@ void RemoteMessages::check(Request& request) {
     const std::lock_guard lock(request.mutex);
     if (request.ended) return;
     try {
-      region_->check_usable({request.sending ? "send" : "recv", 0});
+      region_->check_peers({}, {request.sending ? "send" : "recv", 0});
       if (request.cause_deadline && request.cause_deadline->expired()) {
         fail(request, shm::FailureKind::peer_lost,
              fmt::format("{} failed: {}", describe(request), request.engine_error));

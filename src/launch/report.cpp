@@ -212,8 +212,19 @@ std::string describe_tolerated(const JobResult& result) {
     if (result.ranks[rank].tolerated) lost.push_back(rank);
   }
   if (lost.empty()) return "";
-  return fmt::format("paceline: ended without {} of {} ranks, which failed: {}\n", lost.size(),
-                     result.ranks.size(), fmt::join(lost, ", "));
+  std::string text = fmt::format("paceline: ended without {} of {} ranks, which failed: {}\n",
+                                 lost.size(), result.ranks.size(), fmt::join(lost, ", "));
+  // On one node each loss was reported here when it happened.
+  for (const std::size_t rank : lost) {
+    if (result.nodes.empty()) break;
+    const int number = static_cast<int>(rank);
+    const std::string& problem =
+        result.nodes[static_cast<std::size_t>(*result.node_of(number))].problem;
+    text +=
+        fmt::format("  rank {} on {}: {}\n", rank, name_node(result, number),
+                    problem.empty() ? describe_end(result.ranks[rank].status) : printable(problem));
+  }
+  return text;
 }
 
 }  // namespace

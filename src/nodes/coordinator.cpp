@@ -38,6 +38,7 @@ Coordinator::Coordinator(JobRules rules, net::Listener listener, const net::Key&
       join_deadline_(Deadline::after(rules_.join_timeout)),
       next_notice_(Deadline::after(kFirstNotice)),
       next_stranger_notice_(Deadline::after(0ms)),
+      next_refusal_notice_(Deadline::after(0ms)),
       flush_deadline_(Deadline::after(0ms)),
       accept_again_(Deadline::after(0ms)) {}
 
@@ -161,27 +162,41 @@ void Coordinator::handle_join(Node& node, const Join& join) {
       members_, [](const Member& m) { return m.problem.empty() || m.tolerated; });
   const bool ends =
       std::ranges::any_of(members_, [](const Member& m) { return m.result.has_value(); });
-  if (phase_ != Phase::running || rules_.numbered || stopping_ || ends ||
-      alive >= rules_.max_nodes) {
-    return;
+  if (phase_ != Phase::running) return;
+  if (rules_.numbered || stopping_ || ends || alive >= rules_.max_nodes) {
+    return tell_to_wait(node);
   }
   regrouping_ = true;
   stop_others(nullptr);
 }
 
+void Coordinator::tell_to_wait(Node& node) {
+  node.connection.send(encode(Notice{
+      fmt::format("paceline: the job runs on {} already; this one waits for a place\n",
+                  members_.size() == 1 ? "a node" : fmt::format("{} nodes", members_.size()))}));
+}
+
 void Coordinator::refuse(Node& node, const std::string& reason) {
   node.leaving = true;
   node.connection.send(encode(Refuse{reason}));
+  report_refusal(node, fmt::format("; it was told: {}", reason), next_refusal_notice_, 1s);
 }
 
-// A launcher with another secret, and perhaps somebody who tries many: so not of each.
+// A launcher with another secret.
 void Coordinator::handle_stranger_loss(const Node& node) {
-  if (!node.connection.greeted() || !next_stranger_notice_.expired()) return;
-  next_stranger_notice_ = Deadline::after(kNextNotice);
-  send_to_all(Notice{
-      fmt::format("paceline: refused a launcher at {}, which does not know the secret of this job: "
-                  "give all nodes the same PACELINE_SECRET or --secret-file\n",
-                  node.address)});
+  if (!node.connection.greeted()) return;
+  report_refusal(node,
+                 ", which does not know the secret of this job: give all nodes the same "
+                 "PACELINE_SECRET or --secret-file",
+                 next_stranger_notice_, kNextNotice);
+}
+
+// Somebody may try many: so not of each.
+void Coordinator::report_refusal(const Node& node, const std::string& why, Deadline& next,
+                                 std::chrono::milliseconds pause) {
+  if (!next.expired()) return;
+  next = Deadline::after(pause);
+  send_to_all(Notice{fmt::format("paceline: refused a launcher at {}{}\n", node.address, why)});
 }
 
 void Coordinator::handle_loss(Node& node) {
@@ -234,7 +249,10 @@ void Coordinator::handle_result(Node& node, const Result& result) {
 // once, from wherever it came first; it is passed on again when one of them gets it again.
 void Coordinator::handle_signal(Node& node, int signal) {
   if (phase_ == Phase::over || (phase_ == Phase::gathering && !asks_for_end(signal))) return;
-  if (signal_ == 0) signal_ = signal;
+  if (signal_ == 0) {
+    signal_ = signal;
+    report_signal(node, signal);
+  }
   if (phase_ == Phase::running) {
     const int times = ++node.signals[signal];
     if (times <= signals_[signal]) return;
@@ -242,6 +260,14 @@ void Coordinator::handle_signal(Node& node, int signal) {
     return send_to_all(Signal{signal});
   }
   give(stopped_by(signal));
+}
+
+void Coordinator::report_signal(const Node& node, int signal) {
+  if (!asks_for_end(signal)) return;
+  const std::string number = node.member ? fmt::format("node {} ", *node.member) : "";
+  send_to_all(Notice{fmt::format("paceline: {} came to {}({})\n", launch::signal_name(signal),
+                                 number, node.join ? node.join->host : node.address)},
+              &node);
 }
 
 void Coordinator::stop_others(const Node* from) {
@@ -329,6 +355,9 @@ void Coordinator::start() {
                                        .master_addr = rules_.master_addr,
                                        .master_port = port_->port()}));
   }
+  for (const auto& node : nodes_) {
+    if (node->join && !node->leaving && !node->member) tell_to_wait(*node);
+  }
   started_ = Clock::now();
   phase_ = Phase::running;
   stopping_ = regrouping_ = false;
@@ -413,7 +442,14 @@ launch::JobResult Coordinator::collect() const {
 void Coordinator::give(const Verdict& verdict) {
   phase_ = Phase::over;
   flush_deadline_ = Deadline::after(kFlushLimit);
-  send_to_all(verdict);
+  for (const auto& node : nodes_) {
+    if (!node->join || node->leaving) continue;
+    Verdict its = verdict;
+    if (!members_.empty() && !node->member) {
+      its.report += "paceline: the job has ended without this node\n";
+    }
+    node->connection.send(encode(its));
+  }
   listener_.reset();
   port_.reset();
 }

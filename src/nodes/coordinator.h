@@ -68,7 +68,11 @@ class Coordinator {
   void drop_strangers();
   void handle(Node& node, const std::string& text);
   void handle_join(Node& node, const Join& join);
+  void tell_to_wait(Node& node);
   void refuse(Node& node, const std::string& reason);
+  void report_refusal(const Node& node, const std::string& why, base::Deadline& next,
+                      std::chrono::milliseconds pause);
+  void report_signal(const Node& node, int signal);
   void handle_stranger_loss(const Node& node);
   void handle_loss(Node& node);
   void handle_leave(Node& node, int signal);
@@ -106,6 +110,7 @@ class Coordinator {
   std::optional<base::Deadline> last_call_;
   base::Deadline next_notice_;
   base::Deadline next_stranger_notice_;
+  base::Deadline next_refusal_notice_;
   base::Deadline flush_deadline_;
   base::Deadline accept_again_;  // not before: descriptors have run out
 };

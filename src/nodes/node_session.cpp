@@ -26,13 +26,8 @@ constexpr auto kFirstReminder = 10s;
 constexpr auto kNextReminder = 60s;
 constexpr auto kReconnectPause = 1s;
 
-// A name that cannot be resolved yet is not this machine's.
 bool is_this_machine(const std::string& host, int port) {
-  try {
-    return std::ranges::any_of(base::resolve(host, port), base::is_own);
-  } catch (const UsageError&) {
-    return false;
-  }
+  return std::ranges::any_of(base::resolve(host, port), base::is_own);
 }
 
 // What others call this machine: `host` if that is one of its addresses, else the address by which
@@ -65,8 +60,15 @@ NodeSession::NodeSession(SessionOptions options, launch::SignalForwarding* signa
 }
 
 void NodeSession::find_role() {
-  if (options_.coordinates ? *options_.coordinates
-                           : is_this_machine(options_.host, options_.port)) {
+  bool is_coordinator = options_.coordinates.value_or(true);
+  try {
+    if (is_coordinator) is_coordinator = is_this_machine(options_.host, options_.port);
+  } catch (const UsageError& error) {
+    return await_name(error.what());
+  }
+  find_role_again_.reset();
+  // Something else may lead from the address to node 0.
+  if (options_.coordinates.value_or(is_coordinator)) {
     std::optional<base::Address> address;
     try {
       address = base::listening_address_for_machines(options_.host, options_.port);
@@ -88,14 +90,29 @@ void NodeSession::find_role() {
   connector_.emplace(options_.host, options_.port);
 }
 
+// A cluster may know the name of a machine only a while after it has started.
+void NodeSession::await_name(const std::string& why) {
+  if (join_deadline_.expired()) {
+    return fail(fmt::format("{} within {} s; see that --master-addr or --rdzv-endpoint is right",
+                            why, options_.rules.join_timeout.count() / 1000.0));
+  }
+  if (!find_role_again_ || next_notice_.expired()) {
+    next_notice_ = Deadline::after(kNextReminder);
+    print_(fmt::format("paceline: {} (--master-addr, --rdzv-endpoint); waiting for an address\n",
+                       why));
+  }
+  find_role_again_ = Deadline::after(kReconnectPause);
+}
+
 std::string NodeSession::endpoint() const {
   return base::join_host_port(options_.host, options_.port);
 }
 
 // With the mistake that the default of --master-addr invites.
 std::string NodeSession::described_endpoint() const {
-  return endpoint() +
-         (base::names_loopback(options_.host) ? " (only this machine reaches it)" : "");
+  return endpoint() + (base::names_loopback(options_.host)
+                           ? " (only this machine reaches it; --master-addr gives another)"
+                           : "");
 }
 
 void NodeSession::coordinate(net::Listener listener) {
@@ -173,7 +190,10 @@ void NodeSession::wait() {
     if (deadline) limit = std::min(limit, deadline->remaining());
   };
   if (coordinator_) lower_to(coordinator_->deadline());
-  if (connector_) {
+  lower_to(find_role_again_);
+  if (find_role_again_) {
+    lower_to(join_deadline_);
+  } else if (connector_) {
     for (const Deadline& one : {connector_->deadline(), next_notice_, join_deadline_})
       lower_to(one);
   } else if (connection_ && !connection_->authenticated()) {
@@ -191,6 +211,10 @@ void NodeSession::add_to(std::vector<pollfd>& fds) const {
 }
 
 void NodeSession::advance() {
+  if (find_role_again_) {
+    if (find_role_again_->expired() || join_deadline_.expired()) find_role();
+    return;
+  }
   if (coordinator_) coordinator_->advance();
   if (!failure_.empty()) return;
   if (!connection_) connect();

@@ -59,6 +59,7 @@ class NodeSession : public launch::OtherNodes {
 
  private:
   void find_role();
+  void await_name(const std::string& why);
   void coordinate(net::Listener listener);
   void wait();
   void advance();
@@ -80,6 +81,7 @@ class NodeSession : public launch::OtherNodes {
   std::optional<Coordinator> coordinator_;
   std::optional<net::Connector> connector_;
   std::optional<net::Connection> connection_;
+  std::optional<base::Deadline> find_role_again_;  // set until the name of node 0 is known
   base::Deadline join_deadline_;
   base::Deadline next_notice_;
   base::Deadline answer_deadline_;  // of an end that has accepted the connection

@@ -185,7 +185,7 @@ std::string launched(int node, int local_rank, int local_size) {
   plan.size = 3;
   plan.launched = true;
   try {
-    const auto found = find_topology({}, plan, environment, [](const Topology&) {});
+    const auto found = find_topology({}, "gloo", plan, environment, [](const Topology&) {});
     EXPECT_FALSE(found.exchanged);
     EXPECT_THAT(found.topology.ranks_on(0), ElementsAre(0, 1, 2));
     return fmt::format("local rank {}", found.topology.local_rank_of(2));

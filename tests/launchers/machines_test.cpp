@@ -7,6 +7,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "launchers/mpirun.h"
 #include "launchers/several_machines.h"
@@ -132,6 +133,36 @@ TEST_F(SeveralMachines, NeedANameThatIsNotTheLoopback) {
     EXPECT_NE(one->wait(), 0);
     EXPECT_THAT(one->err(), HasSubstr("node1 resolves to 127.0.1.1 on this machine (/etc/hosts), "
                                       "where other machines cannot reach it"));
+  }
+}
+
+// As a cluster that makes a machine's name known only once the machine runs.
+TEST_F(SeveralMachines, WaitForTheNameOfNodeZero) {
+  const std::string launcher = PACELINE_COMMAND + std::string(" run --nnodes=2 ");
+  const std::string trains = fmt::format(" {} gloo", TRAIN_PROGRAM);
+  const std::map<std::string, std::string> starts{
+      {"waiting for an address",
+       "exec " + launcher + "--node-rank=$NODE --master-addr=train-0.train" + trains},
+      {"); waiting for an address",
+       "exec " + launcher + "--rdzv-backend=c10d --rdzv-endpoint=train-0.train" + trains},
+      {"trying again for",
+       "RANK=$NODE WORLD_SIZE=2 MASTER_ADDR=train-0.train MASTER_PORT=29500 exec" + trains}};
+  for (const auto& [waits, start] : starts) {
+    const Machines machines(2);
+    const test::TemporaryDirectory directory;
+    const std::string hosts = directory.path() / "hosts";
+    std::ofstream(hosts) << "127.0.0.1 localhost\n";
+    std::deque<ChildProcess> nodes;
+    for (const int node : {0, 1}) {
+      nodes.emplace_back(machines.on(
+          node,
+          {"sh", "-c",
+           fmt::format("mount --bind {} /etc/hosts; export NODE={}; {}", hosts, node, start)}));
+    }
+    nodes[0].wait_for(waits);
+    std::ofstream(hosts, std::ios::app) << Machines::address(0) << " train-0.train\n";
+    for (auto& node : nodes) EXPECT_EQ(node.wait(), 0) << node.err();
+    test::expect_trained(nodes[0].out(), 2);
   }
 }
 

@@ -99,6 +99,7 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
   EXPECT_THAT(ends[4], HasSubstr("--node-rank 2, but the job has 2 nodes"));
   EXPECT_THAT(ends[5], HasSubstr("--nnodes 2:3 here and 2 on node 0"));
   EXPECT_THAT(ends[6], HasSubstr("--rdzv-backend c10d here and static on node 0"));
+  EXPECT_THAT(printed(), HasSubstr("paceline: refused a launcher at 127.0.0.1; it was told: "));
   // The node that was refused for its secret said nothing else.
   EXPECT_THAT(printed(), HasSubstr("paceline: refused a launcher at 127.0.0.1, which does not know "
                                    "the secret of this job"));
@@ -162,7 +163,7 @@ TEST_F(Session, GivesUpOnAWorldThatNeverFills) {
   EXPECT_THAT(ends, Each(fmt::format("1 paceline: only 2 of 3 nodes have come (host0, host1), not "
                                      "node 2 within 0.3 s: start the same command there, with its "
                                      "--node-rank, and see that it reaches 127.0.0.1:{} (only this "
-                                     "machine reaches it)\n",
+                                     "machine reaches it; --master-addr gives another)\n",
                                      port_.port())));
 }
 
@@ -175,7 +176,8 @@ TEST_F(Session, GivesUpOnACoordinatorThatNeverComes) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.what(),
-              fmt::format("no launcher answered at 127.0.0.1:{} (only this machine reaches it) "
+              fmt::format("no launcher answered at 127.0.0.1:{} (only this machine reaches it; "
+                          "--master-addr gives another) "
                           "within 0.3 s: Connection refused (ECONNREFUSED); start node 0 too, and "
                           "see that this is its address in the network",
                           port_.port()));
@@ -210,15 +212,22 @@ TEST_F(Session, FindsTheCoordinatorByItsAddress) {
   EXPECT_THAT(printed(), HasSubstr("waits for 3 nodes at 127.0.0.1:"));
 }
 
-TEST_F(Session, RefusesAHostThatCannotBeResolved) {
-  auto first = options(0, 2);
-  first.host = "no-such-host.invalid";
-  try {
-    make(first);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("cannot be node 0 (--master-addr, --rdzv-endpoint): cannot "
-                                        "resolve no-such-host.invalid: "));
+TEST_F(Session, NamesAHostThatCannotBeResolved) {
+  for (const bool numbered : {true, false}) {
+    auto first = options(0, 2, numbered);
+    if (!numbered) first.coordinates.reset();
+    first.host = "no-such-host.invalid";
+    first.rules.join_timeout = 300ms;
+    NodeSession session = make(first);
+    try {
+      session.await_start();
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("cannot resolve no-such-host.invalid: "),
+                        HasSubstr(" within 0.3 s; see that --master-addr or --rdzv-endpoint is")));
+    }
+    EXPECT_THAT(printed(), HasSubstr("waiting for an address\n"));
   }
 }
 

@@ -15,7 +15,7 @@ std::string why_absent(const BackendFacts& backend) {
 }
 
 std::string purpose(const std::string& backend) {
-  if (backend == "paceline") return "shared memory, between ranks of this machine";
+  if (backend == "paceline") return "shared memory on a machine, Gloo or MPI between machines";
   if (backend == "gloo") return "TCP, also between machines";
   if (backend == "mpi") return "for ranks that mpirun has started";
   return "available";

@@ -68,6 +68,10 @@ VariableFacts read_variables(const Variables& all,
   } catch (const UsageError& error) {
     facts.error = error.what();
   }
+  // Reports of this command end in logs.
+  if (const auto secret = facts.set.find("PACELINE_SECRET"); secret != facts.set.end()) {
+    secret->second = "(set)";
+  }
   if (facts.environment) facts.closed = find_closed(*facts.environment);
   return facts;
 }

@@ -5,15 +5,22 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <paceline/error.h>
+
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/address.h"
+#include "base/deadline.h"
 #include "base/errno_error.h"
+#include "base/log.h"
 #include "base/unique_fd.h"
 
 namespace paceline::distributed {
@@ -56,6 +63,26 @@ class ServedStores {
   std::map<Key, StorePtr> stores_;
 };
 
+// A cluster may know the name of a machine only a while after it has started.
+void await_name(const std::string& host, std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kLongest{60'000};
+  constexpr std::chrono::milliseconds kPause{200};
+  const auto limit = base::Deadline::after(std::min(timeout, kLongest));
+  for (bool is_reported = false;;) {
+    try {
+      base::resolve(host, 0);
+      return;
+    } catch (const UsageError& error) {
+      if (limit.expired()) throw;
+      if (!std::exchange(is_reported, true)) {
+        base::log(LogLevel::warning, "rank 0: {}; trying again for {} s", error.what(),
+                  limit.budget().count() / 1000.0);
+      }
+    }
+    std::this_thread::sleep_for(std::min(kPause, limit.remaining()));
+  }
+}
+
 // `listener`: if this rank serves the store.
 StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
                         std::optional<int> listener) {
@@ -74,6 +101,7 @@ StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
 // better than closing it twice.
 StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
   if (!plan.serve) return make_tcp_store(plan, timeout, std::nullopt);
+  await_name(plan.host, timeout);
   const auto find_address =
       plan.several_machines ? base::listening_address_for_machines : base::listening_address;
   const base::Address address = find_address(plan.host, plan.port);

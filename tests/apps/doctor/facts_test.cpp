@@ -97,6 +97,9 @@ TEST(ReadVariables, TakesThoseThatCount) {
       facts.set,
       (Variables{{"OMP_NUM_THREADS", "2"}, {"PACELINE_DATA", "/data"}, {"SLURM_STEP_ID", "0"}}));
   EXPECT_EQ(facts.environment->data_root, "/data");
+  const VariableFacts secret =
+      read_variables({{"PACELINE_SECRET", "0123456789abcdef"}}, [](const base::Environment&) {});
+  EXPECT_EQ(secret.set, (Variables{{"PACELINE_SECRET", "(set)"}}));
   EXPECT_THAT(facts.error, IsEmpty());
 }
 

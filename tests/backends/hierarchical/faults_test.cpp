@@ -123,6 +123,21 @@ TEST_P(OneFaultAcrossMachines, AMachineWithoutItsProcessesIsNamedOnTheOthers) {
 INSTANTIATE_TEST_SUITE_P(, OneFaultAcrossMachines, ::testing::Values("all_reduce", "ddp"),
                          [](const auto& one) { return one.param; });
 
+class LeadersAcrossMachines : public FaultsAcrossMachines {};
+
+// Nobody else on its machine could tell rank 1.
+TEST_P(LeadersAcrossMachines, AKilledLeaderIsNamedToARankThatWaitsForAnotherMachine) {
+  const Machines machines(2);
+  auto ranks = start(machines, {2, 1}, GetParam());
+  for (auto& rank : ranks) rank.wait_for("ready");
+  ranks[0].signal(SIGKILL);
+  ranks[0].wait();
+  for (const std::size_t rank : {1, 2}) expect(ranks[rank], StartsWith("PeerLost ranks=[0] "));
+}
+
+INSTANTIATE_TEST_SUITE_P(, LeadersAcrossMachines, ::testing::Values("unsent"),
+                         [](const auto& one) { return one.param; });
+
 class LateAcrossMachines : public FaultsAcrossMachines {};
 
 TEST_P(LateAcrossMachines, ALateRankIsNamedOnAllMachines) {

@@ -1,7 +1,8 @@
 // A rank that works until another one fails, and then says what it was told.
 //
-//   survivor WORK [SECONDS]    all_reduce, messages, new_group, ddp, or late: rank 1 hangs after
-//                              some calls. The group's timeout is 1000 s, or as given.
+//   survivor WORK [SECONDS]    all_reduce, messages, new_group, ddp; late: rank 1 hangs after some
+//                              calls; or unsent: ranks wait for messages between ranks 1 and 2.
+//                              The group's timeout is 1000 s, or as given.
 //
 // Prints "ready PID" once it works, and at the end the error's type, its ranks and its text.
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <paceline/paceline.h>
 
@@ -75,6 +77,13 @@ std::function<void()> work_of(const std::string& name) {
     return [calls = 0]() mutable {
       if (++calls == 3 && paceline::get_rank() == 1) std::this_thread::sleep_for(1h);
       paceline::barrier();
+    };
+  }
+  if (name == "unsent") {
+    return [is_first = true]() mutable {
+      if (std::exchange(is_first, false)) return paceline::barrier();
+      auto got = torch::empty({10});
+      paceline::recv(got, {.src = paceline::get_rank() == 2 ? 1 : 2});
     };
   }
   throw std::invalid_argument(name);

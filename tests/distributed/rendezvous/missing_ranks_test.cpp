@@ -45,6 +45,23 @@ void start_together(std::atomic<int>& ready, int count) {
   EXPECT_TRUE(test::eventually([&] { return ready >= count; }));
 }
 
+TEST_F(Rendezvous, RanksWithDifferentBackendsAreNamed) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  const auto ends = test::run_process_ranks(3, [&](int rank, shm::BootstrapSockets) {
+    return failure_to_join({.backend = rank == 1 ? "gloo" : "paceline",
+                            .init_method = method(),
+                            .timeout = test::kTestTimeout,
+                            .world_size = 3,
+                            .rank = rank});
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(
+        end.report,
+        "UsageError: the ranks of the world have different backends: rank 1 gloo, ranks 0 and "
+        "2 paceline");
+  }
+}
+
 // A rank that comes after the others have timed out. It finds the keys of all ranks.
 TEST_F(Rendezvous, LateRankLearnsThatItWasMissing) {
   const test::Shared<std::atomic<int>> ready;
