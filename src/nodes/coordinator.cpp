@@ -179,7 +179,7 @@ void Coordinator::tell_to_wait(Node& node) {
 void Coordinator::refuse(Node& node, const std::string& reason) {
   node.leaving = true;
   node.connection.send(encode(Refuse{reason}));
-  report_refusal(node, fmt::format("; it was told: {}", reason), next_refusal_notice_, 1s);
+  report_refusal(node, fmt::format(", with the error: {}", reason), next_refusal_notice_, 1s);
 }
 
 // A launcher with another secret.
