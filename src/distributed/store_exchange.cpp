@@ -33,6 +33,8 @@ namespace {
 // How long rank 0 stays, at most, for the others to hear a verdict: they may have yet to connect to
 // the store, which tries again after a second or so.
 constexpr std::chrono::seconds kFarewell{5};
+// How long other groups may take to learn why the store is lost, on a busy machine.
+constexpr std::chrono::seconds kCause{3};
 
 // How a meeting of ranks ends.
 struct Verdict {
@@ -343,7 +345,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
 
 // Other groups may learn a little later that rank 0 is lost, and the store with it.
 void StoreExchange::explain(const Error& error) const {
-  const auto soon = base::Deadline::after(shm::kVerdict);
+  const auto soon = base::Deadline::after(kCause);
   while (!soon.expired()) {
     request_.check_peers();
     std::this_thread::sleep_for(1ms);
