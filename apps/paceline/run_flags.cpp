@@ -18,6 +18,11 @@
 namespace paceline::app {
 namespace {
 
+// As errors name a flag.
+std::string name_of(const CLI::Option& option) {
+  return "--" + option.get_lnames().front();
+}
+
 bool takes_value(const CLI::Option& option) {
   return option.get_items_expected_max() > 0;
 }
@@ -63,9 +68,8 @@ WrittenFlag parse_flag(const std::string& text) {
 
 // Separates our flags from the program and its arguments.
 struct SplitArguments {
-  std::vector<std::string> flags;  // each value by itself
-  std::vector<const CLI::Option*> given;
-  std::map<std::string, std::string> written;
+  std::vector<std::string> flags;              // each value by itself
+  std::map<std::string, std::string> written;  // see RunFlags
   std::vector<std::string> command;
 };
 
@@ -77,12 +81,8 @@ SplitArguments split(const CLI::App& app, const std::vector<std::string>& argume
     WrittenFlag flag = parse_flag(text);
     const CLI::Option* const option = app.get_option_no_throw(flag.name);
     if (option == nullptr) refuse_unknown(app, text, flag.name);
-    result.given.push_back(option);
+    result.written[name_of(*option)] = flag.name;
     result.flags.push_back(flag.name);
-    if (!option->get_lnames().empty()) {
-      const std::string name = "--" + option->get_lnames().front();
-      result.written[name] = flag.name;
-    }
     if (!takes_value(*option)) {
       if (flag.value) throw UsageError(fmt::format("{}: this flag takes no value", text));
       continue;
@@ -111,7 +111,8 @@ std::string torchruns_variable(const std::string& name) {
 void add_variables(const CLI::App& app, SplitArguments& parts, RunFlags& flags) {
   for (const CLI::Option* const option : app.get_options()) {
     if (option == app.get_help_ptr() || option->check_name("--print-completion")) continue;
-    if (std::ranges::find(parts.given, option) != parts.given.end()) continue;
+    const std::string flag = name_of(*option);
+    if (parts.written.contains(flag)) continue;
     std::vector<std::string> variables;
     for (const std::string& name : option->get_lnames()) {
       variables.push_back(torchruns_variable(name));
@@ -122,7 +123,6 @@ void add_variables(const CLI::App& app, SplitArguments& parts, RunFlags& flags) 
     for (const std::string& variable : variables) {
       const char* const value = std::getenv(variable.c_str());
       if (value == nullptr || *value == '\0') continue;
-      const std::string flag = "--" + option->get_lnames().front();
       flags.variables[flag] = variable;
       if (takes_value(*option)) {
         parts.flags.insert(parts.flags.end(), {flag, value});

@@ -3,26 +3,18 @@
 
 import os
 import re
-import socket
 import subprocess
 import time
 import unittest
 import urllib.request
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from torch.distributed.debug import _frontend
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PACELINE = REPOSITORY / "build/release/bin/paceline"
+from test_torchrun import PACELINE, REPOSITORY, free_port
+
 RANKS = REPOSITORY / "build/release/bin/debugged_ranks"
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def documented_handlers() -> list[_frontend.DebugHandler]:
