@@ -1,14 +1,19 @@
 // Worlds of MPI's communicators, with each MPI that Debian has.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "launchers/mpirun.h"
 #include "launchers/trained.h"
 #include "support/child_process.h"
+#include "support/eventually.h"
 
 namespace paceline {
 namespace {
@@ -29,6 +34,15 @@ class MpiCommunicators : public ::testing::TestWithParam<const char*> {
     command.insert(command.end(), {"-n", std::to_string(ranks)});
     command.insert(command.end(), program.begin(), program.end());
     return ChildProcess(command, test::kAllowRoot);
+  }
+  // Waits for the ranks. Not for mpirun: where it has ended ranks itself, Open MPI 4.1's sometimes
+  // waits for itself in PMIx_server_finalize, or crashes there.
+  static bool have_ended(const ChildProcess& mpirun) {
+    return test::eventually([&] {
+      std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", mpirun.pid()));
+      using Pids = std::istream_iterator<pid_t>;
+      return std::all_of(Pids(children), Pids(), test::has_ended);
+    });
   }
   // Ranks of the program that is linked to this MPI.
   static void run(int ranks, const std::string& mode) {
@@ -61,13 +75,8 @@ TEST_P(MpiCommunicators, DriveAllCallsWhileOneThreadWaits) {
 
 TEST_P(MpiCommunicators, FaultsOverTheBackendMpiAreNamed) {
   auto mpirun = start(3, {test::mpi_program(GetParam()), "faults"});
-  mpirun.wait();
-  const std::string& out = mpirun.out();
-  std::size_t ranks = 0;
-  for (auto at = out.find("all were"); at != std::string::npos; at = out.find("all were", at + 1)) {
-    ++ranks;
-  }
-  EXPECT_EQ(ranks, 3) << out << mpirun.err();
+  mpirun.wait_for("all were named\nall were named\nall were named\n");
+  EXPECT_TRUE(have_ended(mpirun));
 }
 
 // The program is linked to no MPI.
@@ -81,8 +90,11 @@ TEST_P(MpiCommunicators, TrainAProgramWithoutMpi) {
 
 TEST_P(MpiCommunicators, EndAJobWhoseRankThrows) {
   auto mpirun = start(3, {TRAIN_PROGRAM, "mpi", "throws"});
-  EXPECT_NE(mpirun.wait(), 0);
-  EXPECT_THAT(mpirun.err(), ::testing::HasSubstr("no more data"));
+  mpirun.wait_for("no more data");
+  EXPECT_TRUE(have_ended(mpirun));
+  if (GetParam() == std::string("mpich")) {
+    EXPECT_NE(mpirun.wait(), 0);
+  }
 }
 
 TEST(Mpi, IsNeededByItsBackend) {
