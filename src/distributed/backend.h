@@ -58,6 +58,8 @@ class ExtendedBackend : public c10d::Backend {
 // The arguments of a backend's factory.
 struct BackendRequest {
   c10::intrusive_ptr<c10d::Store> store{};  // keys in it are this group's own
+  // The global rank whose process serves the store; none if it is another process, or not known.
+  std::optional<int> store_server{};
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{};

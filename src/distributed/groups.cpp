@@ -60,6 +60,7 @@ distributed::BackendRequest request_in(const ActiveWorld& world, const std::stri
   const auto mine = std::find(ranks.begin(), ranks.end(), world.group->getRank());
   distributed::BackendRequest request{
       .store = c10::make_intrusive<c10d::PrefixStore>("group " + name, world.store),
+      .store_server = world.store_server,
       .rank = static_cast<int>(mine - ranks.begin()),
       .size = static_cast<int>(ranks.size()),
       .timeout = timeout,

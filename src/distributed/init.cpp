@@ -65,7 +65,8 @@ Attempt begin_attempt(const InitOptions& options) {
 
 distributed::BackendRequest world_request(const InitOptions& options, distributed::Rendezvous met,
                                           const Attempt& attempt) {
-  return {.rank = met.rank,
+  return {.store_server = met.store_server,
+          .rank = met.rank,
           .size = met.size,
           .timeout = options.timeout,
           .group_name = "world",
@@ -94,6 +95,7 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
                                      attempt.processes.get());
   auto world = std::make_unique<ActiveWorld>();
   world->store = met.store;
+  world->store_server = met.store_server;
   world->backend = options.backend;
   world->timeout = options.timeout;
   world->backend_options = options.backend_options;

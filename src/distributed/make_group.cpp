@@ -12,6 +12,7 @@
 #include "base/deadline.h"
 #include "distributed/debug/flight_recorder.h"
 #include "distributed/devices/device_backends.h"
+#include "distributed/store_calls.h"
 #include "distributed/translate.h"
 
 namespace paceline::distributed {
@@ -32,6 +33,7 @@ namespace {
 // A group has a store of its own for each backend.
 BackendRequest request_for_cuda(const BackendRequest& request) {
   return {.store = c10::make_intrusive<c10d::PrefixStore>("cuda", request.store),
+          .store_server = request.store_server,
           .rank = request.rank,
           .size = request.size,
           .timeout = request.timeout,
@@ -91,12 +93,20 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backends,
   auto group = c10::make_intrusive<c10d::ProcessGroup>(request.store, request.rank, request.size);
   const std::string name = request.group_name;
   const std::vector<int> members = request.members;
-  translate(fmt::format("forming group {} over the backend {}", name, backends).c_str(), [&] {
+  const std::string action = fmt::format("forming group {} over the backend {}", name, backends);
+  const auto store_server = request.store_server;
+  const auto check_peers = request.check_peers;
+  translate(action.c_str(), [&] {
     const bool reconfigures = request.enable_reconfigure;  // then a group has one backend
-    auto for_cuda = request_for_cuda(request);
-    auto backend = kind.make(std::move(request));
-    group->setBackend(c10::DeviceType::CPU, kind.type, backend);
-    if (!reconfigures) add_cuda_backend(*group, names, backend, std::move(for_cuda));
+    try {
+      auto for_cuda = request_for_cuda(request);
+      auto backend = kind.make(std::move(request));
+      group->setBackend(c10::DeviceType::CPU, kind.type, backend);
+      if (!reconfigures) add_cuda_backend(*group, names, backend, std::move(for_cuda));
+    } catch (const c10::DistNetworkError&) {
+      explain_lost_store(fmt::format("{}: {}", action, current_exception_text()),
+                         *group->getStore(), store_server, check_peers);
+    }
   });
   group->setDefaultBackend(kind.type);
   group->setGroupName(name);

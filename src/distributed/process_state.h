@@ -22,6 +22,7 @@ namespace paceline::distributed {
 struct ActiveWorld {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   c10::intrusive_ptr<c10d::Store> store;
+  std::optional<int> store_server;  // see BackendRequest
   std::string backend;
   std::chrono::milliseconds timeout;
   BackendOptions backend_options;

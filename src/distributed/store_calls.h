@@ -72,18 +72,35 @@ auto call_store(
   return result.get();
 }
 
-// Asks the store until it has the keys or `should_stop` returns true. The store's own wait() would
-// write a warning to the log whenever it is cut short.
-template <typename Stop>
-void await_keys(c10d::Store& store, const std::vector<std::string>& keys, Stop should_stop) {
+// Asks `holds` again and again until it holds, or `should_stop` does. Returns whether it holds.
+template <typename Condition, typename Stop>
+bool poll_until(Condition holds, Stop should_stop) {
   constexpr std::chrono::milliseconds kLongestPause{20};
-  for (std::chrono::milliseconds pause{1}; !store.check(keys) && !should_stop();
-       pause = std::min(2 * pause, kLongestPause)) {
+  for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
+    if (holds()) return true;
+    if (should_stop()) return false;
     std::this_thread::sleep_for(pause);
   }
 }
 
+// Asks the store until it has the keys or `should_stop` returns true. The store's own wait() would
+// write a warning to the log whenever it is cut short.
+template <typename Stop>
+void await_keys(c10d::Store& store, const std::vector<std::string>& keys, Stop should_stop) {
+  poll_until([&] { return store.check(keys); }, should_stop);
+}
+
 // "the store at tcp://127.0.0.1:29500", "the store at file:///tmp/store", "the store".
 std::string describe_store(c10d::Store& store);
+
+// How long rank 0, which may serve the store, stays at most for the others to read from it: they
+// may have yet to connect, and they try again after a second or so.
+inline constexpr std::chrono::seconds kFarewell{5};
+
+// The connection to the store is lost, says `text`. Throws what `check_peers` knows about the cause
+// within a few seconds; else PeerLost if rank `server` serves the store, or an Error.
+[[noreturn]] void explain_lost_store(const std::string& text, c10d::Store& store,
+                                     std::optional<int> server,
+                                     const std::function<void()>& check_peers);
 
 }  // namespace paceline::distributed

@@ -30,12 +30,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// How long rank 0 stays, at most, for the others to hear a verdict: they may have yet to connect to
-// the store, which tries again after a second or so.
-constexpr std::chrono::seconds kFarewell{5};
-// How long other groups may take to learn why the store is lost, on a busy machine.
-constexpr std::chrono::seconds kCause{3};
-
 // How a meeting of ranks ends.
 struct Verdict {
   enum class Kind { complete, lost, missing, sizes };
@@ -309,7 +303,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
       report_silence(report, *gathering.answered());
     });
   } catch (const StoreLost& error) {
-    explain(error);
+    explain_lost_store(error.what(), *request_.store, request_.store_server, request_.check_peers);
   }
   if (!answer || answer->verdict.kind != Verdict::Kind::complete) report.abandon();
   if (!answer) {
@@ -341,19 +335,6 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
                   global_ranks.describe(missing), Gathering::place_of(request_),
                   deadline.budget().count() / 1000.0, global_ranks.of(rank()), size()),
       global_ranks.of(missing).list(), "connect", 0);
-}
-
-// Other groups may learn a little later that rank 0 is lost, and the store with it.
-void StoreExchange::explain(const Error& error) const {
-  const auto soon = base::Deadline::after(kCause);
-  while (!soon.expired()) {
-    request_.check_peers();
-    std::this_thread::sleep_for(1ms);
-  }
-  throw Error(
-      fmt::format("{}. {} has ended, or cannot be reached any more; if rank 0 served it, "
-                  "see why rank 0 ended",
-                  error.what(), describe_store(*request_.store)));
 }
 
 void StoreExchange::report_silence(base::WaitReport& report,

@@ -29,8 +29,6 @@ class StoreExchange final : public shm::Exchange {
   void let_others_read() noexcept;
 
  private:
-  // Throws what is known about the loss of the store.
-  [[noreturn]] void explain(const Error& error) const;
   // If the store has not answered since the report before was due.
   void report_silence(base::WaitReport& report,
                       std::chrono::steady_clock::time_point answered) const;

@@ -3,21 +3,24 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
 #include "support/cases.h"
 #include "support/torch_ranks.h"
+#include "support/worlds.h"
 
 namespace paceline {
 namespace {
 
 using namespace std::chrono_literals;
-using test::backends;
 using test::expect_torch_ranks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 TEST(MonitoredBarrier, RejectsNegativeTimeout) {
@@ -26,44 +29,93 @@ TEST(MonitoredBarrier, RejectsNegativeTimeout) {
   });
 }
 
-using MonitoredBarrierBackends = test::BackendTest;
-INSTANTIATE_TEST_SUITE_P(, MonitoredBarrierBackends, ::testing::ValuesIn(backends()),
-                         test::CaseName());
+using MonitoredBarrierWorlds = test::WorldTest;
+INSTANTIATE_TEST_SUITE_P(, MonitoredBarrierWorlds, test::worlds({4}), test::CaseName());
 
-TEST_P(MonitoredBarrierBackends, NamesAllMissingRanks) {
-  expect_torch_ranks(4, GetParam(), [](int rank, int) {
+// They come together again over another backend.
+TEST_P(MonitoredBarrierWorlds, NamesAllMissingRanks) {
+  expect_torch_ranks(GetParam(), [](int rank, int) {
     monitored_barrier();
-    const auto world = new_group({}, {.backend = "gloo"});  // to come together again
+    const auto others = new_group({}, {.backend = "gloo"});
     if (rank == 0) {
       EXPECT_THAT([] { monitored_barrier({.timeout = 100ms, .wait_all_ranks = true}); },
                   ThrowsMessage<Error>(
                       HasSubstr("Ranks 1, 2, 3 failed to pass monitoredBarrier in 100 ms")));
     }
-    barrier({.group = world});
+    barrier({.group = others});
   });
 }
 
-TEST(MonitoredBarrier, NamesAMissingRankAndLeavesTheGroupUsable) {
-  expect_torch_ranks(3, "paceline", [](int rank, int) {
-    const auto gloo = new_group({}, {.backend = "gloo"});
+using MonitoredBarrierOwnWorlds = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, MonitoredBarrierOwnWorlds,
+                         ::testing::Values("paceline", test::kAcrossNodes), test::CaseName());
+
+// What a rank throws that comes to the barrier.
+std::vector<int> missing_of(std::chrono::milliseconds timeout, bool wait_all_ranks = false) {
+  try {
+    monitored_barrier({.timeout = timeout, .wait_all_ranks = wait_all_ranks});
+  } catch (const Timeout& error) {
+    EXPECT_EQ(error.operation(), "monitored_barrier");
+    return error.ranks();
+  }
+  return {};
+}
+
+TEST_P(MonitoredBarrierOwnWorlds, NamesAMissingRankAndLeavesTheGroupUsable) {
+  expect_torch_ranks(5, GetParam(), [](int rank, int) {
+    const auto others = new_group({}, {.backend = "gloo"});
+    const auto pass = [] {
+      monitored_barrier();
+      auto t = torch::ones({2});
+      all_reduce(t);
+      EXPECT_EQ(t[0].item<float>(), 5);
+    };
+    pass();
     if (rank == 0) {
-      try {
-        monitored_barrier({.timeout = 50ms});
-        ADD_FAILURE() << "nobody came";
-      } catch (const Timeout& error) {
-        EXPECT_THAT(error.ranks(), ElementsAre(1));
-      }
+      EXPECT_THAT(missing_of(50ms), ElementsAre(1));
     }
-    barrier({.group = gloo});
+    barrier({.group = others});
     if (rank != 0) {  // they come too late
       EXPECT_THAT([] { monitored_barrier({.timeout = 20s}); },
                   ThrowsMessage<Timeout>(HasSubstr("but received errors while waiting for "
                                                    "send/recv from rank 0")));
     }
-    monitored_barrier();
-    auto t = torch::ones({2});
-    all_reduce(t);
-    EXPECT_EQ(t[0].item<float>(), 3);
+    pass();
+    // All that came hear who is missing. The others hear it, too, after a further one.
+    if (rank % 2 == 0) {
+      EXPECT_THAT(missing_of(500ms, true), ElementsAre(1, 3));
+    }
+    barrier({.group = others});
+    if (rank == 0) {
+      EXPECT_THAT(missing_of(0ms), ElementsAre(1));
+    }
+    barrier({.group = others});
+    if (rank % 2 != 0) {
+      EXPECT_THAT(missing_of(20s), Not(IsEmpty()));
+    }
+    if (rank != 0) {
+      EXPECT_THAT(missing_of(20s), Not(IsEmpty()));
+    }
+    pass();
+  });
+}
+
+// Rank 0 does not come, and then a rank that is on another node in a group across nodes.
+TEST_P(MonitoredBarrierOwnWorlds, EndsWhenARankDoesNotCome) {
+  expect_torch_ranks(3, GetParam(), [](int rank, int) {
+    const auto others = new_group({}, {.backend = "gloo"});
+    for (const int missing : {0, 2}) {
+      const auto group = new_group();
+      if (rank != missing) {
+        try {
+          monitored_barrier({.group = group, .timeout = 200ms});
+          ADD_FAILURE() << "rank " << missing << " came";
+        } catch (const Timeout& error) {
+          EXPECT_THAT(error.ranks(), ElementsAre(missing));
+        }
+      }
+      barrier({.group = others});
+    }
   });
 }
 

@@ -272,6 +272,11 @@ void err_over_backend() {
   expect_error<paceline::Mismatch>(differ, 1, "all_reduce of 3 float32");  // from now on
   const auto late = group();
   const auto silent = group();
+  const auto monitored = [&] { paceline::monitored_barrier({.group = late}); };
+  if (rank == 0) expect_error<paceline::Timeout>(monitored, 1, "failed to pass monitoredBarrier");
+  paceline::barrier();
+  if (rank != 0) expect_error<paceline::Timeout>(monitored, 1, "rank 1 did not pass it");
+  monitored();
   if (rank != 1) {
     expect_error<paceline::Timeout>([&] { paceline::barrier({.group = late}); }, 1, "rank 1 did");
     expect_error<paceline::Timeout>(

@@ -22,6 +22,7 @@ BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ra
                        const std::string& prefix) {
   const shm::GlobalRanks global = request.global_ranks();
   BackendRequest part{.store = c10::make_intrusive<c10d::PrefixStore>(prefix, request.store),
+                      .store_server = request.store_server,
                       .rank = rank,
                       .size = static_cast<int>(ranks.size()),
                       .timeout = request.timeout,
@@ -48,6 +49,7 @@ std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
         options.engine));
   }
   BackendRequest engine{.store = c10::make_intrusive<c10d::PrefixStore>(purpose, request.store),
+                        .store_server = request.store_server,
                         .rank = request.rank,
                         .size = request.size,
                         .timeout = request.timeout,
@@ -126,10 +128,11 @@ c10::intrusive_ptr<c10d::Backend> make_hierarchical(BackendRequest request) {
   auto messages = std::make_shared<internode::RemoteMessages>(
       std::move(region), request.global_ranks(), request.rank, std::move(between));
   const auto shared = std::make_shared<const BackendRequest>(std::move(request));
-  return c10::make_intrusive<HierarchicalBackend>(std::move(group), std::move(messages),
-                                                  [shared, options](const std::string& name) {
-                                                    return connect_engine(*shared, options, name);
-                                                  });
+  return c10::make_intrusive<HierarchicalBackend>(
+      std::move(group), distributed::StoreBarrier(*shared), std::move(messages),
+      [shared, options](const std::string& name) {
+        return connect_engine(*shared, options, name);
+      });
 }
 
 const bool hierarchical_registered =
@@ -140,9 +143,10 @@ const bool hierarchical_registered =
 }  // namespace
 
 HierarchicalBackend::HierarchicalBackend(std::shared_ptr<internode::Group> group,
+                                         distributed::StoreBarrier monitored_barrier,
                                          std::shared_ptr<internode::RemoteMessages> messages,
                                          MakeEngine make_engine)
-    : RemoteMessagesBackend(group, {group, &group->local()}, group->global_ranks(),
+    : RemoteMessagesBackend(group, {group, &group->local()}, std::move(monitored_barrier),
                             std::move(messages)),
       nodes_(std::move(group)),
       make_engine_(std::move(make_engine)) {}

@@ -18,6 +18,7 @@ class HierarchicalBackend final : public RemoteMessagesBackend {
   using MakeEngine = std::function<std::unique_ptr<internode::Engine>(const std::string& name)>;
 
   HierarchicalBackend(std::shared_ptr<internode::Group> group,
+                      distributed::StoreBarrier monitored_barrier,
                       std::shared_ptr<internode::RemoteMessages> messages, MakeEngine make_engine);
 
   WorkPtr send(Tensors& tensors, int to, int tag) override;

@@ -55,11 +55,13 @@ class RemoteMessageWork final : public PacelineWork {
 
 }  // namespace
 
-RemoteMessagesBackend::RemoteMessagesBackend(std::shared_ptr<shm::Collectives> group,
+RemoteMessagesBackend::RemoteMessagesBackend(const std::shared_ptr<shm::Collectives>& group,
                                              std::shared_ptr<shm::Group> local,
-                                             const shm::GlobalRanks& ranks,
+                                             distributed::StoreBarrier monitored_barrier,
                                              std::shared_ptr<internode::RemoteMessages> messages)
-    : PacelineBackend(std::move(group), std::move(local), ranks), messages_(std::move(messages)) {}
+    : PacelineBackend(group, std::move(local), group->global_ranks()),
+      monitored_barrier_(std::move(monitored_barrier)),
+      messages_(std::move(messages)) {}
 
 RemoteMessagesBackend::~RemoteMessagesBackend() {
   shutdown();
@@ -70,11 +72,11 @@ void RemoteMessagesBackend::shutdown() {
   PacelineBackend::shutdown();
 }
 
-void RemoteMessagesBackend::monitoredBarrier(const c10d::BarrierOptions& options,
-                                             bool /*wait_all_ranks*/) {
-  c10d::BarrierOptions waiting = options;
-  waiting.asyncOp = false;
-  barrier(waiting);
+void RemoteMessagesBackend::pass_monitored_barrier(std::chrono::milliseconds timeout,
+                                                   bool wait_all_ranks) {
+  monitored_barrier_.pass(timeout, wait_all_ranks, [this] {
+    check_peers({}, {"monitored_barrier", 0});
+  });
 }
 
 RemoteMessagesBackend::WorkPtr RemoteMessagesBackend::remote_message(const Kind& kind,

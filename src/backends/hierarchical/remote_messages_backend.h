@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "backends/paceline/backend.h"
+#include "distributed/store_barrier.h"
 #include "internode/remote_messages.h"
 
 namespace paceline::backends {
@@ -14,8 +16,6 @@ class RemoteMessagesBackend : public PacelineBackend {
   ~RemoteMessagesBackend() override;
 
   void shutdown() override;
-  // Fails the group if a rank is missing.
-  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
   bool supportsSplitting() const override { return false; }
   // The next world's rendezvous cannot watch processes on other machines.
   std::shared_ptr<const shm::Membership> membership() const override { return nullptr; }
@@ -24,17 +24,20 @@ class RemoteMessagesBackend : public PacelineBackend {
   static constexpr Kind kSend{c10d::OpType::SEND, "send", "paceline:send"};
   static constexpr Kind kReceive{c10d::OpType::RECV, "recv", "paceline:recv"};
 
-  // As PacelineBackend, with the messages to ranks outside of `local`.
-  RemoteMessagesBackend(std::shared_ptr<shm::Collectives> group, std::shared_ptr<shm::Group> local,
-                        const shm::GlobalRanks& ranks,
+  // As PacelineBackend, with the messages to ranks outside of `local`, and all ranks' barrier.
+  RemoteMessagesBackend(const std::shared_ptr<shm::Collectives>& group,
+                        std::shared_ptr<shm::Group> local,
+                        distributed::StoreBarrier monitored_barrier,
                         std::shared_ptr<internode::RemoteMessages> messages);
 
   // Throws UsageError unless it is another rank of the group.
   int checked_peer(int rank) const;
   // `peer`: see RemoteMessages.
   WorkPtr remote_message(const Kind& kind, const Tensors& tensors, int peer, int tag);
+  void pass_monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) override;
 
  private:
+  distributed::StoreBarrier monitored_barrier_;
   std::shared_ptr<internode::RemoteMessages> messages_;
 };
 

@@ -37,8 +37,10 @@ class MpiBackend final : public RemoteMessagesBackend {
  public:
   // `local`: of this rank alone.
   MpiBackend(const std::shared_ptr<mpi::Group>& group, std::shared_ptr<shm::Group> local,
+             distributed::StoreBarrier monitored_barrier,
              std::shared_ptr<internode::RemoteMessages> messages, mpi::Runtime& runtime)
-      : RemoteMessagesBackend(group, std::move(local), group->global_ranks(), std::move(messages)),
+      : RemoteMessagesBackend(group, std::move(local), std::move(monitored_barrier),
+                              std::move(messages)),
         runtime_(runtime) {}
 
   const std::string getBackendName() const override { return "mpi"; }
@@ -221,7 +223,8 @@ c10::intrusive_ptr<c10d::Backend> make_mpi(const BackendRequest& request) {
       region, global, request.rank,
       std::make_unique<mpi::Engine>(runtime, std::move(communicators[1]),
                                     std::move(communicators[2])));
-  return c10::make_intrusive<MpiBackend>(group, std::move(local), std::move(messages), runtime);
+  return c10::make_intrusive<MpiBackend>(
+      group, std::move(local), distributed::StoreBarrier(request), std::move(messages), runtime);
 }
 
 std::unique_ptr<internode::Engine> make_mpi_engine(const BackendRequest& request) {

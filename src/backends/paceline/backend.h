@@ -159,6 +159,9 @@ class PacelineBackend : public distributed::ExtendedBackend {
                   const shm::GlobalRanks& ranks);
 
   shm::Region& region() const { return *region_; }  // of the local group
+  virtual void pass_monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+    monitored_barrier_.pass(timeout, wait_all_ranks);
+  }
   void check_usable(const char* operation) const;
   // The group's timeout if the call has none.
   std::chrono::milliseconds effective_timeout(std::chrono::milliseconds timeout) const;

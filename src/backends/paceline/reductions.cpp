@@ -39,7 +39,7 @@ void PacelineBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool
   check_usable("monitored_barrier");
   const auto timeout =
       options.timeout < std::chrono::milliseconds(0) ? timeout_.load() : options.timeout;
-  progress_->run_here([&] { monitored_barrier_.pass(timeout, wait_all_ranks); });
+  progress_->run_here([&] { pass_monitored_barrier(timeout, wait_all_ranks); });
 }
 
 void PacelineBackend::reduce_in_place(const at::Tensor& tensor, const c10d::ReduceOp& op,

@@ -94,10 +94,10 @@ StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::millis
   return with_prefix(c10::make_intrusive<c10d::HashStore>());
 }
 
-// The server of the store, for messages.
-std::vector<int> server_of(const Plan& plan) {
+// The rank that serves the store to this one; none if it is not a rank, or not known.
+std::optional<int> server_of(const Plan& plan) {
   const bool by_rank_0 = plan.means == Plan::Means::tcp && !plan.agent && !plan.serve;
-  return by_rank_0 ? std::vector<int>{0} : std::vector<int>{};
+  return by_rank_0 ? std::optional(0) : std::nullopt;
 }
 
 std::string place_of(const Plan& plan) {
@@ -126,7 +126,7 @@ Timeout no_answer(const Plan& plan, const base::Deadline& deadline, const Obstac
       fmt::format("{} did not answer within the timeout of {} s{}; this is rank {} of {}{}",
                   place_of(plan), deadline.budget().count() / 1000.0, obstacle.in_parentheses(),
                   plan.rank, plan.size, advice),
-      server_of(plan), "connect", 0);
+      server_of(plan) ? std::vector{*server_of(plan)} : std::vector<int>(), "connect", 0);
 }
 
 // If rank 0 has ended, the others cannot connect to its store. While it lives, the store itself
@@ -167,7 +167,7 @@ StorePtr open_in_time(const Plan& plan, const InitOptions& options, const std::s
           return cancelled ? nullptr : open_store(plan, given, timeout, prefix, deadline);
         },
         [&] {
-          if (processes != nullptr && !server_of(plan).empty()) check_server(*processes);
+          if (processes != nullptr && server_of(plan)) check_server(*processes);
           report_no_answer(report, plan, *obstacle);
         });
     if (!opened || !*opened) throw no_answer(plan, deadline, *obstacle);
@@ -226,7 +226,10 @@ Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
       plan.world.empty()
           ? fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), attempt)
           : "paceline/" + plan.world;
-  Rendezvous result{plan.rank, plan.size, open_in_time(plan, options, prefix, processes), {}, ""};
+  Rendezvous result{.rank = plan.rank,
+                    .size = plan.size,
+                    .store = open_in_time(plan, options, prefix, processes),
+                    .store_server = server_of(plan)};
   if (plan.take_sockets) result.sockets = take_sockets(environment, plan);
   result.host = host_of(plan);
   return result;

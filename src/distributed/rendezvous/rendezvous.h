@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,11 @@ namespace paceline::distributed {
 struct Rendezvous {
   int rank = 0;
   int size = 1;
-  c10::intrusive_ptr<c10d::Store> store;  // its keys are this attempt's own
-  std::vector<base::UniqueFd> sockets;    // see BackendRequest
-  std::string host;                       // see BackendRequest
+  c10::intrusive_ptr<c10d::Store> store{};  // its keys are this attempt's own
+  // The rest: see BackendRequest.
+  std::optional<int> store_server{};
+  std::vector<base::UniqueFd> sockets{};
+  std::string host{};
 };
 
 // Carries out the plan within the options' timeout. All processes number their attempts alike, from

@@ -18,6 +18,24 @@ constexpr const char* kName = "monitored_barrier";
 
 }  // namespace
 
+void throw_not_arrived(int host, const RankSet& missing, std::chrono::milliseconds timeout,
+                       bool wait_all_ranks, std::uint32_t round) {
+  const std::string text =
+      timeout.count() <= 0
+          ? fmt::format("Rank {} timed out in monitoredBarrier after {} ms", host, timeout.count())
+          : fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms",
+                        wait_all_ranks ? "s" : "", fmt::join(missing.list(), ", "),
+                        timeout.count());
+  throw Timeout(text, missing.list(), kName, round);
+}
+
+void throw_not_passed(int rank, int host, const RankSet& missing, std::uint32_t round) {
+  throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
+                            "while waiting for send/recv from rank {}: {} did not pass it",
+                            rank, host, describe_ranks(missing)),
+                missing.list(), kName, round);
+}
+
 // For the log: the errors have PyTorch's words.
 class MonitoredBarrier::ArrivalWait : public WaitContext {
  public:
@@ -58,13 +76,10 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   const auto deadline = base::Deadline::after(timeout).remaining() + kVerdict;
   const bool told = wait_for(host.over, 0, base::Deadline::after(deadline), context);
   if (told && Region::reached(host.complete, round_)) return;
-  const int host_number = region_->global_ranks().of(0);
-  const RankSet missing = region_->global_ranks().of(
-      told ? RankSet(RankSet::Words{host.missing.load(std::memory_order_relaxed)}) : RankSet{0});
-  throw Timeout(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
-                            "while waiting for send/recv from rank {}: {} did not pass it",
-                            region_->global_ranks().of(me), host_number, describe_ranks(missing)),
-                missing.list(), kName, round_);
+  const GlobalRanks& ranks = region_->global_ranks();
+  const RankSet missing =
+      told ? RankSet(RankSet::Words{host.missing.load(std::memory_order_relaxed)}) : RankSet{0};
+  throw_not_passed(ranks.of(me), ranks.of(0), ranks.of(missing), round_);
 }
 
 void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks,
@@ -86,15 +101,9 @@ void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_
   region_->publish(own.over, round_);
   for (int peer = 1; peer < region_->size(); ++peer) region_->ring(peer);
   if (bits == 0) return;
-  const std::vector<int> missing = region_->global_ranks().of(RankSet(RankSet::Words{bits})).list();
-  if (timeout.count() <= 0) {
-    throw Timeout(fmt::format("Rank {} timed out in monitoredBarrier after {} ms",
-                              region_->global_ranks().of(0), timeout.count()),
-                  missing, kName, round_);
-  }
-  throw Timeout(fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms",
-                            wait_all_ranks ? "s" : "", fmt::join(missing, ", "), timeout.count()),
-                missing, kName, round_);
+  const GlobalRanks& ranks = region_->global_ranks();
+  throw_not_arrived(ranks.of(0), ranks.of(RankSet(RankSet::Words{bits})), timeout, wait_all_ranks,
+                    round_);
 }
 
 // False if the deadline came first.

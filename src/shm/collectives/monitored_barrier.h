@@ -5,9 +5,19 @@
 #include <memory>
 #include <optional>
 
+#include "shm/membership/rank_set.h"
 #include "shm/region.h"
 
 namespace paceline::shm {
+
+// The errors of a monitored barrier, in the words of PyTorch's. `missing`: global ranks.
+//
+// On rank 0, whose global rank is `host`: these ranks did not arrive.
+[[noreturn]] void throw_not_arrived(int host, const RankSet& missing,
+                                    std::chrono::milliseconds timeout, bool wait_all_ranks,
+                                    std::uint32_t round);
+// On another rank, `rank`: the barrier was not passed.
+[[noreturn]] void throw_not_passed(int rank, int host, const RankSet& missing, std::uint32_t round);
 
 // A barrier that names the ranks that did not arrive and leaves the group usable. Rank 0 waits for
 // each other rank in turn and then releases all of them. Not thread-safe, and not concurrent with a

@@ -1,0 +1,131 @@
+#include "distributed/store_barrier.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <atomic>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <paceline/error.h>
+
+#include "base/deadline.h"
+#include "distributed/store_calls.h"
+#include "distributed/translate.h"
+#include "shm/collectives/monitored_barrier.h"
+
+namespace paceline::distributed {
+namespace {
+
+constexpr const char* kVerdictKey = "verdict";
+
+// One rank's part in a barrier. It runs on a thread of its own, so it owns all it needs.
+//
+// The keys of a rank have the number of its last barrier. The verdict has the number of rank 0's,
+// that of the last one that all ranks passed, and the group ranks that are missing.
+struct StoreBarrierRound {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank;
+  int size;
+  std::uint64_t number;
+  std::uint64_t passed;  // the last one before it that all ranks passed; on rank 0
+  base::Deadline deadline;
+  bool wait_all_ranks;
+
+  // The group ranks that are missing. What it returns once `cancelled` says nothing.
+  shm::RankSet operator()(const std::atomic<bool>& cancelled) const {
+    const auto is_over = [&] { return cancelled || deadline.expired(); };
+    return rank == 0 ? collect(is_over) : arrive(is_over);
+  }
+
+ private:
+  static std::string arrival(int rank) { return fmt::format("arrived {}", rank); }
+  static std::string departure(int rank) { return fmt::format("heard {}", rank); }
+
+  // The numbers at a key; none if it is not there.
+  std::vector<std::uint64_t> read(const std::string& key) const {
+    if (!store->check({key})) return {};
+    std::istringstream text(store->get_to_str(key));
+    return {std::istream_iterator<std::uint64_t>(text), {}};
+  }
+  bool has_reached(const std::string& key) const {
+    const auto numbers = read(key);
+    return !numbers.empty() && numbers.front() >= number;
+  }
+  void reach(const std::string& key) const { store->set(key, std::to_string(number)); }
+
+  template <typename Over>
+  shm::RankSet collect(Over is_over) const {
+    shm::RankSet here;
+    shm::RankSet missing;
+    for (int peer = 1; peer < size && (missing.empty() || wait_all_ranks); ++peer) {
+      const bool arrived = poll_until([&] { return has_reached(arrival(peer)); }, is_over);
+      (arrived ? here : missing).insert(peer);
+    }
+    if (!missing.empty() && !deadline.expired()) return missing;  // cancelled
+    store->set(kVerdictKey, fmt::format("{} {} {}", number, missing.empty() ? number : passed,
+                                        fmt::join(missing.list(), " ")));
+    const auto soon = base::Deadline::after(kFarewell);
+    for (const int peer : here) {
+      poll_until([&] { return has_reached(departure(peer)); }, [&] { return soon.expired(); });
+    }
+    return missing;
+  }
+
+  template <typename Over>
+  shm::RankSet arrive(Over is_over) const {
+    reach(arrival(rank));
+    if (!poll_until([&] { return has_reached(kVerdictKey); }, is_over)) return {0};
+    const auto verdict = read(kVerdictKey);
+    reach(departure(rank));
+    shm::RankSet missing;
+    if (verdict.size() < 2 || verdict[1] >= number) return missing;
+    for (std::size_t at = 2; at < verdict.size(); ++at) {
+      missing.insert(static_cast<int>(verdict[at]));
+    }
+    return missing;
+  }
+};
+
+}  // namespace
+
+StoreBarrier::StoreBarrier(const BackendRequest& request)
+    : store_(c10::make_intrusive<c10d::PrefixStore>("monitored_barrier", request.store)),
+      store_server_(request.store_server),
+      rank_(request.rank),
+      size_(request.size),
+      ranks_(request.global_ranks()) {}
+
+void StoreBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks,
+                        const std::function<void()>& check_peers) {
+  const auto limit = base::Deadline::after(timeout).remaining();  // no overflow
+  // The others hear rank 0's verdict a little later.
+  const auto deadline = base::Deadline::after(rank_ == 0 ? limit : limit + shm::kVerdict);
+  const StoreBarrierRound round{store_, rank_, size_, ++round_, passed_, deadline, wait_all_ranks};
+  std::optional<shm::RankSet> missing;
+  try {
+    missing = call_store(base::Deadline::after(deadline.budget() + kFarewell), round, check_peers);
+  } catch (const c10::DistNetworkError&) {
+    explain_lost_store("monitored_barrier: " + current_exception_text(), *store_, store_server_,
+                       check_peers);
+  }
+  if (!missing) {
+    throw Timeout(fmt::format("monitored_barrier: {} did not answer within {} ms",
+                              describe_store(*store_), timeout.count()),
+                  {}, "monitored_barrier", round_);
+  }
+  if (missing->empty()) {
+    passed_ = round_;
+  } else if (rank_ == 0) {
+    shm::throw_not_arrived(ranks_.of(0), ranks_.of(*missing), timeout, wait_all_ranks, round_);
+  } else {
+    shm::throw_not_passed(ranks_.of(rank_), ranks_.of(0), ranks_.of(*missing), round_);
+  }
+}
+
+}  // namespace paceline::distributed
