@@ -42,16 +42,13 @@ class Engine {
 
   virtual ~Engine() = default;
 
-  // Connects to one of these ranks after the other, each of which has to do the same, so all ranks
-  // need one order. Call it before the first start(). An engine may have a time limit of its own
-  // for each rank, and may end a transfer that is under way only then.
+  // Connects to these ranks, each of which has to do the same.
   virtual std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
                                             std::function<void()> when_done) = 0;
   // Both ends of a message give the same tag. Messages of one rank with one tag arrive in the order
   // in which both ends have started them, if they have at most kOrderedBytes. `when_done` is called
   // once, on any thread, as soon as the transfer is complete or has failed, even at once; it must
-  // not wait. start() waits only for ranks that connect() has not connected to, until they start a
-  // transfer with this one.
+  // not wait.
   virtual std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives,
                                           std::function<void()> when_done) = 0;

@@ -20,8 +20,8 @@
 namespace paceline::backends {
 namespace {
 
-// A first message of an engine connects to its receiver, which listens: Gloo tries for five times
-// as long as this. Transfers have no other limit.
+// Two ranks of an engine connect at their first message, for which Gloo has five times as long as
+// this. Transfers have no other limit.
 constexpr std::chrono::seconds kConnectLimit{2};
 
 using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
@@ -122,7 +122,7 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   return backend;
 }
 
-// See PacelineOptions::gloo. Waits for nobody: it connects two ranks at their first message.
+// See PacelineOptions::gloo. Waits for nobody.
 std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest& request) {
   GlooOptions chosen = checked_options(request);
   chosen.lazy_init = true;
@@ -132,7 +132,8 @@ std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest
   }
   const auto connections = static_cast<int>(devices.size());  // one of each device
   return std::make_unique<GlooEngine>(
-      connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit), connections);
+      connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit),
+      request.store, connections);
 }
 
 const bool gloo_registered = distributed::register_backend(

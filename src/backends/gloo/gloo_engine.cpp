@@ -2,15 +2,21 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <iterator>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/deadline.h"
 #include "base/signals_blocked.h"
+#include "distributed/store_calls.h"
 
 namespace paceline::backends {
 namespace {
@@ -36,8 +42,10 @@ int piece_tag(std::uint32_t tag, std::size_t piece) {
 
 struct GlooEngine::State {
   std::function<void()> when_done;
-  std::vector<int> peers{};  // to connect to
+  std::set<int> ranks{};             // at the other end
+  std::optional<int> connects_to{};  // the rank to which these are the first messages
   std::uint32_t tag = 0;
+  std::vector<Message> unsent{};
   std::deque<Message> later{};  // receives that are not posted yet
   std::size_t awaited_bytes = 0;
   Pieces receives{};
@@ -46,6 +54,14 @@ struct GlooEngine::State {
   bool cancelled = false;
   std::shared_ptr<const void> abandoned{};  // the memory of the messages, which may go on
   bool done = false;
+
+  // With the engine's lock.
+  void cancel() {
+    cancelled = true;
+    for (const Pieces* const pieces : {&receives, &sends}) {
+      for (const Piece& piece : *pieces) piece.work->abort();  // ends its wait
+    }
+  }
 };
 
 class GlooEngine::Handle final : public Transfer {
@@ -67,11 +83,9 @@ class GlooEngine::Handle final : public Transfer {
     if (engine_.process_.is_forked_child()) return;
     std::unique_lock lock(engine_.mutex_);
     if (state_->cancelled) return;
-    state_->cancelled = true;
+    state_->cancel();
+    if (std::erase(engine_.deferred_, state_) > 0) return;  // nothing knows its memory
     state_->abandoned = std::move(memory);
-    for (const Pieces* const pieces : {&state_->receives, &state_->sends}) {
-      for (const Piece& piece : *pieces) piece.work->abort();  // ends its wait
-    }
     engine_.changed_.wait(lock, [&] { return state_->done; });
   }
 
@@ -83,6 +97,9 @@ GlooEngine::~GlooEngine() {
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
+    for (auto& [rank, peer] : peers_) {
+      if (!peer.over) peer.connecting->cancel();
+    }
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -91,41 +108,90 @@ GlooEngine::~GlooEngine() {
 
 std::unique_ptr<internode::Engine::Transfer> GlooEngine::connect(const std::vector<int>& ranks,
                                                                  std::function<void()> when_done) {
-  return enqueue(std::make_shared<State>(State{std::move(when_done), ranks}));
+  return launch(std::make_shared<State>(
+      State{.when_done = std::move(when_done), .ranks{ranks.begin(), ranks.end()}}));
 }
 
 std::unique_ptr<internode::Engine::Transfer> GlooEngine::start(std::uint32_t tag,
                                                                const std::vector<Message>& sends,
                                                                const std::vector<Message>& receives,
                                                                std::function<void()> when_done) {
-  auto state = std::make_shared<State>(
-      State{.when_done = std::move(when_done), .tag = tag, .later = order_of(receives)});
-  try {
-    if (note_connections(tag, sends, receives)) {
-      post_receives(*state);
-      for (const Message& message : sends) post(state->sends, tag, message, true);
-    } else {
-      post_by_rank(*state, sends);
-    }
-  } catch (...) {
-    // The connection is lost already: the transfer fails as if it were lost later.
-    state->error = std::current_exception();
+  auto state = std::make_shared<State>(State{
+      .when_done = std::move(when_done), .tag = tag, .unsent = sends, .later = order_of(receives)});
+  for (const auto* const messages : {&sends, &receives}) {
+    for (const Message& message : *messages) state->ranks.insert(message.rank);
   }
-  return enqueue(std::move(state));
+  return launch(std::move(state));
 }
 
-std::unique_ptr<internode::Engine::Transfer> GlooEngine::enqueue(std::shared_ptr<State> state) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (queue_.size() == idle_) {
-      const base::SignalsBlocked blocked;
-      threads_.emplace_back([this] { run(); });
-      ++idle_;
-    }
-    queue_.push_back(state);
+std::unique_ptr<internode::Engine::Transfer> GlooEngine::launch(std::shared_ptr<State> state) {
+  std::unique_lock lock(mutex_);
+  for (const int rank : state->ranks) connect_to(rank);
+  if (is_ready(*state)) {
+    note_lost(*state);
+    lock.unlock();
+    post_all(*state);
+    lock.lock();
+    enqueue(state);
+  } else {
+    deferred_.push_back(state);
   }
-  changed_.notify_all();
   return std::make_unique<Handle>(*this, std::move(state));
+}
+
+// What follows up to post_deferred: with the lock.
+
+void GlooEngine::enqueue(std::shared_ptr<State> state) {
+  if (queue_.size() == idle_) {
+    const base::SignalsBlocked blocked;
+    threads_.emplace_back([this] { run(); });
+    ++idle_;
+  }
+  queue_.push_back(std::move(state));
+  changed_.notify_all();
+}
+
+void GlooEngine::connect_to(int rank) {
+  const auto [peer, is_new] = peers_.try_emplace(rank);
+  if (!is_new) return;
+  const auto when_done = [this, rank] {
+    const std::lock_guard lock(mutex_);
+    peers_[rank].over = true;
+    post_deferred();
+  };
+  peer->second.connecting =
+      std::make_shared<State>(State{.when_done = when_done, .connects_to = rank});
+  enqueue(peer->second.connecting);
+}
+
+// Whether its ranks are connected, and nothing that was started before waits for one of them:
+// messages of a rank keep their order.
+bool GlooEngine::is_ready(const State& state) const {
+  return std::ranges::all_of(state.ranks, [&](int rank) {
+    return peers_.at(rank).over && std::ranges::none_of(deferred_, [&](const auto& other) {
+             return other->ranks.contains(rank);
+           });
+  });
+}
+
+// A transfer fails with a rank to which this one could not connect.
+void GlooEngine::note_lost(State& state) const {
+  for (const int rank : state.ranks) {
+    if (!state.error) state.error = peers_.at(rank).connecting->error;
+  }
+}
+
+void GlooEngine::post_deferred() {
+  const auto waiting = std::exchange(deferred_, {});
+  for (const auto& state : waiting) {
+    if (is_ready(*state)) {
+      note_lost(*state);
+      post_all(*state);
+      enqueue(state);
+    } else {
+      deferred_.push_back(state);
+    }
+  }
 }
 
 // First the messages that must not wait. Then each rank begins with the one before it, so that all
@@ -141,37 +207,16 @@ std::deque<internode::Engine::Message> GlooEngine::order_of(
   return ordered;
 }
 
-// Whether all of these messages' connections were there before.
-bool GlooEngine::note_connections(std::uint32_t tag, const std::vector<Message>& sends,
-                                  const std::vector<Message>& receives) {
-  bool all = true;
-  const std::lock_guard lock(mutex_);
-  for (const auto* const messages : {&sends, &receives}) {
-    for (const Message& message : *messages) {
-      for (std::size_t piece = 0; piece < pieces_of(message); ++piece) {
-        const int connection = piece_tag(tag, piece) % connections_;
-        all = !connections_made_.emplace(message.rank, connection).second && all;
-      }
+void GlooEngine::post_all(State& state) {
+  if (state.error) return;
+  try {
+    post_receives(state);
+    for (const Message& message : std::exchange(state.unsent, {})) {
+      post(state.sends, state.tag, message, true);
     }
-  }
-  return all;
-}
-
-// Two ranks connect at their first message, and one waits until the other does the same; Gloo
-// chooses which, on each device by itself. With several devices, ranks that connected in an order
-// of their own could wait for each other in a circle.
-void GlooEngine::post_by_rank(State& state, const std::vector<Message>& sends) {
-  struct Post {
-    Message message;
-    bool sends;
-  };
-  std::vector<Post> posts;
-  for (const Message& message : std::exchange(state.later, {})) posts.push_back({message, false});
-  for (const Message& message : sends) posts.push_back({message, true});
-  std::ranges::stable_sort(posts, {}, [](const Post& one) { return one.message.rank; });
-  for (const auto& [message, is_send] : posts) {
-    post(is_send ? state.sends : state.receives, state.tag, message, is_send);
-    if (!is_send) state.awaited_bytes += message.bytes;
+  } catch (...) {
+    // The connection is lost already: the transfer fails as if it were lost later.
+    state.error = std::current_exception();
   }
 }
 
@@ -198,20 +243,42 @@ void GlooEngine::post(Pieces& posted, std::uint32_t tag, const Message& message,
   }
 }
 
-// c10d connects at the first message and waits meanwhile, so this runs on a thread of the engine.
-// The messages are over before others have their tags.
-void GlooEngine::connect(State& state) {
-  if (state.peers.empty()) return;
+// Waits until the other rank connects to this one as well; false if the engine ends before.
+bool GlooEngine::meet(const State& state) {
+  const auto key = [](int from, int to) { return fmt::format("{} connects to {}", from, to); };
+  const int own = backend_->getRank();
+  const int other = *state.connects_to;
+  struct Ends {};
+  try {
+    distributed::call_store(
+        base::Deadline::after(base::Deadline::kLongest),
+        [store = store_, mine = key(own, other), its = key(other, own)](const auto& cancelled) {
+          store->set(mine, std::vector<std::uint8_t>{1});
+          distributed::await_keys(*store, {its}, [&] { return cancelled.load(); });
+          return true;
+        },
+        [&] {
+          const std::lock_guard lock(mutex_);
+          if (state.cancelled) throw Ends();
+        });
+  } catch (const Ends&) {
+    return false;
+  }
+  return true;
+}
+
+// They are over before other messages have their tags.
+void GlooEngine::post_first_messages(State& state) {
+  if (!meet(state)) return;
+  const int rank = *state.connects_to;
   std::vector<at::Tensor> send{at::zeros({1}, at::kByte)};
   std::vector<at::Tensor> receive{at::zeros({1}, at::kByte)};
-  for (const bool sends : {false, true}) {
-    for (const int rank : state.peers) {
-      for (int tag = 0; tag < connections_; ++tag) {
-        auto work = sends ? backend_->send(send, rank, tag) : backend_->recv(receive, rank, tag);
-        const std::lock_guard lock(mutex_);
-        (sends ? state.sends : state.receives).push_back({std::move(work), 0});
-        if (state.cancelled) return;
-      }
+  for (int tag = 0; tag < connections_; ++tag) {
+    for (const bool sends : {false, true}) {
+      auto work = sends ? backend_->send(send, rank, tag) : backend_->recv(receive, rank, tag);
+      const std::lock_guard lock(mutex_);
+      (sends ? state.sends : state.receives).push_back({std::move(work), 0});
+      if (state.cancelled) return;
     }
   }
 }
@@ -273,7 +340,7 @@ void GlooEngine::wait(State& state) {
 
 void GlooEngine::perform(State& state) {
   try {
-    connect(state);
+    if (state.connects_to) post_first_messages(state);
     wait(state);
   } catch (...) {
     const std::lock_guard lock(mutex_);

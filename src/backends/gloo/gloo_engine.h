@@ -1,12 +1,14 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <condition_variable>
 #include <deque>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,13 +21,18 @@ namespace paceline::backends {
 // Transfers as sends and receives of a c10d::Backend. Its works do not say when they are complete,
 // so threads wait for them, one for each transfer under way.
 //
+// The backend connects two ranks at their first message, and waits there, for seconds only and come
+// what may, until the other rank has one too. So they first meet in the store, and then exchange
+// first messages of the engine's own. Transfers with a rank that is not connected wait meanwhile.
+//
 // A large message is sent in pieces, with tags of their own: a backend with several connections,
 // such as Gloo with several devices, takes the next one for each tag.
 class GlooEngine final : public internode::Engine {
  public:
-  // `connections`: of the backend to a rank.
-  GlooEngine(c10::intrusive_ptr<c10d::Backend> backend, int connections)
-      : backend_(std::move(backend)), connections_(connections) {}
+  // The keys of `store` are the engine's own. `connections`: of the backend to a rank.
+  GlooEngine(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store,
+             int connections)
+      : backend_(std::move(backend)), store_(std::move(store)), connections_(connections) {}
   GlooEngine(const GlooEngine&) = delete;
   GlooEngine& operator=(const GlooEngine&) = delete;
   // Ends abandoned transfers.
@@ -46,25 +53,37 @@ class GlooEngine final : public internode::Engine {
   };
   using Pieces = std::vector<Piece>;
 
+  // A rank to which this one connects, or is connected.
+  struct Peer {
+    std::shared_ptr<State> connecting;  // the transfer of the first messages
+    bool over = false;                  // has it ended, with or without an error?
+  };
+
   std::deque<Message> order_of(const std::vector<Message>& receives) const;
-  bool note_connections(std::uint32_t tag, const std::vector<Message>& sends,
-                        const std::vector<Message>& receives);
-  void post_by_rank(State& state, const std::vector<Message>& sends);
+  std::unique_ptr<Transfer> launch(std::shared_ptr<State> state);
+  void connect_to(int rank);
+  bool meet(const State& state);
+  void post_first_messages(State& state);
+  bool is_ready(const State& state) const;
+  void note_lost(State& state) const;
+  void post_deferred();
+  void post_all(State& state);
   void post_receives(State& state);
   void post(Pieces& posted, std::uint32_t tag, const Message& message, bool sends);
-  std::unique_ptr<Transfer> enqueue(std::shared_ptr<State> state);
-  void connect(State& state);
+  void enqueue(std::shared_ptr<State> state);
   void run();
   void perform(State& state);
   void wait(State& state);
   static void close_incomplete(const Pieces& pieces);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::intrusive_ptr<c10d::Store> store_;
   int connections_;
   shm::OwningProcess process_;
   std::mutex mutex_;  // guards what follows, and the states
   std::condition_variable changed_;
-  std::set<std::pair<int, int>> connections_made_;  // by rank and number
+  std::map<int, Peer> peers_;                   // by rank
+  std::list<std::shared_ptr<State>> deferred_;  // they wait for connections, in order
   std::deque<std::shared_ptr<State>> queue_;
   std::size_t idle_ = 0;  // threads that no transfer in the queue is for
   bool stops_ = false;

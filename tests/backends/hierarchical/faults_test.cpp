@@ -138,6 +138,30 @@ TEST_P(LeadersAcrossMachines, AKilledLeaderIsNamedToARankThatWaitsForAnotherMach
 INSTANTIATE_TEST_SUITE_P(, LeadersAcrossMachines, ::testing::Values("unsent"),
                          [](const auto& one) { return one.param; });
 
+class FirstMessagesAcrossMachines : public FaultsAcrossMachines {};
+
+// Gloo waits ten seconds where the other rank is to connect: of two machines, that with the lower
+// address waits.
+TEST_P(FirstMessagesAcrossMachines, WaitForTheirReceiver) {
+  const Machines machines(3);
+  for (auto& rank : start(machines, {1, 1, 1}, "first")) rank.wait_for("ready");
+}
+
+TEST_P(FirstMessagesAcrossMachines, AreNotAwaitedOfALostRank) {
+  const Machines machines(3);
+  auto ranks = start(machines, {1, 1, 1}, "never");
+  for (auto& rank : ranks) rank.wait_for("ready");
+  ranks[1].signal(SIGKILL);
+  ranks[1].wait();
+  const auto begin = Clock::now();
+  for (const std::size_t rank : {0, 2}) expect(ranks[rank], StartsWith("PeerLost ranks=[1] "));
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_EQ(machines.left_behind(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(, FirstMessagesAcrossMachines, ::testing::Values("messages"),
+                         [](const auto& one) { return one.param; });
+
 class LateAcrossMachines : public FaultsAcrossMachines {};
 
 TEST_P(LateAcrossMachines, ALateRankIsNamedOnAllMachines) {

@@ -1,8 +1,9 @@
 // A rank that works until another one fails, and then says what it was told.
 //
 //   survivor WORK [SECONDS]    all_reduce, messages, new_group, ddp; late: rank 1 hangs after some
-//                              calls; or unsent: ranks wait for messages between ranks 1 and 2.
-//                              The group's timeout is 1000 s, or as given.
+//                              calls; unsent: ranks wait for messages between ranks 1 and 2;
+//                              first: rank 1 takes its first messages 11 s late; or never: it hangs
+//                              before that. The group's timeout is 1000 s, or as given.
 //
 // Prints "ready PID" once it works, and at the end the error's type, its ranks and its text.
 #include <fmt/format.h>
@@ -51,6 +52,16 @@ void make_group() {
   paceline::destroy_process_group(group);
 }
 
+// By rank 1, of all others.
+void take_first_messages(std::chrono::seconds late) {
+  auto tensor = torch::ones({10});
+  if (paceline::get_rank() != 1) return paceline::send(tensor, 1);
+  std::this_thread::sleep_for(late);
+  for (int rank = 0; rank < paceline::get_world_size(); ++rank) {
+    if (rank != 1) paceline::recv(tensor, {.src = rank});
+  }
+}
+
 class Training {
  public:
   void step() {
@@ -84,6 +95,13 @@ std::function<void()> work_of(const std::string& name) {
       if (std::exchange(is_first, false)) return paceline::barrier();
       auto got = torch::empty({10});
       paceline::recv(got, {.src = paceline::get_rank() == 2 ? 1 : 2});
+    };
+  }
+  if (name == "first") return [] { take_first_messages(11s); };
+  if (name == "never") {
+    return [is_first = true]() mutable {
+      if (std::exchange(is_first, false)) return paceline::barrier();
+      take_first_messages(1h);
     };
   }
   throw std::invalid_argument(name);
