@@ -7,6 +7,7 @@
 #include <paceline/distributed.h>
 
 #include "cuda/cuda_ranks.h"
+#include "support/backends_table.h"
 #include "support/cases.h"
 
 namespace paceline {
@@ -102,6 +103,12 @@ std::vector<test::WorldCase> cuda_worlds() {
 INSTANTIATE_TEST_SUITE_P(, CudaCollectives, ::testing::ValuesIn(cuda_worlds()), test::CaseName());
 
 class CudaBackends : public test::CudaTest {};
+
+TEST_F(CudaBackends, TheTableSaysWhatPacelineCan) {
+  expect_cuda_ranks(2, "paceline", [](int rank, int, at::Device device) {
+    test::expect_column("`paceline`, GPU", rank, device);
+  });
+}
 
 TEST_F(CudaBackends, OneForEachTypeOfDevice) {
   expect_cuda_ranks(2, "cpu:gloo,cuda:nccl", [](int rank, int, at::Device device) {

@@ -86,6 +86,10 @@ TEST(StagedBackend, PassesEveryCallOn) {
     std::vector<at::Tensor> tensors{mine()};
     staged.allreduce(tensors, {})->wait();
     expect(tensors[0], {3, 3});
+    const at::Tensor index = at::full({1, 1}, rank, at::kLong);
+    tensors = {at::sparse_coo_tensor(index, at::ones({1}), {2}, at::kFloat)};
+    staged.allreduce_sparse(tensors, {})->wait();
+    expect(tensors[0].to_dense(), {1, 1});
     tensors = {mine()};
     staged.allreduce_coalesced(tensors, {})->wait();
     expect(tensors[0], {3, 3});

@@ -136,6 +136,11 @@ WorkPtr StagedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   return staged(host_->allreduce(copies, options), tensors, copies);
 }
 
+WorkPtr StagedBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  Tensors copies = each(tensors, on_cpu);
+  return staged(host_->allreduce_sparse(copies, options), tensors, copies);
+}
+
 WorkPtr StagedBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
   Tensors copies = each(tensors, on_cpu);
