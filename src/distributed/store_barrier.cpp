@@ -61,17 +61,16 @@ struct StoreBarrierRound {
 
   template <typename Over>
   shm::RankSet collect(Over is_over) const {
-    shm::RankSet here;
     shm::RankSet missing;
     for (int peer = 1; peer < size && (missing.empty() || wait_all_ranks); ++peer) {
-      const bool arrived = poll_until([&] { return has_reached(arrival(peer)); }, is_over);
-      (arrived ? here : missing).insert(peer);
+      if (!poll_until([&] { return has_reached(arrival(peer)); }, is_over)) missing.insert(peer);
     }
     if (!missing.empty() && !deadline.expired()) return missing;  // cancelled
     store->set(kVerdictKey, fmt::format("{} {} {}", number, missing.empty() ? number : passed,
                                         fmt::join(missing.list(), " ")));
     const auto soon = base::Deadline::after(kFarewell);
-    for (const int peer : here) {
+    for (int peer = 1; peer < size; ++peer) {
+      if (missing.contains(peer) || !has_reached(arrival(peer))) continue;
       poll_until([&] { return has_reached(departure(peer)); }, [&] { return soon.expired(); });
     }
     return missing;
@@ -80,9 +79,10 @@ struct StoreBarrierRound {
   template <typename Over>
   shm::RankSet arrive(Over is_over) const {
     reach(arrival(rank));
-    if (!poll_until([&] { return has_reached(kVerdictKey); }, is_over)) return {0};
-    const auto verdict = read(kVerdictKey);
+    const bool heard = poll_until([&] { return has_reached(kVerdictKey); }, is_over);
     reach(departure(rank));
+    if (!heard) return {0};
+    const auto verdict = read(kVerdictKey);
     shm::RankSet missing;
     if (verdict.size() < 2 || verdict[1] >= number) return missing;
     for (std::size_t at = 2; at < verdict.size(); ++at) {
@@ -112,12 +112,11 @@ void StoreBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks,
     missing = call_store(base::Deadline::after(deadline.budget() + kFarewell), round, check_peers);
   } catch (const c10::DistNetworkError&) {
     explain_lost_store("monitored_barrier: " + current_exception_text(), *store_, store_server_,
-                       check_peers);
+                       check_peers, {"monitored_barrier", round_});
   }
   if (!missing) {
-    throw Timeout(fmt::format("monitored_barrier: {} did not answer within {} ms",
-                              describe_store(*store_), timeout.count()),
-                  {}, "monitored_barrier", round_);
+    throw Timeout(fmt::format("monitored_barrier: {} does not answer", describe_store(*store_)), {},
+                  "monitored_barrier", round_);
   }
   if (missing->empty()) {
     passed_ = round_;

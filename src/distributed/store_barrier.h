@@ -20,7 +20,7 @@ class StoreBarrier {
   explicit StoreBarrier(const BackendRequest& request);
 
   // As shm::MonitoredBarrier::pass, except that a rank which waits in another call is missing like
-  // any other. `check_peers` throws if the group has failed; it is called every few milliseconds.
+  // any other. `check_peers` throws if the group has failed; it is called fifty times a second.
   void pass(std::chrono::milliseconds timeout, bool wait_all_ranks,
             const std::function<void()>& check_peers);
 

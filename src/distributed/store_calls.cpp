@@ -32,7 +32,7 @@ std::string describe_store(c10d::Store& store) {
 }
 
 void explain_lost_store(const std::string& text, c10d::Store& store, std::optional<int> server,
-                        const std::function<void()>& check_peers) {
+                        const std::function<void()>& check_peers, const shm::OpContext& op) {
   const auto soon = base::Deadline::after(kCause);
   while (!soon.expired()) {
     check_peers();
@@ -45,7 +45,7 @@ void explain_lost_store(const std::string& text, c10d::Store& store, std::option
   }
   throw PeerLost(fmt::format("rank {} was lost: {}, which it served, {} ({})", *server,
                              describe_store(store), kLost, text),
-                 {*server}, "connect", 0);
+                 {*server}, op.operation, op.sequence);
 }
 
 }  // namespace paceline::distributed

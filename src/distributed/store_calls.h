@@ -20,6 +20,7 @@
 #include "base/idle_work.h"
 #include "base/signals_blocked.h"
 #include "shm/membership/bootstrap.h"
+#include "shm/membership/failure.h"
 
 namespace paceline::distributed {
 
@@ -72,13 +73,20 @@ auto call_store(
   return result.get();
 }
 
-// Asks `holds` again and again until it holds, or `should_stop` does. Returns whether it holds.
+// Asks `holds` again and again until it holds, or `should_stop` does; less often if it takes
+// longer. Returns whether it holds.
 template <typename Condition, typename Stop>
 bool poll_until(Condition holds, Stop should_stop) {
-  constexpr std::chrono::milliseconds kLongestPause{20};
-  for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kLongestPause{20};
+  constexpr milliseconds kPauseOfLongWaits{200};
+  const auto begin = std::chrono::steady_clock::now();
+  for (milliseconds pause{1};; pause *= 2) {
     if (holds()) return true;
     if (should_stop()) return false;
+    const auto waited =
+        std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+    pause = std::min(pause, std::clamp(waited / 100, kLongestPause, kPauseOfLongWaits));
     std::this_thread::sleep_for(pause);
   }
 }
@@ -101,6 +109,7 @@ inline constexpr std::chrono::seconds kFarewell{5};
 // within a few seconds; else PeerLost if rank `server` serves the store, or an Error.
 [[noreturn]] void explain_lost_store(const std::string& text, c10d::Store& store,
                                      std::optional<int> server,
-                                     const std::function<void()>& check_peers);
+                                     const std::function<void()>& check_peers,
+                                     const shm::OpContext& op = {"connect", 0});
 
 }  // namespace paceline::distributed

@@ -309,12 +309,13 @@ class BucketLevel::LaneStage final : public Stage {
         return true;
       } catch (const std::exception& error) {
         why_ = error.what();
+        culprits_ = culprits_of(error, awaited());
         cause_deadline_ = base::Deadline::after(kCauseTime);
       }
     }
     level_.region().check_peers({}, {"backward", what_.step});
     if (!cause_deadline_->expired()) return false;
-    throw PeerLost(why_, awaited().list(), "backward", what_.step);
+    throw PeerLost(why_, culprits_.list(), "backward", what_.step);
   }
 
   BucketLevel& level_;
@@ -329,6 +330,7 @@ class BucketLevel::LaneStage final : public Stage {
   std::shared_ptr<std::atomic<bool>> done_;
   std::unique_ptr<Engine::Transfer> transfer_;
   std::string why_;  // the transfer failed
+  RankSet culprits_;
   std::optional<base::Deadline> cause_deadline_;
 };
 

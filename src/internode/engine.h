@@ -2,9 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <vector>
+
+#include <paceline/error.h>
+
+#include "shm/membership/rank_set.h"
 
 namespace paceline::internode {
 
@@ -27,7 +32,8 @@ class Engine {
     // Nothing accesses the memory afterwards, and `when_done` is not called any more. If the
     // transfer was not done, the engine is of no use afterwards.
     virtual ~Transfer() = default;
-    // Call when it is done: throws Error if it has failed.
+    // Call when it is done: throws Error if it has failed; PeerLost if the engine knows which rank
+    // is lost.
     virtual void check() = 0;
     // Call when it is done: where its one message from kAnyRank came from.
     virtual int sender() const { return kAnyRank; }
@@ -48,7 +54,8 @@ class Engine {
   // Both ends of a message give the same tag. Messages of one rank with one tag arrive in the order
   // in which both ends have started them, if they have at most kOrderedBytes. `when_done` is called
   // once, on any thread, as soon as the transfer is complete or has failed, even at once; it must
-  // not wait.
+  // not wait. Nothing of a transfer may be moved before each of its ranks has started one with this
+  // rank, and before earlier transfers with one of its ranks are under way.
   virtual std::unique_ptr<Transfer> start(std::uint32_t tag, const std::vector<Message>& sends,
                                           const std::vector<Message>& receives,
                                           std::function<void()> when_done) = 0;
@@ -57,5 +64,12 @@ class Engine {
   // it there: no other may wait for that thread while it holds the lock.
   virtual void run_locked(const std::function<void()>& body) { body(); }
 };
+
+// The global ranks that a transfer's error blames: by default its peers, since an engine seldom
+// knows.
+inline shm::RankSet culprits_of(const std::exception& error, const shm::RankSet& peers) {
+  const auto* const lost = dynamic_cast<const PeerLost*>(&error);
+  return lost == nullptr ? peers : shm::RankSet(lost->ranks());
+}
 
 }  // namespace paceline::internode

@@ -339,7 +339,7 @@ Group::Exchange::Exchange(Group& group, const RankSet& peers, const Start& start
   try {
     transfer_ = start([this] { group_.region()->publish(done_, 1); });
   } catch (const std::exception& error) {
-    group_.fail_transfer(error.what(), peers_);
+    group_.fail_transfer(error, peers_);
   }
 }
 
@@ -350,13 +350,11 @@ void Group::Exchange::finish() {
     group_.region()->await(done_, 1, group_.local_.rank(), wait);
   }
   const auto transfer = std::move(transfer_);
-  std::string why;
   try {
-    return transfer->check();
+    transfer->check();
   } catch (const std::exception& error) {
-    why = error.what();
+    group_.fail_transfer(error, peers_);
   }
-  group_.fail_transfer(why, peers_);
 }
 
 void Group::exchange(const Messages& sends, const Messages& receives, std::uint32_t number) {
@@ -364,15 +362,15 @@ void Group::exchange(const Messages& sends, const Messages& receives, std::uint3
 }
 
 // An engine notices that a rank is lost, but not which, and before the leaders know.
-void Group::fail_transfer(const std::string& why, const RankSet& peers) {
+void Group::fail_transfer(const std::exception& error, const RankSet& peers) {
   const auto limit = base::Deadline::after(kCauseTime);
   while (!limit.expired()) {
     region()->check_peers({}, context());
     region()->listen(region()->rings());
   }
-  region()->fail({shm::FailureKind::peer_lost, peers,
+  region()->fail({shm::FailureKind::peer_lost, culprits_of(error, peers),
                   fmt::format("the exchange with {} failed in {}: {}",
-                              global_ranks_.describe_global(peers), describe_call(), why)},
+                              global_ranks_.describe_global(peers), describe_call(), error.what())},
                  context());
 }
 

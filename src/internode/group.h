@@ -117,7 +117,7 @@ class Group final : public shm::Collectives {
   // Compares the calls of all ranks.
   void agree(const OwnSplits* splits);
   void compare(const std::vector<std::string>& shares, bool uneven);
-  [[noreturn]] void fail_transfer(const std::string& why, const shm::RankSet& peers);
+  [[noreturn]] void fail_transfer(const std::exception& error, const shm::RankSet& peers);
   // The board's, once there is one.
   shm::AtomicRankSet& awaited() const { return board_.load()->awaited; }
   std::string describe_call() const;

@@ -58,6 +58,7 @@ class RemoteMessages::Request : public std::enable_shared_from_this<Request> {
   std::unique_ptr<Engine::Transfer> payload_transfer{};
   // What the engine said, and how long its cause may be unknown.
   std::string engine_error{};
+  shm::RankSet culprits{};
   std::optional<base::Deadline> cause_deadline{};
   bool transferred = false;  // one of two transfers of a send is complete
   bool ended = false;        // with or without an error
@@ -170,6 +171,7 @@ void RemoteMessages::advance(Request& request, bool is_payload) {
     (is_payload ? request.payload_transfer : request.header_transfer)->check();
   } catch (const std::exception& error) {
     request.engine_error = error.what();
+    request.culprits = culprits_of(error, peer_of(request));
     request.cause_deadline = base::Deadline::after(kCauseTime);
     return;
   }
@@ -184,11 +186,12 @@ void RemoteMessages::advance(Request& request, bool is_payload) {
   }
   const auto& [count, type, number] = request.header;
   if (count != message.count || type != static_cast<std::uint32_t>(message.type)) {
-    fail(request, shm::FailureKind::mismatch,
-         fmt::format("{} sent {} {} with tag {} to {}, which received {} {}",
-                     global_ranks_.describe({message.peer}), count,
-                     name(static_cast<shm::DataType>(type)), message.tag,
-                     global_ranks_.describe({rank_}), message.count, name(message.type)));
+    fail(request,
+         {shm::FailureKind::mismatch, peer_of(request),
+          fmt::format("{} sent {} {} with tag {} to {}, which received {} {}",
+                      global_ranks_.describe({message.peer}), count,
+                      name(static_cast<shm::DataType>(type)), message.tag,
+                      global_ranks_.describe({rank_}), message.count, name(message.type))});
   }
   request.ended = is_payload || !has_payload;
   if (!request.ended) request.payload_transfer = transfer(request, true);
@@ -207,15 +210,15 @@ void RemoteMessages::check(Request& request) {
     try {
       region_->check_peers({}, {request.sending ? "send" : "recv", 0});
       if (request.cause_deadline && request.cause_deadline->expired()) {
-        fail(request, shm::FailureKind::peer_lost,
-             fmt::format("{} failed: {}", describe(request), request.engine_error));
+        fail(request, {shm::FailureKind::peer_lost, request.culprits,
+                       fmt::format("{} failed: {}", describe(request), request.engine_error)});
       }
       if (!request.deadline.expired()) return;
-      fail(request, shm::FailureKind::timeout,
-           fmt::format("{} did not {} within the timeout of {} s: {}", describe_peer(request),
-                       request.sending ? "receive" : "send",
-                       static_cast<double>(request.deadline.budget().count()) / 1000,
-                       describe(request)));
+      fail(request, {shm::FailureKind::timeout, peer_of(request),
+                     fmt::format("{} did not {} within the timeout of {} s: {}",
+                                 describe_peer(request), request.sending ? "receive" : "send",
+                                 static_cast<double>(request.deadline.budget().count()) / 1000,
+                                 describe(request))});
     } catch (...) {
       error = std::current_exception();
     }
@@ -268,11 +271,14 @@ void RemoteMessages::close() {
   }
 }
 
-void RemoteMessages::fail(const Request& request, shm::FailureKind kind, std::string what) {
-  shm::RankSet ranks;
-  if (request.message.peer != Message::kAnyRank) ranks.insert(request.message.peer);
-  region_->fail({kind, global_ranks_.of(ranks), std::move(what)},
-                {request.sending ? "send" : "recv", 0});
+void RemoteMessages::fail(const Request& request, const shm::Failure& failure) {
+  region_->fail(failure, {request.sending ? "send" : "recv", 0});
+}
+
+// Global; none if it is not known.
+shm::RankSet RemoteMessages::peer_of(const Request& request) const {
+  if (request.message.peer == Message::kAnyRank) return {};
+  return global_ranks_.of(shm::RankSet{request.message.peer});
 }
 
 std::string RemoteMessages::describe_peer(const Request& request) const {

@@ -59,7 +59,8 @@ class RemoteMessages {
   void advance(Request& request, bool is_payload);
   static void end(Request& request, const std::exception_ptr& error);
   static void finish(Request& request, const std::exception_ptr& error);
-  [[noreturn]] void fail(const Request& request, shm::FailureKind kind, std::string what);
+  [[noreturn]] void fail(const Request& request, const shm::Failure& failure);
+  shm::RankSet peer_of(const Request& request) const;
   std::string describe(const Request& request) const;
   std::string describe_peer(const Request& request) const;
 

@@ -14,6 +14,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -272,11 +273,14 @@ void err_over_backend() {
   expect_error<paceline::Mismatch>(differ, 1, "all_reduce of 3 float32");  // from now on
   const auto late = group();
   const auto silent = group();
-  const auto monitored = [&] { paceline::monitored_barrier({.group = late}); };
+  const auto monitored = [&] {
+    const auto timeout = std::chrono::seconds(rank == 0 ? 1 : 20);
+    paceline::monitored_barrier({.group = late, .timeout = timeout});
+  };
   if (rank == 0) expect_error<paceline::Timeout>(monitored, 1, "failed to pass monitoredBarrier");
   paceline::barrier();
   if (rank != 0) expect_error<paceline::Timeout>(monitored, 1, "rank 1 did not pass it");
-  monitored();
+  paceline::monitored_barrier({.group = late, .timeout = std::chrono::seconds(20)});
   if (rank != 1) {
     expect_error<paceline::Timeout>([&] { paceline::barrier({.group = late}); }, 1, "rank 1 did");
     expect_error<paceline::Timeout>(
@@ -284,7 +288,7 @@ void err_over_backend() {
   }
   paceline::barrier();
   // Where a rank has given something up, it does not finalise MPI, which mpirun may call a failure.
-  std::puts("all were named");
+  std::printf("pid=%d rank %d: all were named\n", ::getpid(), rank);
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest
   const auto connections = static_cast<int>(devices.size());  // one of each device
   return std::make_unique<GlooEngine>(
       connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit),
-      request.store, connections);
+      request.store, request.store_server, connections);
 }
 
 const bool gloo_registered = distributed::register_backend(

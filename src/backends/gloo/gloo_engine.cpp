@@ -12,11 +12,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/deadline.h"
 #include "base/signals_blocked.h"
 #include "distributed/store_calls.h"
+#include "distributed/translate.h"
 
 namespace paceline::backends {
 namespace {
@@ -43,7 +45,7 @@ int piece_tag(std::uint32_t tag, std::size_t piece) {
 struct GlooEngine::State {
   std::function<void()> when_done;
   std::set<int> ranks{};             // at the other end
-  std::optional<int> connects_to{};  // the rank to which these are the first messages
+  std::optional<int> connects_to{};  // it is the handshake with this rank
   std::uint32_t tag = 0;
   std::vector<Message> unsent{};
   std::deque<Message> later{};  // receives that are not posted yet
@@ -84,7 +86,10 @@ class GlooEngine::Handle final : public Transfer {
     std::unique_lock lock(engine_.mutex_);
     if (state_->cancelled) return;
     state_->cancel();
-    if (std::erase(engine_.deferred_, state_) > 0) return;  // nothing knows its memory
+    if (std::erase(engine_.deferred_, state_) > 0) {  // nothing knows its memory
+      engine_.post_deferred();
+      return;
+    }
     state_->abandoned = std::move(memory);
     engine_.changed_.wait(lock, [&] { return state_->done; });
   }
@@ -98,7 +103,7 @@ GlooEngine::~GlooEngine() {
     const std::lock_guard lock(mutex_);
     stops_ = true;
     for (auto& [rank, peer] : peers_) {
-      if (!peer.over) peer.connecting->cancel();
+      if (!peer.handshake_ended) peer.handshake->cancel();
     }
   }
   changed_.notify_all();
@@ -126,6 +131,7 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::start(std::uint32_t tag
 
 std::unique_ptr<internode::Engine::Transfer> GlooEngine::launch(std::shared_ptr<State> state) {
   std::unique_lock lock(mutex_);
+  provide_thread();
   for (const int rank : state->ranks) connect_to(rank);
   if (is_ready(*state)) {
     note_lost(*state);
@@ -141,43 +147,50 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::launch(std::shared_ptr<
 
 // What follows up to post_deferred: with the lock.
 
+// For one more transfer.
+void GlooEngine::provide_thread() {
+  if (queue_.size() < idle_) return;
+  const base::SignalsBlocked blocked;
+  threads_.emplace_back([this] { run(); });
+  ++idle_;
+}
+
 void GlooEngine::enqueue(std::shared_ptr<State> state) {
-  if (queue_.size() == idle_) {
-    const base::SignalsBlocked blocked;
-    threads_.emplace_back([this] { run(); });
-    ++idle_;
+  try {
+    provide_thread();
+  } catch (const std::system_error&) {
+    // There is one, which takes it after others.
   }
   queue_.push_back(std::move(state));
   changed_.notify_all();
 }
 
 void GlooEngine::connect_to(int rank) {
-  const auto [peer, is_new] = peers_.try_emplace(rank);
-  if (!is_new) return;
+  if (peers_.contains(rank)) return;
   const auto when_done = [this, rank] {
     const std::lock_guard lock(mutex_);
-    peers_[rank].over = true;
+    peers_[rank].handshake_ended = true;
     post_deferred();
   };
-  peer->second.connecting =
-      std::make_shared<State>(State{.when_done = when_done, .connects_to = rank});
-  enqueue(peer->second.connecting);
+  auto handshake = std::make_shared<State>(State{.when_done = when_done, .connects_to = rank});
+  peers_[rank].handshake = handshake;
+  enqueue(std::move(handshake));
 }
 
 // Whether its ranks are connected, and nothing that was started before waits for one of them:
 // messages of a rank keep their order.
 bool GlooEngine::is_ready(const State& state) const {
   return std::ranges::all_of(state.ranks, [&](int rank) {
-    return peers_.at(rank).over && std::ranges::none_of(deferred_, [&](const auto& other) {
-             return other->ranks.contains(rank);
-           });
+    return peers_.at(rank).handshake_ended &&
+           std::ranges::none_of(deferred_,
+                                [&](const auto& other) { return other->ranks.contains(rank); });
   });
 }
 
 // A transfer fails with a rank to which this one could not connect.
 void GlooEngine::note_lost(State& state) const {
   for (const int rank : state.ranks) {
-    if (!state.error) state.error = peers_.at(rank).connecting->error;
+    if (!state.error) state.error = peers_.at(rank).handshake->error;
   }
 }
 
@@ -243,32 +256,41 @@ void GlooEngine::post(Pieces& posted, std::uint32_t tag, const Message& message,
   }
 }
 
-// Waits until the other rank connects to this one as well; false if the engine ends before.
+// Waits until the other rank wants to connect, too; false if the engine ends before. The second key
+// says that the rank has seen the first one just now: it will not let the backend wait.
 bool GlooEngine::meet(const State& state) {
-  const auto key = [](int from, int to) { return fmt::format("{} connects to {}", from, to); };
-  const int own = backend_->getRank();
-  const int other = *state.connects_to;
   struct Ends {};
+  const auto check = [&] {
+    const std::lock_guard lock(mutex_);
+    if (state.cancelled) throw Ends();
+  };
+  const auto meet_in_store = [store = store_, own = backend_->getRank(),
+                              other = *state.connects_to](const auto& cancelled) {
+    for (const char* const step : {"has a message for", "connects to"}) {
+      const auto key = [step](int from, int to) { return fmt::format("{} {} {}", from, step, to); };
+      store->set(key(own, other), std::vector<std::uint8_t>{1});
+      distributed::await_keys(*store, {key(other, own)}, [&] { return cancelled.load(); });
+      if (cancelled) break;
+    }
+    return true;
+  };
   try {
-    distributed::call_store(
-        base::Deadline::after(base::Deadline::kLongest),
-        [store = store_, mine = key(own, other), its = key(other, own)](const auto& cancelled) {
-          store->set(mine, std::vector<std::uint8_t>{1});
-          distributed::await_keys(*store, {its}, [&] { return cancelled.load(); });
-          return true;
-        },
-        [&] {
-          const std::lock_guard lock(mutex_);
-          if (state.cancelled) throw Ends();
-        });
+    try {
+      distributed::call_store(base::Deadline::after(base::Deadline::kLongest), meet_in_store,
+                              check);
+    } catch (const c10::DistNetworkError&) {
+      distributed::explain_lost_store(
+          "connecting two ranks: " + distributed::current_exception_text(), *store_, store_server_,
+          check);
+    }
   } catch (const Ends&) {
     return false;
   }
   return true;
 }
 
-// They are over before other messages have their tags.
-void GlooEngine::post_first_messages(State& state) {
+// It is over before other messages have its tags.
+void GlooEngine::post_handshake(State& state) {
   if (!meet(state)) return;
   const int rank = *state.connects_to;
   std::vector<at::Tensor> send{at::zeros({1}, at::kByte)};
@@ -340,7 +362,7 @@ void GlooEngine::wait(State& state) {
 
 void GlooEngine::perform(State& state) {
   try {
-    if (state.connects_to) post_first_messages(state);
+    if (state.connects_to) post_handshake(state);
     wait(state);
   } catch (...) {
     const std::lock_guard lock(mutex_);

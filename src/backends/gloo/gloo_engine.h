@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,21 +22,26 @@ namespace paceline::backends {
 // Transfers as sends and receives of a c10d::Backend. Its works do not say when they are complete,
 // so threads wait for them, one for each transfer under way.
 //
-// The backend connects two ranks at their first message, and waits there, for seconds only and come
-// what may, until the other rank has one too. So they first meet in the store, and then exchange
-// first messages of the engine's own. Transfers with a rank that is not connected wait meanwhile.
+// The backend connects two ranks at their first message. It waits there for the other rank, cannot
+// be interrupted, and fails after some seconds. So two ranks of an engine first meet in the store,
+// and then exchange a handshake. Transfers between them wait meanwhile.
 //
 // A large message is sent in pieces, with tags of their own: a backend with several connections,
 // such as Gloo with several devices, takes the next one for each tag.
 class GlooEngine final : public internode::Engine {
  public:
-  // The keys of `store` are the engine's own. `connections`: of the backend to a rank.
+  // `store`: in which the ranks of the backend meet; `store_server`: see BackendRequest.
+  // `connections`: of the backend to a rank.
   GlooEngine(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store,
-             int connections)
-      : backend_(std::move(backend)), store_(std::move(store)), connections_(connections) {}
+             std::optional<int> store_server, int connections)
+      : backend_(std::move(backend)),
+        store_(std::move(store)),
+        store_server_(store_server),
+        connections_(connections) {}
   GlooEngine(const GlooEngine&) = delete;
   GlooEngine& operator=(const GlooEngine&) = delete;
-  // Ends abandoned transfers.
+  // Ends abandoned transfers. If a rank dies in the moment between the meeting and the handshake,
+  // this waits until the backend gives up connecting to it.
   ~GlooEngine() override;
 
   std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
@@ -55,21 +61,22 @@ class GlooEngine final : public internode::Engine {
 
   // A rank to which this one connects, or is connected.
   struct Peer {
-    std::shared_ptr<State> connecting;  // the transfer of the first messages
-    bool over = false;                  // has it ended, with or without an error?
+    std::shared_ptr<State> handshake;
+    bool handshake_ended = false;  // with or without an error
   };
 
   std::deque<Message> order_of(const std::vector<Message>& receives) const;
   std::unique_ptr<Transfer> launch(std::shared_ptr<State> state);
   void connect_to(int rank);
   bool meet(const State& state);
-  void post_first_messages(State& state);
+  void post_handshake(State& state);
   bool is_ready(const State& state) const;
   void note_lost(State& state) const;
   void post_deferred();
   void post_all(State& state);
   void post_receives(State& state);
   void post(Pieces& posted, std::uint32_t tag, const Message& message, bool sends);
+  void provide_thread();
   void enqueue(std::shared_ptr<State> state);
   void run();
   void perform(State& state);
@@ -78,6 +85,7 @@ class GlooEngine final : public internode::Engine {
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
+  std::optional<int> store_server_;
   int connections_;
   shm::OwningProcess process_;
   std::mutex mutex_;  // guards what follows, and the states

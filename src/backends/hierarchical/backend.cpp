@@ -8,7 +8,9 @@
 
 #include <paceline/error.h>
 
+#include "distributed/store_calls.h"
 #include "distributed/store_exchange.h"
+#include "distributed/translate.h"
 #include "internode/bucket_level.h"
 #include "internode/connect_leaders.h"
 
@@ -59,7 +61,12 @@ std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
                         .host = request.host,
                         .mpi = request.mpi};
   if (options.engine == "gloo") engine.options = options.gloo;
-  return kind.make_engine(engine);
+  try {
+    return kind.make_engine(engine);
+  } catch (const c10::DistNetworkError&) {
+    distributed::explain_lost_store("making an engine: " + distributed::current_exception_text(),
+                                    *request.store, request.store_server, request.check_peers);
+  }
 }
 
 BackendRequest leaders_of(const BackendRequest& request, const internode::NodeMap& map) {

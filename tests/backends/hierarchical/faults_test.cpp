@@ -172,6 +172,13 @@ TEST_P(LateAcrossMachines, ALateRankIsNamedOnAllMachines) {
   }
 }
 
+// Rank 0 ends with its error, and the store with it.
+TEST_P(LateAcrossMachines, ALateRankIsNamedByAMonitoredBarrier) {
+  const Machines machines(2);
+  auto ranks = start(machines, {2, 2}, "monitored", 3);
+  for (const std::size_t rank : {0, 2, 3}) expect(ranks[rank], StartsWith("Timeout ranks=[1] "));
+}
+
 INSTANTIATE_TEST_SUITE_P(, LateAcrossMachines, ::testing::Values("late"),
                          [](const auto& one) { return one.param; });
 

@@ -2,8 +2,9 @@
 //
 //   survivor WORK [SECONDS]    all_reduce, messages, new_group, ddp; late: rank 1 hangs after some
 //                              calls; unsent: ranks wait for messages between ranks 1 and 2;
-//                              first: rank 1 takes its first messages 11 s late; or never: it hangs
-//                              before that. The group's timeout is 1000 s, or as given.
+//                              first: rank 1 takes its first messages 12 s late; never: it hangs
+//                              before that; or monitored: rank 1 does not come to the barrier. The
+//                              group's timeout is 1000 s, or as given.
 //
 // Prints "ready PID" once it works, and at the end the error's type, its ranks and its text.
 #include <fmt/format.h>
@@ -53,10 +54,10 @@ void make_group() {
 }
 
 // By rank 1, of all others.
-void take_first_messages(std::chrono::seconds late) {
+void take_first_messages() {
   auto tensor = torch::ones({10});
   if (paceline::get_rank() != 1) return paceline::send(tensor, 1);
-  std::this_thread::sleep_for(late);
+  std::this_thread::sleep_for(12s);
   for (int rank = 0; rank < paceline::get_world_size(); ++rank) {
     if (rank != 1) paceline::recv(tensor, {.src = rank});
   }
@@ -97,11 +98,22 @@ std::function<void()> work_of(const std::string& name) {
       paceline::recv(got, {.src = paceline::get_rank() == 2 ? 1 : 2});
     };
   }
-  if (name == "first") return [] { take_first_messages(11s); };
+  if (name == "first") return take_first_messages;
   if (name == "never") {
+    return [sending = std::make_shared<paceline::Work>(), is_first = true]() mutable {
+      if (!std::exchange(is_first, false)) {
+        if (paceline::get_rank() == 1) std::this_thread::sleep_for(1h);
+        return sending->wait();
+      }
+      paceline::barrier();
+      if (paceline::get_rank() != 1) *sending = paceline::send_async(torch::ones({10}), 1);
+    };
+  }
+  if (name == "monitored") {
     return [is_first = true]() mutable {
       if (std::exchange(is_first, false)) return paceline::barrier();
-      take_first_messages(1h);
+      if (paceline::get_rank() == 1) std::this_thread::sleep_for(1h);
+      paceline::monitored_barrier();
     };
   }
   throw std::invalid_argument(name);
