@@ -117,8 +117,8 @@ std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::st
 
 // As torchrun names a job: where other launchers could join it, always the same.
 std::string default_run_id(const RunFlags& flags) {
-  const bool has_rendezvous =
-      flags.master_port || !flags.rdzv_endpoint.empty() || flags.rdzv_backend != kStaticBackend;
+  const bool has_rendezvous = flags.nnodes != RunFlags().nnodes || flags.master_port ||
+                              !flags.rdzv_endpoint.empty() || flags.rdzv_backend != kStaticBackend;
   return has_rendezvous && !flags.standalone ? kUnnamedJob : launch::random_run_id();
 }
 

@@ -1,5 +1,6 @@
 #include "internode/bucket_level.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +15,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <regex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +26,8 @@
 #include "internode/nodes_of_threads.h"
 #include "shm/buckets/bucket_reducer.h"
 #include "support/elements.h"
+#include "support/eventually.h"
+#include "support/log_lines.h"
 
 namespace paceline::internode {
 namespace {
@@ -207,6 +211,42 @@ TEST(BucketLevelErrors, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
       EXPECT_EQ(errors[static_cast<std::size_t>(rank)] == nullptr, rank == late);
     }
   }
+}
+
+TEST(BucketLevelErrors, TheLogNamesTheRankThatIsLateOnAnotherNode) {
+  constexpr int kLate = 2;
+  const test::LogLines log(std::chrono::milliseconds(1500));
+  const std::string waiting = fmt::format("^ranks? ({}|{}) .*waited .* for",
+                                          test::global_rank_of(0), test::global_rank_of(1));
+  const auto reports = [&] {
+    std::vector<std::string> lines = log.all();
+    std::erase_if(lines, [&](const std::string& line) {
+      return !std::regex_search(line, std::regex(waiting));
+    });
+    return lines;
+  };
+  EngineNetwork network;
+  EngineNetwork buckets;
+  run_on_nodes(
+      {0, 0, 1, 1}, network,
+      [&](Group& group) {
+        BucketReducer reducer(group.local(), kBuckets, name_of,
+                              {.between_nodes = make_level(group, buckets)});
+        reducer.begin_step({.forwards = 1});
+        for (std::size_t bucket = 0; bucket < kBuckets.size(); ++bucket) {
+          if (group.rank() == kLate && bucket == 3) {
+            EXPECT_TRUE(test::eventually([&] { return !reports().empty(); }));
+          }
+          fill(reducer, bucket, group.rank(), 1);
+          reducer.publish(bucket);
+          reducer.try_progress();
+        }
+        reducer.finish();
+      },
+      std::chrono::seconds(60));
+  // Whether the other node has said which of its ranks is late, or not yet.
+  const std::string named = fmt::format("{} ranks? {}", waiting, test::global_rank_of(kLate));
+  EXPECT_THAT(reports(), ::testing::Each(::testing::ContainsRegex(named)));
 }
 
 // The engine notices it first, and the leaders cannot say why.

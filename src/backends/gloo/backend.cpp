@@ -1,4 +1,6 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <net/if.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <chrono>
@@ -27,10 +29,26 @@ constexpr std::chrono::seconds kConnectLimit{2};
 using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
 using c10d::ProcessGroupGloo;
 
+std::vector<std::string> interfaces_here() {
+  std::vector<std::string> names;
+  struct if_nameindex* const all = ::if_nameindex();
+  for (auto* one = all; one != nullptr && one->if_index != 0; ++one)
+    names.emplace_back(one->if_name);
+  if (all != nullptr) ::if_freenameindex(all);
+  return names;
+}
+
 Devices devices_of_interfaces(const std::vector<std::string>& names, bool lazy) {
   Devices devices;
   for (const std::string& name : names) {
-    devices.push_back(ProcessGroupGloo::createDeviceForInterface(name, lazy));
+    try {
+      devices.push_back(ProcessGroupGloo::createDeviceForInterface(name, lazy));
+    } catch (const std::exception&) {
+      throw UsageError(
+          fmt::format("GlooOptions::interfaces or GLOO_SOCKET_IFNAME: this machine has no "
+                      "interface '{}' with an address; its interfaces are {}",
+                      name, fmt::join(interfaces_here(), ", ")));
+    }
   }
   return devices;
 }

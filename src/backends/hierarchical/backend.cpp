@@ -44,10 +44,13 @@ BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ra
 std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
                                                   const paceline::PacelineOptions& options,
                                                   const std::string& purpose) {
-  const auto& kind = distributed::find_backend(options.engine);
-  if (!kind.make_engine) {
+  const bool known = distributed::is_backend_available(options.engine);
+  const distributed::BackendKind* const kind =
+      known ? &distributed::find_backend(options.engine) : nullptr;
+  if (kind == nullptr || !kind->make_engine) {
     throw UsageError(fmt::format(
-        "PacelineOptions::engine: the backend {} cannot carry data between nodes; use gloo or mpi",
+        "PacelineOptions::engine '{}': in this build, it does not carry data between nodes; use "
+        "gloo or mpi",
         options.engine));
   }
   BackendRequest engine{.store = c10::make_intrusive<c10d::PrefixStore>(purpose, request.store),
@@ -62,7 +65,7 @@ std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
                         .mpi = request.mpi};
   if (options.engine == "gloo") engine.options = options.gloo;
   try {
-    return kind.make_engine(engine);
+    return kind->make_engine(engine);
   } catch (const c10::DistNetworkError&) {
     distributed::explain_lost_store("making an engine: " + distributed::current_exception_text(),
                                     *request.store, request.store_server, request.check_peers);

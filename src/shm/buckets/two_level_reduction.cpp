@@ -319,12 +319,11 @@ bool TwoLevelReduction::may_learn_more() {
 
 RankSet TwoLevelReduction::missing_on_other_nodes() const {
   RankSet ranks;
-  for (int rank = 0; overdue_ && rank < blocks_.size(); ++rank) {
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
     const auto checks = blocks_.checks(rank).load(std::memory_order_acquire);
     // A rank that hangs does not check, and its `missing` stays as it was.
-    if (checks != overdue_->checks[static_cast<std::size_t>(rank)]) {
-      ranks |= blocks_.missing_of(rank);
-    }
+    const bool hangs = overdue_ && checks == overdue_->checks[static_cast<std::size_t>(rank)];
+    if (!hangs) ranks |= blocks_.missing_of(rank);
   }
   return ranks - RankSet(blocks_.region().global_ranks().of(RankSet::all(blocks_.size())));
 }

@@ -85,12 +85,25 @@ TEST(GlooOptions, AreRefusedIfTheyCannotWork) {
     const auto refuses = [](const BackendOptions& options, const std::string& reason) {
       EXPECT_THAT([&] { over_gloo(options); }, ThrowsMessage<Error>(HasSubstr(reason)));
     };
+    const std::string no_such_interface = "no interface 'no-such-one' with an address; its";
     refuses(PacelineOptions{}, "its backend is gloo");
     refuses(GlooOptions{.threads = 0}, "at least one is needed");
     refuses(GlooOptions{.interfaces = {"lo"}, .hostnames = {"localhost"}}, "either interfaces or");
-    refuses(GlooOptions{.interfaces = {"no-such-one"}}, "no-such-one");
+    refuses(GlooOptions{.interfaces = {"no-such-one"}}, no_such_interface);
     refuses(GlooOptions{.hostnames = {"no-such-host.invalid"}}, "no-such-host.invalid");
   });
+}
+
+TEST(GlooOptions, AreOfAnEngineThatExists) {
+  const auto ends =
+      test::run_torch_ranks(2, test::kAcrossNodes, [](const test::RankContext& context) {
+        InitOptions init = context.init;
+        init.backend_options = PacelineOptions{.engine = "infiniband"};
+        EXPECT_THAT([&] { std::ignore = init_process_group(init); },
+                    ThrowsMessage<UsageError>(HasSubstr("PacelineOptions::engine 'infiniband'")));
+        return std::string();
+      });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
 }
 
 TEST(GlooOptions, ReachTheEngineBetweenNodes) {
