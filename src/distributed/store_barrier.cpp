@@ -5,7 +5,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <atomic>
+#include <chrono>
+#include <exception>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -36,11 +39,13 @@ struct StoreBarrierRound {
   std::uint64_t passed;  // the last one before it that all ranks passed; on rank 0
   base::Deadline deadline;
   bool wait_all_ranks;
+  // Whether this rank knows the verdict.
+  std::shared_ptr<std::atomic<bool>> decided = std::make_shared<std::atomic<bool>>(false);
 
   // The group ranks that are missing. What it returns once `cancelled` says nothing.
-  shm::RankSet operator()(const std::atomic<bool>& cancelled) const {
+  std::vector<int> operator()(const std::atomic<bool>& cancelled) const {
     const auto is_over = [&] { return cancelled || deadline.expired(); };
-    return rank == 0 ? collect(is_over) : arrive(is_over);
+    return (rank == 0 ? collect(is_over) : arrive(is_over)).list();
   }
 
  private:
@@ -68,6 +73,7 @@ struct StoreBarrierRound {
     if (!missing.empty() && !deadline.expired()) return missing;  // cancelled
     store->set(kVerdictKey, fmt::format("{} {} {}", number, missing.empty() ? number : passed,
                                         fmt::join(missing.list(), " ")));
+    *decided = true;
     const auto soon = base::Deadline::after(kFarewell);
     for (int peer = 1; peer < size; ++peer) {
       if (missing.contains(peer) || !has_reached(arrival(peer))) continue;
@@ -80,9 +86,10 @@ struct StoreBarrierRound {
   shm::RankSet arrive(Over is_over) const {
     reach(arrival(rank));
     const bool heard = poll_until([&] { return has_reached(kVerdictKey); }, is_over);
-    reach(departure(rank));
+    const auto verdict = heard ? read(kVerdictKey) : std::vector<std::uint64_t>();
+    *decided = heard;
+    if (heard || deadline.expired()) reach(departure(rank));  // else it is cancelled
     if (!heard) return {0};
-    const auto verdict = read(kVerdictKey);
     shm::RankSet missing;
     if (verdict.size() < 2 || verdict[1] >= number) return missing;
     for (std::size_t at = 2; at < verdict.size(); ++at) {
@@ -91,6 +98,18 @@ struct StoreBarrierRound {
     return missing;
   }
 };
+
+// What the round has found already, if it has a verdict.
+std::optional<std::vector<int>> look_again(StoreBarrierRound round) {
+  if (round.rank == 0) return std::nullopt;
+  round.deadline = base::Deadline::after(std::chrono::milliseconds(0));
+  try {
+    auto found = call_store(base::Deadline::after(std::chrono::seconds(1)), round);
+    return *round.decided ? found : std::nullopt;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
 
 }  // namespace
 
@@ -107,23 +126,30 @@ void StoreBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks,
   // The others hear rank 0's verdict a little later.
   const auto deadline = base::Deadline::after(rank_ == 0 ? limit : limit + shm::kVerdict);
   const StoreBarrierRound round{store_, rank_, size_, ++round_, passed_, deadline, wait_all_ranks};
-  std::optional<shm::RankSet> missing;
+  std::optional<std::vector<int>> found;
   try {
-    missing = call_store(base::Deadline::after(deadline.budget() + kFarewell), round, check_peers);
+    found = call_store(base::Deadline::after(deadline.budget() + kFarewell), round, [&] {
+      if (!*round.decided) check_peers();
+    });
+  } catch (const PeerError&) {
+    // A rank that heard the verdict before may have ended with it.
+    found = look_again(round);
+    if (!found) throw;
   } catch (const c10::DistNetworkError&) {
     explain_lost_store("monitored_barrier: " + current_exception_text(), *store_, store_server_,
                        check_peers, {"monitored_barrier", round_});
   }
-  if (!missing) {
+  if (!found) {
     throw Timeout(fmt::format("monitored_barrier: {} does not answer", describe_store(*store_)), {},
                   "monitored_barrier", round_);
   }
-  if (missing->empty()) {
+  const shm::RankSet missing = ranks_.of(shm::RankSet(*found));
+  if (missing.empty()) {
     passed_ = round_;
   } else if (rank_ == 0) {
-    shm::throw_not_arrived(ranks_.of(0), ranks_.of(*missing), timeout, wait_all_ranks, round_);
+    shm::throw_not_arrived(ranks_.of(0), missing, timeout, wait_all_ranks, round_);
   } else {
-    shm::throw_not_passed(ranks_.of(rank_), ranks_.of(0), ranks_.of(*missing), round_);
+    shm::throw_not_passed(ranks_.of(rank_), ranks_.of(0), missing, round_);
   }
 }
 
