@@ -418,7 +418,9 @@ TEST_P(ZeroCopyNodes, GradientsSurviveALostRank) {
     });
     model.module()->zero_grad();
     EXPECT_THROW(loss_of(model(input_of(context.rank, 1))).backward(), PeerLost);
-    EXPECT_FALSE(is_shared(model.module()->last->weight.grad()));
+    const torch::Tensor gradient = model.module()->last->weight.grad();
+    // A rank that is late learns of the loss before it has one.
+    EXPECT_FALSE(gradient.defined() && is_shared(gradient));
     return std::string();
   });
   for (const std::size_t other : {0, 2}) {
