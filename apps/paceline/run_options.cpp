@@ -117,8 +117,8 @@ std::vector<std::string> make_command(const RunFlags& flags, std::vector<std::st
 
 // As torchrun names a job: where other launchers could join it, always the same.
 std::string default_run_id(const RunFlags& flags) {
-  const bool has_rendezvous = flags.nnodes != RunFlags().nnodes || flags.master_port ||
-                              !flags.rdzv_endpoint.empty() || flags.rdzv_backend != kStaticBackend;
+  const bool has_rendezvous =
+      flags.master_port || !flags.rdzv_endpoint.empty() || flags.rdzv_backend != kStaticBackend;
   return has_rendezvous && !flags.standalone ? kUnnamedJob : launch::random_run_id();
 }
 
@@ -171,6 +171,10 @@ void add_unneeded(const RunFlags& flags, std::vector<std::string>& without_effec
 
 RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::string> command) {
   launch::JobSpec job = make_spec(flags, cores);
+  std::vector<std::string> without_effect;
+  add_unneeded(flags, without_effect);
+  auto nodes = make_session_options(flags, job, without_effect);
+  if (nodes) job.run_id = nodes->rules.job;  // which its logs have, too
   OutputOptions output = make_output_options(flags, job);
   job.destinations = output.destinations;
   RunOptions options{.job = std::move(job),
@@ -179,9 +183,7 @@ RunOptions make_options(const RunFlags& flags, int cores, std::vector<std::strin
                      .numa_binding = parse_numa_binding(flags),
                      .output = std::move(output),
                      .signals = signals_to_pass_on(flags.signals)};
-  std::vector<std::string> without_effect;
-  add_unneeded(flags, without_effect);
-  options.nodes = make_session_options(flags, options.job, without_effect);
+  options.nodes = std::move(nodes);
   const auto& absent = options.output.without_effect;
   without_effect.insert(without_effect.end(), absent.begin(), absent.end());
   options.notice = describe_without_effect(without_effect);
