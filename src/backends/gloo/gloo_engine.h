@@ -41,7 +41,7 @@ class GlooEngine final : public internode::Engine {
   GlooEngine(const GlooEngine&) = delete;
   GlooEngine& operator=(const GlooEngine&) = delete;
   // Ends abandoned transfers. If a rank dies in the moment between the meeting and the handshake,
-  // this waits until the backend gives up connecting to it.
+  // this waits for the backend's time limit to connect.
   ~GlooEngine() override;
 
   std::unique_ptr<Transfer> connect(const std::vector<int>& ranks,
