@@ -46,14 +46,15 @@ class PythonBackend final : public backends::PacelineBackend {
 
 c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                          std::chrono::milliseconds timeout, std::string group_name,
-                                         std::vector<int> world_ranks, std::size_t staging_bytes,
+                                         std::vector<int> world_ranks,
+                                         const backends::PacelineOptions& options,
                                          bool reconfigurable) {
   distributed::BackendRequest request{.store = std::move(store),
                                       .rank = rank,
                                       .size = size,
                                       .timeout = timeout,
                                       .group_name = std::move(group_name),
-                                      .options = paceline::PacelineOptions{staging_bytes},
+                                      .options = options.for_request(),
                                       .members = std::move(world_ranks)};
   if (reconfigurable) {
     return c10::make_intrusive<backends::ReconfigurableBackend>(
@@ -77,7 +78,7 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("create", &paceline::python::create, py::arg("store"), py::arg("rank"),
              py::arg("size"), py::arg("timeout"), py::arg("group_name"), py::arg("world_ranks"),
-             py::arg("staging_bytes"), py::arg("reconfigurable"),
+             py::arg("options"), py::arg("reconfigurable"),
              py::call_guard<py::gil_scoped_release>(),
              "Makes the backend of one group. Every rank of the group calls it; torch.distributed "
              "does so.");
@@ -87,9 +88,13 @@ PYBIND11_MODULE(_C, module) {
       module, "Options",
       "Options of a group: the argument pg_options of init_process_group and new_group.")
       .def(py::init<>())
+      .def_readwrite("staging_bytes", &PacelineOptions::staging_bytes,
+                     "The size in bytes of the staging buffers of all ranks of the group together.")
       .def_readwrite(
-          "staging_bytes", &PacelineOptions::staging_bytes,
-          "The size in bytes of the staging buffers of all ranks of the group together.");
+          "single_copy_bytes", &PacelineOptions::single_copy_bytes,
+          "In a scatter or an all_to_all, a rank with a part of this many bytes or more has its "
+          "parts read from the memory of its process, if the system allows it. None: 4 "
+          "MiB if the group has at least 3 ranks and a core for each, else never.");
   paceline::python::bind_ddp(module);
   paceline::python::log_to_python();
   paceline::distributed::register_debug_handlers();

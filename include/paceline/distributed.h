@@ -44,12 +44,18 @@ struct GlooOptions {
   std::optional<bool> lazy_init{};
 };
 
-/// Options of the backend "paceline". Every rank must give the same.
+/// Options of the backend "paceline". Every rank must give the same, unless said otherwise.
 struct PacelineOptions {
   /// The limit for the staging buffers of all ranks together, in bytes. Unset: 64 MiB. Each rank
   /// has two buffers, each of at least 4 KiB and at most 1 MiB. Tensors in unregistered memory
   /// pass through these buffers.
   std::optional<std::size_t> staging_bytes{};
+  /// In a scatter or an all_to_all, if a rank's largest part in unregistered memory has this many
+  /// bytes or more, the others read its parts from the memory of its process, in one copy, with
+  /// process_vm_readv(2), instead of through these buffers. Unset: 4 MiB if the group has at least
+  /// 3 ranks and a core for each, else never. If the system forbids it, parts pass through the
+  /// buffers. Ranks may give different values.
+  std::optional<std::size_t> single_copy_bytes{};
   /// What carries data between nodes, if the ranks run on several: "gloo"; or "mpi", in a program
   /// that mpirun or the like has started, and whose MPI any thread may call.
   std::string engine = "gloo";

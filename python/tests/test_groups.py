@@ -50,16 +50,21 @@ def split() -> list[Any]:
     return result
 
 
-def group_with_options(staging_bytes: int) -> tuple[int, int, torch.Tensor]:
+def group_with_options(staging_bytes: int) -> tuple[list[tuple[int, int]], torch.Tensor, torch.Tensor]:
     import paceline
 
     options = paceline.Options()
     options.staging_bytes = staging_bytes
+    options.single_copy_bytes = 1 << 16
     group = dist.new_group(pg_options=options)
     tensor = torch.arange(1_000_000.0)
     dist.all_reduce(tensor, group=group)
     child = dist.split_group(group, split_ranks=[list(range(dist.get_world_size()))])
-    return backend_of(group).options.staging_bytes, backend_of(child).options.staging_bytes, tensor
+    part = torch.zeros(100_000)
+    parts = [torch.full_like(part, to) for to in range(dist.get_world_size())]
+    dist.scatter(part, parts if dist.get_rank() == 0 else None, group=child)
+    of_groups = [backend_of(one).options for one in (group, child)]
+    return [(one.staging_bytes, one.single_copy_bytes) for one in of_groups], tensor, part
 
 
 def reduce_in_allocated_memory() -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,9 +104,11 @@ class Groups(ranks.Case):
 
     def test_options(self) -> None:
         for staging_bytes in (1 << 20, 1 << 24):
-            for of_group, of_split, tensor in ranks.run(group_with_options, "paceline", 3, staging_bytes):
-                self.assertEqual((of_group, of_split), (staging_bytes, staging_bytes))
+            results = ranks.run(group_with_options, "paceline", 3, staging_bytes)
+            for rank, (options, tensor, part) in enumerate(results):
+                self.assertEqual(options, [(staging_bytes, 1 << 16)] * 2)
                 self.assert_same(tensor, torch.arange(1_000_000.0) * 3)
+                self.assert_same(part, torch.full((100_000,), float(rank)))
 
     def test_memory_that_the_backend_allocates(self) -> None:
         for size in ranks.SIZES:

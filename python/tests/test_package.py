@@ -32,6 +32,7 @@ import paceline
 
 options = paceline.Options()
 options.staging_bytes = 1 << 20
+options.single_copy_bytes = None
 dist.init_process_group("paceline", pg_options=options)
 version: str = paceline.__version__
 try:
@@ -69,7 +70,7 @@ class Package(unittest.TestCase):
         for name in paceline.__all__:
             if name != "__version__":
                 self.assertTrue(inspect.getdoc(getattr(paceline, name)), name)
-        for thing in (paceline, _C, _C.create, paceline.Options.staging_bytes):
+        for thing in (paceline, _C, _C.create, paceline.Options.staging_bytes, paceline.Options.single_copy_bytes):
             self.assertTrue(inspect.getdoc(thing), thing)
 
     def test_errors_survive_pickle(self) -> None:

@@ -55,6 +55,7 @@ Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank
       options_(options),
       memory_(std::make_unique<RegionMemory>(std::move(mapping), layout(size, options), rank)),
       peers_(*memory_, std::move(membership), rank),
+      cross_memory_(*memory_, peers_.membership(), rank),
       threads_(*memory_, rank),
       depart_at_exit_([this] { depart(); }) {
   memory_->group_block().cores.add(base::affinity(), base::core_quota());

@@ -11,6 +11,7 @@
 #include "shm/collectives/calling_threads.h"
 #include "shm/membership/at_exit.h"
 #include "shm/membership/bootstrap.h"
+#include "shm/membership/cross_memory_reader.h"
 #include "shm/membership/failure.h"
 #include "shm/membership/liveness.h"
 #include "shm/memory/region_memory.h"
@@ -28,6 +29,10 @@ struct RegionOptions {
   // What each rank can allocate; a page uses memory only once it is touched. 0: as much as the
   // machine has.
   std::size_t arena_bytes = 0;
+  // From which size of its largest part on the unregistered parts of a rank in a scatter or an
+  // all_to_all are read from the memory of its process, if the system allows it. Unset: where that
+  // is faster.
+  std::optional<std::size_t> single_copy_bytes{};
 };
 
 // What the ranks of one group on one machine share: memory, liveness of the peers, the group's
@@ -67,6 +72,7 @@ class Region {
 
   RegionMemory& memory() const { return *memory_; }
   const Liveness& peers() const { return peers_; }
+  const CrossMemoryReader& cross_memory() const { return cross_memory_; }
   CallingThreads& threads() { return threads_; }
 
   // Memory of this rank; throws the group's failure, or Error, if there is no room.
@@ -100,8 +106,8 @@ class Region {
   [[noreturn]] void fail_lost(int peer, const std::string& where, const OpContext& op);
   // Whether this rank is to report that a rank is late: no other rank has done so after `since`.
   bool claim_report(int late, std::chrono::steady_clock::time_point since);
-  // Tells ranks that wait for this one that a thread of it waits for a message of `peer`, until it
-  // does not. Of several threads, the last one counts.
+  // Tells ranks that wait for this one that a thread of it waits for a message to or from `peer`,
+  // until it does not. Of several threads, the last one counts.
   void begin_awaiting(int peer);
   void end_awaiting(int peer);
   std::optional<int> awaited_by(int rank) const;
@@ -132,6 +138,7 @@ class Region {
   RegionOptions options_;
   std::unique_ptr<RegionMemory> memory_;
   Liveness peers_;
+  CrossMemoryReader cross_memory_;
   CallingThreads threads_;
   OwningProcess process_;
   std::atomic<bool> departed_ = false;

@@ -103,7 +103,8 @@ void run_program(int rank, int size, BootstrapSockets sockets,
                                      {.name = "test",
                                       .timeout = timeout,
                                       .staging_bytes = std::size_t{128} << 10,
-                                      .arena_bytes = std::size_t{8} << 20});
+                                      .arena_bytes = std::size_t{8} << 20,
+                                      .single_copy_bytes = std::size_t{64} << 10});
   prepare(*region);
   Group group(region);
   Mailbox mailbox(region);
@@ -122,6 +123,10 @@ void run_program(int rank, int size, BootstrapSockets sockets,
     outputs.push_back({&others[r * part], part});
   }
   group.all_to_all(inputs, outputs, DataType::float32);
+  Floats whole(data.size());  // of more than single_copy_bytes
+  const std::vector<Input> to_each(static_cast<std::size_t>(size), {data.data(), data.size()});
+  group.scatter(to_each, {whole.data(), whole.size()}, DataType::float32, size - 1);
+  EXPECT_TRUE(whole == data);
   train(group);
   exchange_messages(mailbox, rank, size, 10);
   exchange_messages(mailbox, rank, size, 400'000);  // more than are under way at once

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <exception>
 #include <functional>
@@ -38,6 +39,7 @@ class ThreadRegions {
   std::shared_ptr<shm::Region> enter(int rank) const {
     shm::Membership unwatched;
     unwatched.peers.resize(static_cast<std::size_t>(size_));
+    for (shm::Peer& peer : unwatched.peers) peer.pid = ::getpid();
     return std::make_shared<shm::Region>(mapping_, std::move(unwatched), rank, size_, options_);
   }
 

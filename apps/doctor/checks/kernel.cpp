@@ -41,7 +41,6 @@ Check check_feature(const Feature& feature, const KernelFacts& facts) {
   return check;
 }
 
-// Only MPI libraries and Paceline's benchmarks use it today.
 Check check_single_copy(const KernelFacts& facts) {
   Check check{.name = "single_copy",
               .values = {{"works", facts.single_copy.empty()}, {"ptrace_scope", nullptr}}};
@@ -50,7 +49,7 @@ Check check_single_copy(const KernelFacts& facts) {
   check.status = Status::note;
   const bool is_yama = facts.ptrace_scope.value_or(0) > 0;
   check.text = fmt::format(
-      "{}{}; Paceline does not need it, MPI libraries copy twice without it", facts.single_copy,
+      "{}{}; scatter and all_to_all then copy large tensors twice", facts.single_copy,
       is_yama ? fmt::format(" (kernel.yama.ptrace_scope is {})", *facts.ptrace_scope) : "");
   return check;
 }

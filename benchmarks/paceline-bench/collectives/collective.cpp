@@ -5,6 +5,7 @@
 #include <paceline/collectives.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -96,6 +97,15 @@ Result measure_collective(const std::string& name, const OtherGroups& others,
                           const Options& options, std::int64_t bytes, const RoundPlan& plan) {
   std::vector<Contender> contenders{contender("paceline", "registered", name, {}, bytes),
                                     contender("paceline", "unregistered", name, {}, bytes)};
+  if (options.nodes == 1 && (name == "scatter" || name == "all_to_all")) {
+    const auto with = [&](const char* variant, std::size_t single_copy_bytes) {
+      const PacelineOptions copies{.single_copy_bytes = single_copy_bytes};
+      const ProcessGroup group = new_group({}, {.backend_options = copies});
+      contenders.push_back(contender("paceline", variant, name, group, bytes));
+    };
+    with("one copy", 1);
+    with("two copies", std::numeric_limits<std::size_t>::max());
+  }
   for (const auto& [backend, group] : others) {
     contenders.push_back(contender(backend, "", name, group, bytes));
   }

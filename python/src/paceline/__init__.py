@@ -46,8 +46,7 @@ def _create(options: _c10d._DistributedBackendOptions,
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,
         world_ranks=list(options.global_ranks_in_group),
-        staging_bytes=backend_options.staging_bytes,
-        reconfigurable=options.enable_reconfigure)
+        options=backend_options, reconfigurable=options.enable_reconfigure)
     if not torch.cuda.is_available():  # otherwise these would apply to NCCL, too
         _set_up_torch()
     return backend

@@ -34,12 +34,23 @@ const bool paceline_registered = distributed::register_backend(
 
 }  // namespace
 
+void PacelineOptions::set(const shm::RegionOptions& options) {
+  group_name = options.name;
+  staging_bytes = options.staging_bytes;
+  single_copy_bytes = options.single_copy_bytes;
+}
+
+paceline::PacelineOptions PacelineOptions::for_request() const {
+  return {.staging_bytes = staging_bytes, .single_copy_bytes = single_copy_bytes};
+}
+
 shm::RegionOptions region_options(const distributed::BackendRequest& request) {
   shm::RegionOptions options{.name = request.group_name,
                              .global_ranks = request.global_ranks(),
                              .timeout = request.timeout};
   const auto own = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
   options.staging_bytes = own.staging_bytes.value_or(options.staging_bytes);
+  options.single_copy_bytes = own.single_copy_bytes;
   return options;
 }
 
@@ -65,8 +76,7 @@ PacelineBackend::PacelineBackend(std::shared_ptr<shm::Collectives> group,
       progress_(std::make_unique<ProgressThreads>()),
       p2p_progress_(std::make_unique<P2PProgressThread>(mailbox_)),
       source_("groups", [this] { return describe_group(*region_, *mailbox_); }) {
-  options_->group_name = region_->options().name;
-  options_->staging_bytes = region_->options().staging_bytes;
+  options_->set(region_->options());
   for (int rank = 0; rank < getSize(); ++rank) {
     options_->global_ranks_in_group.push_back(static_cast<std::uint64_t>(ranks.of(rank)));
   }
@@ -163,7 +173,7 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
       .size = static_cast<int>(ranks.size()),
       .timeout = timeout_.load(),
       .group_name = fmt::format("split of {}", region_->options().name),
-      .options = paceline::PacelineOptions{options_->staging_bytes}};
+      .options = options_->for_request()};
   for (const int rank : ranks) {
     request.members.push_back(region_->global_ranks().of(rank));
     const auto& nodes = region_->global_ranks().nodes();
@@ -173,7 +183,7 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
     request.timeout = options->timeout;
     if (!options->group_name.empty()) request.group_name = options->group_name;
     if (const auto* const ours = dynamic_cast<PacelineOptions*>(options.get())) {
-      request.options = paceline::PacelineOptions{ours->staging_bytes};
+      request.options = ours->for_request();
     }
   }
   return form_region(std::move(request));

@@ -23,7 +23,7 @@
 
 namespace paceline::backends {
 
-// The options of a group.
+// The options of a group, as c10d has them.
 struct PacelineOptions : c10d::Backend::Options {
   explicit PacelineOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
       : Options("paceline", limit) {}
@@ -33,6 +33,12 @@ struct PacelineOptions : c10d::Backend::Options {
 
   // The limit for the staging buffers of all ranks together, in bytes.
   std::size_t staging_bytes = shm::RegionOptions().staging_bytes;
+  // From which size on parts are moved by one copy: see RegionOptions.
+  std::optional<std::size_t> single_copy_bytes{};
+
+  void set(const shm::RegionOptions& options);
+  // The same for a group that is to be made.
+  paceline::PacelineOptions for_request() const;
 };
 
 // The region of the request's group, as its options say.

@@ -49,8 +49,7 @@ ReconfigurableBackend::ReconfigurableBackend(const distributed::BackendRequest& 
       region_options_(region_options(request)),
       options_(c10::make_intrusive<PacelineOptions>(request.timeout)) {
   region_options_.global_ranks = {};
-  options_->group_name = request.group_name;
-  options_->staging_bytes = region_options_.staging_bytes;
+  options_->set(region_options_);
   options_->enable_reconfigure = true;
 }
 

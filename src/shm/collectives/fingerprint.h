@@ -22,6 +22,8 @@ struct CollectiveFingerprint {
   // Whether the ranks' parts differ in size: then `count` is zero and Splits has the sizes. Not a
   // bool: a damaged peer's may hold any value.
   std::uint8_t uneven = 0;
+  // 1 in the closing round if this rank could not read the memory of another rank's process.
+  std::uint8_t refused = 0;
   std::int32_t root = 0;
   std::uint64_t count = 0;     // elements of each part
   std::uint64_t sequence = 0;  // the number of the call in the group, from 1
@@ -29,9 +31,14 @@ struct CollectiveFingerprint {
   std::uint64_t staged = 0;
   // The offset of this rank's tensor in the region, which other ranks read in place; or kNotShared.
   std::uint64_t offset = kNotShared;
+  // The address of this rank's array of Inputs in its process, if other ranks are to read its parts
+  // there with CrossMemoryReader; else 0.
+  std::uint64_t inputs = 0;
 
   static constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
   bool is_shared() const { return offset != kNotShared; }
+  // Otherwise it passes through the staging buffers.
+  bool is_read_in_place() const { return is_shared() || inputs != 0; }
 };
 
 // How many elements a rank gives to each other rank and expects from it, in an uneven call.

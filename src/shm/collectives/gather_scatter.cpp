@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "shm/collectives/staging.h"
@@ -81,8 +82,11 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
   const Staging staging(*this, sends);
   if (staging.is_large()) call_.offset = offset_of(sends);
   const bool shared = call_.is_shared();
-  call_.staged = shared ? 0 : staging.largest();
-  if (!shared && size() > 1) staging.put(0);
+  const bool one_copy = !shared && takes_one_copy(staging.largest());
+  call_.inputs = one_copy ? reinterpret_cast<std::uintptr_t>(sends.data()) : 0;
+  const bool staged = !call_.is_read_in_place();
+  call_.staged = staged ? staging.largest() : 0;
+  if (staged && size() > 1) staging.put(0);
   first_round();
 
   const auto me = static_cast<std::size_t>(rank());
@@ -94,26 +98,63 @@ void Group::exchange(std::span<const Input> sends, std::span<const Output> recei
   std::size_t chunks = 0;
   for (const CollectiveFingerprint& call : calls_)
     chunks = std::max(chunks, staging.chunks(call.staged));
-  for (std::size_t from = 0; from < receives.size(); ++from) {
-    const std::size_t bytes = receives[from].count * element();
-    if (from == me || bytes == 0 || !calls_[from].is_shared()) continue;
+  // From the next rank on: a process that several ranks read at a time is slow to read.
+  for (std::size_t i = 1; i < receives.size(); ++i) {
+    const std::size_t from = (me + i) % receives.size();
+    const Output& output = receives[from];
+    const std::size_t bytes = output.count * element();
     const int peer = static_cast<int>(from);
-    copy(receives[from].data,
-         common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes), bytes);
+    if (bytes == 0) continue;
+    if (calls_[from].is_shared()) {
+      copy(output.data, common ? shared_part(peer, 0, bytes) : shared_part_for_me(peer, bytes),
+           bytes);
+    } else if (calls_[from].is_read_in_place() && !read_part_for_me(peer, output.data, bytes)) {
+      call_.refused = 1;
+      break;
+    }
   }
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     for (std::size_t from = 0; from < receives.size(); ++from) {
-      if (from == me || calls_[from].is_shared()) continue;
-      std::byte* const staged = staging.get(static_cast<int>(from));
+      if (from == me || calls_[from].is_read_in_place()) continue;
+      std::byte* const part = staging.get(static_cast<int>(from));
       const std::size_t bytes = staging.size_of(chunk, receives[from].count * element());
-      copy(advance(receives[from].data, staging.begin_of(chunk)), staged, bytes);
-      if (!common || has_one_reader()) take_lines(staged, bytes);
+      copy(advance(receives[from].data, staging.begin_of(chunk)), part, bytes);
+      if (!common || has_one_reader()) take_lines(part, bytes);
     }
     if (chunk + 1 == chunks) break;
-    if (!shared) staging.put(chunk + 1);
+    if (staged) staging.put(chunk + 1);
     next_round();
   }
-  if (any_shared()) next_round();  // until then peers may read this rank's tensor
+  if (std::ranges::none_of(calls_, &CollectiveFingerprint::is_read_in_place)) return;
+  next_round();  // until then peers may read this rank's parts
+  if (!any_refused()) return;
+  may_read_processes_ = false;
+  call_.refused = 0;
+  exchange(sends, receives);
+}
+
+bool Group::takes_one_copy(std::size_t bytes) const {
+  // docs/collectives.md explains this limit.
+  constexpr std::size_t kSingleCopyBytes = std::size_t{4} << 20;
+  if (!traits(call_.operation).single_copy || !may_read_processes_ || bytes == 0) return false;
+  if (const auto least = region_->options().single_copy_bytes) return bytes >= *least;
+  return bytes >= kSingleCopyBytes && size() > 2 && !region_->oversubscribed();
+}
+
+bool Group::read_part_for_me(int from, void* target, std::size_t bytes) const {
+  const std::uint64_t inputs = calls_[static_cast<std::size_t>(from)].inputs;
+  const std::size_t before = static_cast<std::size_t>(rank()) * sizeof(Input);
+  Input part{};
+  const CrossMemoryReader& memory = region_->cross_memory();
+  return memory.read(from, inputs + before, &part, sizeof(part)) &&
+         memory.read(from, reinterpret_cast<std::uintptr_t>(part.data), target, bytes);
+}
+
+bool Group::any_refused() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (region_->memory().slot(peer, round_).call.refused != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace paceline::shm

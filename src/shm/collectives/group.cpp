@@ -122,7 +122,9 @@ void Group::check_agreement() {
     }
   }
   for (int peer = 0; peer < size(); ++peer) {
-    if (calls_[static_cast<std::size_t>(peer)].staged <= largest_part_of(peer)) continue;
+    const CollectiveFingerprint& call = calls_[static_cast<std::size_t>(peer)];
+    const bool may_be_read = traits(call_.operation).single_copy && may_read_processes_;
+    if (call.staged <= largest_part_of(peer) && (call.inputs == 0 || may_be_read)) continue;
     fail({peer}, fmt::format("rank {} published an invalid call descriptor",
                              region_->global_ranks().of(peer)));
   }

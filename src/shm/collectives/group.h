@@ -106,6 +106,13 @@ class Group final : public Collectives {
 
   // Moves this rank's parts to the others and theirs to it: every call that only moves data.
   void exchange(std::span<const Input> sends, std::span<const Output> receives);
+  // Whether the other ranks are to read this rank's parts, the largest of `bytes`, from its
+  // process.
+  bool takes_one_copy(std::size_t bytes) const;
+  // Reads such a part of another rank; false if that is not possible.
+  bool read_part_for_me(int from, void* target, std::size_t bytes) const;
+  // Whether a rank could not, as published with the closing round.
+  bool any_refused() const;
   std::size_t bytes_of_all(std::span<const Output> results) const;
   // all_reduce and reduce; `output` is null on ranks that do not get the result.
   void reduce_into(const void* input, void* output);
@@ -116,8 +123,9 @@ class Group final : public Collectives {
   OuterCall* outer_call_ = nullptr;
   std::uint64_t sequence_ = 0;
   std::uint32_t round_ = 0;
-  CollectiveFingerprint call_;  // the current one
-  Splits own_splits_;           // of the current one, if it is uneven
+  bool may_read_processes_ = true;  // false, on all ranks alike, once any of them could not
+  CollectiveFingerprint call_;      // the current one
+  Splits own_splits_;               // of the current one, if it is uneven
   // All ranks' calls, copied once: a broken peer may change its own at any time.
   std::vector<CollectiveFingerprint> calls_;
 };

@@ -35,6 +35,8 @@ struct OperationTraits {
   RootRole root = RootRole::none;
   bool reduces = false;     // with a ReduceOp
   bool common_part = true;  // a sender has one part for all ranks, else one for each
+  // Whether large unregistered parts are best read from the memory of their rank's process.
+  bool single_copy = false;
   TotalSize total_size{};
 };
 
@@ -58,13 +60,14 @@ constexpr OperationTraits traits(Operation operation) {
               .root = RootRole::destination,
               .total_size = {.per_rank = 0, .once = 2}};
     case Operation::scatter:
-      return {.name = "scatter", .root = RootRole::source, .common_part = false};
+      return {
+          .name = "scatter", .root = RootRole::source, .common_part = false, .single_copy = true};
     case Operation::all_gather:
       return {.name = "all_gather", .total_size = {.per_rank = 1, .once = 1}};
     case Operation::reduce_scatter:
       return {.name = "reduce_scatter", .reduces = true, .common_part = false};
     case Operation::all_to_all:
-      return {.name = "all_to_all", .common_part = false};
+      return {.name = "all_to_all", .common_part = false, .single_copy = true};
   }
   return {.name = "an unknown operation"};  // from a damaged peer
 }

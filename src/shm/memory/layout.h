@@ -27,6 +27,8 @@ struct RankBlock {
   // When a rank last reported in the log that this one is late, in the ticks of steady_clock.
   std::atomic<std::uint64_t> late_report;
   std::atomic<std::uint32_t> awaited;  // 1 + the rank that a thread of this one waits for; 0: none
+  std::uint64_t mark;                  // see CrossMemoryReader
+  std::uint64_t mark_address;
   alignas(kCacheLine) Doorbell doorbell;
 };
 

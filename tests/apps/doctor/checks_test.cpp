@@ -236,7 +236,7 @@ TEST(CheckKernel, NamesYamaWhereSingleCopiesAreRefused) {
   EXPECT_THAT(find(check_kernel(facts), "single_copy").text, Not(HasSubstr("ptrace_scope")));
   facts.ptrace_scope = 1;
   const Check check = find(check_kernel(facts), "single_copy");
-  EXPECT_EQ(check.status, Status::note);  // Paceline does without
+  EXPECT_EQ(check.status, Status::note);  // it works without
   EXPECT_THAT(check.text, HasSubstr("ptrace_scope is 1"));
   EXPECT_EQ(check.values.at("ptrace_scope"), 1);
 }

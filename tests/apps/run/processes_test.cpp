@@ -1,15 +1,9 @@
 // The real `paceline` with small shell programs as workers: no process of a job outlives it.
 #include <gmock/gmock.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
-#include <cerrno>
 #include <csignal>
-#include <cstddef>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -17,6 +11,7 @@
 #include <thread>
 
 #include "launcher.h"
+#include "support/refuse_call.h"
 
 namespace paceline {
 namespace {
@@ -167,25 +162,12 @@ TEST_F(Launcher, FailureEndsDescendantsOfWorkers) {
   expect_all_gone(job);
 }
 
-// As sandboxes do that know of no such call. Holds for the calling thread and what it starts.
-bool refuse_pidfd_open() {
-  std::array<sock_filter, 4> program{
-      {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
-       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
-  const sock_fprog filter{program.size(), program.data()};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0 &&
-         ::syscall(SYS_pidfd_open, ::getpid(), 0) < 0 && errno == EPERM;
-}
-
 TEST_F(Launcher, WorksWithoutPidfds) {
   std::unique_ptr<ChildProcess> failing;
   std::unique_ptr<ChildProcess> killed;
   bool refused = false;
   std::thread([&] {
-    refused = refuse_pidfd_open();
+    refused = test::refuse_call(SYS_pidfd_open);
     failing.reset(new ChildProcess(run(3, "test $RANK = 1 && exit 7; exec sleep 1000")));
     killed.reset(new ChildProcess(run(2, std::string(kFamily) + "wait")));
   }).join();

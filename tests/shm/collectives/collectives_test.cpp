@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -17,6 +19,8 @@
 #include "support/elements.h"
 #include "support/kernel_oracle.h"
 #include "support/process_ranks.h"
+#include "support/refuse_call.h"
+#include "support/shared.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
@@ -400,10 +404,95 @@ TEST_P(Collectives, GiveTheirResultsInRandomProgramsOfProcesses) {
   const int size = GetParam();
   for (int seed = 0; seed < thoroughness(); ++seed) {
     test::expect_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
-      Group group(Region::create(std::move(sockets), rank, size, small_region()));
+      RegionOptions options = small_region();
+      // By one copy or two, from one call to the next.
+      if (seed % 2 == 0) options.single_copy_bytes = 500;
+      Group group(Region::create(std::move(sockets), rank, size, options));
       run_program(group, static_cast<unsigned>(100 * seed + 50 + size), kCalls, kLargest);
     });
   }
+}
+
+// Calls whose parts are read from the memory of their ranks' processes; where `shared`, the parts
+// of the rank `root` are in shared memory. Uneven parts may be too small for it.
+std::vector<Case> cases_of_one_copy(int size) {
+  std::vector<Case> cases;
+  for (const Operation operation : {Operation::scatter, Operation::all_to_all}) {
+    for (const bool uneven : {false, true}) {
+      if (uneven && !may_be_uneven(operation)) continue;
+      for (const bool shared : {false, true}) {
+        cases.push_back({.operation = operation,
+                         .type = DataType::int64,
+                         .root = size - 1,
+                         .count = 9'001,
+                         .uneven = uneven,
+                         .shared = shared});
+      }
+    }
+  }
+  return cases;
+}
+
+void run_one_copy(Group& group, Case one) {
+  one.shared = one.shared && group.rank() == one.root;
+  run(group, one);
+}
+
+TEST_P(Collectives, MovePartsByOneCopy) {
+  const int size = GetParam();
+  RegionOptions options = small_region();
+  options.single_copy_bytes = 4096;
+  run_thread_ranks(
+      size,
+      [&](auto region) {
+        Group group(region);
+        for (const Case& one : cases_of_one_copy(size)) run_one_copy(group, one);
+      },
+      options);
+  test::expect_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
+    Group group(Region::create(std::move(sockets), rank, size, options));
+    for (const Case& one : cases_of_one_copy(size)) run_one_copy(group, one);
+  });
+}
+
+// Whether a scatter leaves the staging buffers of the rank that gives the parts as they are.
+bool uses_no_staging(int size, std::optional<std::size_t> single_copy_bytes) {
+  RegionOptions options = small_region();
+  options.single_copy_bytes = single_copy_bytes;
+  const auto regions = test::make_thread_regions(size, options);
+  run_thread_ranks(regions, [](auto region) {
+    Group group(region);
+    run(group, {.operation = Operation::scatter, .count = 1'100'000});
+  });
+  const std::byte* const buffer = regions[0]->memory().staging(0, 0);
+  const std::byte* const end =
+      buffer + Layout::kStagingBuffers * regions[0]->memory().buffer_bytes();
+  return std::all_of(buffer, end, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+TEST(Collectives, MovePartsByOneCopyOnRequestOrIfRanksHaveCores) {
+  if (!test::may_read_process(::getpid())) GTEST_SKIP() << "the system forbids it";
+  EXPECT_TRUE(uses_no_staging(2, 4'400'000));
+  EXPECT_FALSE(uses_no_staging(2, 4'400'001));
+  EXPECT_FALSE(uses_no_staging(2, {}));
+  const int cores = base::available_cores();
+  EXPECT_EQ(uses_no_staging(3, {}), cores >= 3);
+  EXPECT_FALSE(uses_no_staging(std::min(cores + 1, kMaxRanks), {}) && cores < kMaxRanks);
+}
+
+TEST_P(Collectives, MovePartsByTwoCopiesWhereARankMayNotReadAnothersMemory) {
+  const int size = GetParam();
+  RegionOptions options = small_region();
+  options.single_copy_bytes = 4096;
+  const test::Shared<std::atomic<bool>> skipped;
+  for (const Case& one : cases_of_one_copy(size)) {
+    test::expect_process_ranks(size, [&](int rank, BootstrapSockets sockets) {
+      Group group(Region::create(std::move(sockets), rank, size, options));
+      if (rank == size / 2 && !test::refuse_call(SYS_process_vm_readv)) *skipped = true;
+      for (int call = 0; call < 3; ++call) ASSERT_NO_FATAL_FAILURE(run_one_copy(group, one));
+    });
+  }
+  if (*skipped) GTEST_SKIP() << "no seccomp filters here";
 }
 
 // What this process holds of the system.

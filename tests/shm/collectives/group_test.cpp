@@ -24,6 +24,7 @@ using test::run_thread_ranks;
 using test::small_region;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 std::string mismatch(int size, const std::function<void(Group&)>& call,
                      std::vector<int>* culprits = nullptr) {
@@ -221,6 +222,35 @@ TEST(Group, RejectsInvalidArgumentsBeforeAnyRankIsInvolved) {
     EXPECT_THROW(group.broadcast(&x, 1, DataType::int64, 1), UsageError);
     EXPECT_EQ(group.sequence(), 0u);
   });
+}
+
+// Rank 1 publishes, round by round, that its parts are at an address where there is nothing.
+TEST(Group, RejectsAnAddressOfPartsWhereRanksReadNoProcess) {
+  for (const Operation operation : {Operation::broadcast, Operation::scatter}) {
+    run_thread_ranks(2, [&](auto region) {
+      const std::uint32_t rounds = operation == Operation::scatter ? 3 : 1;
+      if (region->rank() == 1) {
+        for (std::uint32_t round = 1; round <= rounds; ++round) {
+          Slot& own = region->memory().slot(1, round);
+          own.call = {.operation = operation, .root = 1, .count = 8, .sequence = 1, .inputs = 64};
+          region->publish(own.round, round);
+          const Word& other = region->memory().slot(0, round).round;
+          while (!Region::reached(other, round)) std::this_thread::yield();
+        }
+        return;
+      }
+      Group group(region);
+      std::array<std::byte, 8> data{};
+      const auto call = [&] {
+        if (operation == Operation::broadcast) {
+          group.broadcast(data.data(), data.size(), DataType::byte, 1);
+        } else {  // once more with staging buffers, after the refusal
+          group.scatter({}, {data.data(), data.size()}, DataType::byte, 1);
+        }
+      };
+      EXPECT_THAT(call, ThrowsMessage<Mismatch>(HasSubstr("rank 1 published an invalid call")));
+    });
+  }
 }
 
 TEST(Slice, CoversEveryElementOnceAlongCacheLines) {
