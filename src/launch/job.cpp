@@ -12,6 +12,7 @@
 #include <csignal>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -90,6 +91,7 @@ class Job {
   void pass_output_until_end(Supervision& supervision);
   void pass_files(bool has_failed);
   bool handle_events(Supervision& supervision);
+  std::vector<int> blamed_ranks() const;
   void report(const Loss& loss);
   void handle_signals(Supervision& supervision);
   void forward_signal(Supervision& supervision, int signal, SignalCounts& from);
@@ -240,9 +242,19 @@ bool Job::handle_events(Supervision& supervision) {
     if (event == Event::lost) {
       report(supervision.loss());
     } else if (spec_.other_nodes != nullptr) {
-      spec_.other_nodes->report_failure();
+      spec_.other_nodes->report_failure(blamed_ranks());
     }
   }
+}
+
+// By the error files of this node.
+std::vector<int> Job::blamed_ranks() const {
+  std::set<int> blamed;
+  for (int rank = 0; rank < spec_.processes; ++rank) {
+    const auto error = read_error_file(error_file_path(identity_, rank));
+    if (error) blamed.insert(error->blamed_ranks.begin(), error->blamed_ranks.end());
+  }
+  return {blamed.begin(), blamed.end()};
 }
 
 void Job::report(const Loss& loss) {
@@ -264,12 +276,17 @@ void Job::handle_signals(Supervision& supervision) {
     if (spec_.other_nodes != nullptr && signal != SIGTSTP) spec_.other_nodes->report_signal(signal);
   }
   if (spec_.other_nodes == nullptr) return;
-  for (const int request : spec_.other_nodes->receive()) {
-    if (request != 0) {
-      forward_signal(supervision, request, others_signals_);
-    } else {
-      supervision.send(request);
+  for (const NodeRequest& request : spec_.other_nodes->receive()) {
+    if (request.signal != 0) {
+      forward_signal(supervision, request.signal, others_signals_);
+      continue;
     }
+    std::set<int> blamed;
+    for (const int rank : request.blamed_ranks) {
+      const int worker = rank - spec_.first_rank;
+      if (worker >= 0 && worker < spec_.processes) blamed.insert(worker);
+    }
+    supervision.send_failure(blamed);
   }
 }
 

@@ -22,17 +22,23 @@ class SignalForwarding;
 // A name for a job that no other has.
 std::string random_run_id();
 
+// What the other nodes ask this one to do.
+struct NodeRequest {
+  int signal = 0;                   // to pass on; 0: to stop, since the job has failed
+  std::vector<int> blamed_ranks{};  // by the error that the job has failed with
+};
+
 // The rest of a job that runs on several nodes, as the node's launcher sees it.
 class OtherNodes {
  public:
   virtual ~OtherNodes() = default;
   // Adds what receive() waits for.
   virtual void add_to(std::vector<pollfd>& fds) const = 0;
-  // What the other nodes ask this one to do, in order: pass on a signal, or 0: stop, since the job
-  // has failed. Does not wait.
-  virtual std::vector<int> receive() = 0;
-  // Tells them that a process of this node has failed, or which signal it has passed on.
-  virtual void report_failure() = 0;
+  // In order. Does not wait.
+  virtual std::vector<NodeRequest> receive() = 0;
+  // Tells them that a process of this node has failed, and which ranks its error is about; or which
+  // signal it has passed on.
+  virtual void report_failure(const std::vector<int>& blamed_ranks) = 0;
   virtual void report_signal(int signal) = 0;
 };
 
@@ -97,8 +103,8 @@ struct JobSpec {
   SignalForwarding* signals = nullptr;
 
   // From the first failure to SIGTERM: the time in which the other ranks notice and report it. If a
-  // rank has written its error file, or an error file blames it, its failure is under way: SIGTERM
-  // then waits for its end too, for stop_grace at most.
+  // rank has written its error file, or an error file blames it, on any node, its failure is under
+  // way: SIGTERM then waits for its end too, for stop_grace at most.
   std::chrono::milliseconds failure_grace{500};
   // From SIGTERM, or a forwarded signal, to SIGKILL.
   std::chrono::milliseconds stop_grace{5000};

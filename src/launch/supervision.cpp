@@ -90,9 +90,15 @@ Supervision::~Supervision() {
 // A suspended supervisor would not read the command. The pid is still the supervisor's: the guard
 // reaps it only after this process has hung up, and if the guard was killed, this process reaps it
 // after its last command.
-void Supervision::send(int signal) {
-  ::send(control_.get(), &signal, sizeof(signal), MSG_NOSIGNAL);
+void Supervision::send_command(const std::vector<int>& command) {
+  ::send(control_.get(), command.data(), command.size() * sizeof(int), MSG_NOSIGNAL);
   if (const pid_t supervisor = memory_.state().supervisor) ::kill(supervisor, SIGCONT);
+}
+
+void Supervision::send_failure(const std::set<int>& blamed_workers) {
+  std::vector<int> command{0};
+  command.insert(command.end(), blamed_workers.begin(), blamed_workers.end());
+  send_command(command);
 }
 
 Supervision::Event Supervision::next_event() {

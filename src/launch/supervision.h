@@ -2,8 +2,10 @@
 
 #include <sys/types.h>
 
+#include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "launch/supervisor.h"
@@ -29,7 +31,9 @@ class Supervision {
   // That of the last Event::lost.
   const Loss& loss() const { return loss_; }
   // Sends a signal to the job; see guard.
-  void send(int signal);
+  void send(int signal) { send_command({signal}); }
+  // The job has failed elsewhere, with an error that is about these workers.
+  void send_failure(const std::set<int>& blamed_workers);
 
   // How the workers ended. Call after Event::ended. Throws Error if a worker could not be
   // started, or if the supervisor was killed; the job has ended then too.
@@ -48,6 +52,8 @@ class Supervision {
     std::size_t size_;
     void* address_;
   };
+
+  void send_command(const std::vector<int>& command);
 
   SharedMemory memory_;
   std::string program_;

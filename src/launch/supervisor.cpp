@@ -125,11 +125,14 @@ void Supervisor::wait_for_event() {
 }
 
 void Supervisor::receive_command() {
-  int signal = 0;
-  if (::recv(control_, &signal, sizeof(signal), 0) != sizeof(signal) || signal == SIGKILL) {
+  std::vector<int> command(1 + state_.workers.size());
+  const ssize_t bytes = ::recv(control_, command.data(), command.size() * sizeof(int), 0);
+  command.resize(bytes < 0 ? 0 : static_cast<std::size_t>(bytes) / sizeof(int));
+  const int signal = command.empty() ? SIGKILL : command.front();
+  if (signal == SIGKILL) {
     workers_.kill_all();
   } else if (signal == 0) {
-    workers_.fail();
+    workers_.fail(std::span(command).subspan(1));
   } else if (signal == SIGSTOP || signal == SIGCONT) {
     workers_.set_suspended(signal == SIGSTOP);
     signal_all(signal);

@@ -27,12 +27,12 @@ struct SharedState {
 //
 // The supervisor starts the workers and waits until they, and all processes that they left behind,
 // have ended.
-// `control` is connected to the launcher: each int read from it is a signal to send to the job
-// (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end), or 0: the job
-// has failed elsewhere. The supervisor sends each Loss, and a byte when the job fails. `control`'s
-// hang-up, or the end of the process `launcher` (a pidfd, or -1), ends the job at once. When
-// nothing is left it shuts down its side, waits for the launcher to do the same, and removes the
-// directory.
+// `control` is connected to the launcher: each packet read from it is a signal to send to the job,
+// an int (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end), or 0:
+// the job has failed elsewhere, followed by the workers that the error is about. The supervisor
+// sends each Loss, and a byte when the job fails. `control`'s hang-up, or the end of the process
+// `launcher` (a pidfd, or -1), ends the job at once. When nothing is left it shuts down its side,
+// waits for the launcher to do the same, and removes the directory.
 [[noreturn]] void guard(const Plan& plan, SharedState& state, int control, int launcher);
 
 }  // namespace paceline::launch

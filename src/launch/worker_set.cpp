@@ -37,6 +37,7 @@ WorkerSet::WorkerSet(const Plan& plan, std::span<WorkerState> states,
       states_(states),
       signal_all_(std::move(signal_all)),
       pidfds_(states.size()),
+      blamed_(states.size()),
       kill_interval_(kFirstKillInterval) {}
 
 int WorkerSet::start() {
@@ -181,7 +182,11 @@ void WorkerSet::replace(std::size_t rank) {
   fail();
 }
 
-void WorkerSet::fail() {
+void WorkerSet::fail(std::span<const int> blamed_workers) {
+  for (const int worker : blamed_workers) {
+    const auto index = static_cast<std::size_t>(worker);
+    if (index < blamed_.size()) blamed_[index] = true;
+  }
   if (phase_ != Phase::running) return;
   phase_ = Phase::failing;
   deadline_ = Deadline::after(plan_.failure_grace);
@@ -197,6 +202,7 @@ bool WorkerSet::all_ended() const {
 // Whether a rank that has not ended has written an error file, or one that has ended blames it.
 bool WorkerSet::failure_under_way() const {
   for (std::size_t rank = 0; rank < states_.size(); ++rank) {
+    if (blamed_[rank] && !states_[rank].ended) return true;
     if (states_[rank].ended && !is_failure(states_[rank].status)) continue;
     const auto error = read_error_file(plan_.workers[rank].error_file);
     if (!error) continue;

@@ -82,8 +82,8 @@ class WorkerSet {
   // So far, in order.
   const std::vector<Loss>& losses() const { return losses_; }
 
-  // The job has failed elsewhere: as if a worker had failed now.
-  void fail();
+  // The job has failed elsewhere: as if a worker had failed now, with an error about these workers.
+  void fail(std::span<const int> blamed_workers = {});
   bool has_failed() const { return phase_ > Phase::running; }
   // Stops or kills the job if it is time to.
   void check_deadline();
@@ -115,6 +115,7 @@ class WorkerSet {
   std::vector<base::UniqueFd> pidfds_;
   std::vector<std::size_t> failed_;  // to be replaced, in order
   std::vector<Loss> losses_;
+  std::vector<bool> blamed_;  // by an error elsewhere
   int replaced_ = 0;
   bool suspended_ = false;
   Phase phase_ = Phase::running;

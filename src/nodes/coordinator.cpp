@@ -140,10 +140,11 @@ void Coordinator::handle(Node& node, const std::string& text) {
     handle_result(node, *result);
   } else if (const auto* const signal = std::get_if<Signal>(&*message)) {
     handle_signal(node, signal->number);
-  } else if (std::holds_alternative<Failed>(*message) && node.member) {
+  } else if (const auto* const failed = std::get_if<Failed>(&*message)) {
+    if (!node.member) return;
     Member& member = member_of(node);
     if (!member.failed) member.failed = Clock::now();
-    stop_others(&node);
+    stop_others(&node, *failed);
   } else if (const auto* const leave = std::get_if<Leave>(&*message)) {
     handle_leave(node, leave->signal);
   }
@@ -270,9 +271,9 @@ void Coordinator::report_signal(const Node& node, int signal) {
               &node);
 }
 
-void Coordinator::stop_others(const Node* from) {
+void Coordinator::stop_others(const Node* from, const Failed& why) {
   if (phase_ != Phase::running || std::exchange(stopping_, true)) return;
-  send_to_all(Failed{}, from);
+  send_to_all(why, from);
 }
 
 Joins Coordinator::present() const {

@@ -78,7 +78,7 @@ class Coordinator {
   void handle_leave(Node& node, int signal);
   void handle_result(Node& node, const Result& result);
   void handle_signal(Node& node, int signal);
-  void stop_others(const Node* from);
+  void stop_others(const Node* from, const Failed& why = {});
   bool may_go_on_without(const Node& node) const;
   void lose(Node& node, std::string problem, Clock::time_point when);
   Joins present() const;

@@ -29,6 +29,14 @@ int integer(const nlohmann::json& body, const char* name, int low = 0,
   return to_integer(body.at(name), low, high);
 }
 
+std::vector<int> blamed_ranks(const nlohmann::json& json) {
+  std::vector<int> ranks;
+  for (const auto& rank : json.at("blamed_ranks")) {
+    ranks.push_back(to_integer(rank, launch::kUnknownRank));
+  }
+  return ranks;
+}
+
 }  // namespace
 }  // namespace paceline::nodes
 
@@ -56,9 +64,7 @@ void from_json(const nlohmann::json& json, RankResult& rank) {
   if (!json.contains("error")) return;
   const auto& error = json.at("error");
   rank.error = ErrorFile{error.at("message"), {}};
-  for (const auto& blamed : error.at("blamed_ranks")) {
-    rank.error->blamed_ranks.push_back(nodes::to_integer(blamed, kUnknownRank));
-  }
+  rank.error->blamed_ranks = nodes::blamed_ranks(error);
 }
 
 }  // namespace paceline::launch
@@ -95,8 +101,8 @@ json encode_body(const Start& start) {
           {"master_port", start.master_port}};
 }
 
-json encode_body(const Failed&) {
-  return json::object();
+json encode_body(const Failed& failed) {
+  return {{"blamed_ranks", failed.blamed_ranks}};
 }
 
 json encode_body(const Welcome&) {
@@ -152,7 +158,9 @@ void decode_body(const json& body, Start& start) {
   start.master_port = integer(body, "master_port");
 }
 
-void decode_body(const json&, Failed&) {}
+void decode_body(const json& body, Failed& failed) {
+  failed.blamed_ranks = blamed_ranks(body);
+}
 
 void decode_body(const json&, Welcome&) {}
 

@@ -46,7 +46,9 @@ struct Start {
 };
 
 // A process of the node has failed; from the coordinator: the job is to be stopped.
-struct Failed {};
+struct Failed {
+  std::vector<int> blamed_ranks{};  // that its error is about
+};
 
 // The node passes on a signal to its processes; from the coordinator: it is to do so.
 struct Signal {

@@ -291,9 +291,9 @@ void NodeSession::handle(const Message& message) {
     start_ = *start;
     requests_.clear();
   } else if (const auto* const signal = std::get_if<Signal>(&message)) {
-    requests_.push_back(signal->number);
-  } else if (std::holds_alternative<Failed>(message)) {
-    requests_.push_back(0);
+    requests_.push_back({.signal = signal->number});
+  } else if (const auto* const failed = std::get_if<Failed>(&message)) {
+    requests_.push_back({.blamed_ranks = failed->blamed_ranks});
   } else if (const auto* const verdict = std::get_if<Verdict>(&message)) {
     verdict_ = *verdict;
   } else if (const auto* const notice = std::get_if<Notice>(&message)) {
@@ -318,13 +318,13 @@ void NodeSession::handle_signals() {
   }
 }
 
-std::vector<int> NodeSession::receive() {
+std::vector<launch::NodeRequest> NodeSession::receive() {
   advance();
   return std::exchange(requests_, {});
 }
 
-void NodeSession::report_failure() {
-  if (connection_) connection_->send(encode(Failed{}));
+void NodeSession::report_failure(const std::vector<int>& blamed_ranks) {
+  if (connection_) connection_->send(encode(Failed{blamed_ranks}));
 }
 
 // The job goes on without a node that has no number of its own.
@@ -340,7 +340,7 @@ void NodeSession::report_signal(int signal) {
 
 void NodeSession::fail(std::string why) {
   failure_ = std::move(why);
-  requests_.push_back(0);
+  requests_.push_back({});
 }
 
 }  // namespace paceline::nodes

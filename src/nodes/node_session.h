@@ -53,8 +53,8 @@ class NodeSession : public launch::OtherNodes {
 
   // For run_job.
   void add_to(std::vector<pollfd>& fds) const override;
-  std::vector<int> receive() override;
-  void report_failure() override;
+  std::vector<launch::NodeRequest> receive() override;
+  void report_failure(const std::vector<int>& blamed_ranks) override;
   void report_signal(int signal) override;
 
  private:
@@ -88,7 +88,7 @@ class NodeSession : public launch::OtherNodes {
   std::string why_not_;             // the last attempt to join failed
   int left_by_ = 0;                 // the signal that took this node out of the job
   std::map<int, int> own_signals_;  // how often each came during this wait
-  std::vector<int> requests_;
+  std::vector<launch::NodeRequest> requests_;
   std::optional<Start> start_;
   std::optional<Verdict> verdict_;
   std::string failure_;  // why this node cannot take part any more

@@ -237,12 +237,12 @@ TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {
 class FailedElsewhere : public OtherNodes {
  public:
   void add_to(std::vector<pollfd>&) const override {}
-  std::vector<int> receive() override { return std::exchange(requests_, {}); }
-  void report_failure() override {}
+  std::vector<NodeRequest> receive() override { return std::exchange(requests_, {}); }
+  void report_failure(const std::vector<int>&) override {}
   void report_signal(int) override {}
 
  private:
-  std::vector<int> requests_{0};
+  std::vector<NodeRequest> requests_{NodeRequest{}};
 };
 
 TEST(RunJob, HeedsRequestsThatCameBeforeItsProcesses) {

@@ -34,7 +34,7 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(start.master_addr, "10.0.0.1");
   EXPECT_EQ(start.master_port, 2950);
 
-  after_a_journey(Failed{});
+  EXPECT_THAT(after_a_journey(Failed{{4, -1}}).blamed_ranks, ElementsAre(4, -1));
   after_a_journey(Welcome{});
   EXPECT_EQ(after_a_journey(Signal{15}).number, 15);
   EXPECT_EQ(after_a_journey(Refuse{"why"}).reason, "why");

@@ -88,17 +88,20 @@ class Session : public ::testing::Test {
 
 // Does what run_job does while processes run: waits for a while, and returns what the others ask
 // for.
-inline std::vector<int> serve(NodeSession& session) {
+inline std::vector<launch::NodeRequest> serve(NodeSession& session) {
   std::vector<pollfd> fds;
   session.add_to(fds);
   ::poll(fds.data(), fds.size(), 20);
   return session.receive();
 }
 
+// The signals, or 0.
 inline std::vector<int> await_requests(NodeSession& session) {
-  std::vector<int> requests;
-  while (requests.empty()) requests = serve(session);
-  return requests;
+  std::vector<int> signals;
+  while (signals.empty()) {
+    for (const launch::NodeRequest& request : serve(session)) signals.push_back(request.signal);
+  }
+  return signals;
 }
 
 inline Result ended(int processes, int status = 0, bool stopped = false) {

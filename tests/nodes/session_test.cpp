@@ -34,7 +34,7 @@ TEST_F(Session, NumbersNodesAndRanks) {
 TEST_F(Session, StopsAllNodesAfterAFailure) {
   const auto ends = run({options(0, 2), options(1, 2)}, [&](NodeSession& session, int node) {
     session.await_start();
-    if (node == 1) session.report_failure();
+    if (node == 1) session.report_failure({});
     if (node == 0) {
       EXPECT_THAT(await_requests(session), ElementsAre(0));
     }
@@ -48,12 +48,26 @@ TEST_F(Session, StopsAllNodesAfterAFailure) {
                    "  rank 0: stopped by SIGTERM\n"));
 }
 
+TEST_F(Session, PassesOnWhichRanksAreBlamed) {
+  run({options(0, 2), options(1, 2)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 0) session.report_failure({2, launch::kUnknownRank});
+    if (node == 1) {
+      std::vector<launch::NodeRequest> requests;
+      while (requests.empty()) requests = serve(session);
+      EXPECT_THAT(requests.at(0).blamed_ranks, ElementsAre(2, launch::kUnknownRank));
+    }
+    session.await_verdict(ended(node + 1));
+    return "";
+  });
+}
+
 TEST_F(Session, StartsAgainAtAnotherPort) {
   auto first = options(0, 2);
   first.rules.max_restarts = 1;
   const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
     const auto start = session.await_start();
-    if (node == 1) session.report_failure();
+    if (node == 1) session.report_failure({});
     if (node == 0) await_requests(session);
     const Verdict verdict = session.await_verdict(ended(node + 1, node == 1 ? kExit3 : 0));
     EXPECT_TRUE(verdict.restarts);
@@ -197,7 +211,7 @@ TEST_F(Session, StartsAgainWithALateNodeWhateverTheOthersEndWith) {
   started = true;
   started.notify_one();
   await_requests(session);
-  session.report_failure();
+  session.report_failure({});
   EXPECT_TRUE(session.await_verdict(ended(1, kExit3)).restarts);
   EXPECT_EQ(session.await_start()->nodes, 2);
   EXPECT_EQ(session.await_verdict(ended(1)).exit_code, 0);
@@ -230,10 +244,10 @@ TEST_F(Session, KeepsSpareNodes) {
 TEST_F(Session, ComparesFailuresOfNodesByOneClock) {
   const auto ends = run({options(0, 2), options(1, 2)}, [&](NodeSession& session, int node) {
     session.await_start();
-    if (node == 0) session.report_failure();
+    if (node == 0) session.report_failure({});
     if (node == 1) {
       await_requests(session);
-      session.report_failure();
+      session.report_failure({});
     }
     Result result = ended(node + 1, (5 + node) << 8);
     for (auto& rank : result.ranks) rank.ended = node == 0 ? 5s : 1s;

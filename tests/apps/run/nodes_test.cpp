@@ -91,6 +91,32 @@ TEST_F(Nodes, ARankOfAnotherNodeIsBlamed) {
                                   HasSubstr("  rank 0: exited with code 1: lost\n")));
 }
 
+// Rank 2 fails by itself, long after rank 0, whose error is about it: as a rank that is late does.
+TEST_F(Nodes, ABlamedRankOfAnotherNodeIsWaitedFor) {
+  const std::string script = R"(
+    if [ $RANK = 0 ]; then
+      until rm $TMPDIR/rank_1_is_ready; do sleep 0.1; done
+      printf '{"message": {"message": "late", "extraInfo": {"blamed_ranks": [2]}}}' \
+        > $TORCHELASTIC_ERROR_FILE
+      exit 1
+    fi
+    if [ $RANK = 2 ]; then
+      until rm $TMPDIR/rank_1_was_stopped; do sleep 0.1; done
+      exit 7
+    fi
+    trap 'touch $TMPDIR/rank_1_was_stopped; exit 15' TERM
+    touch $TMPDIR/rank_1_is_ready
+    while :; do sleep 0.1; done)";
+  auto first = start(0, 2, script, {"--stop-grace", "60"});
+  auto second = start(1, 2, script, {"--stop-grace", "60"});
+  for (auto* const one : {&first, &second}) {
+    EXPECT_EQ(one->wait(), 7) << one->err();
+    EXPECT_THAT(one->err(), AllOf(HasSubstr("paceline: rank 2 on node 1 ("),
+                                  HasSubstr(") failed first: exited with code 7\n"),
+                                  HasSubstr("  rank 0: exited with code 1: late\n")));
+  }
+}
+
 TEST_F(Nodes, AKilledLauncherIsNamed) {
   const std::string script = "echo worker$RANK=$$; exec sleep 1000";
   auto first = start(0, 2, script);
