@@ -1,25 +1,48 @@
 #include "shm/late_ranks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace paceline::shm {
 namespace {
 
-// Where a rank is in what is waited for, and whether its process is stopped.
+// Where a rank is in what is waited for; if it is missing, also which rank it exchanges a message
+// with, and whether its process is stopped.
 std::string state_of(const Region& region, int rank, bool missing, const WaitContext& context) {
-  std::string text = context.last_seen(rank, missing);
-  const std::string stop = missing ? region.peers().describe_stop(rank) : "";
-  if (!text.empty() && !stop.empty()) text += ", and ";
-  return text + stop;
+  std::vector<std::string> texts{context.last_seen(rank, missing)};
+  if (missing) {
+    if (const auto other = region.awaited_by(rank)) {
+      texts.push_back(fmt::format("it waits for rank {}", region.global_ranks().of(*other)));
+    }
+    texts.push_back(region.peers().describe_stop(rank));
+  }
+  std::erase(texts, "");
+  return fmt::format("{}", fmt::join(texts, ", and "));
+}
+
+// Whether a missing rank waits for another missing one, or that one for a third, and so on, up to
+// one that does not.
+bool waits_for_missing(const Region& region, int rank, const RankSet& missing) {
+  RankSet seen;
+  for (int last = rank; !seen.contains(last);) {
+    seen.insert(last);
+    const bool is_stopped = !region.peers().describe_stop(last).empty();
+    const auto next = is_stopped ? std::nullopt : region.awaited_by(last);
+    if (!next || !missing.contains(*next)) return last != rank;
+    last = *next;
+  }
+  return false;  // they wait in a circle
 }
 
 std::string describe_waiting(const Region& region, const LateRanks& late,
                              const WaitContext& context) {
   RankSet waiting;
   for (int rank = 0; rank < region.size(); ++rank) {
-    const bool waits = !late.ranks.contains(rank) && context.waits(rank);
+    const bool waits = !late.missing.contains(rank) && context.waits(rank);
     if (waits || rank == region.rank()) waiting.insert(rank);
   }
   return fmt::format("{} {}", region.global_ranks().describe(waiting), has_or_have(waiting));
@@ -31,14 +54,19 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
   LateRanks late;
   late.on_other_nodes = context.missing_on_other_nodes();
   if (late.on_other_nodes.empty()) {
-    late.ranks = context.missing() | RankSet{peer};
+    late.missing = context.missing() | RankSet{peer};
+    for (int rank = 0; rank < region.size(); ++rank) {
+      if (late.missing.contains(rank) && !waits_for_missing(region, rank, late.missing)) {
+        late.ranks.insert(rank);
+      }
+    }
     late.names = region.global_ranks().describe(late.ranks);
   } else {
     late.names = context.describe_on_other_nodes(late.on_other_nodes);
   }
   late.where = context.describe();
   for (int rank = 0; rank < region.size(); ++rank) {
-    const std::string state = state_of(region, rank, late.ranks.contains(rank), context);
+    const std::string state = state_of(region, rank, late.missing.contains(rank), context);
     if (!state.empty()) {
       late.where += fmt::format("; rank {}: {}", region.global_ranks().of(rank), state);
     }

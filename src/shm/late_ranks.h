@@ -9,7 +9,8 @@ namespace paceline::shm {
 
 // The ranks that a wait is for, and where they are: for a Timeout, and for the log before it.
 struct LateRanks {
-  RankSet ranks{};           // of the group; none if ranks on other nodes are late
+  RankSet missing{};         // of the group; none if ranks on other nodes are late
+  RankSet ranks{};           // the missing ones that do not wait for another missing one
   RankSet on_other_nodes{};  // global ranks
   std::string names;         // "ranks 1 and 2"
   std::string where;         // "barrier, call 2 of group world; rank 1: its last was call 1, ..."

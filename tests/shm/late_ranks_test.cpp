@@ -33,6 +33,7 @@ using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 using ::testing::Not;
@@ -198,6 +199,60 @@ TEST(LateRanks, OfMessagesAreReportedByTheRankThatWaits) {
                                           "from rank 2 with tag 5 in group test"));
   EXPECT_THAT(lines.back(), MatchesRegex("recv of 3 int32 from rank 2 with tag 5 in group test "
                                          "went on after .* s"));
+}
+
+// Waits in a message for another rank until the group fails.
+void wait_for_message_of(const std::shared_ptr<Region>& region, int peer) {
+  Mailbox mailbox(region);
+  std::vector<int> data(3);
+  std::atomic<bool> done{false};
+  const Mailbox::Message message{data.data(), 3, DataType::int32, peer, 5, 1min};
+  mailbox.receive(message, [&](const std::exception_ptr& error, int) {
+    EXPECT_TRUE(error);
+    done = true;
+  });
+  mailbox.pump_for(message, false, [&] { return done.load(); });
+}
+
+// Ranks 0 and 1 come to the barrier once each rank r from 2 on waits for rank awaited[r - 2], or
+// for none if that is negative. Rank 0's Timeout.
+Timeout timeout_of_barrier(const std::vector<int>& awaited) {
+  std::optional<Timeout> thrown;
+  run_thread_ranks(static_cast<int>(awaited.size()) + 2, [&](auto region) {
+    Group group(region);
+    const int rank = region->rank();
+    const auto awaits = [&](int other) { return awaited[static_cast<std::size_t>(other) - 2]; };
+    if (rank >= 2 && awaits(rank) >= 0) return wait_for_message_of(region, awaits(rank));
+    if (rank >= 2) {
+      while (!region->failed()) std::this_thread::yield();
+      return;
+    }
+    for (int other = 2; other < region->size(); ++other) {
+      while (awaits(other) >= 0 && !region->awaited_by(other)) std::this_thread::yield();
+    }
+    group.set_timeout(rank == 0 ? 1s : 1min);
+    try {
+      group.barrier();
+      ADD_FAILURE() << "no error";
+    } catch (const Timeout& error) {
+      if (rank == 0) thrown = error;
+    }
+  });
+  return thrown.value();
+}
+
+TEST(LateRanks, ThatWaitForOtherLateRanksAreNotBlamed) {
+  const std::string begin =
+      " did not arrive within the timeout of 1 s at barrier, call 1 of group test; ";
+  const std::string nothing = "it has made no call yet";
+  const Timeout row = timeout_of_barrier({3, -1});
+  EXPECT_EQ(row.what(), "rank 3" + begin + "rank 2: " + nothing +
+                            ", and it waits for rank 3; rank 3: " + nothing);
+  EXPECT_THAT(row.ranks(), ElementsAre(3));
+  // Rank 2 waits for one in the barrier.
+  EXPECT_THAT(timeout_of_barrier({0, 2}).ranks(), ElementsAre(2));
+  // In a circle.
+  EXPECT_THAT(timeout_of_barrier({3, 2}).ranks(), ElementsAre(2, 3));
 }
 
 struct SharedState {
