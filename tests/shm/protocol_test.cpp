@@ -136,13 +136,14 @@ void run_program(int rank, int size, BootstrapSockets sockets,
 
 struct RunResult {
   std::vector<std::string> reports;  // by rank: "done", or the ranks blamed
+  std::vector<std::string> texts;    // the same, with the error
   bool point_reached = false;
 };
 
 std::string blame(const char* what, const PeerError& error) {
   std::string text = what;
   for (const int rank : error.ranks()) text += " " + std::to_string(rank);
-  return text;
+  return text + '\n' + error.what();
 }
 
 // Runs the program; `victim` calls `fault` at its point number `point`, the last survivor `after`.
@@ -172,7 +173,10 @@ RunResult run_with_fault(
     return report;
   });
   RunResult result;
-  for (const auto& end : ends) result.reports.push_back(end.report);
+  for (const auto& end : ends) {
+    result.reports.push_back(end.report.substr(0, end.report.find('\n')));
+    result.texts.push_back(end.report);
+  }
   result.point_reached = state->point_reached;
   return result;
 }
@@ -194,7 +198,8 @@ TEST_P(ProtocolRanksUpTo3, SurvivesARankKilledAtEveryFaultPoint) {
         if (rank == victim && reached) continue;
         // No rank waits for the victim's last stores.
         EXPECT_TRUE(report == "done" || report == "lost " + std::to_string(victim))
-            << "rank " << rank << " of " << size << " at point " << point << ": " << report;
+            << "rank " << rank << " of " << size << " at point " << point << ": "
+            << result.texts[static_cast<std::size_t>(rank)];
         EXPECT_TRUE(reached || report == "done");
       }
     }
@@ -220,7 +225,8 @@ void check_stopped(int size, int point, Totals& totals) {
     const bool known = report == "done" || report == blamed;
     // The victim gets the group's failure, or an error that the others have left.
     EXPECT_TRUE(known || rank == victim)
-        << "rank " << rank << " of " << size << " at point " << point << ": " << report;
+        << "rank " << rank << " of " << size << " at point " << point << ": "
+        << result.texts[static_cast<std::size_t>(rank)];
     totals.late += report == blamed ? 1 : 0;
   }
 }
