@@ -24,20 +24,6 @@ std::string state_of(const Region& region, int rank, bool missing, const WaitCon
   return fmt::format("{}", fmt::join(texts, ", and "));
 }
 
-// Whether a missing rank waits for another missing one, or that one for a third, and so on, up to
-// one that does not.
-bool waits_for_missing(const Region& region, int rank, const RankSet& missing) {
-  RankSet seen;
-  for (int last = rank; !seen.contains(last);) {
-    seen.insert(last);
-    const bool is_stopped = !region.peers().describe_stop(last).empty();
-    const auto next = is_stopped ? std::nullopt : region.awaited_by(last);
-    if (!next || !missing.contains(*next)) return last != rank;
-    last = *next;
-  }
-  return false;  // they wait in a circle
-}
-
 std::string describe_waiting(const Region& region, const LateRanks& late,
                              const WaitContext& context) {
   RankSet waiting;
@@ -56,7 +42,7 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
   if (late.on_other_nodes.empty()) {
     late.missing = context.missing() | RankSet{peer};
     for (int rank = 0; rank < region.size(); ++rank) {
-      if (late.missing.contains(rank) && !waits_for_missing(region, rank, late.missing)) {
+      if (late.missing.contains(rank) && follow_waits(region, rank, late.missing).rank == rank) {
         late.ranks.insert(rank);
       }
     }
@@ -74,7 +60,7 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
   return late;
 }
 
-AwaitedRank follow_waits(const Region& region, int peer) {
+AwaitedRank follow_waits(const Region& region, int peer, const RankSet& among) {
   AwaitedRank found{peer};
   RankSet seen{region.rank()};
   for (int rank = peer; !seen.contains(rank);) {
@@ -85,7 +71,7 @@ AwaitedRank follow_waits(const Region& region, int peer) {
     const int next = stop.empty() ? region.awaited_by(rank).value_or(-1) : -1;
     const int number = region.global_ranks().of(rank);
     if (!stop.empty()) found.chain += fmt::format("; rank {}: {}", number, stop);
-    if (next < 0) return found;
+    if (next < 0 || !among.contains(next)) return found;
     found.chain +=
         fmt::format("; rank {} waits for rank {}", number, region.global_ranks().of(next));
     rank = next;

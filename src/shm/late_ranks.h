@@ -19,12 +19,12 @@ struct LateRanks {
 // `peer`: the rank whose word `context` waits for now.
 LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& context);
 
-// What a message of `peer` is late for: `peer` may wait for a message itself, and its sender too.
+// What `peer` is late for: it may wait for a message of one of the ranks `among`, and that one too.
 struct AwaitedRank {
   int rank;             // the last one in this row; `peer` if the row is a circle
   std::string chain{};  // "; rank 1 waits for rank 2; rank 2: its process 17 is stopped"
 };
-AwaitedRank follow_waits(const Region& region, int peer);
+AwaitedRank follow_waits(const Region& region, int peer, const RankSet& among);
 
 // Reports in the log that they keep other ranks waiting, if that is due. One of the ranks that wait
 // for a rank does so: the first that claims its report.

@@ -238,7 +238,7 @@ void Mailbox::fail_late(const Request& request) {
     region_->fail({FailureKind::timeout, RankSet(), "no rank sent " + within}, op);
   }
   const GlobalRanks& ranks = region_->global_ranks();
-  const AwaitedRank late = follow_waits(*region_, peer);
+  const AwaitedRank late = follow_waits(*region_, peer, RankSet::all(region_->size()));
   region_->fail(
       {FailureKind::timeout, RankSet{ranks.of(late.rank)},
        fmt::format("{} {} {}{}", describe_ranks({ranks.of(peer)}),
