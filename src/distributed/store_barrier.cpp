@@ -37,15 +37,15 @@ struct StoreBarrierRound {
   int size;
   std::uint64_t number;
   std::uint64_t passed;  // the last one before it that all ranks passed; on rank 0
-  base::Deadline deadline;
+  std::chrono::milliseconds until_arrival;  // of the ranks that this one waits for
+  std::chrono::milliseconds until_verdict;  // from the arrival of rank 0
   bool wait_all_ranks;
   // Whether this rank knows the verdict.
   std::shared_ptr<std::atomic<bool>> decided = std::make_shared<std::atomic<bool>>(false);
 
   // The group ranks that are missing. What it returns once `cancelled` says nothing.
   std::vector<int> operator()(const std::atomic<bool>& cancelled) const {
-    const auto is_over = [&] { return cancelled || deadline.expired(); };
-    return (rank == 0 ? collect(is_over) : arrive(is_over)).list();
+    return (rank == 0 ? collect(cancelled) : arrive(cancelled)).list();
   }
 
  private:
@@ -63,14 +63,20 @@ struct StoreBarrierRound {
     return !numbers.empty() && numbers.front() >= number;
   }
   void reach(const std::string& key) const { store->set(key, std::to_string(number)); }
+  bool await(const std::string& key, const base::Deadline& deadline,
+             const std::atomic<bool>& cancelled) const {
+    return poll_until([&] { return has_reached(key); },
+                      [&] { return cancelled || deadline.expired(); });
+  }
 
-  template <typename Over>
-  shm::RankSet collect(Over is_over) const {
+  shm::RankSet collect(const std::atomic<bool>& cancelled) const {
+    const auto deadline = base::Deadline::after(until_arrival);
+    reach(arrival(0));
     shm::RankSet missing;
     for (int peer = 1; peer < size && (missing.empty() || wait_all_ranks); ++peer) {
-      if (!poll_until([&] { return has_reached(arrival(peer)); }, is_over)) missing.insert(peer);
+      if (!await(arrival(peer), deadline, cancelled)) missing.insert(peer);
     }
-    if (!missing.empty() && !deadline.expired()) return missing;  // cancelled
+    if (!missing.empty() && cancelled) return missing;
     store->set(kVerdictKey, fmt::format("{} {} {}", number, missing.empty() ? number : passed,
                                         fmt::join(missing.list(), " ")));
     *decided = true;
@@ -82,13 +88,13 @@ struct StoreBarrierRound {
     return missing;
   }
 
-  template <typename Over>
-  shm::RankSet arrive(Over is_over) const {
+  shm::RankSet arrive(const std::atomic<bool>& cancelled) const {
     reach(arrival(rank));
-    const bool heard = poll_until([&] { return has_reached(kVerdictKey); }, is_over);
+    const bool heard = await(arrival(0), base::Deadline::after(until_arrival), cancelled) &&
+                       await(kVerdictKey, base::Deadline::after(until_verdict), cancelled);
     const auto verdict = heard ? read(kVerdictKey) : std::vector<std::uint64_t>();
     *decided = heard;
-    if (heard || deadline.expired()) reach(departure(rank));  // else it is cancelled
+    if (heard || !cancelled) reach(departure(rank));
     if (!heard) return {0};
     shm::RankSet missing;
     if (verdict.size() < 2 || verdict[1] >= number) return missing;
@@ -102,7 +108,7 @@ struct StoreBarrierRound {
 // What the round has found already, if it has a verdict.
 std::optional<std::vector<int>> look_again(StoreBarrierRound round) {
   if (round.rank == 0) return std::nullopt;
-  round.deadline = base::Deadline::after(std::chrono::milliseconds(0));
+  round.until_arrival = round.until_verdict = std::chrono::milliseconds(0);
   try {
     auto found = call_store(base::Deadline::after(std::chrono::seconds(1)), round);
     return *round.decided ? found : std::nullopt;
@@ -123,12 +129,13 @@ StoreBarrier::StoreBarrier(const BackendRequest& request)
 void StoreBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks,
                         const std::function<void()>& check_peers) {
   const auto limit = base::Deadline::after(timeout).remaining();  // no overflow
-  // The others hear rank 0's verdict a little later.
-  const auto deadline = base::Deadline::after(rank_ == 0 ? limit : limit + shm::kVerdict);
-  const StoreBarrierRound round{store_, rank_, size_, ++round_, passed_, deadline, wait_all_ranks};
+  // Rank 0 waits for its own timeout, which begins when it arrives.
+  const auto until_verdict = rank_ == 0 ? std::chrono::milliseconds(0) : limit + shm::kVerdict;
+  const StoreBarrierRound round{store_,  rank_, size_,         ++round_,
+                                passed_, limit, until_verdict, wait_all_ranks};
   std::optional<std::vector<int>> found;
   try {
-    found = call_store(base::Deadline::after(deadline.budget() + kFarewell), round, [&] {
+    found = call_store(base::Deadline::after(limit + until_verdict + kFarewell), round, [&] {
       if (!*round.decided) check_peers();
     });
   } catch (const PeerError&) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -95,6 +96,17 @@ TEST_P(MonitoredBarrierOwnWorlds, NamesAMissingRankAndLeavesTheGroupUsable) {
       EXPECT_THAT(missing_of(20s), ElementsAre(1));
     }
     pass();
+  });
+}
+
+TEST_P(MonitoredBarrierOwnWorlds, ALateRank0NamesTheMissingRankToTheOthers) {
+  expect_torch_ranks(3, GetParam(), [](int rank, int) {
+    const auto others = new_group({}, {.backend = "gloo"});
+    if (rank == 0) std::this_thread::sleep_for(2s);
+    if (rank != 2) {
+      EXPECT_THAT(missing_of(rank == 0 ? 2s : 3s), ElementsAre(2));
+    }
+    barrier({.group = others});
   });
 }
 

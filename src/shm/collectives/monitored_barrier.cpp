@@ -73,8 +73,10 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   if (me == 0) return collect(timeout, wait_all_ranks, context);
   region_->ring(0);
   const BarrierArrival& host = region_->memory().collectives(0).barrier;
-  const auto deadline = base::Deadline::after(timeout).remaining() + kVerdict;
-  const bool told = wait_for(host.over, 0, base::Deadline::after(deadline), context);
+  // Rank 0 waits for its own timeout, which begins when it arrives.
+  const auto until_verdict = base::Deadline::after(timeout).remaining() + kVerdict;
+  const bool told = wait_for(host.arrived, 0, base::Deadline::after(timeout), context) &&
+                    wait_for(host.over, 0, base::Deadline::after(until_verdict), context);
   if (told && Region::reached(host.complete, round_)) return;
   const GlobalRanks& ranks = region_->global_ranks();
   const RankSet missing =
