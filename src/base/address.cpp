@@ -144,6 +144,13 @@ std::optional<Address> source_address(const Address& remote) {
   return local_address(socket.get()).with_port(0);
 }
 
+std::string host_towards(const std::string& host, int port) {
+  if (names_loopback(host)) return host;
+  // The address that the machine with `host` has there is its own way to it.
+  const auto source = source_address(resolve(host, port).front());
+  return source && !source->is_loopback() ? source->host() : "";
+}
+
 Address local_address(int socket) {
   sockaddr_storage storage{};
   socklen_t size = sizeof(storage);

@@ -56,6 +56,10 @@ bool names_loopback(const std::string& host);
 // This machine's address on the way to `remote`, with port 0; nullopt if there is no way.
 std::optional<Address> source_address(const Address& remote);
 
+// This machine's address by which the other processes that meet at host:port reach it, empty if it
+// is not known: the one that leads there. Resolves `host`, unless it means the loopback.
+std::string host_towards(const std::string& host, int port);
+
 // Where the socket is bound. Throws Error.
 Address local_address(int socket);
 

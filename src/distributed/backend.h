@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -88,6 +89,9 @@ struct BackendRequest {
   std::shared_ptr<const shm::Membership> processes{};
 
   shm::GlobalRanks global_ranks() const { return shm::GlobalRanks(members, nodes); }
+  bool spans_nodes() const {
+    return std::ranges::any_of(nodes, [&](int node) { return node != nodes.front(); });
+  }
 };
 
 struct BackendKind {

@@ -73,6 +73,23 @@ void check_backends(std::vector<std::string>& blobs) {
 
 }  // namespace
 
+Topology exchange_topology(const BackendRequest& request, const std::string& backend,
+                           const Placement& own,
+                           const std::function<void(const Topology&)>& check) {
+  const auto deadline = base::Deadline::after(request.timeout);
+  StoreExchange exchange(request);
+  auto blobs = exchange.all_gather(backend + '\n' + own.encode(), deadline);
+  try {
+    check_backends(blobs);
+    Topology topology(decode_placements(blobs));
+    check(topology);
+    return topology;
+  } catch (const Error&) {
+    exchange.let_others_read();
+    throw;
+  }
+}
+
 FoundTopology find_topology(const BackendRequest& request, const std::string& backend,
                             const Plan& plan, const base::Environment& environment,
                             const std::function<void(const Topology&)>& check) {
@@ -81,19 +98,8 @@ FoundTopology find_topology(const BackendRequest& request, const std::string& ba
     return {plan.launched ? launched_topology(plan, environment) : Topology::one_node(plan.size),
             false};
   }
-  const auto own = Placement::own(environment, plan.launched);
-  const auto deadline = base::Deadline::after(request.timeout);
-  StoreExchange exchange(request);
-  auto blobs = exchange.all_gather(backend + '\n' + own.encode(), deadline);
-  try {
-    check_backends(blobs);
-    Topology topology(decode_placements(blobs));
-    check(topology);
-    return {std::move(topology), true};
-  } catch (const Error&) {
-    exchange.let_others_read();
-    throw;
-  }
+  return {exchange_topology(request, backend, Placement::own(environment, plan.launched), check),
+          true};
 }
 
 }  // namespace paceline::distributed

@@ -23,4 +23,8 @@ FoundTopology find_topology(const BackendRequest& request, const std::string& ba
                             const Plan& plan, const base::Environment& environment,
                             const std::function<void(const Topology&)>& check);
 
+// The same with what this rank knows, `own`, which all ranks exchange.
+Topology exchange_topology(const BackendRequest& request, const std::string& backend,
+                           const Placement& own, const std::function<void(const Topology&)>& check);
+
 }  // namespace paceline::distributed

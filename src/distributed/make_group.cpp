@@ -4,7 +4,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include <paceline/error.h>
@@ -63,7 +62,8 @@ void check_reach(const std::string& backends, const std::string& group, const To
     return;
   }
   throw UsageError(fmt::format(
-      "in this build, which has no libsodium, the backend {} reaches the ranks of one node, but "
+      "in this build, made without libsodium or Gloo's headers, the backend {} reaches the ranks "
+      "of one node, but "
       "group {} spans {} nodes (by {}): {}. Use the backend gloo; groups within one node may use "
       "{}",
       backend, group, nodes, topology.source(), topology.describe(ranks), backend));
@@ -79,8 +79,7 @@ std::vector<int> nodes_of(const Topology& topology, std::span<const int> ranks) 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backends,
                                                   BackendRequest request) {
   const DeviceBackends names = parse_backends(backends);
-  const bool several_nodes = std::set(request.nodes.begin(), request.nodes.end()).size() > 1;
-  const BackendKind& kind = *find_backend(names.cpu, several_nodes);  // see check_reach
+  const BackendKind& kind = *find_backend(names.cpu, request.spans_nodes());  // see check_reach
   if (request.enable_reconfigure && !kind.reconfigures) {
     throw UsageError(fmt::format(
         "enable_reconfigure: the ranks of a group over the backend {} cannot change; use paceline",

@@ -120,7 +120,9 @@ internode::NodeLinks::Connections connect_leaders(const BackendRequest& request,
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> make_hierarchical(BackendRequest request) {
+}  // namespace
+
+HierarchicalBackend::Parts connect_nodes(BackendRequest request) {
   const auto options = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
   const auto deadline = base::Deadline::after(request.timeout + internode::kFormationGrace);
   const internode::NodeMap map(request.nodes.empty()
@@ -138,28 +140,44 @@ c10::intrusive_ptr<c10d::Backend> make_hierarchical(BackendRequest request) {
   auto messages = std::make_shared<internode::RemoteMessages>(
       std::move(region), request.global_ranks(), request.rank, std::move(between));
   const auto shared = std::make_shared<const BackendRequest>(std::move(request));
-  return c10::make_intrusive<HierarchicalBackend>(
+  return {
       std::move(group), distributed::StoreBarrier(*shared), std::move(messages),
-      [shared, options](const std::string& name) {
-        return connect_engine(*shared, options, name);
-      });
+      [shared, options](const std::string& name) { return connect_engine(*shared, options, name); },
+      shared};
 }
 
-const bool hierarchical_registered =
-    distributed::register_backend("hierarchical", {.make = &make_hierarchical,
-                                                   .type = c10d::ProcessGroup::BackendType::CUSTOM,
-                                                   .is_internal = true});
+namespace {
+
+const bool hierarchical_registered = distributed::register_backend(
+    "hierarchical",
+    {.make = [](BackendRequest request) -> c10::intrusive_ptr<c10d::Backend> {
+       return c10::make_intrusive<HierarchicalBackend>(connect_nodes(std::move(request)));
+     },
+     .type = c10d::ProcessGroup::BackendType::CUSTOM,
+     .is_internal = true});
 
 }  // namespace
 
-HierarchicalBackend::HierarchicalBackend(std::shared_ptr<internode::Group> group,
-                                         distributed::StoreBarrier monitored_barrier,
-                                         std::shared_ptr<internode::RemoteMessages> messages,
-                                         MakeEngine make_engine)
-    : RemoteMessagesBackend(group, {group, &group->local()}, std::move(monitored_barrier),
-                            std::move(messages)),
-      nodes_(std::move(group)),
-      make_engine_(std::move(make_engine)) {}
+HierarchicalBackend::HierarchicalBackend(Parts parts)
+    : RemoteMessagesBackend(parts.group, {parts.group, &parts.group->local()},
+                            std::move(parts.monitored_barrier), std::move(parts.messages)),
+      nodes_(std::move(parts.group)),
+      make_engine_(std::move(parts.make_engine)),
+      request_(std::move(parts.request)) {}
+
+c10::intrusive_ptr<c10d::Backend> HierarchicalBackend::make_split(BackendRequest request) const {
+  request.store_server = request_->store_server;
+  request.host = request_->host;
+  request.check_peers = request_->check_peers;
+  request.mpi = request_->mpi;
+  auto options = distributed::own_options<paceline::PacelineOptions>(*request_, "paceline");
+  const auto changed = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
+  options.staging_bytes = changed.staging_bytes;
+  options.single_copy_bytes = changed.single_copy_bytes;
+  request.options = options;
+  if (!request.spans_nodes()) return PacelineBackend::make_split(std::move(request));
+  return c10::make_intrusive<HierarchicalBackend>(connect_nodes(std::move(request)));
+}
 
 // Looks at this node's ranks only: if a rank of another node is lost, its leader fails this region.
 void HierarchicalBackend::check_peers(const std::vector<int>& needed, const shm::OpContext& op) {

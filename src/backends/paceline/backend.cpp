@@ -162,11 +162,11 @@ void PacelineBackend::abort_because(const std::string& text) noexcept {
   region_->abort(text);
 }
 
-std::shared_ptr<shm::Region> PacelineBackend::split_region(
+c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<Options>& options) const {
+    const c10::intrusive_ptr<Options>& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), getRank());
-  if (own == ranks.end()) return nullptr;
+  if (own == ranks.end()) return {};
   distributed::BackendRequest request{
       .store = store,
       .rank = static_cast<int>(own - ranks.begin()),
@@ -174,10 +174,12 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
       .timeout = timeout_.load(),
       .group_name = fmt::format("split of {}", region_->options().name),
       .options = options_->for_request()};
+  const shm::GlobalRanks& global = group_->global_ranks();
   for (const int rank : ranks) {
-    request.members.push_back(region_->global_ranks().of(rank));
-    const auto& nodes = region_->global_ranks().nodes();
-    if (!nodes.empty()) request.nodes.push_back(nodes[static_cast<std::size_t>(rank)]);
+    request.members.push_back(global.of(rank));
+    if (!global.nodes().empty()) {
+      request.nodes.push_back(global.nodes()[static_cast<std::size_t>(rank)]);
+    }
   }
   if (options) {
     request.timeout = options->timeout;
@@ -186,15 +188,12 @@ std::shared_ptr<shm::Region> PacelineBackend::split_region(
       request.options = ours->for_request();
     }
   }
-  return form_region(std::move(request));
+  return make_split(std::move(request));
 }
 
-c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<Options>& options) {
-  auto region = split_region(store, ranks, options);
-  if (!region) return {};
-  return c10::make_intrusive<PacelineBackend>(std::move(region));
+c10::intrusive_ptr<c10d::Backend> PacelineBackend::make_split(
+    distributed::BackendRequest request) const {
+  return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
 }
 
 // c10d passes only the device's index. The CPU has none, GPUs have one.

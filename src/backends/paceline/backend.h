@@ -184,10 +184,9 @@ class PacelineBackend : public distributed::ExtendedBackend {
       const distributed::BucketReducer::Options& options,
       const std::function<std::shared_ptr<shm::SecondLevel>()>& make_between_nodes);
 
-  // The region of split; null on ranks outside of it.
-  std::shared_ptr<shm::Region> split_region(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const std::vector<int>& ranks,
-                                            const c10::intrusive_ptr<Options>& options) const;
+  // The backend of a split, whose ranks all call it. The request lacks what only the backend's own
+  // had.
+  virtual c10::intrusive_ptr<Backend> make_split(distributed::BackendRequest request) const;
 
  private:
   // A call whose arguments are checked.

@@ -206,14 +206,10 @@ std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, c
 // This machine's address by which the other ranks can reach it: the loopback address if all ranks
 // are known to be on this host; the one that leads to rank 0; empty if neither is known.
 std::string host_of(const Plan& plan) {
-  if (base::names_loopback(plan.host)) return plan.host;
   const bool here = plan.means == Plan::Means::alone || plan.means == Plan::Means::inherited ||
                     plan.means == Plan::Means::local;
   if (here) return "127.0.0.1";
-  if (plan.means != Plan::Means::tcp) return "";
-  // The address that rank 0's machine has there is its own way to it.
-  const auto source = base::source_address(base::resolve(plan.host, plan.port).front());
-  return source && !source->is_loopback() ? source->host() : "";
+  return plan.means == Plan::Means::tcp ? base::host_towards(plan.host, plan.port) : "";
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 #include <ATen/record_function.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -6,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -14,6 +17,7 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -22,6 +26,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "support/cases.h"
 #include "support/eventually.h"
 #include "support/torch_ranks.h"
 
@@ -65,24 +70,40 @@ TEST(Backend, ThreadsBlockAllSignalsExceptFaults) {
   });
 }
 
-TEST(Backend, SplitsAndReportsItsOptions) {
-  expect_torch_ranks(3, "paceline", [](int rank, int) {
+TEST(Backend, ReportsItsOptions) {
+  expect_torch_ranks(3, "paceline", [](int, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     EXPECT_EQ(backend->getBackendOptions()->group_name, "world");
     EXPECT_EQ(backend->getMemoryStats().at("allocated_bytes"), 0u);
     const auto memory = backend->allocateTensor(1000, at::kFloat);
     EXPECT_GE(backend->getMemoryStats().at("allocated_bytes"), 4000u);
     EXPECT_EQ(backend->getError(), c10d::ErrorType::SUCCESS);
-    const auto store =
-        c10::make_intrusive<c10d::PrefixStore>("split", ProcessGroup().c10d()->getStore());
-    const auto part = backend->split(store, {0, 2}, nullptr);
-    ASSERT_EQ(part == nullptr, rank == 1);
-    if (part) {
-      EXPECT_EQ(part->getSize(), 2);
-      EXPECT_EQ(part->getRank(), rank / 2);
-      std::vector<at::Tensor> t{torch::ones({2})};
+    barrier();
+  });
+}
+
+using BackendOwnWorlds = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, BackendOwnWorlds, ::testing::Values("paceline", test::kAcrossNodes),
+                         test::CaseName());
+
+TEST_P(BackendOwnWorlds, SplitsOnOneNodeAndAcrossNodes) {
+  expect_torch_ranks(4, GetParam(), [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    EXPECT_TRUE(backend->supportsSplitting());
+    const std::vector<std::vector<int>> parts{{0, 1}, {3, 0}, {1, 2, 3}};
+    for (const std::vector<int>& ranks : parts) {
+      const auto name = fmt::format("split {}", fmt::join(ranks, " "));
+      const auto store =
+          c10::make_intrusive<c10d::PrefixStore>(name, ProcessGroup().c10d()->getStore());
+      const auto part = backend->split(store, ranks, nullptr);
+      const auto own = std::find(ranks.begin(), ranks.end(), rank);
+      ASSERT_EQ(part == nullptr, own == ranks.end());
+      if (!part) continue;
+      EXPECT_EQ(part->getSize(), static_cast<int>(ranks.size()));
+      EXPECT_EQ(part->getRank(), own - ranks.begin());
+      std::vector<at::Tensor> t{torch::full({2}, rank)};
       part->allreduce(t)->wait();
-      EXPECT_EQ(t[0][0].item<float>(), 2);
+      EXPECT_EQ(t[0][0].item<int>(), std::accumulate(ranks.begin(), ranks.end(), 0));
     }
     barrier();
   });
