@@ -209,7 +209,9 @@ PACELINE_API void all_to_all_single(const at::Tensor& output, const at::Tensor& 
 /// Returns once every rank has called it.
 PACELINE_API void barrier(const BarrierOptions& options = {});
 /// A barrier with a timeout of its own. On rank 0, Timeout names the first rank that did not come,
-/// or with `wait_all_ranks` all of them; other ranks throw one too. The group remains usable. On
+/// or with `wait_all_ranks` all of them; other ranks throw one too, with the same ranks. They wait
+/// the timeout for rank 0 to arrive, and as long again, and a little, for what it finds. The group
+/// remains usable. On
 /// the backend paceline on one node, if a rank has made another call instead, every rank throws
 /// Mismatch.
 PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});

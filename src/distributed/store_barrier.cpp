@@ -37,13 +37,13 @@ struct StoreBarrierRound {
   int size;
   std::uint64_t number;
   std::uint64_t passed;  // the last one before it that all ranks passed; on rank 0
-  std::chrono::milliseconds until_arrival;  // of the ranks that this one waits for
-  std::chrono::milliseconds until_verdict;  // from the arrival of rank 0
+  std::chrono::milliseconds arrival_timeout;  // for the ranks that this one waits for
+  std::chrono::milliseconds verdict_timeout;  // from the arrival of rank 0
   bool wait_all_ranks;
   // Whether this rank knows the verdict.
   std::shared_ptr<std::atomic<bool>> decided = std::make_shared<std::atomic<bool>>(false);
 
-  // The group ranks that are missing. What it returns once `cancelled` says nothing.
+  // The group ranks that are missing. Unspecified once `cancelled`.
   std::vector<int> operator()(const std::atomic<bool>& cancelled) const {
     return (rank == 0 ? collect(cancelled) : arrive(cancelled)).list();
   }
@@ -70,7 +70,7 @@ struct StoreBarrierRound {
   }
 
   shm::RankSet collect(const std::atomic<bool>& cancelled) const {
-    const auto deadline = base::Deadline::after(until_arrival);
+    const auto deadline = base::Deadline::after(arrival_timeout);
     reach(arrival(0));
     shm::RankSet missing;
     for (int peer = 1; peer < size && (missing.empty() || wait_all_ranks); ++peer) {
@@ -90,8 +90,8 @@ struct StoreBarrierRound {
 
   shm::RankSet arrive(const std::atomic<bool>& cancelled) const {
     reach(arrival(rank));
-    const bool heard = await(arrival(0), base::Deadline::after(until_arrival), cancelled) &&
-                       await(kVerdictKey, base::Deadline::after(until_verdict), cancelled);
+    const bool heard = await(arrival(0), base::Deadline::after(arrival_timeout), cancelled) &&
+                       await(kVerdictKey, base::Deadline::after(verdict_timeout), cancelled);
     const auto verdict = heard ? read(kVerdictKey) : std::vector<std::uint64_t>();
     *decided = heard;
     if (heard || !cancelled) reach(departure(rank));
@@ -108,7 +108,7 @@ struct StoreBarrierRound {
 // What the round has found already, if it has a verdict.
 std::optional<std::vector<int>> look_again(StoreBarrierRound round) {
   if (round.rank == 0) return std::nullopt;
-  round.until_arrival = round.until_verdict = std::chrono::milliseconds(0);
+  round.arrival_timeout = round.verdict_timeout = std::chrono::milliseconds(0);
   try {
     auto found = call_store(base::Deadline::after(std::chrono::seconds(1)), round);
     return *round.decided ? found : std::nullopt;
@@ -129,13 +129,13 @@ StoreBarrier::StoreBarrier(const BackendRequest& request)
 void StoreBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ranks,
                         const std::function<void()>& check_peers) {
   const auto limit = base::Deadline::after(timeout).remaining();  // no overflow
-  // Rank 0 waits for its own timeout, which begins when it arrives.
-  const auto until_verdict = rank_ == 0 ? std::chrono::milliseconds(0) : limit + shm::kVerdict;
-  const StoreBarrierRound round{store_,  rank_, size_,         ++round_,
-                                passed_, limit, until_verdict, wait_all_ranks};
+  // As in shm::MonitoredBarrier.
+  const auto verdict_timeout = rank_ == 0 ? std::chrono::milliseconds(0) : limit + shm::kVerdict;
+  const StoreBarrierRound round{store_,  rank_, size_,           ++round_,
+                                passed_, limit, verdict_timeout, wait_all_ranks};
   std::optional<std::vector<int>> found;
   try {
-    found = call_store(base::Deadline::after(limit + until_verdict + kFarewell), round, [&] {
+    found = call_store(base::Deadline::after(limit + verdict_timeout + kFarewell), round, [&] {
       if (!*round.decided) check_peers();
     });
   } catch (const PeerError&) {

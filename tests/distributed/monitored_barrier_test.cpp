@@ -104,9 +104,13 @@ TEST_P(MonitoredBarrierOwnWorlds, ALateRank0NamesTheMissingRankToTheOthers) {
     const auto others = new_group({}, {.backend = "gloo"});
     if (rank == 0) std::this_thread::sleep_for(2s);
     if (rank != 2) {
-      EXPECT_THAT(missing_of(rank == 0 ? 2s : 3s), ElementsAre(2));
+      EXPECT_THAT(missing_of(rank == 0 ? 4s : 5s), ElementsAre(2));
     }
     barrier({.group = others});
+    if (rank == 2) {
+      EXPECT_THAT(missing_of(20s), ElementsAre(2));
+    }
+    EXPECT_THAT(missing_of(20s), ElementsAre());
   });
 }
 
