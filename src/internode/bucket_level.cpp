@@ -225,9 +225,11 @@ class BucketLevel::LaneStage final : public Stage {
     transfer_.reset();
   }
   RankSet awaited() const override {
+    const auto known = transfer_ ? transfer_->awaited() : std::nullopt;
     RankSet ranks;
     for (const int node : level_.other_nodes_) {
-      ranks.insert(level_.group_->global_ranks().of(level_.map().rank_at(node, what_.lane)));
+      const int rank = level_.map().rank_at(node, what_.lane);
+      if (known.value_or(rank) == rank) ranks.insert(level_.group_->global_ranks().of(rank));
     }
     return ranks;
   }

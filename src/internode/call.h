@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,17 +18,21 @@ class Group::Call final : public shm::OuterCall {
   Call(Group& group, shm::CollectiveFingerprint call, const OwnSplits* splits = nullptr);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
-  ~Call() { group_.local_.set_outer_call(nullptr); }
+  ~Call() {
+    group_.local_.set_outer_call(nullptr);
+    if (std::uncaught_exceptions() > exceptions_) group_.tell_failure();
+  }
 
   shm::OpContext context() const override;
   shm::CallDeadline& deadline() override;
   std::string describe() const override;
-  shm::RankSet missing_on_other_nodes() const override;
-  bool may_learn_more() override;
+  shm::RankSet missing_on_other_nodes(const shm::RankSet& missing) const override;
+  bool may_learn_more(const shm::RankSet& missing) override;
   std::string describe_on_other_nodes(const shm::RankSet& ranks) const override;
 
  private:
   Group& group_;
+  int exceptions_ = std::uncaught_exceptions();
   std::optional<base::Deadline> learning_;
 };
 

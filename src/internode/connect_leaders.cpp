@@ -227,9 +227,9 @@ class Meeting {
 NodeLinks::Connections connect_leaders(shm::Exchange& exchange, const NodeMap& map,
                                        const LeaderOptions& options,
                                        const base::Deadline& deadline) {
-  const std::string host = options.host.empty() ? base::host_name() : options.host;
-  net::Listener listener(base::listening_address(host, 0));
-  const Endpoint own{listener.address().port(), map.node() == 0 ? net::make_secret() : "-", host};
+  net::Listener listener(base::listening_address(options.host, 0));
+  const Endpoint own{listener.address().port(), map.node() == 0 ? net::make_secret() : "-",
+                     options.host};
   Meeting meeting(map, options, std::move(listener));
   std::vector<Endpoint> endpoints;
   for (const std::string& blob : exchange.all_gather(own.encode(), deadline)) {

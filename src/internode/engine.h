@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <paceline/error.h>
@@ -35,6 +36,8 @@ class Engine {
     // Call when it is done: throws Error if it has failed; PeerLost if the engine knows which rank
     // is lost.
     virtual void check() = 0;
+    // The rank whose message is waited for now, if that is known. Any thread may call it.
+    virtual std::optional<int> awaited() const { return std::nullopt; }
     // Call when it is done: where its one message from kAnyRank came from.
     virtual int sender() const { return kAnyRank; }
     // Cancels a transfer that may not be done. The engine remains usable, and keeps `memory`, that

@@ -23,8 +23,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Past its deadline, a leader learns for so long which ranks of other nodes are late; the other
-// ranks of the node wait a little longer for what it says.
+// Past its deadline, a leader learns for so long which ranks of other nodes are late: its questions
+// are answered, or a node that finds a late rank of its own tells the failure. The other ranks of
+// the node wait a little longer for what it says.
 constexpr auto kQuestionTime = 1500ms;
 constexpr auto kVerdictTime = 500ms;
 
@@ -67,7 +68,7 @@ class Group::Wait : public shm::WaitContext {
 class Group::GatherWait final : public Wait {
  public:
   GatherWait(Group& group, const Topic& topic) : Wait(group), topic_(topic) {}
-  ~GatherWait() { group_.awaited().store({}); }
+  ~GatherWait() { group_.set_awaited({}); }
 
   RankSet missing_on_other_nodes() const override { return group_.links_->awaited(topic_); }
   bool may_learn_more() override {
@@ -75,7 +76,7 @@ class Group::GatherWait final : public Wait {
     return !learning_->expired();
   }
   void check(int /*peer*/) const override {
-    group_.awaited().store(missing_on_other_nodes());
+    group_.set_awaited(missing_on_other_nodes());
     const RankSet left = group_.links_->awaited_that_left(topic_);
     if (left.empty()) return;
     group_.region()->fail(
@@ -94,11 +95,29 @@ class Group::GatherWait final : public Wait {
 // A wait for a transfer between nodes.
 class Group::TransferWait final : public Wait {
  public:
-  TransferWait(Group& group, const RankSet& peers) : Wait(group), peers_(peers) {}
-  RankSet missing_on_other_nodes() const override { return peers_; }
+  TransferWait(Group& group, const Engine::Transfer& transfer, const RankSet& peers)
+      : Wait(group), transfer_(transfer), peers_(peers) {}
+  ~TransferWait() { group_.set_awaited({}); }
+
+  RankSet missing_on_other_nodes() const override {
+    const auto rank = transfer_.awaited();
+    return rank ? group_.global_ranks_.of(RankSet{*rank}) : peers_;
+  }
+  // These ranks may wait themselves, on their nodes. A node that does not run says nothing; then
+  // the leader, which may wait for the leader there, is first.
+  bool may_learn_more() override {
+    if (!learning_) {
+      learning_ =
+          base::Deadline::after(kQuestionTime + (group_.map_.is_leader() ? 0ms : kVerdictTime));
+    }
+    return !learning_->expired();
+  }
+  void check(int /*peer*/) const override { group_.set_awaited(missing_on_other_nodes()); }
 
  private:
+  const Engine::Transfer& transfer_;
   RankSet peers_;  // global
+  std::optional<base::Deadline> learning_;
 };
 
 Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks ranks,
@@ -189,6 +208,7 @@ Group::Call::Call(Group& group, shm::CollectiveFingerprint call, const OwnSplits
     group.agree(splits);
   } catch (...) {
     group.local_.set_outer_call(nullptr);
+    group.tell_failure();
     throw;
   }
 }
@@ -202,11 +222,17 @@ shm::CallDeadline& Group::Call::deadline() {
 std::string Group::Call::describe() const {
   return group_.describe_call();
 }
-RankSet Group::Call::missing_on_other_nodes() const {
-  return group_.awaited().load();
+RankSet Group::Call::missing_on_other_nodes(const RankSet& missing) const {
+  RankSet awaited;
+  for (const int rank : missing) {
+    // What a rank waited for when it was stopped does not matter.
+    if (!group_.region()->peers().describe_stop(rank).empty()) return {};
+    awaited |= group_.awaited(rank).load();
+  }
+  return awaited;
 }
-bool Group::Call::may_learn_more() {
-  if (group_.awaited().load().empty()) return false;  // the leader does not wait for other nodes
+bool Group::Call::may_learn_more(const RankSet& missing) {
+  if (missing_on_other_nodes(missing).empty()) return false;
   if (!learning_) learning_ = base::Deadline::after(kQuestionTime + kVerdictTime);
   return !learning_->expired();
 }
@@ -346,7 +372,7 @@ Group::Exchange::Exchange(Group& group, const RankSet& peers, const Start& start
 void Group::Exchange::finish() {
   if (!transfer_) return;
   {
-    TransferWait wait(group_, peers_);
+    TransferWait wait(group_, *transfer_, peers_);
     group_.region()->await(done_, 1, group_.local_.rank(), wait);
   }
   const auto transfer = std::move(transfer_);
@@ -354,6 +380,13 @@ void Group::Exchange::finish() {
     transfer->check();
   } catch (const std::exception& error) {
     group_.fail_transfer(error, peers_);
+  }
+}
+
+void Group::tell_failure() noexcept {
+  try {
+    if (links_) links_->tell_failure();
+  } catch (const std::exception&) {  // no memory
   }
 }
 

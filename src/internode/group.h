@@ -82,11 +82,10 @@ class Group final : public shm::Collectives {
   // What this node's ranks show each other of a call, in their region. Zero-initialised.
   struct Board {
     struct alignas(shm::kCacheLine) Line {
-      shm::Word arrived;  // the last call, by its number
+      shm::Word arrived;           // the last call, by its number
+      shm::AtomicRankSet awaited;  // the global ranks on other nodes that the rank waits for
     };
     std::array<Line, shm::kMaxRanks> ranks;
-    // The global ranks on other nodes that the leader waits for.
-    shm::AtomicRankSet awaited;
   };
   // How many elements this rank gives to each rank and expects from each.
   struct OwnSplits {
@@ -118,8 +117,13 @@ class Group final : public shm::Collectives {
   void agree(const OwnSplits* splits);
   void compare(const std::vector<std::string>& shares, bool uneven);
   [[noreturn]] void fail_transfer(const std::exception& error, const shm::RankSet& peers);
-  // The board's, once there is one.
-  shm::AtomicRankSet& awaited() const { return board_.load()->awaited; }
+  // The board's, once there is one. `rank`: of this node.
+  shm::AtomicRankSet& awaited(int rank) const {
+    return board_.load()->ranks[static_cast<std::size_t>(rank)].awaited;
+  }
+  void set_awaited(const shm::RankSet& ranks) const { awaited(local_.rank()).store(ranks); }
+  // The other nodes would learn it a little later, and not at all if this process ends at once.
+  void tell_failure() noexcept;
   std::string describe_call() const;
   // What other nodes call, while this one does not: the ranks of these nodes, by group rank, and
   // the call of one of them. None unless each rank, there and here, uses the group from one thread.

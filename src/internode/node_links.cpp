@@ -129,6 +129,15 @@ shm::RankSet NodeLinks::find_awaited(const Topic& topic) const {
   return ranks;
 }
 
+void NodeLinks::tell_failure() {
+  {
+    const std::lock_guard lock(mutex_);
+    check_region();
+    if (is_flushed()) return;
+  }
+  wake();  // the thread waits for the sockets then
+}
+
 void NodeLinks::abort(const Aborted& aborted) {
   {
     const std::lock_guard lock(mutex_);

@@ -71,6 +71,9 @@ class NodeLinks {
   shm::RankSet awaited(const Topic& topic) const;
   // The awaited ranks that have left the group: the gather cannot complete without them.
   shm::RankSet awaited_that_left(const Topic& topic) const;
+  // Tells the other nodes that the group has failed, if it has. The thread does it, too, a little
+  // later.
+  void tell_failure();
   // Tells the other nodes that this one has aborted a step. If the group has failed, they hear that
   // first.
   void abort(const Aborted& aborted);

@@ -100,6 +100,41 @@ TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
   }
 }
 
+// The calls agree; then ranks wait for it in transfers, and on their nodes for ranks that do.
+TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatHangsInACall) {
+  const std::vector<int> nodes{0, 0, 1, 1, 2, 2};
+  for (const int hung : {0, 1, 2, 5}) {
+    EngineNetwork network;
+    std::latch others(5);
+    const std::jthread release([&] {
+      others.wait();
+      network.release();
+    });
+    const auto errors = run_on_nodes(
+        nodes, network,
+        [&](Group& group) {
+          all_reduce_once(group, 100'000);
+          if (group.rank() == hung) {
+            network.hang(hung);
+            return all_reduce_once(group, 100'000);
+          }
+          try {
+            all_reduce_once(group, 100'000);
+          } catch (...) {
+            others.count_down();
+            throw;
+          }
+          others.count_down();
+        },
+        1s);
+    for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+      const auto timeout = thrown<Timeout>(errors[rank]);
+      EXPECT_THAT(timeout.ranks(), ElementsAre(100 + hung)) << timeout.what();
+      EXPECT_THAT(timeout.what(), HasSubstr("all_reduce of 100000 float32, call 2 of group test"));
+    }
+  }
+}
+
 TEST(ErrorsAcrossNodes, ARankThatHasLeftIsMissing) {
   EngineNetwork network;
   const auto errors = run_on_nodes(kNodes, network, [](Group& group) {

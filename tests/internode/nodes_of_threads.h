@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <stdexcept>
@@ -45,6 +46,18 @@ class EngineNetwork {
       const std::lock_guard lock(mutex_);
       failing_.insert(rank);
       for (const auto& open : open_) open->failed = open->failed || open->rank == rank;
+    }
+    changed_.notify_all();
+  }
+  // From here on this rank hangs where it starts a transfer, until release().
+  void hang(int rank) {
+    const std::lock_guard lock(mutex_);
+    hanging_ = rank;
+  }
+  void release() {
+    {
+      const std::lock_guard lock(mutex_);
+      hanging_.reset();
     }
     changed_.notify_all();
   }
@@ -89,7 +102,8 @@ class EngineNetwork {
                                                        const std::vector<Message>& sends,
                                                        const std::vector<Message>& receives,
                                                        std::function<void()> when_done) override {
-      const std::lock_guard lock(network_.mutex_);
+      std::unique_lock lock(network_.mutex_);
+      network_.changed_.wait(lock, [&] { return network_.hanging_ != rank_; });
       auto transfer = std::make_shared<EngineNetwork::Transfer>(
           EngineNetwork::Transfer{rank_, tag, sends, receives, std::move(when_done)});
       transfer->failed = network_.failing_.contains(rank_);
@@ -114,6 +128,13 @@ class EngineNetwork {
       void check() override {
         const std::lock_guard lock(network_.mutex_);
         if (transfer_->failed) throw std::runtime_error("the wire broke");
+      }
+      std::optional<int> awaited() const override {
+        const std::lock_guard lock(network_.mutex_);
+        for (const auto& messages : {transfer_->receives, transfer_->sends}) {
+          if (!messages.empty()) return messages.front().rank;
+        }
+        return std::nullopt;
       }
       void abandon(std::shared_ptr<const void> memory) override {
         std::unique_lock lock(network_.mutex_);
@@ -202,6 +223,7 @@ class EngineNetwork {
   std::vector<std::shared_ptr<Transfer>> open_;
   const Transfer* calling_ = nullptr;  // whose callback runs
   std::set<int> failing_;
+  std::optional<int> hanging_;
   std::size_t carried_ = 0;
   int started_ = 0;
   int failures_ = 0;

@@ -52,6 +52,7 @@ struct GlooEngine::State {
   std::size_t awaited_bytes = 0;
   Pieces receives{};
   Pieces sends{};
+  std::optional<int> awaited{};
   std::exception_ptr error{};
   bool cancelled = false;
   std::shared_ptr<const void> abandoned{};  // the memory of the messages, which may go on
@@ -78,6 +79,10 @@ class GlooEngine::Handle final : public Transfer {
   void check() override {
     const std::lock_guard lock(engine_.mutex_);
     if (state_->error) std::rethrow_exception(state_->error);
+  }
+  std::optional<int> awaited() const override {
+    const std::lock_guard lock(engine_.mutex_);
+    return state_->awaited;
   }
 
  private:
@@ -252,7 +257,7 @@ void GlooEngine::post(Pieces& posted, std::uint32_t tag, const Message& message,
         at::from_blob(message.data + begin, {static_cast<std::int64_t>(end - begin)}, at::kByte)};
     posted.push_back({sends ? backend_->send(tensors, message.rank, piece_tag(tag, piece))
                             : backend_->recv(tensors, message.rank, piece_tag(tag, piece)),
-                      end - begin});
+                      end - begin, message.rank});
   }
 }
 
@@ -299,7 +304,7 @@ void GlooEngine::post_handshake(State& state) {
     for (const bool sends : {false, true}) {
       auto work = sends ? backend_->send(send, rank, tag) : backend_->recv(receive, rank, tag);
       const std::lock_guard lock(mutex_);
-      (sends ? state.sends : state.receives).push_back({std::move(work), 0});
+      (sends ? state.sends : state.receives).push_back({std::move(work), 0, rank});
       if (state.cancelled) return;
     }
   }
@@ -353,6 +358,7 @@ void GlooEngine::wait(State& state) {
         if (!sends) post_receives(state);
         if (i == pieces.size()) break;
         piece = pieces[i];
+        state.awaited = piece.rank;
       }
       piece.work->wait(base::Deadline::kLongest);
       if (!sends) state.awaited_bytes -= piece.bytes;

@@ -56,6 +56,7 @@ class GlooEngine final : public internode::Engine {
   struct Piece {
     c10::intrusive_ptr<c10d::Work> work;
     std::size_t bytes;
+    int rank;  // at the other end
   };
   using Pieces = std::vector<Piece>;
 

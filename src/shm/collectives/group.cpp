@@ -24,9 +24,11 @@ class Group::RoundWait : public WaitContext {
     return ranks;
   }
   RankSet missing_on_other_nodes() const override {
-    return outer() != nullptr ? outer()->missing_on_other_nodes() : RankSet();
+    return outer() != nullptr ? outer()->missing_on_other_nodes(missing()) : RankSet();
   }
-  bool may_learn_more() override { return outer() != nullptr && outer()->may_learn_more(); }
+  bool may_learn_more() override {
+    return outer() != nullptr && outer()->may_learn_more(missing());
+  }
   std::string describe_on_other_nodes(const RankSet& ranks) const override {
     return outer() != nullptr ? outer()->describe_on_other_nodes(ranks) : describe_ranks(ranks);
   }

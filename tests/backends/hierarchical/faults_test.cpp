@@ -205,5 +205,31 @@ TEST_P(FaultsAcrossMachines, ADeathAtAnyMomentIsNamed) {
   }
 }
 
+class StopsAcrossMachines : public FaultsAcrossMachines {};
+
+// A stopped rank closes no connection and may be anywhere in a call, so that the ranks which wait
+// for it keep others waiting.
+TEST_P(StopsAcrossMachines, AStopAtAnyMomentIsNamed) {
+  std::mt19937 random(1);
+  for (std::size_t stop = 0; stop < static_cast<std::size_t>(4 * test::thoroughness()); ++stop) {
+    const Machines machines(2);
+    auto ranks = start(machines, {2, 2}, GetParam(), 3);
+    for (auto& rank : ranks) rank.wait_for("ready");
+    const std::size_t stopped = stop % 4;
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
+    ranks[stopped].signal(SIGSTOP);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (rank == stopped) continue;
+      SCOPED_TRACE(fmt::format("rank {}, {} stopped", rank, stopped));
+      expect(ranks[rank], StartsWith(fmt::format("Timeout ranks=[{}] ", stopped)));
+    }
+    ranks[stopped].signal(SIGKILL);
+    ranks[stopped].wait();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, StopsAcrossMachines, ::testing::Values("all_reduce"),
+                         [](const auto& one) { return one.param; });
+
 }  // namespace
 }  // namespace paceline
