@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "base/errno_error.h"
@@ -84,17 +85,28 @@ std::vector<Address> resolve(const std::string& host, int port) {
   return addresses;
 }
 
-std::vector<Address> own_addresses() {
+std::vector<Address> own_addresses(const std::string& interface) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
   std::vector<Address> found;
   for (; list != nullptr; list = list->ifa_next) {
     if (list->ifa_addr == nullptr || (list->ifa_flags & IFF_RUNNING) == 0) continue;
+    if (!interface.empty() && interface != list->ifa_name) continue;
     const int family = list->ifa_addr->sa_family;
     if (family == AF_INET) found.emplace_back(list->ifa_addr, sizeof(sockaddr_in));
     if (family == AF_INET6) found.emplace_back(list->ifa_addr, sizeof(sockaddr_in6));
   }
+  return found;
+}
+
+std::vector<Address> addresses_in_network(const std::string& interface) {
+  std::vector<Address> found = own_addresses(interface);
+  std::erase_if(found, [](const Address& one) {
+    return one.is_loopback() || one.host().starts_with("fe80:");
+  });
+  const auto is_ipv4 = [](const Address& one) { return one.family() == AF_INET; };
+  if (std::ranges::any_of(found, is_ipv4)) std::erase_if(found, std::not_fn(is_ipv4));
   return found;
 }
 

@@ -31,9 +31,12 @@ class Address {
 // asks its name servers. Throws UsageError if there is none.
 std::vector<Address> resolve(const std::string& host, int port);
 
-// The addresses of this machine's interfaces that are up and connected, with port 0. Empty if the
-// system does not list interfaces.
-std::vector<Address> own_addresses();
+// The addresses of this machine's interfaces that are up and connected, or of one of them, with
+// port 0. Empty if the system does not list interfaces.
+std::vector<Address> own_addresses(const std::string& interface = "");
+
+// Those by which other machines may reach this one: IPv6 only if there is no IPv4.
+std::vector<Address> addresses_in_network(const std::string& interface = "");
 
 // Whether this machine has it.
 bool is_own(const Address& address);
@@ -56,8 +59,9 @@ bool names_loopback(const std::string& host);
 // This machine's address on the way to `remote`, with port 0; nullopt if there is no way.
 std::optional<Address> source_address(const Address& remote);
 
-// This machine's address by which the other processes that meet at host:port reach it, empty if it
-// is not known: the one that leads there. Resolves `host`, unless it means the loopback.
+// This machine's address on the way to host:port, by which the other processes that meet there
+// reach it. `host` itself if it means the loopback; empty if the address is unknown. Throws
+// UsageError if `host` cannot be resolved.
 std::string host_towards(const std::string& host, int port);
 
 // Where the socket is bound. Throws Error.

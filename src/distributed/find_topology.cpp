@@ -73,17 +73,15 @@ void check_backends(std::vector<std::string>& blobs) {
 
 }  // namespace
 
-Topology exchange_topology(const BackendRequest& request, const std::string& backend,
-                           const Placement& own,
-                           const std::function<void(const Topology&)>& check) {
+Topology exchange_placements(const BackendRequest& request, const std::string& backend,
+                             const Placement& own,
+                             const std::function<Topology(std::vector<Placement>)>& make) {
   const auto deadline = base::Deadline::after(request.timeout);
   StoreExchange exchange(request);
   auto blobs = exchange.all_gather(backend + '\n' + own.encode(), deadline);
   try {
     check_backends(blobs);
-    Topology topology(decode_placements(blobs));
-    check(topology);
-    return topology;
+    return make(decode_placements(blobs));
   } catch (const Error&) {
     exchange.let_others_read();
     throw;
@@ -98,8 +96,13 @@ FoundTopology find_topology(const BackendRequest& request, const std::string& ba
     return {plan.launched ? launched_topology(plan, environment) : Topology::one_node(plan.size),
             false};
   }
-  return {exchange_topology(request, backend, Placement::own(environment, plan.launched), check),
-          true};
+  const auto make = [&](const std::vector<Placement>& placements) {
+    Topology topology(placements);
+    check(topology);
+    return topology;
+  };
+  const auto own = Placement::own(environment, plan.launched);
+  return {exchange_placements(request, backend, own, make), true};
 }
 
 }  // namespace paceline::distributed

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/environment.h"
 #include "distributed/backend.h"
@@ -23,8 +24,10 @@ FoundTopology find_topology(const BackendRequest& request, const std::string& ba
                             const Plan& plan, const base::Environment& environment,
                             const std::function<void(const Topology&)>& check);
 
-// The same with what this rank knows, `own`, which all ranks exchange.
-Topology exchange_topology(const BackendRequest& request, const std::string& backend,
-                           const Placement& own, const std::function<void(const Topology&)>& check);
+// The ranks of the request exchange their placements, and each returns what `make` makes of them.
+// `make` throws on all ranks or on none.
+Topology exchange_placements(const BackendRequest& request, const std::string& backend,
+                             const Placement& own,
+                             const std::function<Topology(std::vector<Placement>)>& make);
 
 }  // namespace paceline::distributed

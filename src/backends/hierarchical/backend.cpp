@@ -4,10 +4,13 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include <paceline/error.h>
 
+#include "base/address.h"
+#include "base/parse.h"
 #include "distributed/store_calls.h"
 #include "distributed/store_exchange.h"
 #include "distributed/translate.h"
@@ -18,6 +21,30 @@ namespace paceline::backends {
 namespace {
 
 using distributed::BackendRequest;
+
+// This machine's address for the other nodes, where the rendezvous does not tell: of the interface
+// that Gloo is to use; by its name, unless that means the loopback; or the only one that it has.
+std::string find_host(const paceline::GlooOptions& gloo) {
+  if (!gloo.hostnames.empty()) return gloo.hostnames.front();
+  const char* const variable = std::getenv("GLOO_SOCKET_IFNAME");
+  std::string interface = gloo.interfaces.empty() ? "" : gloo.interfaces.front();
+  if (interface.empty() && variable != nullptr) interface = base::split_at_commas(variable).front();
+  if (!interface.empty()) {
+    for (const base::Address& one : base::addresses_in_network(interface)) return one.host();
+  }
+  const std::string name = base::host_name();
+  const auto found = base::addresses_in_network();
+  try {
+    if (!base::resolve(name, 0).front().is_loopback()) return name;
+  } catch (const UsageError& error) {
+    if (found.size() == 1) return found.front().host();
+    throw UsageError(
+        fmt::format("{}. The other machines reach this one by its name, unless init_method is "
+                    "tcp:// or env://, or GLOO_SOCKET_IFNAME names an interface",
+                    error.what()));
+  }
+  return found.size() == 1 ? found.front().host() : name;
+}
 
 // The same for some of its ranks, whose keys in the store are their own.
 BackendRequest part_of(const BackendRequest& request, const std::vector<int>& ranks, int rank,
@@ -48,10 +75,10 @@ std::unique_ptr<internode::Engine> connect_engine(const BackendRequest& request,
   const distributed::BackendKind* const kind =
       known ? &distributed::find_backend(options.engine) : nullptr;
   if (kind == nullptr || !kind->make_engine) {
-    throw UsageError(fmt::format(
-        "PacelineOptions::engine '{}': in this build, it does not carry data between nodes; use "
-        "gloo or mpi",
-        options.engine));
+    throw UsageError(
+        fmt::format("PacelineOptions::engine '{}' cannot carry data between nodes in this build: "
+                    "gloo can if it was made with Gloo's headers (libgloo-dev), mpi with an MPI",
+                    options.engine));
   }
   BackendRequest engine{.store = c10::make_intrusive<c10d::PrefixStore>(purpose, request.store),
                         .store_server = request.store_server,
@@ -125,6 +152,7 @@ internode::NodeLinks::Connections connect_leaders(const BackendRequest& request,
 HierarchicalBackend::Parts connect_nodes(BackendRequest request) {
   const auto options = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
   const auto deadline = base::Deadline::after(request.timeout + internode::kFormationGrace);
+  if (request.host.empty()) request.host = find_host(options.gloo);
   const internode::NodeMap map(request.nodes.empty()
                                    ? std::vector<int>(static_cast<std::size_t>(request.size))
                                    : request.nodes,
@@ -165,18 +193,20 @@ HierarchicalBackend::HierarchicalBackend(Parts parts)
       make_engine_(std::move(parts.make_engine)),
       request_(std::move(parts.request)) {}
 
-c10::intrusive_ptr<c10d::Backend> HierarchicalBackend::make_split(BackendRequest request) const {
-  request.store_server = request_->store_server;
-  request.host = request_->host;
-  request.check_peers = request_->check_peers;
-  request.mpi = request_->mpi;
+void HierarchicalBackend::add_inherited(BackendRequest& part) const {
+  part.store_server = request_->store_server;
+  part.host = request_->host;
+  part.mpi = request_->mpi;
   auto options = distributed::own_options<paceline::PacelineOptions>(*request_, "paceline");
-  const auto changed = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
-  options.staging_bytes = changed.staging_bytes;
-  options.single_copy_bytes = changed.single_copy_bytes;
-  request.options = options;
-  if (!request.spans_nodes()) return PacelineBackend::make_split(std::move(request));
-  return c10::make_intrusive<HierarchicalBackend>(connect_nodes(std::move(request)));
+  const auto given = distributed::own_options<paceline::PacelineOptions>(part, "paceline");
+  options.staging_bytes = given.staging_bytes;
+  options.single_copy_bytes = given.single_copy_bytes;
+  part.options = options;
+}
+
+c10::intrusive_ptr<c10d::Backend> HierarchicalBackend::make_part(BackendRequest part) const {
+  if (!part.spans_nodes()) return PacelineBackend::make_part(std::move(part));
+  return c10::make_intrusive<HierarchicalBackend>(connect_nodes(std::move(part)));
 }
 
 // Looks at this node's ranks only: if a rank of another node is lost, its leader fails this region.

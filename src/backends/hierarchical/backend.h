@@ -22,7 +22,7 @@ class HierarchicalBackend : public RemoteMessagesBackend {
     distributed::StoreBarrier monitored_barrier;
     std::shared_ptr<internode::RemoteMessages> messages;
     MakeEngine make_engine;
-    std::shared_ptr<const distributed::BackendRequest> request;  // that it was made for
+    std::shared_ptr<const distributed::BackendRequest> request;
   };
 
   explicit HierarchicalBackend(Parts parts);
@@ -38,7 +38,8 @@ class HierarchicalBackend : public RemoteMessagesBackend {
   bool supportsSplitting() const override { return true; }
 
  protected:
-  c10::intrusive_ptr<Backend> make_split(distributed::BackendRequest request) const override;
+  void add_inherited(distributed::BackendRequest& part) const override;
+  c10::intrusive_ptr<Backend> make_part(distributed::BackendRequest part) const override;
 
  private:
   bool is_remote(int rank) const;

@@ -188,12 +188,18 @@ c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
       request.options = ours->for_request();
     }
   }
-  return make_split(std::move(request));
+  using Self = c10::intrusive_ptr<PacelineBackend>;
+  const c10::weak_intrusive_ptr<PacelineBackend> self(Self::unsafe_reclaim_from_nonowning(this));
+  request.check_peers = [self, ranks] {
+    if (const auto whole = self.lock()) whole->check_peers(ranks, {"split", 0});
+  };
+  add_inherited(request);
+  return make_part(std::move(request));
 }
 
-c10::intrusive_ptr<c10d::Backend> PacelineBackend::make_split(
-    distributed::BackendRequest request) const {
-  return c10::make_intrusive<PacelineBackend>(form_region(std::move(request)));
+c10::intrusive_ptr<c10d::Backend> PacelineBackend::make_part(
+    distributed::BackendRequest part) const {
+  return c10::make_intrusive<PacelineBackend>(form_region(std::move(part)));
 }
 
 // c10d passes only the device's index. The CPU has none, GPUs have one.

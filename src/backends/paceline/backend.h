@@ -184,9 +184,10 @@ class PacelineBackend : public distributed::ExtendedBackend {
       const distributed::BucketReducer::Options& options,
       const std::function<std::shared_ptr<shm::SecondLevel>()>& make_between_nodes);
 
-  // The backend of a split, whose ranks all call it. The request lacks what only the backend's own
-  // had.
-  virtual c10::intrusive_ptr<Backend> make_split(distributed::BackendRequest request) const;
+  // For split: adds what the parts of this group inherit from it, and makes the backend of a part,
+  // whose ranks all call it.
+  virtual void add_inherited(distributed::BackendRequest& /*part*/) const {}
+  virtual c10::intrusive_ptr<Backend> make_part(distributed::BackendRequest part) const;
 
  private:
   // A call whose arguments are checked.

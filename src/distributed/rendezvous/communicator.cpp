@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -70,17 +69,6 @@ std::vector<base::Address> resolve_if_possible(const std::string& host) {
   }
 }
 
-// The addresses that the others may reach this machine by: IPv6 only if there is no IPv4.
-std::vector<base::Address> addresses_in_network() {
-  std::vector<base::Address> found = base::own_addresses();
-  std::erase_if(found, [](const base::Address& one) {
-    return one.is_loopback() || one.host().starts_with("fe80:");
-  });
-  const auto is_ipv4 = [](const base::Address& one) { return one.family() == AF_INET; };
-  if (std::ranges::any_of(found, is_ipv4)) std::erase_if(found, std::not_fn(is_ipv4));
-  return found;
-}
-
 // Of several machines. MASTER_ADDR may name another machine than rank 0's, which need not be the
 // job's rank 0, and a loopback address left from something else.
 base::Address choose_address(const std::optional<std::string>& master) {
@@ -90,7 +78,7 @@ base::Address choose_address(const std::optional<std::string>& master) {
       if (!one.is_loopback() && base::is_own(one)) return one;
     }
   }
-  const auto found = addresses_in_network();
+  const auto found = base::addresses_in_network();
   if (found.size() == 1) return found.front();
   std::vector<std::string> hosts;
   for (const base::Address& one : found) hosts.push_back(one.host());
