@@ -34,8 +34,7 @@ void choose_python(Options& options, bool reports) {
   if (!is_given) options.python = "python3";
   if (can_import(options.python, "torch")) {
     options.python_backends = {"gloo"};
-    // The plug-in reaches one node.
-    if (options.nodes == 1 && can_import(options.python, "paceline")) {
+    if (can_import(options.python, "paceline")) {
       options.python_backends.emplace_back("paceline");
     }
   } else if (is_given) {

@@ -4,7 +4,8 @@
     python_ddp.py BACKEND WRAPPER RANKS THREADS MODEL NODE_PROCESSES
 
 WRAPPER is the package whose DistributedDataParallel wraps the model: torch or paceline. Starts the
-other ranks itself, in the network namespaces of NODE_PROCESSES, if that is not empty. Reads lines
+other ranks itself, in the network namespaces of NODE_PROCESSES, if that is not empty. They meet at
+MASTER_ADDR. Reads lines
 with a number of steps, makes that many, and answers each with the mean time of a step on the slowest
 rank and the CPU time of a step on all ranks, both in microseconds.
 """
@@ -12,7 +13,6 @@ rank and the CPU time of a step on all ranks, both in microseconds.
 import os
 import subprocess
 import sys
-import tempfile
 import time
 
 import torch
@@ -98,7 +98,7 @@ def wrap(wrapper, model):
 
 def run(rank, backend, wrapper, ranks, threads, name, store):
     torch.set_num_threads(threads)
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     samples, shape, classes, make = MODELS[name]
     torch.manual_seed(1)
     model = wrap(wrapper, make())
@@ -136,19 +136,20 @@ def command(rank, ranks, processes):
 def main():
     backend, wrapper, name, processes = sys.argv[1], sys.argv[2], sys.argv[5], sys.argv[6]
     ranks, threads = int(sys.argv[3]), int(sys.argv[4])
+    address = os.environ["MASTER_ADDR"]
     if len(sys.argv) > 7:
-        run(int(sys.argv[7]), backend, wrapper, ranks, threads, name, sys.argv[8])
+        store = dist.TCPStore(address, int(sys.argv[8]))
+        run(int(sys.argv[7]), backend, wrapper, ranks, threads, name, store)
         return
-    with tempfile.TemporaryDirectory() as directory:
-        store = os.path.join(directory, "store")
-        others = [subprocess.Popen([*command(rank, ranks, processes), str(rank), store],
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-                  for rank in range(1, ranks)]
-        try:
-            run(0, backend, wrapper, ranks, threads, name, store)
-        finally:
-            for other in others:
-                other.wait()
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    others = [subprocess.Popen([*command(rank, ranks, processes), str(rank), str(store.port)],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+              for rank in range(1, ranks)]
+    try:
+        run(0, backend, wrapper, ranks, threads, name, store)
+    finally:
+        for other in others:
+            other.wait()
 
 
 if __name__ == "__main__":

@@ -134,8 +134,8 @@ Result measure_training_step(const OtherGroups& others, const models::Model& mod
     contenders.push_back(with_python("python_ddp_" + backend, options.python, backend, "torch",
                                      model, options.node_processes));
     if (backend == "paceline") {
-      contenders.push_back(
-          with_python("python_paceline_ddp", options.python, backend, "paceline", model, {}));
+      contenders.push_back(with_python("python_paceline_ddp", options.python, backend, "paceline",
+                                       model, options.node_processes));
     }
   }
   return {"ddp", get_world_size(), model.name, measure(contenders, plan)};
