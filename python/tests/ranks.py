@@ -21,6 +21,8 @@ import torch._dynamo  # otherwise every rank would import it for DistributedData
 import torch.distributed as dist
 
 SIZES = (1, 2, 3, 4)
+# The backend paceline in a world on two nodes: the second half of the ranks says that it runs on another.
+TWO_NODES = "paceline on two nodes"
 PATIENCE = 300.0  # seconds for a function; longer than any deadline in it
 
 torch.set_num_threads(1)
@@ -29,11 +31,21 @@ torch.set_num_threads(1)
 _kept: list[Any] = []
 
 
+def _pretend_nodes(rank: int, size: int) -> None:
+    first = (size + 1) // 2
+    node, local_rank, local_size = (0, rank, first) if rank < first else (1, rank - first, size - first)
+    os.environ.update({name: str(value) for name, value in {
+        "RANK": rank, "WORLD_SIZE": size, "GROUP_RANK": node, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}.items()})
+
+
 def _rank(rank: int, function: Callable[..., Any], backend: str, size: int, directory: str, timeout: float, reconfigure: bool,
           arguments: tuple[Any, ...], sender: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(1)  # again: a forked child creates its thread pool anew, and autograd's threads would race to do it
     os.dup2(os.open(os.path.join(directory, f"said by {rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(directory, "trace")
+    if backend == TWO_NODES:
+        _pretend_nodes(rank, size)
+        backend = "paceline"
     dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=size,
                             timeout=timedelta(seconds=timeout), enable_reconfigure=reconfigure)
     if backend == "gloo":
@@ -106,6 +118,8 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Case(unittest.TestCase):
+    backend = "paceline"
+
     def assert_same(self, got: Any, expected: Any, delta: float = 0) -> None:
         """Compares tensors in lists, tuples and dicts by their values, everything else by ==."""
         if isinstance(expected, torch.Tensor):
@@ -125,4 +139,4 @@ class Case(unittest.TestCase):
         for size in sizes:
             with self.subTest(function=function.__name__, size=size):
                 self.assert_same(*(run(function, backend, size, *arguments, reconfigure=reconfigure)
-                                   for backend in ("paceline", "gloo")), delta)
+                                   for backend in (self.backend, "gloo")), delta)

@@ -252,7 +252,7 @@ class Collectives(ranks.Case):
     def equals(self, function: Any, expected: Any, *arguments: Any) -> None:
         for size in ranks.SIZES:
             with self.subTest(size=size):
-                for rank, results in enumerate(ranks.run(function, "paceline", size, *arguments)):
+                for rank, results in enumerate(ranks.run(function, self.backend, size, *arguments)):
                     self.assert_same(results, expected(rank, size))
 
     def test_functional(self) -> None:
@@ -283,13 +283,13 @@ class Collectives(ranks.Case):
         self.equals(averages, expected_of_averages)
 
     def test_averages_of_bools_are_refused(self) -> None:
-        self.assertEqual(ranks.run(average_of_bools, "paceline", 1), [
+        self.assertEqual(ranks.run(average_of_bools, self.backend, 1), [
             "all_reduce of Bool with AVG: the average of bools is not a bool; convert the tensor to a floating type, "
             "or reduce it with MIN or MAX"])
 
     def test_overlapping_outputs_are_refused(self) -> None:
         for size in (2, 3):
-            for told in ranks.run(write_one_place_twice, "paceline", size):
+            for told in ranks.run(write_one_place_twice, self.backend, size):
                 for name, text in told.items():
                     with self.subTest(size=size, call=name):
                         self.assertRegex(text, f"^{name.split()[0]} writes a tensor of .* that shares memory with")
@@ -299,7 +299,7 @@ class Collectives(ranks.Case):
 
     def test_an_expanded_tensor_is_refused(self) -> None:
         # Gloo writes five elements from the one address on, past the end of the tensor.
-        for text, base in ranks.run(reduce_an_expanded_tensor, "paceline", 2):
+        for text, base in ranks.run(reduce_an_expanded_tensor, self.backend, 2):
             self.assertIn("whose elements share memory, as after expand()", text)
             self.assert_same(base, torch.ones(8))
 

@@ -155,9 +155,9 @@ class Training(ranks.Case):
         self.equals_gloo(train_with_power_sgd, sizes=(2, 3), delta=1e-4)
 
     def test_buckets_are_in_shared_memory(self) -> None:
-        for handed_out, parameters in ranks.run(memory_of_buckets, "paceline", 2, None):
+        for handed_out, parameters in ranks.run(memory_of_buckets, self.backend, 2, None):
             self.assertGreaterEqual(handed_out, parameters)
-        for handed_out, _ in ranks.run(memory_of_buckets, "paceline", 2, "1"):
+        for handed_out, _ in ranks.run(memory_of_buckets, self.backend, 2, "1"):
             self.assertEqual(handed_out, 0)
 
     def test_accumulation(self) -> None:

@@ -100,11 +100,11 @@ class Groups(ranks.Case):
     def test_split(self) -> None:
         expected = [[1, "paceline", 3.0, 1.0, 5.0], [0, "paceline", 3.0, 2.0],
                     [0, "paceline", 7.0, 3.0], [1, "paceline", 7.0, 4.0, 5.0]]
-        self.assertEqual(ranks.run(split, "paceline", 4), expected)
+        self.assertEqual(ranks.run(split, self.backend, 4), expected)
 
     def test_options(self) -> None:
         for staging_bytes in (1 << 20, 1 << 24):
-            results = ranks.run(group_with_options, "paceline", 3, staging_bytes)
+            results = ranks.run(group_with_options, self.backend, 3, staging_bytes)
             for rank, (options, tensor, part) in enumerate(results):
                 self.assertEqual(options, [(staging_bytes, 1 << 16)] * 2)
                 self.assert_same(tensor, torch.arange(1_000_000.0) * 3)
@@ -113,7 +113,7 @@ class Groups(ranks.Case):
     def test_memory_that_the_backend_allocates(self) -> None:
         for size in ranks.SIZES:
             expected = torch.full((100_000,), size * (size + 1) / 2, dtype=torch.float64)
-            for tensors in ranks.run(reduce_in_allocated_memory, "paceline", size):
+            for tensors in ranks.run(reduce_in_allocated_memory, self.backend, size):
                 self.assert_same(list(tensors), [expected, expected])
 
     def test_is_found_without_an_import(self) -> None:
@@ -122,7 +122,7 @@ class Groups(ranks.Case):
 
     def test_starting_again(self) -> None:
         with tempfile.TemporaryDirectory(prefix="paceline-test-") as directory:
-            self.assertEqual(ranks.run(start_again, "paceline", 3, directory), [[6.0] * 4] * 3)
+            self.assertEqual(ranks.run(start_again, self.backend, 3, directory), [[6.0] * 4] * 3)
 
 
 if __name__ == "__main__":

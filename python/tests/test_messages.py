@@ -81,24 +81,24 @@ def receive_while_reducing() -> tuple[torch.Tensor, torch.Tensor]:
 class Messages(ranks.Case):
     def test_batch(self) -> None:
         for size in (2, 3, 4):
-            for rank, received in enumerate(ranks.run(pass_on, "paceline", size)):
+            for rank, received in enumerate(ranks.run(pass_on, self.backend, size)):
                 self.assert_same(received, [content((rank - 1) % size, length) for length in LENGTHS])
 
     def test_any_source(self) -> None:
         for size in (2, 4):
-            received = ranks.run(receive_from_anywhere, "paceline", size)[0]
+            received = ranks.run(receive_from_anywhere, self.backend, size)[0]
             self.assert_same(received, [(rank, content(rank, 1000)) for rank in range(1, size)])
 
     def test_tags(self) -> None:
-        for tag, wide in zip((3, 1, 2), ranks.run(receive_by_tag, "paceline", 2)[0], strict=True):
+        for tag, wide in zip((3, 1, 2), ranks.run(receive_by_tag, self.backend, 2)[0], strict=True):
             self.assert_same([wide[::2], wide[1::2]], [content(tag, 1000), torch.zeros(1000, dtype=torch.int64)])
 
     def test_a_callback_that_sends(self) -> None:
-        received, echo = ranks.run(answer_in_callbacks, "paceline", 2)
+        received, echo = ranks.run(answer_in_callbacks, self.backend, 2)
         self.assert_same([received, echo], [content(1, 1000), content(1, 1000) + 1])
 
     def test_order_against_a_collective_is_free(self) -> None:
-        self.assert_same(ranks.run(receive_while_reducing, "paceline", 2), [(torch.full((5,), 2.0), content(1, 1000))] * 2)
+        self.assert_same(ranks.run(receive_while_reducing, self.backend, 2), [(torch.full((5,), 2.0), content(1, 1000))] * 2)
 
 
 if __name__ == "__main__":

@@ -154,13 +154,13 @@ class Fsdp(ranks.Case):
     def test_training_is_that_of_one_process(self) -> None:
         expected = ranks.alone(train_whole)
         for size in (1, 2, 4):
-            for parameters in ranks.run(train_sharded, "paceline", size):
+            for parameters in ranks.run(train_sharded, self.backend, size):
                 self.assert_same(parameters, expected, delta=1e-5)
 
     def test_two_dimensions(self) -> None:
         expected = ranks.alone(train_whole)
         for train in (train_in_two_dimensions, train_replicated_shards):
-            for parameters in ranks.run(train, "paceline", 4):
+            for parameters in ranks.run(train, self.backend, 4):
                 self.assert_same(parameters, expected, delta=1e-5)
 
     def test_checkpoint_of_another_number_of_ranks(self) -> None:
@@ -174,7 +174,7 @@ class Fsdp(ranks.Case):
 class DistributedTensor(ranks.Case):
     def test_redistribution(self) -> None:
         for size in ranks.SIZES:
-            for results in ranks.run(redistribute, "paceline", size):
+            for results in ranks.run(redistribute, self.backend, size):
                 for name, tensor in results.items():
                     factor = size * (size + 1) / 2 if name.startswith("partial") else 1
                     self.assert_same(tensor, matrix(7, 10) * factor)
@@ -182,7 +182,7 @@ class DistributedTensor(ranks.Case):
     def test_product(self) -> None:
         expected = ranks.alone(multiply_alone)
         for size in (2, 3):
-            for results in ranks.run(multiply, "paceline", size):
+            for results in ranks.run(multiply, self.backend, size):
                 self.assert_same(results, expected)
 
     def test_mesh_of_two_dimensions(self) -> None:

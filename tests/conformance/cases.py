@@ -1,6 +1,7 @@
 """Which of PyTorch's tests run, how, and with which expected results; for torch 2.15."""
 
-VARIANTS = ("gloo", "paceline", "paceline as gloo")
+VARIANTS = ("gloo", "paceline", "paceline as gloo", "paceline on two nodes")
+AS_GLOO = VARIANTS[2:]  # registered under that name
 
 
 def _tests(names: str) -> frozenset[str]:
@@ -62,10 +63,14 @@ ON_CPU = _tests("""
 FOR_GLOO_ONLY = r"(?i)\bgloo\b"
 
 # Tests that Gloo passes but paceline cannot, each with the reason.
+_NAMED_SENDER = "a message from another node is received only from a sender that is named"
 _BACKEND_NAME = "DDP logs the name of the backend's type in C++, which is `custom` for every backend outside torch"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "paceline": {"test_ddp_logging_data_cpu": _BACKEND_NAME},
     "paceline as gloo": {"test_ddp_logging_data_cpu": _BACKEND_NAME},
+    "paceline on two nodes": {"test_ddp_logging_data_cpu": _BACKEND_NAME, "test_send_recv_any_source": _NAMED_SENDER,
+                              "test_send_recv_any_source_autograd_profiler": _NAMED_SENDER,
+                              "test_send_recv_any_source_torch_profiler": _NAMED_SENDER},
 }
 
 # The tests of --quick, each of which needs 2 or 3 ranks at most. As gloo, only the tests that need that name.
@@ -99,5 +104,12 @@ QUICK = {
         batch_isend_irecv_gloo batch_isend_irecv_gloo_tags grads_same_across_ranks_with_no_sync
         monitored_barrier_gloo monitored_barrier_gloo_rank_0_timeout monitored_barrier_gloo_subgroup
         scatter_object_list sparse_all_reduce_sum
+    """),
+    "paceline on two nodes": _tests("""
+        DistributedDataParallelCPU_grad_is_view all_gather_coalesced_with_empty all_gather_object_subgroup
+        all_reduce_coalesced_sum all_reduce_group_sum all_reduce_sum_async all_to_all_single_unequal_split_full_group
+        barrier_timeout_global batch_isend_irecv_gloo broadcast_object_list ddp_comm_hook_logging
+        ddp_control_flow_different_across_ranks ddp_uneven_input_exception gather grads_same_across_ranks_with_no_sync
+        monitored_barrier_gloo reduce_scatter_v_cuda scatter_object_list send_recv_with_tag sparse_all_reduce_sum
     """),
 }

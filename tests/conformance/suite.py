@@ -33,7 +33,7 @@ def make_known(variant: str) -> None:
         paceline.register()
         for feature in ("ddp", "subgroup", "gpu", "cuda", "plugin"):
             common_distributed.DistTestCases.backend_feature[feature].add("paceline")
-    elif variant == "paceline as gloo":
+    elif variant in cases.AS_GLOO:
         # Its type stays CUSTOM: torch casts a backend of type GLOO to ProcessGroupGloo.
         dist.Backend.register_backend("gloo", paceline._create, extended_api=True, devices=["cpu"])
 
@@ -47,7 +47,7 @@ def expect_profile(suite: ModuleType, variant: str) -> None:
     if variant == "paceline":
         suite.PROFILING_SUPPORTED_BACKENDS.append("paceline")
         suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("paceline")
-    elif variant == "paceline as gloo":
+    elif variant in cases.AS_GLOO:
         find = suite.get_profiling_event
 
         def find_ours(name: str, *given: Any, **named: Any) -> list[Any]:
@@ -82,7 +82,14 @@ def lift(ranks: int) -> None:
         setattr(module, name, spare_made(getattr(module, name)))
 
 
-def make_case(suite: ModuleType) -> type[unittest.TestCase]:
+def pretend_nodes(rank: int, size: int) -> None:
+    """The second half of the ranks says that it runs on another node."""
+    first = (size + 1) // 2
+    node, local_rank, local_size = (0, rank, first) if rank < first else (1, rank - first, size - first)
+    os.environ |= {"RANK": str(rank), "GROUP_RANK": str(node), "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size)}
+
+
+def make_case(suite: ModuleType, variant: str) -> type[unittest.TestCase]:
     """The class of PyTorch's test_distributed_spawn.py, but it forks its ranks, checks and ends them."""
     import torch
     from torch.testing._internal import common_distributed
@@ -101,6 +108,12 @@ def make_case(suite: ModuleType) -> type[unittest.TestCase]:
             for rank in ranks:
                 rank.kill()
                 rank.join()
+
+        @classmethod
+        def _run(cls, rank: int, *given: Any, **named: Any) -> None:
+            if variant == "paceline on two nodes":
+                pretend_nodes(rank, int(os.environ["WORLD_SIZE"]))
+            super()._run(rank, *given, **named)
 
         def run_test(self, name: str, pipe: Any) -> None:
             if name in cases.ON_CPU:
@@ -159,7 +172,7 @@ def main() -> None:
     from torch.testing._internal.distributed import distributed_test
 
     expect_profile(distributed_test, options.variant)
-    case = make_case(distributed_test)
+    case = make_case(distributed_test, options.variant)
     case.setUpClass()
     log = Path(os.environ["TMPDIR"]) / "log"
     names = [name for name in unittest.TestLoader().getTestCaseNames(case) if re.search(options.only, name)]

@@ -1,4 +1,4 @@
-"""The backend `paceline` for torch.distributed: shared memory between the ranks of one machine.
+"""The backend `paceline` for torch.distributed: shared memory between the ranks of a machine, and Gloo between machines.
 
 No import is needed: once this package is installed,
 
@@ -46,9 +46,21 @@ def _create(options: _c10d._DistributedBackendOptions,
         store=options.store, rank=options.group_rank, size=options.group_size,
         timeout=options.timeout, group_name=options.group_id,
         world_ranks=list(options.global_ranks_in_group),
-        options=backend_options, reconfigurable=options.enable_reconfigure)
+        options=backend_options, reconfigurable=options.enable_reconfigure,
+        world=_world_backend() if options.global_ranks_in_group else None)
     if not torch.cuda.is_available():  # otherwise these would apply to NCCL, too
         _set_up_torch()
+    return backend
+
+
+def _world_backend() -> _c10d.Backend | None:
+    """The backend of the default group for the CPU, if it has one."""
+    try:
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None
+    while isinstance(backend, _c10d._ProcessGroupWrapper):  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
+        backend = backend.wrapped_pg
     return backend
 
 
