@@ -32,7 +32,7 @@ std::string find_host(const paceline::GlooOptions& gloo) {
   if (!interface.empty()) {
     for (const base::Address& one : base::addresses_in_network(interface)) return one.host();
   }
-  const std::string name = base::host_name();
+  std::string name = base::host_name();
   const auto found = base::addresses_in_network();
   try {
     if (!base::resolve(name, 0).front().is_loopback()) return name;

@@ -211,11 +211,11 @@ class StopsAcrossMachines : public FaultsAcrossMachines {};
 // for it keep others waiting.
 TEST_P(StopsAcrossMachines, AStopAtAnyMomentIsNamed) {
   std::mt19937 random(1);
-  for (std::size_t stop = 0; stop < static_cast<std::size_t>(4 * test::thoroughness()); ++stop) {
+  for (int stop = 0; stop < 4 * test::thoroughness(); ++stop) {
     const Machines machines(2);
     auto ranks = start(machines, {2, 2}, GetParam(), 3);
     for (auto& rank : ranks) rank.wait_for("ready");
-    const std::size_t stopped = stop % 4;
+    const auto stopped = static_cast<std::size_t>(stop % 4);
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
     ranks[stopped].signal(SIGSTOP);
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
