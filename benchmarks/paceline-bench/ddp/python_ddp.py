@@ -10,10 +10,14 @@ with a number of steps, makes that many, and answers each with the mean time of 
 rank and the CPU time of a step on all ranks, both in microseconds.
 """
 
+import logging
 import os
 import subprocess
 import sys
 import time
+
+# Without warnings about machines whose addresses have no names.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 import torch.distributed as dist
@@ -98,6 +102,7 @@ def wrap(wrapper, model):
 
 def run(rank, backend, wrapper, ranks, threads, name, store):
     torch.set_num_threads(threads)
+    logging.getLogger("paceline").setLevel(logging.ERROR)  # between turns, ranks wait for long
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     samples, shape, classes, make = MODELS[name]
     torch.manual_seed(1)
