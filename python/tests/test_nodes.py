@@ -22,7 +22,6 @@ import test_ddp
 import test_failures
 import test_groups
 import test_messages
-import test_objects
 import test_paceline_ddp
 import test_sharding
 
@@ -226,15 +225,7 @@ class Messages(test_messages.Messages):
         pass
 
 
-class Objects(test_objects.Objects):
-    backend = ranks.TWO_NODES
-
-
 class Fsdp(test_sharding.Fsdp):
-    backend = ranks.TWO_NODES
-
-
-class DistributedTensor(test_sharding.DistributedTensor):
     backend = ranks.TWO_NODES
 
 
