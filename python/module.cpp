@@ -134,8 +134,8 @@ distributed::Topology find_topology(const distributed::BackendRequest& request) 
       });
 }
 
-// `world_ranks`: the group's ranks in the default group, whose CPU backend is `world`, if they are
-// those of new_group.
+// For new_group, `world_ranks` are the group's ranks in the default group, and `world` is that
+// group's backend for the CPU; else both are empty.
 c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                          std::chrono::milliseconds timeout, std::string group_name,
                                          std::vector<int> world_ranks,

@@ -22,7 +22,7 @@ class OuterCall {
   virtual CallDeadline& deadline() = 0;
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
-  // As those of WaitContext, for a wait for the ranks `missing` of this node.
+  // What WaitContext answers while the call waits for the ranks `missing` of this node.
   virtual RankSet missing_on_other_nodes(const RankSet& missing) const = 0;
   virtual bool may_learn_more(const RankSet& missing) = 0;
   virtual std::string describe_on_other_nodes(const RankSet& ranks) const = 0;
