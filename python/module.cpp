@@ -117,16 +117,8 @@ distributed::Topology topology_of(std::vector<distributed::Placement> placements
 
 distributed::Topology find_topology(const distributed::BackendRequest& request) {
   if (request.size == 1) return distributed::Topology::one_node(1);
-  const distributed::BackendRequest exchanging{
-      .store = c10::make_intrusive<c10d::PrefixStore>("topology", request.store),
-      .rank = request.rank,
-      .size = request.size,
-      .timeout = request.timeout,
-      .group_name = request.group_name,
-      .members = request.members,
-      .check_peers = request.check_peers};
   return distributed::exchange_placements(
-      exchanging, "paceline", own_placement(request), [&](auto placements) {
+      request, "paceline", own_placement(request), [&](auto placements) {
         auto topology = topology_of(std::move(placements));
         distributed::check_reach("paceline", request.group_name, topology,
                                  distributed::every_rank(request.size));
@@ -169,7 +161,10 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
     request.host = known->layout->host;
     return make_backend(std::move(request), nullptr);
   }
+  const auto group_store = request.store;
+  request.store = c10::make_intrusive<c10d::PrefixStore>("topology", group_store);
   auto topology = find_topology(request);
+  request.store = group_store;
   request.nodes = distributed::nodes_of(topology, distributed::every_rank(size));
   if (!request.nodes.empty()) request.host = host_of(request.store);
   std::shared_ptr<const WorldLayout> layout;

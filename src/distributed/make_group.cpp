@@ -62,8 +62,7 @@ void check_reach(const std::string& backends, const std::string& group, const To
     return;
   }
   throw UsageError(fmt::format(
-      "in this build, which has no libsodium, the backend {} reaches the ranks "
-      "of one node, but "
+      "in this build, which has no libsodium, the backend {} reaches the ranks of one node, but "
       "group {} spans {} nodes (by {}): {}. Use the backend gloo; groups within one node may use "
       "{}",
       backend, group, nodes, topology.source(), topology.describe(ranks), backend));

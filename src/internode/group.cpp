@@ -59,24 +59,36 @@ class Group::Wait : public shm::WaitContext {
     return group_.global_ranks_.describe_global(ranks);
   }
 
+  void check(int /*peer*/) const override {
+    group_.set_awaited(missing_on_other_nodes());
+    published_ = true;
+  }
+
  protected:
-  ~Wait() = default;
+  ~Wait() {
+    if (published_) group_.set_awaited({});
+  }
+  // Past the deadline: true for so long.
+  bool learns_for(std::chrono::milliseconds time) {
+    if (!learning_) learning_ = base::Deadline::after(time);
+    return !learning_->expired();
+  }
   Group& group_;
+
+ private:
+  mutable bool published_ = false;
+  std::optional<base::Deadline> learning_;
 };
 
 // A leader's wait for the calls of other nodes.
 class Group::GatherWait final : public Wait {
  public:
   GatherWait(Group& group, const Topic& topic) : Wait(group), topic_(topic) {}
-  ~GatherWait() { group_.set_awaited({}); }
 
   RankSet missing_on_other_nodes() const override { return group_.links_->awaited(topic_); }
-  bool may_learn_more() override {
-    if (!learning_) learning_ = base::Deadline::after(kQuestionTime);
-    return !learning_->expired();
-  }
-  void check(int /*peer*/) const override {
-    group_.set_awaited(missing_on_other_nodes());
+  bool may_learn_more() override { return learns_for(kQuestionTime); }
+  void check(int peer) const override {
+    Wait::check(peer);
     const RankSet left = group_.links_->awaited_that_left(topic_);
     if (left.empty()) return;
     group_.region()->fail(
@@ -89,7 +101,6 @@ class Group::GatherWait final : public Wait {
 
  private:
   Topic topic_;
-  std::optional<base::Deadline> learning_;
 };
 
 // A wait for a transfer between nodes.
@@ -97,7 +108,6 @@ class Group::TransferWait final : public Wait {
  public:
   TransferWait(Group& group, const Engine::Transfer& transfer, const RankSet& peers)
       : Wait(group), transfer_(transfer), peers_(peers) {}
-  ~TransferWait() { group_.set_awaited({}); }
 
   RankSet missing_on_other_nodes() const override {
     const auto rank = transfer_.awaited();
@@ -106,18 +116,12 @@ class Group::TransferWait final : public Wait {
   // These ranks may wait themselves, on their nodes. A node that does not run says nothing; then
   // the leader, which may wait for the leader there, is first.
   bool may_learn_more() override {
-    if (!learning_) {
-      learning_ =
-          base::Deadline::after(kQuestionTime + (group_.map_.is_leader() ? 0ms : kVerdictTime));
-    }
-    return !learning_->expired();
+    return learns_for(kQuestionTime + (group_.map_.is_leader() ? 0ms : kVerdictTime));
   }
-  void check(int /*peer*/) const override { group_.set_awaited(missing_on_other_nodes()); }
 
  private:
   const Engine::Transfer& transfer_;
   RankSet peers_;  // global
-  std::optional<base::Deadline> learning_;
 };
 
 Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks ranks,
