@@ -226,6 +226,12 @@ shm::CallDeadline& Group::Call::deadline() {
 std::string Group::Call::describe() const {
   return group_.describe_call();
 }
+shm::CollectiveFingerprint Group::Call::fingerprint() const {
+  shm::CollectiveFingerprint call = group_.call_;
+  call.root = group_.global_ranks_.of(call.root);
+  call.root_is_global = 1;
+  return call;
+}
 RankSet Group::Call::missing_on_other_nodes(const RankSet& missing) const {
   RankSet awaited;
   for (const int rank : missing) {

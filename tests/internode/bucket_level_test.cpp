@@ -363,6 +363,21 @@ TEST(BucketLevelErrors, ACallElsewhereIsAMismatch) {
       "wait for all ranks in barrier, call");
 }
 
+TEST(BucketLevelErrors, ACallOfARankOfTheSameNodeIsAMismatch) {
+  expect_in_a_step<Mismatch>(
+      {0, 0, 1},
+      [](Group& group, BucketReducer& reducer) {
+        if (group.rank() == 2) {
+          EXPECT_ANY_THROW(run_step(reducer, 2, 2, 1));
+          return;
+        }
+        std::vector<float> values(3);
+        EXPECT_ANY_THROW(group.broadcast(values.data(), 3, DataType::float32, 2));
+      },
+      {100, 101},
+      "rank 101 waits for rank 100 in broadcast of 3 float32 from rank 102, call 4, while");
+}
+
 // Its exception's text comes after the step was aborted.
 TEST(BucketLevelErrors, ARankThatThrowsIsLostForItsReason) {
   EngineNetwork network;

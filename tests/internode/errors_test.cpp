@@ -100,6 +100,28 @@ TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
   }
 }
 
+// What ranks of a node show each other is the call, not the parts of it within the node.
+TEST(ErrorsAcrossNodes, ATimeoutSaysWhatTheLateRankCalledLast) {
+  EngineNetwork network;
+  std::latch others(1);
+  const auto errors = run_on_nodes(
+      {0, 0}, network,
+      [&](Group& group) {
+        all_reduce_once(group, 10);
+        group.barrier();
+        if (group.rank() == 1) return others.wait();
+        try {
+          group.barrier();
+        } catch (...) {
+          others.count_down();
+          throw;
+        }
+      },
+      1s);
+  EXPECT_THAT(thrown<Timeout>(errors[0]).what(),
+              HasSubstr("rank 101: its last was call 2, barrier"));
+}
+
 // The calls agree; then ranks wait for it in transfers, and on their nodes for ranks that do.
 TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatHangsInACall) {
   const std::vector<int> nodes{0, 0, 1, 1, 2, 2};

@@ -25,7 +25,7 @@ Published read_last(const Region& region, int rank) {
         Region::reached(even.round, odd.round.load(std::memory_order_acquire));
     const Slot& slot = even_is_last ? even : odd;
     last.round = slot.round.load(std::memory_order_acquire);
-    const CollectiveFingerprint call = slot.call;
+    const CollectiveFingerprint call = region.memory().call(rank, last.round);
     const std::uint32_t other =
         (even_is_last ? odd : even).round.fetch_add(0, std::memory_order_acq_rel);
     if (static_cast<std::int32_t>(other - last.round) <= 0) last.call = call;

@@ -33,6 +33,8 @@ struct BarrierArrival {
 // again two rounds later. So two of each suffice, used in turn.
 struct CollectiveControl {
   alignas(kCacheLine) std::array<Slot, 2> slots;
+  // The calls on several nodes that the slots' calls are parts of; without an operation if none.
+  alignas(kCacheLine) std::array<CollectiveFingerprint, 2> outer_calls;
   alignas(kCacheLine) std::array<Splits, 2> splits;
   alignas(kCacheLine) BarrierArrival barrier;
   alignas(kCacheLine) Word threads;  // 1 once more than one thread has made calls

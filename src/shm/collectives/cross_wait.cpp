@@ -16,7 +16,7 @@ std::optional<CollectiveFingerprint> call_without_this_rank(const Region& region
   const Slot& theirs = last_slot(region, peer);
   const std::uint32_t round = theirs.round.load(std::memory_order_acquire);
   if (Region::reached(last_slot(region, region.rank()).round, round)) return std::nullopt;
-  return theirs.call;
+  return region.memory().call(peer, round);
 }
 
 std::optional<CollectiveFingerprint> cross_call(Region& region, int peer) {

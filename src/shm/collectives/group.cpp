@@ -34,7 +34,7 @@ class Group::RoundWait : public WaitContext {
   }
   std::string describe() const override { return group_.describe_call(); }
   std::string last_seen(int rank, bool missing) const override {
-    return missing && outer() == nullptr ? group_.last_call_of(rank) : "";
+    return missing ? group_.last_call_of(rank) : "";
   }
 
  private:
@@ -100,6 +100,10 @@ void Group::next_round(RoundWait& context) {
   // With every round: the other slot may hold a call from before this one, and a rank that waits
   // for this one looks into both.
   region_->memory().slot(rank(), round_).call = call_;
+  if (publishes_outer_calls_) {
+    region_->memory().outer_call(rank(), round_) =
+        outer_call_ != nullptr ? outer_call_->fingerprint() : CollectiveFingerprint();
+  }
   region_->publish(region_->memory().slot(rank(), round_).round, round_);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank())
@@ -146,12 +150,12 @@ std::string Group::describe_call() const {
 
 // `rank` has not reached this rank's round yet.
 std::string Group::last_call_of(int rank) const {
-  const CollectiveFingerprint call = region_->memory().slot(rank, round_ - 1).call;
+  const CollectiveFingerprint call = region_->memory().call(rank, round_ - 1);
   // The rank writes there again only after it has arrived. A read-modify-write, which the copy
   // cannot pass.
   Word& came = region_->memory().slot(rank, round_).round;
   if (came.fetch_add(0, std::memory_order_acq_rel) == round_) return "it arrived just now";
-  if (call.sequence == sequence_) return "it stopped in the middle of this call";
+  if (call.sequence == context().sequence) return "it stopped in the middle of this call";
   if (call.operation == Operation::none) return "it has made no call yet";
   return fmt::format("its last was call {}, {}", call.sequence,
                      describe(call, region_->global_ranks()));

@@ -22,6 +22,8 @@ class OuterCall {
   virtual CallDeadline& deadline() = 0;
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
+  // With a global root.
+  virtual CollectiveFingerprint fingerprint() const = 0;
   // What WaitContext answers while the call waits for the ranks `missing` of this node.
   virtual RankSet missing_on_other_nodes(const RankSet& missing) const = 0;
   virtual bool may_learn_more(const RankSet& missing) = 0;
@@ -47,7 +49,10 @@ class Group final : public Collectives {
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
   // Later calls are parts of this one; null: of none.
-  void set_outer_call(OuterCall* call) { outer_call_ = call; }
+  void set_outer_call(OuterCall* call) {
+    outer_call_ = call;
+    publishes_outer_calls_ = true;
+  }
 
   void barrier() override;
   void broadcast(void* data, std::size_t count, DataType type, int root) override;
@@ -121,6 +126,7 @@ class Group final : public Collectives {
 
   std::shared_ptr<Region> region_;
   OuterCall* outer_call_ = nullptr;
+  bool publishes_outer_calls_ = false;  // from the first one on
   std::uint64_t sequence_ = 0;
   std::uint32_t round_ = 0;
   bool may_read_processes_ = true;  // false, on all ranks alike, once any of them could not

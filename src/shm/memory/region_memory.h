@@ -26,6 +26,14 @@ class RegionMemory {
   RankBlock& rank_block(int rank) const { return *at<RankBlock>(layout_.rank_block(rank)); }
   CollectiveControl& collectives(int rank) const { return rank_block(rank).collectives; }
   Slot& slot(int rank, std::uint32_t round) const { return collectives(rank).slots[round % 2]; }
+  CollectiveFingerprint& outer_call(int rank, std::uint32_t round) const {
+    return collectives(rank).outer_calls[round % 2];
+  }
+  // What the rank published with a round: the call on several nodes, if it is a part of one.
+  const CollectiveFingerprint& call(int rank, std::uint32_t round) const {
+    const CollectiveFingerprint& outer = outer_call(rank, round);
+    return outer.operation != Operation::none ? outer : slot(rank, round).call;
+  }
   Splits& splits(int rank, std::uint32_t round) const {
     return collectives(rank).splits[round % 2];
   }
