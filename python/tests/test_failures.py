@@ -238,7 +238,8 @@ class Failures(ranks.Case):
 
     def test_timeout_of_a_message(self) -> None:
         text, culprits, operation, _ = ranks.run(receive_nothing, self.backend, 2)[0]
-        self.assertRegex(text, r"rank 1( on node 1)? did not send within the timeout of 0.3 s")
+        self.assertRegex(text, r"rank 1( on node 1)? did not send to rank 0( on node 0)? within the "
+                               r"timeout of 0.3 s")
         self.assertEqual((culprits, operation), ([1], "recv"))
 
     def test_monitored_barrier_beside_another_call(self) -> None:

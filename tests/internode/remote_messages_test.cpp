@@ -141,8 +141,10 @@ TEST(RemoteMessages, ATimeoutNamesTheRankThatDidNotSend) {
       if (error) std::rethrow_exception(error);
       ADD_FAILURE() << "nothing was thrown";
     } catch (const Timeout& timeout) {
-      EXPECT_THAT(timeout.what(), HasSubstr("rank 100 on node 0 did not send within the timeout of "
-                                            "0.2 s: recv of 4 float32 from rank 100 on node 0"));
+      EXPECT_THAT(
+          timeout.what(),
+          HasSubstr("rank 100 on node 0 did not send to rank 101 on node 1 "
+                    "within the timeout of 0.2 s: recv of 4 float32 from rank 100 on node 0"));
       EXPECT_THAT(timeout.ranks(), ElementsAre(100));
     }
   }

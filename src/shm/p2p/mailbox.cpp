@@ -230,14 +230,15 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
 
 void Mailbox::fail_late(const Request& request) {
   const int peer = request.message.peer;
+  const GlobalRanks& ranks = region_->global_ranks();
   const std::string within = fmt::format(
-      "within the timeout of {} s: {}",
-      static_cast<double>(request.deadline.budget().count()) / 1000.0, describe(request, *region_));
+      "{} rank {} within the timeout of {} s: {}", request.sending ? "from" : "to",
+      ranks.of(region_->rank()), static_cast<double>(request.deadline.budget().count()) / 1000.0,
+      describe(request, *region_));
   const OpContext op = context_of(request);
   if (peer == kAnyRank) {
     region_->fail({FailureKind::timeout, RankSet(), "no rank sent " + within}, op);
   }
-  const GlobalRanks& ranks = region_->global_ranks();
   const AwaitedRank late = follow_waits(*region_, peer, RankSet::all(region_->size()));
   region_->fail(
       {FailureKind::timeout, RankSet{ranks.of(late.rank)},

@@ -59,8 +59,8 @@ TEST(Mailbox, TimeoutNamesTheMissingMessage) {
           requests.wait();
         },
         ThrowsMessage<Timeout>(
-            "rank 2 did not send within the timeout of 0.1 s: recv of 3 int32 from "
-            "rank 2 with tag 1 in group test"));
+            "rank 2 did not send to rank 0 within the timeout of 0.1 s: recv of 3 int32 from rank "
+            "2 with tag 1 in group test"));
   });
 }
 
@@ -103,9 +103,10 @@ TEST(Mailbox, TimeoutNamesTheRankThatAllWaitFor) {
       FAIL();
     } catch (const Timeout& error) {
       EXPECT_THAT(error.ranks(), ElementsAre(3));
-      EXPECT_STREQ(error.what(),
-                   "rank 1 did not send within the timeout of 0.05 s: recv of 3 int32 from rank 1 "
-                   "with tag 0 in group test; rank 1 waits for rank 2; rank 2 waits for rank 3");
+      EXPECT_STREQ(
+          error.what(),
+          "rank 1 did not send to rank 0 within the timeout of 0.05 s: recv of 3 int32 "
+          "from rank 1 with tag 0 in group test; rank 1 waits for rank 2; rank 2 waits for rank 3");
     }
     EXPECT_FALSE(region->awaited_by(rank)) << "it does not wait any more";
   });
