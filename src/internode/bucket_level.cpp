@@ -93,8 +93,8 @@ class BucketLevel::GatherStage final : public Stage {
     if (*done_ || level_.is_aborted(what_.step)) return;
     const RankSet left = level_.group_->links().awaited_that_left(topic_);
     if (!left.empty()) {
-      throw PeerLost(fmt::format("{} {} left the group: {}", describe(left), shm::has_or_have(left),
-                                 shm::kUnevenAdvice),
+      throw PeerLost(fmt::format("{} {} left the group: {}; {}", describe(left),
+                                 shm::has_or_have(left), shm::kLeftAdvice, shm::kUnevenAdvice),
                      left.list(), op().operation, what_.step);
     }
     const auto elsewhere = level_.group_->call_elsewhere();

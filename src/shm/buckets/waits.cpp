@@ -116,7 +116,8 @@ void BucketWait::check_not_skipped(int peer) const {
 void BucketWait::check_not_in_other_call(int peer, bool left,
                                          const std::optional<CollectiveFingerprint>& call) const {
   if (left) {
-    blocks_.region().fail_lost(peer, fmt::format("{}: {}", describe(), kUnevenAdvice), op);
+    blocks_.region().fail_lost(
+        peer, fmt::format("{}: {}; {}", describe(), kLeftAdvice, kUnevenAdvice), op);
   }
   if (!call) first_seen_.reset();
   if (!call || !has_lasted_a_second()) return;  // another thread's first call may come

@@ -19,6 +19,9 @@ inline constexpr const char* kUnevenAdvice =
     "return the loss averaged over the ranks; if some have another communication hook or averager, "
     "give all the same; if an exception ended a backward, run a forward next";
 
+// The same for a rank that has left, with this before.
+inline constexpr const char* kLeftAdvice = "if it failed, see its output";
+
 // A wait until every rank has set one word of a bucket, or (kGathered) until rank 0 has the other
 // nodes' reports.
 class BucketWait : public WaitContext {
