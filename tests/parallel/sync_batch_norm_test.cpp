@@ -3,6 +3,9 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
+#include <numeric>
+#include <vector>
+
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/sync_batch_norm.h>
@@ -118,6 +121,24 @@ TEST_P(SyncBatchNormWorlds, IsBatchNormOfTheWholeBatch) {
     check(3, torch::nn::BatchNorm3d(BatchNormOptions(kChannels).affine(false)),
           {.num_features = kChannels, .affine = false});
   });
+}
+
+// Of doubles whose sum depends on the order.
+TEST(SyncBatchNorm, AddsInTheOrderOfTheTree) {
+  constexpr int kRanks = 5;
+  const std::vector<double> means{1.1, 1e8, -2.3e8, 0.7e-3, 1.3e8};
+  std::vector<double> shares;
+  for (const double mean : means) shares.push_back(mean * (1.0 / kRanks));
+  const double tree = ((shares[0] + shares[1]) + (shares[2] + shares[3])) + shares[4];
+  ASSERT_NE(tree, std::accumulate(shares.begin(), shares.end(), 0.0));
+  for (const auto& backend : backends()) {
+    expect_torch_ranks(kRanks, backend, [&](int rank, int) {
+      SyncBatchNorm norm(SyncBatchNormOptions{.num_features = 1, .momentum = 1});
+      norm->to(at::kDouble);
+      norm(torch::full({1, 1}, means[static_cast<std::size_t>(rank)], at::kDouble));
+      EXPECT_EQ(norm->named_buffers()["running_mean"].item<double>(), tree);
+    });
+  }
 }
 
 TEST(SyncBatchNorm, SupportsFloatAndHalfTypes) {

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include <paceline/ddp.h>
+#include <paceline/logical_data_loader.h>
+#include <paceline/sampler.h>
+#include <paceline/tensor_dataset.h>
 
 #include "support/same_everywhere.h"
 #include "support/small_net.h"
@@ -81,6 +84,49 @@ TEST(LogicalRanks, HalfTypesAreRoundedOnce) {
   for (const auto type : {at::kHalf, at::kBFloat16}) {
     expect_same_everywhere({1, 2, 3, 4, 6}, [=] { return train_half(type); });
   }
+}
+
+struct PicturesImpl : torch::nn::Module {
+  torch::nn::Conv2d first{
+      register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 16, 3).padding(1)))};
+  torch::nn::BatchNorm2d norm{register_module("norm", torch::nn::BatchNorm2d(16))};
+  torch::nn::Conv2d second{
+      register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 8, 3).stride(2)))};
+  torch::nn::Linear last{register_module("last", torch::nn::Linear(8 * 5 * 5, 10))};
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last(torch::relu(second(torch::relu(norm(first(x))))).flatten(1));
+  }
+};
+TORCH_MODULE(Pictures);
+
+// Each logical rank has its share of an epoch's order, whichever rank runs it.
+TEST(LogicalRanks, TrainConvolutionsOnShuffledData) {
+  expect_same_everywhere({1, 2, 3, 4, 6}, [] {
+    torch::manual_seed(11);
+    data::TensorDataset set(torch::randn({50, 3, 12, 12}), torch::randint(10, {50}));
+    Pictures net;
+    DistributedDataParallel model(net, {.logical_ranks = kLogical});
+    data::LogicalDataLoader loader(set, model.logical_ranks(),
+                                   [&](int rank) {
+                                     return data::DistributedSampler(
+                                         set.size(), {.num_replicas = kLogical, .rank = rank});
+                                   },
+                                   {.batch_size = 4, .num_workers = 1});
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (const int epoch : {0, 1}) {
+      for (auto& batches : loader.epoch(epoch)) {
+        sgd.zero_grad();
+        for (const int rank : model.logical_ranks()) {
+          auto& [x, y] = batches[rank];
+          torch::nn::functional::cross_entropy(model(x), y).backward();
+        }
+        sgd.step();
+      }
+    }
+    auto state = net->parameters();
+    for (const auto& buffer : net->buffers()) state.push_back(buffer);
+    return std::to_string(std::hash<std::string>{}(bytes_of(state)));
+  });
 }
 
 struct WordsImpl : torch::nn::Module {
