@@ -579,6 +579,19 @@ def memory() -> tuple[int, int, list[bool]]:
     return handed_out, size, [grad is not None for grad in grads]
 
 
+def reduced_where_allocated() -> list[bool]:
+    """For each large gradient, whether autograd allocated it where it is after the step, as a view of a bucket."""
+    model = wrap(large(), gradient_as_bucket_view=True)
+    born: dict[nn.Parameter, int] = {}
+    parameters = [one for one in model.parameters() if one.nbytes >= 64 << 10]
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda one: born.update({one: one.grad.data_ptr()}))
+    for seed in range(3):
+        model.zero_grad()
+        step(model, seed)
+    return [born[one] == one.grad.data_ptr() for one in parameters]
+
+
 AS_GLOO = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -675,6 +688,9 @@ class Training(ranks.Case):
         for handed_out, size, kept in ranks.run(memory, self.backend, 2):
             self.assertGreaterEqual(handed_out, size)
             self.assertTrue(all(kept))
+
+    def test_gradients_are_reduced_where_autograd_allocates_them(self) -> None:
+        self.assertEqual(ranks.run(reduced_where_allocated, self.backend, 2), [[True, True]] * 2)
 
 
 class Copies(ranks.Case):
