@@ -135,7 +135,10 @@ struct CheckpointOptions {
 struct ResumedCheckpoint {
   std::int64_t step = 0;         ///< What save was given.
   std::filesystem::path path{};  ///< Its directory.
-  std::string message{};         ///< A line for the user, which also names damaged ones.
+  /// A line for the user. It also names damaged ones, and says if a rank has another number of
+  /// threads or another instruction set than rank 0 had when it saved, since last bits depend on
+  /// it.
+  std::string message{};
 };
 
 /// A directory with the checkpoints of a training run, which all ranks must see:

@@ -24,6 +24,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
+#include "distributed/intraop_threads.h"
 
 namespace paceline {
 namespace {
@@ -79,10 +80,13 @@ class CheckpointDirectory::Impl {
     if (metric && !std::isfinite(*metric)) metric.reset();
     wait();
     const Place place = begin_save(step, states);
-    Part part{
-        .place = place,
-        .manifest = {
-            .id = place.id, .step = step, .world_size = size_, .rank = rank_, .metric = metric}};
+    Part part{.place = place,
+              .manifest = {.id = place.id,
+                           .step = step,
+                           .world_size = size_,
+                           .rank = rank_,
+                           .metric = metric,
+                           .operators = distributed::describe_operators()}};
     agree(attempt([&] { collect(states, part); }), failed(step));
     pending_ = place;
     if (options_.asynchronous) {
@@ -285,7 +289,13 @@ class CheckpointDirectory::Impl {
   ResumedCheckpoint load(const Place& place, const States& states,
                          const std::vector<std::string>& damaged) {
     const std::string what = fmt::format("resume from step {}", place.step);
-    agree(attempt([&] { load_states(place, states); }), what);
+    std::string difference;
+    agree(attempt([&] {
+            load_states(place, states);
+            difference = describe_other_operators(place);
+          }),
+          what);
+    difference = first_problem(difference, options_.group);
     agree(attempt([&] {
             if (rank_ == 0 && place.is_hidden()) publish(place);
           }),
@@ -295,8 +305,22 @@ class CheckpointDirectory::Impl {
     if (!damaged.empty()) {
       message += fmt::format("; damaged: {}", fmt::join(damaged, "; "));
     }
+    if (!difference.empty()) {
+      message +=
+          fmt::format("; {}, so last bits will differ from those of a run that was not interrupted",
+                      difference);
+    }
     return {place.step, place.is_hidden() ? place_of(directory_, place.step).path : place.path,
             message};
+  }
+
+  // Empty if this rank computes as rank 0 did that saved.
+  static std::string describe_other_operators(const Place& place) {
+    const std::string saved = checkpoint::read_manifest(place, 0).operators;
+    const std::string here = distributed::describe_operators();
+    return saved.empty() || saved == here
+               ? ""
+               : fmt::format("computes with {}, and the checkpoint was saved with {}", here, saved);
   }
 
   void load_states(const Place& place, const States& states) const {

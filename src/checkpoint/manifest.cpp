@@ -33,6 +33,7 @@ class ManifestReader {
       if (!metric.is_number()) fail("'metric' is no number");
       manifest.metric = metric.get<double>();
     }
+    if (all.contains("operators")) manifest.operators = text_of(all, "operators");
     const json& files = member(all, "files");
     if (!files.is_array()) fail("'files' is no list");
     for (const json& file : files) {
@@ -87,11 +88,14 @@ std::string write_manifest(const Manifest& manifest) {
   for (const auto& [name, size, crc32] : manifest.files) {
     files.push_back({{"name", name}, {"size", size}, {"crc32", crc32}});
   }
-  const json all{
-      {"version", kVersion},   {"id", manifest.id},
-      {"step", manifest.step}, {"world_size", manifest.world_size},
-      {"rank", manifest.rank}, {"metric", manifest.metric ? json(*manifest.metric) : json()},
-      {"files", files}};
+  const json all{{"version", kVersion},
+                 {"id", manifest.id},
+                 {"step", manifest.step},
+                 {"world_size", manifest.world_size},
+                 {"rank", manifest.rank},
+                 {"metric", manifest.metric ? json(*manifest.metric) : json()},
+                 {"operators", manifest.operators},
+                 {"files", files}};
   return all.dump(2) + '\n';
 }
 

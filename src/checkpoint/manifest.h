@@ -22,6 +22,7 @@ struct Manifest {
   int world_size = 1;
   int rank = 0;
   std::optional<double> metric{};
+  std::string operators{};  // distributed::describe_operators(); empty if it is not known
   std::vector<File> files{};
 };
 

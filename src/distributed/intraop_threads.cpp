@@ -1,6 +1,8 @@
 #include "distributed/intraop_threads.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -35,6 +37,12 @@ void limit_intraop_threads(const base::Environment& environment, const Topology&
             "OMP_NUM_THREADS for another number)",
             rank, threads, at::get_num_threads(), ranks, cores);
   at::set_num_threads(threads);
+}
+
+std::string describe_operators() {
+  const int threads = at::get_num_threads();
+  return fmt::format("{} thread{} and {}", threads, threads == 1 ? "" : "s",
+                     at::get_cpu_capability());
 }
 
 // at::get_num_threads comes first: otherwise PyTorch sets OpenMP's number itself, at this thread's

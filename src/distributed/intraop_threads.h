@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "base/environment.h"
 #include "distributed/topology.h"
 
@@ -12,6 +14,9 @@ namespace paceline::distributed {
 // Threads that outnumber the cores wait for each other in each operator.
 void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
                            int rank);
+
+// What last bits of LibTorch's operators depend on: "2 threads and AVX2".
+std::string describe_operators();
 
 // While it lives, LibTorch's operations on the calling thread use this many threads. Other threads
 // keep their number. at::set_num_threads does not serve: it also changes the default of later

@@ -36,6 +36,7 @@ using test::expect_torch_ranks;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 // With random numbers, and with buffers that training changes.
@@ -472,6 +473,20 @@ TEST_F(Checkpoints, AnotherNumberOfRanksGoesOn) {
                                          std::to_string(ranks))));
     });
   }
+}
+
+TEST_F(Checkpoints, OtherThreadsAreNamedWhenARunGoesOn) {
+  expect_torch_ranks(2, "paceline", [&](int rank, int) {
+    at::set_num_threads(2);
+    std::int64_t step = 1;
+    CheckpointDirectory checkpoints(path());
+    checkpoints.save(1, {{"step", step}});
+    EXPECT_THAT(checkpoints.resume({{"step", step}})->message, Not(HasSubstr("computes with")));
+    at::set_num_threads(2 + rank);
+    EXPECT_THAT(checkpoints.resume({{"step", step}})->message,
+                AllOf(HasSubstr("rank 1: computes with 3 threads and "),
+                      HasSubstr(", and the checkpoint was saved with 2 threads and ")));
+  });
 }
 
 // With logical ranks, the same bits at any number of ranks.

@@ -19,6 +19,7 @@ const Manifest kManifest{.id = "a1",
                          .world_size = 4,
                          .rank = 3,
                          .metric = 0.5,
+                         .operators = "2 threads and AVX2",
                          .files = {{"rank-3.pt", 12, 0xffffffff}}};
 
 std::string refusal_of(const std::string& text) {
@@ -37,6 +38,7 @@ TEST(Manifest, IsReadAsItIsWritten) {
   EXPECT_EQ(manifest.world_size, 4);
   EXPECT_EQ(manifest.rank, 3);
   EXPECT_EQ(manifest.metric, 0.5);
+  EXPECT_EQ(manifest.operators, "2 threads and AVX2");
   ASSERT_EQ(manifest.files.size(), 1U);
   EXPECT_EQ(manifest.files[0].name, "rank-3.pt");
   EXPECT_EQ(manifest.files[0].size, 12U);
@@ -44,6 +46,14 @@ TEST(Manifest, IsReadAsItIsWritten) {
   Manifest without = kManifest;
   without.metric.reset();
   EXPECT_FALSE(parse_manifest(write_manifest(without), "x").metric);
+}
+
+TEST(Manifest, OfAnEarlierVersionDoesNotSayHowItWasComputed) {
+  std::string text = write_manifest(kManifest);
+  const std::string line = "  \"operators\": \"2 threads and AVX2\",\n";
+  ASSERT_NE(text.find(line), std::string::npos);
+  text.erase(text.find(line), line.size());
+  EXPECT_EQ(parse_manifest(text, "x").operators, "");
 }
 
 TEST(Manifest, IsRefusedIfSomethingIsNotAsItShouldBe) {

@@ -1,8 +1,6 @@
 #include "parallel/ddp/wrapped_model.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
@@ -16,6 +14,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "distributed/intraop_threads.h"
 #include "distributed/process_state.h"
 #include "parallel/sync_batch_norm/normalize.h"
 
@@ -41,7 +40,7 @@ std::string describe_logical_ranks(int count) {
   std::string text = fmt::format("logical_ranks = {}", count);
   if (count > 0) {
     // Results would depend on which rank runs a logical rank.
-    text += fmt::format(" with {} threads and {}", at::get_num_threads(), at::get_cpu_capability());
+    text += " with " + distributed::describe_operators();
   }
   return text;
 }
