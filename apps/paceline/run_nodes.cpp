@@ -216,7 +216,9 @@ std::optional<nodes::SessionOptions> make_session_options(
                   .host = base::host_name(),
                   .processes = job.processes,
                   .min_nodes = min,
-                  .max_nodes = max};
+                  .max_nodes = max,
+                  .max_restarts = job.max_restarts,
+                  .tolerate_loss = job.tolerate_loss};
   if (is_static) options.join.node = node;
   if (is_static) options.coordinates = node == 0;
   const std::string secret = read_secret(flags);

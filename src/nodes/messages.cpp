@@ -78,9 +78,14 @@ constexpr std::array kNames{"join",   "welcome", "refuse", "start",   "failed",
                             "signal", "leave",   "result", "verdict", "notice"};
 
 json encode_body(const Join& join) {
-  json body = {{"version", join.version},     {"job", join.job},
-               {"host", join.host},           {"processes", join.processes},
-               {"min_nodes", join.min_nodes}, {"max_nodes", join.max_nodes}};
+  json body = {{"version", join.version},
+               {"job", join.job},
+               {"host", join.host},
+               {"processes", join.processes},
+               {"min_nodes", join.min_nodes},
+               {"max_nodes", join.max_nodes},
+               {"max_restarts", join.max_restarts},
+               {"tolerate_loss", join.tolerate_loss}};
   if (join.node) body["node"] = *join.node;
   return body;
 }
@@ -140,6 +145,8 @@ void decode_body(const json& body, Join& join) {
   join.min_nodes = integer(body, "min_nodes", 1);
   join.max_nodes = integer(body, "max_nodes", 1);
   if (body.contains("node")) join.node = integer(body, "node");
+  join.max_restarts = integer(body, "max_restarts");
+  join.tolerate_loss = body.at("tolerate_loss");
 }
 
 void decode_body(const json& body, Refuse& refuse) {

@@ -22,6 +22,9 @@ struct Join {
   int min_nodes = 1;  // --nnodes
   int max_nodes = 1;
   std::optional<int> node{};  // --node-rank; empty: the coordinator chooses
+  // What only node 0 decides, if it is asked for here.
+  int max_restarts = 0;
+  bool tolerate_loss = false;
 };
 
 // The coordinator has accepted the node, which waits for the start now.

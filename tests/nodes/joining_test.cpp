@@ -69,7 +69,7 @@ TEST_F(Session, DoesNotConnectAgainAndAgainWithoutPause) {
 }
 
 TEST_F(Session, RefusesNodesThatDoNotFit) {
-  std::vector<SessionOptions> all(7, options(1, 2));
+  std::vector<SessionOptions> all(9, options(1, 2));
   all[0] = options(0, 2);
   all[1].key = net::make_key("the secret of another job");
   all[2].join.job = "other";
@@ -77,6 +77,8 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
   all[4].join.node = 2;
   all[5].join.max_nodes = 3;
   all[6].join.node.reset();
+  all[7].join.max_restarts = 3;
+  all[8].join.tolerate_loss = true;
   std::atomic<int> refused = 0;
   std::atomic<bool> all_refused = false;
   const auto ends = run(all, [&](NodeSession& session, int node) {
@@ -84,7 +86,7 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
       try {
         session.await_start();
       } catch (const Error& error) {
-        if (++refused == 6) all_refused = true;
+        if (++refused == 8) all_refused = true;
         return std::string(error.what());
       }
       return std::string("accepted");
@@ -99,6 +101,8 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
   EXPECT_THAT(ends[4], HasSubstr("--node-rank 2, but the job has 2 nodes"));
   EXPECT_THAT(ends[5], HasSubstr("--nnodes 2:3 here and 2 on node 0"));
   EXPECT_THAT(ends[6], HasSubstr("--rdzv-backend c10d here and static on node 0"));
+  EXPECT_THAT(ends[7], HasSubstr("--max-restarts 3 here and 0 on node 0"));
+  EXPECT_THAT(ends[8], HasSubstr("--tolerate-loss here and not on node 0"));
   EXPECT_THAT(printed(), HasSubstr("paceline: refused a launcher at 127.0.0.1, with the error: "));
   // The node that was refused for its secret said nothing else.
   EXPECT_THAT(printed(), HasSubstr("paceline: refused a launcher at 127.0.0.1, which does not know "

@@ -13,7 +13,7 @@ Kind after_a_journey(const Kind& message) {
 }
 
 TEST(Messages, ArriveAsTheyWereSent) {
-  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 2, 5, 3});
+  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 2, 5, 3, 6, true});
   EXPECT_EQ(join.version, "1.2");
   EXPECT_EQ(join.job, "job");
   EXPECT_EQ(join.host, "host");
@@ -21,6 +21,8 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(join.min_nodes, 2);
   EXPECT_EQ(join.max_nodes, 5);
   EXPECT_EQ(join.node, 3);
+  EXPECT_EQ(join.max_restarts, 6);
+  EXPECT_TRUE(join.tolerate_loss);
   EXPECT_EQ(after_a_journey(Join{}).node, std::nullopt);
 
   const Start start = after_a_journey(Start{1, true, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
