@@ -177,14 +177,13 @@ void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
 }
 
 void TwoLevelReduction::accumulate(std::size_t bucket) {
-  const auto& [count, type, op] = blocks_.buckets()[bucket];
-  visit_lanes(bucket,
-              [&, type = type](int, const Slice& overlap, std::byte* sums, const Slice& lane) {
-                for (const std::vector<int>& part : between_->parts()) {
-                  accumulate(bucket, part, overlap, sums);
-                  sums += lane.count() * sum_size(type);
-                }
-              });
+  const std::size_t size = sum_size(blocks_.buckets()[bucket].type);
+  visit_lanes(bucket, [&](int, const Slice& overlap, std::byte* sums, const Slice& lane) {
+    for (const std::vector<int>& part : between_->parts()) {
+      accumulate(bucket, part, overlap, sums);
+      sums += lane.count() * size;
+    }
+  });
   states_[bucket].accumulated = true;
   blocks_.region().publish(blocks_.own_words(bucket).accumulated, blocks_.step());
   ring_if_last(bucket, &ControlBlocks::BucketWords::accumulated);
@@ -247,17 +246,16 @@ void TwoLevelReduction::complete(std::size_t bucket) {
     combined = combined && blocks_.reached(owner, bucket, &Words::combined);
   });
   if (!combined) return;
-  const auto& [count, type, op] = blocks_.buckets()[bucket];
+  const Bucket& values = blocks_.buckets()[bucket];
   const auto ranks = static_cast<std::size_t>(blocks_.size());
-  visit_lanes(bucket, [&, type = type, op = op](int, const Slice& part, const std::byte* sums,
-                                                const Slice&) {
+  visit_lanes(bucket, [&](int, const Slice& part, const std::byte* sums, const Slice&) {
     std::array<void*, kMaxRanks> destinations;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       destinations[rank] = static_cast<std::byte*>(blocks_.find(static_cast<int>(rank), bucket)) +
-                           part.begin * element_size(type);
+                           part.begin * element_size(values.type);
     }
     const std::array<const void*, 1> partial{sums};
-    shm::complete(type, op, {.sources = partial}, agreement_.divisor(),
+    shm::complete(values.type, values.op, {.sources = partial}, agreement_.divisor(),
                   std::span(destinations).first(ranks), part.count());
   });
   states_[bucket].completed = true;
