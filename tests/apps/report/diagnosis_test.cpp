@@ -1,0 +1,286 @@
+#include <gmock/gmock.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/report/diagnosis_of.h"
+#include "support/made_timelines.h"
+
+namespace paceline::report {
+namespace {
+
+using test::MadeJob;
+using test::make_timelines;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> texts_of(const Diagnosis& diagnosis) {
+  std::vector<std::string> texts;
+  for (const Remedy& remedy : diagnosis.remedies) texts.push_back(remedy.text);
+  return texts;
+}
+
+TEST(Diagnosis, OneRankComputesLonger) {
+  const Diagnosis diagnosis = diagnosis_of(straggling());
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.rank, 1);
+  EXPECT_EQ(diagnosis.sentence,
+            "Rank 1 holds this run back: it computes 9.00 ms a step, the others 6.00 ms (+50 %); "
+            "the others wait for it 3.00 ms a step, 30 % of their time.");
+  // Rank 1 publishes at 4.5, 6, 7.5 and 9 ms: each of the last two is waited for for 1.5 ms.
+  EXPECT_THAT(diagnosis.why,
+              Contains(HasSubstr("They wait longest for bucket 2 (1.00 MiB: layers.2.")));
+}
+
+TEST(Diagnosis, OneRankBeginsLater) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.computing = [](int, int) { return 6000.0; },
+                    .between = [](int rank, int) { return rank == 0 ? 3000.0 : 1000.0; }});
+  EXPECT_EQ(diagnosis.finding, Finding::late_starter);
+  EXPECT_EQ(diagnosis.rank, 0);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("it starts its steps 2.00 ms later than the others"));
+}
+
+TEST(Diagnosis, LoadIsUneven) {
+  const Diagnosis diagnosis = diagnosis_of({.ranks = 4, .computing = [](int rank, int step) {
+                                              return step % 4 == rank ? 9000.0 : 6000.0;
+                                            }});
+  EXPECT_EQ(diagnosis.finding, Finding::uneven_load);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("the others wait 3.00 ms a step, 33 % of their time"));
+}
+
+TEST(Diagnosis, MoreRanksThanCores) {
+  const auto on_two_cores = [](const MadeJob& job) {
+    auto traces = make_timelines(job);
+    for (RankTrace& trace : traces) trace.cores = 2;
+    return diagnose(analyse(merge(traces)));
+  };
+  const auto changing = [](int rank, int step) { return step % 4 == rank ? 9000.0 : 6000.0; };
+  const auto slow = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; };
+  const Diagnosis diagnosis = on_two_cores({.ranks = 4, .computing = changing});
+  EXPECT_EQ(diagnosis.finding, Finding::too_many_ranks);
+  EXPECT_THAT(diagnosis.sentence,
+              HasSubstr("4 ranks take turns on 2 cores, and wait for each other for 25 % of "
+                        "their time"));
+  EXPECT_EQ(on_two_cores({.ranks = 3, .reduction = 3000}).finding, Finding::too_many_ranks);
+  EXPECT_EQ(on_two_cores({.ranks = 4, .computing = slow}).finding, Finding::straggler);
+  EXPECT_EQ(on_two_cores({.ranks = 4}).finding, Finding::all_well);
+  EXPECT_EQ(on_two_cores({.ranks = 2, .reduction = 3000}).finding, Finding::communication);
+}
+
+// Each rank may use one core, and has it for itself.
+TEST(Diagnosis, RanksBoundToDifferentCoresAreNotTooMany) {
+  auto traces = make_timelines({.ranks = 2, .reduction = 3000});
+  for (RankTrace& trace : traces) {
+    trace.cores = 1;
+    trace.affinity = {4 + trace.rank};
+  }
+  EXPECT_EQ(analyse(merge(traces)).cores, 2);
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::communication);
+  for (RankTrace& trace : traces) trace.affinity = {4};
+  EXPECT_EQ(analyse(merge(traces)).cores, 1);
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::too_many_ranks);
+  // A quota, which both have.
+  for (RankTrace& trace : traces) trace.affinity = {0, 1, 2, 3};
+  EXPECT_EQ(analyse(merge(traces)).cores, 1);
+}
+
+// Also one whose timeline is missing takes its turn on the cores; not one of another machine.
+TEST(Diagnosis, CountsTheJobsRanksNotItsFiles) {
+  auto traces = make_timelines(
+      {.ranks = 4, .computing = [](int rank, int step) { return step % 4 == rank ? 9e3 : 6e3; }});
+  for (RankTrace& trace : traces) trace.cores = 2;
+  auto two = traces;
+  two.resize(2);
+  EXPECT_EQ(diagnose(analyse(merge(two))).finding, Finding::too_many_ranks);
+  EXPECT_THAT(diagnose(analyse(merge(two))).sentence, HasSubstr("4 ranks take turns on 2 cores"));
+  for (RankTrace& trace : two) trace.local_size = 2;
+  EXPECT_NE(diagnose(analyse(merge(two))).finding, Finding::too_many_ranks);
+  traces[2].boot = traces[3].boot = "another";
+  EXPECT_EQ(analyse(merge(traces)).local_size, 2);
+  EXPECT_NE(diagnose(analyse(merge(traces))).finding, Finding::too_many_ranks);
+}
+
+// 25 KiB that all ranks wait for a third of the time, on 4 cores.
+std::vector<RankTrace> small_and_exposed() {
+  auto traces = make_timelines({.buckets = 1, .reduction = 4500});
+  for (RankTrace& trace : traces) {
+    for (auto& [key, bucket] : trace.buckets) bucket.bytes = 25 << 10;
+    trace.cores = 4;
+  }
+  return traces;
+}
+
+TEST(Diagnosis, DoesNotSuggestCompressionForFewBytes) {
+  const Diagnosis diagnosis = diagnose(analyse(merge(small_and_exposed())));
+  EXPECT_EQ(diagnosis.finding, Finding::delayed);
+  EXPECT_THAT(diagnosis.why,
+              Contains(HasSubstr("have 25.0 KiB. Even a slow network moves that in 556 us, "
+                                 "so their size does not explain 4.50 ms a step")));
+  EXPECT_THAT(texts_of(diagnosis), Not(Contains(HasSubstr("float16"))));
+  EXPECT_THAT(texts_of(diagnosis), Not(Contains(HasSubstr("bucket_cap_mb"))));
+  EXPECT_THAT(texts_of(diagnosis_of({.reduction = 3000})), Contains(HasSubstr("float16")));
+}
+
+// Eight ranks send 1.75 times as much of each byte as two do.
+TEST(Diagnosis, TheNetworkTakesLongerForMoreRanks) {
+  for (const auto& [ranks, finding] :
+       {std::pair{2, Finding::delayed}, {8, Finding::communication}}) {
+    auto traces = make_timelines({.ranks = ranks, .buckets = 1, .reduction = 4500});
+    for (RankTrace& trace : traces) {
+      for (auto& [key, bucket] : trace.buckets) bucket.bytes = 150'000;
+    }
+    EXPECT_EQ(diagnose(analyse(merge(traces))).finding, finding) << ranks;
+  }
+}
+
+TEST(Diagnosis, SaysThatSizesAreNotKnown) {
+  auto traces = make_timelines({.buckets = 2, .reduction = 4500});
+  for (RankTrace& trace : traces) trace.buckets.erase({0, 0});
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::communication);
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Timelines lack the size of a bucket")));
+  EXPECT_THAT(texts_of(diagnosis), Not(Contains(HasSubstr("float16"))));
+}
+
+TEST(Diagnosis, CoresAreSharedWithOtherWork) {
+  auto traces = small_and_exposed();
+  // Of the time in which they could have run, half; together on 1.2 of 4 cores.
+  for (RankTrace& trace : traces) trace.cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000}};
+  const Diagnosis foreign = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(foreign.finding, Finding::shared_cores);
+  EXPECT_THAT(foreign.sentence, HasSubstr("The cores are shared with other work: ranks wait for a "
+                                          "core 50 % of the time in which they could run, and wait "
+                                          "for each other 33 % of all time"));
+  EXPECT_THAT(foreign.why, Contains(HasSubstr("The ranks use 1.2 of 4 cores")));
+  EXPECT_THAT(texts_of(foreign), Not(Contains(HasSubstr("float16"))));
+
+  // All cores are the job's own: its threads are too many.
+  for (RankTrace& trace : traces) trace.cpu.back().used = 20'000'000;
+  const Diagnosis own = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(own.finding, Finding::shared_cores);
+  EXPECT_THAT(own.sentence, HasSubstr("The job's threads share too few cores"));
+  EXPECT_THAT(texts_of(own), Contains(HasSubstr("OMP_NUM_THREADS")));
+
+  for (RankTrace& trace : traces) trace.cpu.back().queued = 200'000;
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::delayed);
+  // Also if all are slowed down alike, so that none waits for another.
+  auto alike = make_timelines({});
+  for (RankTrace& trace : alike) trace.cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 1'000'000}};
+  EXPECT_EQ(diagnose(analyse(merge(alike))).finding, Finding::shared_cores);
+  // One rank's core alone: it is late, as it waits for its core.
+  auto one = make_timelines(straggling());
+  one[0].cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 0}};
+  one[1].cpu = {CpuUse{10'000'000, 6'000'000, 4'000'000, 4'000'000}};
+  EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::shared_cores);
+  EXPECT_THAT(diagnose(analyse(merge(one))).why,
+              Contains(HasSubstr("Rank 1 waits longest: 50 % of the time")));
+  // The other's core alone, which is not late.
+  std::swap(one[0].cpu, one[1].cpu);
+  EXPECT_EQ(diagnose(analyse(merge(one))).finding, Finding::straggler);
+}
+
+// All publish their last bucket at 9 ms; the four are reduced one after the other, 3 ms each, from
+// 4.5 ms on: 16.5 ms in all, of which 7.5 are waited for, 1.5 of them for bucket 1.
+TEST(Diagnosis, CommunicationIsExposed) {
+  const Diagnosis diagnosis = diagnosis_of({.reduction = 3000});
+  EXPECT_EQ(diagnosis.finding, Finding::communication);
+  EXPECT_THAT(diagnosis.bucket, ::testing::AnyOf(2, 3));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("45 % of the time is spent waiting for gradients"));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("(1.00 MiB: layers.")));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("Backward hid 38 % of the communication")));
+  EXPECT_THAT(texts_of(diagnosis), Contains(HasSubstr("Try other values of bucket_cap_mb")));
+}
+
+TEST(Diagnosis, OneLargeBucketShouldBeDivided) {
+  const Diagnosis diagnosis = diagnosis_of({.buckets = 1, .reduction = 3000});
+  EXPECT_EQ(diagnosis.bucket, 0);
+  EXPECT_THAT(texts_of(diagnosis), Contains(HasSubstr("Set a smaller bucket_cap_mb")));
+}
+
+TEST(Diagnosis, StepsAreTooShort) {
+  const auto diagnosis_with = [](double computing, std::uint64_t bytes) {
+    return diagnosis_of({.buckets = 1,
+                         .bytes = bytes,
+                         .computing = [=](int, int) { return computing; },
+                         .reduction = computing * 2 / 3});
+  };
+  const Diagnosis diagnosis = diagnosis_with(60, 1 << 10);
+  EXPECT_EQ(diagnosis.finding, Finding::short_steps);
+  EXPECT_THAT(diagnosis.sentence,
+              HasSubstr("a step takes 100 us, and ranks wait for each other for 40 %"));
+  EXPECT_EQ(diagnosis_with(990, 1 << 10).finding, Finding::short_steps);
+  EXPECT_NE(diagnosis_with(1010, 1 << 10).finding, Finding::short_steps);
+  // The bytes explain the wait.
+  EXPECT_EQ(diagnosis_with(990, 1 << 20).finding, Finding::communication);
+}
+
+TEST(Diagnosis, TimePassesBetweenSteps) {
+  const Diagnosis diagnosis = diagnosis_of(
+      {.computing = [](int, int) { return 6000.0; }, .between = [](int, int) { return 4000.0; }});
+  EXPECT_EQ(diagnosis.finding, Finding::between_steps);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("40 % of the time passes between steps"));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("4.00 ms of 10.0 ms a step"));
+}
+
+TEST(Diagnosis, LongPausesDoNotCountAsSteps) {
+  const auto job = [](double pause) {
+    return MadeJob{.between = [=](int, int step) { return step % 20 == 0 ? pause : 1000; }};
+  };
+  // One of 34 steps is followed by a pause; the step after it is left out, too.
+  const Analysis some = analysis_of(job(110e3));
+  EXPECT_EQ(some.pauses, 1U);
+  EXPECT_EQ(some.steps.size(), 34U - 2);
+  EXPECT_NEAR(some.between, 0.1, 1e-3);
+  EXPECT_EQ(diagnose(some).finding, Finding::all_well);
+
+  const Diagnosis many = diagnosis_of(job(1e6));
+  EXPECT_EQ(many.finding, Finding::pauses);
+  EXPECT_THAT(many.sentence, HasSubstr("75 % of the time passes in 1 long pause"));
+}
+
+// Four workers that each need four steps for a batch.
+TEST(Diagnosis, ALoaderThatBlocksInEachFourthStepMakesNoPauses) {
+  const auto job = [](int every, double blocked) {
+    return MadeJob{.computing = [](int, int) { return 10e3; },
+                   .between = [=](int, int step) { return step % every == 0 ? blocked : 0.0; }};
+  };
+  EXPECT_EQ(diagnosis_of(job(4, 40e3)).finding, Finding::between_steps);
+  EXPECT_EQ(analysis_of(job(4, 40e3)).pauses, 0U);
+  // Rare, or longer than batches take to load.
+  EXPECT_EQ(diagnosis_of(job(12, 80e3)).finding, Finding::pauses);
+  EXPECT_EQ(diagnosis_of(job(4, 120e3)).finding, Finding::pauses);
+}
+
+TEST(Diagnosis, AllIsWell) {
+  const Diagnosis diagnosis = diagnosis_of({.between = [](int, int) { return 1000.0; }});
+  EXPECT_EQ(diagnosis.finding, Finding::all_well);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("90 % of the time is computing"));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("time between steps (10 %)"));
+}
+
+TEST(Diagnosis, OneRankAloneIsDiagnosedToo) {
+  EXPECT_EQ(diagnosis_of({.ranks = 1}).finding, Finding::all_well);
+}
+
+TEST(Diagnosis, TooFewSteps) {
+  EXPECT_EQ(diagnosis_of({.steps = 9}).finding, Finding::too_few_steps);
+  EXPECT_NE(diagnosis_of({.steps = 14}).finding, Finding::too_few_steps);
+  const Diagnosis none = diagnosis_of({.steps = 0});
+  EXPECT_EQ(none.finding, Finding::too_few_steps);
+  EXPECT_THAT(none.why, Contains(HasSubstr("No timeline has a step")));
+}
+
+// Without rank 1 nobody knows when it published; rank 0 knows whom it waited for.
+TEST(Diagnosis, AMissingRankIsFoundByItsPeers) {
+  auto traces = make_timelines(straggling());
+  traces.pop_back();
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.rank, 1);
+}
+
+}  // namespace
+}  // namespace paceline::report
