@@ -13,6 +13,7 @@
 
 #include "base/errno_error.h"
 #include "base/signals_blocked.h"
+#include "shm/collectives/call_state.h"
 
 namespace paceline::internode {
 namespace {
@@ -270,7 +271,7 @@ void NodeLinks::check_region() {
     if (region_->peers().has_left(rank)) {
       left.insert(global);
     } else if (!region_->failed() && rank != region_->rank() && region_->peers().has_died(rank)) {
-      record({global}, region_->peers().describe_loss(rank));
+      record({global}, region_->peers().describe_loss(rank) + last_call_of(rank));
     }
   }
   // First why, since a rank that fails leaves then.
@@ -306,6 +307,12 @@ bool NodeLinks::is_flushed() const {
   return std::ranges::none_of(nodes_, [](const Node& node) {
     return node.link.connection && node.link.connection->pending();
   });
+}
+
+std::string NodeLinks::last_call_of(int rank) const {
+  const auto state = shm::read_call_states(*region_)[static_cast<std::size_t>(rank)];
+  if (state.operation.empty()) return "";
+  return fmt::format("; its last was call {}, {}", state.call, state.operation);
 }
 
 void NodeLinks::record(const shm::RankSet& ranks, const std::string& why) {

@@ -116,6 +116,8 @@ class NodeLinks {
   void send(std::size_t node, const std::string& message);  // encoded
   void send_to_all(const LinkMessage& message);
   bool is_flushed() const;
+  // "; its last was call 17, all_reduce of 10 float32", of a rank of this node.
+  std::string last_call_of(int rank) const;
   void record(const shm::RankSet& ranks, const std::string& why);
 
   const std::shared_ptr<shm::Region> region_;
