@@ -26,7 +26,6 @@ class Group::Call final : public shm::OuterCall {
   shm::OpContext context() const override;
   shm::CallDeadline& deadline() override;
   std::string describe() const override;
-  shm::CollectiveFingerprint fingerprint() const override;
   shm::RankSet missing_on_other_nodes(const shm::RankSet& missing) const override;
   bool may_learn_more(const shm::RankSet& missing) override;
   std::string describe_on_other_nodes(const shm::RankSet& ranks) const override;

@@ -153,6 +153,7 @@ Group::Group(std::shared_ptr<shm::Region> region, NodeMap map, shm::GlobalRanks 
         std::make_unique<NodeLinks>(local_.region(), map_, global_ranks_, std::move(connections),
                                     [this](const Topic& topic) { return find_late(topic); });
   }
+  show_call();
   local_.set_timeout(timeout() + kLeaderGrace);
   board_ = &share<Board>();
   // Now every rank has its engine, which others may connect to.
@@ -201,11 +202,19 @@ std::string Group::describe_call() const {
                      name);
 }
 
+void Group::show_call() {
+  shm::CollectiveFingerprint shown = call_;
+  shown.across_nodes = 1;
+  shown.root = global_ranks_.of(call_.root);
+  local_.show(shown);
+}
+
 Group::Call::Call(Group& group, shm::CollectiveFingerprint call, const OwnSplits* splits)
     : group_(group) {
   check_arguments(call, group.size());
   call.sequence = group.call_.sequence + 1;
   group.call_ = call;
+  group.show_call();
   group.begin_deadline();
   group.local_.set_outer_call(this);
   try {
@@ -225,12 +234,6 @@ shm::CallDeadline& Group::Call::deadline() {
 }
 std::string Group::Call::describe() const {
   return group_.describe_call();
-}
-shm::CollectiveFingerprint Group::Call::fingerprint() const {
-  shm::CollectiveFingerprint call = group_.call_;
-  call.root = group_.global_ranks_.of(call.root);
-  call.root_is_global = 1;
-  return call;
 }
 RankSet Group::Call::missing_on_other_nodes(const RankSet& missing) const {
   RankSet awaited;

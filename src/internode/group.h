@@ -125,6 +125,8 @@ class Group final : public shm::Collectives {
   // The other nodes would learn it a little later, and not at all if this process ends at once.
   void tell_failure() noexcept;
   std::string describe_call() const;
+  // To the node's other ranks.
+  void show_call();
   // What other nodes call, while this one does not: the ranks of these nodes, by group rank, and
   // the call of one of them. None unless each rank, there and here, uses the group from one thread.
   struct CallElsewhere {

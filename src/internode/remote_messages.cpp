@@ -214,12 +214,15 @@ void RemoteMessages::check(Request& request) {
                        fmt::format("{} failed: {}", describe(request), request.engine_error)});
       }
       if (!request.deadline.expired()) return;
-      fail(request,
-           {shm::FailureKind::timeout, peer_of(request),
-            fmt::format(
-                "{} did not {} {} within the timeout of {} s: {}", describe_peer(request),
-                request.sending ? "receive from" : "send to", global_ranks_.describe({rank_}),
-                static_cast<double>(request.deadline.budget().count()) / 1000, describe(request))});
+      const std::string who = request.message.peer == Message::kAnyRank
+                                  ? "no rank sent"
+                                  : fmt::format("{} did not {}", describe_peer(request),
+                                                request.sending ? "receive" : "send");
+      fail(request, {shm::FailureKind::timeout, peer_of(request),
+                     fmt::format("{} {} {} within the timeout of {} s: {}", who,
+                                 request.sending ? "from" : "to", global_ranks_.describe({rank_}),
+                                 static_cast<double>(request.deadline.budget().count()) / 1000,
+                                 describe(request))});
     } catch (...) {
       error = std::current_exception();
     }

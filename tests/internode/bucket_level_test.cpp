@@ -354,7 +354,8 @@ void expect_in_a_step(const std::vector<int>& nodes,
 
 TEST(BucketLevelErrors, ARankThatHasLeftIsLost) {
   expect_in_a_step<PeerLost>(
-      {0, 1}, [](Group&, BucketReducer&) {}, {101}, "rank 101 on node 1 has left the group");
+      {0, 1}, [](Group&, BucketReducer&) {}, {101},
+      "rank 101 on node 1 has left the group: see the output of a rank that failed; if");
 }
 
 TEST(BucketLevelErrors, ACallElsewhereIsAMismatch) {

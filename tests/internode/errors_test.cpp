@@ -102,24 +102,30 @@ TEST(ErrorsAcrossNodes, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
 
 // What ranks of a node show each other is the call, not the parts of it within the node.
 TEST(ErrorsAcrossNodes, ATimeoutSaysWhatTheLateRankCalledLast) {
-  EngineNetwork network;
-  std::latch others(1);
-  const auto errors = run_on_nodes(
-      {0, 0}, network,
-      [&](Group& group) {
-        all_reduce_once(group, 10);
-        group.barrier();
-        if (group.rank() == 1) return others.wait();
-        try {
-          group.barrier();
-        } catch (...) {
-          others.count_down();
-          throw;
-        }
-      },
-      1s);
-  EXPECT_THAT(thrown<Timeout>(errors[0]).what(),
-              HasSubstr("rank 101: its last was call 2, barrier"));
+  for (const int calls : {0, 4}) {
+    EngineNetwork network;
+    std::latch failed(1);
+    const auto errors = run_on_nodes(
+        {0, 0, 1}, network,
+        [&](Group& group) {
+          for (int i = 0; i < calls; ++i) all_reduce_once(group, 10);
+          if (group.rank() == 1) return failed.wait();
+          const auto release = [&] {
+            if (group.rank() == 0) failed.count_down();
+          };
+          try {
+            group.barrier();
+          } catch (...) {
+            release();
+            throw;
+          }
+          release();
+        },
+        2s);
+    EXPECT_THAT(thrown<Timeout>(errors[0]).what(),
+                HasSubstr(calls == 0 ? "rank 101: it has made no call yet"
+                                     : "rank 101: its last was call 4, all_reduce of 10 float32"));
+  }
 }
 
 // The calls agree; then ranks wait for it in transfers, and on their nodes for ranks that do.

@@ -19,8 +19,8 @@ inline constexpr const char* kUnevenAdvice =
     "return the loss averaged over the ranks; if some have another communication hook or averager, "
     "give all the same; if an exception ended a backward, run a forward next";
 
-// The same for a rank that has left, with this before.
-inline constexpr const char* kLeftAdvice = "if it failed, see its output";
+// Comes before kUnevenAdvice if a rank has left.
+inline constexpr const char* kLeftAdvice = "see the output of a rank that failed";
 
 // A wait until every rank has set one word of a bucket, or (kGathered) until rank 0 has the other
 // nodes' reports.

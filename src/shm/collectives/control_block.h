@@ -33,7 +33,8 @@ struct BarrierArrival {
 // again two rounds later. So two of each suffice, used in turn.
 struct CollectiveControl {
   alignas(kCacheLine) std::array<Slot, 2> slots;
-  // The calls on several nodes that the slots' calls are parts of; without an operation if none.
+  // If the group is a node's part of a group on several nodes: that one's last call, as of the
+  // slots' rounds.
   alignas(kCacheLine) std::array<CollectiveFingerprint, 2> outer_calls;
   alignas(kCacheLine) std::array<Splits, 2> splits;
   alignas(kCacheLine) BarrierArrival barrier;

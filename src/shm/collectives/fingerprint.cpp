@@ -23,7 +23,7 @@ std::string describe(const CollectiveFingerprint& call, const GlobalRanks& globa
                       : fmt::format(" of {} {}", call.count, name(call.type));
   if (operation.root != RootRole::none) {
     text += fmt::format(" {} rank {}", operation.root == RootRole::source ? "from" : "to",
-                        call.root_is_global ? call.root : global_ranks.of(call.root));
+                        call.across_nodes ? call.root : global_ranks.of(call.root));
   }
   if (operation.reduces && call.op != ReduceOp::sum) {
     text += fmt::format(" with {}", name(call.op));

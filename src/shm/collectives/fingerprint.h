@@ -24,9 +24,9 @@ struct CollectiveFingerprint {
   std::uint8_t uneven = 0;
   // 1 in the closing round if this rank could not read the memory of another rank's process.
   std::uint8_t refused = 0;
-  // 1 if `root` is a global rank: of a call on several nodes, whose ranks a node's group has in
-  // part.
-  std::uint8_t root_is_global = 0;
+  // 1 for a call of a group on several nodes. A node's group does not have all of its ranks, so
+  // `root` is a global rank.
+  std::uint8_t across_nodes = 0;
   std::int32_t root = 0;
   std::uint64_t count = 0;     // elements of each part
   std::uint64_t sequence = 0;  // the number of the call in the group, from 1

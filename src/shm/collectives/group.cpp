@@ -100,10 +100,7 @@ void Group::next_round(RoundWait& context) {
   // With every round: the other slot may hold a call from before this one, and a rank that waits
   // for this one looks into both.
   region_->memory().slot(rank(), round_).call = call_;
-  if (publishes_outer_calls_) {
-    region_->memory().outer_call(rank(), round_) =
-        outer_call_ != nullptr ? outer_call_->fingerprint() : CollectiveFingerprint();
-  }
+  if (shown_) region_->memory().outer_call(rank(), round_) = *shown_;
   region_->publish(region_->memory().slot(rank(), round_).round, round_);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank())
@@ -155,7 +152,10 @@ std::string Group::last_call_of(int rank) const {
   // cannot pass.
   Word& came = region_->memory().slot(rank, round_).round;
   if (came.fetch_add(0, std::memory_order_acq_rel) == round_) return "it arrived just now";
-  if (call.sequence == context().sequence) return "it stopped in the middle of this call";
+  const bool comparable = (call.across_nodes != 0) == (outer_call_ != nullptr);
+  if (comparable && call.sequence == context().sequence) {
+    return "it stopped in the middle of this call";
+  }
   if (call.operation == Operation::none) return "it has made no call yet";
   return fmt::format("its last was call {}, {}", call.sequence,
                      describe(call, region_->global_ranks()));

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,8 +23,6 @@ class OuterCall {
   virtual CallDeadline& deadline() = 0;
   // "all_reduce of 10 float32, call 17 of group world".
   virtual std::string describe() const = 0;
-  // With a global root.
-  virtual CollectiveFingerprint fingerprint() const = 0;
   // What WaitContext answers while the call waits for the ranks `missing` of this node.
   virtual RankSet missing_on_other_nodes(const RankSet& missing) const = 0;
   virtual bool may_learn_more(const RankSet& missing) = 0;
@@ -49,10 +48,10 @@ class Group final : public Collectives {
   // How many calls this rank has begun.
   std::uint64_t sequence() const { return sequence_; }
   // Later calls are parts of this one; null: of none.
-  void set_outer_call(OuterCall* call) {
-    outer_call_ = call;
-    publishes_outer_calls_ = true;
-  }
+  void set_outer_call(OuterCall* call) { outer_call_ = call; }
+  // On a node of several: the last call of the group on all of them, which this rank shows others
+  // in place of its calls of this group. `call.across_nodes` is 1.
+  void show(const CollectiveFingerprint& call) { shown_ = call; }
 
   void barrier() override;
   void broadcast(void* data, std::size_t count, DataType type, int root) override;
@@ -126,7 +125,7 @@ class Group final : public Collectives {
 
   std::shared_ptr<Region> region_;
   OuterCall* outer_call_ = nullptr;
-  bool publishes_outer_calls_ = false;  // from the first one on
+  std::optional<CollectiveFingerprint> shown_;
   std::uint64_t sequence_ = 0;
   std::uint32_t round_ = 0;
   bool may_read_processes_ = true;  // false, on all ranks alike, once any of them could not

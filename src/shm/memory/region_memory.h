@@ -29,10 +29,10 @@ class RegionMemory {
   CollectiveFingerprint& outer_call(int rank, std::uint32_t round) const {
     return collectives(rank).outer_calls[round % 2];
   }
-  // What the rank published with a round: the call on several nodes, if it is a part of one.
-  const CollectiveFingerprint& call(int rank, std::uint32_t round) const {
-    const CollectiveFingerprint& outer = outer_call(rank, round);
-    return outer.operation != Operation::none ? outer : slot(rank, round).call;
+  // What the rank's program called last when it published a round.
+  CollectiveFingerprint call(int rank, std::uint32_t round) const {
+    const CollectiveFingerprint outer = outer_call(rank, round);
+    return outer.across_nodes ? outer : slot(rank, round).call;
   }
   Splits& splits(int rank, std::uint32_t round) const {
     return collectives(rank).splits[round % 2];
