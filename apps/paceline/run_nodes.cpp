@@ -148,6 +148,7 @@ void apply(const nodes::Start& start, launch::JobSpec& spec) {
   spec.first_rank = start.first_rank;
   spec.world_size = start.world_size;
   spec.restart = start.restart;
+  spec.max_restarts = start.max_restarts;
   spec.tolerate_loss = start.tolerate_loss;
   spec.run_id = start.job;
   spec.master_addr = start.master_addr;
@@ -217,8 +218,8 @@ std::optional<nodes::SessionOptions> make_session_options(
                   .processes = job.processes,
                   .min_nodes = min,
                   .max_nodes = max,
-                  .max_restarts = job.max_restarts,
                   .tolerate_loss = job.tolerate_loss};
+  if (!flags.given("--max-restarts").empty()) options.join.max_restarts = job.max_restarts;
   if (is_static) options.join.node = node;
   if (is_static) options.coordinates = node == 0;
   const std::string secret = read_secret(flags);

@@ -347,6 +347,7 @@ void Coordinator::start() {
   port_ = net::PortReservation(listener_->address());  // the last one is still held
   for (Node* const node : order) {
     node->connection.send(encode(Start{.restart = restart_,
+                                       .max_restarts = rules_.max_restarts,
                                        .tolerate_loss = rules_.tolerate_loss,
                                        .nodes = static_cast<int>(order.size()),
                                        .node = *node->member,

@@ -46,12 +46,14 @@ std::string refusal(const JobRules& rules, const Join& join, const Joins& presen
                        describe_nnodes(join.min_nodes, join.max_nodes),
                        describe_nnodes(rules.min_nodes, rules.max_nodes));
   }
-  if (join.max_restarts != 0 && join.max_restarts != rules.max_restarts) {
-    return fmt::format("--max-restarts {} here and {} on node 0, which decides: give it there",
-                       join.max_restarts, rules.max_restarts);
+  if (join.max_restarts.value_or(rules.max_restarts) != rules.max_restarts) {
+    return fmt::format(
+        "--max-restarts (or PET_MAX_RESTARTS) is {} here and {} on node 0, which decides: give it "
+        "to both alike, or only there",
+        *join.max_restarts, rules.max_restarts);
   }
   if (join.tolerate_loss && !rules.tolerate_loss) {
-    return "--tolerate-loss here and not on node 0, which decides: give it there";
+    return "--tolerate-loss here and not on node 0, which decides: give it to both, or only there";
   }
   if (rules.numbered) return refuse_number(rules, join, present);
   // One too many waits until another is lost.

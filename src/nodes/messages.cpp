@@ -84,9 +84,9 @@ json encode_body(const Join& join) {
                {"processes", join.processes},
                {"min_nodes", join.min_nodes},
                {"max_nodes", join.max_nodes},
-               {"max_restarts", join.max_restarts},
                {"tolerate_loss", join.tolerate_loss}};
   if (join.node) body["node"] = *join.node;
+  if (join.max_restarts) body["max_restarts"] = *join.max_restarts;
   return body;
 }
 
@@ -96,6 +96,7 @@ json encode_body(const Refuse& refuse) {
 
 json encode_body(const Start& start) {
   return {{"restart", start.restart},
+          {"max_restarts", start.max_restarts},
           {"tolerate_loss", start.tolerate_loss},
           {"nodes", start.nodes},
           {"node", start.node},
@@ -145,8 +146,9 @@ void decode_body(const json& body, Join& join) {
   join.min_nodes = integer(body, "min_nodes", 1);
   join.max_nodes = integer(body, "max_nodes", 1);
   if (body.contains("node")) join.node = integer(body, "node");
-  join.max_restarts = integer(body, "max_restarts");
-  join.tolerate_loss = body.at("tolerate_loss");
+  if (body.contains("max_restarts")) join.max_restarts = integer(body, "max_restarts");
+  // Other versions, which are refused by their number, may lack it.
+  join.tolerate_loss = body.value("tolerate_loss", false);
 }
 
 void decode_body(const json& body, Refuse& refuse) {
@@ -155,6 +157,7 @@ void decode_body(const json& body, Refuse& refuse) {
 
 void decode_body(const json& body, Start& start) {
   start.restart = integer(body, "restart");
+  start.max_restarts = integer(body, "max_restarts");
   start.tolerate_loss = body.at("tolerate_loss");
   start.nodes = integer(body, "nodes");
   start.node = integer(body, "node");

@@ -22,8 +22,8 @@ struct Join {
   int min_nodes = 1;  // --nnodes
   int max_nodes = 1;
   std::optional<int> node{};  // --node-rank; empty: the coordinator chooses
-  // What only node 0 decides, if it is asked for here.
-  int max_restarts = 0;
+  // Node 0 decides these. What this node's flags say, which may be nothing.
+  std::optional<int> max_restarts{};
   bool tolerate_loss = false;
 };
 
@@ -38,6 +38,7 @@ struct Refuse {
 // The processes are to be started. The answer is a Result.
 struct Start {
   int restart = 0;
+  int max_restarts = 0;
   bool tolerate_loss = false;
   int nodes = 1;
   int node = 0;

@@ -101,7 +101,7 @@ TEST_F(Session, RefusesNodesThatDoNotFit) {
   EXPECT_THAT(ends[4], HasSubstr("--node-rank 2, but the job has 2 nodes"));
   EXPECT_THAT(ends[5], HasSubstr("--nnodes 2:3 here and 2 on node 0"));
   EXPECT_THAT(ends[6], HasSubstr("--rdzv-backend c10d here and static on node 0"));
-  EXPECT_THAT(ends[7], HasSubstr("--max-restarts 3 here and 0 on node 0"));
+  EXPECT_THAT(ends[7], HasSubstr("--max-restarts (or PET_MAX_RESTARTS) is 3 here and 0 on node 0"));
   EXPECT_THAT(ends[8], HasSubstr("--tolerate-loss here and not on node 0"));
   EXPECT_THAT(printed(), HasSubstr("paceline: refused a launcher at 127.0.0.1, with the error: "));
   // The node that was refused for its secret said nothing else.

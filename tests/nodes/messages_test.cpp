@@ -24,10 +24,15 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(join.max_restarts, 6);
   EXPECT_TRUE(join.tolerate_loss);
   EXPECT_EQ(after_a_journey(Join{}).node, std::nullopt);
+  EXPECT_EQ(after_a_journey(Join{}).max_restarts, std::nullopt);
+  Join without_restarts;
+  without_restarts.max_restarts = 0;
+  EXPECT_EQ(after_a_journey(without_restarts).max_restarts, 0);
 
-  const Start start = after_a_journey(Start{1, true, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
+  const Start start = after_a_journey(Start{1, 6, true, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
   EXPECT_TRUE(start.tolerate_loss);
   EXPECT_EQ(start.restart, 1);
+  EXPECT_EQ(start.max_restarts, 6);
   EXPECT_EQ(start.nodes, 2);
   EXPECT_EQ(start.node, 1);
   EXPECT_EQ(start.first_rank, 4);

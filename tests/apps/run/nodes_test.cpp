@@ -196,15 +196,27 @@ TEST_F(Nodes, DoNotGoOnWithoutRank0) {
   }
 }
 
+// Node 0 decides.
+TEST_F(Nodes, AnotherNumberOfRestartsIsRefused) {
+  auto first = start(0, 2, "exec sleep 1000", {"--max-restarts=1"});
+  for (const char* const flag : {"--max-restarts=2", "--max-restarts=0", "--tolerate-loss"}) {
+    auto second = start(1, 2, "exec sleep 1000", {flag});
+    EXPECT_EQ(second.wait(), 1) << second.err();
+    EXPECT_THAT(second.err(), HasSubstr("on node 0, which decides")) << flag;
+  }
+  first.signal(SIGTERM);
+  first.wait();
+}
+
 TEST_F(Nodes, AJobIsStartedAgainOnAllNodes) {
   const std::string script =
-      "echo start=$TORCHELASTIC_RESTART_COUNT; "
+      "echo start=$TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 2 ] && exit 3; exec sleep 1000; }";
   auto first = start(0, 2, script, {"--max-restarts=1"});
   auto second = start(1, 2, script);
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
-  EXPECT_THAT(second.out(), AllOf(HasSubstr("start=0"), HasSubstr("start=1")));
+  EXPECT_THAT(second.out(), AllOf(HasSubstr("start=0 of 1"), HasSubstr("start=1 of 1")));
   EXPECT_THAT(second.err(), HasSubstr("paceline: starts all processes again, restart 1 of 1\n"));
 }
 
