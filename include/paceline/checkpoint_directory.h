@@ -135,9 +135,8 @@ struct CheckpointOptions {
 struct ResumedCheckpoint {
   std::int64_t step = 0;         ///< What save was given.
   std::filesystem::path path{};  ///< Its directory.
-  /// A line for the user. It also names damaged ones, and says if a rank has another number of
-  /// threads or another instruction set than rank 0 had when it saved, since last bits depend on
-  /// it.
+  /// A line for the user. It also names damaged ones, and says if ranks have other numbers of
+  /// threads or another instruction set than when they saved, since last bits depend on these.
   std::string message{};
 };
 

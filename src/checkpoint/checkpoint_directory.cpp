@@ -1,6 +1,8 @@
 #include <paceline/checkpoint_directory.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -25,6 +27,7 @@
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
 #include "distributed/intraop_threads.h"
+#include "shm/membership/failure.h"
 
 namespace paceline {
 namespace {
@@ -86,7 +89,8 @@ class CheckpointDirectory::Impl {
                            .world_size = size_,
                            .rank = rank_,
                            .metric = metric,
-                           .operators = distributed::describe_operators()}};
+                           .threads = at::get_num_threads(),
+                           .cpu_capability = at::get_cpu_capability()}};
     agree(attempt([&] { collect(states, part); }), failed(step));
     pending_ = place;
     if (options_.asynchronous) {
@@ -289,13 +293,13 @@ class CheckpointDirectory::Impl {
   ResumedCheckpoint load(const Place& place, const States& states,
                          const std::vector<std::string>& damaged) {
     const std::string what = fmt::format("resume from step {}", place.step);
-    std::string difference;
+    std::string change;
     agree(attempt([&] {
             load_states(place, states);
-            difference = describe_other_operators(place);
+            change = describe_change(place);
           }),
           what);
-    difference = first_problem(difference, options_.group);
+    change = on_which_ranks(change);
     agree(attempt([&] {
             if (rank_ == 0 && place.is_hidden()) publish(place);
           }),
@@ -305,22 +309,41 @@ class CheckpointDirectory::Impl {
     if (!damaged.empty()) {
       message += fmt::format("; damaged: {}", fmt::join(damaged, "; "));
     }
-    if (!difference.empty()) {
-      message +=
-          fmt::format("; {}, so last bits will differ from those of a run that was not interrupted",
-                      difference);
+    if (!change.empty()) {
+      message += fmt::format(
+          "; threads and instruction set have changed {}: last bits may differ from those of a run "
+          "that was not interrupted",
+          change);
     }
     return {place.step, place.is_hidden() ? place_of(directory_, place.step).path : place.path,
             message};
   }
 
-  // Empty if this rank computes as rank 0 did that saved.
-  static std::string describe_other_operators(const Place& place) {
-    const std::string saved = checkpoint::read_manifest(place, 0).operators;
-    const std::string here = distributed::describe_operators();
-    return saved.empty() || saved == here
-               ? ""
-               : fmt::format("computes with {}, and the checkpoint was saved with {}", here, saved);
+  // "from 1 thread and AVX2 to 2 threads and AVX2", since this rank saved, or rank 0 if there were
+  // more or fewer ranks; empty if nothing has changed, or if it is not known.
+  std::string describe_change(const Place& place) const {
+    Manifest saved = checkpoint::read_manifest(place, 0);
+    if (saved.world_size == size_) saved = checkpoint::read_manifest(place, rank_);
+    const int threads = at::get_num_threads();
+    const std::string cpu_capability = at::get_cpu_capability();
+    const bool is_known = saved.threads > 0;
+    if (!is_known || (saved.threads == threads && saved.cpu_capability == cpu_capability))
+      return "";
+    return fmt::format("from {} to {}",
+                       distributed::describe_computing(saved.threads, saved.cpu_capability),
+                       distributed::describe_computing(threads, cpu_capability));
+  }
+
+  // "on ranks 0 and 1, from ...": the ranks with the first change. Collective.
+  std::string on_which_ranks(const std::string& change) const {
+    const auto all = all_gather_bytes(change, {.group = options_.group});
+    const auto first = std::ranges::find_if_not(all, &std::string::empty);
+    if (first == all.end()) return "";
+    shm::RankSet ranks;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank] == *first) ranks.insert(static_cast<int>(rank));
+    }
+    return fmt::format("on {}, {}", shm::describe_ranks(ranks), *first);
   }
 
   void load_states(const Place& place, const States& states) const {

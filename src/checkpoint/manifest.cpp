@@ -33,7 +33,10 @@ class ManifestReader {
       if (!metric.is_number()) fail("'metric' is no number");
       manifest.metric = metric.get<double>();
     }
-    if (all.contains("operators")) manifest.operators = text_of(all, "operators");
+    if (all.contains("threads")) {
+      manifest.threads = static_cast<int>(integer(all, "threads", 0, kMostThreads));
+      manifest.cpu_capability = text_of(all, "cpu_capability");
+    }
     const json& files = member(all, "files");
     if (!files.is_array()) fail("'files' is no list");
     for (const json& file : files) {
@@ -51,6 +54,7 @@ class ManifestReader {
 
  private:
   static constexpr std::int64_t kMostRanks = 1'000'000;
+  static constexpr std::int64_t kMostThreads = 1'000'000;
 
   const json& member(const json& object, const char* name) const {
     const auto found = object.is_object() ? object.find(name) : object.end();
@@ -94,7 +98,8 @@ std::string write_manifest(const Manifest& manifest) {
                  {"world_size", manifest.world_size},
                  {"rank", manifest.rank},
                  {"metric", manifest.metric ? json(*manifest.metric) : json()},
-                 {"operators", manifest.operators},
+                 {"threads", manifest.threads},
+                 {"cpu_capability", manifest.cpu_capability},
                  {"files", files}};
   return all.dump(2) + '\n';
 }

@@ -22,7 +22,9 @@ struct Manifest {
   int world_size = 1;
   int rank = 0;
   std::optional<double> metric{};
-  std::string operators{};  // distributed::describe_operators(); empty if it is not known
+  // How the rank computed; 0 and empty if it is not known.
+  int threads = 0;
+  std::string cpu_capability{};
   std::vector<File> files{};
 };
 

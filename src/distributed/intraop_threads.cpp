@@ -1,7 +1,6 @@
 #include "distributed/intraop_threads.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,10 +38,8 @@ void limit_intraop_threads(const base::Environment& environment, const Topology&
   at::set_num_threads(threads);
 }
 
-std::string describe_operators() {
-  const int threads = at::get_num_threads();
-  return fmt::format("{} thread{} and {}", threads, threads == 1 ? "" : "s",
-                     at::get_cpu_capability());
+std::string describe_computing(int threads, const std::string& cpu_capability) {
+  return fmt::format("{} thread{} and {}", threads, threads == 1 ? "" : "s", cpu_capability);
 }
 
 // at::get_num_threads comes first: otherwise PyTorch sets OpenMP's number itself, at this thread's

@@ -15,8 +15,8 @@ namespace paceline::distributed {
 void limit_intraop_threads(const base::Environment& environment, const Topology& topology,
                            int rank);
 
-// What last bits of LibTorch's operators depend on: "2 threads and AVX2".
-std::string describe_operators();
+// "2 threads and AVX2", of at::get_num_threads and at::get_cpu_capability.
+std::string describe_computing(int threads, const std::string& cpu_capability);
 
 // While it lives, LibTorch's operations on the calling thread use this many threads. Other threads
 // keep their number. at::set_num_threads does not serve: it also changes the default of later

@@ -19,7 +19,8 @@ const Manifest kManifest{.id = "a1",
                          .world_size = 4,
                          .rank = 3,
                          .metric = 0.5,
-                         .operators = "2 threads and AVX2",
+                         .threads = 2,
+                         .cpu_capability = "AVX2",
                          .files = {{"rank-3.pt", 12, 0xffffffff}}};
 
 std::string refusal_of(const std::string& text) {
@@ -38,7 +39,8 @@ TEST(Manifest, IsReadAsItIsWritten) {
   EXPECT_EQ(manifest.world_size, 4);
   EXPECT_EQ(manifest.rank, 3);
   EXPECT_EQ(manifest.metric, 0.5);
-  EXPECT_EQ(manifest.operators, "2 threads and AVX2");
+  EXPECT_EQ(manifest.threads, 2);
+  EXPECT_EQ(manifest.cpu_capability, "AVX2");
   ASSERT_EQ(manifest.files.size(), 1U);
   EXPECT_EQ(manifest.files[0].name, "rank-3.pt");
   EXPECT_EQ(manifest.files[0].size, 12U);
@@ -50,10 +52,10 @@ TEST(Manifest, IsReadAsItIsWritten) {
 
 TEST(Manifest, OfAnEarlierVersionDoesNotSayHowItWasComputed) {
   std::string text = write_manifest(kManifest);
-  const std::string line = "  \"operators\": \"2 threads and AVX2\",\n";
+  const std::string line = "  \"threads\": 2,\n";
   ASSERT_NE(text.find(line), std::string::npos);
   text.erase(text.find(line), line.size());
-  EXPECT_EQ(parse_manifest(text, "x").operators, "");
+  EXPECT_EQ(parse_manifest(text, "x").threads, 0);
 }
 
 TEST(Manifest, IsRefusedIfSomethingIsNotAsItShouldBe) {
@@ -67,6 +69,7 @@ TEST(Manifest, IsRefusedIfSomethingIsNotAsItShouldBe) {
   const std::vector<std::pair<std::string, std::string>> cases{
       {"", "run/rank-3.json: has no 'version'"},
       {"[]", "has no 'version'"},
+      {changed("\"threads\": 2", "\"threads\": -2"), "'threads' is -2, and not an integer from 0"},
       {changed("\"version\": 1", "\"version\": 2"), "is of version 2, and this Paceline reads"},
       {changed("\"step\": 100", "\"step\": -1"), "'step' is -1, and not an integer from 0 to"},
       {changed("\"step\": 100", "\"step\": 18446744073709551615"),

@@ -1,6 +1,8 @@
 #include "parallel/ddp/wrapped_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
@@ -40,7 +42,8 @@ std::string describe_logical_ranks(int count) {
   std::string text = fmt::format("logical_ranks = {}", count);
   if (count > 0) {
     // Results would depend on which rank runs a logical rank.
-    text += " with " + distributed::describe_operators();
+    text +=
+        " with " + distributed::describe_computing(at::get_num_threads(), at::get_cpu_capability());
   }
   return text;
 }
