@@ -29,29 +29,34 @@ using Clock = std::chrono::steady_clock;
 // No launcher: it would end the ranks, too.
 class FaultsAcrossMachines : public ::testing::TestWithParam<std::string> {
  protected:
+  // A busy machine may take long to start programs.
+  static constexpr int kForming = 1000;
+
   void SetUp() override {
     if (const std::string reason = Machines::why_not(); !reason.empty()) GTEST_SKIP() << reason;
   }
 
   // `sizes`: how many ranks each machine has.
   static std::deque<ChildProcess> start(const Machines& machines, const std::vector<int>& sizes,
-                                        const std::string& work, int timeout_s = 1000) {
+                                        const std::string& work, int timeout_s = 1000,
+                                        int forming_s = kForming) {
     int size = 0;
     for (const int ranks : sizes) size += ranks;
     std::deque<ChildProcess> ranks;
     for (std::size_t node = 0; node < sizes.size(); ++node) {
       for (int local = 0; local < sizes[node]; ++local) {
-        ranks.emplace_back(machines.on(static_cast<int>(node),
-                                       {SURVIVOR_PROGRAM, work, std::to_string(timeout_s)}),
-                           std::vector<std::pair<std::string, std::string>>{
-                               {"RANK", std::to_string(ranks.size())},
-                               {"WORLD_SIZE", std::to_string(size)},
-                               {"GROUP_RANK", std::to_string(node)},
-                               {"LOCAL_RANK", std::to_string(local)},
-                               {"LOCAL_WORLD_SIZE", std::to_string(sizes[node])},
-                               {"MASTER_ADDR", Machines::address(0)},
-                               {"MASTER_PORT", "29500"},  // of a network of its own
-                               {"OMP_NUM_THREADS", "1"}});
+        ranks.emplace_back(
+            machines.on(static_cast<int>(node), {SURVIVOR_PROGRAM, work, std::to_string(timeout_s),
+                                                 std::to_string(forming_s)}),
+            std::vector<std::pair<std::string, std::string>>{
+                {"RANK", std::to_string(ranks.size())},
+                {"WORLD_SIZE", std::to_string(size)},
+                {"GROUP_RANK", std::to_string(node)},
+                {"LOCAL_RANK", std::to_string(local)},
+                {"LOCAL_WORLD_SIZE", std::to_string(sizes[node])},
+                {"MASTER_ADDR", Machines::address(0)},
+                {"MASTER_PORT", "29500"},  // of a network of its own
+                {"OMP_NUM_THREADS", "1"}});
       }
     }
     return ranks;
@@ -193,7 +198,7 @@ TEST_P(FaultsAcrossMachines, ADeathAtAnyMomentIsNamed) {
   std::mt19937 random(static_cast<unsigned>(std::hash<std::string>()(GetParam())));
   for (int death = 0; death < 2 * test::thoroughness(); ++death) {
     const Machines machines(2);
-    auto ranks = start(machines, {2, 2}, GetParam(), 10);
+    auto ranks = start(machines, {2, 2}, GetParam(), 10, 10);
     const std::size_t killed = random() % 4;
     const auto moment = std::chrono::milliseconds(random() % 1500);
     std::this_thread::sleep_for(moment);  // the moment is what this is about

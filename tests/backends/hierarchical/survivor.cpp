@@ -1,16 +1,18 @@
 // A rank that works until another one fails, and then says what it was told.
 //
-//   survivor WORK [SECONDS]    all_reduce, messages, new_group, ddp; late: rank 1 hangs after some
-//                              calls; unsent: ranks wait for messages between ranks 1 and 2;
-//                              first: rank 1 takes its first messages 12 s late; never: it hangs
-//                              before that; or monitored: rank 1 does not come to the barrier. The
-//                              group's timeout is 1000 s, or as given.
+//   survivor WORK [SECONDS [FORMING]]
+//
+// WORK: all_reduce, messages, new_group, ddp; late: rank 1 hangs after some calls; unsent: ranks
+// wait for messages between ranks 1 and 2; first: rank 1 takes its first messages 12 s late; never:
+// it hangs before that; monitored: rank 1 does not come to the barrier. SECONDS: the timeout of
+// calls, by default 1000. FORMING: that of forming the world, by default the same.
 //
 // Prints "ready PID" once it works, and at the end the error's type, its ranks and its text.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -130,7 +132,10 @@ int main(int argc, char** argv) {
   if (argc < 2) return 2;
   try {
     const std::chrono::seconds timeout(argc > 2 ? std::stoi(argv[2]) : 1000);
-    const auto world = paceline::init_process_group({.timeout = timeout});
+    const std::chrono::seconds forming =
+        argc > 3 ? std::chrono::seconds(std::stoi(argv[3])) : timeout;
+    const auto world = paceline::init_process_group({.timeout = forming});
+    paceline::ProcessGroup().c10d()->setTimeout(timeout);
     const auto work = work_of(argv[1]);
     work();
     fmt::print("ready {}\n", ::getpid());
