@@ -108,12 +108,12 @@ TEST(ErrorsAcrossNodes, ATimeoutSaysWhatTheLateRankCalledLast) {
     const auto errors = run_on_nodes(
         {0, 0, 1}, network,
         [&](Group& group) {
-          for (int i = 0; i < calls; ++i) all_reduce_once(group, 10);
-          if (group.rank() == 1) return failed.wait();
           const auto release = [&] {
             if (group.rank() == 0) failed.count_down();
           };
           try {
+            for (int i = 0; i < calls; ++i) all_reduce_once(group, 10);
+            if (group.rank() == 1) return failed.wait();
             group.barrier();
           } catch (...) {
             release();
