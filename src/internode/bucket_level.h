@@ -41,6 +41,7 @@ class BucketLevel final : public shm::SecondLevel {
                                 std::shared_ptr<std::byte> all) override;
   std::unique_ptr<Stage> start(const LaneReduction& what,
                                std::shared_ptr<std::byte> buffer) override;
+  shm::RankSet silent_leaders() override { return group_->links().silent_leaders(); }
   void abort(std::uint32_t step, const shm::RankSet& at_fault, bool gone) noexcept override;
 
  private:

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 constexpr auto kTick = 20ms;
 // How long a gather lasts before the nodes that are late are asked why, and how often they are.
 constexpr auto kPatience = 500ms;
-// A node whose leader does not answer for so long does not run.
+// A leader that does not answer for so long does not run.
 constexpr auto kAnswerLimit = 1s;
 // For the last messages.
 constexpr auto kFlushLimit = 2s;
@@ -117,17 +117,36 @@ shm::RankSet NodeLinks::find_awaited(const Topic& topic) const {
   for (std::size_t node = 0; node < nodes_.size(); ++node) {
     if (gather.shares[node]) continue;
     const bool is_known = gather.late[node] && !gather.late[node]->empty();
-    const bool is_silent = !gather.late[node] && gather.asked && gather.since &&
-                           Clock::now() - *gather.since > kPatience + kAnswerLimit;
-    if (is_known) {
-      ranks |= *gather.late[node];
-    } else if (is_silent) {
+    if (is_silent(nodes_[node])) {
       ranks.insert(nodes_[node].leader);
+    } else if (is_known) {
+      ranks |= *gather.late[node];
     } else {
       ranks |= nodes_[node].ranks;
     }
   }
   return ranks;
+}
+
+shm::RankSet NodeLinks::silent_leaders() {
+  shm::RankSet ranks;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    const bool asks = now - looked_for_silence_ >= kPatience;
+    if (asks) looked_for_silence_ = now;
+    for (std::size_t node = 0; node < nodes_.size(); ++node) {
+      if (asks) ask(node, {}, now);
+      if (is_silent(nodes_[node])) ranks.insert(nodes_[node].leader);
+    }
+    if (is_flushed()) return ranks;
+  }
+  wake();  // the thread waits for the sockets then
+  return ranks;
+}
+
+bool NodeLinks::is_silent(const Node& node) {
+  return node.asked && Clock::now() - *node.asked > kAnswerLimit;
 }
 
 void NodeLinks::tell_failure() {
@@ -205,7 +224,10 @@ bool NodeLinks::serve(Callbacks& complete) {
   const std::lock_guard lock(mutex_);
   for (std::size_t node = 0; node < nodes_.size(); ++node) {
     if (!nodes_[node].link.connection) continue;
-    for (const std::string& text : nodes_[node].link.receive()) handle(node, text, complete);
+    for (const std::string& text : nodes_[node].link.receive()) {
+      nodes_[node].asked.reset();
+      handle(node, text, complete);
+    }
   }
   for (Node& node : nodes_) check_connection(node);
   check_region();
@@ -288,9 +310,15 @@ void NodeLinks::ask() {
     if (gather.asked && now - *gather.asked < kPatience) continue;
     gather.asked = now;
     for (std::size_t node = 0; node < nodes_.size(); ++node) {
-      if (!gather.shares[node]) send(node, encode(Question{topic}));
+      if (!gather.shares[node]) ask(node, topic, now);
     }
   }
+}
+
+void NodeLinks::ask(std::size_t node, const Topic& topic, Clock::time_point now) {
+  if (node == node_) return;
+  if (!nodes_[node].asked) nodes_[node].asked = now;
+  send(node, encode(Question{topic}));
 }
 
 void NodeLinks::send(std::size_t node, const std::string& message) {

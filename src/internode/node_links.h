@@ -69,6 +69,9 @@ class NodeLinks {
   // these are all ranks of the nodes that have not given their share. Later these nodes have said
   // which of their ranks are late, or not answered, and then it is their leader.
   shm::RankSet awaited(const Topic& topic) const;
+  // The global ranks that lead other nodes and do not run: they have not answered for a second. Call
+  // it regularly while this rank waits, since it asks them.
+  shm::RankSet silent_leaders();
   // The awaited ranks that have left the group: the gather cannot complete without them.
   shm::RankSet awaited_that_left(const Topic& topic) const;
   // Tells the other nodes that the group has failed, if it has. The thread does it, too, a little
@@ -89,6 +92,7 @@ class NodeLinks {
     shm::RankSet ranks;  // global
     int leader;          // global
     bool lost = false;
+    std::optional<Clock::time_point> asked{};  // it has sent nothing since
   };
   struct Gather {
     explicit Gather(std::size_t nodes) : shares(nodes), late(nodes) {}
@@ -113,6 +117,8 @@ class NodeLinks {
   void check_connection(Node& node);
   void check_region();
   void ask();
+  void ask(std::size_t node, const Topic& topic, Clock::time_point now);
+  static bool is_silent(const Node& node);
   void send(std::size_t node, const std::string& message);  // encoded
   void send_to_all(const LinkMessage& message);
   bool is_flushed() const;
@@ -134,6 +140,7 @@ class NodeLinks {
   shm::RankSet left_;                          // on other nodes
   shm::RankSet own_left_;                      // on this one, as the others know
   bool told_failure_ = false;
+  Clock::time_point looked_for_silence_{};
   std::optional<base::Deadline> stop_;  // by when the thread ends
 
   std::thread thread_;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <latch>
 #include <memory>
@@ -29,13 +30,29 @@ class NodeLinksOfTwo : public ::testing::Test {
       regions_.push_back(test::make_thread_regions(1, options)[0]);
       links_.push_back(std::make_unique<NodeLinks>(regions_[node], NodeMap(std::vector{0, 1}, rank),
                                                    global, std::move(connections[node]),
-                                                   [](const Topic&) { return shm::RankSet(); }));
+                                                   [this](const Topic&) {
+                                                     if (stops_) go_on_.wait();
+                                                     return shm::RankSet();
+                                                   }));
     }
   }
 
   std::vector<std::shared_ptr<shm::Region>> regions_;
+  // The next thread that is asked does not answer before this.
+  std::latch go_on_{1};
+  std::atomic<bool> stops_ = false;
   std::vector<std::unique_ptr<NodeLinks>> links_;
 };
+
+TEST_F(NodeLinksOfTwo, TellALeaderThatDoesNotAnswerUntilItDoes) {
+  stops_ = true;
+  const auto begin = std::chrono::steady_clock::now();
+  while (links_[0]->silent_leaders().empty()) std::this_thread::yield();
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_EQ(links_[0]->silent_leaders(), shm::RankSet{global_rank_of(1)});
+  go_on_.count_down();
+  while (!links_[0]->silent_leaders().empty()) std::this_thread::yield();
+}
 
 TEST_F(NodeLinksOfTwo, SayThatARankHasLeftBeforeTheyClose) {
   const Topic topic{0, 1};

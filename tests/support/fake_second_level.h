@@ -96,6 +96,8 @@ class FakeNetwork {
   }
   // Is called whenever a rank asks what an exchange waits for, with its place in the job.
   void on_awaited(std::function<void(int)> callback) { on_awaited_ = std::move(callback); }
+  // The leaders that ranks of other nodes hear nothing of. Call it before the ranks start.
+  void silence(shm::RankSet leaders) { silent_leaders_ = std::move(leaders); }
   // How many parts of buckets all nodes have started.
   std::size_t started() {
     const std::lock_guard lock(mutex_);
@@ -225,6 +227,7 @@ class FakeNetwork {
                             {std::move(buffer), what.count * shm::element_size(what.type)}, {},
                             what);
     }
+    shm::RankSet silent_leaders() override { return network_.silent_leaders_; }
     void abort(std::uint32_t step, const shm::RankSet& at_fault, bool /*gone*/) noexcept override {
       network_.abort(node_, step, at_fault);
     }
@@ -349,6 +352,7 @@ class FakeNetwork {
   std::optional<int> hangs_at_;
   bool hung_ = false;
   std::function<void(int)> on_awaited_;
+  shm::RankSet silent_leaders_;
   std::atomic<int> destroyed_ = 0;
   std::atomic<int> aborts_ = 0;
   bool holds_ = false;

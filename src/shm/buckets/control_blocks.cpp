@@ -29,7 +29,7 @@ ControlBlocks::ControlBlocks(Group& group, std::span<const Bucket> buckets, Leaf
   }
   if (job_ranks_ != 0) {
     auto* const job = reinterpret_cast<JobBlock*>(own_ + job_block_offset());
-    job->missing.step = job->at_fault.step = step();
+    job->missing.step = job->silent.step = job->at_fault.step = step();
   }
   exchange(group);
 }
@@ -169,6 +169,14 @@ void ControlBlocks::publish_missing(const RankSet& ranks) const {
 
 RankSet ControlBlocks::missing_of(int rank) const {
   return job_block(rank).missing.load(step()).value_or(RankSet());
+}
+
+void ControlBlocks::publish_silent(const RankSet& leaders) const {
+  job_block(rank()).silent.store(leaders, step());
+}
+
+RankSet ControlBlocks::silent_leaders() const {
+  return job_block(0).silent.load(step()).value_or(RankSet());
 }
 
 void ControlBlocks::publish_at_fault(const RankSet& ranks) const {

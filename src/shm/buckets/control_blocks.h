@@ -97,6 +97,9 @@ class ControlBlocks {
   // them.
   void publish_missing(const RankSet& ranks) const;
   RankSet missing_of(int rank) const;
+  // The same for the leaders of other nodes that do not run; only rank 0 publishes them.
+  void publish_silent(const RankSet& leaders) const;
+  RankSet silent_leaders() const;
   // How often a rank has called publish_missing.
   const Word& checks(int rank) const { return job_block(rank).checks; }
   // The global ranks that made a rank abort this step, none if unknown. Publish them before
@@ -144,6 +147,7 @@ class ControlBlocks {
   // What a job of several nodes adds to a control block, before the reports.
   struct alignas(kCacheLine) JobBlock {
     RanksOfStep missing;
+    RanksOfStep silent;
     RanksOfStep at_fault;
     Word checks;
   };

@@ -82,6 +82,10 @@ class SecondLevel {
   virtual std::unique_ptr<Stage> start(const LaneReduction& what,
                                        std::shared_ptr<std::byte> buffer) = 0;
 
+  // Call on local rank 0, regularly while it waits. The global ranks without which other nodes
+  // cannot go on, and which do not run.
+  virtual RankSet silent_leaders() = 0;
+
   // Aborts `step` on this node. Exchanges of the step that this node has not started, or cancels
   // from now on, become `aborted` on the other nodes. `at_fault`: global ranks, none if unknown.
   // `gone`: this rank has destroyed its reducer; the exception that did so may end the rank, so the

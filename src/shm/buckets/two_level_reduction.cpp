@@ -17,6 +17,9 @@ namespace {
 
 // How much longer waits for other nodes last than waits for ranks of this node.
 constexpr std::chrono::seconds kReportTime{1};
+// A rank that has not checked its peers for so long does not run. Shorter, so that a wait which
+// ends with a report knows it.
+constexpr std::chrono::milliseconds kHangTime{900};
 
 std::size_t sum_size(DataType type) {
   return element_size(accumulation_type(type));
@@ -295,35 +298,70 @@ void TwoLevelReduction::retire() {
 }
 
 void TwoLevelReduction::check_other_nodes() {
+  note_checks();
   job_.check();
   RankSet ranks;
   if (job_.stage() != nullptr) ranks |= job_.stage()->awaited();
   for (const State& state : states_) {
     if (state.stage) ranks |= state.stage->awaited();
   }
+  if (blocks_.rank() == 0) blocks_.publish_silent(between_->silent_leaders());
   blocks_.publish_missing(ranks);
 }
 
-bool TwoLevelReduction::may_learn_more() {
-  if (!overdue_) {
-    overdue_ = Overdue{base::Deadline::after(kReportTime), {}};
-    for (int rank = 0; rank < blocks_.size(); ++rank) {
-      overdue_->checks[static_cast<std::size_t>(rank)] =
-          blocks_.checks(rank).load(std::memory_order_acquire);
-    }
+void TwoLevelReduction::restart_deadline() {
+  checks_.clear();
+  learning_.reset();
+}
+
+void TwoLevelReduction::note_checks() {
+  const auto now = base::Deadline::Clock::now();
+  for (int rank = 0; rank < blocks_.size(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const auto count = blocks_.checks(rank).load(std::memory_order_acquire);
+    if (at == checks_.size()) checks_.push_back({count, now});
+    if (checks_[at].count != count) checks_[at] = {count, now};
   }
-  return !overdue_->deadline.expired();
+}
+
+// A rank that hangs does not check.
+bool TwoLevelReduction::hangs(int rank) const {
+  return !checks_.empty() &&
+         base::Deadline::Clock::now() - checks_[static_cast<std::size_t>(rank)].since >= kHangTime;
+}
+
+bool TwoLevelReduction::may_learn_more(const RankSet& missing) {
+  for (const int rank : missing) {
+    if (hangs(rank)) return false;
+  }
+  if (!learning_) learning_ = base::Deadline::after(kReportTime);
+  return !learning_->expired();
 }
 
 RankSet TwoLevelReduction::missing_on_other_nodes() const {
   RankSet ranks;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
-    const auto checks = blocks_.checks(rank).load(std::memory_order_acquire);
-    // A rank that hangs does not check, and its `missing` stays as it was.
-    const bool hangs = overdue_ && checks == overdue_->checks[static_cast<std::size_t>(rank)];
-    if (!hangs) ranks |= blocks_.missing_of(rank);
+    // What one that hangs waited for stays as it was.
+    if (!hangs(rank)) ranks |= blocks_.missing_of(rank);
   }
-  return ranks - RankSet(blocks_.region().global_ranks().of(RankSet::all(blocks_.size())));
+  ranks -= blocks_.region().global_ranks().of(RankSet::all(blocks_.size()));
+  for (const int leader : blocks_.silent_leaders()) {
+    // The other ranks of its node wait for it.
+    const RankSet others = ranks - node_of(leader);
+    if (others != ranks) ranks = others | RankSet{leader};
+  }
+  return ranks;
+}
+
+RankSet TwoLevelReduction::node_of(int global_rank) const {
+  const std::vector<int>& ranks = between_->ranks();
+  const std::vector<int>& nodes = between_->nodes();
+  const auto at = std::ranges::find(ranks, global_rank) - ranks.begin();
+  RankSet found;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (nodes[i] == nodes[static_cast<std::size_t>(at)]) found.insert(ranks[i]);
+  }
+  return found;
 }
 
 std::string TwoLevelReduction::describe(const RankSet& ranks) const {

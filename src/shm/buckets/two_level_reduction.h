@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -64,12 +63,12 @@ class TwoLevelReduction {
   // Publishes, for this node's ranks, the ranks on other nodes that this rank waits for.
   void check_other_nodes();
   // Call when the next wait gets a new deadline.
-  void restart_deadline() { overdue_.reset(); }
-  // Past the deadline of a wait for other nodes: true for one second. In that time a node that
-  // knows which rank is late reports it, and ranks of this node that do not hang check again.
-  bool may_learn_more();
-  // Global ranks on other nodes for which ranks of this node wait that do not hang. Call after
-  // may_learn_more.
+  void restart_deadline();
+  // Past the deadline of a wait of other nodes, which the ranks `missing` of this node seem to keep
+  // waiting: true for one second, in which a node that knows which rank is late reports it. False
+  // if one of them hangs: then the other nodes learn it in their second.
+  bool may_learn_more(const RankSet& missing);
+  // Global ranks on other nodes for which ranks of this node wait that do not hang.
   RankSet missing_on_other_nodes() const;
   // Names global ranks of any node, with their nodes; "an unknown rank" if there is none.
   std::string describe(const RankSet& ranks) const;
@@ -84,11 +83,15 @@ class TwoLevelReduction {
     bool cancelled = false;             // the next step needs a new buffer
   };
 
-  struct Overdue {
-    base::Deadline deadline;
-    std::array<std::uint32_t, kMaxRanks> checks;  // by local rank, when the wait became overdue
+  struct Checks {
+    std::uint32_t count;
+    base::Deadline::Clock::time_point since;
   };
 
+  void note_checks();
+  bool hangs(int rank) const;
+  // The global ranks of the node of one of them.
+  RankSet node_of(int global_rank) const;
   Slice lane_of(std::size_t bucket, int lane) const;
   void set_buffer(std::size_t bucket, std::shared_ptr<std::byte> buffer);
   bool advance(std::size_t bucket);
@@ -109,7 +112,8 @@ class TwoLevelReduction {
   std::mutex published_mutex_;
   std::vector<std::size_t> published_;  // since the last advance()
   std::vector<std::size_t> open_;       // published before it, with something left to do
-  std::optional<Overdue> overdue_;
+  std::vector<Checks> checks_;  // by rank of this node, as seen in this wait
+  std::optional<base::Deadline> learning_;
 };
 
 }  // namespace paceline::shm

@@ -35,7 +35,7 @@ RankSet BucketWait::missing_on_other_nodes() const {
 }
 
 bool BucketWait::may_learn_more() {
-  return is_for_other_nodes() && two_level_->may_learn_more();
+  return is_for_other_nodes() && two_level_->may_learn_more(missing());
 }
 
 std::string BucketWait::describe_on_other_nodes(const RankSet& ranks) const {

@@ -238,7 +238,7 @@ TEST_P(StopsAcrossMachines, AStopAtAnyMomentIsNamed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, StopsAcrossMachines, ::testing::Values("all_reduce"),
+INSTANTIATE_TEST_SUITE_P(, StopsAcrossMachines, ::testing::Values("all_reduce", "ddp"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

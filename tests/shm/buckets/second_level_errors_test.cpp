@@ -85,6 +85,24 @@ TEST(SecondLevel, AnExchangeThatDoesNotEndNamesTheOtherNodesRanks) {
   });
 }
 
+// Which keeps the other ranks of its node from their exchanges.
+TEST(SecondLevel, ALeaderThatDoesNotAnswerIsNamedAloneOfItsNode) {
+  FakeNetwork network({2, 2, 2}, 2);
+  network.hold(true);
+  network.silence({102});
+  run_nodes(network, [&](auto region, int node, int index) {
+    Group group(region);
+    if (node == 0) group.set_timeout(std::chrono::seconds(2));
+    BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                          {.between_nodes = network.level(node)});
+    expect_error<PeerError>([&] { run_step(reducer, network, index, 1); },
+                            [&](const PeerError& error) {
+                              EXPECT_THAT(error.ranks(), ElementsAre(102, 104, 105));
+                            });
+    EXPECT_EQ(region->failed(), node == 0);
+  });
+}
+
 // Whose driver waits longer, and shows that it does.
 TEST(SecondLevel, ARankThatWaitsForAnotherNodeIsNotBlamed) {
   FakeNetwork network({2, 1}, 1);
