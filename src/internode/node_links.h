@@ -69,8 +69,8 @@ class NodeLinks {
   // these are all ranks of the nodes that have not given their share. Later these nodes have said
   // which of their ranks are late, or not answered, and then it is their leader.
   shm::RankSet awaited(const Topic& topic) const;
-  // The global ranks that lead other nodes and do not run: they have not answered for a second. Call
-  // it regularly while this rank waits, since it asks them.
+  // The global ranks that lead other nodes and do not run: they have not answered for a second.
+  // Call it regularly while this rank waits, since it asks them.
   shm::RankSet silent_leaders();
   // The awaited ranks that have left the group: the gather cannot complete without them.
   shm::RankSet awaited_that_left(const Topic& topic) const;

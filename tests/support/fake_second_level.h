@@ -97,7 +97,7 @@ class FakeNetwork {
   // Is called whenever a rank asks what an exchange waits for, with its place in the job.
   void on_awaited(std::function<void(int)> callback) { on_awaited_ = std::move(callback); }
   // The leaders that ranks of other nodes hear nothing of. Call it before the ranks start.
-  void silence(shm::RankSet leaders) { silent_leaders_ = std::move(leaders); }
+  void silence(const shm::RankSet& leaders) { silent_leaders_ = leaders; }
   // How many parts of buckets all nodes have started.
   std::size_t started() {
     const std::lock_guard lock(mutex_);

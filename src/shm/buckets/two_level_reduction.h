@@ -112,7 +112,7 @@ class TwoLevelReduction {
   std::mutex published_mutex_;
   std::vector<std::size_t> published_;  // since the last advance()
   std::vector<std::size_t> open_;       // published before it, with something left to do
-  std::vector<Checks> checks_;  // by rank of this node, as seen in this wait
+  std::vector<Checks> checks_;          // by rank of this node, as seen in this wait
   std::optional<base::Deadline> learning_;
 };
 

@@ -95,10 +95,9 @@ TEST(SecondLevel, ALeaderThatDoesNotAnswerIsNamedAloneOfItsNode) {
     if (node == 0) group.set_timeout(std::chrono::seconds(2));
     BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
                           {.between_nodes = network.level(node)});
-    expect_error<PeerError>([&] { run_step(reducer, network, index, 1); },
-                            [&](const PeerError& error) {
-                              EXPECT_THAT(error.ranks(), ElementsAre(102, 104, 105));
-                            });
+    expect_error<PeerError>(
+        [&] { run_step(reducer, network, index, 1); },
+        [&](const PeerError& error) { EXPECT_THAT(error.ranks(), ElementsAre(102, 104, 105)); });
     EXPECT_EQ(region->failed(), node == 0);
   });
 }
