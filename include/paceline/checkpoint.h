@@ -58,13 +58,17 @@ PACELINE_API void load_state_dict(torch::nn::Module& module, const StateDict& st
 /// "param_groups". Its tensors share memory with the optimizer. Throws UsageError for another
 /// optimizer.
 [[nodiscard]] PACELINE_API at::IValue state_dict(const torch::optim::Optimizer& optimizer);
-/// Sets the options of the optimizer's groups and the states of its parameters. Throws Error, and
-/// changes nothing, if groups, parameters or shapes differ, or if something is missing.
+/// Sets the options of the optimizer's groups and the states of its parameters, which are matched
+/// by their order in the groups. Throws Error, and changes nothing, if groups, parameters or shapes
+/// differ, if something is missing, or if an option of Python's, such as maximize, is set that
+/// LibTorch's optimizers do not have.
 PACELINE_API void load_state_dict(torch::optim::Optimizer& optimizer, const at::IValue& state);
 
 /// Options of save.
 struct SaveOptions {
-  std::map<std::string, std::string> metadata{};  ///< Texts in a safetensors file.
+  /// Texts in a safetensors file. If a text is the name of a tensor, its key is read as another
+  /// name of that tensor, as Python's package writes them.
+  std::map<std::string, std::string> metadata{};
   /// Whether save waits until the file is on the disk. If not, it survives the end of the process,
   /// but maybe not that of the machine, after which an earlier file may be lost too.
   bool fsync = true;
@@ -119,8 +123,8 @@ PACELINE_API void load(torch::nn::Module& module, const std::filesystem::path& p
 /// dicts and dense tensors, so also the states of Python's optimizers and schedulers. Tensors that
 /// shared a storage share it again. In place of what LibTorch does not have there is: a dict for
 /// OrderedDict and Counter, without `_metadata`; a tuple for torch.Size; a list for a set; the
-/// number of the ScalarType for a dtype; a string for bytes, and for a class, a function or another
-/// dtype.
+/// number of the ScalarType for a dtype; a string for bytes, which pickle_save refuses if they are
+/// not UTF-8, and for a class, a function or another dtype.
 ///
 /// No code of the file is run. An object of another class is a dict of its attributes, with the
 /// name of the class as "__class__", the arguments of its construction as "__args__", what was

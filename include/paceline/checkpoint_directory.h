@@ -101,7 +101,10 @@ class PACELINE_API Stateful {
     } else if constexpr (std::is_floating_point_v<Number>) {
       number = static_cast<Number>(value.toDouble());
     } else {
-      if (!std::in_range<Number>(value.toInt())) throw_other_type(value);
+      // The larger ones of 64 bits are stored as negative numbers.
+      constexpr bool kTakesAll =
+          std::is_unsigned_v<Number> && sizeof(Number) == sizeof(std::int64_t);
+      if (!kTakesAll && !std::in_range<Number>(value.toInt())) throw_other_type(value);
       number = static_cast<Number>(value.toInt());
     }
   }

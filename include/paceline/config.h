@@ -3,6 +3,7 @@
 /// @file
 /// Options of a program, from a YAML file and from the command line.
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <filesystem>
@@ -54,6 +55,9 @@ bool set_scalar(const std::string& text, T& variable) {
     if (!parse_option(text, value)) return false;
     if constexpr (std::integral<T> && !std::same_as<T, bool>) {
       if (!std::in_range<T>(value)) return false;
+    }
+    if constexpr (std::floating_point<T>) {
+      if (std::isfinite(value) != std::isfinite(static_cast<T>(value))) return false;
     }
     variable = static_cast<T>(value);
     return true;

@@ -28,8 +28,8 @@ namespace paceline {
 ///     paceline::print("loss " + std::to_string(epoch.mean("loss")));
 ///
 /// Every sample has the same weight, however the ranks share them. Sums are rounded once, at the
-/// end, so they do not depend on the order or the rank of what was added. Use it on one thread at a
-/// time.
+/// end, so they do not depend on the order or the rank of what was added, as long as sums of values
+/// times counts are within the range of double. Use it on one thread at a time.
 class PACELINE_API Metrics {
  public:
   /// What all ranks have added, by name.

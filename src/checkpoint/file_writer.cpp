@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "base/errno_error.h"
@@ -20,10 +22,20 @@ std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }
 
+// The file that a symbolic link names is replaced, not the link.
+std::filesystem::path follow_links(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  std::error_code error;
+  for (int links = 0; links < kMostLinks && std::filesystem::is_symlink(path, error); ++links) {
+    path = directory_of(path) / std::filesystem::read_symlink(path, error);
+  }
+  return path;
+}
+
 }  // namespace
 
 FileWriter::FileWriter(std::filesystem::path path, const Options& options)
-    : path_(std::move(path)), options_(options) {
+    : path_(follow_links(std::move(path))), options_(options) {
   std::random_device random;
   // Not mkstemp: the file is to have the permissions that others of this process have.
   do {
@@ -33,6 +45,11 @@ FileWriter::FileWriter(std::filesystem::path path, const Options& options)
         base::UniqueFd(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   } while (!file_ && errno == EEXIST);
   if (!file_) fail();
+  struct ::stat earlier {};
+  if (::stat(path_.c_str(), &earlier) == 0 && ::fchmod(file_.get(), earlier.st_mode & 0777) != 0) {
+    ::unlink(temporary_.c_str());
+    fail();
+  }
 }
 
 FileWriter::~FileWriter() {

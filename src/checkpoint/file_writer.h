@@ -11,7 +11,7 @@
 namespace paceline::checkpoint {
 
 // Writes a file that appears under its name as a whole, or not at all: a temporary file in the same
-// directory, which is removed if commit is not called.
+// directory, which is removed if commit is not called. An earlier file's permissions are kept.
 class FileWriter {
  public:
   struct Options {

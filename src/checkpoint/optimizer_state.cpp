@@ -335,6 +335,25 @@ at::IValue state_dict(const Optimizer& optimizer) {
   return dict;
 }
 
+namespace {
+
+// Options of Python's optimizers that would change a step, and that LibTorch's do not have.
+template <typename Options>
+void check_unknown_options(const GenericDict& group, std::size_t number) {
+  constexpr bool kIsAdam = std::is_same_v<Options, AdamOptions>;
+  const auto refuse = [&](const char* name, bool wrong) {
+    const auto found = group.find(name);
+    if (found == group.end() || !found->value().isBool() || found->value().toBool() != wrong)
+      return;
+    throw Error(fmt::format("load_state_dict: group {} has {} = {}, which this optimizer cannot do",
+                            number, name, wrong ? "True" : "False"));
+  };
+  refuse("maximize", true);
+  if (kIsAdam || std::is_same_v<Options, AdamWOptions>) refuse("decoupled_weight_decay", kIsAdam);
+}
+
+}  // namespace
+
 void load_state_dict(Optimizer& optimizer, const at::IValue& value) {
   const auto part = [](const at::IValue& from, const char* name) {
     if (from.isGenericDict()) {
@@ -358,7 +377,7 @@ void load_state_dict(Optimizer& optimizer, const at::IValue& value) {
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> new_states;
   with_kind(optimizer, [&]<typename Options, typename State>(Kind<Options, State>) {
     constexpr bool kIsPerParameter = !std::is_same_v<State, LBFGSParamState>;
-    std::int64_t index = 0;
+    std::size_t found_states = 0;
     for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const OptimizerParamGroup& group = optimizer.param_groups()[i];
       const at::IValue& given = groups.toListRef()[i];
@@ -368,14 +387,24 @@ void load_state_dict(Optimizer& optimizer, const at::IValue& value) {
             "load_state_dict: group {} has {} parameters, and that of the optimizer {}", i,
             indices.isList() ? indices.toListRef().size() : 0, group.params().size()));
       }
+      check_unknown_options<Options>(given.toGenericDict(), i);
       auto options = std::make_unique<Options>(dynamic_cast<const Options&>(group.options()));
       MemberWriter write_options(given.toGenericDict(), fmt::format("group {}", i));
       visit(*options, write_options);
       new_options.push_back(std::move(options));
-      for (const at::Tensor& parameter : group.params()) {
-        const auto found = states.toGenericDict().find(index);
-        const auto place = fmt::format("the state of parameter {}", index++);
+      for (std::size_t k = 0; k < group.params().size(); ++k) {
+        const at::Tensor& parameter = group.params()[k];
+        const at::IValue& id = indices.toListRef()[k];
+        if (!id.isInt() && !id.isString()) {
+          throw Error(fmt::format("load_state_dict: group {} has a parameter whose id is a {}", i,
+                                  id.tagKind()));
+        }
+        const auto found = states.toGenericDict().find(id);
+        const auto place = id.isInt()
+                               ? fmt::format("the state of parameter {}", id.toInt())
+                               : fmt::format("the state of parameter '{}'", id.toStringRef());
         if (found == states.toGenericDict().end()) continue;
+        ++found_states;
         if (!found->value().isGenericDict()) {
           throw Error(fmt::format("load_state_dict: {} is no dict", place));
         }
@@ -385,6 +414,11 @@ void load_state_dict(Optimizer& optimizer, const at::IValue& value) {
         visit(*state, write_state);
         new_states.emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
       }
+    }
+    if (found_states != states.toGenericDict().size()) {
+      throw Error(fmt::format(
+          "load_state_dict: there are {} states, and {} of them are of parameters in 'params'",
+          states.toGenericDict().size(), found_states));
     }
   });
   for (std::size_t i = 0; i < new_options.size(); ++i) {

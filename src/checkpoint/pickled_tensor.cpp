@@ -86,8 +86,13 @@ class TensorReader {
     const DtypeInfo* type = read_storage(*arguments[0], tensor);
     if (has_dtype) {
       need(type == nullptr, "a dtype and a storage of another");
-      type = find_dtype(&DtypeInfo::dtype, dtype_of(*arguments[6]).value_or(""));
-      need(type != nullptr, "no dtype that LibTorch has");
+      const PickleValue& dtype = *arguments[6];
+      type = find_dtype(&DtypeInfo::dtype, dtype_of(dtype).value_or(""));
+      if (type == nullptr && dtype.kind == Kind::global && dtype.text.starts_with("torch.")) {
+        throw UsageError(fmt::format("{}: a tensor has the dtype {}, which Paceline does not read",
+                                     name_, dtype.text));
+      }
+      need(type != nullptr, "no dtype");
       tensor.storage_size /= static_cast<std::uint64_t>(type->bytes);
     }
     need(type != nullptr, "no dtype");

@@ -150,6 +150,8 @@ class Parser {
     Reader reader;
     const std::string_view text = file_.substr(kLengthBytes, data_ - kLengthBytes);
     if (text.front() != '{') fail("the header does not begin with '{'");
+    // The JSON library takes it for the end.
+    if (text.find('\0') != text.npos) fail("the header contains a NUL");
     if (!nlohmann::json::sax_parse(text.begin(), text.end(), &reader)) {
       fail(reader.subject() + " " + reader.problem());
     }

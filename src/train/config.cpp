@@ -54,12 +54,19 @@ bool parse_option(const std::string& text, std::uint64_t& value) {
   return parse_whole(text, value);
 }
 bool parse_option(const std::string& text, double& value) {
-  if (text == ".inf" || text == "-.inf") {  // YAML's
-    value = text[0] == '-' ? -std::numeric_limits<double>::infinity()
-                           : std::numeric_limits<double>::infinity();
-    return true;
+  const bool has_sign = text.starts_with('+') || text.starts_with('-');
+  const std::string number = has_sign ? text.substr(1) : text;
+  if (number == ".nan" || number == ".NaN" || number == ".NAN") {  // YAML's
+    value = std::numeric_limits<double>::quiet_NaN();
+    return !has_sign;
   }
-  return parse_whole(text.starts_with('+') ? text.substr(1) : text, value);
+  if (number == ".inf" || number == ".Inf" || number == ".INF") {
+    value = std::numeric_limits<double>::infinity();
+  } else if (number.starts_with('-') || number.ends_with(')') || !parse_whole(number, value)) {
+    return false;  // nan(text) is a number, too, for the standard library
+  }
+  if (text.starts_with('-')) value = -value;
+  return true;
 }
 std::string format_option(bool value) {
   return value ? "true" : "false";

@@ -29,6 +29,11 @@ bool has_classes(const at::Tensor& tensor, std::int64_t classes) {
           (tensor.min().item<std::int64_t>() >= 0 && tensor.max().item<std::int64_t>() < classes));
 }
 
+void add_count(const std::string& name, std::int64_t& sum, std::int64_t count) {
+  if (!__builtin_add_overflow(sum, count, &sum)) return;
+  throw UsageError(fmt::format("Metrics: the count of '{}' does not fit in 64 bits", name));
+}
+
 }  // namespace
 
 void Metrics::add(const std::string& name, double value, std::int64_t count) {
@@ -37,7 +42,7 @@ void Metrics::add(const std::string& name, double value, std::int64_t count) {
         fmt::format("Metrics::add: '{}' has a count of {}; it must not be negative", name, count));
   }
   Mean& mean = means_[name];
-  mean.count += count;
+  add_count(name, mean.count, count);
   if (count > 0) train::add_exactly(mean.sum, value * static_cast<double>(count));
 }
 
@@ -99,7 +104,7 @@ Metrics::Values Metrics::reduce() {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const json other = json::parse(all[rank]);
     for (const auto& [name, mean] : other.at("means").items()) {
-      means[name].count += mean.at(0).get<std::int64_t>();
+      add_count(name, means[name].count, mean.at(0).get<std::int64_t>());
       for (const auto& bits : mean.at(1)) {
         train::add_exactly(means[name].sum, std::bit_cast<double>(bits.get<std::uint64_t>()));
       }

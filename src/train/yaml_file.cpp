@@ -33,7 +33,7 @@ class YamlReader {
       }
       if (!one.first.IsScalar()) fail(one.first, "a key must be a text");
       const std::string name = prefix + one.first.Scalar();
-      if (one.second.IsMap()) {
+      if (one.second.IsMap() && one.second.size() != 0) {
         read(one.second, name + ".", nesting + 1);
         continue;
       }

@@ -414,6 +414,17 @@ TEST_F(Checkpoints, AFailureOfOneRankIsThrownByAll) {
   }
 }
 
+TEST(Stateful, HasAllNumbersOf64Bits) {
+  for (const std::uint64_t number : {std::uint64_t{5}, ~std::uint64_t{0xff}}) {
+    std::uint64_t variable = number;
+    const Stateful stateful(variable);
+    const at::IValue state = stateful.state_dict();
+    variable = 1;
+    stateful.load_state_dict(state);
+    EXPECT_EQ(variable, number);
+  }
+}
+
 TEST_F(Checkpoints, InvalidCallsAreRefused) {
   expect_torch_ranks(2, "paceline", [&](int rank, int) {
     const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };

@@ -123,6 +123,56 @@ TEST(OptimizerState, OfPythonIsTaken) {
                                                 .toTensor()));
 }
 
+// As Python matches them.
+TEST(OptimizerState, IsMatchedByTheOrderOfTheParameters) {
+  const auto net = make_net();
+  SGD sgd(net->parameters(), SGDOptions(1).momentum(0.5));
+  train(net, sgd, 1);
+  const auto momentum_of = [&](const at::Tensor& parameter) {
+    return dynamic_cast<SGDParamState&>(*sgd.state().at(parameter.unsafeGetTensorImpl()))
+        .momentum_buffer();
+  };
+  const at::Tensor expected = momentum_of(net->bias).clone();
+  const at::IValue state = state_dict(sgd);
+  const auto states = state.toGenericDict().at("state").toGenericDict();
+  const auto group = state.toGenericDict().at("param_groups").toListRef()[0].toGenericDict();
+  for (const std::vector<at::IValue>& ids :
+       {std::vector<at::IValue>{7, 5}, {"linear.weight", "linear.bias"}}) {
+    auto renamed = c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
+    c10::impl::GenericList params(c10::AnyType::get());
+    for (std::size_t i = 0; i < 2; ++i) {
+      renamed.insert(ids[i], states.at(static_cast<std::int64_t>(i)));
+      params.push_back(ids[i]);
+    }
+    state.toGenericDict().insert_or_assign("state", renamed);
+    group.insert_or_assign("params", params);
+    sgd.state().clear();
+    load_state_dict(sgd, state);
+    EXPECT_TRUE(torch::equal(momentum_of(net->bias), expected));
+  }
+}
+
+TEST(OptimizerState, OfOptionsThatLibTorchDoesNotHaveIsRefused) {
+  const auto net = make_net();
+  const auto with = [](auto& optimizer, const char* name, bool value) {
+    const at::IValue state = state_dict(optimizer);
+    state.toGenericDict().at("param_groups").toListRef()[0].toGenericDict().insert(name, value);
+    return state;
+  };
+  const auto refuses = [&](auto& optimizer, const char* name, bool value, const char* why) {
+    EXPECT_THAT([&] { load_state_dict(optimizer, with(optimizer, name, value)); },
+                ThrowsMessage<Error>(HasSubstr(why)));
+    load_state_dict(optimizer, with(optimizer, name, !value));
+  };
+  SGD sgd(net->parameters(), SGDOptions(1));
+  Adam adam(net->parameters());
+  AdamW adamw(net->parameters());
+  refuses(sgd, "maximize", true, "group 0 has maximize = True");
+  refuses(adamw, "maximize", true, "group 0 has maximize = True");
+  refuses(adam, "decoupled_weight_decay", true, "has decoupled_weight_decay = True");
+  refuses(adamw, "decoupled_weight_decay", false, "has decoupled_weight_decay = False");
+}
+
 TEST(OptimizerState, ThatDoesNotFitIsRefusedAndChangesNothing) {
   const auto net = make_net();
   Adam adam(net->parameters());
@@ -153,6 +203,10 @@ TEST(OptimizerState, ThatDoesNotFitIsRefusedAndChangesNothing) {
   integers.toGenericDict().at("state").toGenericDict().at(1).toGenericDict().insert_or_assign(
       "exp_avg", torch::ones({2}, at::kInt));
   refused(integers, "has a tensor of Int, and not a dense one of float");
+  const at::IValue more = state_dict(adam);
+  more.toGenericDict().at("state").toGenericDict().insert(
+      2, c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get()));
+  refused(more, "there are 3 states, and 2 of them are of parameters in 'params'");
   std::vector<OptimizerParamGroup> groups{OptimizerParamGroup({net->weight}),
                                           OptimizerParamGroup({net->bias})};
   Adam of_two(groups);

@@ -124,6 +124,11 @@ TEST(PickledTensors, AreRefusedWithOtherArguments) {
               HasSubstr("unsupported: x.pt: a tensor is in a torch.QInt8Storage"));
   EXPECT_THAT(problem(with_storage("torch.FloatStorage"), two_by_three("uint16")),
               HasSubstr("a dtype and a storage of another"));
+  const auto with_dtype = [](Pickle& pickle, auto& arguments) {
+    arguments[6] = &pickle.add_text(Kind::global, "torch.bits8");
+  };
+  EXPECT_THAT(problem(with_dtype, two_by_three("uint16")),
+              HasSubstr("unsupported: x.pt: a tensor has the dtype torch.bits8"));
 }
 
 TEST(PickledTensors, OfOtherKindsAreRefusedByName) {

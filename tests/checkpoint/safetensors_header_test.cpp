@@ -71,6 +71,7 @@ TEST(SafetensorsHeader, RefusesWhatTheFormatDoesNotAllow) {
               HasSubstr("the header has 9 bytes, and the file ends after 2 (at byte 10)"));
   EXPECT_THAT(refusal(file_of(" {}", 0)), HasSubstr("does not begin with '{'"));
   EXPECT_THAT(refusal(file_of("{\"t\":", 0)), HasSubstr("the header is no JSON at byte 1"));
+  EXPECT_THAT(refusal(file_of(std::string("{}\0x", 4), 0)), HasSubstr("contains a NUL"));
   EXPECT_THAT(refusal(file_of("{} x", 0)), HasSubstr("is no JSON at byte"));
   EXPECT_THAT(refusal(file_of("{\"\xff\":1}", 0)), HasSubstr("is no JSON at byte"));
   EXPECT_THAT(refusal(file_of("{}", 1)), HasSubstr("1 bytes belong to no tensor (at byte 10)"));

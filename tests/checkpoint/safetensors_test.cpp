@@ -168,6 +168,19 @@ TEST_F(SafetensorsFiles, AreNotReplacedByPartsOfNewOnes) {
               ThrowsMessage<Error>(HasSubstr("cannot write " + path("no/such").string())));
 }
 
+TEST_F(SafetensorsFiles, ReplaceTheFileOfALinkAndKeepItsPermissions) {
+  const fs::path target = path().parent_path() / "target";
+  std::ofstream(target) << "earlier";
+  fs::permissions(target, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("target", path());
+  StateDict state;
+  state.insert("t", at::ones({2}));
+  paceline::save(state, path());
+  EXPECT_TRUE(fs::is_symlink(path()));
+  EXPECT_TRUE(torch::equal(paceline::load(target)["t"], at::ones({2})));
+  EXPECT_EQ(fs::status(target).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
 TEST_F(SafetensorsFiles, ThatCannotBeReadAreNamed) {
   EXPECT_THAT([&] { static_cast<void>(paceline::load(path())); },
               ThrowsMessage<Error>(HasSubstr("cannot read " + path().string())));

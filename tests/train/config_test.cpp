@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -196,6 +197,8 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("epochs: 99999999999\n", "it must be an integer, in the range of its type");
   expect_refused("epochs: [1]\n", ":1: epochs must be an integer");
   expect_refused("epochs:\n", ":1: epochs has no value");
+  expect_refused("epochs: {}\n", ":1: epochs has no value");
+  expect_refused("unknown: {}\n", ":1: unknown has no value");
   expect_refused("seed: -1\n", "it must be an integer that is not negative");
   expect_refused("seed: 256\n", "an integer that is not negative, in the range of its type");
   expect_refused("optimizer: {lr: 1x, nesterov: true}\n",
@@ -237,10 +240,32 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_flags_refused({"--no-epochs"}, "unknown option 'no-epochs'");
   expect_flags_refused({"--optimizer.nesterov=1"}, "it must be true or false");
   expect_flags_refused({"--milestones=1,,2"}, "each of which is an integer");
+  for (const char* const flag : {"--optimizer.lr=+-3", "--optimizer.lr=nan(a)"}) {
+    expect_flags_refused({flag}, "it must be a number");
+  }
   expect_flags_refused({"--tags=[a"}, "--tags");
   expect_flags_refused({"--tags=[a]: b"}, "is no list of texts");
   expect_flags_refused({"train.yaml"}, "unexpected argument 'train.yaml'");
   expect_flags_refused({"--"}, "unexpected argument");
+}
+
+TEST(Config, TakesNumbersOfItsTypeOnly) {
+  float scale = 1;
+  Config config;
+  config.add("scale", scale);
+  const auto parse = [&](const std::string& flag) {
+    const char* const arguments[]{"train", flag.c_str()};
+    static_cast<void>(config.parse(2, arguments));
+  };
+  EXPECT_THAT([&] { parse("--scale=1e39"); },
+              ThrowsMessage<UsageError>(HasSubstr("scale is '1e39'; it must be a number")));
+  EXPECT_EQ(scale, 1);
+  parse("--scale=-.Inf");
+  EXPECT_EQ(scale, -std::numeric_limits<float>::infinity());
+  parse("--scale=.nan");
+  EXPECT_TRUE(std::isnan(scale));
+  parse("--scale=+3");
+  EXPECT_EQ(scale, 3);
 }
 
 TEST_F(ConfigTest, RefusesNamesThatCannotBeTold) {

@@ -119,6 +119,11 @@ TEST(Metrics, RefuseWhatTheyCannotCount) {
                 ThrowsMessage<UsageError>(HasSubstr("of one shape")));
     EXPECT_THAT([&] { metrics.add_confusion("c", classes.to(torch::kFloat), classes, 3); },
                 ThrowsMessage<UsageError>(HasSubstr("integers")));
+    metrics.add("many", 0.5, std::numeric_limits<std::int64_t>::max());
+    EXPECT_THAT([&] { metrics.add("many", 0.5, 1); },
+                ThrowsMessage<UsageError>(HasSubstr("the count of 'many' does not fit")));
+    EXPECT_THAT([&] { static_cast<void>(metrics.reduce()); },
+                ThrowsMessage<UsageError>(HasSubstr("the count of 'many' does not fit")));
     metrics.add_confusion("c", classes, classes, 3 + rank);
     EXPECT_THAT([&] { metrics.add_confusion("c", classes, classes, 5); },
                 ThrowsMessage<UsageError>(HasSubstr("5 classes now")));

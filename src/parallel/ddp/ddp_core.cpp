@@ -245,7 +245,8 @@ at::Tensor DdpCore::average_loss(const at::Tensor& loss) const {
   const double weight = options_.average == Average::samples ? samples_ : 1;
   const auto options = at::device(loss.device()).dtype(at::kDouble);
   const at::Tensor sums = at::full({2}, weight, options);
-  sums[0] *= loss.detach().to(at::kDouble).reshape({});
+  // The mean of no samples is NaN.
+  if (weight != 0) sums[0] *= loss.detach().to(at::kDouble).reshape({});
   parallel::with_error_context(
       "averaging the losses of a closure, which the ranks must call equally often",
       [&] { all_reduce(sums, {.group = options_.process_group}); });

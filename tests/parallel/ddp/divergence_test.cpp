@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <regex>
 #include <sstream>
@@ -236,6 +237,9 @@ TEST(Closure, ReturnsTheLossThatTheGradientsAreOf) {
       const at::Tensor loss = model.average_loss(torch::full({}, rank + 1.0));
       EXPECT_EQ(loss.scalar_type(), at::kFloat);
       EXPECT_FLOAT_EQ(loss.item<float>(), weighs ? (2 * 1 + 3 * 2) / 3.0F : 2);
+      // A rank without samples has the mean of none.
+      const double own = weighs && rank == 0 ? std::numeric_limits<double>::quiet_NaN() : 3;
+      EXPECT_EQ(model.average_loss(torch::full({}, own)).item<float>(), 3);
       EXPECT_THROW(model.average_loss(torch::ones({2})), UsageError);
     }
     Model empty(make_net(at::kDouble), {.average = Average::samples});
