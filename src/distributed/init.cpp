@@ -145,6 +145,7 @@ void enter(const InitOptions& options, const Attempt& attempt) {
   trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   auto& state = ProcessState::instance();
   const std::lock_guard lock(state.mutex);
+  check_no_world(state);  // of another thread's call, meanwhile
   state.last_node = place.node;
   state.world = std::move(world);
 }

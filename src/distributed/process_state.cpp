@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/log.h"
 #include "distributed/backend.h"
@@ -87,6 +88,10 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
     }
     ending = std::move(*found);
     groups.erase(found);
+    if (world->process.is_forked_child()) {
+      std::ignore = ending.group.release();
+      return;
+    }
   }
   detach_flight_recorder(*group);
   shut_down(*group);
@@ -96,6 +101,10 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
 std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
   std::lock_guard lock(mutex);
   if (!world) return nullptr;
+  if (world->process.is_forked_child()) {
+    std::ignore = world.release();
+    return nullptr;
+  }
   last_processes = {world->group->getRank(), world->group->getSize(), nullptr};
   try {
     const auto backend = world->group->getDefaultBackend();

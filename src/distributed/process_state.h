@@ -15,6 +15,7 @@
 
 #include "distributed/topology.h"
 #include "shm/membership/bootstrap.h"
+#include "shm/sync/fork_generation.h"
 
 namespace paceline::distributed {
 
@@ -38,6 +39,7 @@ struct ActiveWorld {
   std::optional<Reconfigurable> reconfigurable;
   std::shared_ptr<const Topology> topology;
   int groups_made = 0;
+  shm::OwningProcess process;
 
   struct Member {
     c10::intrusive_ptr<c10d::ProcessGroup> group;
@@ -72,6 +74,9 @@ class ProcessState {
   // Where this process runs, by the last world it was in. Guarded by `mutex`.
   std::optional<int> last_node;
 
+  // In a forked child, these only forget the parent's groups: destroying one over Gloo would wait
+  // for threads that the child does not have.
+  //
   // Ends a group made by new_group and invalidates its handles. Throws UsageError if the world has
   // no such group.
   void leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group);

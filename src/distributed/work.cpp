@@ -91,8 +91,9 @@ void Work::write_back() {
 void Work::wait(std::chrono::milliseconds timeout) {
   translate("wait", [&] {
     if (work_ && !distributed::wait_within(c10d_work(work_), timeout)) {
-      throw Timeout("the operation is not complete after " +
-                        std::to_string(static_cast<double>(timeout.count()) / 1000.0) + " s",
+      throw Timeout(fmt::format("{} is not complete after {} s",
+                                c10d::opTypeToString(c10d_work(work_).retrieveOpType()),
+                                static_cast<double>(timeout.count()) / 1000.0),
                     {}, "wait", 0);
     }
     write_back();

@@ -202,18 +202,18 @@ int RemoteMessages::sender(Request& request) {
   return request.message.peer;
 }
 
-void RemoteMessages::check(Request& request) {
+bool RemoteMessages::check(Request& request) {
   std::exception_ptr error;
   {
     const std::lock_guard lock(request.mutex);
-    if (request.ended) return;
+    if (request.ended) return true;
     try {
       region_->check_peers({}, {request.sending ? "send" : "recv", 0});
       if (request.cause_deadline && request.cause_deadline->expired()) {
         fail(request, {shm::FailureKind::peer_lost, request.culprits,
                        fmt::format("{} failed: {}", describe(request), request.engine_error)});
       }
-      if (!request.deadline.expired()) return;
+      if (!request.deadline.expired()) return false;
       const std::string who = request.message.peer == Message::kAnyRank
                                   ? "no rank sent"
                                   : fmt::format("{} did not {}", describe_peer(request),
@@ -228,6 +228,7 @@ void RemoteMessages::check(Request& request) {
     }
   }
   end(request, error);
+  return true;
 }
 
 // Not on a thread of the engine.

@@ -45,9 +45,9 @@ class RemoteMessages {
                                    Done done);
   // Of a request that is complete: the sender of what was received.
   static int sender(Request& request);
-  // Call now and then while a thread waits for a request: ends it if the group has failed, or if
-  // its time is over, which fails the group.
-  void check(Request& request);
+  // Call now and then until a request has ended: ends it if the group has failed, or if its time is
+  // over, which fails the group. Returns whether it has ended.
+  bool check(Request& request);
   // Ends all requests with an error. Afterwards every `done` is destroyed.
   void close();
 

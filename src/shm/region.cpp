@@ -236,7 +236,8 @@ bool Region::has_failed() const {
 }
 
 void Region::abort(const std::string& text) noexcept {
-  if (in_forked_child()) return;
+  // A rank that has left ends the waits for itself only.
+  if (in_forked_child() || departed_) return;
   try {
     Failure failure{FailureKind::peer_lost,
                     {global_ranks().of(rank_)},

@@ -323,6 +323,25 @@ TEST(Lost, SurvivorsInitialiseAgainAndTrain) {
   }
 }
 
+// Gloo's destructors would wait for the parent's threads.
+TEST(Forked, ChildOfAWorldOverGlooMayLeaveIt) {
+  test::expect_torch_ranks(2, "gloo", [](int, int) {
+    const auto group = new_group();
+    all_reduce(torch::ones({1}));
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      destroy_process_group(group);
+      destroy_process_group();
+      ::_exit(0);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    all_reduce(torch::ones({1}), {.group = group});
+  });
+}
+
 TEST(Forked, ChildMayExitButNotCall) {
   test::expect_torch_ranks(2, "paceline", [](int, int) {
     const auto pending = torch::ones({1});

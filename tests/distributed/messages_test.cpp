@@ -102,6 +102,7 @@ TEST(Messages, RejectInvalidArguments) {
     EXPECT_THROW(send(t, 2), UsageError);
     EXPECT_THROW(send(t, 1 - rank, {.tag = -1}), UsageError);
     EXPECT_THROW(send(t.to_sparse(), 1 - rank), UsageError);
+    EXPECT_THROW(send(at::quantize_per_tensor(t, 0.1, 0, at::kQInt8), 1 - rank), UsageError);
     EXPECT_THAT(
         [&] {
           rank == 0 ? send(t, 1) : static_cast<void>(recv(torch::ones({4}), {.src = 0}));
@@ -110,6 +111,33 @@ TEST(Messages, RejectInvalidArguments) {
         ThrowsMessage<Mismatch>(HasSubstr("rank 0 sent 3 float32 to rank 1 with tag 0, which "
                                           "received 4 float32")));
   });
+}
+
+TEST(Messages, FromAnyRankOfAGroupOfOneAreRefused) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    EXPECT_THAT([] { static_cast<void>(recv(torch::ones({2}))); },
+                ThrowsMessage<UsageError>(HasSubstr("the group has no other rank")));
+    barrier();
+  });
+}
+
+using MessagesFutures = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, MessagesFutures, ::testing::Values("paceline", test::kAcrossNodes),
+                         test::CaseName());
+
+// Nobody waits for the Work itself.
+TEST_P(MessagesFutures, EndWithTheGroup) {
+  const auto ends = test::run_torch_ranks(2, GetParam(), [](const test::RankContext& context) {
+    const World world = init_process_group(context.init);
+    std::vector<at::Tensor> tensors{torch::ones({3})};
+    const auto work =
+        ProcessGroup().c10d()->getBackend(at::kCPU)->recv(tensors, 1 - context.rank, 0);
+    const auto future = work->getFuture();
+    if (context.rank == 1) ::_exit(0);
+    future->wait();
+    return future->hasError() ? future->tryRetrieveErrorMessage() : "no error";
+  });
+  EXPECT_THAT(ends[0].report, HasSubstr("rank 1"));
 }
 
 // It cannot be written back, and the sender has no part in that.

@@ -19,11 +19,12 @@ namespace {
 // failed.
 class RemoteMessageWork final : public PacelineWork {
  public:
-  RemoteMessageWork(std::shared_ptr<internode::RemoteMessages> messages, c10d::OpType type,
-                    const char* title, const Tensors& tensors,
-                    const internode::RemoteMessages::Message& message)
+  RemoteMessageWork(std::shared_ptr<internode::RemoteMessages> messages,
+                    std::shared_ptr<RequestWatch> watch, c10d::OpType type, const char* title,
+                    const Tensors& tensors, const internode::RemoteMessages::Message& message)
       : PacelineWork(type, title, tensors, tensors, 0, message.timeout),
-        messages_(std::move(messages)) {}
+        messages_(std::move(messages)),
+        watch_(std::move(watch)) {}
 
   // Call before any of the others.
   void set_request(std::shared_ptr<internode::RemoteMessages::Request> request) {
@@ -34,6 +35,11 @@ class RemoteMessageWork final : public PacelineWork {
   bool isCompleted() override {
     if (!PacelineWork::isCompleted()) messages_->check(*request_);
     return PacelineWork::isCompleted();
+  }
+  // Nobody may wait for the Work then, but for its future.
+  FuturePtr getFuture() override {
+    watch_->add(request_);
+    return PacelineWork::getFuture();
   }
   bool wait(std::chrono::milliseconds timeout) override {
     using namespace std::chrono_literals;
@@ -50,6 +56,7 @@ class RemoteMessageWork final : public PacelineWork {
 
  private:
   std::shared_ptr<internode::RemoteMessages> messages_;
+  std::shared_ptr<RequestWatch> watch_;
   std::shared_ptr<internode::RemoteMessages::Request> request_;
 };
 
@@ -61,14 +68,18 @@ RemoteMessagesBackend::RemoteMessagesBackend(const std::shared_ptr<shm::Collecti
                                              std::shared_ptr<internode::RemoteMessages> messages)
     : PacelineBackend(group, std::move(local), group->global_ranks()),
       monitored_barrier_(std::move(monitored_barrier)),
-      messages_(std::move(messages)) {}
+      messages_(std::move(messages)),
+      watch_(std::make_shared<RequestWatch>(messages_)) {}
 
 RemoteMessagesBackend::~RemoteMessagesBackend() {
   shutdown();
 }
 
 void RemoteMessagesBackend::shutdown() {
-  if (!region().in_forked_child()) messages_->close();
+  if (!region().in_forked_child()) {
+    watch_->stop();
+    messages_->close();
+  }
   PacelineBackend::shutdown();
 }
 
@@ -89,7 +100,7 @@ RemoteMessagesBackend::WorkPtr RemoteMessagesBackend::remote_message(const Kind&
   auto flat = std::make_shared<Flat>(tensor, sending ? Flat::Use::in : Flat::Use::out);
   const internode::RemoteMessages::Message message{
       flat->data(), flat->count(), flat->type(), peer, tag, effective_timeout(c10d::kUnsetTimeout)};
-  auto work = c10::make_intrusive<RemoteMessageWork>(messages_, kind.type, kind.title,
+  auto work = c10::make_intrusive<RemoteMessageWork>(messages_, watch_, kind.type, kind.title,
                                                      Tensors{tensor}, message);
   auto done = completion(work, sending ? nullptr : flat);
   work->set_request(sending ? messages_->send(message, flat, std::move(done))

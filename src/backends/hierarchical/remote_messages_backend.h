@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 
+#include "backends/hierarchical/request_watch.h"
 #include "backends/paceline/backend.h"
 #include "distributed/store_barrier.h"
 #include "internode/remote_messages.h"
@@ -39,6 +40,7 @@ class RemoteMessagesBackend : public PacelineBackend {
  private:
   distributed::StoreBarrier monitored_barrier_;
   std::shared_ptr<internode::RemoteMessages> messages_;
+  std::shared_ptr<RequestWatch> watch_;
 };
 
 }  // namespace paceline::backends

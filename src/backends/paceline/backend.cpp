@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <paceline/error.h>
 
 #include <algorithm>
 #include <new>
+#include <set>
 
 #include "backends/paceline/reconfigurable_backend.h"
 #include "backends/paceline/shm_bucket_reducer.h"
@@ -165,6 +167,11 @@ void PacelineBackend::abort_because(const std::string& text) noexcept {
 c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<Options>& options) {
+  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size() ||
+      std::ranges::any_of(ranks, [&](int rank) { return rank < 0 || rank >= getSize(); })) {
+    throw UsageError(fmt::format("split({}): ranks must be different and from 0 to {}",
+                                 fmt::join(ranks, ", "), getSize() - 1));
+  }
   const auto own = std::find(ranks.begin(), ranks.end(), getRank());
   if (own == ranks.end()) return {};
   distributed::BackendRequest request{
@@ -209,14 +216,14 @@ bool PacelineBackend::supportsTensorAlloc(c10::DeviceIndex device) {
 
 at::Tensor PacelineBackend::allocateTensor(long size, at::TensorOptions options) {
   if (options.device().type() != c10::DeviceType::CPU) {
-    throw UsageError(fmt::format("allocateTensor on {}: the backend paceline has CPU memory only",
+    throw UsageError(fmt::format("allocate_tensor on {}: the backend paceline has CPU memory only",
                                  options.device().str()));
   }
-  check_usable("allocateTensor");
+  check_usable("allocate_tensor");
   std::size_t bytes = 0;
   if (size < 0 ||
       __builtin_mul_overflow(static_cast<std::size_t>(size), options.dtype().itemsize(), &bytes)) {
-    throw UsageError(fmt::format("allocateTensor of {} elements", size));
+    throw UsageError(fmt::format("allocate_tensor of {} elements", size));
   }
   return at::from_blob(
       region_->allocate_or_throw(bytes), {size},

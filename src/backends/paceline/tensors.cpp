@@ -22,6 +22,11 @@ std::string describe(const at::Tensor& tensor) {
 
 void check_dense(const at::Tensor& tensor, const char* operation) {
   if (!tensor.defined()) throw UsageError(fmt::format("{} of an undefined tensor", operation));
+  if (tensor.is_quantized()) {
+    throw UsageError(fmt::format(
+        "{} of a quantized tensor: its scale would not be moved; use int_repr() or dequantize()",
+        operation));
+  }
   if (tensor.device().is_cpu() && tensor.layout() == at::kStrided) return;
   throw UsageError(
       fmt::format("{} of a {} tensor on {}: the backend paceline takes dense tensors on the CPU",

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
+#include <fmt/format.h>
 
 #include <paceline/error.h>
 
@@ -88,8 +89,9 @@ void PacelineWork::check_not_forked() const {
 }
 
 void PacelineWork::throw_late(std::chrono::milliseconds timeout) const {
-  throw Timeout("the operation is not complete after " + std::to_string(timeout.count()) + " ms",
-                {}, c10d::opTypeToString(opType_), sequence_);
+  throw Timeout(
+      fmt::format("{} is not complete after {} ms", c10d::opTypeToString(opType_), timeout.count()),
+      {}, c10d::opTypeToString(opType_), sequence_);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PacelineWork::getFuture() {

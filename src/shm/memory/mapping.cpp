@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <utility>
 
+#include <paceline/error.h>
+
 #include "base/errno_error.h"
 
 namespace paceline::shm {
@@ -29,6 +31,13 @@ struct flock lock_of(int number) {
 base::UniqueFd Mapping::create_memory(std::size_t size) {
   base::UniqueFd memory(::memfd_create("paceline", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) throw base::errno_error("cannot create shared memory with memfd_create");
+  rlimit most{};
+  if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && size > most.rlim_cur) {  // a signal would end us
+    throw Error(fmt::format(
+        "cannot size shared memory to {} bytes: files are limited to {} KiB, raise the limit with "
+        "ulimit -f",
+        size, most.rlim_cur / 1024));
+  }
   if (::ftruncate(memory.get(), static_cast<off_t>(size)) != 0) {
     throw base::errno_error(fmt::format("cannot size shared memory to {} bytes", size));
   }

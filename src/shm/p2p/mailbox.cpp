@@ -35,6 +35,9 @@ void Mailbox::check(bool sending, const Message& message) const {
         fmt::format("{} with rank {}: the group has ranks 0 to {}, this one is rank {}", operation,
                     message.peer, size - 1, region_->rank()));
   }
+  if (any && size == 1) {
+    throw UsageError("recv from any rank: the group has no other rank");
+  }
   if (message.tag < 0) {
     throw UsageError(fmt::format("{} with tag {}: tags are not negative", operation, message.tag));
   }

@@ -90,6 +90,9 @@ TEST_P(BackendOwnWorlds, SplitsOnOneNodeAndAcrossNodes) {
   expect_torch_ranks(4, GetParam(), [](int rank, int) {
     const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
     EXPECT_TRUE(backend->supportsSplitting());
+    for (const std::vector<int>& ranks : {std::vector<int>{rank, rank}, {rank, 4}, {rank, -1}}) {
+      EXPECT_THROW(backend->split(ProcessGroup().c10d()->getStore(), ranks, nullptr), UsageError);
+    }
     const std::vector<std::vector<int>> parts{{0, 1}, {3, 0}, {1, 2, 3}};
     for (const std::vector<int>& ranks : parts) {
       const auto name = fmt::format("split {}", fmt::join(ranks, " "));

@@ -106,6 +106,16 @@ TEST(Resources, EveryRankReportsALackOfAddressSpace) {
   }
 }
 
+TEST(Resources, EveryRankReportsThatFilesMayNotBeSoLarge) {
+  constexpr int kSize = 3;
+  const auto ends = test::run_process_ranks(kSize, [&](int rank, BootstrapSockets sockets) {
+    if (rank == 0) limit(RLIMIT_FSIZE, rlim_t{1} << 20);  // which makes the memory
+    return use(rank, kSize, std::move(sockets));
+  });
+  EXPECT_FALSE(
+      had_enough(ends, 0, "files are limited to 1024 KiB, raise the limit with ulimit -f"));
+}
+
 // Of a user's descriptors that are on their way there may be as many as a process may have open.
 TEST(Resources, BootstrapWaitsWhileTooManyDescriptorsAreInFlight) {
   constexpr int kSize = 16;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <csignal>
 #include <cstring>
 #include <exception>
@@ -316,6 +317,26 @@ TEST(Mailbox, MessageWithoutRoomFailsAlone) {
         }
       },
       options);
+}
+
+TEST(Mailbox, OfARankThatHasLeftEndsNoOtherMessages) {
+  std::barrier has_left(3);
+  run_thread_ranks(3, [&](auto region) {
+    Mailbox mailbox(region);
+    std::vector<int> data(1);
+    if (region->rank() == 0) {
+      Requests open(mailbox);
+      open.receive(data, 1, 9);
+      region->depart();
+      EXPECT_THROW(open.wait(), UsageError);
+    }
+    has_left.arrive_and_wait();
+    if (region->rank() == 0) return;
+    Requests requests(mailbox);
+    region->rank() == 1 ? requests.send(data, 2) : requests.receive(data, 1);
+    requests.wait();
+    EXPECT_FALSE(region->failed()) << region->failure().text;
+  });
 }
 
 TEST(Mailbox, DeadlinesHoldWhileOtherMessagesProgress) {
