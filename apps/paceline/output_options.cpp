@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <system_error>
 
@@ -108,10 +109,12 @@ void add_logs(const RunFlags& flags, const launch::JobSpec& job, OutputOptions& 
     has_files = has_files || (to_file | to_both) != 0;
   }
   if (!has_files) options.destinations.clear();
+  std::string name = job.run_id + '_';
+  std::ranges::replace(name, '/', '_');  // a directory of its own, whatever the id
   if (!flags.log_dir.empty()) {
-    options.run_directory = std::filesystem::path(flags.log_dir) / (job.run_id + '_');
+    options.run_directory = std::filesystem::path(flags.log_dir) / name;
   } else if (has_files) {
-    options.run_directory = temporary_directory() / ("paceline-logs-" + job.run_id + '_');
+    options.run_directory = temporary_directory() / ("paceline-logs-" + name);
   }
 }
 

@@ -212,6 +212,7 @@ int run_command(const std::vector<std::string>& arguments) {
     err.write(fmt::format("paceline: standard output was not read for {} s; the rest is dropped\n",
                           timeout->count()));
   }
+  if (!out.loss().empty()) err.write(fmt::format("paceline: {}\n", out.loss()));
   err.finish(timeout);
   return outcome.exit_code;
 }

@@ -1,13 +1,15 @@
 #include "run_nodes.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdlib>
-#include <fstream>
 #include <initializer_list>
-#include <iterator>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 
 #include "base/address.h"
 #include "base/parse.h"
+#include "base/unique_fd.h"
 #include "launch/clip.h"
 #include "parse_seconds.h"
 
@@ -27,6 +30,7 @@ constexpr int kStaticPort = 29500;
 constexpr int kDynamicPort = 29400;
 constexpr int kMaxNodes = 4096;
 constexpr std::size_t kMinSecret = 16;
+constexpr std::size_t kMaxSecret = 4096;
 
 std::pair<int, int> parse_nnodes(const std::string& text) {
   const std::size_t colon = text.find(':');
@@ -104,14 +108,34 @@ void add_given(const RunFlags& flags, std::initializer_list<const char*> names,
   }
 }
 
+// Also of a pipe, such as a shell makes of <(command).
+std::string read_secret_file(const std::string& path, const std::string& source) {
+  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string secret(kMaxSecret + 1, '\0');
+  std::size_t size = 0;
+  ssize_t got = file ? 1 : -1;
+  while (got > 0 && size < secret.size()) {
+    got = ::read(file.get(), secret.data() + size, secret.size() - size);
+    if (got > 0) size += static_cast<std::size_t>(got);
+  }
+  if (got < 0) {
+    throw UsageError(
+        fmt::format("{}: cannot read it: {}", source, std::generic_category().message(errno)));
+  }
+  if (size > kMaxSecret) {
+    throw UsageError(
+        fmt::format("{}: it has more than the {} bytes of a secret", source, kMaxSecret));
+  }
+  secret.resize(size);
+  return secret;
+}
+
 std::string read_secret(const RunFlags& flags) {
   std::string secret;
   std::string source = "PACELINE_SECRET";
   if (!flags.secret_file.empty()) {
-    std::ifstream file(flags.secret_file, std::ios::binary);
-    if (!file) throw UsageError(fmt::format("--secret-file {}: cannot read it", flags.secret_file));
-    secret.assign(std::istreambuf_iterator<char>(file), {});
     source = fmt::format("--secret-file {}", flags.secret_file);
+    secret = read_secret_file(flags.secret_file, source);
   } else if (const char* const value = std::getenv("PACELINE_SECRET"); value != nullptr) {
     secret = value;
   }

@@ -16,6 +16,7 @@
 
 #include "base/malloc_thresholds.h"
 #include "base/parse.h"
+#include "base/utf8.h"
 #include "launch/signal_names.h"
 #include "parse_seconds.h"
 #include "run_flags.h"
@@ -122,6 +123,16 @@ std::string default_run_id(const RunFlags& flags) {
   return has_rendezvous && !flags.standalone ? kUnnamedJob : launch::random_run_id();
 }
 
+// It is a part of messages between launchers, and of file names.
+void check_run_id(const std::string& id) {
+  constexpr std::size_t kMost = 200;
+  if (id.size() > kMost) {
+    throw UsageError(
+        fmt::format("--rdzv-id has {} bytes; it must have at most {}", id.size(), kMost));
+  }
+  if (!base::is_utf8(id)) throw UsageError("--rdzv-id must be UTF-8 text");
+}
+
 launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   if (flags.use_env && flags.pass_local_rank)
     throw UsageError("--use-env and --pass-local-rank cannot be combined");
@@ -134,6 +145,7 @@ launch::JobSpec make_spec(const RunFlags& flags, int cores) {
   if (flags.as_gloo) spec.environment["PACELINE_AS_GLOO"] = "1";
   spec.role = flags.role;
   spec.environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] = flags.signals;
+  check_run_id(flags.run_id);
   spec.run_id = flags.run_id;  // also after restarts
   if (spec.run_id.empty()) spec.run_id = default_run_id(flags);
   spec.max_restarts = base::parse_integer("--max-restarts", flags.max_restarts, 0, 1000000);

@@ -14,17 +14,9 @@
 #include <ctime>
 
 #include "base/signals_blocked.h"
-#include "base/unique_fd.h"
 
 namespace paceline::base {
 namespace {
-
-// The same pipe or terminal, opened anew: O_NONBLOCK of a descriptor itself is shared with other
-// processes. Other files share their offset, too.
-UniqueFd open_non_blocking(int fd) {
-  return UniqueFd(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
-                         O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-}
 
 ssize_t write_without_signal(int fd, std::string_view text) {
   const SignalsBlocked blocked;
@@ -43,6 +35,11 @@ ssize_t write_without_signal(int fd, std::string_view text) {
 }
 
 }  // namespace
+
+UniqueFd open_non_blocking(int fd) {
+  return UniqueFd(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                         O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
 
 void write_without_blocking(int fd, std::string_view text) {
   struct stat info {};

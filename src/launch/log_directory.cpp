@@ -30,7 +30,8 @@ fs::path make_unique_directory(const fs::path& start) {
 
 fs::path temporary_start() {
   std::error_code error;
-  const fs::path parent = fs::temp_directory_path(error);
+  // Absolute, as the program may change its directory.
+  const fs::path parent = fs::absolute(fs::temp_directory_path(error), error);
   return (error ? fs::path("/tmp") : parent) / "paceline-";
 }
 

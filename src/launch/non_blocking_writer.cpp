@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <system_error>
 
 #include "base/errno_error.h"
+#include "base/write_without_blocking.h"
 
 namespace paceline::launch {
 namespace {
@@ -20,6 +22,19 @@ bool is_writable(int fd, int timeout_ms) {
 
 }  // namespace
 
+// A terminal that is writable may have less room than for what is written, and no signal that the
+// launcher handles ends that wait.
+NonBlockingWriter::NonBlockingWriter(int fd, const char* name)
+    : fd_(fd),
+      terminal_(::isatty(fd) != 0 ? base::open_non_blocking(fd) : base::UniqueFd()),
+      name_(name) {}
+
+std::string NonBlockingWriter::loss() const {
+  if (dropped_ == 0) return "";
+  return fmt::format("{} bytes of {} were lost: {}", dropped_, name_,
+                     std::generic_category().message(dropped_for_));
+}
+
 void NonBlockingWriter::write(std::string_view text) {
   text_ += text;
   write_some();
@@ -28,11 +43,18 @@ void NonBlockingWriter::write(std::string_view text) {
 // The descriptor is shared with other processes, so it cannot be made non-blocking. A pipe that is
 // writable takes PIPE_BUF bytes without waiting.
 void NonBlockingWriter::write_some() {
-  while (pending() && is_writable(fd_, 0)) {
+  while (pending() && is_writable(fd(), 0)) {
     const ssize_t written =
-        ::write(fd_, text_.data(), std::min<std::size_t>(text_.size(), PIPE_BUF));
+        ::write(fd(), text_.data(), std::min<std::size_t>(text_.size(), PIPE_BUF));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
+    if (written < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+      // The job is worth more than what it says.
+      dropped_ += text_.size();
+      dropped_for_ = errno;
+      text_.clear();
+      return;
+    }
     if (written < 0) throw base::errno_error(fmt::format("cannot write to {}", name_));
     text_.erase(0, static_cast<std::size_t>(written));
   }
@@ -40,7 +62,7 @@ void NonBlockingWriter::write_some() {
 
 void NonBlockingWriter::finish(std::optional<std::chrono::milliseconds> timeout) {
   const int limit = timeout ? static_cast<int>(timeout->count()) : -1;
-  while (pending() && is_writable(fd_, limit)) write_some();
+  while (pending() && is_writable(fd(), limit)) write_some();
 }
 
 }  // namespace paceline::launch

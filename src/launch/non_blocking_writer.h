@@ -1,9 +1,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "base/unique_fd.h"
 
 namespace paceline::launch {
 
@@ -12,11 +15,14 @@ namespace paceline::launch {
 class NonBlockingWriter {
  public:
   // `fd` is not owned; errors call it `name`.
-  NonBlockingWriter(int fd, const char* name) : fd_(fd), name_(name) {}
+  NonBlockingWriter(int fd, const char* name);
 
-  int fd() const { return fd_; }
+  int fd() const { return terminal_ ? terminal_.get() : fd_; }
   // Whether text is left; call write_some() when fd() is writable.
   bool pending() const { return !text_.empty(); }
+
+  // Why text was dropped, if some was: the disk was full.
+  std::string loss() const;
 
   // These throw Error if the descriptor fails.
   void write(std::string_view text);
@@ -26,8 +32,11 @@ class NonBlockingWriter {
 
  private:
   int fd_;
+  base::UniqueFd terminal_;  // the same one, if it is a terminal
   const char* name_;
   std::string text_;
+  std::size_t dropped_ = 0;  // bytes
+  int dropped_for_ = 0;      // errno
 };
 
 }  // namespace paceline::launch

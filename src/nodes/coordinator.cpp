@@ -50,8 +50,12 @@ void Coordinator::add_to(std::vector<pollfd>& fds) const {
 std::optional<Deadline> Coordinator::deadline() const {
   if (phase_ == Phase::running) return std::nullopt;
   if (phase_ == Phase::over) return flush_deadline_;
-  if (last_call_) return *last_call_;
-  return join_deadline_.remaining() < next_notice_.remaining() ? join_deadline_ : next_notice_;
+  const Deadline next = last_call_                                              ? *last_call_
+                        : join_deadline_.remaining() < next_notice_.remaining() ? join_deadline_
+                                                                                : next_notice_;
+  const bool accepts_sooner =
+      !accept_again_.expired() && accept_again_.remaining() < next.remaining();
+  return accepts_sooner ? accept_again_ : next;
 }
 
 bool Coordinator::finished() const {
@@ -92,15 +96,23 @@ void Coordinator::accept_all() {
       accept_again_ = Deadline::after(kAcceptPause);
     }
     if (!socket) return;
+    make_room();
     add_node(std::move(*socket));
   }
 }
 
-// Further connections wait in the kernel while there are many that have not said who they are.
 bool Coordinator::accepts() const {
-  const auto strangers = std::ranges::count_if(
-      nodes_, [](const auto& node) { return !node->connection.authenticated(); });
-  return listener_ && accept_again_.expired() && strangers < kMaxStrangers + 2 * rules_.max_nodes;
+  return listener_ && accept_again_.expired();
+}
+
+// The one that has not said for longest who it is makes room for another. If none were accepted
+// while there are many, those that say nothing would keep nodes out.
+void Coordinator::make_room() {
+  const auto is_stranger = [&](const auto& node) {
+    return node.get() != own_ && !node->connection.authenticated();
+  };
+  if (std::ranges::count_if(nodes_, is_stranger) < kMaxStrangers + 2 * rules_.max_nodes) return;
+  nodes_.erase(std::ranges::find_if(nodes_, is_stranger));
 }
 
 std::vector<Coordinator::Node*> Coordinator::find_ready() const {

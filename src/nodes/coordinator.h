@@ -64,6 +64,7 @@ class Coordinator {
   Node& add_node(base::UniqueFd socket);
   void accept_all();
   bool accepts() const;
+  void make_room();
   std::vector<Node*> find_ready() const;
   void drop_strangers();
   void handle(Node& node, const std::string& text);

@@ -147,6 +147,14 @@ TEST_F(Logs, EachRunHasADirectoryOfItsOwn) {
   EXPECT_THAT(runs(), SizeIs(2));
 }
 
+TEST_F(Logs, AreInTheirDirectoryWhateverTheJobIsCalled) {
+  for (const char* const id : {"/a/b", "../up"}) {
+    auto job = run_logged(1, "echo out", {"-r", "1", "--rdzv-id", id});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+  }
+  EXPECT_THAT(runs(), SizeIs(2));
+}
+
 TEST_F(Logs, TheReportHasTheLastLinesOfRedirectedStreams) {
   auto job = run_logged(1, "seq 1 30000; echo why >&2; exit 3", {"-r", "3"});
   EXPECT_EQ(job.wait(), 3);

@@ -105,6 +105,28 @@ TEST_F(Launcher, ASignalEndsTheWaitForAReaderAfterASuccess) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
+TEST_F(Launcher, HandlesSignalsWhileItsTerminalIsNotRead) {
+  auto terminal = test::open_terminal(72);
+  if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);
+  const base::UniqueFd screen(::fcntl(terminal->write_end.get(), F_DUPFD_CLOEXEC, 0));
+  fill(screen.get());
+  ::fcntl(screen.get(), F_SETFL, 0);
+  auto job = run(1, "echo worker=$$ >&2; exec yes", {}, {},
+                 {base::UniqueFd(), std::move(terminal->write_end)});
+  job.wait_for("worker=");
+  const pid_t worker = pid_after(job.err(), "worker");
+  ASSERT_TRUE(eventually([&] { return test::process_state(worker) == 'S'; }));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+TEST_F(Launcher, AFullDiskBehindItsOutputDoesNotEndTheJob) {
+  base::UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  auto job = run(2, "echo some output", {}, {}, {base::UniqueFd(), std::move(full)});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: 42 bytes of standard output were lost: No space"));
+}
+
 // The inodes identify the pipes of rank 0 that lead to the terminal.
 TEST_F(Launcher, PassesTheTerminalToRankZero) {
   auto terminal = test::open_terminal(72);
