@@ -172,6 +172,7 @@ int run_command(const std::vector<std::string>& arguments) {
   if (!options) {
     out.write(help);
     out.finish({});
+    if (!out.loss().empty()) throw Error(out.loss());
     return 0;
   }
   launch::JobSpec& spec = options->job;

@@ -123,8 +123,7 @@ std::string read_secret_file(const std::string& path, const std::string& source)
         fmt::format("{}: cannot read it: {}", source, std::generic_category().message(errno)));
   }
   if (size > kMaxSecret) {
-    throw UsageError(
-        fmt::format("{}: it has more than the {} bytes of a secret", source, kMaxSecret));
+    throw UsageError(fmt::format("{}: a secret must have at most {} bytes", source, kMaxSecret));
   }
   secret.resize(size);
   return secret;

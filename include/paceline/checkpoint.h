@@ -61,7 +61,7 @@ PACELINE_API void load_state_dict(torch::nn::Module& module, const StateDict& st
 /// Sets the options of the optimizer's groups and the states of its parameters, which are matched
 /// by their order in the groups. Throws Error, and changes nothing, if groups, parameters or shapes
 /// differ, if something is missing, or if an option of Python's, such as maximize, is set that
-/// LibTorch's optimizers do not have.
+/// LibTorch's optimizers do not have. A state of a parameter that no group lists is refused, too.
 PACELINE_API void load_state_dict(torch::optim::Optimizer& optimizer, const at::IValue& state);
 
 /// Options of save.

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <random>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "base/errno_error.h"
@@ -46,9 +47,9 @@ FileWriter::FileWriter(std::filesystem::path path, const Options& options)
   } while (!file_ && errno == EEXIST);
   if (!file_) fail();
   struct ::stat earlier {};
-  if (::stat(path_.c_str(), &earlier) == 0 && ::fchmod(file_.get(), earlier.st_mode & 0777) != 0) {
-    ::unlink(temporary_.c_str());
-    fail();
+  // Some file systems have no permissions to set.
+  if (::stat(path_.c_str(), &earlier) == 0) {
+    std::ignore = ::fchmod(file_.get(), earlier.st_mode & 0777);
   }
 }
 

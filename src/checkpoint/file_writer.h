@@ -11,7 +11,8 @@
 namespace paceline::checkpoint {
 
 // Writes a file that appears under its name as a whole, or not at all: a temporary file in the same
-// directory, which is removed if commit is not called. An earlier file's permissions are kept.
+// directory, which is removed if commit is not called. An earlier file's permissions are kept,
+// where the file system has some.
 class FileWriter {
  public:
   struct Options {

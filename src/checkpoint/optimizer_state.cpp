@@ -345,8 +345,9 @@ void check_unknown_options(const GenericDict& group, std::size_t number) {
     const auto found = group.find(name);
     if (found == group.end() || !found->value().isBool() || found->value().toBool() != wrong)
       return;
-    throw Error(fmt::format("load_state_dict: group {} has {} = {}, which this optimizer cannot do",
-                            number, name, wrong ? "True" : "False"));
+    throw Error(
+        fmt::format("load_state_dict: group {} has {} = {}, which LibTorch does not support",
+                    number, name, wrong ? "True" : "False"));
   };
   refuse("maximize", true);
   if (kIsAdam || std::is_same_v<Options, AdamWOptions>) refuse("decoupled_weight_decay", kIsAdam);

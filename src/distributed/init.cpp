@@ -142,10 +142,10 @@ void enter(const InitOptions& options, const Attempt& attempt) {
   base::log(LogLevel::debug, "distributed init (rank {} of {}): {}, {}", rank, size,
             options.backend, attempt.plan.world.empty() ? options.init_method : attempt.plan.world);
   const auto place = distributed::place_in(world.get());
-  trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   auto& state = ProcessState::instance();
   const std::lock_guard lock(state.mutex);
   check_no_world(state);  // of another thread's call, meanwhile
+  trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   state.last_node = place.node;
   state.world = std::move(world);
 }

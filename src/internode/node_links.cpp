@@ -26,6 +26,8 @@ constexpr auto kTick = 20ms;
 constexpr auto kPatience = 500ms;
 // A leader that does not answer for so long does not run.
 constexpr auto kAnswerLimit = 1s;
+// No gather has it, as calls are numbered from 1. So a leader that runs answers.
+constexpr Topic kPing{};
 // For the last messages.
 constexpr auto kFlushLimit = 2s;
 
@@ -136,7 +138,7 @@ shm::RankSet NodeLinks::silent_leaders() {
     const bool asks = now - looked_for_silence_ >= kPatience;
     if (asks) looked_for_silence_ = now;
     for (std::size_t node = 0; node < nodes_.size(); ++node) {
-      if (asks) ask(node, {}, now);
+      if (asks) ask(node, kPing, now);
       if (is_silent(nodes_[node])) ranks.insert(nodes_[node].leader);
     }
     if (is_flushed()) return ranks;

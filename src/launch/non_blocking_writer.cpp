@@ -49,7 +49,7 @@ void NonBlockingWriter::write_some() {
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
     if (written < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-      // The job is worth more than what it says.
+      // Lost output must not end the job.
       dropped_ += text_.size();
       dropped_for_ = errno;
       text_.clear();

@@ -50,12 +50,10 @@ void Coordinator::add_to(std::vector<pollfd>& fds) const {
 std::optional<Deadline> Coordinator::deadline() const {
   if (phase_ == Phase::running) return std::nullopt;
   if (phase_ == Phase::over) return flush_deadline_;
-  const Deadline next = last_call_                                              ? *last_call_
-                        : join_deadline_.remaining() < next_notice_.remaining() ? join_deadline_
-                                                                                : next_notice_;
-  const bool accepts_sooner =
-      !accept_again_.expired() && accept_again_.remaining() < next.remaining();
-  return accepts_sooner ? accept_again_ : next;
+  std::vector<Deadline> all{last_call_ ? *last_call_ : join_deadline_};
+  if (!last_call_) all.push_back(next_notice_);
+  if (!accept_again_.expired()) all.push_back(accept_again_);
+  return *std::ranges::min_element(all, {}, &Deadline::remaining);
 }
 
 bool Coordinator::finished() const {
@@ -89,7 +87,7 @@ Coordinator::Node& Coordinator::add_node(base::UniqueFd socket) {
 }
 
 void Coordinator::accept_all() {
-  while (accepts()) {
+  for (int accepted = 0; accepts() && accepted < kMaxStrangers; ++accepted) {
     auto socket = listener_->accept();
     if (!socket && (errno == EMFILE || errno == ENFILE)) {
       // The listener stays readable, and nothing can be done about it now.
@@ -105,14 +103,17 @@ bool Coordinator::accepts() const {
   return listener_ && accept_again_.expired();
 }
 
-// The one that has not said for longest who it is makes room for another. If none were accepted
-// while there are many, those that say nothing would keep nodes out.
+// The oldest connection that has said nothing makes room for another, or else the oldest that has
+// not proved to be a node. If none were accepted while there are many, they would keep nodes out.
 void Coordinator::make_room() {
   const auto is_stranger = [&](const auto& node) {
     return node.get() != own_ && !node->connection.authenticated();
   };
   if (std::ranges::count_if(nodes_, is_stranger) < kMaxStrangers + 2 * rules_.max_nodes) return;
-  nodes_.erase(std::ranges::find_if(nodes_, is_stranger));
+  auto victim = std::ranges::find_if(
+      nodes_, [&](const auto& node) { return is_stranger(node) && !node->connection.greeted(); });
+  if (victim == nodes_.end()) victim = std::ranges::find_if(nodes_, is_stranger);
+  nodes_.erase(victim);
 }
 
 std::vector<Coordinator::Node*> Coordinator::find_ready() const {

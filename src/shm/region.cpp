@@ -236,8 +236,7 @@ bool Region::has_failed() const {
 }
 
 void Region::abort(const std::string& text) noexcept {
-  // A rank that has left ends the waits for itself only.
-  if (in_forked_child() || departed_) return;
+  if (in_forked_child()) return;
   try {
     Failure failure{FailureKind::peer_lost,
                     {global_ranks().of(rank_)},

@@ -123,6 +123,7 @@ class Region {
   void abort(const std::string& text) noexcept;
   // Tells the peers that this rank makes no further call. The destructor does it too.
   void depart() noexcept;
+  bool departed() const { return departed_; }
 
  private:
   void await_slowly(const Word& word, std::uint32_t target, int peer, WaitContext& context);

@@ -30,8 +30,11 @@ bool has_classes(const at::Tensor& tensor, std::int64_t classes) {
 }
 
 void add_count(const std::string& name, std::int64_t& sum, std::int64_t count) {
-  if (!__builtin_add_overflow(sum, count, &sum)) return;
-  throw UsageError(fmt::format("Metrics: the count of '{}' does not fit in 64 bits", name));
+  std::int64_t larger = 0;
+  if (__builtin_add_overflow(sum, count, &larger)) {
+    throw UsageError(fmt::format("Metrics: the count of '{}' does not fit in 64 bits", name));
+  }
+  sum = larger;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -36,9 +37,10 @@ class RemoteMessageWork final : public PacelineWork {
     if (!PacelineWork::isCompleted()) messages_->check(*request_);
     return PacelineWork::isCompleted();
   }
-  // Nobody may wait for the Work then, but for its future.
+  // The caller may wait only for the future.
   FuturePtr getFuture() override {
-    watch_->add(request_);
+    check_not_forked();
+    if (!PacelineWork::isCompleted() && !watched_.exchange(true)) watch_->add(request_);
     return PacelineWork::getFuture();
   }
   bool wait(std::chrono::milliseconds timeout) override {
@@ -58,6 +60,7 @@ class RemoteMessageWork final : public PacelineWork {
   std::shared_ptr<internode::RemoteMessages> messages_;
   std::shared_ptr<RequestWatch> watch_;
   std::shared_ptr<internode::RemoteMessages::Request> request_;
+  std::atomic<bool> watched_ = false;
 };
 
 }  // namespace

@@ -15,20 +15,22 @@ class RequestWatch {
   explicit RequestWatch(std::shared_ptr<internode::RemoteMessages> messages);
   RequestWatch(const RequestWatch&) = delete;
   RequestWatch& operator=(const RequestWatch&) = delete;
-  // Also on its own thread, in the callback of a message. A forked child leaks the thread's parts.
+  // A forked child leaks the thread's parts.
   ~RequestWatch();
 
-  // From here on until it has ended. Does nothing after stop(). The first call starts the thread,
-  // and throws std::system_error if that fails.
+  // Checks the request until it has ended. Does nothing after stop(). The first call starts the
+  // thread, and throws std::system_error if that fails.
   void add(std::shared_ptr<internode::RemoteMessages::Request> request);
+  // Not on its own thread, on which hooks run.
   void stop();
 
  private:
   struct State;
 
   static void run(State& state);
+  static bool wait_for_work(State& state, bool has_open);
 
-  std::shared_ptr<State> state_;  // which the thread has, too
+  std::shared_ptr<State> state_;  // shared with the thread
   std::thread thread_;            // guarded by the state's mutex
   shm::OwningProcess process_;
 };

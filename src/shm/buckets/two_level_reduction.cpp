@@ -316,6 +316,9 @@ void TwoLevelReduction::restart_deadline() {
 
 void TwoLevelReduction::note_checks() {
   const auto now = base::Deadline::Clock::now();
+  // This rank did not run either, as after SIGSTOP of all.
+  if (now - noted_checks_ >= kHangTime) checks_.clear();
+  noted_checks_ = now;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
     const auto count = blocks_.checks(rank).load(std::memory_order_acquire);
@@ -356,10 +359,10 @@ RankSet TwoLevelReduction::missing_on_other_nodes() const {
 RankSet TwoLevelReduction::node_of(int global_rank) const {
   const std::vector<int>& ranks = between_->ranks();
   const std::vector<int>& nodes = between_->nodes();
-  const auto at = std::ranges::find(ranks, global_rank) - ranks.begin();
   RankSet found;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (nodes[i] == nodes[static_cast<std::size_t>(at)]) found.insert(ranks[i]);
+  const auto at = static_cast<std::size_t>(std::ranges::find(ranks, global_rank) - ranks.begin());
+  for (std::size_t i = 0; at < ranks.size() && i < ranks.size(); ++i) {
+    if (nodes[i] == nodes[at]) found.insert(ranks[i]);
   }
   return found;
 }

@@ -64,9 +64,8 @@ class TwoLevelReduction {
   void check_other_nodes();
   // Call when the next wait gets a new deadline.
   void restart_deadline();
-  // Past the deadline of a wait of other nodes, which the ranks `missing` of this node seem to keep
-  // waiting: true for one second, in which a node that knows which rank is late reports it. False
-  // if one of them hangs: then the other nodes learn it in their second.
+  // Returns true for one second past the deadline of a wait for other nodes, unless one of the
+  // local ranks `missing` hangs. In that second a node that knows which rank is late reports it.
   bool may_learn_more(const RankSet& missing);
   // Global ranks on other nodes for which ranks of this node wait that do not hang.
   RankSet missing_on_other_nodes() const;
@@ -113,6 +112,7 @@ class TwoLevelReduction {
   std::vector<std::size_t> published_;  // since the last advance()
   std::vector<std::size_t> open_;       // published before it, with something left to do
   std::vector<Checks> checks_;          // by rank of this node, as seen in this wait
+  base::Deadline::Clock::time_point noted_checks_{};
   std::optional<base::Deadline> learning_;
 };
 

@@ -125,7 +125,8 @@ bool Mailbox::with_lock(F&& action) {
     result = action(ended);
   } catch (const std::exception& problem) {
     error = std::current_exception();
-    region_->abort(problem.what());  // no effect if the group has failed
+    // Has no effect if the group has failed. A rank that has left must not fail the others.
+    if (!region_->departed()) region_->abort(problem.what());
   }
   tell(ended);
   if (error) end_all(error);

@@ -403,7 +403,7 @@ TEST_F(Nodes, WrongFlagsAreRefused) {
       {{"--nnodes=2", "--standalone"}, "--standalone means one machine, and --nnodes 2 several"},
       {{"--nnodes=2", "--secret-file=/no/file"}, "--secret-file /no/file: cannot read it"},
       {{"--nnodes=2", "--secret-file=/"}, "--secret-file /: cannot read it: Is a directory"},
-      {{"--nnodes=2", "--secret-file=/dev/zero"}, "more than the 4096 bytes of a secret"},
+      {{"--nnodes=2", "--secret-file=/dev/zero"}, "a secret must have at most 4096 bytes"},
       {{"--rdzv-id=" + std::string(201, 'j')}, "--rdzv-id has 201 bytes; it must have at most 200"},
       {{"--rdzv-id=\xff"}, "--rdzv-id must be UTF-8 text"},
       {{"--nnodes=2", "--secret-file=/dev/null"}, "the secret has 0 bytes; expected at least 16"},
