@@ -68,17 +68,32 @@ TEST_F(Launcher, WaitsForASlowReaderOfANonBlockingPipe) {
       30000);
 }
 
-TEST_F(Launcher, HandlesSignalsWhileItsOutputIsNotRead) {
+class UnreadOutput : public Launcher {
+ protected:
+  // `writer`: of a pipe or a terminal.
+  void expect_that_a_signal_ends_the_job(base::UniqueFd writer) {
+    fill(writer.get());
+    ::fcntl(writer.get(), F_SETFL, 0);
+    // The worker is stopped by its full pipe once the launcher no longer reads.
+    auto job =
+        run(1, "echo worker=$$ >&2; exec yes", {}, {}, {base::UniqueFd(), std::move(writer)});
+    job.wait_for("worker=");
+    const pid_t worker = pid_after(job.err(), "worker");
+    ASSERT_TRUE(eventually([&] { return test::process_state(worker) == 'S'; }));
+    job.signal(SIGTERM);
+    EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+  }
+};
+
+TEST_F(UnreadOutput, OfAPipeLeavesSignalsHandled) {
   auto [reader, writer] = base::make_pipe();
-  fill(writer.get());
-  ::fcntl(writer.get(), F_SETFL, 0);
-  // The worker is stopped by its full pipe once the launcher no longer reads.
-  auto job = run(1, "echo worker=$$ >&2; exec yes", {}, {}, {base::UniqueFd(), std::move(writer)});
-  job.wait_for("worker=");
-  const pid_t worker = pid_after(job.err(), "worker");
-  ASSERT_TRUE(eventually([&] { return test::process_state(worker) == 'S'; }));
-  job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+  expect_that_a_signal_ends_the_job(std::move(writer));
+}
+
+TEST_F(UnreadOutput, OfATerminalLeavesSignalsHandled) {
+  auto terminal = test::open_terminal(72);
+  if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);
+  expect_that_a_signal_ends_the_job(std::move(terminal->write_end));
 }
 
 TEST_F(Launcher, EndsAfterAFailureIfItsOutputIsNotRead) {
@@ -101,21 +116,6 @@ TEST_F(Launcher, ASignalEndsTheWaitForAReaderAfterASuccess) {
   const pid_t worker = pid_after(job.err(), "worker");
   ASSERT_TRUE(eventually([&] { return test::is_gone(worker); }));
   // Whether the launcher knows of the end by now or not.
-  job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
-}
-
-TEST_F(Launcher, HandlesSignalsWhileItsTerminalIsNotRead) {
-  auto terminal = test::open_terminal(72);
-  if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);
-  const base::UniqueFd screen(::fcntl(terminal->write_end.get(), F_DUPFD_CLOEXEC, 0));
-  fill(screen.get());
-  ::fcntl(screen.get(), F_SETFL, 0);
-  auto job = run(1, "echo worker=$$ >&2; exec yes", {}, {},
-                 {base::UniqueFd(), std::move(terminal->write_end)});
-  job.wait_for("worker=");
-  const pid_t worker = pid_after(job.err(), "worker");
-  ASSERT_TRUE(eventually([&] { return test::process_state(worker) == 'S'; }));
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
