@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/deadline.h"
+#include "internode/bucket_tags.h"
 #include "internode/call.h"
 #include "internode/node_links.h"
 #include "shm/buckets/waits.h"
@@ -25,7 +26,6 @@ using shm::Slice;
 
 namespace {
 
-constexpr std::uint32_t kMaxBuckets = 1 << 14;
 // How long an exception's text may take to come from a rank that it ends.
 constexpr std::chrono::seconds kTextTime{1};
 
@@ -42,15 +42,6 @@ std::int64_t now() {
 Topic topic_of(std::uint32_t stream, std::uint32_t step, std::uint32_t phase) {
   constexpr std::uint64_t kPhases = 4;  // of a step's gathers, at most
   return {stream, step * kPhases + phase};
-}
-
-// The epoch makes a tag unique among the messages that may never arrive, the rest among those that
-// are under way.
-std::uint32_t tag_of(std::uint32_t epoch, std::uint32_t step, std::size_t bucket,
-                     std::uint32_t phase) {
-  constexpr std::uint32_t kEpochs = Engine::kTags / (4 * kMaxBuckets);
-  const std::uint32_t of_step = (epoch % kEpochs) * 2 + step % 2;
-  return (of_step * kMaxBuckets + static_cast<std::uint32_t>(bucket)) * 2 + phase;
 }
 
 }  // namespace
@@ -194,12 +185,13 @@ class BucketLevel::LaneStage final : public Stage {
         memory_(std::move(level.memory_[what.bucket])) {
     if (!memory_) memory_ = std::make_shared<LaneMemory>();
     memory_->begin(std::move(buffer));
-    send_sums();
+    start_if_possible();
   }
   ~LaneStage() override { cancel(); }
 
   State poll() override {
-    if (!*done_ || !arrived()) {
+    start_if_possible();
+    if (!transfer_ || !*done_ || !arrived()) {
       return level_.is_aborted(what_.step) ? State::aborted : State::under_way;
     }
     transfer_.reset();
@@ -248,10 +240,11 @@ class BucketLevel::LaneStage final : public Stage {
   std::byte* at(const Slice& part) const { return buffer_ + part.begin * element_; }
 
   void start(const Messages& sends, const Messages& receives, std::uint32_t phase) {
+    const std::uint32_t tag = tag_of(epoch_, what_.step, what_.bucket, phase);
     phase_ = phase;
     done_ = std::make_shared<std::atomic<bool>>(false);
-    transfer_ = level_.engine_->start(tag_of(epoch_, what_.step, what_.bucket, phase), sends,
-                                      receives, level_.ring_and_set(done_));
+    level_.unmatched_->add(tag, sends, receives);
+    transfer_ = level_.engine_->start(tag, sends, receives, level_.ring_and_set(done_));
   }
 
   // The sums of a slice, for one part of this node after the other.
@@ -264,6 +257,11 @@ class BucketLevel::LaneStage final : public Stage {
       std::memcpy(packed + k * bytes, at(part) + k * what_.count * element_, bytes);
     }
     return packed;
+  }
+
+  void start_if_possible() {
+    const bool possible = level_.unmatched_->advance();
+    if (!transfer_ && possible && !level_.is_aborted(what_.step)) send_sums();
   }
 
   void send_sums() {
@@ -367,6 +365,8 @@ void BucketLevel::connect_lane() {
   if (lane >= lanes()) return;
   std::vector<int> peers;
   for (const int node : other_nodes_) peers.push_back(map().rank_at(node, lane));
+  unmatched_ = std::make_unique<UnmatchedMessages>(
+      *engine_, peers, [region = group_->region()] { region->ring(region->rank()); });
   Group::Exchange(*group_, RankSet(peers), [&](std::function<void()> when_done) {
     return engine_->connect(peers, std::move(when_done));
   }).finish();
@@ -401,6 +401,7 @@ std::unique_ptr<BucketLevel::Stage> BucketLevel::start(const LaneReduction& what
     throw UsageError(fmt::format("bucket {}: across nodes there are at most {}; make them larger",
                                  what.bucket, kMaxBuckets));
   }
+  unmatched_->begin_step(what.step, board_.epoch);
   return std::make_unique<LaneStage>(*this, what, std::move(buffer));
 }
 

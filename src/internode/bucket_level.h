@@ -12,6 +12,7 @@
 
 #include "internode/engine.h"
 #include "internode/group.h"
+#include "internode/unmatched_messages.h"
 #include "shm/buckets/second_level.h"
 
 namespace paceline::internode {
@@ -19,9 +20,10 @@ namespace paceline::internode {
 // The second level of a BucketReducer: the leaders' links gather what the ranks report of a step,
 // and an Engine of its own carries the lanes, which are reduced as the Group reduces tensors.
 //
-// A step that is aborted leaves messages behind whose other ends never come. So the tags of later
-// steps differ, by the *epoch*. The nodes agree on it as they gather reports, and it is higher
-// after a step that a rank aborted.
+// A step that is aborted leaves messages behind whose other ends have not come. So the tags of
+// later steps differ, by the *epoch*. The nodes agree on it as they gather reports, and it is
+// higher after a step that a rank aborted. What is left of an epoch is completed beside later
+// steps.
 class BucketLevel final : public shm::SecondLevel {
  public:
   // Collective over the group. Like the reducer, it is used by one thread at a time, but no call of
@@ -79,6 +81,7 @@ class BucketLevel final : public shm::SecondLevel {
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<UnmatchedMessages> unmatched_;  // null on a rank without a lane
   std::uint32_t stream_;
   std::vector<int> ranks_;
   std::vector<int> nodes_;

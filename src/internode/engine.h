@@ -40,8 +40,9 @@ class Engine {
     virtual std::optional<int> awaited() const { return std::nullopt; }
     // Call when it is done: where its one message from kAnyRank came from.
     virtual int sender() const { return kAnyRank; }
-    // Cancels a transfer that may not be done. The engine remains usable, and keeps `memory`, that
-    // of the messages, as long as it may access it. Afterwards, only destroy the transfer.
+    // Lets a transfer that may not be done go on without its owner: `when_done` is not called any
+    // more, and the engine keeps `memory`, that of the messages, until it is done or the engine
+    // ends. Afterwards, only destroy the transfer.
     virtual void abandon(std::shared_ptr<const void> memory) = 0;
   };
 

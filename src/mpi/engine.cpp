@@ -101,11 +101,6 @@ class Engine::Handle final : public Transfer {
       if (!forget(lock)) return;
       state_->memory = std::move(memory);
       engine_.abandoned_.push_back(state_);
-      try {
-        engine_.runtime_.call([&](Library&) { state_->cancel_sends(*engine_.ready_); });
-      } catch (const std::exception&) {
-        // MPI has failed, or is finalized.
-      }
     });
   }
 

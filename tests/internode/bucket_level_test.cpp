@@ -179,6 +179,34 @@ TEST_P(BucketLevels, GoOnAfterAbortedSteps) {
   });
 }
 
+// Whatever a rank had started of a step when another aborted it. The network ends the process if
+// two ends of a message differ.
+TEST_P(BucketLevels, CompleteWhatAbortedStepsHaveLeft) {
+  const auto& nodes = GetParam();
+  const int size = static_cast<int>(nodes.size());
+  EngineNetwork buckets;
+  const auto deadline = base::Deadline::after(test::kTestTimeout);
+  std::atomic<bool> over = false;
+  run_on_nodes(nodes, [&](Group& group) {
+    const int rank = group.rank();
+    BucketReducer reducer(group.local(), kBuckets, name_of,
+                          {.between_nodes = make_level(group, buckets)});
+    for (int step = 0; step < 2 * size; ++step) {
+      const bool aborts = rank == step % size;
+      run_aborted_step(reducer, rank,
+                       aborts ? std::optional(static_cast<std::size_t>(step % 6)) : std::nullopt);
+      if (step % 3 == 0) run_step(reducer, rank, 0, 1);
+    }
+    while (!over) {
+      run_step(reducer, rank, 1, 1);
+      group.barrier();
+      if (rank == 0) over = buckets.under_way() == 0 || deadline.expired();
+      group.barrier();
+    }
+  });
+  EXPECT_EQ(buckets.under_way(), 0);
+}
+
 TEST(BucketLevelErrors, ATimeoutNamesTheRankThatIsLateOnAnotherNode) {
   const std::vector<int> nodes{0, 0, 1, 1};
   for (int late = 0; late < 4; ++late) {

@@ -71,6 +71,11 @@ class EngineNetwork {
     const std::lock_guard lock(mutex_);
     return started_;
   }
+  // How many of them are not complete.
+  std::size_t under_way() {
+    const std::lock_guard lock(mutex_);
+    return open_.size();
+  }
   // The bytes that were carried from one rank to another.
   std::size_t carried() {
     const std::lock_guard lock(mutex_);

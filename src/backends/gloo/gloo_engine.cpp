@@ -55,7 +55,9 @@ struct GlooEngine::State {
   std::optional<int> awaited{};
   std::exception_ptr error{};
   bool cancelled = false;
-  std::shared_ptr<const void> abandoned{};  // the memory of the messages, which may go on
+  bool abandoned = false;
+  std::shared_ptr<const void> memory{};  // of the messages, if it is abandoned
+  bool ends = false;                     // when_done may be called
   bool done = false;
 
   // With the engine's lock.
@@ -74,8 +76,22 @@ class GlooEngine::Handle final : public Transfer {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  ~Handle() override { cancel(nullptr); }
-  void abandon(std::shared_ptr<const void> memory) override { cancel(std::move(memory)); }
+  ~Handle() override {
+    if (engine_.process_.is_forked_child()) return;
+    std::unique_lock lock(engine_.mutex_);
+    if (state_->abandoned || forget_deferred()) return;
+    state_->cancel();
+    engine_.changed_.wait(lock, [&] { return state_->done; });
+  }
+  void abandon(std::shared_ptr<const void> memory) override {
+    if (engine_.process_.is_forked_child()) return;
+    std::unique_lock lock(engine_.mutex_);
+    if (state_->done || forget_deferred()) return;
+    engine_.abandoned_.push_back(state_);
+    state_->abandoned = true;
+    state_->memory = std::move(memory);
+    engine_.changed_.wait(lock, [&] { return !state_->ends || state_->done; });
+  }
   void check() override {
     const std::lock_guard lock(engine_.mutex_);
     if (state_->error) std::rethrow_exception(state_->error);
@@ -86,17 +102,12 @@ class GlooEngine::Handle final : public Transfer {
   }
 
  private:
-  void cancel(std::shared_ptr<const void> memory) {
-    if (engine_.process_.is_forked_child()) return;
-    std::unique_lock lock(engine_.mutex_);
-    if (state_->cancelled) return;
-    state_->cancel();
-    if (std::erase(engine_.deferred_, state_) > 0) {  // nothing knows its memory
-      engine_.post_deferred();
-      return;
-    }
-    state_->abandoned = std::move(memory);
-    engine_.changed_.wait(lock, [&] { return state_->done; });
+  // Of a transfer that waits for connections; nothing knows its memory.
+  bool forget_deferred() {
+    if (std::erase(engine_.deferred_, state_) == 0) return false;
+    state_->done = true;
+    engine_.post_deferred();
+    return true;
   }
 
   GlooEngine& engine_;
@@ -110,10 +121,10 @@ GlooEngine::~GlooEngine() {
     for (auto& [rank, peer] : peers_) {
       if (!peer.handshake_ended) peer.handshake->cancel();
     }
+    for (const auto& state : abandoned_) state->cancel();
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  for (const Abandoned& one : abandoned_) close_incomplete(one.pieces);
 }
 
 std::unique_ptr<internode::Engine::Transfer> GlooEngine::connect(const std::vector<int>& ranks,
@@ -325,6 +336,7 @@ void GlooEngine::run() {
     {
       const std::lock_guard lock(mutex_);
       state->done = true;
+      std::erase(abandoned_, state);
       ++idle_;
     }
     changed_.notify_all();
@@ -375,22 +387,20 @@ void GlooEngine::perform(State& state) {
     state.error = std::current_exception();
   }
   Pieces pieces;
-  bool cancelled = false;
-  bool failed = false;
+  bool completed = false;
+  bool awaited = false;
   {
-    const std::lock_guard lock(mutex_);
-    cancelled = state.cancelled;
-    failed = state.error != nullptr;
+    std::unique_lock lock(mutex_);
+    // To close its connections would end the messages of other transfers, too.
+    if (state.error) changed_.wait(lock, [&] { return stops_ || !state.abandoned; });
+    completed = !state.cancelled && !state.error;
+    state.ends = awaited = !state.cancelled && !state.abandoned;
     pieces = std::exchange(state.receives, {});
     std::ranges::move(std::exchange(state.sends, {}), std::back_inserter(pieces));
-    if (state.abandoned) {
-      abandoned_.push_back({std::move(state.abandoned), std::move(pieces)});
-      pieces.clear();
-    }
   }
-  if (cancelled || failed) close_incomplete(pieces);
+  if (!completed) close_incomplete(pieces);
   pieces.clear();  // from here on, nothing accesses the memory
-  if (!cancelled) state.when_done();
+  if (awaited) state.when_done();
 }
 
 }  // namespace paceline::backends

@@ -96,11 +96,7 @@ class GlooEngine final : public internode::Engine {
   std::deque<std::shared_ptr<State>> queue_;
   std::size_t idle_ = 0;  // threads that no transfer in the queue is for
   bool stops_ = false;
-  struct Abandoned {
-    std::shared_ptr<const void> memory;  // outlives the pieces
-    Pieces pieces;
-  };
-  std::vector<Abandoned> abandoned_;
+  std::vector<std::shared_ptr<State>> abandoned_;  // under way
   std::vector<std::thread> threads_;
 };
 

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -86,6 +88,29 @@ TEST_P(AbortedStepBackends, ForgetsItsUsedParameters) {
     both = false;
     squared_norm(model(x)).backward();
     EXPECT_FALSE(pair->w.grad().defined());
+  });
+}
+
+// On the heap, in MiB.
+std::size_t used_memory() {
+  const auto use = ::mallinfo2();
+  return (use.uordblks + use.hblkhd) >> 20;
+}
+
+// Other nodes may have sent, or wait for, what the rank that throws never starts.
+TEST_P(AbortedStepBackends, LeavesNoMemoryBehind) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    constexpr std::int64_t kCount = 1 << 20;
+    Pair pair = make_pair({kCount}, {kCount},
+                          [](PairImpl& self, const Tensor& x) { return x * self.v + self.w; });
+    DistributedDataParallel model(pair);
+    const Tensor x = input_of(rank, 0, {kCount});
+    std::size_t before = 0;
+    for (int step = 0; step < 120; ++step) {
+      abort_step(model, x, rank);
+      if (step == 9) before = used_memory();
+    }
+    EXPECT_LT(used_memory(), before + 100);
   });
 }
 
