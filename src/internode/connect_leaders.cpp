@@ -37,8 +37,15 @@ constexpr std::size_t kMaxStrangers = 64;
 
 // In the exchange, before an encoded Failed.
 constexpr std::string_view kFailed = "failed ";
-// How long a leader that has failed waits for others to hear it.
+// How long a leader that has failed waits for others to hear it: in the exchange, and once all know
+// each other's addresses.
 constexpr auto kReportLimit = 5s;
+constexpr auto kFarewell = 1s;
+
+void throw_if_failed(const std::optional<LinkMessage>& message) {
+  const auto* const failed = message ? std::get_if<Failed>(&*message) : nullptr;
+  if (failed != nullptr) shm::throw_failure(failed->failure, {"connect", 0});
+}
 
 // What a leader tells the others in the exchange: "PORT SECRET HOST", with node 0's secret.
 struct Endpoint {
@@ -50,9 +57,7 @@ struct Endpoint {
   // Throws the failure if that is what it is.
   static Endpoint decode(const std::string& text) {
     if (text.starts_with(kFailed)) {
-      const auto message = decode_link_message(std::string_view(text).substr(kFailed.size()));
-      const auto* const failed = message ? std::get_if<Failed>(&*message) : nullptr;
-      if (failed != nullptr) shm::throw_failure(failed->failure, {"connect", 0});
+      throw_if_failed(decode_link_message(std::string_view(text).substr(kFailed.size())));
     }
     const std::size_t first = text.find(' ');
     const std::size_t second = text.find(' ', first + 1);
@@ -77,7 +82,8 @@ class Meeting {
         listener_(std::move(listener)),
         links_(static_cast<std::size_t>(map.nodes())),
         connectors_(links_.size()),
-        present_(links_.size(), false) {
+        present_(links_.size(), false),
+        greeting_(encode(Hello{kVersion, options.group, map.node()})) {
     present_[static_cast<std::size_t>(map.node())] = true;
   }
 
@@ -97,13 +103,33 @@ class Meeting {
     wait(deadline);
     for (std::size_t node = 0; node < connectors_.size(); ++node) connect(node);
     for (std::size_t node = 0; node < links_.size(); ++node) {
-      if (links_[node].connection && !present_[node]) hear(node);
+      NodeLinks::Link& link = links_[node];
+      if (link.connection && !present_[node]) {
+        hear(node);
+      } else if (link.connection && link.connection->pending()) {
+        link.received = link.receive();  // which sends, too
+      }
     }
     hear_strangers();
     accept();
   }
 
   NodeLinks::Connections take() { return std::move(links_); }
+
+  // The others would wait for this leader. They throw its failure instead.
+  void report(const shm::Failure& failure) noexcept {
+    try {
+      greeting_ = encode(Failed{failure});
+      failed_ = true;
+      for (const auto& link : links_) {
+        if (link.connection) link.connection->send(greeting_);
+      }
+      const auto deadline = base::Deadline::after(kFarewell);
+      while (!deadline.expired() && !(complete() && is_flushed())) advance(deadline);
+    } catch (const std::exception&) {
+      // Another leader has failed, too, or there is no memory.
+    }
+  }
 
   [[noreturn]] void fail(const base::Deadline& deadline) const {
     shm::RankSet late;
@@ -124,7 +150,10 @@ class Meeting {
  private:
   using Connection = net::Connection;
 
-  LinkMessage hello() const { return Hello{kVersion, options_.group, map_.node()}; }
+  bool is_flushed() const {
+    return std::ranges::none_of(
+        links_, [](const auto& link) { return link.connection && link.connection->pending(); });
+  }
 
   void wait(const base::Deadline& deadline) const {
     std::vector<pollfd> fds{{listener_.fd(), POLLIN, 0}};
@@ -134,8 +163,9 @@ class Meeting {
       connector->add_to(fds);
       pause = std::min(pause, connector->deadline().remaining());
     }
-    for (const auto& link : links_) {
-      if (link.connection) link.connection->add_to(fds);
+    for (std::size_t node = 0; node < links_.size(); ++node) {
+      const auto& connection = links_[node].connection;
+      if (connection && (!present_[node] || connection->pending())) connection->add_to(fds);
     }
     for (const auto& stranger : strangers_) stranger->add_to(fds);
     ::poll(fds.data(), fds.size(), static_cast<int>(pause.count()));
@@ -151,7 +181,7 @@ class Meeting {
     if (!socket) return;
     links_[node].connection = std::make_unique<Connection>(std::move(*socket), key_,
                                                            SecureChannel::Side::connecting, kOwner);
-    links_[node].connection->send(encode(hello()));
+    links_[node].connection->send(greeting_);
   }
 
   void accept() {
@@ -172,6 +202,8 @@ class Meeting {
       check(received.front(), static_cast<int>(node));
       received.erase(received.begin());
       present_[node] = true;
+    } else if (connection->loss() && failed_) {
+      present_[node] = true;  // it has heard the failure
     } else if (connection->loss()) {
       // A stranger may have had the port before.
       connection.reset();
@@ -180,26 +212,28 @@ class Meeting {
   }
 
   void hear_strangers() {
-    std::erase_if(strangers_, [&](std::unique_ptr<Connection>& stranger) {
-      const auto messages = stranger->receive();
+    for (auto& stranger : std::exchange(strangers_, {})) {
+      auto messages = stranger->receive();
       if (!messages.empty()) {
-        take_in(std::move(stranger), messages.front());
-        return true;
+        take_in({std::move(stranger), std::move(messages)});
+      } else if (!stranger->loss()) {
+        strangers_.push_back(std::move(stranger));
       }
-      return stranger->loss().has_value();
-    });
+    }
   }
 
-  void take_in(std::unique_ptr<Connection> connection, const std::string& text) {
-    const int node = check(text, std::nullopt);
-    connection->send(encode(hello()));
-    links_[static_cast<std::size_t>(node)].connection = std::move(connection);
-    present_[static_cast<std::size_t>(node)] = true;
+  void take_in(NodeLinks::Link link) {
+    const auto node = static_cast<std::size_t>(check(link.received.front(), std::nullopt));
+    link.received.erase(link.received.begin());
+    link.connection->send(greeting_);
+    links_[node] = std::move(link);
+    present_[node] = true;
   }
 
-  // The sender knows the secret. Returns its node.
+  // The sender knows the secret. Returns its node, or throws its failure.
   int check(const std::string& text, std::optional<int> node) const {
     const auto message = decode_link_message(text);
+    throw_if_failed(message);
     const auto* const hello = message ? std::get_if<Hello>(&*message) : nullptr;
     const bool valid = hello != nullptr && hello->group == options_.group && hello->node >= 0 &&
                        hello->node < map_.nodes() && hello->node == node.value_or(hello->node);
@@ -219,7 +253,9 @@ class Meeting {
   NodeLinks::Connections links_;
   std::vector<std::optional<net::Connector>> connectors_;  // to the lower ones
   std::vector<bool> present_;                              // it has said hello
-  std::deque<std::unique_ptr<Connection>> strangers_;      // the oldest first
+  std::string greeting_;
+  bool failed_ = false;                                // this leader; the greeting is its failure
+  std::deque<std::unique_ptr<Connection>> strangers_;  // the oldest first
 };
 
 }  // namespace
@@ -236,10 +272,15 @@ NodeLinks::Connections connect_leaders(shm::Exchange& exchange, const NodeMap& m
     endpoints.push_back(Endpoint::decode(blob));
   }
   meeting.begin(std::move(endpoints));
-  while (!meeting.complete()) {
-    if (deadline.expired()) meeting.fail(deadline);
-    options.check_peers();
-    meeting.advance(deadline);
+  try {
+    while (!meeting.complete()) {
+      if (deadline.expired()) meeting.fail(deadline);
+      options.check_peers();
+      meeting.advance(deadline);
+    }
+  } catch (const PeerError& error) {
+    meeting.report(shm::failure_of(error));
+    throw;
   }
   return meeting.take();
 }

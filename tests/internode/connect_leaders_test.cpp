@@ -1,16 +1,21 @@
 #include "internode/connect_leaders.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <latch>
 #include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <paceline/error.h>
@@ -20,6 +25,7 @@
 #include "base/unique_fd.h"
 #include "internode/link_messages.h"
 #include "net/secure_channel.h"
+#include "support/eventually.h"
 
 namespace paceline::internode {
 namespace {
@@ -75,11 +81,13 @@ NodeMap map_of(int nodes, int node) {
 }
 
 // One rank on each node.
-NodeLinks::Connections connect(Blackboard& board, int nodes, int node,
-                               std::chrono::milliseconds timeout = 1min) {
+NodeLinks::Connections connect(
+    Blackboard& board, int nodes, int node, std::chrono::milliseconds timeout = 1min,
+    const std::function<void()>& check_peers = [] {}) {
   Blackboard::Rank exchange(board, node);
   const NodeMap map = map_of(nodes, node);
-  return connect_leaders(exchange, map, {.group = "test", .host = "127.0.0.1"},
+  return connect_leaders(exchange, map,
+                         {.group = "test", .host = "127.0.0.1", .check_peers = check_peers},
                          base::Deadline::after(timeout));
 }
 
@@ -217,6 +225,59 @@ TEST(ConnectLeaders, NamesALeaderThatDoesNotConnect) {
     EXPECT_THAT(timeout.ranks(), ElementsAre(1));
   }
   silent.join();
+}
+
+// What the leader of a node is told of another one's failure.
+shm::RankSet ranks_in_failure(NodeLinks::Link& link) {
+  shm::RankSet ranks;
+  EXPECT_TRUE(test::eventually([&] {
+    for (const std::string& text : link.receive()) {
+      const auto message = decode_link_message(text);
+      const auto* const failed = message ? std::get_if<Failed>(&*message) : nullptr;
+      if (failed != nullptr) ranks = failed->failure.ranks;
+    }
+    return !ranks.empty() || link.connection->loss();
+  }));
+  return ranks;
+}
+
+// The node's leader learns it at any moment before it is connected to all others.
+TEST(ConnectLeaders, AllLearnThatARankOfOneNodeIsLost) {
+  constexpr int kNodes = 3;
+  for (int failing = 0; failing < kNodes; ++failing) {
+    for (int moment = 0; moment < 8; ++moment) {
+      SCOPED_TRACE(fmt::format("node {} after {} turns", failing, moment));
+      Blackboard board(kNodes);
+      std::atomic<bool> failed = false;
+      std::latch over(1);
+      std::vector<shm::RankSet> learnt(kNodes, shm::RankSet{});
+      std::vector<std::thread> threads;
+      for (int node = 0; node < kNodes; ++node) {
+        threads.emplace_back([&, node] {
+          int turns = 0;
+          const auto check_peers = [&] {
+            if (node != failing || turns++ < moment) return;
+            failed = true;
+            throw PeerLost("rank 7 was lost", {7}, "connect", 0);
+          };
+          shm::RankSet& ranks = learnt[static_cast<std::size_t>(node)];
+          try {
+            auto links = connect(board, kNodes, node, 1min, check_peers);
+            if (node == failing) return over.count_down();
+            over.wait();
+            if (failed) ranks = ranks_in_failure(links[static_cast<std::size_t>(failing)]);
+          } catch (const PeerLost& lost) {
+            ranks = shm::RankSet(lost.ranks());
+            if (node == failing) over.count_down();
+          }
+        });
+      }
+      for (auto& thread : threads) thread.join();
+      for (const shm::RankSet& ranks : learnt) {
+        EXPECT_EQ(ranks, failed ? shm::RankSet{7} : shm::RankSet());
+      }
+    }
+  }
 }
 
 TEST(ConnectLeaders, RefusesAnAddressThatIsNone) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
@@ -105,6 +106,21 @@ BackendRequest leaders_of(const BackendRequest& request, const internode::NodeMa
   return part_of(request, leaders, map.node(), "leaders");
 }
 
+// A rank of this node that was lost may have learned before this one that the store is. Throws
+// then.
+void check_store(const BackendRequest& request, const PeerError& error) {
+  const auto& ranks = error.ranks();
+  if (request.store_server && std::ranges::find(ranks, *request.store_server) != ranks.end())
+    return;
+  try {
+    distributed::call_store(base::Deadline::after(std::chrono::seconds(1)),
+                            [store = request.store](const auto&) { return store->check({"any"}); });
+  } catch (const c10::DistNetworkError&) {
+    distributed::explain_lost_store("forming the group: " + distributed::current_exception_text(),
+                                    *request.store, request.store_server, request.check_peers);
+  }
+}
+
 // If ranks of this node do not come, or are lost, all nodes learn it from its leader.
 std::shared_ptr<shm::Region> form_local_region(const BackendRequest& request,
                                                const internode::NodeMap& map) {
@@ -112,6 +128,7 @@ std::shared_ptr<shm::Region> form_local_region(const BackendRequest& request,
     return form_region(
         part_of(request, map.here(), map.local_rank(), fmt::format("node {}", map.node())));
   } catch (const PeerError& error) {
+    check_store(request, error);
     if (map.is_leader()) {
       const BackendRequest leading = leaders_of(request, map);
       distributed::StoreExchange exchange(leading);
