@@ -56,7 +56,9 @@ class BucketLevel::GatherStage final : public Stage {
         topic_(topic_of(level.stream_, what.step, what.phase)),
         bytes_of_rank_(mine.size() / level.here().size()),
         all_(std::move(all)) {
-    const std::uint32_t epoch = level.board_.epoch + (level.board_.aborted != 0 ? 1U : 0U);
+    const Board& board = level_.board_;
+    const bool may_be_left = board.aborted != 0 && board.started != 0;
+    const std::uint32_t epoch = board.epoch + (may_be_left ? 1U : 0U);
     std::string share(reinterpret_cast<const char*>(&epoch), sizeof(epoch));
     share.append(reinterpret_cast<const char*>(mine.data()), mine.size());
     level.group_->links().gather(topic_, std::move(share), level.ring_and_set(done_));
@@ -73,6 +75,7 @@ class BucketLevel::GatherStage final : public Stage {
     if (epoch != level_.board_.epoch) {
       level_.board_.epoch = epoch;
       level_.board_.aborted = 0;
+      level_.board_.started = 0;
     }
     return State::complete;
   }
@@ -217,7 +220,7 @@ class BucketLevel::LaneStage final : public Stage {
     transfer_.reset();
   }
   RankSet awaited() const override {
-    const auto known = transfer_ ? transfer_->awaited() : std::nullopt;
+    const auto known = transfer_ ? transfer_->awaited() : level_.unmatched_->awaited();
     RankSet ranks;
     for (const int node : level_.other_nodes_) {
       const int rank = level_.map().rank_at(node, what_.lane);
@@ -243,6 +246,7 @@ class BucketLevel::LaneStage final : public Stage {
     const std::uint32_t tag = tag_of(epoch_, what_.step, what_.bucket, phase);
     phase_ = phase;
     done_ = std::make_shared<std::atomic<bool>>(false);
+    level_.board_.started.store(1, std::memory_order_relaxed);
     level_.unmatched_->add(tag, sends, receives);
     transfer_ = level_.engine_->start(tag, sends, receives, level_.ring_and_set(done_));
   }

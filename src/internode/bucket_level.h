@@ -62,7 +62,9 @@ class BucketLevel final : public shm::SecondLevel {
     // By step, modulo their number: a node that throws in every step runs ahead of the others.
     std::array<Abort, 16> aborts;
     shm::Word epoch;
-    shm::Word aborted;  // a rank of this node has aborted a step of the epoch
+    // By ranks of this node, in the epoch: messages may be left of it if both are set.
+    shm::Word aborted;  // a step
+    shm::Word started;  // a transfer
   };
 
   const NodeMap& map() const { return group_->map(); }

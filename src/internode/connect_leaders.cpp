@@ -127,7 +127,7 @@ class Meeting {
       const auto deadline = base::Deadline::after(kFarewell);
       while (!deadline.expired() && !(complete() && is_flushed())) advance(deadline);
     } catch (const std::exception&) {
-      // Another leader has failed, too, or there is no memory.
+      // The others learn it at their timeout.
     }
   }
 
@@ -199,7 +199,7 @@ class Meeting {
     auto& [connection, received] = links_[node];
     received = connection->receive();
     if (!received.empty()) {
-      check(received.front(), static_cast<int>(node));
+      if (!failed_) check(received.front(), static_cast<int>(node));
       received.erase(received.begin());
       present_[node] = true;
     } else if (connection->loss() && failed_) {
@@ -223,7 +223,13 @@ class Meeting {
   }
 
   void take_in(NodeLinks::Link link) {
-    const auto node = static_cast<std::size_t>(check(link.received.front(), std::nullopt));
+    std::size_t node = 0;
+    try {
+      node = static_cast<std::size_t>(check(link.received.front(), std::nullopt));
+    } catch (const PeerError&) {
+      if (failed_) return;
+      throw;
+    }
     link.received.erase(link.received.begin());
     link.connection->send(greeting_);
     links_[node] = std::move(link);

@@ -13,7 +13,8 @@
 namespace paceline::internode {
 namespace {
 
-constexpr std::size_t kMaxExchanges = 3;
+// While the next transfer may start.
+constexpr std::size_t kMaxExchanges = 1;
 
 void abandon(Engine::Transfer& transfer, std::shared_ptr<const void> memory) noexcept {
   try {
@@ -43,6 +44,8 @@ class UnmatchedMessages::Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange() { abandon(*transfer_, data_); }
+
+  std::optional<int> awaited() const { return transfer_->awaited(); }
 
   // Returns whether it is over.
   bool advance() {
@@ -154,6 +157,10 @@ UnmatchedMessages::Started& UnmatchedMessages::entry(int rank, std::uint32_t tag
     if (one->rank == rank) return *one;
   }
   return started_.emplace_back(Started{rank, tag, 0, 0});
+}
+
+std::optional<int> UnmatchedMessages::awaited() const {
+  return exchanges_.empty() ? std::nullopt : exchanges_.front().awaited();
 }
 
 bool UnmatchedMessages::advance() {

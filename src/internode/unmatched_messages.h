@@ -4,6 +4,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "internode/engine.h"
@@ -30,10 +31,12 @@ class UnmatchedMessages {
   // Call before a transfer with these messages is started.
   void add(std::uint32_t tag, const std::vector<Engine::Message>& sends,
            const std::vector<Engine::Message>& receives);
-  // Makes progress without waiting. Returns false as long as the next transfer must not start,
-  // since too much is left of earlier epochs: a rank that throws in every step may never get as far
-  // as to start its ends of the messages.
+  // Makes progress without waiting. Returns whether the next transfer may start. It must not while
+  // messages of several epochs are left: a rank that throws in every step may never get as far as
+  // to start its ends of them.
   bool advance();
+  // The rank for which the oldest exchange waits, if that is known.
+  std::optional<int> awaited() const;
 
  private:
   class Exchange;

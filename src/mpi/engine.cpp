@@ -239,8 +239,8 @@ void Engine::run() {
   std::unique_lock lock(mutex_);
   base::Pause pause;
   while (!stops_) {
+    forget_ended();
     if (open_.empty()) {
-      forget_ended();
       const auto limit = abandoned_.empty() ? base::Deadline::kLongest : kSweep;
       changed_.wait_for(lock, limit, [&] { return stops_ || !open_.empty(); });
       pause = {};

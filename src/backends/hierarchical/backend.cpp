@@ -118,6 +118,8 @@ void check_store(const BackendRequest& request, const PeerError& error) {
   } catch (const c10::DistNetworkError&) {
     distributed::explain_lost_store("forming the group: " + distributed::current_exception_text(),
                                     *request.store, request.store_server, request.check_peers);
+  } catch (const std::exception&) {
+    // Then `error` is all that is known.
   }
 }
 

@@ -5,7 +5,9 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -111,6 +113,20 @@ TEST_P(AbortedStepBackends, LeavesNoMemoryBehind) {
       if (step == 9) before = used_memory();
     }
     EXPECT_LT(used_memory(), before + 100);
+  });
+}
+
+// If its node never gets as far as the other, which waits for messages and then starts no more.
+TEST_P(AbortedStepBackends, LeavesNoThreadsBehind) {
+  expect_torch_ranks(4, GetParam(), [](int rank, int) {
+    Pair pair =
+        make_pair({10}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v + self.w; });
+    DistributedDataParallel model(pair, {.bucket_cap_mb = 0.00001});
+    const Tensor x = input_of(rank, 0, {10});
+    for (int step = 0; step < 500; ++step) abort_step(model, x, rank);
+    const std::filesystem::directory_iterator threads("/proc/self/task");
+    EXPECT_LT(std::distance(begin(threads), end(threads)), 60);
+    squared_norm(model(x)).backward();
   });
 }
 
