@@ -262,7 +262,7 @@ nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpe
     try {
       result.ranks = shorten(run().ranks);
     } catch (const std::exception& error) {
-      result.problem = fmt::format("could not run its processes: {}", error.what());
+      result.problem = fmt::format("its launcher failed: {}", error.what());
     }
     nodes::Verdict verdict = session.await_verdict(result);
     print(verdict.report);

@@ -142,6 +142,8 @@ class PACELINE_API DdpHandle {
   bool is_training() const;
 
  private:
+  DdpCore& core() const;  // throws UsageError if this object was moved from
+
   std::unique_ptr<DdpCore> core_;
 };
 

@@ -4,6 +4,9 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/deadline.h"
@@ -17,13 +20,25 @@ namespace paceline {
 using distributed::translate;
 
 namespace distributed {
+namespace {
+
+// Once for each operation, since programs call them in loops.
+void warn_of_no_member(const std::string& operation) {
+  static std::mutex mutex;
+  static std::set<std::string> warned;
+  const std::lock_guard lock(mutex);
+  if (!warned.insert(operation).second) return;
+  base::log(LogLevel::warning, "{} on a rank that is not a member of the group does nothing",
+            operation);
+}
+
+}  // namespace
 
 BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation) {
   if (group.is_member()) {
     return translate(operation, [&] { return group.c10d()->getBackend(device); });
   }
-  base::log(LogLevel::warning, "{} on a rank that is not a member of the group does nothing",
-            operation);
+  warn_of_no_member(operation);
   return nullptr;
 }
 

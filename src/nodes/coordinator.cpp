@@ -48,11 +48,14 @@ void Coordinator::add_to(std::vector<pollfd>& fds) const {
 }
 
 std::optional<Deadline> Coordinator::deadline() const {
-  if (phase_ == Phase::running) return std::nullopt;
   if (phase_ == Phase::over) return flush_deadline_;
-  std::vector<Deadline> all{last_call_ ? *last_call_ : join_deadline_};
-  if (!last_call_) all.push_back(next_notice_);
+  std::vector<Deadline> all;
   if (!accept_again_.expired()) all.push_back(accept_again_);
+  if (phase_ == Phase::gathering) {
+    all.push_back(last_call_ ? *last_call_ : join_deadline_);
+    if (!last_call_) all.push_back(next_notice_);
+  }
+  if (all.empty()) return std::nullopt;
   return *std::ranges::min_element(all, {}, &Deadline::remaining);
 }
 

@@ -15,11 +15,13 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
+#include <paceline/log.h>
 
 #include "support/thoroughness.h"
 #include "support/torch_ranks.h"
@@ -54,6 +56,24 @@ TEST_P(GroupsWorldsUpTo5, CollectivesInvolveMembersOnly) {
     if (last_two.is_member()) {
       EXPECT_THROW(broadcast(t, {.src = n, .group = last_two}), UsageError);
     }
+  });
+}
+
+// Programs call them in loops.
+TEST(Groups, WarnOnceOfAnOperationOnANonMember) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    std::atomic<int> warnings = 0;
+    set_log_callback([&](LogLevel level, std::string_view /*text*/) {
+      if (level == LogLevel::warning) ++warnings;
+    });
+    const auto group = new_group({0});
+    const auto x = torch::ones({1});
+    for (int i = 0; i < 3; ++i) {
+      all_reduce(x, {.group = group});
+      barrier({.group = group});
+    }
+    set_log_callback({});
+    EXPECT_EQ(warnings, rank == 0 ? 0 : 2);
   });
 }
 

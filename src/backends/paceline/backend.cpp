@@ -51,6 +51,11 @@ shm::RegionOptions region_options(const distributed::BackendRequest& request) {
                              .global_ranks = request.global_ranks(),
                              .timeout = request.timeout};
   const auto own = distributed::own_options<paceline::PacelineOptions>(request, "paceline");
+  if (own.engine != "gloo" && own.engine != "mpi") {
+    throw UsageError(fmt::format(
+        "PacelineOptions::engine '{}' is neither gloo nor mpi, which carry data between nodes",
+        own.engine));
+  }
   options.staging_bytes = own.staging_bytes.value_or(options.staging_bytes);
   options.single_copy_bytes = own.single_copy_bytes;
   return options;

@@ -40,11 +40,11 @@ std::map<std::string, std::string> parse_query(std::string_view query, const std
 
 InitMethod parse_init_method(const std::string& text) {
   const auto colon = text.find("://");
-  if (colon == std::string::npos) {
-    throw UsageError("init_method '" + text +
-                     "' is invalid; expected env://, tcp://host:port or file:///path");
+  const std::string scheme = colon == std::string::npos ? "" : text.substr(0, colon);
+  if (scheme != "env" && scheme != "tcp" && scheme != "file") {
+    throw UsageError("init_method '" + text + "' is none of env://, tcp://host:port, file:///path");
   }
-  InitMethod method{text, text.substr(0, colon), text.substr(colon + 3), {}};
+  InitMethod method{text, scheme, text.substr(colon + 3), {}};
   const auto question = method.rest.find('?');
   if (question == std::string::npos) return method;
   method.query = parse_query(std::string_view(method.rest).substr(question + 1), text);

@@ -212,11 +212,8 @@ Plan make_plan(const InitOptions& options, const base::Environment& environment,
     plan_environment(environment, first, plan);
   } else if (method.scheme == "tcp") {
     plan_tcp(method, plan);
-  } else if (method.scheme == "file") {
-    plan_file(method, plan);
   } else {
-    throw UsageError("init_method '" + options.init_method +
-                     "' is none of env://, tcp://host:port, file:///path");
+    plan_file(method, plan);
   }
   return plan;
 }

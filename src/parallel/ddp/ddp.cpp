@@ -30,50 +30,56 @@ DdpHandle::DdpHandle(DdpHandle&&) noexcept = default;
 DdpHandle& DdpHandle::operator=(DdpHandle&&) noexcept = default;
 DdpHandle::~DdpHandle() = default;
 
+DdpCore& DdpHandle::core() const {
+  if (core_) return *core_;
+  throw UsageError(
+      "a DistributedDataParallel that was moved from may only be destroyed or assigned to");
+}
+
 void DdpHandle::before_forward() {
-  core_->before_forward();
+  core().before_forward();
 }
 void DdpHandle::after_forward() {
-  core_->after_forward();
+  core().after_forward();
 }
 const DdpStats& DdpHandle::stats() const {
-  return core_->stats();
+  return core().stats();
 }
 std::optional<at::Device> DdpHandle::input_device() const {
-  return core_->input_device();
+  return core().input_device();
 }
 bool DdpHandle::watches_outputs() const {
-  return core_->watches_outputs();
+  return core().watches_outputs();
 }
 void DdpHandle::watch_output(const at::Tensor& output) {
-  core_->watch_output(output);
+  core().watch_output(output);
 }
 std::shared_ptr<bool> DdpHandle::sync_switch() const {
-  return core_->sync_switch();
+  return core().sync_switch();
 }
 at::Tensor DdpHandle::average_loss(const at::Tensor& loss) const {
-  return core_->average_loss(loss);
+  return core().average_loss(loss);
 }
 void DdpHandle::set_samples(double count) {
-  core_->set_samples(count);
+  core().set_samples(count);
 }
 void DdpHandle::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-  core_->register_comm_hook(std::move(hook));
+  core().register_comm_hook(std::move(hook));
 }
 const std::shared_ptr<LogicalRanksCore>& DdpHandle::logical_ranks() const {
-  return core_->logical_ranks();
+  return core().logical_ranks();
 }
 Joinable& DdpHandle::joinable() const {
-  return *core_;
+  return core();
 }
 torch::OrderedDict<std::string, at::Tensor> DdpHandle::named_parameters() const {
-  return by_name(core_->model().parameters());
+  return by_name(core().model().parameters());
 }
 torch::OrderedDict<std::string, at::Tensor> DdpHandle::named_buffers() const {
-  return by_name(core_->model().buffers());
+  return by_name(core().model().buffers());
 }
 void DdpHandle::zero_grad(bool set_to_none) {
-  for (const auto& one : core_->model().parameters()) {
+  for (const auto& one : core().model().parameters()) {
     if (!one.tensor.defined() || !one.tensor.grad().defined()) continue;
     if (set_to_none) {
       one.tensor.mutable_grad().reset();
@@ -83,7 +89,7 @@ void DdpHandle::zero_grad(bool set_to_none) {
   }
 }
 bool DdpHandle::is_training() const {
-  return core_->model().is_training();
+  return core().model().is_training();
 }
 
 }  // namespace paceline::detail

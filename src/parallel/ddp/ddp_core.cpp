@@ -1,6 +1,7 @@
 #include "parallel/ddp/ddp_core.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -58,6 +59,16 @@ void check_devices(const DdpOptions& options, const std::vector<ddp::NamedTensor
     if (one == device) continue;
     throw UsageError(fmt::format("device_ids or output_device say {}, but the model is on {}",
                                  one.str(), device.str()));
+  }
+}
+
+void check_memory(const std::vector<ddp::NamedTensor>& parameters) {
+  for (const auto& one : parameters) {
+    const bool shares = one.tensor.layout() == at::kStrided &&
+                        at::has_internal_overlap(one.tensor) == at::MemOverlap::Yes;
+    if (!shares) continue;
+    throw UsageError(fmt::format(
+        "parameter {}: its elements share memory, as after expand(); use a clone()", one.name));
   }
 }
 
@@ -171,6 +182,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
         "DistributedDataParallel needs a parameter that requires a gradient, and there is none");
   }
   check_devices(options, parameters);
+  check_memory(parameters);
   check_delayed(options, parameters);
   check_triggers(options, parameters);
   // The world of now, also when there is another one later.

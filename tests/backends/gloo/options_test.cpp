@@ -96,15 +96,16 @@ TEST(GlooOptions, AreRefusedIfTheyCannotWork) {
 }
 
 TEST(GlooOptions, AreOfAnEngineThatExists) {
-  const auto ends =
-      test::run_torch_ranks(2, test::kAcrossNodes, [](const test::RankContext& context) {
-        InitOptions init = context.init;
-        init.backend_options = PacelineOptions{.engine = "infiniband"};
-        EXPECT_THAT([&] { std::ignore = init_process_group(init); },
-                    ThrowsMessage<UsageError>(HasSubstr("PacelineOptions::engine 'infiniband'")));
-        return std::string();
-      });
-  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  for (const char* const backend : {test::kAcrossNodes, "paceline"}) {
+    const auto ends = test::run_torch_ranks(2, backend, [](const test::RankContext& context) {
+      InitOptions init = context.init;
+      init.backend_options = PacelineOptions{.engine = "infiniband"};
+      EXPECT_THAT([&] { std::ignore = init_process_group(init); },
+                  ThrowsMessage<UsageError>(HasSubstr("PacelineOptions::engine 'infiniband'")));
+      return std::string();
+    });
+    for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  }
 }
 
 TEST(GlooOptions, ReachTheEngineBetweenNodes) {

@@ -204,6 +204,15 @@ TEST(Plan, ReadsTheQueryOfEveryInitMethod) {
               HasSubstr("needs MASTER_ADDR"));
 }
 
+TEST(Plan, RejectsUnknownMethods) {
+  // With or without a rank.
+  for (const char* const method : {"tcpx://127.0.0.1:29500", "127.0.0.1:29500", ""}) {
+    EXPECT_THAT(plan_of({}, {.init_method = method}), HasSubstr("is none of env://"));
+    EXPECT_THAT(plan_of({}, {.init_method = method, .world_size = 2, .rank = 0}),
+                HasSubstr("is none of env://"));
+  }
+}
+
 TEST(Plan, RejectsAnAddressInEnv) {
   EXPECT_THAT(plan_of({}, {.init_method = "env://127.0.0.1:29500"}),
               HasSubstr("'env://127.0.0.1:29500': env:// takes its address from MASTER_ADDR"));

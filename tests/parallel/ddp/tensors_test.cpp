@@ -118,8 +118,23 @@ TEST(DdpTensors, ThatCannotWorkAreRefused) {
     refuses({{"w", w}, {"w", ones_with_grad()}}, {}, "are called w");
     refuses({{"w", w}}, {{"w", torch::ones({1})}}, "are called w");
     refuses({{"w", w * 2}}, {}, "parameter w was computed from");
+    refuses({{"w", w}, {"v", torch::ones({1}).expand({3}).requires_grad_()}}, {},
+            "parameter v: its elements share memory");
     DistributedDataParallel model({{"w", w}}, [&] { return w.sum(); });
     refuses({{"w", w}}, {}, "parameter w is wrapped by another");
+  });
+}
+
+TEST(DdpTensors, AreLeftByAMove) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    const Tensor w = ones_with_grad();
+    DistributedDataParallel model({{"w", w}}, [&] { return w.sum(); });
+    auto moved = std::move(model);
+    moved().backward();
+    EXPECT_THAT([&] { model(); },  // NOLINT(bugprone-use-after-move): that is what it is about
+                ThrowsMessage<UsageError>(HasSubstr("moved from")));
+    model = std::move(moved);
+    model().backward();
   });
 }
 
