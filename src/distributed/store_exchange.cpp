@@ -9,6 +9,7 @@
 #include <atomic>
 #include <charconv>
 #include <chrono>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -29,6 +30,10 @@ namespace paceline::distributed {
 using namespace std::chrono_literals;
 
 namespace {
+
+// How long after the loss of a rank its last blob may come, which says more: an exception that it
+// tells the others often ends it.
+constexpr auto kLastBlob = 500ms;
 
 // How a meeting of ranks ends.
 struct Verdict {
@@ -297,20 +302,38 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   const Gathering gathering(request_, blob, deadline);
   base::WaitReport report;
   std::optional<Gathering::Answer> answer;
+  std::exception_ptr loss;
+  std::optional<base::Deadline> soon;
+  const auto check_peers = [&] {
+    if (!loss) {
+      try {
+        return request_.check_peers();
+      } catch (const PeerLost&) {
+        loss = std::current_exception();
+        soon = base::Deadline::after(kLastBlob);
+      }
+    }
+    if (soon->expired()) std::rethrow_exception(loss);
+  };
   try {
     answer = call_store(deadline, gathering, [&] {
-      request_.check_peers();
+      check_peers();
       report_silence(report, *gathering.answered());
     });
   } catch (const StoreLost& error) {
     explain_lost_store(error.what(), *request_.store, request_.store_server, request_.check_peers);
   }
   if (!answer || answer->verdict.kind != Verdict::Kind::complete) report.abandon();
+  const int own = request_.global_ranks().of(rank());
+  const std::string own_name = request_.members.empty() ? fmt::format("rank {} of {}", own, size())
+                                                        : fmt::format("rank {}", own);
   if (!answer) {
-    throw Timeout(fmt::format("{} did not answer within the timeout of {} s; this is rank {} of {}",
-                              describe_store(*request_.store), deadline.budget().count() / 1000.0,
-                              request_.global_ranks().of(rank()), size()),
-                  {}, "connect", 0);
+    const auto server = request_.store_server;
+    throw Timeout(fmt::format("{}{} did not answer within the timeout of {} s; this is {}",
+                              describe_store(*request_.store),
+                              server ? fmt::format(", which rank {} serves,", *server) : "",
+                              deadline.budget().count() / 1000.0, own_name),
+                  server ? std::vector{*server} : std::vector<int>{}, "connect", 0);
   }
   const auto& [kind, numbers] = answer->verdict;
   const shm::GlobalRanks global_ranks = request_.global_ranks();
@@ -330,11 +353,10 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
       break;
   }
   const shm::RankSet missing(numbers);
-  throw Timeout(
-      fmt::format("{} did not come to {} within the timeout of {} s; this is rank {} of {}",
-                  global_ranks.describe(missing), Gathering::place_of(request_),
-                  deadline.budget().count() / 1000.0, global_ranks.of(rank()), size()),
-      global_ranks.of(missing).list(), "connect", 0);
+  throw Timeout(fmt::format("{} did not come to {} within the timeout of {} s; this is {}",
+                            global_ranks.describe(missing), Gathering::place_of(request_),
+                            deadline.budget().count() / 1000.0, own_name),
+                global_ranks.of(missing).list(), "connect", 0);
 }
 
 void StoreExchange::report_silence(base::WaitReport& report,

@@ -13,6 +13,7 @@
 #include "base/deadline.h"
 #include "internode/call.h"
 #include "internode/connect_leaders.h"
+#include "shm/collectives/cross_wait.h"
 #include "shm/kernels/kernels.h"
 
 namespace paceline::internode {
@@ -182,17 +183,21 @@ void* Group::share_bytes(std::size_t bytes) {
                           region->global_ranks().of(0), offset));
 }
 
-// The ranks of this node that have not arrived at a call.
+// The ranks of this node for which a gather waits. If this one, the leader, has not come because it
+// waits for others itself, only they are late.
 RankSet Group::find_late(const Topic& topic) const {
-  RankSet late;
+  const shm::GlobalRanks& ranks = region()->global_ranks();
   const Board* const board = board_;
+  RankSet late;
   for (int rank = 0; board && topic.stream == kCalls && rank < local_.size(); ++rank) {
     const shm::Word& arrived = board->ranks[static_cast<std::size_t>(rank)].arrived;
     if (!shm::Region::reached(arrived, static_cast<std::uint32_t>(topic.number))) {
-      late.insert(local_.region()->global_ranks().of(rank));
+      late.insert(ranks.of(rank));
     }
   }
-  return late;
+  if (!late.empty() && !late.contains(ranks.of(0))) return late;
+  const RankSet behind = shm::ranks_behind(*region());
+  return behind.empty() ? late : ranks.of(behind);
 }
 
 std::string Group::describe_call() const {

@@ -106,21 +106,30 @@ BackendRequest leaders_of(const BackendRequest& request, const internode::NodeMa
   return part_of(request, leaders, map.node(), "leaders");
 }
 
-// A rank of this node that was lost may have learned before this one that the store is. Throws
-// then.
+// A rank of this node that is lost or late may only have learnt before this one that the store is
+// lost, or wait for it. Throws then.
 void check_store(const BackendRequest& request, const PeerError& error) {
+  const auto server = request.store_server;
   const auto& ranks = error.ranks();
-  if (request.store_server && std::ranges::find(ranks, *request.store_server) != ranks.end())
-    return;
+  if (server && std::ranges::find(ranks, *server) != ranks.end()) return;
+  bool answers = false;
   try {
-    distributed::call_store(base::Deadline::after(std::chrono::seconds(1)),
-                            [store = request.store](const auto&) { return store->check({"any"}); });
+    answers =
+        distributed::call_store(base::Deadline::after(std::chrono::seconds(1)), [store =
+                                                                                     request.store](
+                                                                                    const auto&) {
+          return store->check({"any"});
+        }).has_value();
   } catch (const c10::DistNetworkError&) {
     distributed::explain_lost_store("forming the group: " + distributed::current_exception_text(),
-                                    *request.store, request.store_server, request.check_peers);
+                                    *request.store, server, request.check_peers);
   } catch (const std::exception&) {
-    // Then `error` is all that is known.
+    return;  // `error` is all that is known
   }
+  if (answers || !server) return;
+  throw Timeout(fmt::format("{}, which rank {} serves, does not answer; meanwhile {}",
+                            distributed::describe_store(*request.store), *server, error.what()),
+                {*server}, "connect", 0);
 }
 
 // If ranks of this node do not come, or are lost, all nodes learn it from its leader.

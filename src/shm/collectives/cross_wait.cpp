@@ -19,6 +19,15 @@ std::optional<CollectiveFingerprint> call_without_this_rank(const Region& region
   return region.memory().call(peer, round);
 }
 
+RankSet ranks_behind(const Region& region) {
+  const std::uint32_t own = last_slot(region, region.rank()).round.load(std::memory_order_acquire);
+  RankSet behind;
+  for (int rank = 0; rank < region.size(); ++rank) {
+    if (!Region::reached(last_slot(region, rank).round, own)) behind.insert(rank);
+  }
+  return behind;
+}
+
 std::optional<CollectiveFingerprint> cross_call(Region& region, int peer) {
   const auto call = call_without_this_rank(region, peer);
   // Read after the round: threads are noted before it.

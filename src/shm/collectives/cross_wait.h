@@ -14,4 +14,7 @@ std::optional<CollectiveFingerprint> call_without_this_rank(const Region& region
 // the group from one thread only.
 std::optional<CollectiveFingerprint> cross_call(Region& region, int peer);
 
+// The local ranks that a call of this rank waits for, on any thread; none if it waits for none.
+RankSet ranks_behind(const Region& region);
+
 }  // namespace paceline::shm

@@ -6,13 +6,18 @@
 #include <array>
 #include <barrier>
 #include <csignal>
+#include <latch>
+#include <memory>
 #include <semaphore>
+#include <thread>
 #include <vector>
 
 #include <paceline/error.h>
 
+#include "shm/collectives/cross_wait.h"
 #include "shm/collectives/group.h"
 #include "shm/collectives/monitored_barrier.h"
+#include "support/eventually.h"
 #include "support/process_ranks.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
@@ -445,6 +450,26 @@ TEST(MonitoredBarrier, AcceptsTheLongestTimeout) {
     }
     EXPECT_NO_THROW(barrier.pass(std::chrono::milliseconds::max(), false));
     if (region->rank() == 1) back.release();
+  });
+}
+
+// As another thread of the rank sees it.
+TEST(RanksBehind, AreThoseForWhichACallWaits) {
+  std::latch seen(1);
+  run_thread_ranks(3, [&](std::shared_ptr<Region> region) {
+    Group group(region);
+    group.barrier();
+    EXPECT_TRUE(ranks_behind(*region).empty());
+    std::thread observer;
+    if (group.rank() == 0) {
+      observer = std::thread([&] {
+        EXPECT_TRUE(test::eventually([&] { return ranks_behind(*region) == RankSet{2}; }));
+        seen.count_down();
+      });
+    }
+    if (group.rank() == 2) seen.wait();
+    group.barrier();
+    if (observer.joinable()) observer.join();
   });
 }
 
