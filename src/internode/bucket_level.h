@@ -20,10 +20,10 @@ namespace paceline::internode {
 // The second level of a BucketReducer: the leaders' links gather what the ranks report of a step,
 // and an Engine of its own carries the lanes, which are reduced as the Group reduces tensors.
 //
-// A step that is aborted leaves messages behind whose other ends have not come. So the tags of
-// later steps differ, by the *epoch*. The nodes agree on it as they gather reports, and it is
-// higher after a step that a rank aborted. What is left of an epoch is completed beside later
-// steps.
+// A step that is aborted may leave messages behind whose other ends have not come. So the tags of
+// later steps differ, by the *epoch*. The nodes agree on it as they gather reports: it is higher if
+// a node has aborted a step and started transfers in the epoch. What is left of an epoch is
+// completed beside later steps.
 class BucketLevel final : public shm::SecondLevel {
  public:
   // Collective over the group. Like the reducer, it is used by one thread at a time, but no call of
