@@ -7,8 +7,8 @@
 
 namespace paceline::internode {
 
-// Of a step's buckets, with one index more than they may have. The epoch makes a tag unique among
-// messages of aborted steps, the rest among those that are under way.
+// Tags of a step's buckets; the index after the last is tag_after()'s. The epoch tells messages of
+// aborted steps from later ones, and the rest tells apart what is under way at the same time.
 constexpr std::size_t kMaxBuckets = (std::size_t{1} << 14) - 1;
 
 inline std::uint32_t tag_of(std::uint32_t epoch, std::uint32_t step, std::size_t bucket,

@@ -13,8 +13,8 @@ namespace paceline::internode {
 
 // If a rank aborts a step, messages may have been started at one end only: they would occupy memory
 // until the engine ends. So after the epoch of such a step, the two ranks of a lane tell each other
-// which messages they have started, and each starts the other ends of those that it has not: it
-// sends zeros, and drops what it receives.
+// which messages they have started, and each starts the ends that are missing: it sends zeros, and
+// drops what it receives.
 //
 // For one rank, on the thread that uses its bucket level.
 class UnmatchedMessages {
@@ -54,8 +54,8 @@ class UnmatchedMessages {
   std::vector<int> peers_;
   std::function<void()> ring_;
   std::uint32_t epoch_ = 0;
-  // The last step with a transfer, and its transfers. Once one of a later step of the same epoch is
-  // started, those of all ranks are complete.
+  // The last step with a transfer, and its transfers. They are complete on all ranks once a later
+  // step of the same epoch starts one.
   std::uint32_t step_ = 0;
   std::vector<Started> started_;
   std::list<Exchange> exchanges_;  // under way

@@ -227,7 +227,7 @@ TEST(ConnectLeaders, NamesALeaderThatDoesNotConnect) {
   silent.join();
 }
 
-// What the leader of a node is told of another one's failure.
+// The ranks in the failure that the other end of the link reports.
 shm::RankSet ranks_in_failure(NodeLinks::Link& link) {
   shm::RankSet ranks;
   EXPECT_TRUE(test::eventually([&] {
