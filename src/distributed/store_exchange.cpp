@@ -324,15 +324,17 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
     explain_lost_store(error.what(), *request_.store, request_.store_server, request_.check_peers);
   }
   if (!answer || answer->verdict.kind != Verdict::Kind::complete) report.abandon();
-  const int own = request_.global_ranks().of(rank());
-  const std::string own_name = request_.members.empty() ? fmt::format("rank {} of {}", own, size())
-                                                        : fmt::format("rank {}", own);
+  const auto own_name = [&] {
+    const int own = request_.global_ranks().of(rank());
+    return request_.members.empty() ? fmt::format("rank {} of {}", own, size())
+                                    : fmt::format("rank {}", own);
+  };
   if (!answer) {
     const auto server = request_.store_server;
     throw Timeout(fmt::format("{}{} did not answer within the timeout of {} s; this is {}",
                               describe_store(*request_.store),
                               server ? fmt::format(", which rank {} serves,", *server) : "",
-                              deadline.budget().count() / 1000.0, own_name),
+                              deadline.budget().count() / 1000.0, own_name()),
                   server ? std::vector{*server} : std::vector<int>{}, "connect", 0);
   }
   const auto& [kind, numbers] = answer->verdict;
@@ -355,7 +357,7 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   const shm::RankSet missing(numbers);
   throw Timeout(fmt::format("{} did not come to {} within the timeout of {} s; this is {}",
                             global_ranks.describe(missing), Gathering::place_of(request_),
-                            deadline.budget().count() / 1000.0, own_name),
+                            deadline.budget().count() / 1000.0, own_name()),
                 global_ranks.of(missing).list(), "connect", 0);
 }
 

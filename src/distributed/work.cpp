@@ -26,8 +26,11 @@ namespace {
 void warn_of_no_member(const std::string& operation) {
   static std::mutex mutex;
   static std::set<std::string> warned;
-  const std::lock_guard lock(mutex);
-  if (!warned.insert(operation).second) return;
+  {
+    const std::lock_guard lock(mutex);
+    if (!warned.insert(operation).second) return;
+  }
+  // Without the lock: the program's callback may call an operation, too.
   base::log(LogLevel::warning, "{} on a rank that is not a member of the group does nothing",
             operation);
 }

@@ -112,14 +112,11 @@ void check_store(const BackendRequest& request, const PeerError& error) {
   const auto server = request.store_server;
   const auto& ranks = error.ranks();
   if (server && std::ranges::find(ranks, *server) != ranks.end()) return;
+  const auto ask = [store = request.store](const auto&) { return store->check({"any"}); };
   bool answers = false;
   try {
     answers =
-        distributed::call_store(base::Deadline::after(std::chrono::seconds(1)), [store =
-                                                                                     request.store](
-                                                                                    const auto&) {
-          return store->check({"any"});
-        }).has_value();
+        distributed::call_store(base::Deadline::after(std::chrono::seconds(1)), ask).has_value();
   } catch (const c10::DistNetworkError&) {
     distributed::explain_lost_store("forming the group: " + distributed::current_exception_text(),
                                     *request.store, server, request.check_peers);
