@@ -15,12 +15,18 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PACELINE = REPOSITORY / "build/release/bin/paceline"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
-# Writes what it sees; fails before the last restart.
+# Writes what it sees; fails before the last restart, but not before all ranks have written, since that ends them.
 PROGRAM = """
-import json, os, sys
+import json, os, sys, time
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-with open(os.path.join(sys.argv[1], os.environ["RANK"] + " of start " + restart), "w") as file:
+def path(rank):
+    return os.path.join(sys.argv[1], f"{rank} of start {restart}")
+own = path(os.environ["RANK"])
+with open(own + " incomplete", "w") as file:
     json.dump([sys.argv[2:], dict(os.environ)], file)
+os.rename(own + " incomplete", own)
+while not all(os.path.exists(path(rank)) for rank in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.01)
 sys.exit(restart != os.environ["TORCHELASTIC_MAX_RESTARTS"])
 """
 
