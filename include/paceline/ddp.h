@@ -46,7 +46,8 @@ struct DdpOptions {
   std::optional<at::Device> output_device{};
   /// Whether rank 0's buffers, such as BatchNorm's running statistics, are copied to all ranks
   /// before a forward in training mode with grad mode on, if the step before it was synchronised.
-  /// Buffers that are added after construction are not copied.
+  /// In join, the buffers of the last rank that has inputs are. Buffers that are added after
+  /// construction are not copied.
   bool broadcast_buffers = true;
   /// Whether the ranks compare their models at construction, and start with rank 0's parameters and
   /// buffers. If not, the program must make them equal.

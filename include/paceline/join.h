@@ -52,8 +52,8 @@ class PACELINE_API Joinable {
   void notify_join();
   /// The options of join(); null outside it.
   const JoinOptions* join_options() const;
-  /// In a step: the first rank of the group that has not joined.
-  int first_active() const;
+  /// In a step: the last rank of the group that has not joined.
+  int last_active() const;
   /// Whether no rank has joined.
   bool all_active() const;
 
@@ -71,8 +71,8 @@ class PACELINE_API Joinable {
 /// body's own calls nor SyncBatchNorm's. Each step must begin with a forward of every joinable, in
 /// the same order on all ranks.
 ///
-/// If the body throws, the exception leaves join(), and the other ranks throw an error that names
-/// this one.
+/// If the body throws, the exception leaves join(). The other ranks throw an error that names this
+/// one: when it leaves the group, or if it goes on, when they have waited for the timeout.
 PACELINE_API void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
                        const std::function<void()>& body, const JoinOptions& options = {});
 

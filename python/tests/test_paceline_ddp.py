@@ -169,7 +169,7 @@ def train_unevenly(divide: bool) -> list[torch.Tensor]:
                 sgd.step()
     assert dist.get_backend() == "gloo" or not model._join_config.enable  # the join has ended
     model(inputs_of(9)).sum().backward()
-    return parameters_of(model)
+    return [*parameters_of(model), *module.buffers()]
 
 
 def train_unevenly_with_a_sharded_optimizer() -> list[torch.Tensor]:

@@ -181,14 +181,17 @@ std::optional<std::string> Config::parse(int argc, const char* const* argv) {
     auto [flag, value] = parse_flag(argv[i]);
     const std::string source = "--" + flag;
     const std::string name = name_of_flag(flag);
-    if (name == "print-config" && !value) {
+    const std::string negated = name.starts_with("no-") ? name_of_flag(name.substr(3)) : "";
+    const bool negates = std::ranges::any_of(options_, [&](const auto& option) {
+      return option.second.is_bool && option.first == negated;
+    });
+    if (value && (negates || name == "help" || name == "print-config")) {
+      throw UsageError(fmt::format("{}: it takes no value, and got '{}'", source, *value));
+    }
+    if (name == "print-config") {
       prints = true;
       continue;
     }
-    const std::string negated = name.starts_with("no-") ? name_of_flag(name.substr(3)) : "";
-    const bool negates = !value && std::ranges::any_of(options_, [&](const auto& option) {
-      return option.second.is_bool && option.first == negated;
-    });
     if (negates) {
       flags.emplace_back(negated, std::vector<std::string>{"false"});
       continue;

@@ -238,6 +238,9 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_flags_refused({"--epochs"}, "--epochs: a value must follow");
   expect_flags_refused({"--config"}, "--config: a value must follow");
   expect_flags_refused({"--no-epochs"}, "unknown option 'no-epochs'");
+  for (const char* const flag : {"--help=3", "--print-config=3", "--no-optimizer.nesterov=3"}) {
+    expect_flags_refused({flag}, ": it takes no value, and got '3'");
+  }
   expect_flags_refused({"--optimizer.nesterov=1"}, "it must be true or false");
   expect_flags_refused({"--milestones=1,,2"}, "each of which is an integer");
   for (const char* const flag : {"--optimizer.lr=+-3", "--optimizer.lr=nan(a)"}) {

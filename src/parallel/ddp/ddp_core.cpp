@@ -216,7 +216,7 @@ void DdpCore::before_forward(bool training, bool synchronise, bool later) {
   if (training && logical_ranks_->enabled()) check_loop();
   const bool broadcasts = training && broadcasts_buffers();
   if (join() == nullptr) {
-    first_active_ = 0;
+    buffer_source_ = 0;
     all_active_ = true;
   } else if (training) {
     parallel::with_error_context(kAgreeing, [&] { notify_join(); });
@@ -317,7 +317,7 @@ void DdpCore::broadcast_all(int root) {
 // still to come, as BatchNorm does, and does not read them there.
 void DdpCore::copy_buffers() {
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  ddp::broadcast_from(first_active_, buffers_, options_.process_group);
+  ddp::broadcast_from(buffer_source_, buffers_, options_.process_group);
 }
 
 // The collective calls of a training forward.
@@ -357,7 +357,6 @@ std::pair<bool, bool> DdpCore::agree(Part part, bool broadcasts) {
   shm::RankSet synchronised;
   bool any_broadcasts = false;
   all_active_ = true;
-  first_active_ = size;
   for (int rank = 0; rank < size; ++rank) {
     const int number = distributed::global_rank_of(options_.process_group, rank);
     const auto its_part = static_cast<Part>(said[rank][0]);
@@ -366,7 +365,7 @@ std::pair<bool, bool> DdpCore::agree(Part part, bool broadcasts) {
     if (its_part == Part::joined) {
       all_active_ = false;
     } else {
-      first_active_ = std::min(first_active_, rank);
+      buffer_source_ = rank;
     }
     any_broadcasts = any_broadcasts || said[rank][1] != 0;
   }

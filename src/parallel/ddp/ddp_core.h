@@ -96,9 +96,8 @@ class DdpCore final : public Joinable {
   double samples_ = 0;               // that set_samples was given last
   bool buffers_may_differ_ = false;  // the last training forward was synchronised
   std::optional<JoinOptions> outer_join_;
-  // In the current step of join, by group rank; outside join all ranks are active.
-  int first_active_ = 0;
-  bool all_active_ = true;
+  int buffer_source_ = 0;   // by group rank; in join, as in PyTorch, the last that has not joined
+  bool all_active_ = true;  // no rank has joined
 };
 
 }  // namespace paceline::detail

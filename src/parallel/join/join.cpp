@@ -34,7 +34,7 @@ class JoinContext {
 
   const JoinOptions& options() const { return options_; }
   bool all_active() const { return active_.all().item<bool>(); }
-  int first_active() const { return static_cast<int>(active_.argmax().item<std::int64_t>()); }
+  int last_active() const { return static_cast<int>(active_.nonzero().max().item<std::int64_t>()); }
 
   void notify(const Joinable& who) {
     if (&who == &joinables_.front().get()) exchange(true);
@@ -62,7 +62,7 @@ class JoinContext {
     const bool any = active_.any().item<bool>();
     if (any) {
       if (options_.throw_on_early_termination) check_all_active();
-      last_ = first_active();
+      last_ = last_active();
       ++steps_;
     }
     return any;
@@ -100,8 +100,8 @@ void Joinable::notify_join() {
 const JoinOptions* Joinable::join_options() const {
   return context_ == nullptr ? nullptr : &context_->options();
 }
-int Joinable::first_active() const {
-  return context_ == nullptr ? 0 : context_->first_active();
+int Joinable::last_active() const {
+  return context_ == nullptr ? get_world_size(join_process_group()) - 1 : context_->last_active();
 }
 
 bool Joinable::all_active() const {
