@@ -85,6 +85,21 @@ TEST_F(ErrorFiles, BlameNobodyByTheNumbersOfAWorldThatSurvivorsFormed) {
   EXPECT_THAT(read(0), AllOf(HasSubstr("rank 1"), Not(HasSubstr("blamed_ranks"))));
 }
 
+TEST_F(ErrorFiles, NameTheTypeOfAnExceptionWithoutText) {
+  test::run_torch_ranks(2, "paceline", [&](const RankContext& context) {
+    set_variables(context);
+    const int code = record([&] {
+      const World world = init_process_group(context.init);
+      if (context.rank == 1) throw std::runtime_error("");
+      barrier();
+    });
+    return std::to_string(code);
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(read(rank), HasSubstr("std::runtime_error without a text"));
+  }
+}
+
 TEST_F(ErrorFiles, GoWhenTheRankTriesAgain) {
   const auto ends = test::run_torch_ranks(1, "paceline", [&](const RankContext& context) {
     set_variables(context);

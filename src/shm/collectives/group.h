@@ -45,8 +45,6 @@ class Group final : public Collectives {
   int size() const override { return region_->size(); }
   const GlobalRanks& global_ranks() const override { return region_->global_ranks(); }
   const std::shared_ptr<Region>& region() const { return region_; }
-  // How many calls this rank has begun.
-  std::uint64_t sequence() const { return sequence_; }
   // Later calls are parts of this one; null: of none.
   void set_outer_call(OuterCall* call) { outer_call_ = call; }
   // On a node of several: the last call of the group on all of them, which this rank shows others

@@ -218,14 +218,17 @@ TEST(Group, AbortReachesPeersWithItsText) {
   });
 }
 
-TEST(Group, RejectsInvalidArgumentsBeforeAnyRankIsInvolved) {
-  run_thread_ranks(1, [](auto region) {
+TEST(Group, RejectsInvalidArgumentsBeforeAnyOtherRankIsInvolved) {
+  run_thread_ranks(2, [](auto region) {
     Group group(region);
-    std::int64_t x = 0;
-    EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::boolean, ReduceOp::avg), UsageError);
-    EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::byte, ReduceOp::sum), UsageError);
-    EXPECT_THROW(group.broadcast(&x, 1, DataType::int64, 1), UsageError);
-    EXPECT_EQ(group.sequence(), 0u);
+    std::int64_t x = 1;
+    if (group.rank() == 0) {
+      EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::boolean, ReduceOp::avg), UsageError);
+      EXPECT_THROW(group.all_reduce(&x, &x, 1, DataType::byte, ReduceOp::sum), UsageError);
+      EXPECT_THROW(group.broadcast(&x, 1, DataType::int64, 2), UsageError);
+    }
+    group.all_reduce(&x, &x, 1, DataType::int64, ReduceOp::sum);
+    EXPECT_EQ(x, 2);
   });
 }
 
