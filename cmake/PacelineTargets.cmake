@@ -14,8 +14,10 @@ target_compile_features(paceline_options INTERFACE cxx_std_20)
 # Warnings are errors in CI only (PACELINE_WERROR in CMakePresets.json), since each compiler has others.
 target_compile_options(paceline_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # GCC collects garbage from 128 MB on, which takes 7 % of its time for a file that includes torch/torch.h.
-  target_compile_options(paceline_options INTERFACE --param=ggc-min-heapsize=2000000)
+  if(CMAKE_UNITY_BUILD)
+    # GCC collects garbage from 128 MB on, which takes 7 % of its time for large files that include torch/torch.h.
+    target_compile_options(paceline_options INTERFACE --param=ggc-min-heapsize=2000000)
+  endif()
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # GCC 12 falsely reports overlapping copies in `"text" + std::string` (PR 105651).
     target_compile_options(paceline_options INTERFACE -Wno-restrict)
