@@ -7,8 +7,8 @@
 #include <torch/nn/pimpl.h>
 
 #include <paceline/api.h>
-#include <paceline/ddp.h>
 #include <paceline/distributed.h>
+#include <paceline/named_tensors.h>
 
 namespace paceline {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include <paceline/api.h>
-#include <paceline/ddp.h>
 #include <paceline/distributed.h>
+#include <paceline/named_tensors.h>
 #include <paceline/parameter_server_stats.h>
 
 namespace paceline {

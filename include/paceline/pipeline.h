@@ -18,7 +18,8 @@
 #include <vector>
 
 #include <paceline/api.h>
-#include <paceline/ddp.h>
+#include <paceline/comm_hooks.h>
+#include <paceline/ddp_options.h>
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 #include <paceline/for_each_tensor.h>

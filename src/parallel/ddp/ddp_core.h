@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include <paceline/ddp.h>
+#include <paceline/ddp_options.h>
+#include <paceline/ddp_stats.h>
+#include <paceline/join.h>
 
 #include "parallel/ddp/logical_ranks_core.h"
 #include "parallel/ddp/reducer.h"

@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include <paceline/ddp.h>
+#include <paceline/ddp_options.h>
 
 #include "parallel/ddp/model.h"
 

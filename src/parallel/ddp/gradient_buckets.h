@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <paceline/ddp.h>
+#include <paceline/ddp_options.h>
 
 #include "distributed/bucket_reducer.h"
 #include "parallel/ddp/bucketing.h"

@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <paceline/ddp.h>
+#include <paceline/ddp_options.h>
+#include <paceline/ddp_stats.h>
 
 #include "parallel/ddp/delayed_parameters.h"
 #include "parallel/ddp/gradient_buckets.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <paceline/ddp.h>
+#include <paceline/ddp_options.h>
 
 #include "parallel/ddp/model.h"
 #include "shm/buckets/step_values.h"

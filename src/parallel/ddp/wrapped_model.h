@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include <paceline/ddp.h>
+#include <paceline/ddp_options.h>
+#include <paceline/named_tensors.h>
 
 #include "parallel/ddp/model.h"
 
