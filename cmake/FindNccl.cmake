@@ -28,7 +28,7 @@ if(Nccl_FOUND)
     file(STRINGS ${metadata} wheel REGEX "^Requires-Dist: nvidia-nccl-cu[0-9]+==" LIMIT_COUNT 1)
     if(wheel MATCHES "==([0-9]+[.][0-9]+)" AND NOT CMAKE_MATCH_1 STREQUAL Nccl_VERSION)
       message(STATUS "${Nccl_INCLUDE_DIR}/nccl.h has version ${Nccl_VERSION}, and LibTorch has ${CMAKE_MATCH_1}: the "
-                     "plug-in for NCCL is compiled, but will refuse to run. DEVICE=cuda tools/setup run installs the header")
+                     "plug-in for NCCL is compiled, but will refuse to run. `make run DEVICE=cuda` installs the header")
     endif()
   endif()
 endif()

@@ -105,7 +105,7 @@ torch::Tensor evaluate(Model& model, const data::ImageFolder& images, const Opti
   paceline::Metrics metrics;
   for (auto& [x, y] : loader) metrics.add_confusion("classes", model(x).argmax(1), y, classes);
   model.train();
-  return metrics.reduce().confusions.at("classes").to(torch::kDouble);
+  return metrics.reduce().confusion("classes", classes).to(torch::kDouble);
 }
 
 void train(const Options& options, const paceline::Config& config) {

@@ -136,20 +136,22 @@ int train(const Options& options, const paceline::Config& config) {
                   .milestones = {warmup}});
 
   std::int64_t step = 0;
-  const paceline::States states{{"model", model},
-                                {"optimizer", optimizer},
-                                {"schedule", schedule},
-                                {"loader", loader},
-                                {"step", step}};
+  std::int64_t epoch = 0;  // complete ones
+  std::int64_t epochs = options.epochs;
+  const paceline::States states{
+      {"model", model}, {"optimizer", optimizer}, {"schedule", schedule}, {"loader", loader},
+      {"step", step},   {"epoch", epoch},         {"epochs", epochs}};
   paceline::CheckpointDirectory checkpoints(options.run,
                                             {.keep_last = 2, .keep_best = 1, .asynchronous = true});
   if (const auto resumed = checkpoints.resume(states)) paceline::print(resumed->message);
+  TORCH_CHECK(epochs == options.epochs, "the run in ", options.run.string(), " is of ", epochs,
+              " epochs, and so is its schedule: --fresh begins one of ", options.epochs);
   config.save(options.run / "config.yaml");
 
   paceline::SummaryWriter writer(options.run, {.purge_step = step});
   paceline::Preemption preemption;
   paceline::Metrics metrics;
-  for (auto epoch = loader.epoch(); epoch < options.epochs; ++epoch) {
+  while (epoch < epochs) {
     for (auto& [x, y] : loader.epoch(epoch)) {
       optimizer.zero_grad();
       const torch::Tensor loss = torch::nn::functional::cross_entropy(model(x), y);
@@ -171,9 +173,10 @@ int train(const Options& options, const paceline::Config& config) {
     values.merge(metrics.reduce().means);
     values["lr"] = schedule.get_last_lr()[0];
     writer.add_scalars(values, step);
-    checkpoints.save(step, states, values.at("valid/accuracy"));
     paceline::print("epoch " + std::to_string(epoch) + ": valid accuracy " +
                     std::to_string(values.at("valid/accuracy")));
+    ++epoch;
+    checkpoints.save(step, states, values.at("valid/accuracy"));
   }
   checkpoints.wait();
   writer.flush();

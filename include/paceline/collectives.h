@@ -181,11 +181,11 @@ PACELINE_API void all_gather(const std::vector<at::Tensor>& tensors, const at::T
 PACELINE_API void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                          const AllGatherOptions& options = {});
 /// `gather_list`: W tensors on rank `dst`, empty on the other ranks. gather_list[r] gets rank r's
-/// `tensor`, and has as many elements. All have one type.
+/// `tensor`, and has as many elements. All have one size and type.
 PACELINE_API void gather(const at::Tensor& tensor, const std::vector<at::Tensor>& gather_list = {},
                          const GatherOptions& options = {});
 /// `scatter_list`: W tensors on rank `src`, empty on the other ranks. Rank r's `tensor` gets
-/// scatter_list[r], and has as many elements. All have one type.
+/// scatter_list[r], and has as many elements. All have one size and type.
 PACELINE_API void scatter(const at::Tensor& tensor,
                           const std::vector<at::Tensor>& scatter_list = {},
                           const ScatterOptions& options = {});
@@ -217,7 +217,9 @@ PACELINE_API void barrier(const BarrierOptions& options = {});
 PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// Sends `tensor` to rank `dst`, whose recv has the same tag, type and number of elements. Returns
-/// once `tensor` may be changed. Messages between two ranks with one tag keep their order.
+/// once `tensor` may be changed. That may be when `dst` receives it, so that two ranks which first
+/// send to each other wait for ever: see batch_isend_irecv. Messages between two ranks with one tag
+/// keep their order.
 PACELINE_API void send(const at::Tensor& tensor, int dst, const SendOptions& options = {});
 /// Receives a message into `tensor`. Returns the sender's global rank; -1 on a rank that is not a
 /// member of the group.

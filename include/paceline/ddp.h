@@ -190,6 +190,9 @@ template <typename M>
 class DistributedDataParallel {
   static constexpr bool kIsScript = std::same_as<M, torch::jit::Module>;
   static constexpr bool kIsModule = kIsScript || std::derived_from<M, torch::nn::Module>;
+  static_assert(kIsModule || !detail::kIsModuleOrHolder<M>,
+                "M is the module's class: DistributedDataParallel<NetImpl>, if Net is a "
+                "TORCH_MODULE, or a shared pointer to NetImpl");
   using Model = std::conditional_t<kIsModule, M, detail::TensorFunction<M>>;
   using Function = std::conditional_t<kIsModule, detail::NoModel, M>;
 

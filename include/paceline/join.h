@@ -68,8 +68,9 @@ class PACELINE_API Joinable {
 /// A rank whose body has ended *has joined*: it calls the joinables' collectives (main_hook) in the
 /// steps of the other ranks, until all bodies have ended. Then the ranks that ended early get the
 /// model of a rank that ended last. A rank that has joined matches no other collective: neither the
-/// body's own calls nor SyncBatchNorm's. Each step must begin with a forward of every joinable, in
-/// the same order on all ranks.
+/// body's own calls nor SyncBatchNorm's. In each step, use every joinable once, in the order of the
+/// list: forward and backward of one DistributedDataParallel, then forward and backward of the
+/// next.
 ///
 /// If the body throws, the exception leaves join(). The other ranks throw an error that names this
 /// one: when it leaves the group, or if it goes on, when they have waited for the timeout.

@@ -33,7 +33,7 @@ struct LoaderPosition {
 class PACELINE_API LogicalPositions {
  public:
   // Registers itself as `name`, as long as it lives. `ranks` must outlive it.
-  LogicalPositions(LogicalRanks& ranks, std::string name);
+  LogicalPositions(LogicalRanks& ranks, std::string name, std::int64_t batch_size);
   LogicalPositions(const LogicalPositions&) = delete;
   LogicalPositions& operator=(const LogicalPositions&) = delete;
   ~LogicalPositions();
@@ -79,9 +79,9 @@ PACELINE_API void check_same_size(std::int64_t first, std::int64_t other, int ra
 /// The epoch, and the number of its steps whose batches were handed out, are part of each logical
 /// rank's state. If the next iteration after LogicalRanks::set_state is over that epoch, it begins
 /// after these steps, and throws UsageError if the epoch has fewer. All other iterations begin with
-/// the first step. An
-/// iteration goes on after LogicalRanks::assign with the logical ranks that this rank runs from
-/// then on.
+/// the first step. Since steps count, set_state throws UsageError for a state of another batch
+/// size. An iteration goes on after LogicalRanks::assign with the logical ranks that this rank runs
+/// from then on.
 template <typename Dataset, typename Collate = DefaultCollate>
 class LogicalDataLoader {
  public:
@@ -183,7 +183,7 @@ class LogicalDataLoader {
           return BatchSampler(make(rank), options.batch_size, options.drop_last);
         }),
         options_(options),
-        positions_(ranks_, name) {
+        positions_(ranks_, name, options.batch_size) {
     detail::check_options(options_);
   }
 

@@ -42,6 +42,8 @@ class PACELINE_API Metrics {
     /// The mean of a name. NaN if no rank has added anything, as in an epoch that a resumed run has
     /// already seen to its end; otherwise throws UsageError if there are other names only.
     double mean(const std::string& name) const;
+    /// The same for a confusion: zeros of shape (classes, classes) if no rank has added anything.
+    at::Tensor confusion(const std::string& name, std::int64_t classes) const;
   };
 
   /// `group`: the ranks that combine their metrics.

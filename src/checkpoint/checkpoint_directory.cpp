@@ -27,6 +27,7 @@
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
 #include "distributed/intraop_threads.h"
+#include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 
 namespace paceline {
@@ -164,8 +165,13 @@ class CheckpointDirectory::Impl {
       std::random_device random;
       own["id"] = fmt::format("{:08x}{:08x}", random(), random());
     }
-    const auto all = all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace),
-                                      {.group = options_.group});
+    const auto all = parallel::with_error_context(
+        "comparing what the ranks save; call save() on all ranks",
+        [&] {
+          return all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace),
+                                  {.group = options_.group});
+        },
+        "CheckpointDirectory");
     const json first = json::parse(all.front());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const json other = json::parse(all[rank]);
@@ -293,9 +299,11 @@ class CheckpointDirectory::Impl {
   ResumedCheckpoint load(const Place& place, const States& states,
                          const std::vector<std::string>& damaged) {
     const std::string what = fmt::format("resume from step {}", place.step);
+    int saved_size = 0;
     std::string change;
     agree(attempt([&] {
             load_states(place, states);
+            saved_size = checkpoint::read_manifest(place, 0).world_size;
             change = describe_change(place);
           }),
           what);
@@ -309,32 +317,36 @@ class CheckpointDirectory::Impl {
     if (!damaged.empty()) {
       message += fmt::format("; damaged: {}", fmt::join(damaged, "; "));
     }
+    if (saved_size != size_) {
+      message += fmt::format("; ranks: {}, and {} when it was saved", size_, saved_size);
+    }
     if (!change.empty()) {
       message += fmt::format(
-          "; threads and instruction set have changed {}: last bits may differ from those of a run "
-          "that was not interrupted",
-          change);
+          "; {}: last bits may differ from those of a run that was not interrupted", change);
     }
     return {place.step, place.is_hidden() ? place_of(directory_, place.step).path : place.path,
             message};
   }
 
-  // "from 1 thread and AVX2 to 2 threads and AVX2", since this rank saved, or rank 0 if there were
-  // more or fewer ranks; empty if nothing has changed, or if it is not known.
+  // "threads have changed from 1 to 2, the instruction set from AVX2 to AVX512" since this rank
+  // saved, or rank 0 if there were more or fewer ranks; empty if nothing has changed, or if it is
+  // not known.
   std::string describe_change(const Place& place) const {
     Manifest saved = checkpoint::read_manifest(place, 0);
     if (saved.world_size == size_) saved = checkpoint::read_manifest(place, rank_);
-    const int threads = at::get_num_threads();
-    const std::string cpu_capability = at::get_cpu_capability();
-    const bool is_known = saved.threads > 0;
-    if (!is_known || (saved.threads == threads && saved.cpu_capability == cpu_capability))
-      return "";
-    return fmt::format("from {} to {}",
-                       distributed::describe_computing(saved.threads, saved.cpu_capability),
-                       distributed::describe_computing(threads, cpu_capability));
+    if (saved.threads == 0) return "";
+    std::string change;
+    if (const int threads = at::get_num_threads(); threads != saved.threads) {
+      change = fmt::format("threads have changed from {} to {}", saved.threads, threads);
+    }
+    if (const std::string now = at::get_cpu_capability(); now != saved.cpu_capability) {
+      change += fmt::format("{}the instruction set has changed from {} to {}",
+                            change.empty() ? "" : ", ", saved.cpu_capability, now);
+    }
+    return change;
   }
 
-  // "on ranks 0 and 1, from ...": the ranks with the first change. Collective.
+  // "on ranks 0 and 1, threads ...": the ranks with the first change. Collective.
   std::string on_which_ranks(const std::string& change) const {
     const auto all = all_gather_bytes(change, {.group = options_.group});
     const auto first = std::ranges::find_if_not(all, &std::string::empty);

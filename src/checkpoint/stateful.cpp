@@ -63,11 +63,18 @@ Stateful::Stateful(LogicalRanks ranks)
           },
           [ranks](const at::IValue& value) mutable {
             const GenericDict states = value.toGenericDict();
+            const auto total = static_cast<std::size_t>(ranks.total());
+            if (states.size() != total) {
+              throw Error(fmt::format(
+                  "it has {} logical ranks, and DdpOptions::logical_ranks is {}: resume "
+                  "with as many as the run had that saved it",
+                  states.size(), total));
+            }
             const auto [first, count] = ranks.range();
             for (int rank = first; rank < first + count; ++rank) {
               const auto found = states.find(rank);
               if (found == states.end()) {
-                throw Error(fmt::format("logical rank {} of {} is missing", rank, ranks.total()));
+                throw Error(fmt::format("logical rank {} of {} is missing", rank, total));
               }
               ranks.set_state(rank, logical_state_of(found->value()));
             }

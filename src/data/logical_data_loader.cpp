@@ -7,23 +7,29 @@
 
 namespace paceline::data::detail {
 
-LogicalPositions::LogicalPositions(LogicalRanks& ranks, std::string name)
+LogicalPositions::LogicalPositions(LogicalRanks& ranks, std::string name, std::int64_t batch_size)
     : ranks_(ranks), name_(std::move(name)), positions_(std::make_shared<Positions>()) {
   ranks.register_state(
       name_,
-      [positions = positions_](int rank) {
+      [positions = positions_, batch_size](int rank) {
         const auto found = positions->of_rank.find(rank);
         const auto of = found == positions->of_rank.end() ? LoaderPosition{} : found->second;
-        return at::tensor({of.epoch, of.steps}, at::kLong);
+        return at::tensor({of.epoch, of.steps, batch_size}, at::kLong);
       },
-      [positions = positions_, name = name_](int rank, const at::Tensor& value) {
-        if (value.numel() != 2 || value.scalar_type() != at::kLong) {
+      [positions = positions_, name = name_, batch_size](int rank, const at::Tensor& value) {
+        if (value.numel() != 3 || value.scalar_type() != at::kLong) {
           throw UsageError(fmt::format(
               "the state of logical rank {} has no position of a LogicalDataLoader as {}: it is a "
-              "tensor of two Long numbers, the epoch and the steps taken in it",
+              "tensor of three Long numbers, the epoch, the steps taken in it and the batch size",
               rank, name));
         }
         const auto* const numbers = value.contiguous().const_data_ptr<std::int64_t>();
+        if (numbers[2] != batch_size) {
+          throw UsageError(fmt::format(
+              "the state of logical rank {} says how many batches of {} were taken, and {} has "
+              "batches of {}: use the batch size of the run that the state is from",
+              rank, numbers[2], name, batch_size));
+        }
         const LoaderPosition position{numbers[0], numbers[1]};
         // A logical rank that another rank has run until now is where this process is.
         const bool is_new = positions->of_rank.insert_or_assign(rank, position).second;

@@ -355,9 +355,12 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
       break;
   }
   const shm::RankSet missing(numbers);
-  throw Timeout(fmt::format("{} did not come to {} within the timeout of {} s; this is {}",
+  throw Timeout(fmt::format("{} did not come to {} within the timeout of {} s; this is {}{}",
                             global_ranks.describe(missing), Gathering::place_of(request_),
-                            deadline.budget().count() / 1000.0, own_name()),
+                            deadline.budget().count() / 1000.0, own_name(),
+                            world ? ""
+                                  : "; all ranks of the world have to call new_group, in the same "
+                                    "order"),
                 global_ranks.of(missing).list(), "connect", 0);
 }
 

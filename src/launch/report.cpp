@@ -14,6 +14,7 @@
 #include "base/errno_error.h"
 #include "launch/clip.h"
 #include "launch/signal_names.h"
+#include "launch/tail_buffer.h"
 
 namespace paceline::launch {
 namespace {
@@ -31,7 +32,9 @@ std::string indent(std::string_view text, std::string_view space) {
   return result;
 }
 
+// Without the empty lines before it.
 std::string_view first_line(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of("\r\n "), text.size()));
   return text.substr(0, text.find('\n'));
 }
 
@@ -80,10 +83,11 @@ std::string describe_other(const JobResult& result, int number, int first_number
 }
 
 // Whether the last lines are only the error, which is reported anyway; `record` writes it like
-// this.
+// this, and a long line is clipped.
 bool repeats_error(const RankResult& rank) {
-  return rank.error && rank.last_lines.size() == 1 &&
-         rank.last_lines.front() == "paceline error: " + rank.error->message;
+  if (!rank.error || rank.last_lines.size() != 1) return false;
+  const std::string line = "paceline error: " + rank.error->message;
+  return rank.last_lines.front() == clip(line, TailBuffer::kMaxBytes);
 }
 
 // In the order in which they ended; ranks that follow each other with the same end share a line.

@@ -111,7 +111,8 @@ std::string NodeSession::endpoint() const {
 // With the mistake that the default of --master-addr invites.
 std::string NodeSession::described_endpoint() const {
   return endpoint() + (base::names_loopback(options_.host)
-                           ? " (only this machine reaches it; --master-addr gives another)"
+                           ? " (only this machine reaches it; give another by --master-addr or "
+                             "--rdzv-endpoint)"
                            : "");
 }
 

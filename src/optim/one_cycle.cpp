@@ -91,8 +91,9 @@ double OneCycle::annealed(const std::string& start, const std::string& end, doub
 double OneCycle::lr_at(const RateInputs& at) const {
   if (at.epoch > total_steps_) {
     throw UsageError(fmt::format(
-        "OneCycleLR: step {} of {}; make total_steps the number of steps of the whole training",
-        at.epoch, total_steps_));
+        "OneCycleLR: step {} of {}; make total_steps, {} in the options or in the state that was "
+        "loaded, the number of steps of the whole training",
+        at.epoch, total_steps_, total_steps_));
   }
   const auto& [phase, pct] = phase_at(at.epoch);
   return annealed(phase.start_lr, phase.end_lr, pct, at.group);

@@ -11,9 +11,10 @@
 namespace paceline::parallel {
 
 // Runs collective calls that the library makes by itself, and adds their purpose to their errors.
+// Returns what `body` returns.
 // `purpose`: a text, or a function that returns one and is called for errors only.
 template <typename Purpose, typename Body>
-void with_error_context(const Purpose& purpose, Body&& body,
+auto with_error_context(const Purpose& purpose, Body&& body,
                         std::string_view caller = "DistributedDataParallel") {
   const auto explained = [&](const PeerError& error) {
     std::string text;
@@ -25,7 +26,7 @@ void with_error_context(const Purpose& purpose, Body&& body,
     return fmt::format("{} ({} was {})", error.what(), caller, text);
   };
   try {
-    body();
+    return body();
   } catch (const PeerLost& error) {
     throw PeerLost(explained(error), error.ranks(), error.operation(), error.sequence());
   } catch (const Timeout& error) {

@@ -77,6 +77,7 @@ AwaitedRank follow_waits(const Region& region, int peer, const RankSet& among) {
     rank = next;
   }
   found.rank = peer;
+  found.is_circle = true;
   return found;
 }
 

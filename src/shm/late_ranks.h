@@ -21,7 +21,8 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
 
 // What `peer` is late for: it may wait for a message of one of the ranks `among`, and that one too.
 struct AwaitedRank {
-  int rank;             // the last one in this row; `peer` if the row is a circle
+  int rank;  // the last one in this row; `peer` if the row is a circle
+  bool is_circle = false;
   std::string chain{};  // "; rank 1 waits for rank 2; rank 2: its process 17 is stopped"
 };
 AwaitedRank follow_waits(const Region& region, int peer, const RankSet& among);

@@ -10,6 +10,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "parallel/with_error_context.h"
 #include "train/exact_sum.h"
 
 namespace paceline {
@@ -27,6 +28,18 @@ bool has_classes(const at::Tensor& tensor, std::int64_t classes) {
   return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) &&
          (tensor.numel() == 0 ||
           (tensor.min().item<std::int64_t>() >= 0 && tensor.max().item<std::int64_t>() < classes));
+}
+
+// `none` if there are no values at all.
+template <typename T>
+T find(const std::map<std::string, T>& values, const char* kind, const std::string& name, T none) {
+  const auto found = values.find(name);
+  if (found != values.end()) return found->second;
+  if (values.empty()) return none;
+  std::vector<std::string> names;
+  for (const auto& one : values) names.push_back(one.first);
+  throw UsageError(
+      fmt::format("Metrics: there is no {} '{}', but {}", kind, name, fmt::join(names, ", ")));
 }
 
 void add_count(const std::string& name, std::int64_t& sum, std::int64_t count) {
@@ -78,13 +91,12 @@ void Metrics::add_confusion(const std::string& name, const at::Tensor& predictio
 }
 
 double Metrics::Values::mean(const std::string& name) const {
-  const auto found = means.find(name);
-  if (found != means.end()) return found->second;
-  if (means.empty()) return std::numeric_limits<double>::quiet_NaN();
-  std::vector<std::string> names;
-  for (const auto& one : means) names.push_back(one.first);
-  throw UsageError(
-      fmt::format("Metrics: there is no mean '{}', but {}", name, fmt::join(names, ", ")));
+  return find(means, "mean", name, std::numeric_limits<double>::quiet_NaN());
+}
+
+at::Tensor Metrics::Values::confusion(const std::string& name, std::int64_t classes) const {
+  const auto found = find(confusions, "confusion", name, at::Tensor());
+  return found.defined() ? found : at::zeros({classes, classes}, at::kLong);
 }
 
 Metrics::Values Metrics::reduce() {
@@ -102,8 +114,13 @@ Metrics::Values Metrics::reduce() {
   std::map<std::string, Mean> means;
   Values values;
   // What is no UTF-8 in a name must not throw on this rank alone.
-  const auto all =
-      all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace), {.group = group_});
+  const auto all = parallel::with_error_context(
+      "adding up; call reduce() on all ranks",
+      [&] {
+        return all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace),
+                                {.group = group_});
+      },
+      "Metrics");
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const json other = json::parse(all[rank]);
     for (const auto& [name, mean] : other.at("means").items()) {

@@ -137,7 +137,7 @@ TEST(LogicalDataLoader, RefusesAPositionBeyondTheEpoch) {
     for (const std::int64_t steps : {6, 7, -1}) {
       for (int rank = 0; rank < kLogical; ++rank) {
         auto state = model.logical_ranks().state(rank);
-        state.registered["data_loader"] = torch::tensor({std::int64_t{2}, steps});
+        state.registered["data_loader"] = torch::tensor({std::int64_t{2}, steps, std::int64_t{4}});
         model.logical_ranks().set_state(rank, state);
       }
       EXPECT_THAT([&] { loader.epoch(2).begin(); },
@@ -230,9 +230,12 @@ TEST(LogicalDataLoader, NamesWhatIsWrong) {
     EXPECT_THAT([&] { uneven.begin(); }, says("has 3 batches in an epoch, and another one"));
     const int own = 3 * rank;
     auto state = model.logical_ranks().state(own + 1);
-    state.registered["data_loader"] = torch::tensor({0, 2}, at::kLong);
+    state.registered["data_loader"] = torch::tensor({0, 2, 4}, at::kLong);
     model.logical_ranks().set_state(own + 1, state);
     EXPECT_THAT([&] { loader.epoch(0).begin(); }, says("are of different steps"));
+    state.registered["data_loader"] = torch::tensor({0, 2, 3}, at::kLong);
+    EXPECT_THAT([&] { model.logical_ranks().set_state(own, state); },
+                says("how many batches of 3 were taken, and data_loader has batches of 4"));
     state.registered["data_loader"] = torch::tensor({0.5});
     EXPECT_THAT([&] { model.logical_ranks().set_state(own, state); },
                 says("has no position of a LogicalDataLoader as data_loader"));

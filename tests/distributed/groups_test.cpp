@@ -32,6 +32,7 @@ namespace {
 
 using test::backends;
 using test::expect_torch_ranks;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -95,8 +96,9 @@ TEST(Groups, AMissingRankIsNamedWithItsGroup) {
     if (rank == 0) {
       EXPECT_THAT(
           [] { static_cast<void>(new_group({}, {.timeout = std::chrono::milliseconds(100)})); },
-          ThrowsMessage<Timeout>(
-              HasSubstr("rank 1 did not come to the rendezvous of group 1 within the timeout")));
+          ThrowsMessage<Timeout>(AllOf(
+              HasSubstr("rank 1 did not come to the rendezvous of group 1 within the timeout"),
+              HasSubstr("all ranks of the world have to call new_group, in the same order"))));
     }
     barrier();
   });

@@ -1,5 +1,6 @@
 #include "launch/report.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "launch/job_result.h"
+#include "launch/tail_buffer.h"
 
 namespace paceline::launch {
 namespace {
@@ -155,6 +157,19 @@ TEST(FailureReport, NamesARankThatEndedEarlyFirst) {
             "  ranks 0, 2: exited with code 1: rank 1 has left the group\n");
 }
 
+TEST(FailureReport, RepeatsNoErrorAmongTheLastLines) {
+  for (const std::size_t size : {10, 2000}) {
+    JobResult result;
+    result.ranks = {ended(0, exited(1))};
+    const std::string text(size, 'x');
+    result.ranks[0].error = ErrorFile{text, {}};
+    TailBuffer output;  // which clips long lines
+    output.feed(Stream::err, "paceline error: " + text + "\n");
+    result.ranks[0].last_lines = output.lines();
+    EXPECT_THAT(failure_report(result), ::testing::Not(::testing::HasSubstr("last lines")));
+  }
+}
+
 TEST(FailureReport, DistinguishesFailuresFromStops) {
   JobResult result;
   result.ranks = {ended(0, exited(1)), ended(1, SIGSEGV, true), ended(2, SIGTERM, true)};
@@ -173,7 +188,7 @@ TEST(FailureReport, EscapesControlCharactersOfErrorFiles) {
                                                 "2J \u00e9",
                                                 25),
                                     {}};
-  result.ranks[1].error = ErrorFile{"\x1b[2J", {}};
+  result.ranks[1].error = ErrorFile{"\n \r\n\x1b[2J\nmore", {}};
   EXPECT_EQ(failure_report(result),
             "paceline: rank 0 failed first: exited with code 1\n"
             "  error: a\tb\n"

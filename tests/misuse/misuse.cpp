@@ -17,6 +17,11 @@ void load_the_wrapper(paceline::DistributedDataParallel<NetImpl>& model) {
   torch::load(model, "model.pt");  // torch::load(module, path) before wrapping it
 }
 
+void name_the_holder() {
+  using Model = paceline::DistributedDataParallel<Net>;
+  static_cast<void>(sizeof(Model));  // DistributedDataParallel<NetImpl>, if Net is a TORCH_MODULE
+}
+
 void wrap_a_value(NetImpl& net) {
   const paceline::DistributedDataParallel model(net);  // hold it by std::make_shared
 }

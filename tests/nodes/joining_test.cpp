@@ -170,7 +170,8 @@ TEST_F(Session, GivesUpOnAWorldThatNeverFills) {
   EXPECT_THAT(ends, Each(fmt::format("1 paceline: only 2 of 3 nodes have come (host0, host1), not "
                                      "node 2 within 0.3 s: start the same command there, with its "
                                      "--node-rank, and see that it reaches 127.0.0.1:{} (only this "
-                                     "machine reaches it; --master-addr gives another)\n",
+                                     "machine reaches it; give another by --master-addr or "
+                                     "--rdzv-endpoint)\n",
                                      port_.port())));
 }
 
@@ -184,7 +185,7 @@ TEST_F(Session, GivesUpOnACoordinatorThatNeverComes) {
   } catch (const Error& error) {
     EXPECT_EQ(error.what(),
               fmt::format("no launcher answered at 127.0.0.1:{} (only this machine reaches it; "
-                          "--master-addr gives another) "
+                          "give another by --master-addr or --rdzv-endpoint) "
                           "within 0.3 s: Connection refused (ECONNREFUSED); start node 0 too, and "
                           "see that this is its address in the network",
                           port_.port()));

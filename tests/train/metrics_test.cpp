@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <paceline/collectives.h>
 #include <paceline/error.h>
 
 #include "support/torch_ranks.h"
@@ -21,6 +22,7 @@ namespace paceline {
 namespace {
 
 using test::expect_torch_ranks;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
@@ -94,14 +96,32 @@ TEST_P(MetricsWorlds, AreThoseOfOneProcess) {
     for (int other = 0; other < std::min(size, kSamples); ++other) {
       EXPECT_EQ(values.means.at("of rank " + std::to_string(other)), other);
     }
-    const at::Tensor& confusion = values.confusions.at("classes");
+    const at::Tensor confusion = values.confusion("classes", 3);
     for (int target = 0; target < 3; ++target) {
       for (int prediction = 0; prediction < 3; ++prediction) {
         EXPECT_EQ(confusion[target][prediction].item<std::int64_t>(),
                   ((targets == target) & (predictions == prediction)).sum().item<std::int64_t>());
       }
     }
-    EXPECT_THAT(own.reduce().means, IsEmpty()) << "they begin anew";
+    EXPECT_THAT([&] { values.confusion("class", 3); },
+                ThrowsMessage<UsageError>(HasSubstr("no confusion 'class', but classes")));
+    const auto nothing = own.reduce();
+    EXPECT_THAT(nothing.means, IsEmpty()) << "they begin anew";
+    EXPECT_TRUE(nothing.confusion("classes", 3).equal(torch::zeros({3, 3}, torch::kLong)));
+  });
+}
+
+TEST(Metrics, SayThatAllRanksReduceThem) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto reduce = [&] {
+      if (rank == 0) static_cast<void>(Metrics().reduce());
+      if (rank == 1) barrier();
+    };
+    EXPECT_THAT(reduce,
+                ThrowsMessage<Mismatch>(
+                    AllOf(HasSubstr("barrier"),
+                          rank == 0 ? HasSubstr("Metrics was adding up; call reduce() on all ranks")
+                                    : HasSubstr("all_gather"))));
   });
 }
 

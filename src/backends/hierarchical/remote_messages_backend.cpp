@@ -112,11 +112,13 @@ RemoteMessagesBackend::WorkPtr RemoteMessagesBackend::remote_message(const Kind&
 }
 
 int RemoteMessagesBackend::checked_peer(int rank) const {
-  if (rank >= 0 && rank < getSize() && rank != getRank()) return rank;
-  throw UsageError(
-      fmt::format("a message to or from rank {}: the group has ranks 0 to {}, this one "
-                  "is rank {}",
-                  rank, getSize() - 1, getRank()));
+  if (rank == getRank()) {
+    throw UsageError(fmt::format(
+        "a message to or from rank {}, which is this rank itself: copy the tensor", rank));
+  }
+  if (rank >= 0 && rank < getSize()) return rank;
+  throw UsageError(fmt::format("a message to or from rank {}: the group has ranks 0 to {}", rank,
+                               getSize() - 1));
 }
 
 }  // namespace paceline::backends

@@ -88,8 +88,13 @@ void number_ranks(const InitOptions& options, const base::Environment& environme
         fmt::format("a world of {} ranks: 1 to {} are allowed", plan.size, shm::kMaxWorldSize));
   }
   if (plan.rank >= plan.size) {
-    throw UsageError(fmt::format("rank {} of a world of {}: ranks run from 0 to {}", plan.rank,
-                                 plan.size, plan.size - 1));
+    throw UsageError(fmt::format(
+        "rank {} of a world of {}: ranks run from 0 to {}{}", plan.rank, plan.size, plan.size - 1,
+        options.world_size && environment.world_size &&
+                *options.world_size != *environment.world_size
+            ? fmt::format("; the launcher started {} processes (WORLD_SIZE): leave .world_size out",
+                          *environment.world_size)
+            : ""));
   }
   plan.launched = plan.rank == environment.rank && plan.size == environment.world_size;
 }

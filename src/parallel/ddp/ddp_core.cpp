@@ -24,7 +24,8 @@ namespace {
 
 // What the collective calls of a forward in `join` are for.
 constexpr const char* kAgreeing =
-    "agreeing with the ranks that have joined; in join, make no other collective calls";
+    "agreeing with the ranks that have joined; in join, make no other collective calls, and run "
+    "forward and backward of one model before those of the next";
 
 void check_caps(const DdpOptions& options) {
   const auto check = [](double mib, const char* option) {
@@ -195,7 +196,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
     ddp::check_same_model(model_, options_);
     broadcast_all(0);
   }
-  parameter_count_ = model_.parameters().size();
+  for (const auto& parameter : model_.parameters()) wrapped_.push_back(parameter.tensor);
   show_to_viewers(options_.process_group);
   reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
   logical_ranks_ =
@@ -395,12 +396,20 @@ void DdpCore::check_loop() const {
 // Rarely, as it walks through the module.
 void DdpCore::check_parameters() {
   if (!std::has_single_bit(++forwards_)) return;
-  const std::size_t now = model_.parameters().size();
-  if (now == parameter_count_) return;
-  throw UsageError(
-      fmt::format("the module has {} parameters and had {} when it was wrapped: "
-                  "wrap it after it is complete",
-                  now, parameter_count_));
+  const auto now = model_.parameters();
+  if (now.size() != wrapped_.size()) {
+    throw UsageError(
+        fmt::format("the module has {} parameters and had {} when it was wrapped: "
+                    "wrap it after it is complete",
+                    now.size(), wrapped_.size()));
+  }
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (now[i].tensor.is_same(wrapped_[i])) continue;
+    throw UsageError(
+        fmt::format("parameter {} is another tensor than when the module was wrapped: replace "
+                    "layers first, then wrap it",
+                    now[i].name));
+  }
 }
 
 // Counts the step. Not with ranks that have joined: they get the model later.

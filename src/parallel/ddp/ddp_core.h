@@ -92,7 +92,7 @@ class DdpCore final : public Joinable {
   std::unique_ptr<ddp::Reducer> reducer_;
   std::shared_ptr<LogicalRanksCore> logical_ranks_;
   std::vector<at::Tensor> buffers_;
-  std::size_t parameter_count_ = 0;
+  std::vector<at::Tensor> wrapped_;  // the module's parameters at construction
   std::uint64_t forwards_ = 0;
   std::uint64_t steps_ = 0;          // synchronised ones
   double samples_ = 0;               // that set_samples was given last

@@ -240,7 +240,8 @@ std::size_t LogicalRanksCore::index_of(int rank) const {
   }
   throw UsageError(fmt::format("logical rank {} has no state here: {}", rank,
                                enabled_ ? fmt::format("this rank runs {} from {} on", count, first)
-                                        : "DdpOptions::logical_ranks is not set"));
+                                        : "set DdpOptions::logical_ranks to save and load what "
+                                          "belongs to logical ranks"));
 }
 
 LogicalRankState LogicalRanksCore::state(int rank) const {

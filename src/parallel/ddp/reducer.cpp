@@ -36,7 +36,7 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
 }
 
 Reducer::~Reducer() {
-  warn_if_never_called();
+  if (std::uncaught_exceptions() <= exceptions_ && !called_) warn_never_called();
 }
 
 void Reducer::before_forward(bool synchronise, bool requires_backward, bool later) {
@@ -212,6 +212,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
 void Reducer::count_local_backward() {
   const int backward = torch::autograd::get_current_graph_task_id();
   if (backward <= last_local_backward_) return;
+  if (last_local_backward_ >= 0 && !called_) warn_never_called();
   last_local_backward_ = backward;
   if (!in_leaves_) return summarizer_.count_local_backward();
   if (leaves_ended_ > leaf_) {
@@ -456,14 +457,13 @@ void Reducer::end_join() {
   summarizer_.forget_local_backwards();
 }
 
-// Warns if gradients arrived although no forward of the wrapper was ever called.
-void Reducer::warn_if_never_called() const noexcept {
-  if (called_ || std::uncaught_exceptions() > exceptions_) return;
+// Warns once if gradients arrived, although no forward of the wrapper was called.
+void Reducer::warn_never_called() noexcept {
   Indices arrived;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (usage_.used_locally()[i]) arrived.push_back(i);
   }
-  if (arrived.empty()) return;
+  if (arrived.empty() || std::exchange(warned_, true)) return;
   base::log(LogLevel::warning,
             "DistributedDataParallel averaged nothing: gradients arrived in {}, but no forward ran "
             "through the wrapper: call the wrapper instead of its module",

@@ -136,7 +136,7 @@ class Reducer {
   void reduce_rest(const Indices& missing);
   void finish_buckets(const std::vector<bool>& own, const std::vector<bool>& fallback);
   void end_step();
-  void warn_if_never_called() const noexcept;
+  void warn_never_called() noexcept;
 
   DdpOptions options_;
   ParameterClaim claim_;
@@ -153,6 +153,7 @@ class Reducer {
   bool synchronise_ = false;
   bool records_ = false;  // whether the current or last forward belongs to a step
   bool called_ = false;   // whether before_forward or note_evaluation was called
+  bool warned_ = false;   // that they were not
   int exceptions_ = std::uncaught_exceptions();  // when this was made
   std::optional<double> weight_;
   std::vector<double> weights_;  // of the leaves that have begun; empty without weights

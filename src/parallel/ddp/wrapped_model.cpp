@@ -19,6 +19,7 @@
 #include "distributed/intraop_threads.h"
 #include "distributed/process_state.h"
 #include "parallel/sync_batch_norm/normalize.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline::ddp {
 namespace {
@@ -195,10 +196,11 @@ bool WrappedModel::has_sync_batch_norm() const {
 void check_same_model(const WrappedModel& model, const DdpOptions& options) {
   const ProcessGroup& group = options.process_group;
   constexpr std::size_t kOptions = 2;
-  const auto texts =
-      all_gather_bytes(fmt::format("{}\n{}\n{}", describe_logical_ranks(options.logical_ranks),
-                                   describe(options.average), fmt::join(describe(model), "\n")),
-                       {.group = group});
+  const std::string own = fmt::format("{}\n{}\n{}", describe_logical_ranks(options.logical_ranks),
+                                      describe(options.average), fmt::join(describe(model), "\n"));
+  const auto texts = parallel::with_error_context(
+      "comparing the ranks' models; construct it on all ranks of its group",
+      [&] { return all_gather_bytes(own, {.group = group}); });
   const auto number = [&](std::size_t rank) {
     return distributed::global_rank_of(group, static_cast<int>(rank));
   };

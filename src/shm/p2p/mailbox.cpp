@@ -30,10 +30,13 @@ void Mailbox::check(bool sending, const Message& message) const {
   region_->check_usable({operation, 0});
   const bool any = message.peer == kAnyRank && !sending;
   const int size = region_->size();
-  if (!any && (message.peer < 0 || message.peer >= size || message.peer == region_->rank())) {
-    throw UsageError(
-        fmt::format("{} with rank {}: the group has ranks 0 to {}, this one is rank {}", operation,
-                    message.peer, size - 1, region_->rank()));
+  if (message.peer == region_->rank()) {
+    throw UsageError(fmt::format("{} with rank {}, which is this rank itself: copy the tensor",
+                                 operation, message.peer));
+  }
+  if (!any && (message.peer < 0 || message.peer >= size)) {
+    throw UsageError(fmt::format("{} with rank {}: the group has ranks 0 to {}", operation,
+                                 message.peer, size - 1));
   }
   if (any && size == 1) {
     throw UsageError("recv from any rank: the group has no other rank");
@@ -246,8 +249,11 @@ void Mailbox::fail_late(const Request& request) {
   const AwaitedRank late = follow_waits(*region_, peer, RankSet::all(region_->size()));
   region_->fail(
       {FailureKind::timeout, RankSet{ranks.of(late.rank)},
-       fmt::format("{} {} {}{}", describe_ranks({ranks.of(peer)}),
-                   request.sending ? "did not receive" : "did not send", within, late.chain)},
+       fmt::format("{} {} {}{}{}", describe_ranks({ranks.of(peer)}),
+                   request.sending ? "did not receive" : "did not send", within, late.chain,
+                   late.is_circle ? "; they wait for each other: send and receive in one "
+                                    "batch_isend_irecv, or one rank receives first"
+                                  : "")},
       op);
 }
 

@@ -305,6 +305,12 @@ TEST_P(DivergenceWorldsUpTo2, WarnsOfAWrapperThatWasNeverCalled) {
     });
     ASSERT_EQ(warnings.size(), 1u);
     EXPECT_THAT(warnings[0], AllOf(HasSubstr("first.weight"), HasSubstr("call the wrapper")));
+    auto trained = make_net(at::kDouble);
+    const Model outlives(trained);
+    const auto early = warnings_of([&] {
+      for (int step = 0; step < 3; ++step) loss_of(trained(x), x).backward();
+    });
+    EXPECT_EQ(early.size(), 1u);
     EXPECT_TRUE(warnings_of([&] {
                   Model model(make_net(at::kDouble));
                   loss_of(model(x), x).backward();

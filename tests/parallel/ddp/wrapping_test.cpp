@@ -161,6 +161,17 @@ TEST(Wrapping, RejectsUnsupportedModels) {
   });
 }
 
+TEST(Ddp, NamesALayerThatWasReplaced) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    auto net = make_net(at::kDouble);
+    DistributedDataParallel model(net);
+    net->replace_module("last", std::make_shared<torch::nn::LinearImpl>(1, 1));
+    EXPECT_THAT(
+        [&] { model(batch_of(rank, 0, at::kDouble)); },
+        ThrowsMessage<UsageError>(HasSubstr("parameter last.weight is another tensor than when")));
+  });
+}
+
 TEST(Ddp, RejectsUnsupportedUse) {
   expect_torch_ranks(2, "paceline", [](int rank, int /*size*/) {
     const auto product = [](PairImpl& self, const Tensor& x) { return x * self.v * self.w; };
