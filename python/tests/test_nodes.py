@@ -23,6 +23,7 @@ import test_failures
 import test_groups
 import test_messages
 import test_paceline_ddp
+import test_paceline_ddp_errors
 import test_sharding
 
 ON_MACHINES = Path(__file__).resolve().parent.parent.parent / "build/release/bin/on_machines"
@@ -197,7 +198,7 @@ class PacelineDdp(test_paceline_ddp.Training):
     backend = ranks.TWO_NODES
 
 
-class PacelineDdpErrors(test_paceline_ddp.Errors):
+class PacelineDdpErrors(test_paceline_ddp_errors.Errors):
     backend = ranks.TWO_NODES
 
 
