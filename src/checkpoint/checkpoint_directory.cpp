@@ -321,8 +321,7 @@ class CheckpointDirectory::Impl {
       message += fmt::format("; ranks: {}, and {} when it was saved", size_, saved_size);
     }
     if (!change.empty()) {
-      message += fmt::format(
-          "; {}: last bits may differ from those of a run that was not interrupted", change);
+      message += fmt::format("; {}: last bits may differ from an uninterrupted run's", change);
     }
     return {place.step, place.is_hidden() ? place_of(directory_, place.step).path : place.path,
             message};

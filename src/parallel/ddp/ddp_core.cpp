@@ -25,7 +25,7 @@ namespace {
 // What the collective calls of a forward in `join` are for.
 constexpr const char* kAgreeing =
     "agreeing with the ranks that have joined; in join, make no other collective calls, and run "
-    "forward and backward of one model before those of the next";
+    "the backward of one model before the forward of the next";
 
 void check_caps(const DdpOptions& options) {
   const auto check = [](double mib, const char* option) {
