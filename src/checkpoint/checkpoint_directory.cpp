@@ -26,7 +26,6 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
-#include "distributed/intraop_threads.h"
 #include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 
@@ -302,8 +301,7 @@ class CheckpointDirectory::Impl {
     int saved_size = 0;
     std::string change;
     agree(attempt([&] {
-            load_states(place, states);
-            saved_size = checkpoint::read_manifest(place, 0).world_size;
+            saved_size = load_states(place, states);
             change = describe_change(place);
           }),
           what);
@@ -357,7 +355,8 @@ class CheckpointDirectory::Impl {
     return fmt::format("on {}, {}", shm::describe_ranks(ranks), *first);
   }
 
-  void load_states(const Place& place, const States& states) const {
+  // Returns how many ranks saved them.
+  int load_states(const Place& place, const States& states) const {
     const auto read = [&](const std::string& name) {
       return pickle_load(place.path / name).toGenericDict();
     };
@@ -392,6 +391,7 @@ class CheckpointDirectory::Impl {
       const std::scoped_lock lock(generator.mutex());
       generator.set_state(random->value().toTensor());
     }
+    return saved_size;
   }
 
   GenericDict logical_states(const Place& place, const std::string& name, int saved_size) const {

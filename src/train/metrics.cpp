@@ -95,8 +95,7 @@ double Metrics::Values::mean(const std::string& name) const {
 }
 
 at::Tensor Metrics::Values::confusion(const std::string& name, std::int64_t classes) const {
-  const auto found = find(confusions, "confusion", name, at::Tensor());
-  return found.defined() ? found : at::zeros({classes, classes}, at::kLong);
+  return find(confusions, "confusion", name, at::zeros({classes, classes}, at::kLong));
 }
 
 Metrics::Values Metrics::reduce() {
