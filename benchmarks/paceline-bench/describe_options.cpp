@@ -24,6 +24,11 @@ shared memory. "a rank sends" counts the elements of messages, the least to the 
 rounds, of the slowest rank, with its 90 % confidence interval. "theory" is the time in which
 links of that rate carry the elements.)";
 
+// Without the list of units that the transformation adds to the help.
+CLI::Validator size() {
+  return CLI::AsSizeValue(false).description("");
+}
+
 void describe_topology(CLI::App& topology, CLI::App& app, Options& options) {
   topology
       .add_option("--algorithms", options.algorithms,
@@ -32,7 +37,7 @@ void describe_topology(CLI::App& topology, CLI::App& app, Options& options) {
       ->type_name("NAME");
   topology.add_option("--bytes", options.bytes, "The size, as in 64KB (default 1MB)")
       ->expected(1)
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(size())
       ->type_name("SIZE");
   CLI::Option* const svg =
       topology.add_option("--svg", options.svg, "Draw the times into this file");
@@ -42,13 +47,15 @@ void describe_topology(CLI::App& topology, CLI::App& app, Options& options) {
                           "Measure nothing: print the steps of a ring of so many ranks, which\n"
                           "--svg draws");
   draw->type_name("N");
-  for (CLI::Option* const other : topology.get_options()) {
-    if (other != draw && other != svg && other->get_name() != "--help") draw->excludes(other);
-  }
-  for (const char* const other :
-       {"--ranks", "--nodes", "--link", "--rounds", "--threads", "--json", "--quick"}) {
-    draw->excludes(app.get_option(other));
-  }
+  // Not by excludes(), which the help of each of these options would mention.
+  topology.final_callback([&topology, &app, draw, svg] {
+    for (CLI::App* const one : {&topology, &app}) {
+      for (const CLI::Option* const other : one->get_options()) {
+        if (draw->count() == 0 || other->count() == 0 || other == draw || other == svg) continue;
+        throw CLI::ExcludesError(other->get_name(), draw->get_name());
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -95,7 +102,7 @@ void describe_options(CLI::App& app, Options& options) {
       ->type_name("NAME");
   collectives->add_option("--bytes", options.bytes, "Sizes, as in 4,64KB,25MB (KB: 1024 bytes)")
       ->delimiter(',')
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(size())
       ->type_name("SIZE");
   collectives
       ->add_option("--mpi", options.mpi,
