@@ -35,6 +35,7 @@ struct Options {
   std::int64_t warmup_steps = 50;
   double lr = 2e-3;
   bool bf16 = false;
+  int log_every = 20;
   int evaluate_every = 100;
   std::uint64_t seed = 1;
   int sample = 400;
@@ -54,6 +55,7 @@ void declare(paceline::Config& config, Options& options) {
   config.add("warmup_steps", options.warmup_steps, "Steps until the highest learning rate");
   config.add("lr", options.lr, "The highest learning rate");
   config.add("bf16", options.bf16, "Compute in bfloat16");
+  config.add("log_every", options.log_every, "Steps between lines with the loss");
   config.add("evaluate_every", options.evaluate_every, "Steps between validations and checkpoints");
   config.add("seed", options.seed);
   config.add("sample", options.sample, "Bytes to write at the end");
@@ -208,9 +210,11 @@ double rate_of(std::int64_t step, const Options& options) {
   return kLeast + (1 - kLeast) * (1 + cosine) / 2;
 }
 
-void train(const Options& options, const paceline::Config& config) {
-  TORCH_CHECK(options.context >= 4 && options.accumulate >= 1 && options.evaluate_every >= 1,
-              "context must be at least 4; accumulate and evaluate_every at least 1");
+int train(const Options& options, const paceline::Config& config) {
+  TORCH_CHECK(options.context >= 4, "context must be at least 4");
+  for (const int each : {options.accumulate, options.log_every, options.evaluate_every}) {
+    TORCH_CHECK(each >= 1, "accumulate, log_every and evaluate_every must be at least 1");
+  }
   TORCH_CHECK(options.heads >= 1 && options.width % options.heads == 0,
               "width must be a multiple of heads");
   const auto world = paceline::init_process_group();
@@ -250,15 +254,16 @@ void train(const Options& options, const paceline::Config& config) {
   log.info(std::to_string(train_set.tokens()) + " bytes to train with, on " +
            std::to_string(paceline::get_world_size()) + " ranks");
   paceline::SummaryWriter writer(options.run, {.purge_step = step});
+  paceline::Preemption preemption;
 
   paceline::Metrics metrics;
   int micro_batch = 0;
   for (auto epoch = loader.epoch(); step < options.steps; ++epoch) {
     for (auto& [x, y] : loader.epoch(epoch)) {
       const bool is_last = ++micro_batch % options.accumulate == 0;
+      torch::Tensor loss;
       {
         const auto guard = model.no_sync(!is_last);  // gradients are averaged once a step
-        torch::Tensor loss;
         {
           const paceline::autocast precision(at::kCPU, {.enabled = options.bf16});
           loss = cross_entropy(model(x).flatten(0, 1), y.flatten());
@@ -271,14 +276,23 @@ void train(const Options& options, const paceline::Config& config) {
       optimizer.step();
       optimizer.zero_grad();
       schedule.step();
-      if (++step % options.evaluate_every == 0 || step == options.steps) {
+      if (++step % options.log_every == 0) {
+        log.info("step " + std::to_string(step) + ": loss " + std::to_string(loss.item<double>()));
+      }
+      const bool is_preempted = preemption.requested();
+      const bool evaluates = step % options.evaluate_every == 0 || step == options.steps;
+      if (evaluates) {
         auto values = metrics.reduce().means;
         values["valid/bits_per_byte"] = evaluate(model, valid_set, options) / std::numbers::ln2;
         writer.add_scalars(values, step);
         log.info("step " + std::to_string(step) + ": training loss " +
                  std::to_string(values["train/loss"]) + ", valid bits per byte " +
                  std::to_string(values["valid/bits_per_byte"]));
-        checkpoints.save(step, states);
+      }
+      if (evaluates || is_preempted) checkpoints.save(step, states);
+      if (is_preempted) {
+        checkpoints.wait();
+        return paceline::Preemption::exit_code;
       }
       if (step == options.steps) break;
     }
@@ -289,6 +303,7 @@ void train(const Options& options, const paceline::Config& config) {
     paceline::save(*model.module(), options.run / "gpt.safetensors");
     if (options.sample > 0) paceline::print(write_text(*model.module(), options));
   }
+  return 0;
 }
 
 int main(int argc, char** argv) {
@@ -298,8 +313,8 @@ int main(int argc, char** argv) {
     declare(config, options);
     if (const auto text = config.parse(argc, argv)) {
       paceline::print(*text);
-    } else {
-      train(options, config);
+      return 0;
     }
+    return train(options, config);
   });
 }
