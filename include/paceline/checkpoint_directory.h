@@ -53,6 +53,7 @@ class PACELINE_API Stateful {
   /// See state_dict(const torch::optim::Optimizer&).
   Stateful(torch::optim::Optimizer& optimizer);
   /// The states of the logical ranks that this rank runs. Another number of ranks may load them.
+  /// Throws UsageError if DdpOptions::logical_ranks is not set.
   Stateful(LogicalRanks ranks);
   /// The elements of a tensor.
   Stateful(at::Tensor& tensor);

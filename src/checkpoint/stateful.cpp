@@ -1,6 +1,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <tuple>
 #include <utility>
 
 #include <paceline/checkpoint_directory.h>
@@ -79,7 +80,10 @@ Stateful::Stateful(LogicalRanks ranks)
               ranks.set_state(rank, logical_state_of(found->value()));
             }
           },
-          Stateful::Scope::logical_ranks) {}
+          Stateful::Scope::logical_ranks) {
+  // Without DdpOptions::logical_ranks this throws, before anything is trained.
+  std::ignore = ranks.state(ranks.range().first);
+}
 
 void Stateful::throw_other_type(const at::IValue& value) {
   if (value.isInt()) {

@@ -525,6 +525,8 @@ TEST_F(Checkpoints, AnotherNumberOfLogicalRanksIsRefused) {
       call(checkpoints, States{{"ranks", model.logical_ranks()}});
     };
     with_ranks(4, [](auto& checkpoints, const States& states) { checkpoints.save(1, states); });
+    EXPECT_THAT([&] { with_ranks(0, [](auto&, const States&) {}); },
+                ThrowsMessage<UsageError>(HasSubstr("set DdpOptions::logical_ranks")));
     for (const int other : {2, 8}) {
       EXPECT_THAT(
           [&] {

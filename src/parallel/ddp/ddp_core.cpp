@@ -383,8 +383,11 @@ std::pair<bool, bool> DdpCore::agree(Part part, bool broadcasts) {
 void DdpCore::check_loop() const {
   if (!logical_ranks_->in_loop()) {
     throw UsageError(
-        "with logical_ranks, run a training forward inside a loop over logical_ranks(); run one "
-        "without a backward under torch::NoGradGuard");
+        LogicalRanksCore::is_any_in_loop()
+            ? "this loop is over the logical ranks of another model: run a training forward of "
+              "this one inside a loop over its own"
+            : "with logical_ranks, run a training forward inside a loop over logical_ranks(); run "
+              "one without a backward under torch::NoGradGuard");
   }
   if (join() != nullptr) {
     throw UsageError(

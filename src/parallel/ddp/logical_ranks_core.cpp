@@ -110,6 +110,10 @@ LogicalRange LogicalRanksCore::range() const {
   return {first, count};
 }
 
+bool LogicalRanksCore::is_any_in_loop() {
+  return open_loop != nullptr;
+}
+
 std::uint64_t LogicalRanksCore::begin() {
   check_outside("a loop over logical ranks");
   if (std::exchange(was_broken_, false)) {

@@ -35,6 +35,8 @@ class LogicalRanksCore {
   // changes nothing.
   bool enabled() const { return enabled_; }
   bool in_loop() const { return current_ >= 0; }
+  // Of any model of this process.
+  static bool is_any_in_loop();
 
   // Returns the loop's number.
   std::uint64_t begin();

@@ -352,9 +352,13 @@ TEST(LogicalRanksErrors, LoopsOfTwoModelsOneAfterTheOther) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     DistributedDataParallel one(make_net(at::kFloat), {.logical_ranks = 2});
     DistributedDataParallel other(make_net(at::kFloat), {.logical_ranks = 2});
+    EXPECT_THAT([&] { run_backward(one, 0); },
+                ThrowsMessage<UsageError>(HasSubstr("inside a loop over logical_ranks()")));
     for (const int logical : one.logical_ranks()) {
       EXPECT_THAT([&] { other.logical_ranks().begin(); },
                   ThrowsMessage<UsageError>(HasSubstr("of another model is under way")));
+      EXPECT_THAT([&] { run_backward(other, logical); },
+                  ThrowsMessage<UsageError>(HasSubstr("over the logical ranks of another model")));
       // All threads share the default generator.
       std::thread([&] {
         EXPECT_THAT([&] { other.logical_ranks().begin(); },
