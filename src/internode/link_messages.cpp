@@ -54,6 +54,10 @@ class Writer {
     add(aborted.at_fault);
     add(aborted.gone);
   }
+  void add(const Waits& waits) {
+    add(waits.rank);
+    add(waits.awaited);
+  }
 
   std::string take() { return std::move(text_); }
 
@@ -120,6 +124,10 @@ class Reader {
     read(aborted.step);
     read(aborted.at_fault);
     read(aborted.gone);
+  }
+  void read(Waits& waits) {
+    read(waits.rank);
+    read(waits.awaited);
   }
 
  private:

@@ -67,7 +67,13 @@ struct Aborted {
   std::uint8_t gone = 0;  // 1: as in SecondLevel::abort
 };
 
-using LinkMessage = std::variant<Hello, Share, Question, Answer, Failed, Left, Aborted>;
+// A rank of the node waits for a message to or from another rank. Both are global ranks.
+struct Waits {
+  std::int32_t rank = 0;
+  std::int32_t awaited = -1;  // -1: none
+};
+
+using LinkMessage = std::variant<Hello, Share, Question, Answer, Failed, Left, Aborted, Waits>;
 
 std::string encode(const LinkMessage& message);
 // nullopt for text that no encode() makes.

@@ -134,12 +134,9 @@ shm::RankSet NodeLinks::silent_leaders() {
   shm::RankSet ranks;
   {
     const std::lock_guard lock(mutex_);
-    const auto now = Clock::now();
-    const bool asks = now - looked_for_silence_ >= kPatience;
-    if (asks) looked_for_silence_ = now;
-    for (std::size_t node = 0; node < nodes_.size(); ++node) {
-      if (asks) ask(node, kPing, now);
-      if (is_silent(nodes_[node])) ranks.insert(nodes_[node].leader);
+    ask_whether_all_run(Clock::now());
+    for (const Node& node : nodes_) {
+      if (is_silent(node)) ranks.insert(node.leader);
     }
     if (is_flushed()) return ranks;
   }
@@ -234,6 +231,7 @@ bool NodeLinks::serve(Callbacks& complete) {
   for (Node& node : nodes_) check_connection(node);
   check_region();
   ask();
+  exchange_waits();
   return !stop_ || (!is_flushed() && !stop_->expired());
 }
 
@@ -268,6 +266,8 @@ void NodeLinks::handle(std::size_t node, const std::string& text, Callbacks& com
     if (callback != on_abort_.end() && callback->second) {
       callback->second(*aborted);
     }
+  } else if (const auto* const waits = std::get_if<Waits>(&*message)) {
+    if (nodes_[node].ranks.contains(waits->rank)) nodes_[node].waits[waits->rank] = waits->awaited;
   }
 }
 
@@ -317,10 +317,53 @@ void NodeLinks::ask() {
   }
 }
 
+void NodeLinks::ask_whether_all_run(Clock::time_point now) {
+  if (now - asked_whether_all_run_ < kPatience) return;
+  asked_whether_all_run_ = now;
+  for (std::size_t node = 0; node < nodes_.size(); ++node) ask(node, kPing, now);
+}
+
 void NodeLinks::ask(std::size_t node, const Topic& topic, Clock::time_point now) {
   if (node == node_) return;
   if (!nodes_[node].asked) nodes_[node].asked = now;
   send(node, encode(Question{topic}));
+}
+
+// Says whom the ranks of this node wait for messages of, where that has changed.
+void NodeLinks::exchange_waits() {
+  const auto now = Clock::now();
+  if (now - exchanged_waits_ < kPatience) return;
+  exchanged_waits_ = now;
+  Node& own = nodes_[node_];
+  bool waits = false;
+  for (int rank = 0; rank < region_->size(); ++rank) {
+    const int global = region_->global_ranks().of(rank);
+    int awaited = region_->awaited_by(global).value_or(-1);
+    // What a rank waited for when it was stopped does not matter.
+    if (awaited >= 0 && !region_->peers().describe_stop(rank).empty()) awaited = -1;
+    waits = waits || awaited >= 0;
+    int& said = own.waits.try_emplace(global, -1).first->second;
+    if (awaited != said) send_to_all(Waits{global, said = awaited});
+  }
+  if (waits) ask_whether_all_run(now);
+  show_waits();
+}
+
+// To the ranks of this node.
+void NodeLinks::show_waits() {
+  auto& shown = region_->memory().group_block().awaited_elsewhere;
+  for (std::size_t number = 0; number < nodes_.size(); ++number) {
+    const Node& node = nodes_[number];
+    // A leader that does not run says nothing, and its node's ranks wait for it sooner or later.
+    const bool silent = is_silent(node);
+    for (const int rank : node.ranks) {
+      const auto said = node.waits.find(rank);
+      int awaited = said == node.waits.end() ? -1 : said->second;
+      if (silent) awaited = rank == node.leader ? -1 : node.leader;
+      shown[static_cast<std::size_t>(rank)].store(static_cast<std::uint32_t>(awaited) + 1,
+                                                  std::memory_order_relaxed);
+    }
+  }
 }
 
 void NodeLinks::send(std::size_t node, const std::string& message) {

@@ -31,7 +31,8 @@ inline constexpr std::chrono::seconds kCauseTime =
 //
 // A failure of the group on another node becomes the failure of this node's region, and the other
 // way round. So does the death of a rank of this node, even if no rank waits, the loss of another
-// node's leader, and of a machine that has not answered for Connection::kSilenceLimit.
+// node's leader, and of a machine that has not answered for Connection::kSilenceLimit. Twice a
+// second they show in each region whose messages the ranks of other nodes wait for.
 //
 // Thread-safe. In a forked child only the destructor may be called, and does nothing.
 class NodeLinks {
@@ -93,6 +94,7 @@ class NodeLinks {
     int leader;          // global
     bool lost = false;
     std::optional<Clock::time_point> asked{};  // it has sent nothing since
+    std::map<int, int> waits{};  // whom its ranks wait for messages of, as it says; global ranks
   };
   struct Gather {
     explicit Gather(std::size_t nodes) : shares(nodes), late(nodes) {}
@@ -117,7 +119,10 @@ class NodeLinks {
   void check_connection(Node& node);
   void check_region();
   void ask();
+  void ask_whether_all_run(Clock::time_point now);
   void ask(std::size_t node, const Topic& topic, Clock::time_point now);
+  void exchange_waits();
+  void show_waits();
   static bool is_silent(const Node& node);
   void send(std::size_t node, const std::string& message);  // encoded
   void send_to_all(const LinkMessage& message);
@@ -140,7 +145,8 @@ class NodeLinks {
   shm::RankSet left_;                          // on other nodes
   shm::RankSet own_left_;                      // on this one, as the others know
   bool told_failure_ = false;
-  Clock::time_point looked_for_silence_{};
+  Clock::time_point asked_whether_all_run_{};
+  Clock::time_point exchanged_waits_{};
   std::optional<base::Deadline> stop_;  // by when the thread ends
 
   std::thread thread_;

@@ -202,6 +202,13 @@ int RemoteMessages::sender(Request& request) {
   return request.message.peer;
 }
 
+std::unique_ptr<shm::Awaiting> RemoteMessages::awaiting(Request& request) {
+  const std::lock_guard lock(request.mutex);
+  const int peer = request.message.peer;
+  if (peer == Message::kAnyRank) return nullptr;
+  return std::make_unique<shm::Awaiting>(*region_, global_ranks_.of(peer));
+}
+
 bool RemoteMessages::check(Request& request) {
   std::exception_ptr error;
   {
@@ -214,21 +221,28 @@ bool RemoteMessages::check(Request& request) {
                        fmt::format("{} failed: {}", describe(request), request.engine_error)});
       }
       if (!request.deadline.expired()) return false;
-      const std::string who = request.message.peer == Message::kAnyRank
-                                  ? "no rank sent"
-                                  : fmt::format("{} did not {}", describe_peer(request),
-                                                request.sending ? "receive" : "send");
-      fail(request, {shm::FailureKind::timeout, peer_of(request),
-                     fmt::format("{} {} {} within the timeout of {} s: {}", who,
-                                 request.sending ? "from" : "to", global_ranks_.describe({rank_}),
-                                 static_cast<double>(request.deadline.budget().count()) / 1000,
-                                 describe(request))});
+      fail_late(request);
     } catch (...) {
       error = std::current_exception();
     }
   }
   end(request, error);
   return true;
+}
+
+void RemoteMessages::fail_late(const Request& request) {
+  const std::string within =
+      fmt::format("{} {} within the timeout of {} s: {}", request.sending ? "from" : "to",
+                  global_ranks_.describe({rank_}),
+                  static_cast<double>(request.deadline.budget().count()) / 1000, describe(request));
+  if (request.message.peer == Message::kAnyRank) {
+    fail(request, {shm::FailureKind::timeout, shm::RankSet(), "no rank sent " + within});
+  }
+  const auto late = shm::follow_waits(*region_, global_ranks_.of(request.message.peer),
+                                      shm::RankSet::all(shm::kMaxWorldSize));
+  fail(request, {shm::FailureKind::timeout, shm::RankSet{late.rank},
+                 fmt::format("{} did not {} {}{}", describe_peer(request),
+                             request.sending ? "receive" : "send", within, late.chain)});
 }
 
 // Not on a thread of the engine.

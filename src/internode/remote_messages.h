@@ -10,6 +10,7 @@
 #include <string>
 
 #include "internode/engine.h"
+#include "shm/late_ranks.h"
 #include "shm/p2p/request.h"
 #include "shm/region.h"
 
@@ -45,6 +46,8 @@ class RemoteMessages {
                                    Done done);
   // Of a request that is complete: the sender of what was received.
   static int sender(Request& request);
+  // The wait of a thread for a request, for other ranks; null if any rank may send.
+  std::unique_ptr<shm::Awaiting> awaiting(Request& request);
   // Call now and then until a request has ended: ends it if the group has failed, or if its time is
   // over, which fails the group. Returns whether it has ended.
   bool check(Request& request);
@@ -60,6 +63,7 @@ class RemoteMessages {
   static void end(Request& request, const std::exception_ptr& error);
   static void finish(Request& request, const std::exception_ptr& error);
   [[noreturn]] void fail(const Request& request, const shm::Failure& failure);
+  [[noreturn]] void fail_late(const Request& request);
   shm::RankSet peer_of(const Request& request) const;
   std::string describe(const Request& request) const;
   std::string describe_peer(const Request& request) const;

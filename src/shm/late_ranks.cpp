@@ -15,8 +15,8 @@ namespace {
 std::string state_of(const Region& region, int rank, bool missing, const WaitContext& context) {
   std::vector<std::string> texts{context.last_seen(rank, missing)};
   if (missing) {
-    if (const auto other = region.awaited_by(rank)) {
-      texts.push_back(fmt::format("it waits for rank {}", region.global_ranks().of(*other)));
+    if (const auto other = region.awaited_by(region.global_ranks().of(rank))) {
+      texts.push_back(fmt::format("it waits for rank {}", *other));
     }
     texts.push_back(region.peers().describe_stop(rank));
   }
@@ -41,8 +41,10 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
   late.on_other_nodes = context.missing_on_other_nodes();
   if (late.on_other_nodes.empty()) {
     late.missing = context.missing() | RankSet{peer};
+    const RankSet missing = region.global_ranks().of(late.missing);
     for (int rank = 0; rank < region.size(); ++rank) {
-      if (late.missing.contains(rank) && follow_waits(region, rank, late.missing).rank == rank) {
+      const int global = region.global_ranks().of(rank);
+      if (missing.contains(global) && follow_waits(region, global, missing).rank == global) {
         late.ranks.insert(rank);
       }
     }
@@ -62,22 +64,23 @@ LateRanks find_late_ranks(const Region& region, int peer, const WaitContext& con
 
 AwaitedRank follow_waits(const Region& region, int peer, const RankSet& among) {
   AwaitedRank found{peer};
-  RankSet seen{region.rank()};
+  RankSet seen{region.global_ranks().of(region.rank())};
   for (int rank = peer; !seen.contains(rank);) {
     seen.insert(rank);
     found.rank = rank;
-    const std::string stop = region.peers().describe_stop(rank);
+    const auto here = region.find(rank);
+    const std::string stop = here ? region.peers().describe_stop(*here) : "";
     // What a rank waited for when it was stopped does not matter.
     const int next = stop.empty() ? region.awaited_by(rank).value_or(-1) : -1;
-    const int number = region.global_ranks().of(rank);
-    if (!stop.empty()) found.chain += fmt::format("; rank {}: {}", number, stop);
+    if (!stop.empty()) found.chain += fmt::format("; rank {}: {}", rank, stop);
     if (next < 0 || !among.contains(next)) return found;
-    found.chain +=
-        fmt::format("; rank {} waits for rank {}", number, region.global_ranks().of(next));
+    found.chain += fmt::format("; rank {} waits for rank {}", rank, next);
     rank = next;
   }
   found.rank = peer;
-  found.is_circle = true;
+  found.chain +=
+      "; they wait for each other: send and receive in one batch_isend_irecv, or one rank receives "
+      "first";
   return found;
 }
 

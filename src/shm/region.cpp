@@ -168,20 +168,32 @@ bool Region::claim_report(int late, std::chrono::steady_clock::time_point since)
                                          std::memory_order_relaxed);
 }
 
-void Region::begin_awaiting(int peer) {
-  memory_->rank_block(rank_).awaited.store(static_cast<std::uint32_t>(peer + 1),
+void Region::begin_awaiting(int global_rank) {
+  memory_->rank_block(rank_).awaited.store(static_cast<std::uint32_t>(global_rank + 1),
                                            std::memory_order_relaxed);
 }
 
-void Region::end_awaiting(int peer) {
-  auto own = static_cast<std::uint32_t>(peer + 1);
+void Region::end_awaiting(int global_rank) {
+  auto own = static_cast<std::uint32_t>(global_rank + 1);
   memory_->rank_block(rank_).awaited.compare_exchange_strong(own, 0, std::memory_order_relaxed);
 }
 
-std::optional<int> Region::awaited_by(int rank) const {
-  const auto value = memory_->rank_block(rank).awaited.load(std::memory_order_relaxed);
-  if (value == 0 || value > static_cast<std::uint32_t>(size_)) return std::nullopt;
+std::optional<int> Region::awaited_by(int global_rank) const {
+  if (global_rank < 0 || global_rank >= kMaxWorldSize) return std::nullopt;
+  const auto here = find(global_rank);
+  const auto& elsewhere = memory_->group_block().awaited_elsewhere;
+  const auto& word =
+      here ? memory_->rank_block(*here).awaited : elsewhere[static_cast<std::size_t>(global_rank)];
+  const auto value = word.load(std::memory_order_relaxed);
+  if (value == 0 || value > kMaxWorldSize) return std::nullopt;
   return static_cast<int>(value) - 1;
+}
+
+std::optional<int> Region::find(int global_rank) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (global_ranks().of(rank) == global_rank) return rank;
+  }
+  return std::nullopt;
 }
 
 Failure Region::failure() const {

@@ -106,11 +106,14 @@ class Region {
   [[noreturn]] void fail_lost(int peer, const std::string& where, const OpContext& op);
   // Whether this rank is to report that a rank is late: no other rank has done so after `since`.
   bool claim_report(int late, std::chrono::steady_clock::time_point since);
-  // Tells ranks that wait for this one that a thread of it waits for a message to or from `peer`,
-  // until it does not. Of several threads, the last one counts.
-  void begin_awaiting(int peer);
-  void end_awaiting(int peer);
-  std::optional<int> awaited_by(int rank) const;
+  // Tells ranks that wait for this one that a thread of it waits for a message to or from a global
+  // rank, until it does not. Of several threads, the last one counts.
+  void begin_awaiting(int global_rank);
+  void end_awaiting(int global_rank);
+  // Between global ranks, on any node.
+  std::optional<int> awaited_by(int global_rank) const;
+  // The rank of this group that is a global rank; nullopt if none is.
+  std::optional<int> find(int global_rank) const;
   // Throws if the group has failed, this rank has left it or this process is a forked child.
   void check_usable(const OpContext& op) const;
   // Throws the group's failure. The death of any peer becomes that failure, and so does the

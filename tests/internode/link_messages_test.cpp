@@ -36,12 +36,18 @@ TEST(LinkMessages, ArriveAsTheyWereSent) {
   const Aborted aborted = after_a_journey(Aborted{topic, {7}});
   EXPECT_EQ(aborted.step, topic);
   EXPECT_EQ(aborted.at_fault, shm::RankSet({7}));
+  const Waits waits = after_a_journey(Waits{1023, -1});
+  EXPECT_EQ(waits.rank, 1023);
+  EXPECT_EQ(waits.awaited, -1);
 }
 
 TEST(LinkMessages, OfOtherBytesAreNone) {
-  const LinkMessage messages[] = {Hello{"1", "world", 1}, Share{{}, "text"},
-                                  Failed{{shm::FailureKind::peer_lost, {1}, "why"}}, Left{{1}},
-                                  Aborted{{}, {1}}};
+  const LinkMessage messages[] = {Hello{"1", "world", 1},
+                                  Share{{}, "text"},
+                                  Failed{{shm::FailureKind::peer_lost, {1}, "why"}},
+                                  Left{{1}},
+                                  Aborted{{}, {1}},
+                                  Waits{1, 2}};
   for (const LinkMessage& message : messages) {
     const std::string text = encode(message);
     for (std::size_t size = 0; size < text.size(); ++size) {
@@ -49,7 +55,7 @@ TEST(LinkMessages, OfOtherBytesAreNone) {
     }
     EXPECT_FALSE(decode_link_message(text + "x"));
   }
-  EXPECT_FALSE(decode_link_message("\x07"));
+  EXPECT_FALSE(decode_link_message("\x08"));
   std::string wrong_kind = encode(Failed{{shm::FailureKind::mismatch, {}, ""}});
   for (const char kind : {'\0', '\4'}) {
     wrong_kind[1] = kind;

@@ -7,10 +7,12 @@
 #include <chrono>
 #include <latch>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "internode/nodes_of_threads.h"
+#include "support/eventually.h"
 
 namespace paceline::internode {
 namespace {
@@ -52,6 +54,16 @@ TEST_F(NodeLinksOfTwo, TellALeaderThatDoesNotAnswerUntilItDoes) {
   EXPECT_EQ(links_[0]->silent_leaders(), shm::RankSet{global_rank_of(1)});
   go_on_.count_down();
   while (!links_[0]->silent_leaders().empty()) std::this_thread::yield();
+}
+
+TEST_F(NodeLinksOfTwo, ShowWhomRanksOfOtherNodesWaitFor) {
+  const int rank = global_rank_of(0);
+  const auto awaited = [&] { return regions_[1]->awaited_by(rank); };
+  EXPECT_EQ(awaited(), std::nullopt);
+  regions_[0]->begin_awaiting(global_rank_of(1));
+  EXPECT_TRUE(test::eventually([&] { return awaited() == global_rank_of(1); }));
+  regions_[0]->end_awaiting(global_rank_of(1));
+  EXPECT_TRUE(test::eventually([&] { return awaited() == std::nullopt; }));
 }
 
 TEST_F(NodeLinksOfTwo, SayThatARankHasLeftBeforeTheyClose) {

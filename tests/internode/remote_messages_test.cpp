@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,8 @@ class Waited {
     });
   }
   void wait() {
+    const auto awaiting = messages_.awaiting(*request_);
+    awaiting->show();
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, 10ms, [&] { return done_; })) {
       lock.unlock();
@@ -61,10 +64,11 @@ class Waited {
 };
 
 std::vector<std::exception_ptr> run(
-    const std::function<void(RemoteMessages&, Group&, int peer)>& body) {
+    const std::function<void(RemoteMessages&, Group&, int peer)>& body,
+    const std::vector<int>& nodes = {0, 1}) {
   EngineNetwork network;
   EngineNetwork between;
-  return test::run_on_nodes({0, 1}, network, [&](Group& group) {
+  return test::run_on_nodes(nodes, network, [&](Group& group) {
     RemoteMessages messages(group.region(), group.global_ranks(), group.rank(),
                             between.engine(group.rank()));
     body(messages, group, 1 - group.rank());
@@ -147,6 +151,54 @@ TEST(RemoteMessages, ATimeoutNamesTheRankThatDidNotSend) {
                     "within the timeout of 0.2 s: recv of 4 float32 from rank 100 on node 0"));
       EXPECT_THAT(timeout.ranks(), ElementsAre(100));
     }
+  }
+}
+
+// Rank 0 sends nothing. Ranks 1 and 2 are on one node, and wait for others in a row with rank 3.
+TEST(RemoteMessages, ATimeoutNamesTheRankThatAllWaitFor) {
+  const auto errors = run(
+      [](RemoteMessages& messages, Group& group, int /*peer*/) {
+        std::vector<float> data(4);
+        const int rank = group.rank();
+        if (rank == 0) return;  // into the barrier
+        if (rank == 1) {
+          while (group.region()->awaited_by(103) != 102 || group.region()->awaited_by(102) != 100) {
+            std::this_thread::sleep_for(1ms);
+          }
+        }
+        const int peer = rank == 1 ? 3 : rank == 3 ? 2 : 0;
+        Waited one(messages, &RemoteMessages::receive,
+                   message_of(data, peer, 0, rank == 1 ? 50ms : 1min));
+        one.wait();
+      },
+      {0, 1, 1, 2});
+  for (const auto& error : errors) {
+    try {
+      if (error) std::rethrow_exception(error);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Timeout& timeout) {
+      EXPECT_THAT(timeout.what(),
+                  AllOf(HasSubstr("rank 103 on node 2 did not send to rank 101 on node 1 within"),
+                        HasSubstr("; rank 103 waits for rank 102; rank 102 waits for rank 100")));
+      EXPECT_THAT(timeout.ranks(), ElementsAre(100));
+    }
+  }
+}
+
+TEST(RemoteMessages, ATimeoutOfRanksThatWaitForEachOtherSaysSo) {
+  const auto errors = run([](RemoteMessages& messages, Group& group, int peer) {
+    std::vector<float> data(4);
+    const bool is_first = group.rank() == 0;
+    const auto is_known = [&] { return group.region()->awaited_by(101) == 100; };
+    while (is_first && !is_known()) std::this_thread::sleep_for(1ms);
+    Waited one(messages, &RemoteMessages::receive,
+               message_of(data, peer, 0, is_first ? 50ms : 1min));
+    one.wait();
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT([&] { std::rethrow_exception(error); },
+                ::testing::ThrowsMessage<Timeout>(
+                    HasSubstr("; rank 101 waits for rank 100; they wait for each other: send")));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -48,10 +49,15 @@ class RemoteMessageWork final : public PacelineWork {
     check_not_forked();
     std::optional<base::Deadline> deadline;
     if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
+    std::unique_ptr<shm::Awaiting> awaiting;
     while (!isCompleted()) {
       if (deadline && deadline->expired()) throw_late(timeout);
-      std::unique_lock lock(mutex_);
-      base::wait_until(cv_, lock, base::Deadline::after(10ms), [&] { return completed_; });
+      {
+        std::unique_lock lock(mutex_);
+        base::wait_until(cv_, lock, base::Deadline::after(10ms), [&] { return completed_; });
+      }
+      if (!awaiting) awaiting = messages_->awaiting(*request_);
+      if (awaiting) awaiting->show();
     }
     return PacelineWork::wait(kNoTimeout);
   }

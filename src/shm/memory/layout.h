@@ -1,11 +1,13 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "shm/collectives/control_block.h"
 #include "shm/membership/failure.h"
+#include "shm/membership/rank_set.h"
 #include "shm/p2p/message_header.h"
 #include "shm/sync/doorbell.h"
 #include "shm/sync/joint_cores.h"
@@ -16,6 +18,8 @@ namespace paceline::shm {
 struct GroupBlock {
   FailureRecord failure;
   alignas(kCacheLine) JointCores cores;
+  // RankBlock::awaited of global ranks on other nodes, as far as it is known here.
+  alignas(kCacheLine) std::array<std::atomic<std::uint32_t>, kMaxWorldSize> awaited_elsewhere;
 };
 
 // At the head of each rank's part, before its staging buffers and send rings.
@@ -26,8 +30,9 @@ struct RankBlock {
   Word marked;                        // 1 once it has marked the memory as open: see Mapping
   // When a rank last reported in the log that this one is late, in the ticks of steady_clock.
   std::atomic<std::uint64_t> late_report;
-  std::atomic<std::uint32_t> awaited;  // 1 + the rank that a thread of this one waits for; 0: none
-  std::uint64_t mark;                  // see CrossMemoryReader
+  // 1 + the global rank that a thread of this one waits for; 0: none.
+  std::atomic<std::uint32_t> awaited;
+  std::uint64_t mark;  // see CrossMemoryReader
   std::uint64_t mark_address;
   alignas(kCacheLine) Doorbell doorbell;
 };

@@ -196,7 +196,7 @@ void Mailbox::look_after_peers(MessageWait* wait) {
   // Apart from the other looks, which the P2P progress thread may make each time.
   if (wait != nullptr && region_->size() > 1 && now - wait->looked >= kLookInterval) {
     wait->looked = now;
-    wait->let_others_know();
+    wait->show();
     report_late_ranks(*region_, *wait->missing().begin(), *wait);
   }
   if (!is_time_to_look(now)) return;
@@ -246,14 +246,11 @@ void Mailbox::fail_late(const Request& request) {
   if (peer == kAnyRank) {
     region_->fail({FailureKind::timeout, RankSet(), "no rank sent " + within}, op);
   }
-  const AwaitedRank late = follow_waits(*region_, peer, RankSet::all(region_->size()));
+  const AwaitedRank late = follow_waits(*region_, ranks.of(peer), RankSet::all(kMaxWorldSize));
   region_->fail(
-      {FailureKind::timeout, RankSet{ranks.of(late.rank)},
-       fmt::format("{} {} {}{}{}", describe_ranks({ranks.of(peer)}),
-                   request.sending ? "did not receive" : "did not send", within, late.chain,
-                   late.is_circle ? "; they wait for each other: send and receive in one "
-                                    "batch_isend_irecv, or one rank receives first"
-                                  : "")},
+      {FailureKind::timeout, RankSet{late.rank},
+       fmt::format("{} {} {}{}", describe_ranks({ranks.of(peer)}),
+                   request.sending ? "did not receive" : "did not send", within, late.chain)},
       op);
 }
 

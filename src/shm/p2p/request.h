@@ -9,6 +9,7 @@
 
 #include "base/deadline.h"
 #include "shm/kernels/types.h"
+#include "shm/late_ranks.h"
 #include "shm/p2p/message_header.h"
 #include "shm/region.h"
 #include "shm/wait_context.h"
@@ -81,17 +82,12 @@ class MessageWait : public WaitContext {
         sending_(sending),
         region_(region) {}
 
-  ~MessageWait() {
-    if (is_known_) region_.end_awaiting(message_.peer);
-  }
   MessageWait(const MessageWait&) = delete;
   MessageWait& operator=(const MessageWait&) = delete;
 
-  // Call once the wait has lasted for a while.
-  void let_others_know() {
-    if (message_.peer == P2PMessage::kAnyRank) return;
-    region_.begin_awaiting(message_.peer);
-    is_known_ = true;
+  // As Awaiting::show.
+  void show() {
+    if (message_.peer != P2PMessage::kAnyRank) awaiting_.show();
   }
   // The peer; each other rank, if any of them may send.
   RankSet missing() const override {
@@ -109,7 +105,7 @@ class MessageWait : public WaitContext {
   const P2PMessage& message_;
   bool sending_;
   Region& region_;
-  bool is_known_ = false;
+  Awaiting awaiting_{region_, region_.global_ranks().of(message_.peer)};
   CallDeadline deadline_{message_.timeout};
 };
 
