@@ -2,13 +2,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -121,6 +125,26 @@ INSTANTIATE_TEST_SUITE_P(, GroupsBackends, ::testing::ValuesIn(backends()), test
 // The first rank to leave must not close the others' connections while they form the group.
 TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
   for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
+}
+
+// Such as one of a data loader. It may have a connection's socket when the other rank closes it.
+TEST(Groups, AcrossNodesMayBeDestroyedBesideAChildProcess) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  expect_torch_ranks(2, test::kAcrossNodes, [](int, int) {
+    for (int round = 0; round < 25 * test::thoroughness(); ++round) {
+      const ProcessGroup group = new_group();
+      all_reduce(torch::ones({1000}), {.group = group});
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) ::pause();
+      }
+      barrier({.group = group});
+      destroy_process_group(group);
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+    }
+  });
 }
 
 TEST(Groups, SixtyFourAtOnceWork) {

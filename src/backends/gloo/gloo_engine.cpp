@@ -125,6 +125,29 @@ GlooEngine::~GlooEngine() {
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  close_connections();
+}
+
+// The backend's own destructor first lets Gloo forget the connections, and then waits for its
+// thread. A connection that the other rank closes meanwhile, and whose socket a child process has
+// too, goes on reporting events, at which Gloo ends the process. While it knows them, it closes
+// them all if a wait for a message times out.
+void GlooEngine::close_connections() {
+  for (int tag = 0; tag < connections_; ++tag) {
+    bool closed = false;
+    for (const auto& [rank, peer] : peers_) {
+      if (closed) break;
+      if (!peer.handshake_ended || peer.handshake->error) continue;
+      try {
+        // The handshake was the last message with this tag.
+        std::vector<at::Tensor> nothing{at::zeros({1}, at::kByte)};
+        close_incomplete({{backend_->recv(nothing, rank, tag), 0, rank}});
+        closed = true;
+      } catch (const std::exception&) {
+        // This connection is closed.
+      }
+    }
+  }
 }
 
 std::unique_ptr<internode::Engine::Transfer> GlooEngine::connect(const std::vector<int>& ranks,

@@ -83,6 +83,7 @@ class GlooEngine final : public internode::Engine {
   void perform(State& state);
   void wait(State& state);
   static void close_incomplete(const Pieces& pieces);
+  void close_connections();
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
