@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -144,6 +145,25 @@ TEST(Groups, AcrossNodesMayBeDestroyedBesideAChildProcess) {
       ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, 0);
     }
+  });
+}
+
+TEST(Groups, AcrossNodesGloosThreadsDoNotPreempt) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  expect_torch_ranks(2, test::kAcrossNodes, [](int, int) {
+    int gloos = 0;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(thread.path() / "comm"), name);
+      const bool is_gloos = name == "gloo_tcp_loop";
+      gloos += is_gloos ? 1 : 0;
+      const pid_t id = std::stoi(thread.path().filename());
+      // A thread keeps this policy if the one that starts it has it.
+      if (is_gloos || id == ::getpid()) {
+        EXPECT_EQ(::sched_getscheduler(id), is_gloos ? SCHED_BATCH : SCHED_OTHER) << name;
+      }
+    }
+    EXPECT_GT(gloos, 0);
   });
 }
 

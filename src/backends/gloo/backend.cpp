@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <net/if.h>
+#include <sched.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <chrono>
@@ -140,10 +141,34 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   return backend;
 }
 
+// Threads that this one starts meanwhile do not preempt others when they wake up. Gloo's thread
+// polls without a pause while another one holds a connection's lock. If it has just preempted that
+// one, and no other core is free, the lock stays held until the scheduler's next tick, up to 4 ms.
+class StartsBatchThreads {
+ public:
+  StartsBatchThreads() {
+    if (::sched_getscheduler(0) == SCHED_OTHER) is_set_ = set(SCHED_BATCH);
+  }
+  StartsBatchThreads(const StartsBatchThreads&) = delete;
+  StartsBatchThreads& operator=(const StartsBatchThreads&) = delete;
+  ~StartsBatchThreads() {
+    if (is_set_) set(SCHED_OTHER);
+  }
+
+ private:
+  static bool set(int policy) {
+    const sched_param none{};
+    return ::sched_setscheduler(0, policy, &none) == 0;  // of this thread only
+  }
+
+  bool is_set_ = false;
+};
+
 // See PacelineOptions::gloo. Waits for nobody.
 std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest& request) {
   GlooOptions chosen = checked_options(request);
   chosen.lazy_init = true;
+  const StartsBatchThreads meanwhile;
   Devices devices = make_devices(chosen, request.host);
   if (devices.size() == 1 && chosen.interfaces.empty() && chosen.hostnames.empty()) {
     devices.push_back(make_devices(chosen, request.host).front());
