@@ -24,8 +24,10 @@ using namespace std::chrono_literals;
 constexpr auto kTick = 20ms;
 // How long a gather lasts before the nodes that are late are asked why, and how often they are.
 constexpr auto kPatience = 500ms;
-// A leader that does not answer for so long does not run.
+// A leader that does not answer for so long does not run. Longer for waits of messages, which
+// nobody judges within seconds.
 constexpr auto kAnswerLimit = 1s;
+constexpr auto kLongAnswerLimit = 3s;
 // No gather has it, as calls are numbered from 1. So a leader that runs answers.
 constexpr Topic kPing{};
 // For the last messages.
@@ -119,7 +121,7 @@ shm::RankSet NodeLinks::find_awaited(const Topic& topic) const {
   for (std::size_t node = 0; node < nodes_.size(); ++node) {
     if (gather.shares[node]) continue;
     const bool is_known = gather.late[node] && !gather.late[node]->empty();
-    if (is_silent(nodes_[node])) {
+    if (is_silent(nodes_[node], kAnswerLimit)) {
       ranks.insert(nodes_[node].leader);
     } else if (is_known) {
       ranks |= *gather.late[node];
@@ -136,7 +138,7 @@ shm::RankSet NodeLinks::silent_leaders() {
     const std::lock_guard lock(mutex_);
     ask_whether_all_run(Clock::now());
     for (const Node& node : nodes_) {
-      if (is_silent(node)) ranks.insert(node.leader);
+      if (is_silent(node, kAnswerLimit)) ranks.insert(node.leader);
     }
     if (is_flushed()) return ranks;
   }
@@ -144,8 +146,8 @@ shm::RankSet NodeLinks::silent_leaders() {
   return ranks;
 }
 
-bool NodeLinks::is_silent(const Node& node) {
-  return node.asked && Clock::now() - *node.asked > kAnswerLimit;
+bool NodeLinks::is_silent(const Node& node, std::chrono::seconds limit) {
+  return node.asked && Clock::now() - *node.asked > limit;
 }
 
 void NodeLinks::tell_failure() {
@@ -268,6 +270,7 @@ void NodeLinks::handle(std::size_t node, const std::string& text, Callbacks& com
     }
   } else if (const auto* const waits = std::get_if<Waits>(&*message)) {
     if (nodes_[node].ranks.contains(waits->rank)) nodes_[node].waits[waits->rank] = waits->awaited;
+    show_waits();
   }
 }
 
@@ -324,7 +327,7 @@ void NodeLinks::ask_whether_all_run(Clock::time_point now) {
 }
 
 void NodeLinks::ask(std::size_t node, const Topic& topic, Clock::time_point now) {
-  if (node == node_) return;
+  if (!is_reachable(nodes_[node])) return;
   if (!nodes_[node].asked) nodes_[node].asked = now;
   send(node, encode(Question{topic}));
 }
@@ -332,7 +335,7 @@ void NodeLinks::ask(std::size_t node, const Topic& topic, Clock::time_point now)
 // Says whom the ranks of this node wait for messages of, where that has changed.
 void NodeLinks::exchange_waits() {
   const auto now = Clock::now();
-  if (now - exchanged_waits_ < kPatience) return;
+  if (now - exchanged_waits_ < kPatience && !stop_) return;
   exchanged_waits_ = now;
   Node& own = nodes_[node_];
   bool waits = false;
@@ -349,17 +352,19 @@ void NodeLinks::exchange_waits() {
   show_waits();
 }
 
-// To the ranks of this node.
+// To the ranks of this node. Nothing is known of a node that has left or is lost, nor of any once
+// the thread ends.
 void NodeLinks::show_waits() {
   auto& shown = region_->memory().group_block().awaited_elsewhere;
-  for (std::size_t number = 0; number < nodes_.size(); ++number) {
-    const Node& node = nodes_[number];
+  for (const Node& node : nodes_) {
+    const bool is_known = is_reachable(node) && !stop_;
     // A leader that does not run says nothing, and its node's ranks wait for it sooner or later.
-    const bool silent = is_silent(node);
+    const bool silent = is_silent(node, kLongAnswerLimit);
     for (const int rank : node.ranks) {
       const auto said = node.waits.find(rank);
       int awaited = said == node.waits.end() ? -1 : said->second;
       if (silent) awaited = rank == node.leader ? -1 : node.leader;
+      if (!is_known) awaited = -1;
       shown[static_cast<std::size_t>(rank)].store(static_cast<std::uint32_t>(awaited) + 1,
                                                   std::memory_order_relaxed);
     }
@@ -367,8 +372,7 @@ void NodeLinks::show_waits() {
 }
 
 void NodeLinks::send(std::size_t node, const std::string& message) {
-  const auto& connection = nodes_[node].link.connection;
-  if (connection && !connection->loss()) connection->send(message);
+  if (is_reachable(nodes_[node])) nodes_[node].link.connection->send(message);
 }
 
 void NodeLinks::send_to_all(const LinkMessage& message) {

@@ -32,7 +32,7 @@ inline constexpr std::chrono::seconds kCauseTime =
 // A failure of the group on another node becomes the failure of this node's region, and the other
 // way round. So does the death of a rank of this node, even if no rank waits, the loss of another
 // node's leader, and of a machine that has not answered for Connection::kSilenceLimit. Twice a
-// second they show in each region whose messages the ranks of other nodes wait for.
+// second they show in each region which rank each rank of another node waits for.
 //
 // Thread-safe. In a forked child only the destructor may be called, and does nothing.
 class NodeLinks {
@@ -123,7 +123,11 @@ class NodeLinks {
   void ask(std::size_t node, const Topic& topic, Clock::time_point now);
   void exchange_waits();
   void show_waits();
-  static bool is_silent(const Node& node);
+  static bool is_silent(const Node& node, std::chrono::seconds limit);
+  // Another node's, whose leader has not left and is not lost.
+  static bool is_reachable(const Node& node) {
+    return node.link.connection && !node.link.connection->loss();
+  }
   void send(std::size_t node, const std::string& message);  // encoded
   void send_to_all(const LinkMessage& message);
   bool is_flushed() const;

@@ -34,15 +34,21 @@ class Awaiting {
   Awaiting(Region& region, int global_rank) : region_(region), global_rank_(global_rank) {}
   Awaiting(const Awaiting&) = delete;
   Awaiting& operator=(const Awaiting&) = delete;
-  ~Awaiting() { region_.end_awaiting(global_rank_); }
+  ~Awaiting() {
+    if (is_shown_) region_.end_awaiting(global_rank_);
+  }
 
   // Lets other ranks know of it, until it ends. Call now and then once it has lasted for a while:
   // other threads may wait too.
-  void show() { region_.begin_awaiting(global_rank_); }
+  void show() {
+    region_.begin_awaiting(global_rank_);
+    is_shown_ = true;
+  }
 
  private:
   Region& region_;
   int global_rank_;
+  bool is_shown_ = false;
 };
 
 // Reports in the log that they keep other ranks waiting, if that is due. One of the ranks that wait

@@ -128,10 +128,14 @@ TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
   for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
 }
 
-// Such as one of a data loader. It may have a connection's socket when the other rank closes it.
+// Such as one of a data loader. It may have a connection's socket when another rank closes it.
 TEST(Groups, AcrossNodesMayBeDestroyedBesideAChildProcess) {
   if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
-  expect_torch_ranks(2, test::kAcrossNodes, [](int, int) {
+  const auto ends = test::run_torch_ranks(3, test::kAcrossNodes, [](const auto& context) {
+    ::setenv("GROUP_RANK", std::to_string(context.rank).c_str(), 1);  // three nodes
+    ::setenv("LOCAL_RANK", "0", 1);
+    ::setenv("LOCAL_WORLD_SIZE", "1", 1);
+    const World world = init_process_group(context.init);
     for (int round = 0; round < 25 * test::thoroughness(); ++round) {
       const ProcessGroup group = new_group();
       all_reduce(torch::ones({1000}), {.group = group});
@@ -141,11 +145,15 @@ TEST(Groups, AcrossNodesMayBeDestroyedBesideAChildProcess) {
         for (;;) ::pause();
       }
       barrier({.group = group});
+      // It is never received.
+      const auto sent = send_async(torch::ones({10}), (context.rank + 1) % 3, {.group = group});
       destroy_process_group(group);
       ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, 0);
     }
+    return std::string();
   });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
 }
 
 TEST(Groups, AcrossNodesGloosThreadsDoNotPreempt) {

@@ -9,13 +9,13 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <paceline/error.h>
 
 #include "internode/nodes_of_threads.h"
+#include "support/eventually.h"
 
 namespace paceline::internode {
 namespace {
@@ -161,10 +161,12 @@ TEST(RemoteMessages, ATimeoutNamesTheRankThatAllWaitFor) {
         std::vector<float> data(4);
         const int rank = group.rank();
         if (rank == 0) return;  // into the barrier
+        const auto others_wait = [&] {
+          const shm::Region& region = *group.region();
+          return region.awaited_by(103) == 102 && region.awaited_by(102) == 100;
+        };
         if (rank == 1) {
-          while (group.region()->awaited_by(103) != 102 || group.region()->awaited_by(102) != 100) {
-            std::this_thread::sleep_for(1ms);
-          }
+          EXPECT_TRUE(test::eventually(others_wait));
         }
         const int peer = rank == 1 ? 3 : rank == 3 ? 2 : 0;
         Waited one(messages, &RemoteMessages::receive,
@@ -190,7 +192,9 @@ TEST(RemoteMessages, ATimeoutOfRanksThatWaitForEachOtherSaysSo) {
     std::vector<float> data(4);
     const bool is_first = group.rank() == 0;
     const auto is_known = [&] { return group.region()->awaited_by(101) == 100; };
-    while (is_first && !is_known()) std::this_thread::sleep_for(1ms);
+    if (is_first) {
+      EXPECT_TRUE(test::eventually(is_known));
+    }
     Waited one(messages, &RemoteMessages::receive,
                message_of(data, peer, 0, is_first ? 50ms : 1min));
     one.wait();

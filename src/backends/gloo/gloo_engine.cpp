@@ -27,7 +27,7 @@ namespace {
 // large ones.
 constexpr std::size_t kPieces = 2;
 constexpr std::size_t kLeastPiece = std::size_t{256} << 10;
-static_assert(GlooEngine::kTags * kPieces <= std::size_t{1} << 31);  // c10d's are ints
+static_assert(GlooEngine::kTags * kPieces < std::size_t{1} << 31);  // c10d's are ints
 // A transfer posts no further receive while it waits for so many bytes. Gloo sends only what has
 // been posted, and a link drops packets if all other nodes send to it at once.
 constexpr std::size_t kPostedBytes = std::size_t{512} << 10;
@@ -128,21 +128,18 @@ GlooEngine::~GlooEngine() {
   close_connections();
 }
 
-// The backend's own destructor first lets Gloo forget the connections, and then waits for its
-// thread. A connection that the other rank closes meanwhile, and whose socket a child process has
-// too, goes on reporting events, at which Gloo ends the process. While it knows them, it closes
-// them all if a wait for a message times out.
+// The backend's destructor ends Gloo's loop before it closes the connections. Meanwhile the loop
+// cannot forget one that its peer closes. If a child process has the socket, too, the loop goes on
+// seeing its end, and aborts. So they are closed first: Gloo closes them all if a wait for a
+// message times out.
 void GlooEngine::close_connections() {
-  for (int tag = 0; tag < connections_; ++tag) {
-    bool closed = false;
+  constexpr int kUnused = kTags * kPieces;  // above all tags of messages
+  for (int connection = 0; connection < connections_; ++connection) {
     for (const auto& [rank, peer] : peers_) {
-      if (closed) break;
       if (!peer.handshake_ended || peer.handshake->error) continue;
       try {
-        // The handshake was the last message with this tag.
         std::vector<at::Tensor> nothing{at::zeros({1}, at::kByte)};
-        close_incomplete({{backend_->recv(nothing, rank, tag), 0, rank}});
-        closed = true;
+        close_incomplete({{backend_->recv(nothing, rank, kUnused + connection), 0, rank}});
       } catch (const std::exception&) {
         // This connection is closed.
       }

@@ -54,7 +54,8 @@ class RemoteMessageWork final : public PacelineWork {
       if (deadline && deadline->expired()) throw_late(timeout);
       {
         std::unique_lock lock(mutex_);
-        base::wait_until(cv_, lock, base::Deadline::after(10ms), [&] { return completed_; });
+        const auto moment = base::Deadline::after(10ms);
+        if (base::wait_until(cv_, lock, moment, [&] { return completed_; })) continue;
       }
       if (!awaiting) awaiting = messages_->awaiting(*request_);
       if (awaiting) awaiting->show();

@@ -316,8 +316,8 @@ void TwoLevelReduction::restart_deadline() {
 
 void TwoLevelReduction::note_checks() {
   const auto now = base::Deadline::Clock::now();
-  // This rank did not run either, as after SIGSTOP of all, or on a machine without a free core.
-  if (now - noted_checks_ >= kHangTime) restart_deadline();
+  // This rank did not run either, as after SIGSTOP of all.
+  if (now - noted_checks_ >= kHangTime) checks_.clear();
   noted_checks_ = now;
   for (int rank = 0; rank < blocks_.size(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
