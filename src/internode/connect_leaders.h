@@ -13,11 +13,11 @@
 namespace paceline::internode {
 
 // While a group forms, how much longer than its timeout leaders wait for each other: a node may
-// need its whole timeout to learn which of its ranks is late.
-inline constexpr std::chrono::seconds kFormationGrace{2};
-// The same for ranks that wait for their leader, which has to find out who is late, on a machine
-// that may be busy.
-inline constexpr std::chrono::seconds kLeaderGrace = 4 * kFormationGrace;
+// need its whole timeout to learn which of its ranks is late, and may be a little behind on a busy
+// machine.
+inline constexpr std::chrono::seconds kFormationGrace{4};
+// The same for ranks that wait for their leader, which has to find out who is late.
+inline constexpr std::chrono::seconds kLeaderGrace = 2 * kFormationGrace;
 
 struct LeaderOptions {
   std::string group;         // its name, for messages
