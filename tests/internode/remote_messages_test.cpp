@@ -82,6 +82,21 @@ void expect_success(const std::vector<std::exception_ptr>& errors) {
   }
 }
 
+// Every rank throws an E that names this one.
+template <typename E>
+void expect_all_name(const std::vector<std::exception_ptr>& errors, int rank,
+                     const ::testing::Matcher<std::string>& text) {
+  for (const auto& error : errors) {
+    try {
+      if (error) std::rethrow_exception(error);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const E& thrown) {
+      EXPECT_THAT(thrown.what(), text);
+      EXPECT_THAT(thrown.ranks(), ElementsAre(rank));
+    }
+  }
+}
+
 RemoteMessages::Message message_of(std::vector<float>& data, int peer, int tag,
                                    std::chrono::milliseconds timeout = 1min) {
   return {data.data(), data.size(), DataType::float32, peer, tag, timeout};
@@ -120,17 +135,10 @@ TEST(RemoteMessages, OfDifferentSizesAreAMismatch) {
                message_of(data, peer, 7));
     one.wait();
   });
-  for (const auto& error : errors) {
-    try {
-      if (error) std::rethrow_exception(error);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const Mismatch& mismatch) {
-      EXPECT_THAT(mismatch.what(),
-                  HasSubstr("rank 100 on node 0 sent 3 float32 with tag 7 to rank 101 on node 1, "
-                            "which received 4 float32"));
-      EXPECT_THAT(mismatch.ranks(), ElementsAre(100));
-    }
-  }
+  expect_all_name<Mismatch>(
+      errors, 100,
+      HasSubstr("rank 100 on node 0 sent 3 float32 with tag 7 to rank 101 on node 1, "
+                "which received 4 float32"));
 }
 
 TEST(RemoteMessages, ATimeoutNamesTheRankThatDidNotSend) {
@@ -140,18 +148,10 @@ TEST(RemoteMessages, ATimeoutNamesTheRankThatDidNotSend) {
     Waited one(messages, &RemoteMessages::receive, message_of(data, peer, 0, 200ms));
     one.wait();
   });
-  for (const auto& error : errors) {
-    try {
-      if (error) std::rethrow_exception(error);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const Timeout& timeout) {
-      EXPECT_THAT(
-          timeout.what(),
-          HasSubstr("rank 100 on node 0 did not send to rank 101 on node 1 "
-                    "within the timeout of 0.2 s: recv of 4 float32 from rank 100 on node 0"));
-      EXPECT_THAT(timeout.ranks(), ElementsAre(100));
-    }
-  }
+  expect_all_name<Timeout>(
+      errors, 100,
+      HasSubstr("rank 100 on node 0 did not send to rank 101 on node 1 "
+                "within the timeout of 0.2 s: recv of 4 float32 from rank 100 on node 0"));
 }
 
 // Rank 0 sends nothing. Ranks 1 and 2 are on one node, and wait for others in a row with rank 3.
@@ -174,17 +174,10 @@ TEST(RemoteMessages, ATimeoutNamesTheRankThatAllWaitFor) {
         one.wait();
       },
       {0, 1, 1, 2});
-  for (const auto& error : errors) {
-    try {
-      if (error) std::rethrow_exception(error);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const Timeout& timeout) {
-      EXPECT_THAT(timeout.what(),
-                  AllOf(HasSubstr("rank 103 on node 2 did not send to rank 101 on node 1 within"),
-                        HasSubstr("; rank 103 waits for rank 102; rank 102 waits for rank 100")));
-      EXPECT_THAT(timeout.ranks(), ElementsAre(100));
-    }
-  }
+  expect_all_name<Timeout>(
+      errors, 100,
+      AllOf(HasSubstr("rank 103 on node 2 did not send to rank 101 on node 1 within"),
+            HasSubstr("; rank 103 waits for rank 102; rank 102 waits for rank 100")));
 }
 
 TEST(RemoteMessages, ATimeoutOfRanksThatWaitForEachOtherSaysSo) {
