@@ -221,28 +221,14 @@ bool RemoteMessages::check(Request& request) {
                        fmt::format("{} failed: {}", describe(request), request.engine_error)});
       }
       if (!request.deadline.expired()) return false;
-      fail_late(request);
+      fail(request,
+           shm::late_message(request.message, request.sending, rank_, global_ranks_, *region_));
     } catch (...) {
       error = std::current_exception();
     }
   }
   end(request, error);
   return true;
-}
-
-void RemoteMessages::fail_late(const Request& request) {
-  const std::string within =
-      fmt::format("{} {} within the timeout of {} s: {}", request.sending ? "from" : "to",
-                  global_ranks_.describe({rank_}),
-                  static_cast<double>(request.deadline.budget().count()) / 1000, describe(request));
-  if (request.message.peer == Message::kAnyRank) {
-    fail(request, {shm::FailureKind::timeout, shm::RankSet(), "no rank sent " + within});
-  }
-  const auto late = shm::follow_waits(*region_, global_ranks_.of(request.message.peer),
-                                      shm::RankSet::all(shm::kMaxWorldSize));
-  fail(request, {shm::FailureKind::timeout, shm::RankSet{late.rank},
-                 fmt::format("{} did not {} {}{}", describe_peer(request),
-                             request.sending ? "receive" : "send", within, late.chain)});
 }
 
 // Not on a thread of the engine.
@@ -300,16 +286,8 @@ shm::RankSet RemoteMessages::peer_of(const Request& request) const {
   return global_ranks_.of(shm::RankSet{request.message.peer});
 }
 
-std::string RemoteMessages::describe_peer(const Request& request) const {
-  if (request.message.peer == Message::kAnyRank) return "any rank";
-  return global_ranks_.describe({request.message.peer});
-}
-
 std::string RemoteMessages::describe(const Request& request) const {
-  return fmt::format("{} of {} {} {} {} with tag {} in group {}", request.sending ? "send" : "recv",
-                     request.message.count, name(request.message.type),
-                     request.sending ? "to" : "from", describe_peer(request), request.message.tag,
-                     region_->options().name);
+  return shm::describe(request.message, request.sending, global_ranks_, *region_);
 }
 
 }  // namespace paceline::internode

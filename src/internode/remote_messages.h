@@ -63,10 +63,8 @@ class RemoteMessages {
   static void end(Request& request, const std::exception_ptr& error);
   static void finish(Request& request, const std::exception_ptr& error);
   [[noreturn]] void fail(const Request& request, const shm::Failure& failure);
-  [[noreturn]] void fail_late(const Request& request);
   shm::RankSet peer_of(const Request& request) const;
   std::string describe(const Request& request) const;
-  std::string describe_peer(const Request& request) const;
 
   const std::shared_ptr<shm::Region> region_;
   const shm::GlobalRanks global_ranks_;

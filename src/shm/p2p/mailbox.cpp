@@ -4,8 +4,6 @@
 
 #include <paceline/error.h>
 
-#include "shm/late_ranks.h"
-
 namespace paceline::shm {
 namespace {
 
@@ -232,26 +230,9 @@ void Mailbox::check_request(const Request& request, const std::vector<bool>& her
   }
   if (!hope && missing >= 0) region_->fail_lost(missing, describe(request, *region_), op);
   if (!request.deadline.expired()) return;
-  fail_late(request);
-}
-
-void Mailbox::fail_late(const Request& request) {
-  const int peer = request.message.peer;
-  const GlobalRanks& ranks = region_->global_ranks();
-  const std::string within = fmt::format(
-      "{} rank {} within the timeout of {} s: {}", request.sending ? "from" : "to",
-      ranks.of(region_->rank()), static_cast<double>(request.deadline.budget().count()) / 1000.0,
-      describe(request, *region_));
-  const OpContext op = context_of(request);
-  if (peer == kAnyRank) {
-    region_->fail({FailureKind::timeout, RankSet(), "no rank sent " + within}, op);
-  }
-  const AwaitedRank late = follow_waits(*region_, ranks.of(peer), RankSet::all(kMaxWorldSize));
-  region_->fail(
-      {FailureKind::timeout, RankSet{late.rank},
-       fmt::format("{} {} {}{}", describe_ranks({ranks.of(peer)}),
-                   request.sending ? "did not receive" : "did not send", within, late.chain)},
-      op);
+  region_->fail(late_message(request.message, request.sending, region_->rank(),
+                             region_->global_ranks(), *region_),
+                op);
 }
 
 void Mailbox::end_all(const std::exception_ptr& error) {

@@ -90,7 +90,6 @@ class Mailbox {
   void look_after_peers(MessageWait* wait);
   bool is_time_to_look(Clock::time_point now);
   void check_request(const Request& request, const std::vector<bool>& here);
-  [[noreturn]] void fail_late(const Request& request);
   // Withdraws this rank's messages.
   void end_all(const std::exception_ptr& error);
 

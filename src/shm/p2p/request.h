@@ -67,11 +67,15 @@ inline bool P2PRequest::is_complete() const {
 inline OpContext context_of(const P2PRequest& request) {
   return {request.sending ? "send" : "recv", 0};
 }
-// "send of 10 float32 to rank 1 with tag 0 in group world".
-std::string describe(const P2PMessage& message, bool sending, const Region& region);
+// "send of 10 float32 to rank 1 with tag 0 in group world". `ranks`: whose ranks the message names.
+std::string describe(const P2PMessage& message, bool sending, const GlobalRanks& ranks,
+                     const Region& region);
 inline std::string describe(const P2PRequest& request, const Region& region) {
-  return describe(request.message, request.sending, region);
+  return describe(request.message, request.sending, region.global_ranks(), region);
 }
+// A message of `rank` that did not complete in time.
+Failure late_message(const P2PMessage& message, bool sending, int rank, const GlobalRanks& ranks,
+                     const Region& region);
 
 // Of a thread that waits for a message, for the log.
 class MessageWait : public WaitContext {
@@ -95,7 +99,9 @@ class MessageWait : public WaitContext {
                ? RankSet::all(region_.size()) - RankSet{region_.rank()}
                : RankSet{message_.peer};
   }
-  std::string describe() const override { return shm::describe(message_, sending_, region_); }
+  std::string describe() const override {
+    return shm::describe(message_, sending_, region_.global_ranks(), region_);
+  }
   bool waits(int /*rank*/) const override { return false; }
 
   // Whether a report is due.
