@@ -22,6 +22,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 1 << 20;
+constexpr std::size_t kLongestMessage = 1 << 16;  // in JSON, a byte may take six
 const std::filesystem::path kDescriptors = "/proc/self/fd";
 constexpr const char* kMemory = "paceline-error";
 
@@ -92,7 +93,8 @@ void write_error_file(const std::filesystem::path& path, std::string_view messag
       {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())}};
   if (!blamed_ranks.empty()) extra["blamed_ranks"] = blamed_ranks;
   if (node) extra["node"] = *node;
-  const json content = {{"message", {{"message", message}, {"extraInfo", extra}}}};
+  const json content = {
+      {"message", {{"message", message.substr(0, kLongestMessage)}, {"extraInfo", extra}}}};
 
   const bool is_in_memory = path.parent_path() == kDescriptors;
   std::filesystem::path temporary = path;

@@ -196,7 +196,10 @@ void Job::pass_output_until_end(Supervision& supervision) {
       timeout = output_.prepare_poll(fds);
     }
     const std::size_t outputs = fds.size() - 2;
-    if (spec_.other_nodes != nullptr) spec_.other_nodes->add_to(fds);
+    if (spec_.other_nodes != nullptr) {
+      const auto limit = static_cast<int>(spec_.other_nodes->add_to(fds).count());
+      timeout = timeout < 0 ? limit : std::min(timeout, limit);
+    }
     if (::poll(fds.data(), fds.size(), timeout) < 0) {
       if (errno == EINTR) continue;
       throw base::errno_error("cannot wait for the workers");

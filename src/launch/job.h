@@ -32,8 +32,8 @@ struct NodeRequest {
 class OtherNodes {
  public:
   virtual ~OtherNodes() = default;
-  // Adds what receive() waits for.
-  virtual void add_to(std::vector<pollfd>& fds) const = 0;
+  // Adds what receive() waits for. Returns for how long at most, an hour or less.
+  virtual std::chrono::milliseconds add_to(std::vector<pollfd>& fds) const = 0;
   // In order. Does not wait.
   virtual std::vector<NodeRequest> receive() = 0;
   // Tells them that a process of this node has failed, and which ranks its error is about; or which

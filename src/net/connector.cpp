@@ -41,6 +41,9 @@ std::optional<base::UniqueFd> Connector::advance() {
   int code = 0;
   socklen_t size = sizeof(code);
   ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &code, &size);
+  // While nobody listens there, TCP may connect a socket to itself, if the port is one that the
+  // system gives to sockets.
+  if (code == 0 && base::local_address(socket_.get()).to_string() == target_) code = ECONNREFUSED;
   if (code == 0) return std::move(socket_);
   fail(base::errno_error(target_, code).what());
   return std::nullopt;

@@ -55,6 +55,11 @@ std::optional<Deadline> Coordinator::deadline() const {
     all.push_back(last_call_ ? *last_call_ : join_deadline_);
     if (!last_call_) all.push_back(next_notice_);
   }
+  for (const auto& node : nodes_) {
+    if (!is_stranger(*node)) continue;
+    all.push_back(Deadline::after(std::chrono::ceil<std::chrono::milliseconds>(
+        node->connection.began() + kStrangerLimit - Clock::now())));
+  }
   if (all.empty()) return std::nullopt;
   return *std::ranges::min_element(all, {}, &Deadline::remaining);
 }
@@ -69,11 +74,10 @@ void Coordinator::advance() {
   accept_all();
   for (Node* const node : find_ready()) {
     for (const std::string& text : node->connection.receive()) handle(*node, text);
-    if (node->connection.loss()) handle_loss(*node);
   }
+  drop_lost();
   std::erase_if(nodes_, [&](const auto& node) {
-    return node.get() != own_ &&
-           (node->connection.loss() || (node->leaving && !node->connection.pending()));
+    return node.get() != own_ && node->leaving && !node->connection.pending();
   });
   drop_strangers();
   if (phase_ == Phase::running) finish_if_all_reported();
@@ -102,6 +106,10 @@ void Coordinator::accept_all() {
   }
 }
 
+bool Coordinator::is_stranger(const Node& node) const {
+  return &node != own_ && !node.connection.authenticated();
+}
+
 bool Coordinator::accepts() const {
   return listener_ && accept_again_.expired();
 }
@@ -109,13 +117,14 @@ bool Coordinator::accepts() const {
 // The oldest connection that has said nothing makes room for another, or else the oldest that has
 // not proved to be a node. If none were accepted while there are many, they would keep nodes out.
 void Coordinator::make_room() {
-  const auto is_stranger = [&](const auto& node) {
-    return node.get() != own_ && !node->connection.authenticated();
-  };
-  if (std::ranges::count_if(nodes_, is_stranger) < kMaxStrangers + 2 * rules_.max_nodes) return;
+  const auto strangers =
+      std::ranges::count_if(nodes_, [&](const auto& node) { return is_stranger(*node); });
+  if (strangers < kMaxStrangers + 2 * rules_.max_nodes) return;
   auto victim = std::ranges::find_if(
-      nodes_, [&](const auto& node) { return is_stranger(node) && !node->connection.greeted(); });
-  if (victim == nodes_.end()) victim = std::ranges::find_if(nodes_, is_stranger);
+      nodes_, [&](const auto& node) { return is_stranger(*node) && !node->connection.greeted(); });
+  if (victim == nodes_.end()) {
+    victim = std::ranges::find_if(nodes_, [&](const auto& node) { return is_stranger(*node); });
+  }
   nodes_.erase(victim);
 }
 
@@ -134,12 +143,23 @@ std::vector<Coordinator::Node*> Coordinator::find_ready() const {
   return ready;
 }
 
+// A message to a node may show that it is lost, and its loss is a message to others.
+void Coordinator::drop_lost() {
+  const auto is_lost = [&](const auto& node) {
+    return node.get() != own_ && node->connection.loss();
+  };
+  for (auto at = nodes_.begin(); (at = std::ranges::find_if(nodes_, is_lost)) != nodes_.end();) {
+    const auto node = std::move(*at);
+    nodes_.erase(at);
+    handle_loss(*node);
+  }
+}
+
 // Those that do not say in time who they are.
 void Coordinator::drop_strangers() {
   const auto oldest = Clock::now() - kStrangerLimit;
   std::erase_if(nodes_, [&](const auto& node) {
-    return node.get() != own_ && !node->connection.authenticated() &&
-           node->connection.began() < oldest;
+    return is_stranger(*node) && node->connection.began() <= oldest;
   });
 }
 

@@ -66,6 +66,8 @@ class Coordinator {
   bool accepts() const;
   void make_room();
   std::vector<Node*> find_ready() const;
+  bool is_stranger(const Node& node) const;
+  void drop_lost();
   void drop_strangers();
   void handle(Node& node, const std::string& text);
   void handle_join(Node& node, const Join& join);

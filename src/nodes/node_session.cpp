@@ -84,6 +84,7 @@ void NodeSession::find_role() {
         throw Error(fmt::format("{}; is another job using the port?", error.what()));
       }
       print_(fmt::format("paceline: {}; another launcher here may be node 0\n", error.what()));
+      may_listen_ = true;
     }
   }
   print_(fmt::format("paceline: looks for node 0 at {}\n", described_endpoint()));
@@ -184,31 +185,36 @@ void NodeSession::leave() {
 void NodeSession::wait() {
   std::vector<pollfd> fds;
   if (signals_ != nullptr) fds.push_back({signals_->fd(), POLLIN, 0});
-  add_to(fds);
-  // An hour stands for no limit.
-  auto limit = Deadline::after(1h).remaining();
-  const auto lower_to = [&](const std::optional<Deadline>& deadline) {
-    if (deadline) limit = std::min(limit, deadline->remaining());
-  };
-  if (coordinator_) lower_to(coordinator_->deadline());
-  lower_to(find_role_again_);
-  if (find_role_again_) {
-    lower_to(join_deadline_);
-  } else if (connector_) {
-    for (const Deadline& one : {connector_->deadline(), next_notice_, join_deadline_})
-      lower_to(one);
-  } else if (connection_ && !connection_->authenticated()) {
-    lower_to(answer_deadline_);
-  }
+  const auto limit = add_to(fds);
   ::poll(fds.data(), fds.size(), static_cast<int>(limit.count()));
   handle_signals();
   advance();
 }
 
-void NodeSession::add_to(std::vector<pollfd>& fds) const {
-  if (connector_) connector_->add_to(fds);
-  if (connection_) connection_->add_to(fds);
-  if (coordinator_) coordinator_->add_to(fds);
+std::chrono::milliseconds NodeSession::add_to(std::vector<pollfd>& fds) const {
+  std::chrono::milliseconds limit = 1h;
+  const auto lower_to = [&](const std::optional<Deadline>& deadline) {
+    if (deadline) limit = std::min(limit, deadline->remaining());
+  };
+  if (coordinator_) {
+    coordinator_->add_to(fds);
+    lower_to(coordinator_->deadline());
+  }
+  if (connection_) {
+    connection_->add_to(fds);
+    if (!connection_->authenticated()) lower_to(answer_deadline_);
+  }
+  if (connector_) {
+    connector_->add_to(fds);
+    lower_to(connector_->deadline());
+    lower_to(next_notice_);
+    lower_to(join_deadline_);
+  }
+  if (find_role_again_) {
+    lower_to(find_role_again_);
+    lower_to(join_deadline_);
+  }
+  return limit;
 }
 
 void NodeSession::advance() {
@@ -243,12 +249,26 @@ bool NodeSession::is_joined() const {
 void NodeSession::connect() {
   auto socket = connector_->advance();
   if (!connector_->last_failure().empty()) why_not_ = connector_->last_failure();
-  if (!socket) return;
+  if (!socket) {
+    if (may_listen_ && !why_not_.empty()) listen_again();
+    return;
+  }
   connection_.emplace(std::move(*socket), options_.key, net::SecureChannel::Side::connecting,
                       "launcher");
   connection_->send(encode(options_.join));
   answer_deadline_ = Deadline::after(options_.answer_limit);
   connector_.reset();
+}
+
+// If two launchers here begin to listen in the same moment, Linux may refuse both. Or the launcher
+// of an earlier job has ended.
+void NodeSession::listen_again() {
+  try {
+    coordinate(net::Listener(base::listening_address_for_machines(options_.host, options_.port)));
+    connector_.reset();
+  } catch (const Error&) {
+    // Another one listens, or will soon.
+  }
 }
 
 // While the coordinator has not accepted this node. Not node 0's, which reaches itself at once.

@@ -52,7 +52,7 @@ class NodeSession : public launch::OtherNodes {
   const Verdict& verdict() const { return *verdict_; }
 
   // For run_job.
-  void add_to(std::vector<pollfd>& fds) const override;
+  std::chrono::milliseconds add_to(std::vector<pollfd>& fds) const override;
   std::vector<launch::NodeRequest> receive() override;
   void report_failure(const std::vector<int>& blamed_ranks) override;
   void report_signal(int signal) override;
@@ -64,6 +64,7 @@ class NodeSession : public launch::OtherNodes {
   void wait();
   void advance();
   void connect();
+  void listen_again();
   bool is_over() const;
   bool is_joined() const;
   void check_joining();
@@ -85,6 +86,7 @@ class NodeSession : public launch::OtherNodes {
   base::Deadline join_deadline_;
   base::Deadline next_notice_;
   base::Deadline answer_deadline_;  // of an end that has accepted the connection
+  bool may_listen_ = false;         // this machine has the address, and its port was in use
   std::string why_not_;             // the last attempt to join failed
   int left_by_ = 0;                 // the signal that took this node out of the job
   std::map<int, int> own_signals_;  // how often each came during this wait

@@ -54,6 +54,17 @@ TEST_F(ErrorFileTest, RoundTrips) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 
+// Each byte of the first one takes six in JSON.
+TEST_F(ErrorFileTest, HasTheBeginningOfALongMessage) {
+  for (const char byte : {'\1', 'x'}) {
+    write_error_file(path_, std::string(std::size_t{3} << 20, byte), std::vector<int>{1});
+    const auto error = read_error_file(path_);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->message, std::string(1 << 16, byte));
+    EXPECT_THAT(error->blamed_ranks, ElementsAre(1));
+  }
+}
+
 TEST_F(ErrorFileTest, TellsTheNode) {
   write_error_file(path_, "x", {}, 3);
   std::ifstream file(path_);

@@ -236,7 +236,9 @@ TEST(RunJob, OutputGoesToTheSinkAndAnExceptionFromItKillsTheJob) {
 // What came before the processes, with the request to start them.
 class FailedElsewhere : public OtherNodes {
  public:
-  void add_to(std::vector<pollfd>&) const override {}
+  std::chrono::milliseconds add_to(std::vector<pollfd>&) const override {
+    return std::chrono::hours(1);
+  }
   std::vector<NodeRequest> receive() override { return std::exchange(requests_, {}); }
   void report_failure(const std::vector<int>&) override {}
   void report_signal(int) override {}

@@ -1,8 +1,15 @@
 #include "net/connection.h"
 
 #include <gmock/gmock.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <cstring>
+#include <fstream>
 
 #include "net/connector.h"
 #include "net/listener.h"
@@ -100,6 +107,34 @@ TEST(Connector, WaitsForAListener) {
     socket = connector.advance();
   }
   EXPECT_TRUE(listener.accept());
+}
+
+constexpr int kSkipped = 77;
+
+// In a network of its own, whose sockets get the port that nobody listens at.
+int run_alone_with_port(int port) {
+  if (::unshare(CLONE_NEWNET) != 0) return kSkipped;
+  const base::UniqueFd any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq loopback_up{};
+  std::strcpy(loopback_up.ifr_name, "lo");
+  loopback_up.ifr_flags = IFF_UP;
+  if (::ioctl(any.get(), SIOCSIFFLAGS, &loopback_up) != 0) return kSkipped;
+  std::ofstream("/proc/sys/net/ipv4/ip_local_port_range") << port << ' ' << port + 1;
+  Connector connector("127.0.0.1", port);
+  while (connector.last_failure().empty()) {
+    if (connector.advance()) return 1;
+    wait_for(connector);
+  }
+  return connector.last_failure().find("ECONNREFUSED") != std::string::npos ? 0 : 2;
+}
+
+TEST(Connector, DoesNotConnectToItself) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(run_alone_with_port(40000));
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (status == W_EXITCODE(kSkipped, 0)) GTEST_SKIP() << "a network of its own needs root";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Connector, NamesAHostThatCannotBeResolved) {

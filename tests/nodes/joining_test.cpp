@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 
 #include "nodes/session_fixture.h"
 
@@ -201,6 +202,17 @@ TEST_F(Session, NamesATakenPort) {
     EXPECT_THAT(error.what(),
                 AllOf(HasSubstr("127.0.0.1:"), HasSubstr("another job using the port")));
   }
+}
+
+// As after the end of an earlier job; or two launchers began to listen in the same moment.
+TEST_F(Session, CoordinatesOnceThePortIsFree) {
+  SessionOptions own = options(0, 1, false);
+  own.coordinates.reset();
+  auto other = std::make_optional<net::Listener>(base::resolve("127.0.0.1", port_.port()).front());
+  NodeSession session = make(own);
+  EXPECT_THAT(printed(), HasSubstr("another launcher here may be node 0"));
+  other.reset();
+  EXPECT_EQ(session.await_start()->node, 0);
 }
 
 // Of launchers without numbers on the endpoint's machine, the first is the coordinator.
