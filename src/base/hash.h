@@ -14,4 +14,13 @@ inline std::uint64_t hash(std::string_view text) {
   return result;
 }
 
+// Neighbouring numbers give unrelated ones (Steele, Lea and Flood, "Fast Splittable Pseudorandom
+// Number Generators", OOPSLA 2014).
+inline std::uint64_t splitmix(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
+  value = (value ^ value >> 27) * 0x94d049bb133111eb;
+  return value ^ value >> 31;
+}
+
 }  // namespace paceline::base

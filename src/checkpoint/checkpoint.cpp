@@ -19,6 +19,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/torch_file.h"
 #include "distributed/process_state.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline {
 namespace {
@@ -178,7 +179,10 @@ void save(const torch::nn::Module& module, const std::filesystem::path& path,
 }
 
 StateDict load(const std::filesystem::path& path, const LoadOptions& options) {
-  return options.broadcast ? load_and_broadcast(path, options) : load_here(path, options);
+  if (!options.broadcast) return load_here(path, options);
+  return parallel::with_error_context(
+      "reading for all ranks; with LoadOptions::broadcast call it on all of them",
+      [&] { return load_and_broadcast(path, options); }, "load");
 }
 
 void load(torch::nn::Module& module, const std::filesystem::path& path,

@@ -46,6 +46,7 @@ using checkpoint::Snapshot;
 using nlohmann::json;
 using Scope = Stateful::Scope;
 
+constexpr const char* kClass = "CheckpointDirectory";  // in errors
 constexpr const char* kRandom = "random state";
 
 // Here, or the library would export the thread's state.
@@ -170,7 +171,7 @@ class CheckpointDirectory::Impl {
           return all_gather_bytes(own.dump(-1, ' ', false, json::error_handler_t::replace),
                                   {.group = options_.group});
         },
-        "CheckpointDirectory");
+        kClass);
     const json first = json::parse(all.front());
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const json other = json::parse(all[rank]);
@@ -375,11 +376,7 @@ class CheckpointDirectory::Impl {
       }
       const GenericDict& from = is_shared ? shared : own;
       const auto found = from.find(name);
-      if (found == from.end()) {
-        std::vector<std::string> names;
-        for (const auto& one : from) names.push_back(one.key().toStringRef());
-        throw Error(fmt::format("there is no '{}', but {}", name, fmt::join(names, ", ")));
-      }
+      if (found == from.end()) throw_missing(fmt::format("'{}'", name), from);
       const std::string error =
           attempt([&state = state, &found] { state.load_state_dict(found->value()); });
       if (!error.empty()) throw Error(fmt::format("'{}': {}", name, error));
@@ -394,12 +391,18 @@ class CheckpointDirectory::Impl {
     return saved_size;
   }
 
+  [[noreturn]] static void throw_missing(const std::string& state, const GenericDict& part) {
+    std::vector<std::string> names;
+    for (const auto& one : part) names.push_back(one.key().toStringRef());
+    throw Error(fmt::format("there is no {}, but {}", state, fmt::join(names, ", ")));
+  }
+
   GenericDict logical_states(const Place& place, const std::string& name, int saved_size) const {
     GenericDict all = empty_dict();
     for (int rank = 0; rank < saved_size; ++rank) {
       const auto part = pickle_load(place.path / part_name(rank, "pt")).toGenericDict();
       const auto found = part.find(name);
-      if (found == part.end()) throw Error(fmt::format("there is no '{}' of rank {}", name, rank));
+      if (found == part.end()) throw_missing(fmt::format("'{}' of rank {}", name, rank), part);
       for (const auto& one : found->value().toGenericDict()) all.insert(one.key(), one.value());
     }
     return all;
@@ -417,7 +420,9 @@ class CheckpointDirectory::Impl {
 };
 
 CheckpointDirectory::CheckpointDirectory(fs::path directory, const CheckpointOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(directory), options)) {}
+    : impl_(parallel::with_error_context(
+          "being constructed; construct it on all ranks",
+          [&] { return std::make_unique<Impl>(std::move(directory), options); }, kClass)) {}
 CheckpointDirectory::CheckpointDirectory(CheckpointDirectory&&) noexcept = default;
 CheckpointDirectory& CheckpointDirectory::operator=(CheckpointDirectory&&) noexcept = default;
 CheckpointDirectory::~CheckpointDirectory() = default;
@@ -430,7 +435,8 @@ void CheckpointDirectory::wait() {
   impl_->wait();
 }
 std::optional<ResumedCheckpoint> CheckpointDirectory::resume(const States& states) {
-  return impl_->resume(states);
+  return parallel::with_error_context(
+      "resuming; call resume() on all ranks", [&] { return impl_->resume(states); }, kClass);
 }
 
 }  // namespace paceline

@@ -19,6 +19,9 @@
 namespace paceline::checkpoint {
 namespace {
 
+// Of the file's name, in that of its temporary file: file systems take 255 bytes.
+constexpr std::size_t kMostOfName = 200;
+
 std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }
@@ -37,20 +40,23 @@ std::filesystem::path follow_links(std::filesystem::path path) {
 
 FileWriter::FileWriter(std::filesystem::path path, const Options& options)
     : path_(follow_links(std::move(path))), options_(options) {
+  struct ::stat earlier {};
+  const bool exists = ::stat(path_.c_str(), &earlier) == 0;
+  // The rename below would replace a device, or a pipe that others have open.
+  if (exists && !S_ISREG(earlier.st_mode)) {
+    throw Error(fmt::format("cannot write {}: it is not a regular file", path_.string()));
+  }
   std::random_device random;
+  const std::string name = path_.filename().string().substr(0, kMostOfName);
   // Not mkstemp: the file is to have the permissions that others of this process have.
   do {
-    temporary_ =
-        directory_of(path_) / fmt::format(".{}.{:08x}", path_.filename().string(), random());
+    temporary_ = directory_of(path_) / fmt::format(".{}.{:08x}", name, random());
     file_ =
         base::UniqueFd(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   } while (!file_ && errno == EEXIST);
   if (!file_) fail();
-  struct ::stat earlier {};
   // Some file systems have no permissions to set.
-  if (::stat(path_.c_str(), &earlier) == 0) {
-    std::ignore = ::fchmod(file_.get(), earlier.st_mode & 0777);
-  }
+  if (exists) std::ignore = ::fchmod(file_.get(), earlier.st_mode & 0777);
 }
 
 FileWriter::~FileWriter() {

@@ -184,6 +184,11 @@ class MemberReader {
   GenericDict dict_;
 };
 
+template <typename Member>
+constexpr bool kMayBeNone = std::is_same_v<Member, at::Tensor>;
+template <typename Value>
+constexpr bool kMayBeNone<std::optional<Value>> = true;
+
 // Sets each member to what a dict has.
 class MemberWriter {
  public:
@@ -201,9 +206,9 @@ class MemberWriter {
   template <typename Member>
   void operator()(const char* name, Member& member) {
     const auto found = dict_.find(name);
-    // Python's states leave out the tensors that an optimizer's options do without.
+    // Python's states leave out what an optimizer's options, or its first steps, do without.
     const bool is_there = found != dict_.end();
-    if (!is_there && !std::is_same_v<Member, at::Tensor>) {
+    if (!is_there && !kMayBeNone<Member>) {
       throw Error(fmt::format("load_state_dict: {} has no '{}'", place_, name));
     }
     const at::IValue value = is_there ? found->value() : at::IValue();
@@ -239,7 +244,9 @@ class MemberWriter {
       tensor.reset();
       return;
     }
-    tensor = value.toTensor().detach().clone();
+    // LBFGS begins with a number in Python.
+    tensor = value.isScalar() ? at::scalar_to_tensor(value.toScalar())
+                              : value.toTensor().detach().clone();
     if (!parameter_.defined()) return;
     if (tensor.sizes() != parameter_.sizes()) {
       throw Error(fmt::format(

@@ -115,20 +115,21 @@ class TorchFileReader {
       throw UsageError(fmt::format(
           "{}: was written on a big-endian machine: load and save it in Python", path_));
     }
-    // It may be compressed, but not so that a small file takes all memory.
-    constexpr std::size_t kMostCompression = 16;
-    constexpr std::size_t kSmall = std::size_t{1} << 20;
     pickle_size_ = archive_.getRecordSize("data.pkl");
-    if (pickle_size_ / kMostCompression > file_->content().size() + kSmall) {
-      throw CorruptFile(fmt::format("{}: data.pkl has {} bytes, in a file of {}", path_,
-                                    pickle_size_, file_->content().size()));
-    }
     const Pickle pickle = parse_pickle(record("data.pkl"), path_ + ": data.pkl");
     return convert(*pickle.root);
   }
 
  private:
+  // It may be compressed, but not so that a small file takes all memory.
   std::string record(const std::string& name) {
+    constexpr std::size_t kMostCompression = 16;
+    constexpr std::size_t kSmall = std::size_t{1} << 20;
+    const std::size_t unpacked = archive_.getRecordSize(name);
+    if (unpacked / kMostCompression > file_->content().size() + kSmall) {
+      throw CorruptFile(fmt::format("{}: {} has {} bytes, in a file of {}", path_, name, unpacked,
+                                    file_->content().size()));
+    }
     const auto [data, size] = archive_.getRecord(name);
     return {static_cast<const char*>(data.get()), size};
   }
@@ -292,12 +293,14 @@ class TorchFileReader {
 
   at::Tensor make_tensor(const PickledTensor& what) {
     const at::ScalarType type = c10::getStringToDtypeMap().at(what.dtype);
-    const at::Tensor& data = storage(what.storage);
     const auto size = what.storage_size * static_cast<std::uint64_t>(bytes_of(what.dtype));
-    if (data.nbytes() < size) {
+    const std::uint64_t unpacked = archive_.getRecordSize("data/" + what.storage);
+    // More only if that needs no memory: then it is not compressed.
+    if (unpacked < size || unpacked > std::max<std::uint64_t>(size, file_->content().size())) {
       throw CorruptFile(fmt::format("{}: data/{} has {} bytes in place of {}", path_, what.storage,
-                                    data.nbytes(), size));
+                                    unpacked, size));
     }
+    const at::Tensor& data = storage(what.storage);
     at::Tensor tensor = at::empty({0}, at::TensorOptions(type).device(device_));
     tensor.set_(data.storage(), what.offset, what.sizes, what.strides);
     if (what.is_conjugate) tensor = tensor.conj();

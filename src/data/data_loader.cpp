@@ -11,6 +11,7 @@
 #include <exception>
 #include <string>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "distributed/translate.h"
 
@@ -27,13 +28,6 @@ std::string describe(std::span<const std::int64_t> indices) {
   const auto shown = indices.first(std::min(indices.size(), kShown));
   return fmt::format("{} {}{}", indices.size() == 1 ? "sample" : "a batch of the samples",
                      fmt::join(shown, ", "), shown.size() < indices.size() ? ", ..." : "");
-}
-
-// The finaliser of splitmix64: neighbouring numbers give unrelated seeds.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
 }
 
 }  // namespace
@@ -74,9 +68,9 @@ at::Generator make_generator() {
 
 void seed_for_sample(at::Generator& generator, std::uint64_t seed, std::int64_t epoch,
                      std::int64_t index) {
-  std::uint64_t hash = seed;
+  std::uint64_t hash = base::splitmix(seed);
   for (const std::int64_t part : {epoch, index}) {
-    hash = mix(hash + static_cast<std::uint64_t>(part) + 0x9e3779b97f4a7c15U);
+    hash = base::splitmix(hash + static_cast<std::uint64_t>(part));
   }
   generator.set_current_seed(hash);
 }

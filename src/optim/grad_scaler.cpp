@@ -5,6 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -20,8 +21,9 @@ void check_options(const GradScalerOptions& options) {
   const auto check = [](bool valid, const char* name, double value, const char* allowed) {
     if (!valid) throw UsageError(fmt::format("GradScaler: {} of {}: {}", name, value, allowed));
   };
-  check(options.init_scale > 0 && std::isfinite(options.init_scale), "init_scale",
-        options.init_scale, "it must be positive and finite");
+  const auto scale = static_cast<float>(options.init_scale);
+  check(scale > 0 && std::isfinite(scale), "init_scale", options.init_scale,
+        "it must be positive and finite, as a float");
   check(options.growth_factor > 1 && std::isfinite(options.growth_factor), "growth_factor",
         options.growth_factor, "it must exceed 1, and be finite");
   check(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor",
@@ -110,6 +112,9 @@ class GradScaler::Impl {
     std::int64_t tracker = 0;
     archive(state, options.init_scale, options, tracker);
     check_options(options);
+    if (tracker < 0 || !std::in_range<std::int32_t>(tracker)) {
+      state.reject(fmt::format("'_growth_tracker' is {}", tracker));
+    }
     options_ = options;
     growth_ = tracker;
     scale_.reset();  // made again for the next loss

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <torch/optim.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <tuple>
@@ -192,7 +193,10 @@ void OneCycle::check_read(const StateArchive& state) const {
 std::unique_ptr<EpochSchedule> make_one_cycle(torch::optim::Optimizer& optimizer,
                                               std::vector<double>& initial_lrs,
                                               const OneCycleLROptions& options) {
-  if (options.cycle_momentum && momentum_of(optimizer.defaults()).value == nullptr) {
+  const auto has_none = [](torch::optim::OptimizerParamGroup& group) {
+    return momentum_of(group.options()).value == nullptr;
+  };
+  if (options.cycle_momentum && std::ranges::any_of(optimizer.param_groups(), has_none)) {
     throw UsageError(
         "OneCycleLR: this optimizer has no momentum and no beta1 to cycle; set cycle_momentum = "
         "false");

@@ -58,7 +58,12 @@ std::int64_t total_steps_of(const OneCycleLROptions& options) {
   }
   check_positive("epochs", *options.epochs);
   check_positive("steps_per_epoch", *options.steps_per_epoch);
-  return *options.epochs * *options.steps_per_epoch;
+  std::int64_t steps = 0;
+  if (__builtin_mul_overflow(*options.epochs, *options.steps_per_epoch, &steps)) {
+    throw UsageError(fmt::format("OneCycleLR: {} epochs of {} steps are too many", *options.epochs,
+                                 *options.steps_per_epoch));
+  }
+  return steps;
 }
 
 std::vector<CyclePhase> cycle_phases(const OneCycleLROptions& options, std::int64_t total_steps) {

@@ -119,9 +119,11 @@ void Config::load(const fs::path& path) {
   errno = 0;
   std::ifstream file(path);
   std::ostringstream content;
-  if (!file || fs::is_directory(path) || (file.peek() != EOF && !(content << file.rdbuf()))) {
+  std::error_code ignored;
+  const bool is_directory = fs::is_directory(path, ignored);
+  if (!file || is_directory || (file.peek() != EOF && !(content << file.rdbuf()))) {
     throw Error(fmt::format("cannot read {}: {}", path.string(),
-                            fs::is_directory(path) ? "it is a directory" : std::strerror(errno)));
+                            is_directory ? "it is a directory" : std::strerror(errno)));
   }
   for (const ConfigValue& value : train::parse_yaml(content.str(), path.string())) {
     const std::string source = fmt::format("{}:{}", path.string(), value.line);

@@ -16,6 +16,7 @@
 #include "base/environment.h"
 #include "launch/job_result.h"
 #include "launch/signal_names.h"
+#include "parallel/with_error_context.h"
 
 namespace paceline {
 namespace {
@@ -91,7 +92,9 @@ Preemption::~Preemption() = default;
 bool Preemption::requested() {
   if (requested_) return true;
   const at::Tensor any = at::full({1}, received ? 1 : 0, at::kInt);
-  all_reduce(any, {.op = ReduceOp::MAX, .group = group_});
+  parallel::with_error_context(
+      "asking all ranks; call requested() on all of them, equally often",
+      [&] { all_reduce(any, {.op = ReduceOp::MAX, .group = group_}); }, "Preemption");
   requested_ = any.item<int>() != 0;
   return requested_;
 }

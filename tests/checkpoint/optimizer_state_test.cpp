@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,38 @@ TEST(OptimizerState, OfPythonIsTaken) {
                                                 .toGenericDict()
                                                 .at("exp_avg")
                                                 .toTensor()));
+}
+
+// After its first inner iteration, Python's LBFGS has a number for H_diag, and no al.
+TEST(OptimizerState, OfPythonsLbfgsIsTaken) {
+  const auto make = [] {
+    auto parameter = torch::ones({2}, at::requires_grad());
+    return std::pair(parameter, std::make_unique<LBFGS>(std::vector{parameter}));
+  };
+  const auto train = [](const at::Tensor& parameter, LBFGS& lbfgs) {
+    lbfgs.step([&] {
+      lbfgs.zero_grad();
+      auto loss = (parameter - 3).pow(2).sum();
+      loss.backward();
+      return loss;
+    });
+  };
+  const auto [trained, first] = make();
+  dynamic_cast<LBFGSOptions&>(first->param_groups()[0].options()).max_iter(1);
+  train(trained, *first);
+  const at::IValue saved = paceline::state_dict(*first);
+  const auto state = saved.toGenericDict().at("state").toGenericDict().at(0).toGenericDict();
+  state.insert_or_assign("H_diag", 1);
+  EXPECT_EQ(state.erase("al"), 1);
+  const auto [again, second] = make();
+  torch::NoGradGuard no_grad;
+  again.copy_(trained);
+  load_state_dict(*second, saved);
+  const torch::AutoGradMode with_grad(true);
+  for (const auto& [parameter, lbfgs] : {std::tie(trained, first), std::tie(again, second)}) {
+    train(parameter, *lbfgs);
+  }
+  EXPECT_TRUE(torch::equal(again, trained));
 }
 
 // As Python matches them.

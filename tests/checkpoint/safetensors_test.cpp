@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <cstring>
@@ -23,6 +24,7 @@ namespace fs = std::filesystem;
 using test::expect_same;
 using test::kPythonsTypes;
 using test::numbers;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -179,6 +181,24 @@ TEST_F(SafetensorsFiles, ReplaceTheFileOfALinkAndKeepItsPermissions) {
   EXPECT_TRUE(fs::is_symlink(path()));
   EXPECT_TRUE(torch::equal(paceline::load(target)["t"], at::ones({2})));
   EXPECT_EQ(fs::status(target).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+// A rename would replace a device, such as /dev/null.
+TEST_F(SafetensorsFiles, ReplaceNothingElse) {
+  const StateDict state;
+  ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
+  for (const fs::path& other : {path(), path().parent_path()}) {
+    EXPECT_THAT([&] { paceline::save(state, other); },
+                ThrowsMessage<Error>(AllOf(HasSubstr("cannot write " + other.string()),
+                                           HasSubstr("not a regular file"))));
+  }
+  EXPECT_TRUE(fs::is_fifo(path()));
+}
+
+TEST_F(SafetensorsFiles, MayHaveTheLongestNames) {
+  const fs::path longest = path().parent_path() / std::string(255, 'x');
+  paceline::save(StateDict(), longest);
+  EXPECT_TRUE(fs::is_regular_file(longest));
 }
 
 TEST_F(SafetensorsFiles, ThatCannotBeReadAreNamed) {

@@ -316,6 +316,27 @@ TEST_F(TorchFiles, WithCompressedOrUnalignedRecordsAreRead) {
   }
 }
 
+// As a file of zeros that is made to fill the memory.
+TEST_F(TorchFiles, DoNotTakeMoreMemoryThanTheySay) {
+  StateDict state;
+  state.insert("x", at::arange(1000.0, at::kDouble));
+  paceline::save(state, path());
+  for (const char* const inflated : {"byteorder", "data.pkl", "data/0"}) {
+    caffe2::serialize::PyTorchStreamReader reader(path().string());
+    caffe2::serialize::PyTorchStreamWriter writer(path("other.pt").string());
+    for (const char* const record : {"byteorder", "data.pkl", "data/0"}) {
+      auto [data, size] = reader.getRecord(record);
+      std::string bytes(static_cast<const char*>(data.get()), size);
+      if (std::string(record) == inflated) bytes.resize(std::size_t{64} << 20);
+      writer.writeRecord(record, bytes.data(), bytes.size(), /*compress=*/true);
+    }
+    writer.writeEndOfFile();
+    EXPECT_THAT([&] { std::ignore = paceline::load(path("other.pt")); },
+                ThrowsMessage<CorruptFile>(
+                    HasSubstr(std::string(inflated) + " has " + std::to_string(64 << 20))));
+  }
+}
+
 // More than a ZIP archive without ZIP64 can have.
 TEST_F(TorchFiles, MayHaveManyTensors) {
   StateDict state;

@@ -85,11 +85,26 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   refused([&] { scaler.unscale_(of_half); }, "float16");
 }
 
+TEST(GradScaler, RefusesStatesOutOfRange) {
+  GradScaler scaler;
+  const auto state = scaler.state_dict().toGenericDict();
+  for (const std::int64_t tracker : {std::int64_t{-5}, std::int64_t{1} << 40}) {
+    const auto odd = state.copy();
+    odd.insert_or_assign("_growth_tracker", tracker);
+    EXPECT_THAT([&] { scaler.load_state_dict(odd); },
+                ThrowsMessage<Error>(HasSubstr("'_growth_tracker' is")));
+  }
+  scaler.load_state_dict(state);
+  EXPECT_EQ(scaler.scale(torch::ones({})).item<float>(), 65536);
+}
+
 TEST(GradScaler, RefusesOptionsOutOfRange) {
   const auto refused = [](const GradScalerOptions& options, const char* name) {
     EXPECT_THAT([&] { GradScaler scaler(options); }, ThrowsMessage<UsageError>(HasSubstr(name)));
   };
   refused({.init_scale = 0}, "init_scale");
+  refused({.init_scale = 1e300}, "init_scale");
+  refused({.init_scale = 1e-50}, "init_scale");
   refused({.growth_factor = 1}, "growth_factor");
   refused({.backoff_factor = 1}, "backoff_factor");
   refused({.growth_interval = 0}, "growth_interval");

@@ -188,6 +188,10 @@ TEST(LRScheduler, RejectsInvalidOptions) {
   rejects(LambdaLROptions{{nullptr}}, "has an empty function");
   rejects(OneCycleLROptions{.max_lr = {1}}, "set total_steps, or both epochs");
   rejects(OneCycleLROptions{.max_lr = {1}, .total_steps = 0}, "total_steps is 0");
+  rejects(
+      OneCycleLROptions{
+          .max_lr = {1}, .epochs = std::int64_t{1} << 40, .steps_per_epoch = std::int64_t{1} << 24},
+      "1099511627776 epochs of 16777216 steps are too many");
   rejects(OneCycleLROptions{.total_steps = 9}, "max_lr has 0 values; give one, or one for each");
   rejects(OneCycleLROptions{.max_lr = {1}, .total_steps = 9, .pct_start = 1.5}, "pct_start is 1.5");
   rejects(OneCycleLROptions{.max_lr = {1}, .total_steps = 9, .anneal_strategy = "sin"}, "'sin'");

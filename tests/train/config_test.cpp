@@ -252,6 +252,15 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_flags_refused({"--"}, "unexpected argument");
 }
 
+TEST_F(ConfigTest, NamesAFileThatCannotBeRead) {
+  const auto loop = directory_.path() / "loop";
+  std::filesystem::create_symlink(loop, loop);
+  for (const auto& path : {loop, directory_.path() / std::string(300, 'x'), directory_.path()}) {
+    EXPECT_THAT([&] { config_.load(path); },
+                ThrowsMessage<Error>(HasSubstr("cannot read " + path.string())));
+  }
+}
+
 TEST(Config, TakesNumbersOfItsTypeOnly) {
   float scale = 1;
   Config config;

@@ -13,6 +13,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/hash.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
 #include "parallel/gather.h"
@@ -64,15 +65,6 @@ at::Tensor completed(const at::Tensor& saved, const at::Tensor& own) {
   return at::cat({saved.narrow(0, 0, common), own.narrow(0, common, own.numel() - common)});
 }
 
-// Spreads neighbouring numbers over all seeds (Steele, Lea and Flood, "Fast Splittable Pseudorandom
-// Number Generators", OOPSLA 2014).
-std::uint64_t mixed(std::uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
-  value = (value ^ value >> 27) * 0x94d049bb133111eb;
-  return value ^ value >> 31;
-}
-
 }  // namespace
 
 LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, ProcessGroup group,
@@ -100,7 +92,7 @@ ddp::Reducer& LogicalRanksCore::reducer() const {
 at::Tensor LogicalRanksCore::first_random(int rank) const {
   Generators first = copies_of(generators_);
   for (at::Generator& one : first) {
-    one.set_current_seed(mixed(seed_ + mixed(static_cast<std::uint64_t>(rank))));
+    one.set_current_seed(base::splitmix(seed_ + base::splitmix(static_cast<std::uint64_t>(rank))));
   }
   return states_of(first);
 }
