@@ -263,6 +263,7 @@ void NodeLinks::handle(std::size_t node, const std::string& text, Callbacks& com
     region_->memory().group_block().failure.record(failed->failure);
   } else if (const auto* const left = std::get_if<Left>(&*message)) {
     left_ |= left->ranks;
+    region_->set_left_elsewhere(left_);
   } else if (const auto* const aborted = std::get_if<Aborted>(&*message)) {
     const auto callback = on_abort_.find(aborted->step.stream);
     if (callback != on_abort_.end() && callback->second) {

@@ -22,6 +22,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
+// How long a message may take that an engine has not begun to receive when its sender leaves.
+constexpr std::chrono::seconds kLeftTime{1};
+
 constexpr std::uint32_t header_tag(int tag) {
   return 2 * static_cast<std::uint32_t>(tag);
 }
@@ -60,9 +63,10 @@ class RemoteMessages::Request : public std::enable_shared_from_this<Request> {
   std::string engine_error{};
   shm::RankSet culprits{};
   std::optional<base::Deadline> cause_deadline{};
-  bool transferred = false;  // one of two transfers of a send is complete
-  bool ended = false;        // with or without an error
-  bool finished = false;     // `done` has returned, and is destroyed
+  std::optional<base::Deadline> left_deadline{};  // set once the peer has left
+  bool transferred = false;                       // one of two transfers of a send is complete
+  bool ended = false;                             // with or without an error
+  bool finished = false;                          // `done` has returned, and is destroyed
   std::condition_variable has_finished{};
 };
 
@@ -194,7 +198,9 @@ void RemoteMessages::advance(Request& request, bool is_payload) {
                       global_ranks_.describe({rank_}), message.count, name(message.type))});
   }
   request.ended = is_payload || !has_payload;
-  if (!request.ended) request.payload_transfer = transfer(request, true);
+  if (request.ended) return;
+  request.left_deadline.reset();
+  request.payload_transfer = transfer(request, true);
 }
 
 int RemoteMessages::sender(Request& request) {
@@ -220,6 +226,7 @@ bool RemoteMessages::check(Request& request) {
         fail(request, {shm::FailureKind::peer_lost, request.culprits,
                        fmt::format("{} failed: {}", describe(request), request.engine_error)});
       }
+      check_left(request);
       if (!request.deadline.expired()) return false;
       fail(request,
            shm::late_message(request.message, request.sending, rank_, global_ranks_, *region_));
@@ -229,6 +236,24 @@ bool RemoteMessages::check(Request& request) {
   }
   end(request, error);
   return true;
+}
+
+// With the request's lock. A rank that has left sends and receives nothing more. What it has sent
+// may still arrive: of a transfer under way the engine knows the end.
+void RemoteMessages::check_left(Request& request) {
+  const int peer = request.message.peer;
+  if (peer == Message::kAnyRank || !region_->has_left(global_ranks_.of(peer))) return;
+  const bool has_begun = !request.sending && request.payload_transfer != nullptr;
+  if (!request.left_deadline) {
+    request.left_deadline = base::Deadline::after(has_begun ? kCauseTime : kLeftTime);
+  }
+  const auto& transfer =
+      request.payload_transfer ? request.payload_transfer : request.header_transfer;
+  const bool is_under_way = transfer->awaited().has_value();
+  if (request.engine_error.empty() && (is_under_way || !request.left_deadline->expired())) return;
+  fail(request, {shm::FailureKind::peer_lost, peer_of(request),
+                 fmt::format("{} has left the group and is missing in {}",
+                             global_ranks_.describe({peer}), describe(request))});
 }
 
 // Not on a thread of the engine.

@@ -63,6 +63,7 @@ class RemoteMessages {
   static void end(Request& request, const std::exception_ptr& error);
   static void finish(Request& request, const std::exception_ptr& error);
   [[noreturn]] void fail(const Request& request, const shm::Failure& failure);
+  void check_left(Request& request);
   shm::RankSet peer_of(const Request& request) const;
   std::string describe(const Request& request) const;
 

@@ -189,6 +189,22 @@ std::optional<int> Region::awaited_by(int global_rank) const {
   return static_cast<int>(value) - 1;
 }
 
+bool Region::has_left(int global_rank) const {
+  if (const auto here = find(global_rank)) return peers_.has_left(*here);
+  RankSet::Words words{};
+  const auto& left = memory_->group_block().left_elsewhere;
+  std::ranges::transform(left, words.begin(),
+                         [](const auto& word) { return word.load(std::memory_order_relaxed); });
+  return RankSet(words).contains(global_rank);
+}
+
+void Region::set_left_elsewhere(const RankSet& global_ranks) {
+  auto& left = memory_->group_block().left_elsewhere;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    left[i].store(global_ranks.words()[i], std::memory_order_relaxed);
+  }
+}
+
 std::optional<int> Region::find(int global_rank) const {
   for (int rank = 0; rank < size_; ++rank) {
     if (global_ranks().of(rank) == global_rank) return rank;

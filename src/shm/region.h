@@ -112,6 +112,9 @@ class Region {
   void end_awaiting(int global_rank);
   // Between global ranks, on any node.
   std::optional<int> awaited_by(int global_rank) const;
+  // Whether a global rank, on any node, has left the group normally, as far as it is known here.
+  bool has_left(int global_rank) const;
+  void set_left_elsewhere(const RankSet& global_ranks);
   // The rank of this group that is a global rank; nullopt if none is.
   std::optional<int> find(int global_rank) const;
   // Throws if the group has failed, this rank has left it or this process is a forked child.

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -6,7 +7,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -61,6 +64,36 @@ TEST(Messages, FromAnyRankAcrossNodesAreRefused) {
     EXPECT_THAT([&] { recv(t); }, ::testing::ThrowsMessage<UsageError>(
                                       ::testing::HasSubstr("spans 2 nodes: name the sender")));
   });
+}
+
+// By how a rank of another node leaves, as its leader or not, and whether it has had a message of
+// rank 0 before, so that the two are connected.
+TEST(Messages, ToAndFromARankThatHasLeftFail) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  for (const auto& [leaver, connected] : {std::pair(2, false), {3, false}, {3, true}}) {
+    for (const bool sends : {false, true}) {
+      const auto ends = test::run_torch_ranks(
+          4, test::kAcrossNodes,
+          [leaver = leaver, connected = connected, sends](const test::RankContext& context) {
+            const World world = init_process_group(context.init);
+            const auto t = torch::ones({3});
+            if (connected && context.rank == 0) send(t, leaver);
+            if (connected && context.rank == leaver) recv(t, {.src = 0});
+            barrier();
+            if (context.rank != 0) return std::string();
+            try {
+              sends ? send(t, leaver) : static_cast<void>(recv(t, {.src = leaver}));
+            } catch (const PeerLost& error) {
+              return std::string(error.what());
+            }
+            return std::string("no error");
+          });
+      EXPECT_THAT(ends[0].report,
+                  HasSubstr(fmt::format("rank {0} on node 1 has left the group and is missing in "
+                                        "{1} of 3 float32 {2} rank {0} on node 1 with tag 0",
+                                        leaver, sends ? "send" : "recv", sends ? "to" : "from")));
+    }
+  }
 }
 
 TEST_P(MessagesWorldsUpTo5, MayComeFromAnyRankOfAGroup) {

@@ -66,10 +66,12 @@ void ControlBlocks::exchange(Group& group) {
   std::vector<Output> outputs;
   for (Row& row : rows) outputs.push_back({&row, kWords});
   group.all_gather({&mine, kWords}, outputs, DataType::int64);
+  number_ = rows[0].control + 1;
 
   std::vector<std::string> plans;
   for (const Row& row : rows) {
-    plans.push_back(fmt::format("{} buckets of {} bytes in all", row.buckets, row.bytes));
+    plans.push_back(fmt::format("{} {} of {} bytes in all", row.buckets,
+                                row.buckets == 1 ? "bucket" : "buckets", row.bytes));
     if (row.job_ranks != 0) plans.back() += fmt::format(" for a job of {} ranks", row.job_ranks);
     if (row.all_leaves != rows.size()) {
       plans.back() += fmt::format(" for {} logical ranks", row.all_leaves);

@@ -75,6 +75,8 @@ class ControlBlocks {
   const LeafPlan& leaves() const { return leaves_; }
   const std::vector<std::string>& parameters() const { return parameters_; }
 
+  // The same on all ranks, and not 0. The group's other bucket reducers have others.
+  std::uint64_t number() const { return number_; }
   // May be called from any thread; so may what only reads words of the ranks.
   std::uint32_t step() const { return step_.load(std::memory_order_relaxed); }
   // Begins the next step and publishes this rank's values for it. `weights`: of its leaves.
@@ -176,6 +178,7 @@ class ControlBlocks {
   std::byte* own_ = nullptr;
   std::vector<Progress*> progress_;  // by rank
   std::size_t job_ranks_;
+  std::uint64_t number_ = 0;
   std::atomic<std::uint32_t> step_;  // written by the thread that uses the reducer
 };
 

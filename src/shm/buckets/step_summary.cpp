@@ -73,17 +73,19 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
       counts.back() += fmt::format(" and {} under no_sync", rank.local_backwards);
     }
   }
-  return {explain_disagreement(counts, global_ranks).ranks,
-          fmt::format(
-              "the ranks have run different numbers of training forwards, or of backwards under "
-              "no_sync ({}): some rank ran a step under no_sync, or ran a forward whose "
-              "backward is missing or threw before it reached the model, so gradients of different "
-              "batches would be averaged. Run forwards without a backward under "
-              "torch::NoGradGuard, under no_sync, in eval mode or on module(), or on every rank "
-              "alike. An optimizer that calls a closure as often as the loss decides (LBFGS) needs "
-              "the loss averaged over the ranks. With Average::samples, ranks may run different "
-              "numbers of backwards under no_sync.",
-              list_counts(counts, global_ranks))};
+  return {
+      explain_disagreement(counts, global_ranks).ranks,
+      fmt::format(
+          "the ranks have run different numbers of training forwards, or of backwards under "
+          "no_sync ({}): some rank ran a step under no_sync, ran a second backward, or ran a "
+          "forward whose backward is missing or threw before it reached the model, so gradients "
+          "of different batches would be averaged. Run forwards without a backward under "
+          "NoGradGuard (torch.no_grad()), under no_sync, in eval mode or on module(), or on "
+          "every rank alike. An optimizer that calls a closure as often as the loss decides "
+          "(LBFGS) needs "
+          "the loss averaged over the ranks. With Average::samples, ranks may run different "
+          "numbers of backwards under no_sync.",
+          list_counts(counts, global_ranks))};
 }
 
 bool differ_in_frozen(std::span<const StepSummary> ranks) {

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include <paceline/error.h>
 
 #include "shm/buckets/step_agreement.h"
@@ -9,6 +13,43 @@
 #include "shm/collectives/cross_wait.h"
 
 namespace paceline::shm {
+namespace {
+
+constexpr std::uint64_t kWait = std::uint64_t{1} << 32;  // in RankBlock::awaited_looks
+
+std::uint64_t looks_of(const Region& region, int rank) {
+  return region.memory().rank_block(rank).awaited_looks.load(std::memory_order_relaxed);
+}
+
+// Ranks that wait in backwards, `peer` first, each for the next one and the last one for this rank;
+// empty if there are none. They wait for ever if each uses the group from one thread only.
+std::vector<int> row_to_this_rank(Region& region, int peer) {
+  std::vector<int> before(static_cast<std::size_t>(region.size()), -1);
+  std::vector<int> open{peer};
+  before[static_cast<std::size_t>(peer)] = peer;
+  for (std::size_t i = 0; i < open.size(); ++i) {
+    const int rank = open[i];
+    const RankBlock& block = region.memory().rank_block(rank);
+    if (block.awaited_reducer.load(std::memory_order_relaxed) == 0) continue;
+    if (!region.threads().is_one(rank)) continue;
+    const LocalRankMask ranks = block.awaited_ranks.load(std::memory_order_relaxed);
+    if ((ranks & local_rank_bit(region.rank())) != 0) {
+      std::vector<int> row{rank};
+      while (row.back() != peer) row.push_back(before[static_cast<std::size_t>(row.back())]);
+      std::ranges::reverse(row);
+      return row;
+    }
+    for (int next = 0; next < region.size(); ++next) {
+      int& known = before[static_cast<std::size_t>(next)];
+      if ((ranks & local_rank_bit(next)) == 0 || known >= 0) continue;
+      known = rank;
+      open.push_back(next);
+    }
+  }
+  return {};
+}
+
+}  // namespace
 
 const Word& BucketWait::word(int rank) const {
   return word_ == kGathered ? blocks_.progress(0).gathered : blocks_.words(rank, bucket_).*word_;
@@ -73,10 +114,13 @@ void BucketWait::check(int peer) const {
   // Words that the peer published before count.
   if (reached(peer)) return;
   if (at_fault) check_at_fault(peer, *at_fault);
-  if (!aborted) return check_not_in_other_call(peer, left, call);
+  if (!aborted) {
+    check_not_in_other_call(peer, left, call);
+    return check_not_in_other_backward(peer);
+  }
   // An exception that destroys the reducer usually ends the rank, and its text then says more.
   const bool gone = blocks_.progress(peer).gone.load(std::memory_order_relaxed) != 0;
-  if (gone && !left && !has_lasted_a_second()) return;
+  if (gone && !left && !has_lasted_a_second(other_call_)) return;
   throw Mismatch(
       fmt::format("{} aborted {}: an exception ended its step before {} was ready",
                   blocks_.name_of(peer), blocks_.position(), blocks_.name_of_bucket(bucket_)),
@@ -119,8 +163,8 @@ void BucketWait::check_not_in_other_call(int peer, bool left,
     blocks_.region().fail_lost(
         peer, fmt::format("{}: {}; {}", describe(), kLeftAdvice, kUnevenAdvice), op);
   }
-  if (!call) first_seen_.reset();
-  if (!call || !has_lasted_a_second()) return;  // another thread's first call may come
+  if (!call) other_call_.reset();
+  if (!call || !has_lasted_a_second(other_call_)) return;  // another thread's first call may come
   const std::string me = blocks_.name_of(blocks_.rank());
   blocks_.fail(
       out_of_step(),
@@ -128,6 +172,63 @@ void BucketWait::check_not_in_other_call(int peer, bool left,
                   "{}: {}",
                   blocks_.name_of(peer), me, shm::describe(*call, blocks_.region().global_ranks()),
                   call->sequence, me, describe(), kUnevenAdvice));
+}
+
+// Detects models whose backwards run in another order on some ranks. Within a second, another
+// thread's first backward may come. A rank that does not run says nothing: so each must have looked
+// again in its wait, at ranks that have been in theirs all the time.
+void BucketWait::check_not_in_other_backward(int peer) const {
+  if (!is_of_this_thread()) return;
+  show();
+  Region& region = blocks_.region();
+  const auto reducer =
+      region.memory().rank_block(peer).awaited_reducer.load(std::memory_order_relaxed);
+  Looks looks;
+  if (reducer != 0 && reducer != blocks_.number() && region.threads().is_one(region.rank())) {
+    for (const int rank : row_to_this_rank(region, peer)) {
+      looks.emplace_back(rank, looks_of(region, rank));
+    }
+  }
+  const bool goes_on = std::ranges::equal(looks, looks_, [](const auto& now, const auto& then) {
+    return now.first == then.first && now.second / kWait == then.second / kWait;
+  });
+  if (!goes_on) {
+    other_backward_.reset();
+    looks_ = looks;
+  }
+  if (looks.empty() || !has_lasted_a_second(other_backward_)) return;
+  for (std::size_t i = 0; i < looks.size(); ++i) {
+    if (looks[i].second - looks_[i].second < 2) return;
+  }
+  blocks_.fail(out_of_step(),
+               fmt::format("{} waits in the backward of another model, and {} in {}, each for the "
+                           "other: run the backwards of several models in the same order on all "
+                           "ranks",
+                           blocks_.name_of(peer), blocks_.name_of(blocks_.rank()), describe()));
+}
+
+// Whether what it waits for is the work of threads that wait themselves. On several nodes, another
+// thread reduces.
+bool BucketWait::is_of_this_thread() const {
+  return two_level_ == nullptr || word_ == &ControlBlocks::BucketWords::published;
+}
+
+// For check_not_in_other_backward of other ranks.
+void BucketWait::show() const {
+  LocalRankMask ranks = 0;
+  for (const int rank : missing()) ranks |= local_rank_bit(rank);
+  RankBlock& own = blocks_.region().memory().rank_block(blocks_.rank());
+  const auto looks = own.awaited_looks.load(std::memory_order_relaxed);
+  own.awaited_ranks.store(ranks, std::memory_order_relaxed);
+  own.awaited_reducer.store(blocks_.number(), std::memory_order_relaxed);
+  own.awaited_looks.store(std::exchange(is_shown_, true) ? looks + 1 : (looks / kWait + 1) * kWait,
+                          std::memory_order_release);
+}
+
+BucketWait::~BucketWait() {
+  if (!is_shown_) return;
+  RankBlock& own = blocks_.region().memory().rank_block(blocks_.rank());
+  own.awaited_reducer.store(0, std::memory_order_relaxed);
 }
 
 RankSet BucketWait::out_of_step() const {
@@ -138,9 +239,9 @@ RankSet BucketWait::out_of_step() const {
   return blocks_.ranks_in_minority(where);
 }
 
-bool BucketWait::has_lasted_a_second() const {
-  if (!first_seen_) first_seen_ = base::Deadline::after(std::chrono::seconds(1));
-  return first_seen_->expired();
+bool BucketWait::has_lasted_a_second(std::optional<base::Deadline>& clock) {
+  if (!clock) clock = base::Deadline::after(std::chrono::seconds(1));
+  return clock->expired();
 }
 
 RankSet AbortWait::missing() const {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "shm/buckets/control_blocks.h"
 #include "shm/collectives/fingerprint.h"
@@ -36,6 +39,9 @@ class BucketWait : public WaitContext {
         bucket_(bucket),
         word_(word),
         two_level_(two_level) {}
+  BucketWait(const BucketWait&) = delete;
+  BucketWait& operator=(const BucketWait&) = delete;
+  ~BucketWait();
 
   RankSet missing() const override;
   RankSet missing_on_other_nodes() const override;
@@ -46,7 +52,8 @@ class BucketWait : public WaitContext {
   std::string last_seen(int rank, bool missing) const override;
   // Before it has all its buckets ready, a rank is still in its backward.
   bool waits(int rank) const override { return blocks_.has_completed(rank); }
-  // Fails the group if the peer skipped the bucket, has left, or is in another call. Throws
+  // Fails the group if the peer skipped the bucket, has left, or waits for this rank in another
+  // call or in the backward of another model. Throws
   // Mismatch if it aborted the step, which is no failure of the group: all ranks may abort the step
   // and go on. Words that it set before count, so that all ranks that wait for the same bucket come
   // to the same result.
@@ -66,17 +73,26 @@ class BucketWait : public WaitContext {
   void check_at_fault(int peer, const RankSet& at_fault) const;
   void check_not_in_other_call(int peer, bool left,
                                const std::optional<CollectiveFingerprint>& call) const;
+  void check_not_in_other_backward(int peer) const;
+  bool is_of_this_thread() const;
+  void show() const;
   // The minority: the ranks that have not begun the step, or the ranks that have. All ranks if
   // there is no majority.
   RankSet out_of_step() const;
   // Starts a clock if none runs. Returns whether it has run for a second.
-  bool has_lasted_a_second() const;
+  static bool has_lasted_a_second(std::optional<base::Deadline>& clock);
 
   const ControlBlocks& blocks_;
   std::size_t bucket_;
   BucketWord word_;
   TwoLevelReduction* two_level_;  // null on the only node
-  mutable std::optional<base::Deadline> first_seen_;
+  // When each was seen first.
+  mutable std::optional<base::Deadline> other_call_;
+  mutable std::optional<base::Deadline> other_backward_;
+  // Of ranks that wait for each other and for this one: RankBlock::awaited_looks then.
+  using Looks = std::vector<std::pair<int, std::uint64_t>>;
+  mutable Looks looks_;
+  mutable bool is_shown_ = false;
 };
 
 // A wait until every rank has aborted the step.

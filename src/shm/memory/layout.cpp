@@ -27,11 +27,13 @@ std::size_t buffer_size(std::size_t ranks, std::size_t staging_bytes) {
 }
 
 // Twice a rank's share of the machine's memory: not all ranks use theirs at once. All of the memory
-// for each rank would exhaust the address space with many ranks.
+// for each rank would exhaust the address space with many ranks, and 2 TiB for each group with many
+// groups.
 std::size_t default_arena(std::size_t ranks) {
   const std::size_t memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
                              static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return std::min(memory, memory / ranks * 2);
+  constexpr std::size_t kMostOfGroup = std::size_t{1} << 40;
+  return std::min({memory, memory / ranks * 2, kMostOfGroup / ranks});
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ struct GroupBlock {
   alignas(kCacheLine) JointCores cores;
   // RankBlock::awaited of global ranks on other nodes, as far as it is known here.
   alignas(kCacheLine) std::array<std::atomic<std::uint32_t>, kMaxWorldSize> awaited_elsewhere;
+  // A bit for each global rank on another node that has left the group, as far as it is known here.
+  std::array<std::atomic<std::uint64_t>, RankSet::Words().size()> left_elsewhere;
 };
 
 // At the head of each rank's part, before its staging buffers and send rings.
@@ -32,6 +34,12 @@ struct RankBlock {
   std::atomic<std::uint64_t> late_report;
   // 1 + the global rank that a thread of this one waits for; 0: none.
   std::atomic<std::uint32_t> awaited;
+  // The bucket reducer whose buckets a thread of this rank waits for, by ControlBlocks::number();
+  // 0: none. The local ranks that have not done what it waits for. And the number of this wait
+  // (upper half), and how often it has looked at these ranks.
+  std::atomic<std::uint64_t> awaited_reducer;
+  std::atomic<LocalRankMask> awaited_ranks;
+  std::atomic<std::uint64_t> awaited_looks;
   std::uint64_t mark;  // see CrossMemoryReader
   std::uint64_t mark_address;
   alignas(kCacheLine) Doorbell doorbell;

@@ -246,6 +246,25 @@ TEST(BucketReducer, DistinguishesUnevenInputsFromALateRank) {
   });
 }
 
+// Rank 1 runs the backwards of two models in the other order.
+TEST(BucketReducer, DistinguishesOrdersOfBackwardsFromALateRank) {
+  run_thread_ranks(3, [](auto region) {
+    Group group(region);
+    BucketReducer first(group, kBuckets, bucket_name);
+    BucketReducer second(group, kBuckets, bucket_name);
+    std::mt19937 random(1);
+    try {
+      run_step(region->rank() == 1 ? second : first, *region, 1, random);
+      ADD_FAILURE() << "no error";
+    } catch (const Mismatch& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(" waits in the backward of another model, and "),
+                                      HasSubstr(" in backward, step 1 of group test, bucket "),
+                                      HasSubstr("in the same order on all ranks")));
+      EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+    }
+  });
+}
+
 // As on an accelerator: the thread that calls backward waits for the one that runs it.
 TEST(BucketReducer, DistinguishesThemIfAThreadStepsForAnother) {
   run_thread_ranks(3, [](auto region) {
