@@ -173,6 +173,8 @@ struct NoModule : torch::nn::Module {};
 /// **Rules.**
 /// - Use it on one thread at a time, and not within its own replicas. It is move-only, and not a
 ///   Module itself.
+/// - The replicas must not share tensors that require gradients and are neither parameters of the
+///   module nor arguments: UsageError.
 /// - While it exists, the module must not gain or lose parameters, nor move to another device.
 /// - Run backward on outputs, not within replicas. create_graph = true is not supported.
 /// - Its threads end with it, or with the last output whose backward has not run.

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -45,13 +46,26 @@ const ProcessGroup& model_group() {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-FuturePtr reduce(const std::optional<ProcessGroup>& group, const at::Tensor& tensor,
-                 const c10d::ReduceOp& op) {
-  const ProcessGroup& over = group ? *group : model_group();
+FuturePtr reduce(c10d::Backend& backend, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
-  return over.c10d()->getBackend(tensor.device().type())->allreduce(tensors, options)->getFuture();
+  return backend.allreduce(tensors, options)->getFuture();
+}
+
+c10d::Backend& backend_of(const ProcessGroup& group, const at::Tensor& tensor) {
+  return *group.c10d()->getBackend(tensor.device().type());
+}
+
+// The average of all ranks' tensors, which are sent as `type`. Divides before the sum, which may be
+// too large for a half type. `paceline` adds those in float32, and rounds the average once.
+FuturePtr average(const ProcessGroup& group, const at::Tensor& whole, at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  c10d::Backend& backend = backend_of(group, whole);
+  if (backend.getBackendName() == "paceline") {
+    return reduce(backend, whole.to(type), c10d::ReduceOp::AVG);
+  }
+  return reduce(backend, whole.div_(backend.getSize()).to(type), c10d::ReduceOp::SUM);
 }
 
 // Passes the tensor that `future` gets through `change`.
@@ -64,6 +78,14 @@ FuturePtr then(const FuturePtr& future, Change change) {
         return c10::IValue(change(c10d::detail::parseCppCommHookResult(done.value())));
       },
       c10::TensorType::get());
+}
+
+CommHook compress(at::ScalarType type, std::optional<ProcessGroup> group) {
+  return [type, group = std::move(group)](c10d::GradBucket& bucket) {
+    const at::Tensor& whole = bucket.getBuffer();
+    return then(average(group ? *group : model_group(), whole, type),
+                [whole](const at::Tensor& averaged) { return whole.copy_(averaged); });
+  };
 }
 
 CommHook convert(at::ScalarType type, CommHook hook, const char* name) {
@@ -83,7 +105,8 @@ CommHook convert(at::ScalarType type, CommHook hook, const char* name) {
 
 CommHook all_reduce(std::optional<ProcessGroup> group) {
   return [group = std::move(group)](c10d::GradBucket& bucket) {
-    return reduce(group, bucket.getBuffer(), c10d::ReduceOp::AVG);
+    const at::Tensor& whole = bucket.getBuffer();
+    return average(group ? *group : model_group(), whole, whole.scalar_type());
   };
 }
 
@@ -95,9 +118,9 @@ CommHook predivided_all_reduce(double factor, std::optional<ProcessGroup> group)
   return [factor, group = std::move(group)](c10d::GradBucket& bucket) {
     const at::NoGradGuard no_grad;
     const at::Tensor& whole = bucket.getBuffer();
-    const int ranks = get_world_size(group ? *group : model_group());
-    return then(reduce(group, whole.div_(factor), c10d::ReduceOp::SUM),
-                [whole, scale = factor / ranks](const at::Tensor& sum) {
+    c10d::Backend& backend = backend_of(group ? *group : model_group(), whole);
+    return then(reduce(backend, whole.div_(factor), c10d::ReduceOp::SUM),
+                [whole, scale = factor / backend.getSize()](const at::Tensor& sum) {
                   if (sum.data_ptr() != whole.data_ptr()) whole.copy_(sum);
                   return whole.mul_(scale);
                 });
@@ -105,10 +128,10 @@ CommHook predivided_all_reduce(double factor, std::optional<ProcessGroup> group)
 }
 
 CommHook fp16_compress(std::optional<ProcessGroup> group) {
-  return fp16_compress_wrapper(all_reduce(std::move(group)));
+  return compress(at::kHalf, std::move(group));
 }
 CommHook bf16_compress(std::optional<ProcessGroup> group) {
-  return bf16_compress_wrapper(all_reduce(std::move(group)));
+  return compress(at::kBFloat16, std::move(group));
 }
 
 CommHook fp16_compress_wrapper(CommHook hook) {

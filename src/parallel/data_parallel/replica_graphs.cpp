@@ -3,11 +3,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <paceline/error.h>
@@ -169,10 +174,61 @@ at::Tensor ReplicaGraphs::join(const GraphInput& input, std::size_t index,
   return at::cat(parts, dim_);
 }
 
+using Leaves = std::unordered_map<const at::TensorImpl*, at::Tensor>;
+
+// Those in the graph of one replica's outputs.
+Leaves leaves_of(const std::vector<GraphOutput>& outputs, std::size_t replica) {
+  using torch::autograd::AccumulateGrad;
+  using torch::autograd::Node;
+  Leaves leaves;
+  std::vector<Node*> open;
+  std::unordered_set<const Node*> seen;
+  const auto visit = [&](Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const GraphOutput& output : outputs) {
+    const at::Tensor& part = output.parts[replica];
+    if (part.grad_fn()) {
+      visit(part.grad_fn().get());
+    } else if (part.requires_grad()) {
+      leaves.emplace(part.unsafeGetTensorImpl(), part);
+    }
+  }
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    if (const auto* const end = dynamic_cast<const AccumulateGrad*>(node)) {
+      leaves.emplace(end->variable.unsafeGetTensorImpl(), end->variable);
+    }
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return leaves;
+}
+
+// A leaf in the graphs of two replicas comes from outside, and would get no gradient. One that a
+// replica makes for itself, as to differentiate within its forward, needs none.
+void check_leaves(const std::vector<GraphInput>& inputs, const std::vector<GraphOutput>& outputs) {
+  if (outputs[0].parts.size() < 2) return;
+  Leaves first = leaves_of(outputs, 0);
+  for (const GraphInput& input : inputs) {
+    for (const at::Tensor& leaf : input.leaves[0]) first.erase(leaf.unsafeGetTensorImpl());
+  }
+  if (first.empty()) return;
+  for (const auto& [leaf, tensor] : leaves_of(outputs, 1)) {
+    if (!first.contains(leaf)) continue;
+    throw UsageError(fmt::format(
+        "DataParallel: the replicas have used a tensor of shape [{}] that requires a gradient and "
+        "is neither a parameter of the module nor an argument, so that it would get none: register "
+        "it as a parameter, pass it as an argument, or detach() it",
+        fmt::join(tensor.sizes(), ", ")));
+  }
+}
+
 }  // namespace
 
 variable_list gather_with_graphs(std::shared_ptr<ReplicaTeam> team, std::int64_t dim,
                                  std::vector<GraphInput> inputs, std::vector<GraphOutput> outputs) {
+  check_leaves(inputs, outputs);
   variable_list wholes;
   for (const GraphInput& input : inputs) wholes.push_back(input.whole);
   const auto graphs = c10::make_intrusive<ReplicaGraphs>(std::move(team), dim, std::move(inputs),

@@ -87,7 +87,7 @@ std::shared_ptr<const shm::Membership> watch(const shm::Endpoint& own, const shm
 }  // namespace
 
 std::string Announcement::encode() const {
-  return fmt::format("{}\n{}\n{}", number, endpoint.encode(), placement.encode());
+  return fmt::format("{}\n{}\n{}\n{}", number, servers, endpoint.encode(), placement.encode());
 }
 
 Announcement Announcement::decode(int rank, const std::string& text) {
@@ -99,19 +99,22 @@ Announcement Announcement::decode(int rank, const std::string& text) {
   std::getline(stream, line);
   const auto number =
       base::parse_number<std::int64_t>(line, 1, std::numeric_limits<std::int64_t>::max());
+  std::getline(stream, line);
+  const auto servers = base::parse_number<int>(line, 1, shm::kMaxWorldSize);
   for (int i = 0; i < kEndpointLines && std::getline(stream, line); ++i) endpoint += line + "\n";
   result.endpoint = shm::Endpoint::decode(endpoint);
   const std::string rest{std::istreambuf_iterator<char>(stream), {}};
   const auto placement = distributed::Placement::decode(rest);
-  if (!number || !placement) {
+  if (!number || !servers || !placement) {
     throw Error(fmt::format("the record of rank {} in the store is malformed: {}", rank, text));
   }
   result.number = *number;
+  result.servers = *servers;
   result.placement = *placement;
   return result;
 }
 
-Job::Job(const InitOptions& options) : options_(checked_init(options)) {
+Job::Job(const ParameterServerOptions& options) : options_(checked_init(options.init)) {
   const auto& environment = base::environment();
   const auto plan = plan_of(options_, environment);
   auto met = distributed::rendezvous(plan, options_, environment, 0, nullptr);
@@ -120,6 +123,7 @@ Job::Job(const InitOptions& options) : options_(checked_init(options)) {
   rank_ = met.rank;
   size_ = met.size;
   replaces_processes_ = environment.max_replacements.value_or(0) > 0;
+  own_.servers = options.servers;
   own_.endpoint = shm::Endpoint::own(false);
   own_.placement = distributed::Placement::own(environment, plan.launched);
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include <paceline/distributed.h>
+#include <paceline/parameter_server.h>
 
 #include "base/deadline.h"
 #include "distributed/topology.h"
@@ -20,6 +21,7 @@ namespace paceline::parameter_server {
 // What a process says of itself in the store.
 struct Announcement {
   std::int64_t number = 0;  // of the rank's processes, from 1
+  int servers = 0;          // ParameterServerOptions::servers
   shm::Endpoint endpoint;
   distributed::Placement placement;
 
@@ -33,7 +35,7 @@ struct Announcement {
 class Job {
  public:
   // As init_process_group opens the store. Throws UsageError and Timeout.
-  explicit Job(const InitOptions& options);
+  explicit Job(const ParameterServerOptions& options);
 
   int rank() const { return rank_; }
   int size() const { return size_; }

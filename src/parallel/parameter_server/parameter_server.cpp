@@ -31,7 +31,7 @@ void check_server_options(const ParameterServerOptions& options) {
 }
 
 std::unique_ptr<parameter_server::Job> enter_job(const ParameterServerOptions& options) {
-  auto job = std::make_unique<parameter_server::Job>(options.init);
+  auto job = std::make_unique<parameter_server::Job>(options);
   if (job->size() > options.servers) return job;
   throw UsageError(fmt::format(
       "ParameterServerOptions::servers is {}, and the world's size {}, so no rank is left to be a "
@@ -85,7 +85,7 @@ ParameterServer::ParameterServer(const NamedTensors& parameters,
 ParameterServer::~ParameterServer() {
   if (!worker_) return;
   if (std::uncaught_exceptions() > exceptions_at_start_) {
-    worker_->abort("an exception left its ParameterServer");
+    worker_->abort("an exception left its ParameterServer: see its output");
     return;
   }
   try {

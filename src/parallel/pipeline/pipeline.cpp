@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "distributed/process_state.h"
+#include "distributed/translate.h"
 #include "parallel/ddp/ddp_core.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/stage_link.h"
@@ -75,18 +77,24 @@ void check_same_samples(const PipelineHandle::Tensors& inputs, const at::Tensor&
   }
 }
 
-// Collective. Throws UsageError, the same on all ranks.
-void check_same_options(const PipelineOptions& options) {
-  const auto text = fmt::format("{} micro-batches with the schedule {}", options.n_microbatches,
-                                name_of(options.schedule));
-  const auto all = all_gather_bytes(text, {.group = options.process_group});
+// Collective. Returns the number that stage 0 gives this Pipeline. Throws UsageError, the same on
+// all ranks.
+std::int64_t agree_on_options(const PipelineOptions& options) {
+  static std::atomic<std::int64_t> made = 0;
+  const auto own = fmt::format("{} {} micro-batches with the schedule {}", made++,
+                               options.n_microbatches, name_of(options.schedule));
+  const auto all = all_gather_bytes(own, {.group = options.process_group});
+  const auto text_of = [&](std::size_t stage) {
+    return all[stage].substr(all[stage].find(' ') + 1);
+  };
   for (std::size_t stage = 1; stage < all.size(); ++stage) {
-    if (all[stage] == all[0]) continue;
+    if (text_of(stage) == text_of(0)) continue;
     throw UsageError(
         fmt::format("stage {} of a Pipeline has {}, and stage 0 {}: give all stages "
                     "the same options",
-                    stage, all[stage], all[0]));
+                    stage, text_of(stage), text_of(0)));
   }
+  return std::stoll(all[0]);
 }
 
 // Collective over the group. Otherwise the gradients of different layers would be averaged.
@@ -133,7 +141,7 @@ class PipelineHandle::Impl {
         loss_(std::move(loss)),
         link_(options.process_group, device_of(stage)) {
     check_options(options_);
-    check_same_options(options_);
+    number_ = agree_on_options(options_);
     actions_ = pipeline::actions_of(options_.schedule, link_.stage(), link_.stages(),
                                     options_.n_microbatches);
     if (!options_.ddp) return;
@@ -155,7 +163,8 @@ class PipelineHandle::Impl {
   using Batches = std::vector<Tensors>;
 
   Subject subject(Kind kind, std::int64_t microbatch) const {
-    return {.kind = kind,
+    return {.pipeline = number_,
+            .kind = kind,
             .microbatch = microbatch,
             .microbatches = options_.n_microbatches,
             .call = calls_,
@@ -171,11 +180,14 @@ class PipelineHandle::Impl {
   void backward(std::int64_t microbatch);
   template <typename Body>
   void record(Action action, Body&& body);
+  template <typename Body>
+  void abort_if_throws(Body&& body);
 
   PipelineOptions options_;
   Forward forward_;
   Loss loss_;
   StageLink link_;
+  std::int64_t number_ = 0;
   std::vector<Action> actions_;
   std::unique_ptr<DdpCore> ddp_;
   std::int64_t calls_ = 0;  // steps and evaluations
@@ -220,6 +232,17 @@ void PipelineHandle::Impl::record(Action action, Body&& body) {
                          .end = Clock::now() - begin_});
 }
 
+// In the middle of a call other stages wait for this one.
+template <typename Body>
+void PipelineHandle::Impl::abort_if_throws(Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    if (link_.stages() > 1) link_.abort(distributed::current_exception_text());
+    throw;
+  }
+}
+
 at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& target) {
   begin_call(target);
   if (!at::GradMode::is_enabled()) {
@@ -233,15 +256,17 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
   stats_.last.clear();
   begin_ = Clock::now();
   const bool is_only = options_.n_microbatches == 1;
-  if (ddp_) ddp_->before_forward(true, is_only, !is_only);
-  for (const Action& action : actions_) {
-    if (action.kind == Kind::forward) {
-      forward(action.microbatch, parts, targets);
-    } else {
-      backward(action.microbatch);
+  abort_if_throws([&] {
+    if (ddp_) ddp_->before_forward(true, is_only, !is_only);
+    for (const Action& action : actions_) {
+      if (action.kind == Kind::forward) {
+        forward(action.microbatch, parts, targets);
+      } else {
+        backward(action.microbatch);
+      }
     }
-  }
-  link_.wait(calls_);
+    link_.wait(calls_);
+  });
   stats_.last_time = Clock::now() - begin_;
   stats_.bytes_sent = link_.bytes_sent();
   stats_.bytes_received = link_.bytes_received();
@@ -321,22 +346,24 @@ auto PipelineHandle::Impl::evaluate(const Tensors& inputs) -> Tensors {
   begin_call({});
   const Batches parts = link_.is_first() ? split(inputs, "the input", false) : Batches();
   std::vector<Tensors> outputs;  // of each micro-batch, by output
-  for (std::int64_t i = 0; i < options_.n_microbatches; ++i) {
-    Tensors passed = inputs_of(i, parts);
+  const auto run = [&](std::int64_t microbatch) {
+    Tensors passed = inputs_of(microbatch, parts);
     // No micro-batch, which the later stages get as no tensors.
     const bool is_none =
-        i > 0 && (passed.empty() || (link_.is_first() && passed.front().size(0) == 0));
+        microbatch > 0 && (passed.empty() || (link_.is_first() && passed.front().size(0) == 0));
     passed = is_none ? Tensors() : forward_(passed);
     if (!link_.is_last()) {
-      link_.send(passed, link_.stage() + 1, subject(Kind::forward, i));
-      continue;
+      return link_.send(passed, link_.stage() + 1, subject(Kind::forward, microbatch));
     }
     if (!is_none) outputs.resize(passed.size());
     for (std::size_t k = 0; k < passed.size(); ++k) {
       if (passed[k].defined()) outputs[k].push_back(passed[k]);
     }
-  }
-  link_.wait(calls_);
+  };
+  abort_if_throws([&] {
+    for (std::int64_t i = 0; i < options_.n_microbatches; ++i) run(i);
+    link_.wait(calls_);
+  });
   Tensors whole;
   for (const Tensors& parts_of_output : outputs) {
     whole.push_back(parts_of_output.empty() ? at::Tensor() : at::cat(parts_of_output));

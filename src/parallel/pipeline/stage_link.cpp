@@ -7,6 +7,7 @@
 
 #include <paceline/error.h>
 
+#include "distributed/backend.h"
 #include "distributed/process_state.h"
 #include "parallel/with_error_context.h"
 
@@ -20,7 +21,7 @@ constexpr int kTag = 0x5049;
 // A header of 64-bit words: the subject, the target's hash, the number of tensors, and for each its
 // type, whether it requires a gradient, the number of its dimensions, and their sizes.
 constexpr std::int64_t kMaxDimensions = 12;
-constexpr std::int64_t kSubjectWords = 5;
+constexpr std::int64_t kSubjectWords = 6;
 constexpr std::int64_t kFirstTensor = kSubjectWords + 3;
 constexpr std::int64_t kTensorWords = 3 + kMaxDimensions;
 constexpr std::int64_t kUndefined = -1;  // in place of a type
@@ -36,9 +37,9 @@ at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject,
   at::Tensor header = at::zeros({kWords}, at::kLong);
   auto* word = header.data_ptr<std::int64_t>();
   for (const auto value :
-       {static_cast<std::int64_t>(subject.kind), subject.microbatch, subject.microbatches,
-        subject.call, std::int64_t{subject.training ? 1 : 0}, target.form, target.bytes,
-        static_cast<std::int64_t>(tensors.size())}) {
+       {subject.pipeline, static_cast<std::int64_t>(subject.kind), subject.microbatch,
+        subject.microbatches, subject.call, std::int64_t{subject.training ? 1 : 0}, target.form,
+        target.bytes, static_cast<std::int64_t>(tensors.size())}) {
     *word++ = value;
   }
   for (const at::Tensor& tensor : tensors) {
@@ -60,19 +61,20 @@ at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject,
 }
 
 std::string describe(const Subject& subject) {
-  return fmt::format("{} micro-batch {} of {} in call {}, {}",
+  return fmt::format("{} micro-batch {} of {} in call {}, {}, of Pipeline {} of stage 0's process",
                      subject.kind == PipelineAction::Kind::forward ? "outputs of" : "gradients for",
                      subject.microbatch, subject.microbatches, subject.call,
-                     subject.training ? "a step" : "an evaluation");
+                     subject.training ? "a step" : "an evaluation", subject.pipeline);
 }
 
 // Throws Mismatch.
 void check_subject(const std::int64_t* header, const Subject& expected, int sender, int stage) {
-  const Subject sent{.kind = static_cast<PipelineAction::Kind>(header[0]),
-                     .microbatch = header[1],
-                     .microbatches = header[2],
-                     .call = header[3],
-                     .training = header[4] != 0};
+  const Subject sent{.pipeline = header[0],
+                     .kind = static_cast<PipelineAction::Kind>(header[1]),
+                     .microbatch = header[2],
+                     .microbatches = header[3],
+                     .call = header[4],
+                     .training = header[5] != 0};
   if (sent == expected) return;
   throw Mismatch(
       fmt::format("stage {} of a Pipeline waits for {}, and rank {} has sent {}: all stages must "
@@ -151,6 +153,16 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
     word += kTensorWords;
   }
   return tensors;
+}
+
+void StageLink::abort(const std::string& text) const noexcept {
+  try {
+    const auto backend = group_.c10d()->getBackend(at::kCPU);  // of the headers
+    auto* const ours = dynamic_cast<distributed::ExtendedBackend*>(backend.get());
+    if (ours != nullptr) ours->abort_because(text);
+  } catch (const std::exception&) {
+    // The World has ended.
+  }
 }
 
 void StageLink::wait(std::int64_t call) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -15,6 +16,7 @@ namespace paceline::pipeline {
 
 // What a message between stages is about; both sides must mean the same.
 struct Subject {
+  std::int64_t pipeline;      // see StageLink
   PipelineAction::Kind kind;  // activations of a forward, or gradients of a backward
   std::int64_t microbatch;
   std::int64_t microbatches;
@@ -49,6 +51,8 @@ class StageLink {
   Tensors recv(int from_stage, const Subject& subject);
   // Returns once all that was sent has been received. `call`: for errors.
   void wait(std::int64_t call);
+  // Makes other stages throw PeerLost with this text, if the backend can.
+  void abort(const std::string& text) const noexcept;
 
   std::int64_t bytes_sent() const { return bytes_sent_; }
   std::int64_t bytes_received() const { return bytes_received_; }

@@ -115,6 +115,15 @@ TEST(DdpCommHook, CompressedGradientsAddUpInFloat32) {
   });
 }
 
+// The sum of 4 times 40000 is too large for float16.
+TEST(DdpCommHook, CompressedAveragesStayInTheRangeOfFloat16) {
+  for (const auto& backend : test::backends()) {
+    expect_torch_ranks(4, backend, [](int, int) {
+      EXPECT_EQ(averaged_by(comm_hooks::fp16_compress(), 40000), 40000.0f);
+    });
+  }
+}
+
 // The sum of 4 times 30000 is too large for float16, that of 4 times 7500 is not.
 TEST(DdpCommHook, PredividedSumsStayInTheRangeOfFloat16) {
   for (const auto& backend : test::backends()) {

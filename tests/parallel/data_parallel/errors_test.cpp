@@ -114,6 +114,41 @@ TEST(DataParallelErrors, ABackwardsExceptionNamesTheReplica) {
   EXPECT_TRUE(net->first->weight.grad().defined());
 }
 
+// It would get no gradient.
+TEST(DataParallelErrors, RefusesAnotherLeafInTheGraph) {
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 2});
+  const auto temperature = torch::ones({3, 1}, at::requires_grad());
+  const auto scaled = [&](const at::Tensor& by) {
+    return model.parallel_apply(
+        [&](TwoLayersImpl& replica, const at::Tensor& x) {
+          return replica.forward(x) * by.exp()[0];
+        },
+        numbered(2));
+  };
+  EXPECT_THAT([&] { scaled(temperature); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr("a tensor of shape [3, 1]"),
+                                              HasSubstr("register it as a parameter"))));
+  EXPECT_NO_THROW(scaled(temperature.detach()).sum().backward());
+  EXPECT_THAT([&] { model.parallel_apply([&](TwoLayersImpl&) { return temperature; }); },
+              ThrowsMessage<UsageError>(HasSubstr("a tensor of shape [3, 1]")));
+  const torch::NoGradGuard no_grad;
+  EXPECT_NO_THROW(scaled(temperature));
+}
+
+// As for forces, which are gradients of an energy.
+TEST(DataParallelErrors, ALeafOfAReplicasOwnIsNone) {
+  DataParallel model(make<TwoLayers>(), {.num_replicas = 2});
+  const auto forces = model.parallel_apply(
+      [](TwoLayersImpl& replica, const at::Tensor& x) {
+        const auto position = x.detach().requires_grad_();
+        const auto energy = replica.forward(position).sum();
+        return torch::autograd::grad({energy}, {position}, {}, true, true)[0];
+      },
+      random_batch(4));
+  forces.pow(2).sum().backward();
+  EXPECT_TRUE(model.module()->first->weight.grad().defined());
+}
+
 TEST(DataParallelErrors, RefusesToBeCalledWithinItsReplicas) {
   DataParallel model(make<TwoLayers>(), {.num_replicas = 2});
   const auto loss = model(numbered(2)).sum();
@@ -138,6 +173,7 @@ TEST(DataParallelErrors, RefusesToBeCalledWithinItsReplicas) {
 TEST(DataParallelErrors, AnotherOneMayRunWithinReplicas) {
   auto net = make<TwoLayers>();
   DataParallel outer(make<TwoLayers>(), {.num_replicas = 2});
+  const torch::NoGradGuard no_grad;  // parameters of `net` would get no gradients
   const auto sums = outer.parallel_apply(
       [&](TwoLayersImpl&, const at::Tensor& x) {
         DataParallel inner(net, {.num_replicas = 2});

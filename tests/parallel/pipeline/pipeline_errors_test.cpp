@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <paceline/collectives.h>
 #include <paceline/pipeline.h>
 
 #include "parallel/pipeline/stages.h"
@@ -97,7 +98,35 @@ TEST(PipelineErrors, AStageThatThrowsIsNamed) {
   for (const int stage : {0, 1}) {
     EXPECT_THAT(errors[static_cast<std::size_t>(stage)],
                 AllOf(HasSubstr("rank 2"), HasSubstr("(Pipeline was "),
-                      ContainsRegex("micro-batch [01] of 2 in call 1, a step\\)")));
+                      ContainsRegex("micro-batch [01] of 2 in call 1, a step, of Pipeline 0 "),
+                      HasSubstr("no such target")));
+  }
+}
+
+struct ThrowsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& /*x*/) { throw std::runtime_error("no such input"); }
+};
+TORCH_MODULE(Throws);
+
+// It goes on, and so does its World.
+TEST(PipelineErrors, AStageThatCatchesItsExceptionKeepsNobodyWaiting) {
+  for (const bool trains : {true, false}) {
+    const auto errors = errors_of(3, [&](int rank) {
+      const auto run = [&](const auto& stage) {
+        Pipeline pipeline(stage, squares, {.n_microbatches = 2});
+        const auto x = input_of(0).to(at::kFloat);
+        trains ? static_cast<void>(pipeline.step(x, target_of(x)))
+               : static_cast<void>(pipeline.evaluate(x));
+      };
+      if (rank != 1) return run(stage_of(rank));
+      EXPECT_THROW(run(Throws()), std::runtime_error);
+      barrier();
+    });
+    for (const std::size_t stage : {0, 2}) {
+      if (stage == 0 && !trains) continue;  // it waits for nobody
+      EXPECT_THAT(errors[stage],
+                  HasSubstr("rank 1 left the group with an exception: no such input"));
+    }
   }
 }
 
