@@ -46,7 +46,9 @@ PACELINE_API void reconfigure(std::int64_t uuid, const std::vector<std::string>&
 
 /// Makes the processes of this job the ranks of the world. Each process keeps the rank that it had
 /// in init_process_group. Collective over all ranks: every process calls it after
-/// init_process_group, and again after each PeerLost. It waits for the processes that
+/// init_process_group, and again after each PeerLost. A rank that goes on after another exception
+/// calls it, too: if others have not come within a second, calls of the world that are under way
+/// throw PeerLost there, since they may wait for this rank. It waits for the processes that
 /// `paceline run --max-replacements` starts in place of failed ones, and tries again if a process
 /// fails meanwhile.
 ///

@@ -30,12 +30,12 @@ Topology launched_topology(const Plan& plan, const base::Environment& environmen
     if (local_rank == plan.rank) return Topology::one_node(plan.size);
     if (local_rank == 0) return Topology::one_node_of_virtual_ranks(plan.size);
   }
-  constexpr const char* kVariables = "GROUP_RANK={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={}";
   throw UsageError(fmt::format(
-      "rank {} of {} has {}, but `paceline run` started it with {}: leave these variables as they "
-      "are",
-      plan.rank, plan.size, fmt::format(fmt::runtime(kVariables), node, local_rank, local_size),
-      fmt::format(fmt::runtime(kVariables), 0, plan.rank, plan.size)));
+      "rank {} of {} has GROUP_RANK={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={}, which do not go "
+      "together: `paceline run` gives a rank of a job on one node GROUP_RANK=0, LOCAL_RANK=RANK "
+      "and "
+      "LOCAL_WORLD_SIZE=WORLD_SIZE; leave these variables as they are",
+      plan.rank, plan.size, node, local_rank, local_size));
 }
 
 std::vector<Placement> decode_placements(const std::vector<std::string>& blobs) {

@@ -26,13 +26,14 @@ constexpr const char* kRoundAborted = "aborted";
 class Rounds {
  public:
   Rounds(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string handle,
-         std::int64_t first, const base::Deadline& deadline)
+         std::int64_t first, const base::Deadline& deadline, std::function<void()> when_late)
       : store_(std::move(store)),
         rank_(rank),
         size_(size),
         handle_(std::move(handle)),
         number_(first),
-        deadline_(deadline) {}
+        deadline_(deadline),
+        when_late_(std::move(when_late)) {}
 
   struct Answer {
     std::optional<HandleRound> round;
@@ -65,11 +66,12 @@ class Rounds {
   }
 
   // For the handles of all ranks, or the end of the round.
-  void await(base::WaitReport& report, const std::atomic<bool>& cancelled) const {
+  void await(base::WaitReport& report, const std::atomic<bool>& cancelled) {
     std::vector<std::string> keys;
     for (const int rank : every_rank(size_)) keys.push_back(key_of(rank));
     await_keys(*store_, keys, [&] {
       if (is_over(cancelled) || store_->check({key("end")})) return true;
+      if (when_late_ && late_.expired()) std::exchange(when_late_, nullptr)();
       report.check([&](const std::string& waited, auto) { return describe_wait(waited); });
       return false;
     });
@@ -110,14 +112,17 @@ class Rounds {
   std::string handle_;
   std::int64_t number_;
   base::Deadline deadline_;
+  base::Deadline late_ = base::Deadline::after(std::chrono::seconds(1));
+  std::function<void()> when_late_;
 };
 
 }  // namespace
 
 HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                              const std::string& handle, std::int64_t first,
-                             const base::Deadline& deadline) {
-  auto answer = call_store(deadline, Rounds(store, rank, size, handle, first, deadline));
+                             const base::Deadline& deadline, std::function<void()> when_late) {
+  auto answer = call_store(
+      deadline, Rounds(store, rank, size, handle, first, deadline, std::move(when_late)));
   if (answer && answer->round) return std::move(*answer->round);
   const shm::RankSet missing = answer ? answer->missing : shm::RankSet();
   throw Timeout(fmt::format("{} within the timeout of {} s; this is rank {} of {}",

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,10 @@ struct HandleRound {
 // present round: it finds the handles of the process before it and aborts their rounds, so that the
 // other ranks go on to the next one.
 //
-// `store` has keys of this exchange only. Throws Timeout, which names the ranks that did not come.
+// `store` has keys of this exchange only. `when_late`: called once, on another thread, if ranks
+// have not come within a second. Throws Timeout, which names the ranks that did not come.
 HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                              const std::string& handle, std::int64_t first,
-                             const base::Deadline& deadline);
+                             const base::Deadline& deadline, std::function<void()> when_late);
 
 }  // namespace paceline::distributed

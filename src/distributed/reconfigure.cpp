@@ -7,6 +7,7 @@
 #include <paceline/reconfigure.h>
 
 #include "base/deadline.h"
+#include "distributed/backend.h"
 #include "distributed/handle_exchange.h"
 #include "distributed/make_group.h"
 #include "distributed/process_state.h"
@@ -76,11 +77,17 @@ void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
     job = *state.world->reconfigurable;
     limit = distributed::checked_timeout(timeout.value_or(state.world->timeout));
   }
+  // Ranks that do not come may wait for this one, as after an exception of its own.
+  const auto abort = [target] {
+    auto& backend = dynamic_cast<distributed::ExtendedBackend&>(*target->getDefaultBackend());
+    backend.abort_because("reconfigure was called");
+  };
   const auto deadline = base::Deadline::after(limit);
   for (bool formed = false; !formed;) {
     const auto round = distributed::translate("reconfigure", [&] {
-      return distributed::exchange_handles(
-          store, job.rank, job.size, target->get_reconfigure_handle(), job.next_round, deadline);
+      return distributed::exchange_handles(store, job.rank, job.size,
+                                           target->get_reconfigure_handle(), job.next_round,
+                                           deadline, abort);
     });
     job.next_round = round.number + 1;
     try {

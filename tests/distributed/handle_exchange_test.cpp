@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <future>
+#include <semaphore>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,9 @@ class HandleExchange : public ::testing::Test {
 
   std::future<HandleRound> start(int rank, const std::string& handle, std::int64_t first = 0,
                                  std::chrono::milliseconds timeout = 1min) {
-    return std::async(std::launch::async, [=, store = store_] {
-      return exchange_handles(store, rank, kSize, handle, first, base::Deadline::after(timeout));
+    return std::async(std::launch::async, [=, this, store = store_] {
+      return exchange_handles(store, rank, kSize, handle, first, base::Deadline::after(timeout),
+                              [this] { lates_.release(); });
     });
   }
   static void expect(std::vector<std::future<HandleRound>> ranks, std::int64_t number,
@@ -54,7 +56,16 @@ class HandleExchange : public ::testing::Test {
   void await(const std::string& key) const { store_->get(key); }
 
   c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
+  std::counting_semaphore<> lates_{0};
 };
+
+TEST_F(HandleExchange, SaysOnceThatRanksAreLate) {
+  auto first = start(0, "a");
+  auto second = start(1, "b");
+  for (int rank = 0; rank < 2; ++rank) lates_.acquire();
+  expect(all(std::move(first), std::move(second), start(2, "c")), 0, {"a", "b", "c"});
+  EXPECT_FALSE(lates_.try_acquire());
+}
 
 TEST_F(HandleExchange, GivesTheHandlesByRank) {
   expect(all(start(0, "a"), start(1, "b"), start(2, "c")), 0, {"a", "b", "c"});

@@ -198,9 +198,9 @@ TEST(FindTopology, HoldsRanksOfPacelineRunToWhatItSet) {
   EXPECT_EQ(launched(0, 2, 3), "local rank 2");
   EXPECT_EQ(launched(0, 0, 3), "local rank 0") << "--virtual-local-rank";
   EXPECT_EQ(launched(0, 1, 3),
-            "rank 2 of 3 has GROUP_RANK=0, LOCAL_RANK=1, LOCAL_WORLD_SIZE=3, but `paceline run` "
-            "started it with GROUP_RANK=0, LOCAL_RANK=2, LOCAL_WORLD_SIZE=3: leave these variables "
-            "as they are");
+            "rank 2 of 3 has GROUP_RANK=0, LOCAL_RANK=1, LOCAL_WORLD_SIZE=3, which do not go "
+            "together: `paceline run` gives a rank of a job on one node GROUP_RANK=0, "
+            "LOCAL_RANK=RANK and LOCAL_WORLD_SIZE=WORLD_SIZE; leave these variables as they are");
   for (const auto& text : {launched(1, 0, 3), launched(0, 0, 1), launched(0, 0, 2)}) {
     EXPECT_THAT(text, HasSubstr("leave these variables as they are"));
   }
