@@ -192,13 +192,15 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   check_logical_ranks(options, model_, ranks);
   for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
   // One rank alone trains like several, so that it fails where they would.
+  std::uint64_t number = ddp::next_model_number();
   if (ranks > 1 && options.init_sync) {
-    ddp::check_same_model(model_, options_);
+    number = ddp::check_same_model(model_, options_, number);
     broadcast_all(0);
   }
   for (const auto& parameter : model_.parameters()) wrapped_.push_back(parameter.tensor);
   show_to_viewers(options_.process_group);
-  reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_);
+  reducer_ =
+      std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_, number);
   logical_ranks_ =
       std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks, options_.process_group,
                                          buffers_, parameters.front().tensor.device());
@@ -387,7 +389,7 @@ void DdpCore::check_loop() const {
             ? "this loop is over the logical ranks of another model: run a training forward of "
               "this one inside a loop over its own"
             : "with logical_ranks, run a training forward inside a loop over logical_ranks(); run "
-              "one without a backward under torch::NoGradGuard");
+              "one without a backward under NoGradGuard (torch.no_grad())");
   }
   if (join() != nullptr) {
     throw UsageError(

@@ -18,12 +18,12 @@
 namespace paceline::ddp {
 
 Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& frozen,
-                 const DdpOptions& options)
+                 const DdpOptions& options, std::uint64_t model)
     : options_(options),
       claim_(parameters),
       parameters_(parameters),
       delayed_(parameters_, options),
-      recorder_(parameters_.front().tensor.device()),
+      recorder_(parameters_.front().tensor.device(), model),
       summarizer_(parameters_, frozen, options),
       usage_(parameters_.size(), options),
       graphs_(1, StaticGraph(parameters_.size(), options.static_graph)),

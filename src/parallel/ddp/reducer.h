@@ -39,9 +39,10 @@ namespace paceline::ddp {
 // last leaf.
 class Reducer {
  public:
-  // `frozen`: all other parameters. They must stay frozen, on all ranks alike.
+  // `frozen`: all other parameters. They must stay frozen, on all ranks alike. `model`: its number
+  // in timelines.
   Reducer(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& frozen,
-          const DdpOptions& options);
+          const DdpOptions& options, std::uint64_t model);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();

@@ -14,10 +14,7 @@ using trace::LiveView;
 using trace::Timeline;
 using Moment = trace::ThreadSampler::Moment;
 
-std::uint64_t next_model() {
-  static std::atomic<std::uint64_t> count = 0;
-  return count++;
-}
+std::atomic<std::uint64_t> next_number = 0;
 
 void add(StepStats& total, const StepStats& step) {
   total.forward += step.forward;
@@ -32,8 +29,16 @@ void add(StepStats& total, const StepStats& step) {
 
 }  // namespace
 
-StepRecorder::StepRecorder(const c10::Device& device)
-    : device_(device), model_(next_model()), samples_(std::numeric_limits<double>::quiet_NaN()) {}
+std::uint64_t next_model_number() {
+  return next_number++;
+}
+
+StepRecorder::StepRecorder(const c10::Device& device, std::uint64_t model)
+    : device_(device), model_(model), samples_(std::numeric_limits<double>::quiet_NaN()) {
+  std::uint64_t next = next_number;
+  while (next <= model && !next_number.compare_exchange_weak(next, model + 1)) {
+  }
+}
 
 void StepRecorder::sample_thread(Moment moment) const {
   if (Timeline* const timeline = Timeline::current()) timeline->sample_thread(moment);

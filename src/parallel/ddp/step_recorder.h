@@ -11,12 +11,15 @@
 
 namespace paceline::ddp {
 
+// A number that no other model of this process has.
+std::uint64_t next_model_number();
+
 // Records synchronised steps for stats(), for the timeline if there is one, and for `paceline top`
 // while it watches.
 class StepRecorder {
  public:
-  // `device`: the model's.
-  explicit StepRecorder(const c10::Device& device);
+  // `device`: the model's. `model`: its number in timelines.
+  StepRecorder(const c10::Device& device, std::uint64_t model);
 
   // `step`: the bucket reducer's number, which is the same on all ranks.
   void begin_forward(std::uint64_t step);
@@ -63,7 +66,7 @@ class StepRecorder {
   void record_device_spans();
 
   c10::Device device_;
-  std::uint64_t model_;              // its number in this process
+  std::uint64_t model_;
   trace::LiveView* live_ = nullptr;  // if somebody watched at the begin of the step
   double samples_;                   // of all steps; NaN if they are not known
   DdpStats stats_;

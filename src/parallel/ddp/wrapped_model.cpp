@@ -193,22 +193,29 @@ bool WrappedModel::has_sync_batch_norm() const {
   return module_ != nullptr && sync_batch_norm::is_in(*module_);
 }
 
-void check_same_model(const WrappedModel& model, const DdpOptions& options) {
+std::uint64_t check_same_model(const WrappedModel& model, const DdpOptions& options,
+                               std::uint64_t number) {
   const ProcessGroup& group = options.process_group;
   constexpr std::size_t kOptions = 2;
-  const std::string own = fmt::format("{}\n{}\n{}", describe_logical_ranks(options.logical_ranks),
-                                      describe(options.average), fmt::join(describe(model), "\n"));
-  const auto texts = parallel::with_error_context(
+  const std::string own =
+      fmt::format("{}\n{}\n{}\n{}", number, describe_logical_ranks(options.logical_ranks),
+                  describe(options.average), fmt::join(describe(model), "\n"));
+  auto texts = parallel::with_error_context(
       "comparing the ranks' models; construct it on all ranks of its group",
       [&] { return all_gather_bytes(own, {.group = group}); });
-  const auto number = [&](std::size_t rank) {
+  for (std::string& text : texts) {
+    const std::size_t end = text.find('\n');
+    number = std::max<std::uint64_t>(number, std::stoull(text.substr(0, end)));
+    text.erase(0, end + 1);
+  }
+  const auto global = [&](std::size_t rank) {
     return distributed::global_rank_of(group, static_cast<int>(rank));
   };
   const auto first = split_lines(texts[0]);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] == texts[0]) continue;
     const auto other = split_lines(texts[rank]);
-    const std::pair ranks{number(0), number(rank)};
+    const std::pair ranks{global(0), global(rank)};
     std::size_t option = 0;
     while (option < kOptions && first[option] == other[option]) ++option;
     const std::string text =
@@ -219,6 +226,7 @@ void check_same_model(const WrappedModel& model, const DdpOptions& options) {
                           first[option], ranks.first, other[option], ranks.second);
     throw Mismatch(text, {ranks.second}, "DistributedDataParallel", 0);
   }
+  return number;
 }
 
 }  // namespace paceline::ddp

@@ -57,7 +57,10 @@ std::string first_difference(std::span<const std::string> first, std::span<const
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients, or if options differ that would give
-// wrong gradients: logical_ranks and average. Collective.
-void check_same_model(const WrappedModel& model, const DdpOptions& options);
+// wrong gradients: logical_ranks and average. Collective. Returns the model's number in timelines:
+// `number`, or what another rank gave if that is larger, as where a process took a lost one's
+// place.
+std::uint64_t check_same_model(const WrappedModel& model, const DdpOptions& options,
+                               std::uint64_t number);
 
 }  // namespace paceline::ddp

@@ -54,7 +54,7 @@ struct Fixture {
 
   std::vector<NamedTensor> parameters = three_parameters();
   DdpOptions options;
-  StepRecorder recorder{at::kCPU};
+  StepRecorder recorder{at::kCPU, 0};
   std::optional<GradientBuckets> buckets;
 };
 
