@@ -33,8 +33,7 @@ Topology launched_topology(const Plan& plan, const base::Environment& environmen
   throw UsageError(fmt::format(
       "rank {} of {} has GROUP_RANK={}, LOCAL_RANK={}, LOCAL_WORLD_SIZE={}, which do not go "
       "together: `paceline run` gives a rank of a job on one node GROUP_RANK=0, LOCAL_RANK=RANK "
-      "and "
-      "LOCAL_WORLD_SIZE=WORLD_SIZE; leave these variables as they are",
+      "and LOCAL_WORLD_SIZE=WORLD_SIZE; leave these variables as they are",
       plan.rank, plan.size, node, local_rank, local_size));
 }
 

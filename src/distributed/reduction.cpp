@@ -51,10 +51,9 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
   }
   throw UsageError(fmt::format(
       "{} of {} with {}: Paceline reduces float16, bfloat16, float32, float64, int8 to int64, "
-      "uint8, "
-      "bool, complex64 and complex128 tensors with SUM, PRODUCT and PREMUL_SUM, all but complex "
-      "ones "
-      "with MIN and MAX, all but bool ones with AVG, integer and bool ones with BAND, BOR and BXOR",
+      "uint8, bool, complex64 and complex128 tensors with SUM, PRODUCT and PREMUL_SUM, all but "
+      "complex ones with MIN and MAX, all but bool ones with AVG, integer and bool ones with BAND, "
+      "BOR and BXOR",
       operation, c10::toString(scalar), known ? shm::name(*known) : "an unknown reduction"));
 }
 

@@ -82,9 +82,8 @@ Disagreement compare_forwards(std::span<const StepSummary> ranks, const GlobalRa
           "of different batches would be averaged. Run forwards without a backward under "
           "NoGradGuard (torch.no_grad()), under no_sync, in eval mode or on module(), or on "
           "every rank alike. An optimizer that calls a closure as often as the loss decides "
-          "(LBFGS) needs "
-          "the loss averaged over the ranks. With Average::samples, ranks may run different "
-          "numbers of backwards under no_sync.",
+          "(LBFGS) needs the loss averaged over the ranks. With Average::samples, ranks may run "
+          "different numbers of backwards under no_sync.",
           list_counts(counts, global_ranks))};
 }
 
