@@ -26,6 +26,15 @@ void check_peers(c10d::ProcessGroup& group, const std::vector<int>& needed, cons
   }
 }
 
+void abort_because(c10d::ProcessGroup& group, const std::string& text) noexcept {
+  try {
+    const auto backend = group.getDefaultBackend();
+    if (auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get())) ours->abort_because(text);
+  } catch (const std::exception&) {
+    // The group has ended.
+  }
+}
+
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed) {
   const auto backend = group.getDefaultBackend();
   auto* const ours = dynamic_cast<ExtendedBackend*>(backend.get());

@@ -128,6 +128,8 @@ auto translate_on(c10::DeviceType device, c10d::ProcessGroup& group, const char*
     }
   });
 }
+// Leaves the group because of an exception, if its backend can tell the peers.
+void abort_because(c10d::ProcessGroup& group, const std::string& text) noexcept;
 // Call instead of check_peers if a peer is known to be lost. A process closes its files before it
 // counts as ended, so this retries for a while, and returns if the backend still finds nothing.
 void await_loss(c10d::ProcessGroup& group, const std::vector<int>& needed);

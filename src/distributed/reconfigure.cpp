@@ -78,10 +78,7 @@ void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
     limit = distributed::checked_timeout(timeout.value_or(state.world->timeout));
   }
   // Ranks that do not come may wait for this one, as after an exception of its own.
-  const auto abort = [target] {
-    auto& backend = dynamic_cast<distributed::ExtendedBackend&>(*target->getDefaultBackend());
-    backend.abort_because("reconfigure was called");
-  };
+  const auto abort = [target] { distributed::abort_because(*target, "reconfigure was called"); };
   const auto deadline = base::Deadline::after(limit);
   for (bool formed = false; !formed;) {
     const auto round = distributed::translate("reconfigure", [&] {

@@ -92,12 +92,7 @@ class Group::GatherWait final : public Wait {
     Wait::check(peer);
     const RankSet left = group_.links_->awaited_that_left(topic_);
     if (left.empty()) return;
-    group_.region()->fail(
-        {shm::FailureKind::peer_lost, left,
-         fmt::format("{} {} left the group and {} missing in {}",
-                     group_.global_ranks_.describe_global(left), shm::has_or_have(left),
-                     left.count() == 1 ? "is" : "are", describe())},
-        op);
+    group_.region()->fail(failure_of_left(group_.global_ranks_, left, describe()), op);
   }
 
  private:

@@ -35,6 +35,14 @@ constexpr auto kFlushLimit = 2s;
 
 }  // namespace
 
+shm::Failure failure_of_left(const shm::GlobalRanks& names, const shm::RankSet& global_ranks,
+                             const std::string& where) {
+  return {
+      shm::FailureKind::peer_lost, global_ranks,
+      fmt::format("{} {} left the group and {} missing in {}", names.describe_global(global_ranks),
+                  shm::has_or_have(global_ranks), global_ranks.count() == 1 ? "is" : "are", where)};
+}
+
 std::vector<std::string> NodeLinks::Link::receive() {
   std::vector<std::string> messages = std::exchange(received, {});
   for (std::string& message : connection->receive()) messages.push_back(std::move(message));

@@ -25,6 +25,10 @@ namespace paceline::internode {
 inline constexpr std::chrono::seconds kCauseTime =
     net::Connection::kSilenceLimit + std::chrono::seconds(1);
 
+// Of what waits for these ranks of other nodes, which have left; `where` describes it.
+shm::Failure failure_of_left(const shm::GlobalRanks& names, const shm::RankSet& global_ranks,
+                             const std::string& where);
+
 // The connections from a node's leader to the other leaders, and a thread that serves them. They
 // carry no tensors: they gather short texts of all nodes, such as descriptions of calls, and make
 // the failure of a group known on all of its nodes.

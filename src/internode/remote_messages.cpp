@@ -251,9 +251,7 @@ void RemoteMessages::check_left(Request& request) {
       request.payload_transfer ? request.payload_transfer : request.header_transfer;
   const bool is_under_way = transfer->awaited().has_value();
   if (request.engine_error.empty() && (is_under_way || !request.left_deadline->expired())) return;
-  fail(request, {shm::FailureKind::peer_lost, peer_of(request),
-                 fmt::format("{} has left the group and is missing in {}",
-                             global_ranks_.describe({peer}), describe(request))});
+  fail(request, failure_of_left(global_ranks_, peer_of(request), describe(request)));
 }
 
 // Not on a thread of the engine.

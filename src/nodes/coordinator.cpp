@@ -117,14 +117,11 @@ bool Coordinator::accepts() const {
 // The oldest connection that has said nothing makes room for another, or else the oldest that has
 // not proved to be a node. If none were accepted while there are many, they would keep nodes out.
 void Coordinator::make_room() {
-  const auto strangers =
-      std::ranges::count_if(nodes_, [&](const auto& node) { return is_stranger(*node); });
-  if (strangers < kMaxStrangers + 2 * rules_.max_nodes) return;
+  const auto is_one = [&](const auto& node) { return is_stranger(*node); };
+  if (std::ranges::count_if(nodes_, is_one) < kMaxStrangers + 2 * rules_.max_nodes) return;
   auto victim = std::ranges::find_if(
-      nodes_, [&](const auto& node) { return is_stranger(*node) && !node->connection.greeted(); });
-  if (victim == nodes_.end()) {
-    victim = std::ranges::find_if(nodes_, [&](const auto& node) { return is_stranger(*node); });
-  }
+      nodes_, [&](const auto& node) { return is_one(node) && !node->connection.greeted(); });
+  if (victim == nodes_.end()) victim = std::ranges::find_if(nodes_, is_one);
   nodes_.erase(victim);
 }
 

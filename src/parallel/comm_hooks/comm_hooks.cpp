@@ -53,13 +53,16 @@ FuturePtr reduce(c10d::Backend& backend, const at::Tensor& tensor, const c10d::R
   return backend.allreduce(tensors, options)->getFuture();
 }
 
-c10d::Backend& backend_of(const ProcessGroup& group, const at::Tensor& tensor) {
-  return *group.c10d()->getBackend(tensor.device().type());
+// Of the group, by default the model's.
+c10d::Backend& backend_of(const std::optional<ProcessGroup>& group, const at::Tensor& tensor) {
+  const ProcessGroup& over = group ? *group : model_group();
+  return *over.c10d()->getBackend(tensor.device().type());
 }
 
 // The average of all ranks' tensors, which are sent as `type`. Divides before the sum, which may be
 // too large for a half type. `paceline` adds those in float32, and rounds the average once.
-FuturePtr average(const ProcessGroup& group, const at::Tensor& whole, at::ScalarType type) {
+FuturePtr average(const std::optional<ProcessGroup>& group, const at::Tensor& whole,
+                  at::ScalarType type) {
   const at::NoGradGuard no_grad;
   c10d::Backend& backend = backend_of(group, whole);
   if (backend.getBackendName() == "paceline") {
@@ -83,7 +86,7 @@ FuturePtr then(const FuturePtr& future, Change change) {
 CommHook compress(at::ScalarType type, std::optional<ProcessGroup> group) {
   return [type, group = std::move(group)](c10d::GradBucket& bucket) {
     const at::Tensor& whole = bucket.getBuffer();
-    return then(average(group ? *group : model_group(), whole, type),
+    return then(average(group, whole, type),
                 [whole](const at::Tensor& averaged) { return whole.copy_(averaged); });
   };
 }
@@ -106,7 +109,7 @@ CommHook convert(at::ScalarType type, CommHook hook, const char* name) {
 CommHook all_reduce(std::optional<ProcessGroup> group) {
   return [group = std::move(group)](c10d::GradBucket& bucket) {
     const at::Tensor& whole = bucket.getBuffer();
-    return average(group ? *group : model_group(), whole, whole.scalar_type());
+    return average(group, whole, whole.scalar_type());
   };
 }
 
@@ -118,7 +121,7 @@ CommHook predivided_all_reduce(double factor, std::optional<ProcessGroup> group)
   return [factor, group = std::move(group)](c10d::GradBucket& bucket) {
     const at::NoGradGuard no_grad;
     const at::Tensor& whole = bucket.getBuffer();
-    c10d::Backend& backend = backend_of(group ? *group : model_group(), whole);
+    c10d::Backend& backend = backend_of(group, whole);
     return then(reduce(backend, whole.div_(factor), c10d::ReduceOp::SUM),
                 [whole, scale = factor / backend.getSize()](const at::Tensor& sum) {
                   if (sum.data_ptr() != whole.data_ptr()) whole.copy_(sum);

@@ -191,8 +191,8 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   const int ranks = get_world_size(options_.process_group);
   check_logical_ranks(options, model_, ranks);
   for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
-  // One rank alone trains like several, so that it fails where they would.
   std::uint64_t number = ddp::next_model_number();
+  // One rank alone trains like several, so that it fails where they would.
   if (ranks > 1 && options.init_sync) {
     number = ddp::check_same_model(model_, options_, number);
     broadcast_all(0);

@@ -12,6 +12,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "distributed/backend.h"
 #include "distributed/process_state.h"
 #include "distributed/translate.h"
 #include "parallel/ddp/ddp_core.h"
@@ -238,7 +239,10 @@ void PipelineHandle::Impl::abort_if_throws(Body&& body) {
   try {
     body();
   } catch (...) {
-    if (link_.stages() > 1) link_.abort(distributed::current_exception_text());
+    if (link_.stages() > 1) {
+      distributed::abort_because(*options_.process_group.c10d(),
+                                 distributed::current_exception_text());
+    }
     throw;
   }
 }

@@ -7,7 +7,6 @@
 
 #include <paceline/error.h>
 
-#include "distributed/backend.h"
 #include "distributed/process_state.h"
 #include "parallel/with_error_context.h"
 
@@ -153,16 +152,6 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
     word += kTensorWords;
   }
   return tensors;
-}
-
-void StageLink::abort(const std::string& text) const noexcept {
-  try {
-    const auto backend = group_.c10d()->getBackend(at::kCPU);  // of the headers
-    auto* const ours = dynamic_cast<distributed::ExtendedBackend*>(backend.get());
-    if (ours != nullptr) ours->abort_because(text);
-  } catch (const std::exception&) {
-    // The World has ended.
-  }
 }
 
 void StageLink::wait(std::int64_t call) {

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -51,8 +50,6 @@ class StageLink {
   Tensors recv(int from_stage, const Subject& subject);
   // Returns once all that was sent has been received. `call`: for errors.
   void wait(std::int64_t call);
-  // Makes other stages throw PeerLost with this text, if the backend can.
-  void abort(const std::string& text) const noexcept;
 
   std::int64_t bytes_sent() const { return bytes_sent_; }
   std::int64_t bytes_received() const { return bytes_received_; }

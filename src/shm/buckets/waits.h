@@ -53,10 +53,9 @@ class BucketWait : public WaitContext {
   // Before it has all its buckets ready, a rank is still in its backward.
   bool waits(int rank) const override { return blocks_.has_completed(rank); }
   // Fails the group if the peer skipped the bucket, has left, or waits for this rank in another
-  // call or in the backward of another model. Throws
-  // Mismatch if it aborted the step, which is no failure of the group: all ranks may abort the step
-  // and go on. Words that it set before count, so that all ranks that wait for the same bucket come
-  // to the same result.
+  // call or in the backward of another model. Throws Mismatch if it aborted the step, which is no
+  // failure of the group: all ranks may abort the step and go on. Words that it set before count,
+  // so that all ranks that wait for the same bucket come to the same result.
   void check(int peer) const override;
   bool polls() const override { return two_level_ != nullptr; }
   bool poll() override;
