@@ -22,6 +22,11 @@ namespace {
 constexpr const char* kRoundComplete = "complete";
 constexpr const char* kRoundAborted = "aborted";
 
+// Among the keys of all rounds: set once the rank has left.
+std::string left_key(int rank) {
+  return fmt::format("left {}", rank);
+}
+
 // This rank's part. It runs on a thread of its own, so it owns all it needs.
 class Rounds {
  public:
@@ -37,11 +42,13 @@ class Rounds {
 
   struct Answer {
     std::optional<HandleRound> round;
-    shm::RankSet missing;  // when the time was over
+    shm::RankSet left{};     // so that no round can be complete
+    shm::RankSet missing{};  // when the time was over
   };
 
   Answer operator()(const std::atomic<bool>& cancelled) {
     base::WaitReport report;
+    if (store_->check({left_key(rank_)})) store_->deleteKey(left_key(rank_));
     for (;; ++number_) {
       if (store_->compareSet(key_of(rank_), "", handle_) != handle_) {
         end(kRoundAborted);
@@ -50,10 +57,11 @@ class Rounds {
       await(report, cancelled);
       const shm::RankSet missing = find_missing();
       if (end(missing.empty() ? kRoundComplete : kRoundAborted) == kRoundComplete)
-        return {collect(), {}};
-      if (!is_over(cancelled)) continue;
+        return {.round = collect()};
+      const shm::RankSet left = find_left(missing);
+      if (left.empty() && !is_over(cancelled)) continue;
       report.abandon();
-      return {std::nullopt, missing};
+      return {.round = std::nullopt, .left = left, .missing = missing};
     }
   }
 
@@ -71,6 +79,7 @@ class Rounds {
     for (const int rank : every_rank(size_)) keys.push_back(key_of(rank));
     await_keys(*store_, keys, [&] {
       if (is_over(cancelled) || store_->check({key("end")})) return true;
+      if (!find_left(find_missing()).empty()) return true;
       if (when_late_ && late_.expired()) std::exchange(when_late_, nullptr)();
       report.check([&](const std::string& waited, auto) { return describe_wait(waited); });
       return false;
@@ -83,6 +92,14 @@ class Rounds {
       if (!store_->check({key_of(rank)})) missing.insert(rank);
     }
     return missing;
+  }
+
+  shm::RankSet find_left(const shm::RankSet& missing) const {
+    shm::RankSet left;
+    for (const int rank : missing) {
+      if (store_->check({left_key(rank)})) left.insert(rank);
+    }
+    return left;
   }
 
   // The lowest rank that has come reports.
@@ -124,6 +141,14 @@ HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int r
   auto answer = call_store(
       deadline, Rounds(store, rank, size, handle, first, deadline, std::move(when_late)));
   if (answer && answer->round) return std::move(*answer->round);
+  if (answer && !answer->left.empty()) {
+    const std::string left = shm::GlobalRanks().describe(answer->left);
+    throw PeerLost(fmt::format("{} {} left the world for good, so that reconfigure cannot form it "
+                               "again; this is rank {} of {}. A barrier before the ranks leave "
+                               "keeps them together",
+                               left, shm::has_or_have(answer->left), rank, size),
+                   answer->left.list(), "reconfigure", 0);
+  }
   const shm::RankSet missing = answer ? answer->missing : shm::RankSet();
   throw Timeout(fmt::format("{} within the timeout of {} s; this is rank {} of {}",
                             missing.empty() ? describe_store(*store) + " did not answer"
@@ -131,6 +156,14 @@ HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int r
                                                   " did not come to reconfigure",
                             deadline.budget().count() / 1000.0, rank, size),
                 missing.list(), "reconfigure", 0);
+}
+
+void leave_handle_exchange(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+  call_store(base::Deadline::after(std::chrono::seconds(1)),
+             [store, key = left_key(rank)](const std::atomic<bool>& /*cancelled*/) {
+               store->set(key, "left");
+               return true;
+             });
 }
 
 }  // namespace paceline::distributed

@@ -52,7 +52,7 @@ Attempt begin_attempt(const InitOptions& options) {
                   nullptr};
   distributed::check_size(options.backend, attempt.plan.size);
   attempt.number = state.inits++;
-  // With other ranks the launcher's numbers mean other processes.
+  // With other ranks the launcher's numbers mean other processes. See reconfigure, too.
   state.numbered_by_launcher = attempt.plan.launched && !options.enable_reconfigure;
   // Without a launcher, another process may have replaced one that ended.
   const auto& last = state.last_processes;
@@ -101,7 +101,13 @@ std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attemp
   world->backend_options = options.backend_options;
   world->host = met.host;
   world->mpi = attempt.mpi;
-  if (options.enable_reconfigure) world->reconfigurable = {met.rank, met.size};
+  if (options.enable_reconfigure) {
+    world->reconfigurable = {
+        .rank = met.rank,
+        .size = met.size,
+        .launched = attempt.plan.launched,
+        .handles = c10::make_intrusive<c10d::PrefixStore>("handles", world->store)};
+  }
   auto request = world_request(options, std::move(met), attempt);
   request.store = c10::make_intrusive<c10d::PrefixStore>("topology", world->store);
   auto found = topology_of(request, options, attempt);

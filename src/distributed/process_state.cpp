@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "distributed/backend.h"
 #include "distributed/debug/flight_recorder.h"
+#include "distributed/handle_exchange.h"
 
 namespace paceline::distributed {
 namespace {
@@ -37,7 +38,19 @@ void detach_flight_recorders(const ActiveWorld& world) noexcept {
   detach_flight_recorder(*world.group);
 }
 
+// Before the others can notice that this rank has left: they may exchange handles then.
+void announce_leaving(const ActiveWorld& world) noexcept {
+  const auto& job = world.reconfigurable;
+  if (!job || job->next_round == 0) return;
+  try {
+    leave_handle_exchange(job->handles, job->rank);
+  } catch (const std::exception& error) {
+    base::log(LogLevel::debug, "leaving the world: {}", error.what());  // the store has ended
+  }
+}
+
 void shut_down(const ActiveWorld& world) noexcept {
+  announce_leaving(world);
   detach_flight_recorders(world);
   const auto leave = [](c10d::ProcessGroup& group) {
     try {

@@ -35,6 +35,10 @@ struct ActiveWorld {
     int rank = 0;
     int size = 1;
     std::int64_t next_round = 0;
+    bool launched = false;  // `rank` is the launcher's number
+
+    // For handle_exchange.h.
+    c10::intrusive_ptr<c10d::Store> handles{};
   };
   std::optional<Reconfigurable> reconfigurable;
   std::shared_ptr<const Topology> topology;

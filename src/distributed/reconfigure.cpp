@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <mutex>
@@ -66,15 +65,14 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
 void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
   auto& state = distributed::ProcessState::instance();
   GroupPtr target = ProcessGroup().c10d();
-  c10::intrusive_ptr<c10d::Store> store;
   distributed::ActiveWorld::Reconfigurable job;
   std::chrono::milliseconds limit{};
   {
     const std::lock_guard lock(state.mutex);
     if (!state.world || !state.world->reconfigurable) throw_fixed(*target, "reconfigure");
     target = state.world->group;
-    store = c10::make_intrusive<c10d::PrefixStore>("handles", state.world->store);
     job = *state.world->reconfigurable;
+    state.numbered_by_launcher = job.launched;
     limit = distributed::checked_timeout(timeout.value_or(state.world->timeout));
   }
   // Ranks that do not come may wait for this one, as after an exception of its own.
@@ -82,7 +80,7 @@ void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
   const auto deadline = base::Deadline::after(limit);
   for (bool formed = false; !formed;) {
     const auto round = distributed::translate("reconfigure", [&] {
-      return distributed::exchange_handles(store, job.rank, job.size,
+      return distributed::exchange_handles(job.handles, job.rank, job.size,
                                            target->get_reconfigure_handle(), job.next_round,
                                            deadline, abort);
     });

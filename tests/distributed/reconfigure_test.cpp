@@ -100,6 +100,43 @@ TEST(Reconfigure, TrainingGoesOnWithAnotherProcessInTheLostOnesPlace) {
   EXPECT_TRUE(ends[3].exited_cleanly()) << ends[3].report;
 }
 
+// Process 3 comes in the place of rank 1, which has left. Until then no world can be formed.
+TEST(Reconfigure, WaitsForNoRankThatHasLeft) {
+  const auto ends = test::run_torch_ranks(4, "paceline", [&](const RankContext& given) {
+    RankContext context = reconfigurable(given);
+    const auto store = context.init.store;
+    const bool replaces = context.rank == 3;
+    context.init.rank = replaces ? 1 : context.rank;
+    context.init.world_size = 3;
+    if (replaces) store->wait({"left 0", "left 2"});
+    const World world = init_process_group(context.init);
+    if (replaces) {
+      EXPECT_THROW(reconfigure(std::chrono::milliseconds(1)), Timeout);
+      store->set("came", "1");
+    } else {
+      reconfigure();
+      if (context.rank == 1) return std::string();
+      EXPECT_THROW(barrier(), PeerLost);
+      try {
+        reconfigure();
+        ADD_FAILURE() << "no error";
+      } catch (const PeerLost& error) {
+        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
+        EXPECT_THAT(error.what(), HasSubstr("rank 1 has left the world for good"));
+      }
+      store->set(fmt::format("left {}", context.rank), "1");
+      store->wait({"came"});
+    }
+    reconfigure();
+    auto tensor = torch::ones({2});
+    all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<float>(), 3);
+    barrier();
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+}
+
 TEST(Reconfigure, CallsNeedRanks) {
   const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& given) {
     const RankContext context = reconfigurable(given);
