@@ -48,18 +48,18 @@ std::optional<int> last_node() {
   return state.last_node ? state.last_node : base::environment().node_rank;
 }
 
-void tell_launcher(const std::string& text, const std::vector<int>& blamed) noexcept {
+void tell_launcher(launch::ErrorFile error) noexcept {
   auto& state = distributed::ProcessState::instance();
   try {
     const auto path = distributed::error_file();
     if (!path) return;
-    launch::write_error_file(*path, text, state.numbered_by_launcher ? blamed : std::vector<int>(),
-                             last_node());
+    if (!state.numbered_by_launcher) error.blamed_ranks.clear();
+    launch::write_error_file(*path, error, last_node());
     state.error_reported = true;
   } catch (const UsageError&) {
     // A variable cannot be read, and the text is about that.
-  } catch (const std::exception& error) {
-    log_to_stderr(LogLevel::warning, error.what());
+  } catch (const std::exception& failure) {
+    log_to_stderr(LogLevel::warning, failure.what());
   }
 }
 
@@ -92,19 +92,22 @@ std::optional<DebugServer> serve_if_asked() {
   return std::nullopt;
 }
 
-std::vector<int> blamed_by_current_exception() {
+launch::ErrorFile describe_current_exception(const std::string& text) {
+  launch::ErrorFile described{text};
   try {
     throw;
   } catch (const PeerError& error) {
-    return error.ranks();
+    described.blamed_ranks = error.ranks();
+    described.is_timeout = dynamic_cast<const Timeout*>(&error) != nullptr;
   } catch (const Error& error) {
     // Gloo does not say whose connection has ended.
     const bool is_gloo =
         std::string_view(error.what()).find("gloo/transport/") != std::string::npos;
-    return is_gloo ? std::vector{launch::kUnknownRank} : std::vector<int>();
+    if (is_gloo) described.blamed_ranks = {launch::kUnknownRank};
   } catch (...) {
-    return {};
+    // It is about no other rank.
   }
+  return described;
 }
 
 // Returns or throws as the function of spawn did if the body has called it.
@@ -139,7 +142,7 @@ int record(const std::function<int()>& body) {
   } catch (...) {
     const std::string text = distributed::current_exception_text();
     state.exit_record(text);
-    tell_launcher(text, blamed_by_current_exception());
+    tell_launcher(describe_current_exception(text));
     print_error(text);
   }
   set_log_callback({});

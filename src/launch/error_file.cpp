@@ -25,6 +25,7 @@ constexpr std::size_t kMaxBytes = 1 << 20;
 constexpr std::size_t kLongestMessage = 1 << 16;  // in JSON, a byte may take six
 const std::filesystem::path kDescriptors = "/proc/self/fd";
 constexpr const char* kMemory = "paceline-error";
+constexpr const char* kTimeout = "Timeout";
 
 // A worker may have put anything there, even a FIFO: only a regular file is read, without blocking.
 std::optional<std::string> read_small_file(const std::filesystem::path& path) {
@@ -50,12 +51,10 @@ std::optional<std::string> text_of(const json& object, const char* key) {
   return found->get<std::string>();
 }
 
-std::vector<int> blamed_ranks_of(const json& message) {
+std::vector<int> blamed_ranks_of(const json& extra) {
   std::vector<int> ranks;
-  const auto extra = message.find("extraInfo");
-  if (extra == message.end() || !extra->is_object()) return ranks;
-  const auto blamed = extra->find("blamed_ranks");
-  if (blamed == extra->end() || !blamed->is_array()) return ranks;
+  const auto blamed = extra.find("blamed_ranks");
+  if (blamed == extra.end() || !blamed->is_array()) return ranks;
   for (const json& rank : *blamed) {
     if (!rank.is_number_integer()) continue;
     const auto number = rank.get<std::int64_t>();
@@ -86,15 +85,16 @@ bool is_error_memory(int fd) {
          fmt::format("/memfd:{} (deleted)", kMemory);
 }
 
-void write_error_file(const std::filesystem::path& path, std::string_view message,
-                      std::span<const int> blamed_ranks, std::optional<int> node) {
+void write_error_file(const std::filesystem::path& path, const ErrorFile& error,
+                      std::optional<int> node) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   json extra = {
       {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())}};
-  if (!blamed_ranks.empty()) extra["blamed_ranks"] = blamed_ranks;
+  if (!error.blamed_ranks.empty()) extra["blamed_ranks"] = error.blamed_ranks;
+  if (error.is_timeout) extra["error"] = kTimeout;
   if (node) extra["node"] = *node;
   const json content = {
-      {"message", {{"message", message.substr(0, kLongestMessage)}, {"extraInfo", extra}}}};
+      {"message", {{"message", error.message.substr(0, kLongestMessage)}, {"extraInfo", extra}}}};
 
   const bool is_in_memory = path.parent_path() == kDescriptors;
   std::filesystem::path temporary = path;
@@ -114,12 +114,15 @@ std::optional<ErrorFile> read_error_file(const std::filesystem::path& path) {
   if (!text) return std::nullopt;
   const json content = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!content.is_object()) return std::nullopt;
-  if (auto message = text_of(content, "message")) return ErrorFile{std::move(*message), {}};
+  if (auto message = text_of(content, "message")) return ErrorFile{std::move(*message)};
   const auto inner = content.find("message");
   if (inner == content.end() || !inner->is_object()) return std::nullopt;
   auto message = text_of(*inner, "message");
   if (!message) return std::nullopt;
-  return ErrorFile{std::move(*message), blamed_ranks_of(*inner)};
+  const auto extra = inner->find("extraInfo");
+  if (extra == inner->end() || !extra->is_object()) return ErrorFile{std::move(*message)};
+  return ErrorFile{std::move(*message), blamed_ranks_of(*extra),
+                   text_of(*extra, "error") == kTimeout};
 }
 
 }  // namespace paceline::launch

@@ -2,9 +2,7 @@
 
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -20,7 +18,8 @@ struct ErrorFile {
   std::string message;
   // The ranks that the error is about, where it is about other ranks: a PeerLost's, say. The
   // launcher looks among them for the one that failed first.
-  std::vector<int> blamed_ranks;
+  std::vector<int> blamed_ranks{};
+  bool is_timeout = false;  // paceline::Timeout: the blamed ranks may run for ever
 };
 
 // Where the launcher keeps the error file of a process after it has replaced that process:
@@ -36,10 +35,10 @@ std::filesystem::path error_memory_path(int fd);
 bool is_error_memory(int fd);
 
 // Writes torchrun's format, {"message": {"message": ..., "extraInfo": {"timestamp": ...}}}, with
-// the blamed ranks and the rank's node in extraInfo. The file appears whole or not at all, unless
-// it is in memory. Throws Error.
-void write_error_file(const std::filesystem::path& path, std::string_view message,
-                      std::span<const int> blamed_ranks = {}, std::optional<int> node = {});
+// the rest, and the rank's node, in extraInfo. The file appears whole or not at all, unless it is
+// in memory. Throws Error.
+void write_error_file(const std::filesystem::path& path, const ErrorFile& error,
+                      std::optional<int> node = {});
 
 // Reads that format, from torchrun's `record` too, and the older {"message": "text"}. Empty for
 // a file that is missing, larger than 1 MiB or malformed: it only adds to a report.

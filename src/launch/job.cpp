@@ -264,6 +264,7 @@ void Job::report(const Loss& loss) {
   const auto file = error_file_path(identity_, loss.worker);
   RankResult end;
   end.status = loss.status;
+  if (loss.late_for) end.late_for = spec_.first_rank + *loss.late_for;
   if (loss.error == 0) {
     const bool replaced = loss.replacement > 0;
     end.error = read_error_file(replaced ? replaced_error_file(file, loss.replacement) : file);

@@ -22,6 +22,7 @@ struct RankResult {
   bool stopped = false;              // it ended after the job was asked to stop
   bool tolerated = false;            // it failed, and the job went on without it
   bool lost = false;                 // its node was lost; nothing else is known of it
+  std::optional<int> late_for{};     // it was killed, since the Timeout of this rank named it
   std::optional<ErrorFile> error;
   std::vector<std::string> last_lines;
   bool pending = false;  // a process of spawn that ended before it called the function

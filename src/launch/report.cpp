@@ -203,8 +203,11 @@ std::string describe_loss(int rank, const RankResult& end, int replacement, int 
   const std::string outcome =
       replacement > 0 ? fmt::format("started again, replacement {} of {}", replacement, most)
                       : "the others go on without it";
-  return fmt::format("paceline: rank {} {}; {}\n{}", rank, describe_end(end.status), outcome,
-                     describe_error(end));
+  const std::string what =
+      end.late_for
+          ? fmt::format("was killed, since rank {} timed out waiting for it", *end.late_for)
+          : describe_end(end.status);
+  return fmt::format("paceline: rank {} {}; {}\n{}", rank, what, outcome, describe_error(end));
 }
 
 namespace {

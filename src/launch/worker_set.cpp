@@ -134,13 +134,15 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   if (may_replace(rank)) return failed_.push_back(rank);
   if (!may_go_on_without(rank)) return fail();
   worker.tolerated = true;
-  losses_.push_back({static_cast<int>(rank), status, 0, 0});
+  losses_.push_back({static_cast<int>(rank), status, 0, 0, {}});
 }
 
 // The ranks of a job leave it together: a rank that fails after another one has finished has nobody
 // to go on with. Where others may be lost, rank 0 holds what they need: no new process has that.
 bool WorkerSet::may_replace(std::size_t rank) const {
-  const auto replaced = replaced_ + static_cast<int>(failed_.size());
+  const auto killed = std::ranges::count_if(
+      states_, [](const WorkerState& worker) { return worker.late_for && !worker.ended; });
+  const auto replaced = replaced_ + std::ssize(failed_) + killed;
   return phase_ == Phase::running && replaced < plan_.max_replacements &&
          !(plan_.tolerate_loss && is_rank_0(rank)) &&
          std::ranges::none_of(states_, [](const WorkerState& worker) {
@@ -154,9 +156,35 @@ bool WorkerSet::may_go_on_without(std::size_t rank) const {
 
 void WorkerSet::replace_failed() {
   if (suspended_) return;
+  std::vector<std::pair<std::size_t, std::size_t>> late;  // and who waited
   for (const std::size_t rank : std::exchange(failed_, {})) {
-    if (phase_ == Phase::running) replace(rank);
+    if (phase_ != Phase::running) return;
+    for (const std::size_t other : find_late(rank)) late.emplace_back(other, rank);
+    replace(rank);
   }
+  for (const auto& [rank, waiting] : late) kill_late(rank, waiting);
+}
+
+// The workers that run, and that the error of a failed one is certainly about: a process that is
+// younger may have replaced the one that is meant.
+std::vector<std::size_t> WorkerSet::find_late(std::size_t failed) const {
+  std::vector<std::size_t> late;
+  const auto error = read_error_file(plan_.workers[failed].error_file);
+  if (!error || !error->is_timeout) return late;
+  for (const int blamed : error->blamed_ranks) {
+    const auto rank = static_cast<std::size_t>(blamed - plan_.first_rank);
+    if (rank < states_.size() && runs(rank) &&
+        states_[rank].replacement <= states_[failed].replacement) {
+      late.push_back(rank);
+    }
+  }
+  return late;
+}
+
+void WorkerSet::kill_late(std::size_t rank, std::size_t waiting) {
+  if (!runs(rank) || states_[rank].late_for || !may_replace(rank)) return;
+  states_[rank].late_for = static_cast<int>(waiting);
+  ::kill(states_[rank].pid, SIGKILL);
 }
 
 void WorkerSet::replace(std::size_t rank) {
@@ -174,7 +202,8 @@ void WorkerSet::replace(std::size_t rank) {
   std::error_code ignored;
   std::filesystem::rename(worker.error_file, kept, ignored);
   const int error = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
-  losses_.push_back({static_cast<int>(rank), before.status, number, error});
+  losses_.push_back({static_cast<int>(rank), before.status, number, error, before.late_for});
+  state.replacement = number;
   if (error == 0) return;
   std::filesystem::rename(kept, worker.error_file, ignored);
   pidfds_[rank].reset();

@@ -37,14 +37,18 @@ struct WorkerState {
   bool tolerated;  // it failed, and the job went on without it
   int status;      // as wait() gives it
   base::Deadline::Clock::time_point end;
+  int replacement;              // its number: 1, 2, ...; 0: it has replaced none
+  std::optional<int> late_for;  // it was killed, since the Timeout of this worker named it
 };
 
-// A worker that failed while the job goes on, with another process in its place or without it.
+// Sent as bytes. A worker that failed while the job goes on, with another process in its place or
+// without it.
 struct Loss {
-  int worker;       // its place among the workers
-  int status;       // how it ended, as wait() gives it
-  int replacement;  // the number of the one that was started: 1, 2, ...; 0: none was
-  int error;        // an errno: none could be started, and the job has failed; else 0
+  int worker;                   // its place among the workers
+  int status;                   // how it ended, as wait() gives it
+  int replacement;              // the number of the one that was started: 1, 2, ...; 0: none was
+  int error;                    // an errno: none could be started, and the job has failed; else 0
+  std::optional<int> late_for;  // as in WorkerState
 };
 
 // The workers of a job, as children of this process. A worker that fails is replaced while the plan
@@ -75,7 +79,8 @@ class WorkerSet {
   bool all_ended() const;
 
   // Starts the failed workers again, at most once each: a worker that fails again waits for the
-  // next call. Kills what the failed processes have left behind in their groups.
+  // next call. Kills what the failed processes have left behind in their groups, and the workers
+  // that their Timeouts name, which are started again once they have ended.
   void replace_failed();
   // While the job is suspended, replace_failed does nothing.
   void set_suspended(bool suspended) { suspended_ = suspended; }
@@ -106,6 +111,8 @@ class WorkerSet {
   bool may_replace(std::size_t rank) const;
   bool may_go_on_without(std::size_t rank) const;
   void replace(std::size_t rank);
+  std::vector<std::size_t> find_late(std::size_t failed) const;
+  void kill_late(std::size_t rank, std::size_t waiting);
   bool failure_under_way() const;
 
   const Plan& plan_;

@@ -40,24 +40,30 @@ TEST_F(ErrorFileTest, InMemoryRoundTrips) {
   EXPECT_FALSE(is_error_memory(-1));
   EXPECT_FALSE(read_error_file(path));
   for (const std::string text : {"a long text", "short"}) {
-    write_error_file(path, text);
+    write_error_file(path, {text});
     EXPECT_EQ(read_error_file(path).value().message, text);
   }
 }
 
 TEST_F(ErrorFileTest, RoundTrips) {
-  write_error_file(path_, "line 1\n\"quoted\" \xff not UTF-8", std::vector<int>{70, 3, 1023});
+  write_error_file(path_, {"line 1\n\"quoted\" \xff not UTF-8", {70, 3, 1023}});
   const auto error = read_error_file(path_);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->message, "line 1\n\"quoted\" \xEF\xBF\xBD not UTF-8");
   EXPECT_THAT(error->blamed_ranks, ElementsAre(70, 3, 1023));
+  EXPECT_FALSE(error->is_timeout);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+TEST_F(ErrorFileTest, TellsATimeout) {
+  write_error_file(path_, {.message = "late", .blamed_ranks = {2}, .is_timeout = true});
+  EXPECT_TRUE(read_error_file(path_).value().is_timeout);
 }
 
 // Each byte of the first one takes six in JSON.
 TEST_F(ErrorFileTest, HasTheBeginningOfALongMessage) {
   for (const char byte : {'\1', 'x'}) {
-    write_error_file(path_, std::string(std::size_t{3} << 20, byte), std::vector<int>{1});
+    write_error_file(path_, {std::string(std::size_t{3} << 20, byte), {1}});
     const auto error = read_error_file(path_);
     ASSERT_TRUE(error);
     EXPECT_EQ(error->message, std::string(1 << 16, byte));
@@ -66,7 +72,7 @@ TEST_F(ErrorFileTest, HasTheBeginningOfALongMessage) {
 }
 
 TEST_F(ErrorFileTest, TellsTheNode) {
-  write_error_file(path_, "x", {}, 3);
+  write_error_file(path_, {"x"}, 3);
   std::ifstream file(path_);
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}), HasSubstr("\"node\":3"));
 }
@@ -112,7 +118,7 @@ TEST_F(ErrorFileTest, DoesNotBlockOnFifosOrDirectories) {
 
 TEST_F(ErrorFileTest, NamesAPathThatCannotBeWritten) {
   try {
-    write_error_file(directory_.path() / "no" / "x.json", "m");
+    write_error_file(directory_.path() / "no" / "x.json", {"m"});
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("no/x.json"));

@@ -48,6 +48,53 @@ TEST_F(Launcher, ReplacesAProcessThatFailsWhileTheOthersGoOn) {
   EXPECT_THAT(job.err(), Not(HasSubstr("failed first")));
 }
 
+// Leaves the error of a Timeout that names rank 1.
+constexpr const char* kTimesOut =
+    R"(printf '{"message": {"message": "late", "extraInfo": {"blamed_ranks": [1], )"
+    R"("error": "Timeout"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1; )";
+
+TEST_F(Launcher, ReplacesAHangingProcessThatATimeoutNames) {
+  const TemporaryDirectory shared;
+  const std::string file = (shared.path() / "replaced").string();
+  auto job = run(2,
+                 "if [ -n \"$PACELINE_REPLACEMENT\" ]; then if [ $RANK = 1 ]; then touch " + file +
+                     "; fi; " + wait_for_file(file) + "exit 0; fi; if [ $RANK = 0 ]; then " +
+                     kTimesOut + "fi; while :; do sleep 0.01; done",
+                 {"--max-replacements=2"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 0 exited with code 1; started again, "
+                                   "replacement 1 of 2\n  error: late\n"
+                                   "paceline: rank 1 was killed, since rank 0 timed out waiting "
+                                   "for it; started again, replacement 2 of 2\n"));
+}
+
+// The first process of rank 0 may mean the first one of rank 1.
+TEST_F(Launcher, KillsNoHangingProcessThatMayNotBeTheOneThatIsNamed) {
+  const TemporaryDirectory shared;
+  const std::string younger = (shared.path() / "younger").string();
+  const std::string last = (shared.path() / "last").string();
+  auto job = run(2,
+                 "if [ $RANK = 1 ]; then [ -n \"$PACELINE_REPLACEMENT\" ] || exit 3; touch " +
+                     younger + "; " + wait_for_file(last) + "exit 0; fi; " +
+                     wait_for_file(younger) + "[ -z \"$PACELINE_REPLACEMENT\" ] || touch " + last +
+                     "; [ -e " + last + " ] || { " + kTimesOut + "}",
+                 {"--max-replacements=9"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("replacement 2 of 9\n  error: late\n"));
+  EXPECT_THAT(job.err(), Not(HasSubstr("replacement 3")));
+}
+
+TEST_F(Launcher, KillsNoHangingProcessThatCannotBeReplaced) {
+  const TemporaryDirectory shared;
+  const std::string file = (shared.path() / "last").string();
+  auto job = run(2,
+                 "if [ $RANK = 1 ]; then " + wait_for_file(file) +
+                     "exit 0; fi; [ -z \"$PACELINE_REPLACEMENT\" ] || touch " + file + "; [ -e " +
+                     file + " ] || { " + kTimesOut + "}",
+                 {"--max-replacements=1"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+}
+
 TEST_F(Launcher, AFailureWithoutAReplacementEndsTheJob) {
   auto job = run(2, "if [ $RANK = 0 ]; then while :; do sleep 0.01; done; else exit 3; fi",
                  {"--max-replacements=2", "--max-restarts=1"});
