@@ -186,12 +186,13 @@ void BucketReducer::publish(std::size_t bucket) {
 void BucketReducer::skip(std::size_t bucket) {
   check_process();
   skipped_[bucket] = true;
-  auto& own = blocks_.own_words(bucket);
-  // Kept near the step, as a bucket may be skipped for long.
-  own.published.store(blocks_.step() - 1, std::memory_order_relaxed);
-  own.reduced.store(blocks_.step() - 1, std::memory_order_relaxed);
-  if (two_level_) two_level_->skip(bucket);
-  region_->publish(own.skipped, blocks_.step());
+  blocks_.outdate(bucket, &BucketWords::published);
+  blocks_.outdate(bucket, &BucketWords::reduced);
+  if (two_level_) {
+    blocks_.outdate(bucket, &BucketWords::accumulated);
+    blocks_.outdate(bucket, &BucketWords::combined);
+  }
+  region_->publish(blocks_.own_words(bucket).skipped, blocks_.step());
 }
 
 template <typename Action>
@@ -218,6 +219,7 @@ void BucketReducer::try_progress() {
 }
 
 void BucketReducer::reduce_slice(std::size_t bucket) {
+  check_used_by_all(blocks_, bucket);
   agreement_.compare_once();
   const auto& [count, type, op] = blocks_.buckets()[bucket];
   const int size = blocks_.size();
@@ -308,7 +310,9 @@ void BucketReducer::finish_two_levels() {
 }
 
 void BucketReducer::finish_step() {
-  await_all(&BucketWords::reduced);
+  // Ranks are never more than one step apart.
+  const bool reduces = std::ranges::find(skipped_, false) != skipped_.end();
+  reduces ? await_all(&BucketWords::reduced) : await_all(0, &BucketWords::skipped);
   blocks_.own_progress().finished.store(blocks_.step(), std::memory_order_release);
   in_step_ = false;
 }

@@ -235,6 +235,14 @@ bool ControlBlocks::reached_by_all(std::size_t bucket, Word BucketWords::*word) 
   return true;
 }
 
+// Near the step, as a bucket may be skipped for long.
+void ControlBlocks::outdate(std::size_t bucket, Word BucketWords::*word) {
+  Word& own = own_words(bucket).*word;
+  if (own.load(std::memory_order_relaxed) != step() - 1) {
+    own.store(step() - 2, std::memory_order_relaxed);
+  }
+}
+
 bool ControlBlocks::has_settled(int rank, std::size_t bucket) const {
   return reached(rank, bucket, &BucketWords::published) ||
          words(rank, bucket).skipped.load(std::memory_order_acquire) == step();

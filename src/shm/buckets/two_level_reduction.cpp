@@ -111,13 +111,6 @@ void TwoLevelReduction::publish(std::size_t bucket) {
   published_.push_back(bucket);
 }
 
-void TwoLevelReduction::skip(std::size_t bucket) {
-  auto& own = blocks_.own_words(bucket);
-  // Kept near the step, as a bucket may be skipped for long.
-  own.accumulated.store(blocks_.step() - 1, std::memory_order_relaxed);
-  own.combined.store(blocks_.step() - 1, std::memory_order_relaxed);
-}
-
 void TwoLevelReduction::ring_if_last(std::size_t bucket,
                                      Word ControlBlocks::BucketWords::*word) const {
   for (int rank = 0; rank < blocks_.size(); ++rank) {
@@ -180,6 +173,7 @@ void TwoLevelReduction::visit_lanes(std::size_t bucket, Visitor visitor) {
 }
 
 void TwoLevelReduction::accumulate(std::size_t bucket) {
+  check_used_by_all(blocks_, bucket);
   const std::size_t size = sum_size(blocks_.buckets()[bucket].type);
   visit_lanes(bucket, [&](int, const Slice& overlap, std::byte* sums, const Slice& lane) {
     for (const std::vector<int>& part : between_->parts()) {

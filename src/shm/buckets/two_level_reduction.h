@@ -40,7 +40,6 @@ class TwoLevelReduction {
   void begin_step();
   // May be called while another thread calls advance().
   void publish(std::size_t bucket);
-  void skip(std::size_t bucket);
   // Call after this rank has published a word of a bucket. If it was the node's last, wakes what
   // waits for it: the other ranks, and this one's StepProgress.
   void ring_if_last(std::size_t bucket, Word ControlBlocks::BucketWords::*word) const;

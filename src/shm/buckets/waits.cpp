@@ -49,7 +49,31 @@ std::vector<int> row_to_this_rank(Region& region, int peer) {
   return {};
 }
 
+[[noreturn]] void fail_skipped(const ControlBlocks& blocks, std::size_t bucket, int peer) {
+  std::vector<FrozenFlags> flags;  // what is frozen is not used
+  for (int rank = 0; rank < blocks.size(); ++rank) {
+    flags.emplace_back(blocks.frozen_flags(rank),
+                       blocks.has_begun(rank) ? blocks.parameters().size() : 0);
+  }
+  check_frozen(blocks, flags);
+  blocks.fail(
+      {peer},
+      fmt::format(
+          "in {} {} skipped {}, but {} used it: with skip_all_reduce_unused_params the same "
+          "parameters must be unused on every rank",
+          blocks.position(), blocks.name_of(peer), blocks.name_of_bucket(bucket),
+          blocks.name_of(blocks.rank())));
+}
+
 }  // namespace
+
+void check_used_by_all(const ControlBlocks& blocks, std::size_t bucket) {
+  for (int rank = 0; rank < blocks.size(); ++rank) {
+    const Word& published = blocks.words(rank, bucket).published;
+    if (published.load(std::memory_order_relaxed) == blocks.step()) continue;
+    fail_skipped(blocks, bucket, rank);
+  }
+}
 
 const Word& BucketWait::word(int rank) const {
   return word_ == kGathered ? blocks_.progress(0).gathered : blocks_.words(rank, bucket_).*word_;
@@ -137,23 +161,15 @@ void BucketWait::check_at_fault(int peer, const RankSet& at_fault) const {
                  at_fault.list(), op.operation, op.sequence);
 }
 
+// A rank that has skipped it may be one step ahead, and have skipped it again.
 void BucketWait::check_not_skipped(int peer) const {
+  if (word_ == &ControlBlocks::BucketWords::skipped) return;
+  const auto& words = blocks_.words(peer, bucket_);
   // Compares for equality: it is refreshed only if the bucket is skipped again.
-  const Word& skipped = blocks_.words(peer, bucket_).skipped;
-  if (skipped.load(std::memory_order_acquire) != blocks_.step()) return;
-  std::vector<FrozenFlags> flags;  // what is frozen is not used
-  for (int rank = 0; rank < blocks_.size(); ++rank) {
-    flags.emplace_back(blocks_.frozen_flags(rank),
-                       blocks_.has_begun(rank) ? blocks_.parameters().size() : 0);
-  }
-  check_frozen(blocks_, flags);
-  blocks_.fail(
-      {peer},
-      fmt::format(
-          "in {} {} skipped {}, but {} used it: with skip_all_reduce_unused_params the same "
-          "parameters must be unused on every rank",
-          blocks_.position(), blocks_.name_of(peer), blocks_.name_of_bucket(bucket_),
-          blocks_.name_of(blocks_.rank())));
+  const std::uint32_t skipped = words.skipped.load(std::memory_order_acquire);
+  const bool again =
+      skipped == blocks_.step() + 1 && !Region::reached(words.published, blocks_.step());
+  if (skipped == blocks_.step() || again) fail_skipped(blocks_, bucket_, peer);
 }
 
 // Detects uneven inputs: some ranks go on training while others make the next call.

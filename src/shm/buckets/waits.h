@@ -17,13 +17,18 @@ class TwoLevelReduction;
 // What to do if some ranks go on training while others make another call.
 inline constexpr const char* kUnevenAdvice =
     "if the ranks have different numbers of batches, give all the same number "
-    "(DistributedSampler), or train inside join; if some ran a forward under no_sync, give all "
-    "the same number of these; if an optimizer called a closure more often on some (LBFGS), "
+    "(DistributedSampler), or train inside join, with each model's backward before the next one's "
+    "forward; if some ran a forward under no_sync, give all the same number of these; if an "
+    "optimizer called a closure more often on some (LBFGS), "
     "return the loss averaged over the ranks; if some have another communication hook or averager, "
     "give all the same; if an exception ended a backward, run a forward next";
 
 // Comes before kUnevenAdvice if a rank has left.
 inline constexpr const char* kLeftAdvice = "see the output of a rank that failed";
+
+// Call before a bucket is reduced that all ranks have published. Fails the group if a rank skipped
+// it in this step: what it has published is of the next one.
+void check_used_by_all(const ControlBlocks& blocks, std::size_t bucket);
 
 // A wait until every rank has set one word of a bucket, or (kGathered) until rank 0 has the other
 // nodes' reports.

@@ -16,7 +16,7 @@ namespace paceline::shm {
 // malformed packet.
 
 inline constexpr OpContext kConnecting{"connect", 0};
-inline constexpr std::uint32_t kProtocol = 11;
+inline constexpr std::uint32_t kProtocol = 12;
 
 // A rank's first packet; its pipe's read end travels with it.
 struct Hello {

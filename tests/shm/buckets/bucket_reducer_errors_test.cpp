@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <latch>
 #include <optional>
 #include <random>
@@ -206,6 +207,59 @@ TEST(BucketReducer, SkippingDifferentBucketsIsAMismatch) {
           group.barrier();
         },
         ThrowsMessage<Mismatch>(HasSubstr("rank 1 skipped bucket 0 (layer0)")));
+  });
+}
+
+// Rank 1 does not wait for the bucket that it skips, and comes to the next step first.
+TEST(BucketReducer, SkippingABucketThatASlowerRankUsesIsAMismatch) {
+  for (const bool skips_again : {true, false}) {
+    std::atomic<bool> ahead = false;
+    run_thread_ranks(2, [&](auto region) {
+      Group group(region);
+      BucketReducer reducer(group, kBuckets, bucket_name);
+      const auto publish_others = [&] {
+        for (const std::size_t bucket : {1U, 2U}) reducer.publish(bucket);
+      };
+      for (const bool published : {true, false}) {
+        reducer.begin_step({.forwards = published ? 1U : 2U});
+        if (published) reducer.publish(0);
+        publish_others();
+        if (published) reducer.finish();
+      }
+      const auto go_on = [&] {
+        if (region->rank() == 0) {
+          while (!ahead) reducer.try_progress();
+          reducer.publish(0);
+          return reducer.finish();
+        }
+        reducer.skip(0);
+        reducer.finish();
+        reducer.begin_step({.forwards = 3});
+        skips_again ? reducer.skip(0) : reducer.publish(0);
+        ahead = true;
+        publish_others();
+        reducer.finish();
+      };
+      EXPECT_THAT(go_on, ThrowsMessage<Mismatch>(HasSubstr(
+                             "in step 2 of group test rank 1 skipped bucket 0 (layer0)")));
+    });
+  }
+}
+
+TEST(BucketReducer, SkippingAllBucketsWaitsForTheOtherRanks) {
+  run_thread_ranks(2, [](auto region) {
+    Group group(region);
+    BucketReducer reducer(group, kBuckets, bucket_name);
+    for (std::uint32_t step = 1; step <= 3; ++step) {
+      reducer.begin_step({.forwards = step});
+      for (std::size_t bucket = 0; bucket < 3; ++bucket) reducer.skip(bucket);
+      reducer.finish();
+    }
+    reducer.begin_step({.forwards = 4});
+    for (std::size_t bucket = 0; bucket < 3; ++bucket) {
+      region->rank() == 0 ? reducer.skip(bucket) : reducer.publish(bucket);
+    }
+    EXPECT_THAT([&] { reducer.finish(); }, ThrowsMessage<Mismatch>(HasSubstr("rank 0 skipped")));
   });
 }
 

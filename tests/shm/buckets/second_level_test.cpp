@@ -1,8 +1,10 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <latch>
@@ -30,6 +32,8 @@ using test::nodes::ranks_of;
 using test::nodes::Results;
 using test::nodes::run_step;
 using test::nodes::value_of;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 TEST(SecondLevel, AveragesOverAllNodesWhateverTheOrder) {
   for_all_jobs([](FakeNetwork& network) {
@@ -110,6 +114,44 @@ TEST(SecondLevel, LeavesBucketsThatAllSkip) {
       EXPECT_EQ(first, value_of(index, step, skipped, 0));
     }
   });
+}
+
+// Rank 1 does not wait for the bucket that it skips, and comes to the next step first.
+TEST(SecondLevel, SkippingABucketThatASlowerRankUsesIsAMismatch) {
+  for (const bool skips_again : {true, false}) {
+    FakeNetwork network({2, 1}, 1);
+    std::atomic<bool> ahead = false;
+    run_nodes(network, [&](auto region, int node, int index) {
+      Group group(region);
+      BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
+                            {.between_nodes = network.level(node)});
+      const auto publish_from = [&](std::size_t first) {
+        for (std::size_t b = first; b < kCount; ++b) reducer.publish(b);
+      };
+      const auto run = [&] {
+        reducer.begin_step({.forwards = 1});
+        publish_from(0);
+        reducer.finish();
+        reducer.begin_step({.forwards = 2});
+        publish_from(1);
+        if (index != 1) {
+          while (index == 0 && !ahead) std::this_thread::yield();
+          reducer.publish(0);
+          return reducer.finish();
+        }
+        reducer.skip(0);
+        reducer.finish();
+        reducer.begin_step({.forwards = 3});
+        skips_again ? reducer.skip(0) : reducer.publish(0);
+        ahead = true;
+        publish_from(1);
+        reducer.finish();
+      };
+      // Of global ranks, which begin at 100 here. Node 1 learns less.
+      const std::string text = node == 0 ? "rank 101 skipped bucket 0" : "rank 101";
+      EXPECT_THAT(run, ThrowsMessage<Mismatch>(HasSubstr(text)));
+    });
+  }
 }
 
 TEST(SecondLevel, ModificationsThatDifferBetweenNodesShow) {
