@@ -25,7 +25,7 @@ using LogCallback = std::function<void(LogLevel, std::string_view)>;
 /// Sends the library's messages to `callback`. The library itself never prints; without a callback,
 /// or after an empty one, messages are dropped. record() replaces the callback by one that writes
 /// to stderr, and removes it at its end; to use your own, set it inside record(). Safe to call from
-/// any thread.
+/// any thread. A forked child has its parent's callback, unless another thread was in it.
 PACELINE_API void set_log_callback(LogCallback callback);
 
 }  // namespace paceline

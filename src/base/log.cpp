@@ -1,7 +1,11 @@
 #include "base/log.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -10,33 +14,45 @@ namespace paceline {
 namespace {
 
 struct Sink {
-  std::mutex mutex;
-  LogCallback callback;
+  const pid_t process = ::getpid();
+  std::mutex mutex{};
+  LogCallback callback{};
 };
 
-// Never destroyed: a thread that outlives main may still log.
+// A forked child begins its own: another thread's call of its parent may hold the mutex for ever.
+// Then the child has no callback until it sets one. Never destroyed: a thread that outlives main
+// may still log.
 Sink& sink() {
-  static Sink* const instance = new Sink;
-  return *instance;
+  static std::atomic<Sink*> instance = new Sink;
+  Sink* current = instance;
+  if (current->process == ::getpid()) return *current;
+  auto own = std::make_unique<Sink>();
+  if (const std::unique_lock lock(current->mutex, std::try_to_lock); lock) {
+    own->callback = current->callback;
+  }
+  return instance.compare_exchange_strong(current, own.get()) ? *own.release() : *current;
 }
 
 }  // namespace
 
 void set_log_callback(LogCallback callback) {
-  std::lock_guard lock(sink().mutex);
-  sink().callback = std::move(callback);
+  Sink& own = sink();
+  const std::lock_guard lock(own.mutex);
+  own.callback = std::move(callback);
 }
 
 namespace base {
 
 bool has_log_callback() {
-  std::lock_guard lock(sink().mutex);
-  return static_cast<bool>(sink().callback);
+  Sink& own = sink();
+  const std::lock_guard lock(own.mutex);
+  return static_cast<bool>(own.callback);
 }
 
 void log_message(LogLevel level, std::string_view message) {
-  std::lock_guard lock(sink().mutex);
-  if (sink().callback) sink().callback(level, message);
+  Sink& own = sink();
+  const std::lock_guard lock(own.mutex);
+  if (own.callback) own.callback(level, message);
 }
 
 std::string_view name_of(LogLevel level) {

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "base/log.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "distributed/intraop_threads.h"
 
 namespace paceline::data::detail {
@@ -80,9 +80,9 @@ BatchStream::Impl::Impl(Batches batches, const DataLoaderOptions& options, Fetch
   slots_.resize(static_cast<std::size_t>(
       std::min(count_, workers * static_cast<std::int64_t>(options.prefetch_factor))));
   if (checks_generator && workers > 0) random_state_ = default_random_state();
-  const base::SignalsBlocked blocked;
   for (std::int64_t i = 0; i < workers; ++i) {
-    workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+    workers_.push_back(
+        base::start_thread<std::jthread>([this](const std::stop_token& stop) { work(stop); }));
   }
 }
 

@@ -18,7 +18,7 @@
 
 #include "base/deadline.h"
 #include "base/idle_work.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "shm/membership/bootstrap.h"
 #include "shm/membership/failure.h"
 
@@ -45,10 +45,7 @@ auto call_store(
   std::packaged_task<Result()> task(
       [cancelled, body = std::move(body)]() mutable { return body(*cancelled); });
   std::future<Result> result = task.get_future();
-  std::thread thread = [&] {
-    const base::SignalsBlocked blocked;
-    return std::thread(std::move(task));
-  }();
+  std::thread thread = base::start_thread(std::move(task));
   const auto ended_within = [&](std::chrono::milliseconds time) {
     return result.wait_for(time) == std::future_status::ready;
   };

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/errno_error.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "shm/collectives/call_state.h"
 
 namespace paceline::internode {
@@ -62,8 +62,7 @@ NodeLinks::NodeLinks(std::shared_ptr<shm::Region> region, const NodeMap& map,
                       .ranks = global_ranks_.of(shm::RankSet(map.ranks_on(node))),
                       .leader = global_ranks_.of(map.leader_of(node))});
   }
-  const base::SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = base::start_thread([this] { run(); });
 }
 
 NodeLinks::~NodeLinks() {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/deadline.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::mpi {
 namespace {
@@ -163,8 +163,7 @@ std::unique_ptr<internode::Engine::Transfer> Engine::start(std::uint32_t tag,
   runtime_.run([&] {
     const std::lock_guard lock(mutex_);
     if (!runtime_.has_owner() && !thread_.joinable()) {
-      const base::SignalsBlocked blocked;
-      thread_ = std::thread([this] { run(); });
+      thread_ = base::start_thread([this] { run(); });
     }
     try {
       runtime_.call([&](Library&) { post(*state, tag, sends, receives); });

@@ -12,11 +12,12 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <system_error>
 #include <utility>
 
+#include <paceline/error.h>
+
 #include "base/deadline.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "distributed/store_calls.h"
 #include "distributed/translate.h"
 
@@ -186,15 +187,14 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::launch(std::shared_ptr<
 // For one more transfer.
 void GlooEngine::provide_thread() {
   if (queue_.size() < idle_) return;
-  const base::SignalsBlocked blocked;
-  threads_.emplace_back([this] { run(); });
+  threads_.push_back(base::start_thread([this] { run(); }));
   ++idle_;
 }
 
 void GlooEngine::enqueue(std::shared_ptr<State> state) {
   try {
     provide_thread();
-  } catch (const std::system_error&) {
+  } catch (const Error&) {
     // There is one, which takes it after others.
   }
   queue_.push_back(std::move(state));

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/idle_work.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::backends {
 namespace {
@@ -54,10 +54,7 @@ RequestWatch::~RequestWatch() {
 void RequestWatch::add(std::shared_ptr<internode::RemoteMessages::Request> request) {
   const std::lock_guard lock(state_->mutex);
   if (state_->stopping) return;
-  if (!thread_.joinable()) {
-    const base::SignalsBlocked blocked;
-    thread_ = std::thread([state = state_] { run(*state); });
-  }
+  if (!thread_.joinable()) thread_ = base::start_thread([state = state_] { run(*state); });
   state_->added.push_back(std::move(request));
   state_->changed.notify_one();
 }

@@ -19,7 +19,7 @@ class RequestWatch {
   ~RequestWatch();
 
   // Checks the request until it has ended. Does nothing after stop(). The first call starts the
-  // thread, and throws std::system_error if that fails.
+  // thread, and throws Error if that fails.
   void add(std::shared_ptr<internode::RemoteMessages::Request> request);
   // Not on its own thread, on which hooks run.
   void stop();

@@ -2,8 +2,6 @@
 
 #include <paceline/error.h>
 
-#include <system_error>
-
 #include "backends/paceline/backend.h"
 #include "distributed/start.h"
 
@@ -17,7 +15,7 @@ void settle_elsewhere(ProgressThreads& threads, const c10::intrusive_ptr<Pacelin
   const auto settle = [work, future] { work->settle(*future); };
   try {
     threads.enqueue([settle] { return ProgressThreads::After(settle); });
-  } catch (const std::system_error&) {  // no thread available
+  } catch (const Error&) {  // no thread available
     settle();
   }
 }

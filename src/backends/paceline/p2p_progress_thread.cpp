@@ -1,14 +1,13 @@
 #include "backends/paceline/p2p_progress_thread.h"
 
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::backends {
 
 void P2PProgressThread::start() {
   std::lock_guard lock(mutex_);
   if (stopping_ || thread_.joinable()) return;
-  const base::SignalsBlocked blocked;
-  thread_ = std::thread([this] { loop(); });
+  thread_ = base::start_thread([this] { loop(); });
 }
 
 void P2PProgressThread::call() {

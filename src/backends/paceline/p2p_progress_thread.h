@@ -19,7 +19,7 @@ class P2PProgressThread {
   P2PProgressThread& operator=(const P2PProgressThread&) = delete;
   ~P2PProgressThread() { stop(); }
 
-  // Call before the first call(). Throws std::system_error if no thread can be started.
+  // Call before the first call(). Throws Error if no thread can be started.
   void start();
   // There is a new request.
   void call();

@@ -1,10 +1,11 @@
 #include "backends/paceline/progress_threads.h"
 
-#include <system_error>
 #include <utility>
 
+#include <paceline/error.h>
+
 #include "base/idle_work.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::backends {
 
@@ -54,11 +55,10 @@ bool ProgressThreads::is_idle() {
   return !running_ && tasks_.empty() && free_ == threads_.size();
 }
 
-// With the mutex held. Throws std::system_error if the system has no thread to give.
+// With the mutex held. Throws Error if the system has no thread to give.
 void ProgressThreads::provide_thread() {
   if (tasks_.empty() || free_ > 0) return;
-  const base::SignalsBlocked blocked;
-  threads_.emplace_back([this] { loop(); });
+  threads_.push_back(base::start_thread([this] { loop(); }));
   ++free_;
   ++loops_;
 }
@@ -83,7 +83,7 @@ void ProgressThreads::loop() {
     --free_;
     try {
       provide_thread();
-    } catch (const std::system_error&) {
+    } catch (const Error&) {
       // This thread continues with the tasks afterwards.
     }
     lock.unlock();
@@ -116,6 +116,14 @@ void ProgressThreads::stop() {
     }
     lock.unlock();
     last.join();
+    lock.lock();
+  }
+  // If this is the only thread that the system had to give, it would run them too late.
+  while (!tasks_.empty()) {
+    const Task task = std::move(tasks_.front().task);
+    tasks_.pop_front();
+    lock.unlock();
+    if (const After after = task()) after();
     lock.lock();
   }
 }

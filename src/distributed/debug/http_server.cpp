@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/errno_error.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::distributed {
 namespace {
@@ -60,8 +60,7 @@ HttpServer::HttpServer(base::UniqueFd listener, Answer answer)
       answer_(std::move(answer)),
       process_(::getpid()) {
   if (!stop_) throw base::errno_error("cannot make an eventfd");
-  const base::SignalsBlocked blocked;
-  thread_ = std::thread([this] { serve(); });
+  thread_ = base::start_thread([this] { serve(); });
 }
 
 HttpServer::~HttpServer() {

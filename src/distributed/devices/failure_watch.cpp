@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::distributed {
 namespace {
@@ -63,8 +63,7 @@ class FailureWatch::Thread {
 FailureWatch::Thread::Thread(c10::intrusive_ptr<ExtendedBackend> host, std::string group,
                              std::function<void()> abort)
     : host_(std::move(host)), group_(std::move(group)), abort_(std::move(abort)) {
-  const base::SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = base::start_thread([this] { run(); });
 }
 
 FailureWatch::FailureWatch(c10::intrusive_ptr<ExtendedBackend> host, std::string group,

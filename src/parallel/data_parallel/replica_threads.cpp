@@ -12,7 +12,7 @@
 #include <paceline/error.h>
 
 #include "base/cores.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "shm/sync/wait_ladder.h"
 
 namespace paceline::data_parallel {
@@ -41,9 +41,9 @@ class ReplicaThreads::Impl {
 
 ReplicaThreads::Impl::Impl(std::size_t count)
     : ladder_(count > static_cast<std::size_t>(base::available_cores())) {
-  const base::SignalsBlocked blocked;
   for (std::size_t number = 1; number < count; ++number) {
-    threads_.emplace_back([this, number](const std::stop_token& stop) { work(stop, number); });
+    threads_.push_back(base::start_thread<std::jthread>(
+        [this, number](const std::stop_token& stop) { work(stop, number); }));
   }
 }
 

@@ -10,7 +10,7 @@
 #include <paceline/error.h>
 
 #include "base/log.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "distributed/translate.h"
 #include "parallel/parameter_server/protocol.h"
 
@@ -114,8 +114,7 @@ void Server::start(int worker, const Announcement& process) {
   its.number = process.number;
   its.ended = false;
   updates_.meet(worker);
-  const base::SignalsBlocked blocked;
-  its.thread = std::thread([this, worker, process] { run(worker, process); });
+  its.thread = base::start_thread([this, worker, process] { run(worker, process); });
 }
 
 void Server::run(int worker, const Announcement& process) noexcept {

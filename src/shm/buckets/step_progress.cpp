@@ -4,14 +4,13 @@
 
 #include <utility>
 
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 
 namespace paceline::shm {
 
 StepProgress::StepProgress(std::shared_ptr<Region> region, std::function<bool()> advance)
     : region_(std::move(region)), advance_(std::move(advance)) {
-  const base::SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  thread_ = base::start_thread([this] { run(); });
 }
 
 StepProgress::~StepProgress() {
