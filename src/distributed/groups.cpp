@@ -69,7 +69,10 @@ distributed::BackendRequest request_in(const ActiveWorld& world, const std::stri
       .members = ranks,
       .nodes = distributed::nodes_of(*world.topology, ranks),
       .host = world.host,
-      .check_peers = [group = world.group, ranks] { distributed::check_peers(*group, ranks); },
+      .check_peers =
+          [group = c10::weak_intrusive_ptr(world.group), ranks] {
+            if (const auto alive = group.lock()) distributed::check_peers(*alive, ranks);
+          },
       .mpi = world.mpi};
   const bool unset = std::holds_alternative<std::monostate>(request.options);
   if (unset && backend == world.backend) request.options = world.backend_options;

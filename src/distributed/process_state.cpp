@@ -1,6 +1,7 @@
 #include "distributed/process_state.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <tuple>
@@ -52,9 +53,11 @@ void announce_leaving(const ActiveWorld& world) noexcept {
 void shut_down(const ActiveWorld& world) noexcept {
   announce_leaving(world);
   detach_flight_recorders(world);
+  // Also what handles keep that the program still has.
   const auto leave = [](c10d::ProcessGroup& group) {
     try {
       shut_down(group);
+      group.release_resources();
     } catch (const std::exception& error) {
       base::log(LogLevel::warning, "leaving group {}: {}", group.getGroupName(), error.what());
     }
@@ -81,9 +84,13 @@ void abort_world(const ActiveWorld& world, const std::string& text) noexcept {
 }  // namespace
 
 // Never destroyed: a World may be a static object itself, and backends must not be destroyed after
-// LibTorch's own statics.
+// LibTorch's own statics. A forked child gets the mutex unlocked.
 ProcessState& ProcessState::instance() {
-  static ProcessState* const state = new ProcessState;
+  static ProcessState* const state = [] {
+    ::pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
+                     [] { instance().mutex.unlock(); });
+    return new ProcessState;
+  }();
   return *state;
 }
 
@@ -156,7 +163,9 @@ void ProcessState::run_deferred_abort(const std::string& text) noexcept {
 }
 
 void ProcessState::enter_record() {
-  if (record_depth_++ == 0) record_thread_ = std::this_thread::get_id();
+  if (record_depth_++ > 0) return;
+  record_thread_ = std::this_thread::get_id();
+  record_process_ = {};
 }
 
 bool ProcessState::is_record_thread() const {

@@ -95,6 +95,8 @@ class ProcessState {
   bool in_record() const { return record_depth_ > 0; }
   // Whether the calling thread runs the outermost record.
   bool is_record_thread() const;
+  // Whether this process was forked within the outermost record.
+  bool is_forked_within_record() const { return record_process_.is_forked_child(); }
   void defer_abort() noexcept;
   void run_deferred_abort() noexcept { run_deferred_abort(kCaught); }
 
@@ -106,6 +108,7 @@ class ProcessState {
 
   int record_depth_ = 0;
   std::thread::id record_thread_;
+  shm::OwningProcess record_process_;
   std::unique_ptr<ActiveWorld> aborting_;  // guarded by `mutex`
 };
 

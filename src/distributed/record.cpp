@@ -50,6 +50,7 @@ std::optional<int> last_node() {
 
 void tell_launcher(launch::ErrorFile error) noexcept {
   auto& state = distributed::ProcessState::instance();
+  if (state.is_forked_within_record()) return;  // the error file is the rank's
   try {
     const auto path = distributed::error_file();
     if (!path) return;
@@ -141,8 +142,9 @@ int record(const std::function<int()>& body) {
     state.exit_record("");
   } catch (...) {
     const std::string text = distributed::current_exception_text();
-    state.exit_record(text);
+    // First, as other ranks fail because of it; last, as nobody may read it.
     tell_launcher(describe_current_exception(text));
+    state.exit_record(text);
     print_error(text);
   }
   set_log_callback({});

@@ -63,7 +63,9 @@ void check_no_overlap(const at::Tensor& output, const char* operation) {
 Tensors contiguous(const Tensors& tensors) {
   Tensors contiguous;
   for (const at::Tensor& tensor : tensors) {
-    contiguous.push_back(tensor.layout() == at::kStrided ? tensor.contiguous() : tensor);
+    contiguous.push_back(tensor.layout() == at::kStrided
+                             ? tensor.resolve_conj().resolve_neg().contiguous()
+                             : tensor);
   }
   return contiguous;
 }

@@ -49,6 +49,19 @@ TEST_P(CollectivesWorlds, ReduceAndGatherAndScatter) {
   });
 }
 
+TEST_P(CollectivesWorlds, AcceptConjugatedAndNegatedViews) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
+    const auto values = torch::complex(torch::full({3}, 1.0 + rank), torch::full({3}, 2.0));
+    const auto conjugated = values.clone().conj();
+    broadcast(conjugated, {.src = size - 1});
+    EXPECT_TRUE(
+        conjugated.equal(torch::complex(torch::full({3}, 1.0 * size), torch::full({3}, -2.0))));
+    const auto negated = torch::imag(values.clone().conj());
+    all_reduce(negated);
+    EXPECT_TRUE(negated.equal(torch::full({3}, -2.0 * size)));
+  });
+}
+
 TEST_P(CollectivesWorlds, AcceptListsAndNonContiguousTensors) {
   expect_torch_ranks(GetParam(), [](int rank, int size) {
     auto wide = torch::zeros({4, 6});

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -83,6 +84,25 @@ TEST_F(ErrorFiles, BlameNobodyByTheNumbersOfAWorldThatSurvivorsFormed) {
     return std::to_string(code);
   });
   EXPECT_THAT(read(0), AllOf(HasSubstr("rank 1"), Not(HasSubstr("blamed_ranks"))));
+}
+
+// A child that the rank forks has its error file, too.
+TEST_F(ErrorFiles, AreNotOfChildrenThatARankForks) {
+  const auto ends = test::run_torch_ranks(1, "paceline", [&](const RankContext& context) {
+    set_variables(context);
+    pid_t child = -1;
+    const int code = record([&] {
+      child = ::fork();
+      if (child == 0) throw std::runtime_error("the child fails");
+    });
+    if (child == 0) ::_exit(code);
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+    return std::string();
+  });
+  EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
+  EXPECT_EQ(read(0), "");
 }
 
 TEST_F(ErrorFiles, NameTheTypeOfAnExceptionWithoutText) {

@@ -4,10 +4,13 @@
 
 #include <chrono>
 #include <future>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
+#include <paceline/record.h>
 
 #include "support/torch_ranks.h"
 
@@ -16,6 +19,27 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::expect_torch_ranks;
+
+// The other rank waits for a message, and not in the call.
+TEST(Work, UnderWayDoesNotKeepAnExceptionFromTheOtherRanks) {
+  for (const std::string& backend : test::backends()) {
+    const auto ends = test::run_torch_ranks(2, backend, [](const test::RankContext& context) {
+      const auto begin = std::chrono::steady_clock::now();
+      const int code = record([&] {
+        const World world = init_process_group(context.init);
+        auto t = torch::ones({4});
+        barrier();
+        if (context.rank == 1) recv(t, {.src = 0});
+        Work work = all_reduce_async(t);
+        throw std::runtime_error("the disk is full");
+      });
+      EXPECT_EQ(code, 1);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, context.init.timeout / 2);
+      return std::string();
+    });
+    for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << backend << end.report;
+  }
+}
 
 TEST(Work, AcceptsTheLongestTimeout) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {

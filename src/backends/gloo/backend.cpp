@@ -71,9 +71,12 @@ std::vector<std::string> interfaces_by_variable() {
   return names;
 }
 
+bool connects_lazily(const GlooOptions& options) {
+  return options.lazy_init.value_or(c10d::getCvarBool(c10d::TORCH_GLOO_LAZY_INIT, false));
+}
+
 Devices make_devices(const GlooOptions& options, const std::string& host) {
-  const bool lazy =
-      options.lazy_init.value_or(c10d::getCvarBool(c10d::TORCH_GLOO_LAZY_INIT, false));
+  const bool lazy = connects_lazily(options);
   if (!options.interfaces.empty()) return devices_of_interfaces(options.interfaces, lazy);
   if (!options.hostnames.empty()) return devices_of_hosts(options.hostnames, lazy);
   const auto names = interfaces_by_variable();
@@ -116,6 +119,31 @@ void ignore_broken_pipes() {
   }
 }
 
+// LibTorch's own Gloo, whose calls can be aborted.
+class AbortableGloo final : public ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  // Once a wait has timed out, Gloo closes the connections of its context, and all calls fail, here
+  // and on the other ranks. So this waits for messages that nobody sends. Without it, the
+  // destructor waits for the calls under way. Not if connections are made lazily: this would make
+  // one.
+  void abort() override {
+    constexpr int kUnusedTag = 0x7ace0000;
+    if (getSize() == 1) return;
+    auto nothing = std::vector{at::empty({1}, at::kByte)};
+    for (std::size_t context = 0; context < contexts_.size(); ++context) {
+      try {
+        recv(nothing, (getRank() + 1) % getSize(), kUnusedTag + static_cast<int>(context))
+            ->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // As it should, or the connection was closed before.
+      }
+    }
+  }
+};
+
+template <typename Backend>
 c10::intrusive_ptr<c10d::Backend> connect(const distributed::BackendRequest& request,
                                           Devices devices, std::optional<int> threads,
                                           std::chrono::milliseconds timeout) {
@@ -123,10 +151,9 @@ c10::intrusive_ptr<c10d::Backend> connect(const distributed::BackendRequest& req
   auto options = ProcessGroupGloo::Options::create(timeout);
   options->threads = threads.value_or(2 * static_cast<int>(devices.size()));
   options->devices = std::move(devices);
-  return c10::make_intrusive<ProcessGroupGloo>(request.store, request.rank, request.size, options);
+  return c10::make_intrusive<Backend>(request.store, request.rank, request.size, options);
 }
 
-// LibTorch's own Gloo.
 c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& request) {
   const GlooOptions chosen = checked_options(request);
   // Gloo also waits for missing ranks, but does not name them.
@@ -135,7 +162,9 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   }
   Devices devices = make_devices(chosen, request.host);
   check_equally_many(request, devices.size());
-  auto backend = connect(request, std::move(devices), chosen.threads, request.timeout);
+  const auto make_one =
+      connects_lazily(chosen) ? connect<ProcessGroupGloo> : connect<AbortableGloo>;
+  auto backend = make_one(request, std::move(devices), chosen.threads, request.timeout);
   // A rank that left at once would close connections that other ranks still check.
   backend->barrier()->wait();
   return backend;
@@ -175,7 +204,8 @@ std::unique_ptr<internode::Engine> make_engine(const distributed::BackendRequest
   }
   const auto connections = static_cast<int>(devices.size());  // one of each device
   return std::make_unique<GlooEngine>(
-      connect(request, std::move(devices), chosen.threads.value_or(1), kConnectLimit),
+      connect<ProcessGroupGloo>(request, std::move(devices), chosen.threads.value_or(1),
+                                kConnectLimit),
       request.store, request.store_server, connections);
 }
 
