@@ -277,7 +277,9 @@ void RemoteMessages::end(Request& request, const std::exception_ptr& error) {
 
 void RemoteMessages::finish(Request& request, const std::exception_ptr& error) {
   std::exchange(request.done, nullptr)(error);  // it may hold what holds the request
+  std::shared_ptr<const void> memory;           // destroyed without the lock
   const std::lock_guard lock(request.mutex);
+  if (!error) memory = std::move(request.memory);
   request.finished = true;
   request.has_finished.notify_all();
 }

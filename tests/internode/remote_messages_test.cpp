@@ -128,6 +128,20 @@ TEST(RemoteMessages, ArriveByTagAndInOrder) {
   }));
 }
 
+TEST(RemoteMessages, KeepNoMemoryOnceTheyHaveArrived) {
+  expect_success(run([](RemoteMessages& messages, Group&, int peer) {
+    auto memory = std::make_shared<std::vector<float>>(1000);
+    const std::weak_ptr<void> kept = memory;
+    std::promise<void> done;
+    const auto post = peer == 1 ? &RemoteMessages::send : &RemoteMessages::receive;
+    const auto message = message_of(*memory, peer, 3);
+    const auto request = (messages.*post)(message, std::move(memory),
+                                          [&](const std::exception_ptr&) { done.set_value(); });
+    done.get_future().wait();
+    EXPECT_TRUE(test::eventually([&] { return kept.expired(); }));
+  }));
+}
+
 TEST(RemoteMessages, OfDifferentSizesAreAMismatch) {
   const auto errors = run([](RemoteMessages& messages, Group& group, int peer) {
     std::vector<float> data(group.rank() == 0 ? 3 : 4);
