@@ -157,9 +157,10 @@ struct ResumedCheckpoint {
 ///         if (++step % 100 == 0) checkpoints.save(step, states);
 ///
 /// A checkpoint also has the state of each rank's default random number generator of the CPU. So
-/// training goes on with the same bits, at the same number of ranks; with LogicalRanks among the
-/// states, at any. Otherwise, another number of ranks goes on with the samples that are left, and
-/// with random numbers of its own on the ranks that are new.
+/// training goes on with the same bits, over the backend paceline at the same number of ranks; with
+/// LogicalRanks among the states, over any backend at any number. Otherwise, another number of
+/// ranks goes on with the samples that are left, and with random numbers of its own on the ranks
+/// that are new.
 ///
 /// Checkpoints are directories step-000000000100, with state.pt of rank 0, and rank-0.pt, ... of
 /// each rank by itself, all readable by pickle_load and by Python's torch.load; and rank-0.json,
@@ -194,8 +195,9 @@ class PACELINE_API CheckpointDirectory {
   void wait();
 
   /// Loads the newest checkpoint that is complete and undamaged; nullopt if there is none at all.
-  /// Throws Error if there are some, and all are damaged; or if a state that is asked for is
-  /// missing or does not fit, after which states may be loaded in part.
+  /// Throws Error if there are some, and all are damaged; if a file of it cannot be read, as
+  /// without the permission; or if a state that is asked for is missing or does not fit, after
+  /// which states may be loaded in part.
   std::optional<ResumedCheckpoint> resume(const States& states);
 
  private:

@@ -18,7 +18,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/checkpoint_place.h"
 #include "checkpoint/file_writer.h"
@@ -51,7 +51,7 @@ constexpr const char* kRandom = "random state";
 
 // Here, or the library would export the thread's state.
 std::thread start_thread(std::function<void()> body) {
-  return std::thread([body = std::move(body)] { body(); });
+  return base::start_thread([body = std::move(body)] { body(); });
 }
 
 }  // namespace
@@ -92,7 +92,11 @@ class CheckpointDirectory::Impl {
                            .metric = metric,
                            .threads = at::get_num_threads(),
                            .cpu_capability = at::get_cpu_capability()}};
-    agree(attempt([&] { collect(states, part); }), failed(step));
+    agree(attempt([&] {
+            if (rank_ == 0) remove_incomplete();
+            collect(states, part);
+          }),
+          failed(step));
     pending_ = place;
     if (options_.asynchronous) {
       const std::string error = attempt([&] { start_writer(std::move(part)); });
@@ -125,8 +129,7 @@ class CheckpointDirectory::Impl {
     }
     std::vector<std::string> damaged;
     for (const Place& place : places) {
-      const std::string problem = first_problem(
-          attempt([&] { checkpoint::check_parts(place, rank_, size_); }), options_.group);
+      const std::string problem = damage_of(place);
       if (problem.empty()) return load(place, states, damaged);
       if (!place.is_hidden()) damaged.push_back(fmt::format("step {}: {}", place.step, problem));
     }
@@ -147,6 +150,21 @@ class CheckpointDirectory::Impl {
   static std::string failed(std::int64_t step) {
     return fmt::format("the checkpoint of step {} failed", step);
   }
+  // Empty if there is none. Throws if a file cannot be read: it may be as good as it was.
+  // Collective.
+  std::string damage_of(const Place& place) const {
+    std::string damage;
+    const std::string error = attempt([&] {
+      try {
+        checkpoint::check_parts(place, rank_, size_);
+      } catch (const CorruptFile& corrupt) {
+        damage = corrupt.what();
+      }
+    });
+    agree(error, fmt::format("the checkpoint of step {} cannot be read", place.step));
+    return first_problem(damage, options_.group);
+  }
+
   // Throws on all ranks if one has an error. Collective.
   void agree(const std::string& own, const std::string& what) const {
     const std::string problem = first_problem(own, options_.group);
@@ -225,7 +243,6 @@ class CheckpointDirectory::Impl {
   }
 
   void start_writer(Part part) {
-    const base::SignalsBlocked blocked;
     writer_ = start_thread(
         [this, part = std::move(part)] { writer_error_ = attempt([&] { write(part); }); });
   }
@@ -254,6 +271,19 @@ class CheckpointDirectory::Impl {
     }
     fs::rename(place.path, named.path);
     if (options_.fsync) checkpoint::sync_directory(directory_);
+  }
+
+  // What a process that was ended while it saved has left, as there may be no room for both. A
+  // checkpoint that only lacks its name stays until another one is complete.
+  void remove_incomplete() const {
+    std::error_code ignored;
+    bool is_newest = true;
+    for (const Place& place : checkpoint::places_in(directory_)) {
+      is_newest = is_newest && place.is_hidden();
+      if (place.is_hidden() && !(is_newest && checkpoint::is_complete(place))) {
+        fs::remove_all(place.path, ignored);
+      }
+    }
   }
 
   // What is newer than `step` is of a run that began anew, or damaged: it does not count.

@@ -22,6 +22,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kStepPrefix = "step-";
 
+void check_exists(const fs::path& path) {
+  if (!fs::exists(path)) throw CorruptFile(fmt::format("{}: is missing", path.string()));
+}
+
 }  // namespace
 
 Place place_of(const fs::path& directory, std::int64_t step, const std::string& id) {
@@ -66,10 +70,26 @@ Manifest read_manifest(const Place& place, int rank) {
   return parse_manifest(file.content(), path.string());
 }
 
+bool is_complete(const Place& place) {
+  try {
+    const int parts = read_manifest(place, 0).world_size;
+    for (int rank = 1; rank < parts; ++rank) {
+      if (!fs::exists(place.path / part_name(rank, "json"))) return false;
+    }
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 void check_parts(const Place& place, int rank, int size) {
-  const Manifest first = read_manifest(place, 0);
+  const auto read = [&](int part) {
+    check_exists(place.path / part_name(part, "json"));
+    return read_manifest(place, part);
+  };
+  const Manifest first = read(0);
   for (int part = rank; part < first.world_size; part += size) {
-    const Manifest manifest = read_manifest(place, part);
+    const Manifest manifest = read(part);
     const auto has = [&](const std::string& name) {
       return std::ranges::find(manifest.files, name, &Manifest::File::name) != manifest.files.end();
     };
@@ -80,6 +100,7 @@ void check_parts(const Place& place, int rank, int size) {
                                     (place.path / part_name(part, "json")).string()));
     }
     for (const auto& [name, expected_size, crc32] : manifest.files) {
+      check_exists(place.path / name);
       const base::MappedFile file(place.path / name);
       if (file.content().size() != expected_size) {
         throw CorruptFile(fmt::format("{}: has {} bytes in place of {}",

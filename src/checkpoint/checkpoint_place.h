@@ -32,8 +32,11 @@ Manifest read_manifest(const Place& place, int rank);
 constexpr const char* kReplaced = "-old";
 constexpr const char* kSharedFile = "state.pt";  // rank 0's
 
-// Throws Error unless the files of the ranks `rank`, `rank` + `size`, ... of the checkpoint are
-// there and undamaged.
+// Whether all ranks have written their parts, whatever these contain.
+bool is_complete(const Place& place);
+
+// Throws CorruptFile unless the files of the ranks `rank`, `rank` + `size`, ... of the checkpoint
+// are there and undamaged, and another Error if one cannot be read.
 void check_parts(const Place& place, int rank, int size);
 
 }  // namespace paceline::checkpoint

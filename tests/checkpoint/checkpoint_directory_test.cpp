@@ -285,14 +285,29 @@ TEST_F(Checkpoints, ADamagedOneIsPassedOverAndNamed) {
                                 ": has 100 bytes in place of")));
     EXPECT_THAT(resumed_after([&] { fs::remove(file("3", "rank-1.json")); }),
                 AllOf(HasSubstr("resumed from step 2"),
-                      HasSubstr("cannot read " + file("3", "rank-1.json").string())));
+                      HasSubstr(file("3", "rank-1.json").string() + ": is missing")));
     EXPECT_THAT(resumed_after([&] {
                   fs::copy_file(file("1", "rank-1.json"), file("2", "rank-1.json"),
                                 fs::copy_options::overwrite_existing);
                 }),
                 AllOf(HasSubstr("resumed from step 1"), HasSubstr("is of another checkpoint")));
+    const fs::path aside = path() / "aside";
     barrier();
-    if (rank == 0) std::ofstream(file("1", "rank-0.json")) << "{}";
+    if (rank == 0) {
+      fs::rename(file("1", "rank-1.pt"), aside);
+      fs::create_directory(file("1", "rank-1.pt"));
+    }
+    barrier();
+    EXPECT_THAT(
+        [&] { checkpoints.resume(training.states); },
+        ThrowsMessage<Error>(HasSubstr("the checkpoint of step 1 cannot be read: rank 1: ")))
+        << "it may be undamaged";
+    barrier();
+    if (rank == 0) {
+      fs::remove(file("1", "rank-1.pt"));
+      fs::rename(aside, file("1", "rank-1.pt"));
+      std::ofstream(file("1", "rank-0.json")) << "{}";
+    }
     barrier();
     EXPECT_THAT([&] { checkpoints.resume(training.states); },
                 ThrowsMessage<Error>(AllOf(HasSubstr("all checkpoints are damaged"),
@@ -321,6 +336,33 @@ TEST_F(Checkpoints, OneThatIsCompleteButHasNoNameYetIsFound) {
     EXPECT_TRUE(fs::exists(file("4", "state.pt")));
     checkpoints.save(5, training.states);
     EXPECT_THAT(names_in(path()), ElementsAre("step-000000000004", "step-000000000005"));
+  });
+}
+
+// There may be no room for another one beside it.
+TEST_F(Checkpoints, AnIncompleteOneIsRemovedBeforeTheNextIsWritten) {
+  expect_torch_ranks(1, "paceline", [&](int, int) {
+    double number = 0;
+    bool fails = false;
+    const auto get = [&]() -> at::IValue {
+      if (fails) throw std::runtime_error("it cannot be copied");
+      return 1;
+    };
+    const States states{{"number", number}, {"broken", {get, [](const at::IValue&) {}}}};
+    CheckpointDirectory checkpoints(path());
+    checkpoints.save(3, states);
+    const auto complete = path() / ".step-000000000007.abc";
+    const auto incomplete = path() / ".step-000000000008.abc";
+    fs::copy(path() / "step-000000000003", complete);
+    fs::copy(path() / "step-000000000003", incomplete);
+    fs::copy(path() / "step-000000000003", path() / ".step-000000000002.abc");
+    fs::remove(incomplete / "rank-0.json");
+    fails = true;
+    EXPECT_THROW(checkpoints.save(9, states), Error);
+    EXPECT_THAT(names_in(path()), ElementsAre(".step-000000000007.abc", "step-000000000003"));
+    fails = false;
+    checkpoints.save(9, states);
+    EXPECT_THAT(names_in(path()), ElementsAre("step-000000000003", "step-000000000009"));
   });
 }
 
