@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <map>
+#include <string>
 #include <thread>
 
 #include "base/deadline.h"
@@ -21,6 +22,7 @@ using namespace std::chrono_literals;
 
 std::multimap<pid_t, Process> processes_by_parent() {
   std::multimap<pid_t, Process> processes;
+  if (!sees_processes()) return processes;
   std::error_code error;
   for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
        entry.increment(error)) {
@@ -35,6 +37,11 @@ std::multimap<pid_t, Process> processes_by_parent() {
 }
 
 }  // namespace
+
+bool sees_processes() {
+  std::error_code ignored;
+  return fs::read_symlink("/proc/self", ignored) == std::to_string(::getpid());
+}
 
 std::vector<Process> descendants(pid_t root) {
   auto processes = processes_by_parent();

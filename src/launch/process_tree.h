@@ -10,8 +10,13 @@ namespace paceline::launch {
 
 using Process = base::ProcessStat;
 
-// The children of `root`, their children and so on, as /proc shows them now. Processes that are
-// just being created may be missing: repeat until there are none.
+// Whether /proc shows the processes that this one can signal, and not those of another PID
+// namespace, whose numbers mean others.
+bool sees_processes();
+
+// The children of `root`, their children and so on, as /proc shows them now; none without
+// sees_processes(). Processes that are just being created may be missing: repeat until there are
+// none.
 std::vector<Process> descendants(pid_t root);
 
 // Kills all descendants of this process, which has to adopt what they leave behind, and reaps them;

@@ -84,6 +84,8 @@ void Supervisor::run() {
   state_.start_error = workers_.start();
   close_foreign_descriptors();
   while (anything_left() || !workers_.all_ended()) {
+    // What the workers have left behind cannot be found then.
+    if (workers_.all_ended() && workers_.is_killing() && !sees_processes()) break;
     wait_for_event();
     collect_ends();
     // Here, and not where an end is noticed: between two replacements of a rank, commands count.
