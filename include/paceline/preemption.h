@@ -47,7 +47,8 @@ class PACELINE_API Preemption {
   /// Handles the signals from now on. Throws UsageError if another Preemption exists, or for a
   /// signal that cannot be handled.
   explicit Preemption(PreemptionOptions options = {});
-  /// Restores the handlers of before.
+  /// Restores the handlers of before; but once requested() has returned true, the signals have no
+  /// effect any more, so that the process ends with its own code.
   ~Preemption();
   Preemption(const Preemption&) = delete;
   Preemption& operator=(const Preemption&) = delete;

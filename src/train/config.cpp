@@ -145,7 +145,10 @@ struct Flag {
 
 Flag parse_flag(const std::string& argument) {
   if (!argument.starts_with("--") || argument.size() == 2) {
-    throw UsageError(fmt::format("unexpected argument '{}'; options begin with --", argument));
+    throw UsageError(fmt::format(
+        "unexpected argument '{}'; options begin with --, and one that is true or false takes a "
+        "value only after '=' (--name=true)",
+        argument));
   }
   const std::size_t equals = argument.find('=');
   if (equals == std::string::npos) return {argument.substr(2), std::nullopt};

@@ -76,6 +76,8 @@ class Preemption::Handlers {
     before_.emplace_back(signal, before);
   }
 
+  void keep() { before_.clear(); }
+
  private:
   std::vector<std::pair<int, struct sigaction>> before_;
 };
@@ -87,7 +89,10 @@ Preemption::Preemption(PreemptionOptions options)
   }
 }
 
-Preemption::~Preemption() = default;
+// The job ends now, and a launcher may pass on another signal, or the same one to this rank later.
+Preemption::~Preemption() {
+  if (requested_) handlers_->keep();
+}
 
 bool Preemption::requested() {
   if (requested_) return true;

@@ -250,6 +250,8 @@ TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_flags_refused({"--tags=[a]: b"}, "is no list of texts");
   expect_flags_refused({"train.yaml"}, "unexpected argument 'train.yaml'");
   expect_flags_refused({"--"}, "unexpected argument");
+  expect_flags_refused({"--optimizer.nesterov", "true"},
+                       "takes a value only after '=' (--name=true)");
 }
 
 TEST_F(ConfigTest, NamesAFileThatCannotBeRead) {

@@ -44,6 +44,12 @@ TEST(Preemption, GivesTheHandlersBack) {
       std::raise(SIGUSR2);
       EXPECT_TRUE(preemption.requested());
       EXPECT_EQ(calls, 0);
+    }
+    std::raise(SIGUSR2);
+    EXPECT_EQ(calls, 0) << "the process ends because of the first one";
+    {
+      std::signal(SIGUSR2, [](int) { ++calls; });
+      const Preemption preemption({.signals = {{SIGUSR2, SIGHUP}}});
       EXPECT_THAT([] { const Preemption second; }, ThrowsMessage<UsageError>(HasSubstr("one in")));
     }
     std::raise(SIGUSR2);
