@@ -108,6 +108,8 @@ def misuse() -> list[str]:
     step(other)
     replaced = wrapper(nn.Linear(9, 2))
     replaced.module.more = nn.Parameter(torch.zeros(2, 9))
+    assigned = wrapper(nn.Linear(9, 2))
+    assigned.module.load_state_dict(nn.Linear(9, 2).state_dict(), assign=True)
     calls = [
         lambda: model.register_comm_hook(None, 3),
         lambda: other.register_comm_hook(None, default_hooks.allreduce_hook),
@@ -116,6 +118,7 @@ def misuse() -> list[str]:
         lambda: model._check_reducer_finalized(),
         lambda: other._set_static_graph(),
         lambda: step(replaced),
+        lambda: step(assigned),
     ]
     texts += [": ".join(error_of(call)[:2]) for call in calls]
     step(model)  # still usable
@@ -149,6 +152,7 @@ REFUSALS = [
     "AttributeError: .* has a reducer of its own, which lacks _check_reducer_finalized",
     "ValueError: _set_static_graph: call it before the first step",
     "ValueError: the module has 3 parameters and had 2 when it was wrapped",
+    "ValueError: parameter weight is another tensor than when the module was wrapped",
 ]
 
 

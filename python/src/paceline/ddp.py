@@ -242,10 +242,15 @@ class DistributedDataParallel(_TorchDDP):
         forwards = self.__dict__["_forwards"] = self._forwards + 1
         if forwards & (forwards - 1):
             return
-        parameters = [parameter for name, parameter in self.module.named_parameters() if name not in self.parameters_to_ignore]
+        named = [(name, one) for name, one in self.module.named_parameters() if name not in self.parameters_to_ignore]
+        parameters = [parameter for _, parameter in named]
         now, before = len(parameters), len(self._module_parameters)
         if now != before:
             raise ValueError(f"the module has {now} parameters and had {before} when it was wrapped: wrap it after it is complete")
+        for (name, parameter), wrapped in zip(named, self._module_parameters):
+            if parameter is not wrapped:
+                raise ValueError(f"parameter {name} is another tensor than when the module was wrapped: replace layers, or load with "
+                                 "assign=True, before the module is wrapped")
         if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
             raise ValueError("paceline.DistributedDataParallel does not support _apply_optimizer_in_backward: call the optimizer's "
                              "step() after the backward")

@@ -26,6 +26,9 @@ namespace {
 // Whose logical ranks' random numbers the process's default generator has.
 std::atomic<const LogicalRanksCore*> open_loop = nullptr;
 
+// The models with logical ranks that this process has.
+std::atomic<int> models = 0;
+
 using Generators = std::vector<at::Generator>;
 
 Generators copies_of(const Generators& generators) {
@@ -76,12 +79,21 @@ LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, Pro
   if (!enabled_) return;
   generators_ = {at::globalContext().defaultGenerator(at::kCPU)};
   if (!device.is_cpu()) generators_.push_back(at::globalContext().defaultGenerator(device));
-  const at::Tensor seed = at::empty({1}, at::kLong);
-  seed.fill_(static_cast<std::int64_t>(generators_[0].current_seed()));
+  const at::Tensor seed = at::empty({2}, at::kLong);
+  seed[0] = static_cast<std::int64_t>(generators_[0].current_seed());
+  seed[1] = models.load();
   if (get_world_size(group_) > 1) ddp::broadcast_from(0, {seed}, group_);
-  seed_ = static_cast<std::uint64_t>(seed.item<std::int64_t>());
+  seed_ = static_cast<std::uint64_t>(seed[0].item<std::int64_t>());
+  // With the numbers of the first model, noise and dropout of two would be the same.
+  const auto before = static_cast<std::uint64_t>(seed[1].item<std::int64_t>());
+  if (before > 0) seed_ = base::splitmix(seed_ ^ base::splitmix(before));
   for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
   reducer.on_leaf_complete([this](int leaf) { end_backward(leaf); });
+  ++models;
+}
+
+LogicalRanksCore::~LogicalRanksCore() {
+  if (enabled_) --models;
 }
 
 ddp::Reducer& LogicalRanksCore::reducer() const {

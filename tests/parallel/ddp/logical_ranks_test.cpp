@@ -274,6 +274,28 @@ TEST(LogicalRanks, StatesGoOnInAnotherModel) {
   });
 }
 
+TEST(LogicalRanks, OfTwoModelsDrawDifferentNumbers) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    const auto drawn_by = [](auto& model) {
+      std::vector<torch::Tensor> drawn;
+      for (const int rank : model.logical_ranks()) {
+        static_cast<void>(rank);
+        drawn.push_back(torch::randn({3}));
+      }
+      return torch::stack(drawn);
+    };
+    torch::Tensor first;
+    for (int run = 0; run < 2; ++run) {
+      DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
+      DistributedDataParallel other(make_net(at::kFloat), {.logical_ranks = 4});
+      const auto drawn = drawn_by(model);
+      EXPECT_FALSE(drawn.equal(drawn_by(other)));
+      EXPECT_TRUE(run == 0 || drawn.equal(first)) << "models that have ended do not count";
+      first = drawn;
+    }
+  });
+}
+
 TEST(LogicalRanks, LeaveTheProcessItsOwnRandomNumbers) {
   expect_torch_ranks(2, "paceline", [](int, int) {
     DistributedDataParallel model(make_net(at::kFloat), {.logical_ranks = 4});
