@@ -7,6 +7,9 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -15,6 +18,7 @@
 #include <paceline/error.h>
 #include <paceline/reconfigure.h>
 
+#include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
 namespace paceline {
@@ -98,6 +102,30 @@ TEST(Reconfigure, TrainingGoesOnWithAnotherProcessInTheLostOnesPlace) {
     EXPECT_THAT(ends[survivor].report, HasSubstr("rank 1 was lost"));
   }
   EXPECT_TRUE(ends[3].exited_cleanly()) << ends[3].report;
+}
+
+// In a smaller world ranks have other numbers, and the report needs all that it counts.
+TEST(Reconfigure, TimelinesBeginAnewInAWorldOfAnotherSize) {
+  const test::TemporaryDirectory directory;
+  const auto read = [&](int rank) {
+    std::ifstream file(directory.path() / fmt::format("rank{}.json", rank));
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const auto ends = test::run_torch_ranks(3, "paceline", [&](const RankContext& given) {
+    ::setenv("PACELINE_TIMELINE", directory.path().c_str(), 1);
+    const RankContext context = reconfigurable(given);
+    const World world = init_process_group(context.init);
+    torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+    form(context, 1, {0, 1, 2});
+    train(context, model, 2);
+    if (context.rank == 0) return std::string();
+    form(context, 2, {1, 2});
+    train(context, model, 2);
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  for (const int rank : {0, 1}) EXPECT_THAT(read(rank), HasSubstr(R"("size":2)"));
+  EXPECT_THAT(read(2), HasSubstr(R"("size":3)"));
 }
 
 // Process 3 comes in the place of rank 1, which has left. Until then no world can be formed.

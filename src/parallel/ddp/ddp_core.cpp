@@ -18,6 +18,7 @@
 #include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 #include "trace/live_view.h"
+#include "trace/timeline.h"
 
 namespace paceline::detail {
 namespace {
@@ -73,19 +74,27 @@ void check_memory(const std::vector<ddp::NamedTensor>& parameters) {
   }
 }
 
-// For `paceline top`. In Python the world is torch's: the launcher's variables say what it is, or
-// else the model's group counts as the world. Only there can the variables be invalid by now.
-void show_to_viewers(const ProcessGroup& group) {
+// For `paceline top`, and the timeline of a world whose ranks have changed, or that is torch's, as
+// in Python: there the launcher's variables say what it is, or else the model's group counts as the
+// world. Only there can the variables be invalid by now.
+void start_recording(const ProcessGroup& group) {
+  int rank = get_rank(group);
+  int size = get_world_size(group);
+  trace::Node node;
   try {
-    if (get_world_size() >= get_world_size(group)) {
-      trace::LiveView::start(get_rank(), get_world_size(),
-                             {.number = get_node_rank(), .ranks = get_local_world_size()});
-    } else {
-      trace::LiveView::start(get_rank(group), get_world_size(group), {});
+    if (get_world_size() >= size) {
+      rank = get_rank();
+      size = get_world_size();
+      node = {.number = get_node_rank(), .ranks = get_local_world_size()};
     }
   } catch (const UsageError& error) {
-    base::log(LogLevel::warning, "`paceline top` cannot watch this process: {}", error.what());
+    base::log(LogLevel::warning,
+              "`paceline top` cannot watch this process, and it writes no timeline: {}",
+              error.what());
+    return;
   }
+  trace::LiveView::start(rank, size, node);
+  trace::Timeline::start(rank, size, node);
 }
 
 constexpr int kMaxLogicalRanks = static_cast<int>(shm::kMaxSources);
@@ -198,7 +207,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
     broadcast_all(0);
   }
   for (const auto& parameter : model_.parameters()) wrapped_.push_back(parameter.tensor);
-  show_to_viewers(options_.process_group);
+  start_recording(options_.process_group);
   reducer_ =
       std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_, number);
   logical_ranks_ =
