@@ -59,8 +59,9 @@ struct Environment {
     int parent;
   };
   std::optional<Spawned> spawned;
-  // PACELINE_ERROR_FD, set by spawn: an inherited memfd for the error of this process, which is
-  // empty until the process has reached the call.
+  // PACELINE_ERROR_FD: an inherited memfd for the error of this process. Spawn sets it, and it is
+  // empty until the process has reached the call. `paceline run` sets it for an error that cannot
+  // be written to error_file.
   std::optional<int> error_fd;
   // PACELINE_DATA: the directory of the data sets.
   std::optional<std::string> data_root;

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -65,8 +66,8 @@ class ProcessState {
   // Whether the last world numbers the ranks as the launcher does. If survivors form a world of
   // their own, its numbers differ, and the launcher must not take them for its own.
   bool numbered_by_launcher = true;
-  // This process has written its error file.
-  bool error_reported = false;
+  // The file in which this process has reported its error; empty if it has not.
+  std::filesystem::path error_report;
   // The processes of the last world that ended, and this process's rank and size there; null if
   // there was no world, or if its backend does not watch processes. Guarded by `mutex`.
   struct Processes {

@@ -48,6 +48,21 @@ std::optional<int> last_node() {
   return state.last_node ? state.last_node : base::environment().node_rank;
 }
 
+// Returns where, which is in memory if the file cannot be written, as on a full disk.
+std::filesystem::path write_report(const std::filesystem::path& path,
+                                   const launch::ErrorFile& error) {
+  try {
+    launch::write_error_file(path, error, last_node());
+    return path;
+  } catch (const Error& failure) {
+    const int memory = base::environment().error_fd.value_or(-1);
+    if (!launch::is_error_memory(memory)) throw;
+    log_to_stderr(LogLevel::warning, failure.what());
+    launch::write_error_file(launch::error_memory_path(memory), error, last_node());
+    return launch::error_memory_path(memory);
+  }
+}
+
 void tell_launcher(launch::ErrorFile error) noexcept {
   auto& state = distributed::ProcessState::instance();
   if (state.is_forked_within_record()) return;  // the error file is the rank's
@@ -55,8 +70,7 @@ void tell_launcher(launch::ErrorFile error) noexcept {
     const auto path = distributed::error_file();
     if (!path) return;
     if (!state.numbered_by_launcher) error.blamed_ranks.clear();
-    launch::write_error_file(*path, error, last_node());
-    state.error_reported = true;
+    state.error_report = write_report(*path, error);
   } catch (const UsageError&) {
     // A variable cannot be read, and the text is about that.
   } catch (const std::exception& failure) {
@@ -68,13 +82,12 @@ void tell_launcher(launch::ErrorFile error) noexcept {
 // of a later one.
 void withdraw_report() noexcept {
   auto& state = distributed::ProcessState::instance();
-  if (!std::exchange(state.error_reported, false)) return;
-  const auto path = distributed::error_file();
+  const auto path = std::exchange(state.error_report, {});
   std::error_code error;
-  if (!path || (std::filesystem::remove(*path, error), !error)) return;
+  if (path.empty() || (std::filesystem::remove(path, error), !error)) return;
   // In memory it only gets empty again: what says that spawn's function was called stays.
   const bool has_reached_call = distributed::SpawnCalls::instance().called_function;
-  std::filesystem::resize_file(*path, has_reached_call ? 1 : 0, error);
+  std::filesystem::resize_file(path, has_reached_call ? 1 : 0, error);
 }
 
 // As PyTorch's worker_main does. Training goes on without it: it only helps to debug.

@@ -109,9 +109,9 @@ void write_error_file(const std::filesystem::path& path, const ErrorFile& error,
   }
 }
 
-std::optional<ErrorFile> read_error_file(const std::filesystem::path& path) {
+std::optional<ErrorFile> read_error_file(const std::filesystem::path& path, int memory) {
   const auto text = read_small_file(path);
-  if (!text) return std::nullopt;
+  if (!text) return memory >= 0 ? read_error_file(error_memory_path(memory)) : std::nullopt;
   const json content = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!content.is_object()) return std::nullopt;
   if (auto message = text_of(content, "message")) return ErrorFile{std::move(*message)};

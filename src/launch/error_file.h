@@ -41,7 +41,8 @@ void write_error_file(const std::filesystem::path& path, const ErrorFile& error,
                       std::optional<int> node = {});
 
 // Reads that format, from torchrun's `record` too, and the older {"message": "text"}. Empty for
-// a file that is missing, larger than 1 MiB or malformed: it only adds to a report.
-std::optional<ErrorFile> read_error_file(const std::filesystem::path& path);
+// a file that is missing, larger than 1 MiB or malformed: it only adds to a report. `memory`: a
+// descriptor of make_error_memory() that is read if the file is missing; -1: none.
+std::optional<ErrorFile> read_error_file(const std::filesystem::path& path, int memory = -1);
 
 }  // namespace paceline::launch

@@ -86,11 +86,13 @@ class Job {
   JobResult run();
 
  private:
+  void make_error_memories();
   Worker make_worker(int local_rank, const InheritedFds& inherited_fds) const;
   std::string describe_terminal(const Worker& worker) const;
   void pass_output_until_end(Supervision& supervision);
   void pass_files(bool has_failed);
   bool handle_events(Supervision& supervision);
+  std::optional<ErrorFile> error_of(int rank) const;
   std::vector<int> blamed_ranks() const;
   void report(const Loss& loss);
   void handle_signals(Supervision& supervision);
@@ -102,6 +104,7 @@ class Job {
   const std::string file_;
   const JobDirectory directory_;
   const JobIdentity identity_;
+  std::vector<UniqueFd> error_memories_;  // as far as there are descriptors
   JobOutput output_;
   const base::Deadline::Clock::time_point started_ = base::Deadline::Clock::now();
   int signal_ = 0;  // the first
@@ -117,8 +120,20 @@ Job::Job(const JobSpec& spec)
                 spec.master_port != 0 ? spec.master_port : find_free_port(), directory_.path()},
       output_(spec, directory_.path()) {}
 
+// They only help if the disk is full, so a job does without them if there are few descriptors.
+void Job::make_error_memories() {
+  error_memories_.resize(static_cast<std::size_t>(spec_.processes));
+  try {
+    for (UniqueFd& memory : error_memories_) memory = make_error_memory();
+  } catch (const Error&) {
+    error_memories_.clear();
+    error_memories_.resize(static_cast<std::size_t>(spec_.processes));
+  }
+}
+
 JobResult Job::run() {
   std::optional<Supervision> supervision;
+  make_error_memories();
   {
     // Only the workers may hold these ends: a hang-up has to report their end.
     const InheritedFds inherited_fds =
@@ -170,6 +185,11 @@ Worker Job::make_worker(int local_rank, const InheritedFds& inherited_fds) const
   if (inherited_fds.store) worker.inherited.push_back(inherited_fds.store.get());
   if (!spec_.cpus.empty()) worker.cpus = spec_.cpus[index];
   worker.error_file = error_file_path(identity_, local_rank);
+  worker.error_memory = error_memories_[index].get();
+  if (worker.error_memory >= 0) {
+    worker.environment.push_back(fmt::format("PACELINE_ERROR_FD={}", worker.error_memory));
+    worker.inherited.push_back(worker.error_memory);
+  }
   return worker;
 }
 
@@ -250,11 +270,16 @@ bool Job::handle_events(Supervision& supervision) {
   }
 }
 
+std::optional<ErrorFile> Job::error_of(int rank) const {
+  return read_error_file(error_file_path(identity_, rank),
+                         error_memories_[static_cast<std::size_t>(rank)].get());
+}
+
 // By the error files of this node.
 std::vector<int> Job::blamed_ranks() const {
   std::set<int> blamed;
   for (int rank = 0; rank < spec_.processes; ++rank) {
-    const auto error = read_error_file(error_file_path(identity_, rank));
+    const auto error = error_of(rank);
     if (error) blamed.insert(error->blamed_ranks.begin(), error->blamed_ranks.end());
   }
   return {blamed.begin(), blamed.end()};
@@ -267,7 +292,8 @@ void Job::report(const Loss& loss) {
   if (loss.late_for) end.late_for = spec_.first_rank + *loss.late_for;
   if (loss.error == 0) {
     const bool replaced = loss.replacement > 0;
-    end.error = read_error_file(replaced ? replaced_error_file(file, loss.replacement) : file);
+    end.error = replaced ? read_error_file(replaced_error_file(file, loss.replacement))
+                         : error_of(loss.worker);
     if (replaced) output_.begin_process(loss.worker);
   }
   if (spec_.lost) spec_.lost(loss.worker, end, loss.replacement, loss.error);
@@ -325,7 +351,7 @@ JobResult Job::collect(std::span<const WorkerState> workers) const {
                             .ended = worker.end - started_,
                             .stopped = worker.stopped,
                             .tolerated = worker.tolerated,
-                            .error = read_error_file(error_file_path(identity_, rank)),
+                            .error = error_of(rank),
                             .last_lines = output_.last_lines(rank)});
   }
   return result;

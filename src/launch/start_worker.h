@@ -21,6 +21,7 @@ struct Worker {
   std::vector<int> cpus;          // its affinity mask; empty: this process's
   bool own_group = true;          // it leads a process group of its own
   std::filesystem::path error_file;
+  int error_memory = -1;  // inherited too: for an error that cannot be written there; -1: none
 };
 
 // Starts it with the signal mask `mask`. It gets SIGKILL when the calling thread ends. `created` is

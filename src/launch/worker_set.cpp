@@ -11,7 +11,6 @@
 
 #include "base/errno_error.h"
 #include "base/open_pidfd.h"
-#include "launch/error_file.h"
 #include "launch/job_result.h"
 #include "launch/process_tree.h"
 
@@ -66,6 +65,7 @@ void WorkerSet::watch(std::size_t rank, pid_t pid) {
 std::vector<int> WorkerSet::descriptors() const {
   std::vector<int> all{exits_.get()};
   for (const UniqueFd& pidfd : pidfds_) all.push_back(pidfd.get());
+  for (const Worker& worker : plan_.workers) all.push_back(worker.error_memory);
   if (plan_.max_replacements == 0) return all;
   // Also these numbers, which start_worker gives to the worker's own.
   all.insert(all.end(), {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO});
@@ -169,7 +169,7 @@ void WorkerSet::replace_failed() {
 // younger may have replaced the one that is meant.
 std::vector<std::size_t> WorkerSet::find_late(std::size_t failed) const {
   std::vector<std::size_t> late;
-  const auto error = read_error_file(plan_.workers[failed].error_file);
+  const auto error = error_of(failed);
   if (!error || !error->is_timeout) return late;
   for (const int blamed : error->blamed_ranks) {
     const auto rank = static_cast<std::size_t>(blamed - plan_.first_rank);
@@ -201,6 +201,9 @@ void WorkerSet::replace(std::size_t rank) {
   const auto kept = replaced_error_file(worker.error_file, number);
   std::error_code ignored;
   std::filesystem::rename(worker.error_file, kept, ignored);
+  if (worker.error_memory >= 0) {
+    std::filesystem::resize_file(error_memory_path(worker.error_memory), 0, ignored);
+  }
   const int error = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
   losses_.push_back({static_cast<int>(rank), before.status, number, error, before.late_for});
   state.replacement = number;
@@ -228,12 +231,17 @@ bool WorkerSet::all_ended() const {
          });
 }
 
+std::optional<ErrorFile> WorkerSet::error_of(std::size_t rank) const {
+  const Worker& worker = plan_.workers[rank];
+  return read_error_file(worker.error_file, worker.error_memory);
+}
+
 // Whether a rank that has not ended has written an error file, or one that has ended blames it.
 bool WorkerSet::failure_under_way() const {
   for (std::size_t rank = 0; rank < states_.size(); ++rank) {
     if (blamed_[rank] && !states_[rank].ended) return true;
     if (states_[rank].ended && !is_failure(states_[rank].status)) continue;
-    const auto error = read_error_file(plan_.workers[rank].error_file);
+    const auto error = error_of(rank);
     if (!error) continue;
     if (!states_[rank].ended) return true;
     for (const int blamed : error->blamed_ranks) {

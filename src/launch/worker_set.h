@@ -12,6 +12,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "launch/error_file.h"
 #include "launch/start_worker.h"
 
 namespace paceline::launch {
@@ -113,6 +114,7 @@ class WorkerSet {
   void replace(std::size_t rank);
   std::vector<std::size_t> find_late(std::size_t failed) const;
   void kill_late(std::size_t rank, std::size_t waiting);
+  std::optional<ErrorFile> error_of(std::size_t rank) const;
   bool failure_under_way() const;
 
   const Plan& plan_;

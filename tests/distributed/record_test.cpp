@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include <paceline/record.h>
 
 #include "base/pipe.h"
+#include "base/unique_fd.h"
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
@@ -84,6 +86,25 @@ TEST_F(ErrorFiles, BlameNobodyByTheNumbersOfAWorldThatSurvivorsFormed) {
     return std::to_string(code);
   });
   EXPECT_THAT(read(0), AllOf(HasSubstr("rank 1"), Not(HasSubstr("blamed_ranks"))));
+}
+
+TEST_F(ErrorFiles, AreInMemoryIfTheyCannotBeWritten) {
+  const base::UniqueFd memory(::memfd_create("paceline-error", 0));
+  const auto in_memory = [&] {
+    std::ifstream file(fmt::format("/proc/self/fd/{}", memory.get()));
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const auto ends = test::run_torch_ranks(1, "paceline", [&](const RankContext& context) {
+    set_variables(context);
+    ::setenv("TORCHELASTIC_ERROR_FILE", "/nonexistent/error.json", 1);
+    ::setenv("PACELINE_ERROR_FD", std::to_string(memory.get()).c_str(), 1);
+    EXPECT_EQ(record([] { throw std::runtime_error("the disk is full"); }), 1);
+    EXPECT_THAT(in_memory(), HasSubstr(R"("message":"the disk is full")"));
+    EXPECT_EQ(record([] {}), 0);
+    EXPECT_EQ(in_memory(), "");
+    return std::string();
+  });
+  EXPECT_TRUE(ends[0].exited_cleanly()) << ends[0].report;
 }
 
 // A child that the rank forks has its error file, too.
