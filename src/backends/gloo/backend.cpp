@@ -125,19 +125,21 @@ class AbortableGloo final : public ProcessGroupGloo {
   using ProcessGroupGloo::ProcessGroupGloo;
 
   // Once a wait has timed out, Gloo closes the connections of its context, and all calls fail, here
-  // and on the other ranks. So this waits for messages that nobody sends. Without it, the
-  // destructor waits for the calls under way. Not if connections are made lazily: this would make
-  // one.
+  // and on the other ranks. So this waits for a message that nobody sends, from each rank, since a
+  // wait for one whose connection is closed already closes no other. Without it, the destructor
+  // waits for the calls under way.
   void abort() override {
     constexpr int kUnusedTag = 0x7ace0000;
-    if (getSize() == 1) return;
     auto nothing = std::vector{at::empty({1}, at::kByte)};
     for (std::size_t context = 0; context < contexts_.size(); ++context) {
-      try {
-        recv(nothing, (getRank() + 1) % getSize(), kUnusedTag + static_cast<int>(context))
-            ->wait(std::chrono::milliseconds(1));
-      } catch (const std::exception&) {
-        // As it should, or the connection was closed before.
+      for (int peer = 0; peer < getSize(); ++peer) {
+        if (peer == getRank()) continue;
+        try {
+          recv(nothing, peer, kUnusedTag + static_cast<int>(context))
+              ->wait(std::chrono::milliseconds(1));
+        } catch (const std::exception&) {
+          // As it should.
+        }
       }
     }
   }
@@ -162,6 +164,7 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   }
   Devices devices = make_devices(chosen, request.host);
   check_equally_many(request, devices.size());
+  // An abort would make the connections that are made lazily.
   const auto make_one =
       connects_lazily(chosen) ? connect<ProcessGroupGloo> : connect<AbortableGloo>;
   auto backend = make_one(request, std::move(devices), chosen.threads, request.timeout);
