@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bit>
+#include <unordered_set>
 #include <utility>
 
 #include <paceline/error.h>
@@ -124,12 +126,33 @@ void Replicas::match_buffers(std::size_t replica) {
 void Replicas::before_forward(std::size_t count) {
   const c10::InferenceMode normal(false);
   const c10::NoGradGuard no_grad;
+  if (std::has_single_bit(++forwards_)) check_parameters();
   for (const auto& parameter : parameters_) check_device(parameter.name, parameter.original);
   for (const auto& buffer : buffers_) check_device(buffer.name, buffer.original);
   for (std::size_t i = 0; i < count; ++i) {
     follow_modes(i);
     for (const auto& parameter : parameters_) follow_parameter(parameter, i);
     for (const auto& buffer : buffers_) follow_buffer(buffer, i);
+  }
+}
+
+// Takes microseconds, so that not every forward calls it.
+void Replicas::check_parameters() const {
+  const auto fail = [](const char* what, const std::string& name) {
+    throw UsageError(
+        fmt::format("DataParallel: the module has {} parameter {} since the replicas were made: "
+                    "change the module first, then make a DataParallel of it",
+                    what, name));
+  };
+  std::unordered_set<const c10::TensorImpl*> left;
+  for (const auto& parameter : parameters_) left.insert(parameter.original.unsafeGetTensorImpl());
+  const auto known = left;
+  for (const auto& one : module_->named_parameters()) {
+    if (!known.contains(one.value().unsafeGetTensorImpl())) fail("got", one.key());
+    left.erase(one.value().unsafeGetTensorImpl());
+  }
+  for (const auto& parameter : parameters_) {
+    if (left.contains(parameter.original.unsafeGetTensorImpl())) fail("lost", parameter.name);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -35,7 +36,8 @@ class Replicas {
   const std::vector<SharedParameter>& parameters() const { return parameters_; }
 
   // Brings the first `count` replicas to the module's present values, types and modes. Throws
-  // UsageError if the module has moved to another device.
+  // UsageError if the module has moved to another device, and, now and then, if it has got other
+  // parameters.
   void before_forward(std::size_t count);
   // Takes over buffers to which replica 0 gave other memory. Throws UsageError, and drops the
   // gradients, if a backward ran within a replica.
@@ -52,6 +54,7 @@ class Replicas {
 
   void match_parameters(std::size_t replica, const Index& index);
   void match_buffers(std::size_t replica);
+  void check_parameters() const;
   void follow_modes(std::size_t replica);
   void follow_parameter(const SharedParameter& parameter, std::size_t replica) const;
   void follow_buffer(const Buffer& buffer, std::size_t replica) const;
@@ -66,6 +69,7 @@ class Replicas {
   std::vector<Modules> replica_submodules_;  // by replica, in the same order
   std::vector<SharedParameter> parameters_;
   std::vector<Buffer> buffers_;
+  std::uint64_t forwards_ = 0;
 };
 
 }  // namespace paceline::data_parallel

@@ -96,6 +96,18 @@ struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
   }
 };
 
+TEST(DataParallelErrors, NamesAParameterThatTheModuleHasGot) {
+  auto net = make<TwoLayers>();
+  DataParallel model(net, {.num_replicas = 2});
+  model(random_batch(4));
+  net->register_parameter("more", torch::ones({2}, at::kDouble));
+  const auto forwards = [&] {
+    for (int i = 0; i < 4; ++i) model(random_batch(4));
+  };
+  EXPECT_THAT(forwards, ThrowsMessage<UsageError>(
+                            HasSubstr("the module has got parameter more since the replicas")));
+}
+
 TEST(DataParallelErrors, ABackwardsExceptionNamesTheReplica) {
   auto net = make<TwoLayers>();
   DataParallel model(net, {.num_replicas = 3});
