@@ -227,7 +227,7 @@ struct Node {
 ///
 /// The group's memory and descriptors are freed at once, except what is kept by tensors allocated
 /// in it, by models of DistributedDataParallel over it, and by Work objects. Such models refuse
-/// further steps.
+/// further steps. At the end of the world, ProcessGroup objects keep what belongs to their group.
 ///
 /// Does nothing without a world and on ranks that are not members. Throws UsageError for a group
 /// that new_group did not make in this world, or that has been destroyed.

@@ -57,10 +57,10 @@ PACELINE_API void reconfigure(std::int64_t uuid, const std::vector<std::string>&
 /// cannot know how many there were before. This uses the uuids 0, 1, 2 and so on, so do not call
 /// the other reconfigure in the same world.
 ///
-/// Throws PeerLost, which names ranks that have ended their World without an exception, since they
-/// will not come again; a barrier before the end keeps the ranks together. Throws Timeout, which
-/// names the ranks that have not come within `timeout`; unset: the world's. Throws UsageError if
-/// the ranks of the world cannot change.
+/// Throws Mismatch, which names ranks that have finished, and will not come again: record() has
+/// returned there without an error. Call barrier() before the end, so that the ranks end together.
+/// Throws Timeout, which names the ranks that have not come within `timeout`; unset: the world's.
+/// Throws UsageError if the ranks of the world cannot change.
 PACELINE_API void reconfigure(std::optional<std::chrono::milliseconds> timeout = {});
 
 }  // namespace paceline

@@ -22,9 +22,10 @@ namespace {
 constexpr const char* kRoundComplete = "complete";
 constexpr const char* kRoundAborted = "aborted";
 
-// Among the keys of all rounds: set once the rank has left.
-std::string left_key(int rank) {
-  return fmt::format("left {}", rank);
+// Among the keys of all rounds: set once a rank has finished, and by this rank.
+constexpr const char* kAnyFinished = "finished";
+std::string finished_key(int rank) {
+  return fmt::format("finished {}", rank);
 }
 
 // This rank's part. It runs on a thread of its own, so it owns all it needs.
@@ -42,13 +43,12 @@ class Rounds {
 
   struct Answer {
     std::optional<HandleRound> round;
-    shm::RankSet left{};     // so that no round can be complete
-    shm::RankSet missing{};  // when the time was over
+    shm::RankSet finished{};  // so that no round can be complete
+    shm::RankSet missing{};   // when the time was over
   };
 
   Answer operator()(const std::atomic<bool>& cancelled) {
     base::WaitReport report;
-    if (store_->check({left_key(rank_)})) store_->deleteKey(left_key(rank_));
     for (;; ++number_) {
       if (store_->compareSet(key_of(rank_), "", handle_) != handle_) {
         end(kRoundAborted);
@@ -58,10 +58,10 @@ class Rounds {
       const shm::RankSet missing = find_missing();
       if (end(missing.empty() ? kRoundComplete : kRoundAborted) == kRoundComplete)
         return {.round = collect()};
-      const shm::RankSet left = find_left(missing);
-      if (left.empty() && !is_over(cancelled)) continue;
+      const shm::RankSet finished = find_finished();
+      if (finished.empty() && !is_over(cancelled)) continue;
       report.abandon();
-      return {.round = std::nullopt, .left = left, .missing = missing};
+      return {.round = std::nullopt, .finished = finished, .missing = missing};
     }
   }
 
@@ -79,7 +79,7 @@ class Rounds {
     for (const int rank : every_rank(size_)) keys.push_back(key_of(rank));
     await_keys(*store_, keys, [&] {
       if (is_over(cancelled) || store_->check({key("end")})) return true;
-      if (!find_left(find_missing()).empty()) return true;
+      if (!find_finished().empty()) return true;
       if (when_late_ && late_.expired()) std::exchange(when_late_, nullptr)();
       report.check([&](const std::string& waited, auto) { return describe_wait(waited); });
       return false;
@@ -94,12 +94,14 @@ class Rounds {
     return missing;
   }
 
-  shm::RankSet find_left(const shm::RankSet& missing) const {
-    shm::RankSet left;
-    for (const int rank : missing) {
-      if (store_->check({left_key(rank)})) left.insert(rank);
+  // Ranks ask often, and there may be many.
+  shm::RankSet find_finished() const {
+    shm::RankSet finished;
+    if (!store_->check({kAnyFinished})) return finished;
+    for (const int rank : every_rank(size_)) {
+      if (store_->check({finished_key(rank)})) finished.insert(rank);
     }
-    return left;
+    return finished;
   }
 
   // The lowest rank that has come reports.
@@ -141,13 +143,15 @@ HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int r
   auto answer = call_store(
       deadline, Rounds(store, rank, size, handle, first, deadline, std::move(when_late)));
   if (answer && answer->round) return std::move(*answer->round);
-  if (answer && !answer->left.empty()) {
-    const std::string left = shm::GlobalRanks().describe(answer->left);
-    throw PeerLost(fmt::format("{} {} left the world for good, so that reconfigure cannot form it "
-                               "again; this is rank {} of {}. A barrier before the ranks leave "
-                               "keeps them together",
-                               left, shm::has_or_have(answer->left), rank, size),
-                   answer->left.list(), "reconfigure", 0);
+  if (answer && !answer->finished.empty()) {
+    throw Mismatch(
+        fmt::format(
+            "{} {} finished (record returned without an error), and will not come to "
+            "reconfigure; this is rank {} of {}. Call barrier() before the end, so that the "
+            "ranks end together",
+            shm::GlobalRanks().describe(answer->finished), shm::has_or_have(answer->finished), rank,
+            size),
+        answer->finished.list(), "reconfigure", 0);
   }
   const shm::RankSet missing = answer ? answer->missing : shm::RankSet();
   throw Timeout(fmt::format("{} within the timeout of {} s; this is rank {} of {}",
@@ -158,10 +162,11 @@ HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int r
                 missing.list(), "reconfigure", 0);
 }
 
-void leave_handle_exchange(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+void finish_handle_exchange(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   call_store(base::Deadline::after(std::chrono::seconds(1)),
-             [store, key = left_key(rank)](const std::atomic<bool>& /*cancelled*/) {
-               store->set(key, "left");
+             [store, key = finished_key(rank)](const std::atomic<bool>& /*cancelled*/) {
+               store->set(key, "1");
+               store->set(kAnyFinished, "1");
                return true;
              });
 }

@@ -23,14 +23,13 @@ struct HandleRound {
 // other ranks go on to the next one.
 //
 // `store` has keys of this exchange only. `when_late`: called once, on another thread, if ranks
-// have not come within a second. Throws PeerLost if ranks have left, and Timeout, which names the
-// ranks that did not come.
+// have not come within a second. Throws Mismatch if ranks have finished, and Timeout, which names
+// the ranks that did not come.
 HandleRound exchange_handles(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                              const std::string& handle, std::int64_t first,
                              const base::Deadline& deadline, std::function<void()> when_late);
 
-// This rank will not come to another round, so that the others do not wait for it. A process that
-// takes its place may come all the same.
-void leave_handle_exchange(const c10::intrusive_ptr<c10d::Store>& store, int rank);
+// This rank will not come to another round: the others throw if they wait for it.
+void finish_handle_exchange(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
 }  // namespace paceline::distributed

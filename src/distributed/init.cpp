@@ -153,6 +153,7 @@ void enter(const InitOptions& options, const Attempt& attempt) {
   check_no_world(state);  // of another thread's call, meanwhile
   trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   state.last_node = place.node;
+  state.last_job = world->reconfigurable;
   state.world = std::move(world);
 }
 

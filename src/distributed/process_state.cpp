@@ -39,25 +39,11 @@ void detach_flight_recorders(const ActiveWorld& world) noexcept {
   detach_flight_recorder(*world.group);
 }
 
-// Before the others can notice that this rank has left: they may exchange handles then.
-void announce_leaving(const ActiveWorld& world) noexcept {
-  const auto& job = world.reconfigurable;
-  if (!job || job->next_round == 0) return;
-  try {
-    leave_handle_exchange(job->handles, job->rank);
-  } catch (const std::exception& error) {
-    base::log(LogLevel::debug, "leaving the world: {}", error.what());  // the store has ended
-  }
-}
-
 void shut_down(const ActiveWorld& world) noexcept {
-  announce_leaving(world);
   detach_flight_recorders(world);
-  // Also what handles keep that the program still has.
   const auto leave = [](c10d::ProcessGroup& group) {
     try {
       shut_down(group);
-      group.release_resources();
     } catch (const std::exception& error) {
       base::log(LogLevel::warning, "leaving group {}: {}", group.getGroupName(), error.what());
     }
@@ -175,6 +161,16 @@ bool ProcessState::is_record_thread() const {
 void ProcessState::exit_record(const std::string& exception_text) noexcept {
   --record_depth_;
   run_deferred_abort(exception_text.empty() ? kCaught : exception_text);
+}
+
+// A process that fails after the end of its world is replaced, and others wait for it.
+void ProcessState::announce_end() noexcept {
+  if (!last_job || is_forked_within_record()) return;
+  try {
+    finish_handle_exchange(last_job->handles, last_job->rank);
+  } catch (const std::exception& error) {
+    base::log(LogLevel::debug, "reconfigure: {}", error.what());  // the store has ended
+  }
 }
 
 namespace {

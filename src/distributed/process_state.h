@@ -36,10 +36,8 @@ struct ActiveWorld {
     int rank = 0;
     int size = 1;
     std::int64_t next_round = 0;
-    bool launched = false;  // `rank` is the launcher's number
-
-    // For handle_exchange.h.
-    c10::intrusive_ptr<c10d::Store> handles{};
+    bool launched = false;                      // `rank` is the launcher's number
+    c10::intrusive_ptr<c10d::Store> handles{};  // for handle_exchange.h
   };
   std::optional<Reconfigurable> reconfigurable;
   std::shared_ptr<const Topology> topology;
@@ -63,6 +61,8 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
+  // That of the last world; kept after its end.
+  std::optional<ActiveWorld::Reconfigurable> last_job;
   // Whether the last world numbers the ranks as the launcher does. If survivors form a world of
   // their own, its numbers differ, and the launcher must not take them for its own.
   bool numbered_by_launcher = true;
@@ -93,6 +93,8 @@ class ProcessState {
   // run_deferred_abort if the exception was caught instead.
   void enter_record();
   void exit_record(const std::string& exception_text) noexcept;
+  // At the end of the outermost record of a process that has not failed.
+  void announce_end() noexcept;
   bool in_record() const { return record_depth_ > 0; }
   // Whether the calling thread runs the outermost record.
   bool is_record_thread() const;

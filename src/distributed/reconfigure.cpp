@@ -35,6 +35,20 @@ GroupPtr reconfigurable(const ProcessGroup& group, const char* operation) {
   return target;
 }
 
+void form(c10d::ProcessGroup& target, std::int64_t uuid, const std::vector<std::string>& handles,
+          std::optional<std::chrono::milliseconds> timeout) {
+  c10d::ReconfigureOptions options;
+  options.uuid = uuid;
+  options.handles = handles;
+  options.timeout = timeout;
+  distributed::translate("reconfigure", [&] { target.reconfigure(options)->wait(); });
+  auto& state = distributed::ProcessState::instance();
+  const std::lock_guard lock(state.mutex);
+  if (!state.world || state.world->group.get() != &target) return;
+  state.world->topology = std::make_shared<const distributed::Topology>(
+      distributed::Topology::one_node(target.getSize()));
+}
+
 }  // namespace
 
 bool supports_reconfigure(const ProcessGroup& group) {
@@ -50,16 +64,10 @@ std::string get_reconfigure_handle(const ProcessGroup& group) {
 void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                  const ProcessGroup& group, std::optional<std::chrono::milliseconds> timeout) {
   const auto target = reconfigurable(group, "reconfigure");
-  c10d::ReconfigureOptions options;
-  options.uuid = uuid;
-  options.handles = handles;
-  options.timeout = timeout;
-  distributed::translate("reconfigure", [&] { target->reconfigure(options)->wait(); });
+  form(*target, uuid, handles, timeout);
   auto& state = distributed::ProcessState::instance();
   const std::lock_guard lock(state.mutex);
-  if (!state.world || state.world->group != target) return;
-  state.world->topology = std::make_shared<const distributed::Topology>(
-      distributed::Topology::one_node(target->getSize()));
+  if (state.world && state.world->group == target) state.numbered_by_launcher = false;
 }
 
 void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
@@ -86,8 +94,8 @@ void reconfigure(std::optional<std::chrono::milliseconds> timeout) {
     });
     job.next_round = round.number + 1;
     try {
-      reconfigure(round.number, round.handles, {},
-                  std::max(deadline.remaining(), std::chrono::milliseconds(1)));
+      form(*target, round.number, round.handles,
+           std::max(deadline.remaining(), std::chrono::milliseconds(1)));
       formed = true;
     } catch (const PeerLost&) {
     }  // one that has given its handle: another process takes its place

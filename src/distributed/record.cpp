@@ -1,6 +1,7 @@
 #include <paceline/record.h>
 
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -23,6 +24,7 @@
 #include "distributed/spawn_calls.h"
 #include "distributed/translate.h"
 #include "launch/error_file.h"
+#include "launch/job_result.h"
 
 namespace paceline::detail {
 namespace {
@@ -153,9 +155,11 @@ int record(const std::function<int()>& body) {
   try {
     code = run(body);
     state.exit_record("");
+    if (!state.in_record() && !launch::is_failure(W_EXITCODE(code, 0))) state.announce_end();
   } catch (...) {
     const std::string text = distributed::current_exception_text();
-    // First, as other ranks fail because of it; last, as nobody may read it.
+    // Before the other ranks fail because of it. They do not wait for print_error, which blocks if
+    // nobody reads.
     tell_launcher(describe_current_exception(text));
     state.exit_record(text);
     print_error(text);

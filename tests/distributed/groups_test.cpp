@@ -368,17 +368,6 @@ TEST_P(DestroyedGroupsBackends, RejectCallsAndOthersGoOn) {
   });
 }
 
-TEST_P(DestroyedGroupsBackends, EndWithTheWorld) {
-  expect_torch_ranks(2, GetParam(), [&](int, int) {
-    const ProcessGroup group = new_group();
-    const auto t = torch::ones({2});
-    all_reduce(t, {.group = group});
-    destroy_process_group();
-    EXPECT_THAT([&] { all_reduce(t, {.group = group}); },
-                ThrowsMessage<UsageError>(HasSubstr("destroy_process_group has ended it")));
-  });
-}
-
 TEST_P(DestroyedGroupsBackends, RejectStepsOfTheirModels) {
   expect_torch_ranks(2, GetParam(), [&](int, int) {
     const ProcessGroup group = new_group();

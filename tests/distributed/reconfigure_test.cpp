@@ -17,6 +17,7 @@
 #include <paceline/ddp.h>
 #include <paceline/error.h>
 #include <paceline/reconfigure.h>
+#include <paceline/record.h>
 
 #include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
@@ -27,6 +28,7 @@ namespace {
 using test::RankContext;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 RankContext reconfigurable(RankContext context) {
   context.init.enable_reconfigure = true;
@@ -124,42 +126,59 @@ TEST(Reconfigure, TimelinesBeginAnewInAWorldOfAnotherSize) {
     return std::string();
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
-  for (const int rank : {0, 1}) EXPECT_THAT(read(rank), HasSubstr(R"("size":2)"));
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(read(rank), AllOf(HasSubstr(R"("size":2)"), Not(HasSubstr(R"("size":3)"))));
+  }
   EXPECT_THAT(read(2), HasSubstr(R"("size":3)"));
 }
 
-// Process 3 comes in the place of rank 1, which has left. Until then no world can be formed.
-TEST(Reconfigure, WaitsForNoRankThatHasLeft) {
-  const auto ends = test::run_torch_ranks(4, "paceline", [&](const RankContext& given) {
-    RankContext context = reconfigurable(given);
-    const auto store = context.init.store;
-    const bool replaces = context.rank == 3;
-    context.init.rank = replaces ? 1 : context.rank;
-    context.init.world_size = 3;
-    if (replaces) store->wait({"left 0", "left 2"});
-    const World world = init_process_group(context.init);
-    if (replaces) {
-      EXPECT_THROW(reconfigure(std::chrono::milliseconds(1)), Timeout);
-      store->set("came", "1");
-    } else {
+TEST(Reconfigure, WaitsForNoRankThatHasFinished) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [&](const RankContext& given) {
+    const RankContext context = reconfigurable(given);
+    const int code = record([&] {
+      const World world = init_process_group(context.init);
       reconfigure();
-      if (context.rank == 1) return std::string();
+      if (context.rank == 1) return 0;
       EXPECT_THROW(barrier(), PeerLost);
       try {
         reconfigure();
         ADD_FAILURE() << "no error";
-      } catch (const PeerLost& error) {
-        EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1));
-        EXPECT_THAT(error.what(), HasSubstr("rank 1 has left the world for good"));
+      } catch (const Mismatch& error) {
+        // The last rank to see it names the others as well.
+        EXPECT_THAT(error.ranks(), ::testing::Contains(1));
+        EXPECT_THAT(error.what(), HasSubstr("finished (record returned without an error)"));
       }
-      store->set(fmt::format("left {}", context.rank), "1");
-      store->wait({"came"});
-    }
-    reconfigure();
-    auto tensor = torch::ones({2});
-    all_reduce(tensor);
-    EXPECT_EQ(tensor[0].item<float>(), 3);
-    barrier();
+      return 0;
+    });
+    EXPECT_EQ(code, 0);
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+}
+
+// Another process takes its place, here after a while.
+TEST(Reconfigure, WaitsForARankThatFailedAfterItsWorld) {
+  const auto ends = test::run_torch_ranks(3, "paceline", [&](const RankContext& given) {
+    RankContext context = reconfigurable(given);
+    const auto store = context.init.store;
+    const bool replaces = context.rank == 2;
+    context.init.rank = replaces ? 1 : context.rank;
+    context.init.world_size = 2;
+    if (replaces) store->wait({"waits"});
+    const int code = record([&] {
+      const World world = init_process_group(context.init);
+      if (!replaces) {
+        reconfigure();
+        if (context.rank == 1) return 3;
+        EXPECT_THROW(barrier(), PeerLost);
+        EXPECT_THROW(reconfigure(std::chrono::milliseconds(300)), Timeout);
+        store->set("waits", "1");
+      }
+      reconfigure();
+      barrier();
+      return 0;
+    });
+    EXPECT_EQ(code, context.rank == 1 ? 3 : 0);
     return std::string();
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;

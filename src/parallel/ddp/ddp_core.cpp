@@ -78,23 +78,23 @@ void check_memory(const std::vector<ddp::NamedTensor>& parameters) {
 // in Python: there the launcher's variables say what it is, or else the model's group counts as the
 // world. Only there can the variables be invalid by now.
 void start_recording(const ProcessGroup& group) {
-  int rank = get_rank(group);
-  int size = get_world_size(group);
-  trace::Node node;
   try {
-    if (get_world_size() >= size) {
-      rank = get_rank();
-      size = get_world_size();
-      node = {.number = get_node_rank(), .ranks = get_local_world_size()};
+    if (get_world_size() >= get_world_size(group)) {
+      const trace::Node node{.number = get_node_rank(), .ranks = get_local_world_size()};
+      trace::LiveView::start(get_rank(), get_world_size(), node);
+      trace::Timeline::start(get_rank(), get_world_size(), node);
+      return;
     }
   } catch (const UsageError& error) {
-    base::log(LogLevel::warning,
-              "`paceline top` cannot watch this process, and it writes no timeline: {}",
+    base::log(LogLevel::warning, "`paceline top` and timelines lack this process: {}",
               error.what());
     return;
   }
-  trace::LiveView::start(rank, size, node);
-  trace::Timeline::start(rank, size, node);
+  trace::LiveView::start(get_rank(group), get_world_size(group), {});
+  // Other models of this process may have other groups.
+  if (trace::Timeline::current() == nullptr) {
+    trace::Timeline::start(get_rank(group), get_world_size(group), {});
+  }
 }
 
 constexpr int kMaxLogicalRanks = static_cast<int>(shm::kMaxSources);
