@@ -273,14 +273,12 @@ class CheckpointDirectory::Impl {
     if (options_.fsync) checkpoint::sync_directory(directory_);
   }
 
-  // What a process that was ended while it saved has left, as there may be no room for both. A
-  // checkpoint that only lacks its name stays until another one is complete.
+  // A process that was ended while it saved has left it, and there may be no room for both.
   void remove_incomplete() const {
     std::error_code ignored;
-    bool is_newest = true;
+    if (!fs::exists(directory_)) return;
     for (const Place& place : checkpoint::places_in(directory_)) {
-      is_newest = is_newest && place.is_hidden();
-      if (place.is_hidden() && !(is_newest && checkpoint::is_complete(place))) {
+      if (place.is_hidden() && !checkpoint::is_complete(place)) {
         fs::remove_all(place.path, ignored);
       }
     }
