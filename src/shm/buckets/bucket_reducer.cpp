@@ -178,6 +178,7 @@ bool BucketReducer::use_in_place(std::size_t bucket, void* memory, std::size_t p
 void BucketReducer::publish(std::size_t bucket) {
   check_process();
   two_level_ ? two_level_->publish(bucket) : pending_.push_back(bucket);
+  blocks_.outdate(bucket, &BucketWords::skipped);
   blocks_.own_progress().last.store(static_cast<std::uint32_t>(bucket), std::memory_order_relaxed);
   region_->publish(blocks_.own_words(bucket).published, blocks_.step());
   if (two_level_) two_level_->ring_if_last(bucket, &BucketWords::published);
@@ -193,6 +194,7 @@ void BucketReducer::skip(std::size_t bucket) {
     blocks_.outdate(bucket, &BucketWords::combined);
   }
   region_->publish(blocks_.own_words(bucket).skipped, blocks_.step());
+  if (two_level_) two_level_->ring_if_last(bucket, &BucketWords::skipped);
 }
 
 template <typename Action>

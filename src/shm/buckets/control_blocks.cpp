@@ -235,7 +235,7 @@ bool ControlBlocks::reached_by_all(std::size_t bucket, Word BucketWords::*word) 
   return true;
 }
 
-// Near the step, as a bucket may be skipped for long.
+// Near the step, as it may be set again after many.
 void ControlBlocks::outdate(std::size_t bucket, Word BucketWords::*word) {
   Word& own = own_words(bucket).*word;
   if (own.load(std::memory_order_relaxed) != step() - 1) {

@@ -113,8 +113,9 @@ class ControlBlocks {
     return Region::reached(words(rank, bucket).*word, step());
   }
   bool reached_by_all(std::size_t bucket, Word BucketWords::*word) const;
-  // For a bucket that this rank skips: makes sure that one of its words has not reached the step
-  // before, in which a slower rank may be. If it was set there, that rank may still need it.
+  // For a word of a bucket that this rank does not set in this step: makes sure that it has not
+  // reached the step before, in which a slower rank may be. If it was set there, that rank may
+  // still need it.
   void outdate(std::size_t bucket, Word BucketWords::*word);
   // Whether a rank has published or skipped a bucket in this step: then its summary can be read.
   bool has_begun(int rank) const;

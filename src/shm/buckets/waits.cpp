@@ -52,8 +52,10 @@ std::vector<int> row_to_this_rank(Region& region, int peer) {
 [[noreturn]] void fail_skipped(const ControlBlocks& blocks, std::size_t bucket, int peer) {
   std::vector<FrozenFlags> flags;  // what is frozen is not used
   for (int rank = 0; rank < blocks.size(); ++rank) {
-    flags.emplace_back(blocks.frozen_flags(rank),
-                       blocks.has_begun(rank) ? blocks.parameters().size() : 0);
+    // One that has finished this step writes its flags of the next.
+    const bool has_flags =
+        blocks.has_begun(rank) && !Region::reached(blocks.progress(rank).finished, blocks.step());
+    flags.emplace_back(blocks.frozen_flags(rank), has_flags ? blocks.parameters().size() : 0);
   }
   check_frozen(blocks, flags);
   blocks.fail(
@@ -165,7 +167,6 @@ void BucketWait::check_at_fault(int peer, const RankSet& at_fault) const {
 void BucketWait::check_not_skipped(int peer) const {
   if (word_ == &ControlBlocks::BucketWords::skipped) return;
   const auto& words = blocks_.words(peer, bucket_);
-  // Compares for equality: it is refreshed only if the bucket is skipped again.
   const std::uint32_t skipped = words.skipped.load(std::memory_order_acquire);
   const bool again =
       skipped == blocks_.step() + 1 && !Region::reached(words.published, blocks_.step());
