@@ -85,6 +85,7 @@ class LogicalRanksCore {
   std::vector<at::Tensor> buffers_;
   // The process's, of the CPU and of the model's device if that is another one.
   std::vector<at::Generator> generators_{};
+  int number_ = -1;                 // among the models of this process that have logical ranks
   std::uint64_t seed_ = 0;          // rank 0's, and of this model
   std::vector<at::Tensor> random_;  // of this rank's logical ranks
   std::map<std::string, Registered> registered_;
