@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/report/diagnosis_of.h"
+#include "report/units.h"
 #include "support/made_timelines.h"
 
 namespace paceline::report {
@@ -41,6 +42,36 @@ TEST(Diagnosis, OneRankBeginsLater) {
   EXPECT_EQ(diagnosis.finding, Finding::late_starter);
   EXPECT_EQ(diagnosis.rank, 0);
   EXPECT_THAT(diagnosis.sentence, HasSubstr("it starts its steps 2.00 ms later than the others"));
+}
+
+// Rank 0 saves for 10 ms after every fourth step of 3 ms, and computes 10 us longer: 2.5 ms a step,
+// for which rank 1 waits. Without that, steps take 3.01 ms.
+TEST(Diagnosis, OneRankBeginsEveryFourthStepLater) {
+  for (const int every : {2, 4, 5}) {
+    const Diagnosis diagnosis = diagnosis_of(
+        {.steps = 46,
+         .computing = [](int rank, int) { return rank == 0 ? 3010.0 : 3000.0; },
+         .between = [=](int rank,
+                        int step) { return rank == 0 && step % every == 0 ? 10e3 : 0.0; }});
+    // Steps 6 to 45 are analysed.
+    EXPECT_EQ(diagnosis.finding, Finding::late_starter) << every;
+    EXPECT_EQ(diagnosis.rank, 0);
+    EXPECT_THAT(diagnosis.sentence, HasSubstr("it starts its steps " + time_text(10e3 / every) +
+                                              " later than the others on average"));
+    // The first or the last of the 40 steps may be one more with or without 10 ms.
+    EXPECT_NEAR(prediction_of(diagnosis).before, 3010 + 10e3 / every, 10e3 / 40) << every;
+    EXPECT_NEAR(prediction_of(diagnosis).after, 3010, 10e3 / 40) << every;
+  }
+}
+
+// 10 ms in every fourth forward.
+TEST(Diagnosis, OneRankComputesLongerInEveryFourthStep) {
+  const Diagnosis diagnosis = diagnosis_of({.steps = 46, .computing = [](int rank, int step) {
+                                              return rank == 0 && step % 4 == 0 ? 13e3 : 3e3;
+                                            }});
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("it computes 5.50 ms a step, the others 3.00 ms"));
+  EXPECT_NEAR(prediction_of(diagnosis).after, 3000, 1);
 }
 
 TEST(Diagnosis, LoadIsUneven) {

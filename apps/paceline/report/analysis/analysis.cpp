@@ -71,13 +71,9 @@ void choose_steps(std::vector<Step> all, Analysis& analysis) {
 RankTimes times_of(int rank, std::size_t index, const std::vector<Step>& steps) {
   RankTimes times;
   times.rank = rank;
-  std::vector<double> computing;
-  std::vector<double> between;
   const double each = part(1, static_cast<double>(steps.size()));
   for (const Step& step : steps) {
     const RankStep& own = step.ranks[index];
-    computing.push_back(own.computing());
-    between.push_back(own.between);
     times.computing += each * own.computing();
     times.late += each * own.late();
     times.communication += each * own.communication();
@@ -91,8 +87,6 @@ RankTimes times_of(int rank, std::size_t index, const std::vector<Step>& steps) 
     times.hidden +=
         each * length(without(common(under_way, own.backward), united(std::move(waits))));
   }
-  times.typical_computing = median(std::move(computing));
-  times.typical_between = median(std::move(between));
   return times;
 }
 

@@ -16,13 +16,11 @@ namespace paceline::report {
 struct RankTimes {
   int rank = 0;
   double computing = 0;
-  double late = 0;               // waiting for ranks that had not published yet
-  double communication = 0;      // waiting after all had published
-  double between = 0;            // in no forward, backward or step
-  double typical_computing = 0;  // the medians of these
-  double typical_between = 0;
-  double under_way = 0;  // a bucket is published here and not yet reduced by all
-  double hidden = 0;     // of that, within backward and not waiting
+  double late = 0;           // waiting for ranks that had not published yet
+  double communication = 0;  // waiting after all had published
+  double between = 0;        // in no forward, backward or step
+  double under_way = 0;      // a bucket is published here and not yet reduced by all
+  double hidden = 0;         // of that, within backward and not waiting
   // Waiting for a core, of the time in which it could run.
   std::optional<double> queued;
 };

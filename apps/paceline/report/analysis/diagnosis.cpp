@@ -6,6 +6,7 @@
 #include <array>
 
 #include "report/analysis/explanation.h"
+#include "report/analysis/replay.h"
 #include "report/units.h"
 
 namespace paceline::report {
@@ -47,6 +48,17 @@ double median_of_others(const Analysis& a, int rank, double RankTimes::*what) {
   return median(std::move(values));
 }
 
+Replay replay_without_queue(const Analysis& a) {
+  const Replay measured(a.steps);
+  return a.replayed ? measured.without_queue() : measured;
+}
+
+// Compares what the steps would save, since only a replay sees in which steps the others waited.
+bool starts_late(const Analysis& a, std::size_t index) {
+  const Replay replay = replay_without_queue(a);
+  return replay.with_usual_between(index).period() < replay.with_usual_computing(index).period();
+}
+
 LateRank find_late_rank(const Analysis& a) {
   LateRank late;
   const auto& causes = a.settled.stall_causes;
@@ -57,10 +69,11 @@ LateRank find_late_rank(const Analysis& a) {
   const auto times = std::ranges::find(a.ranks, late.rank, &RankTimes::rank);
   if (times == a.ranks.end()) return late;
   late.times = &*times;
-  late.usual_computing = median_of_others(a, late.rank, &RankTimes::typical_computing);
-  late.more_computing = times->typical_computing - late.usual_computing;
-  late.later_start =
-      times->typical_between - median_of_others(a, late.rank, &RankTimes::typical_between);
+  late.usual_computing = median_of_others(a, late.rank, &RankTimes::computing);
+  late.more_computing = times->computing - late.usual_computing;
+  late.later_start = times->between - median_of_others(a, late.rank, &RankTimes::between);
+  late.starts_late =
+      late.later_start > 0 && starts_late(a, static_cast<std::size_t>(times - a.ranks.begin()));
   return late;
 }
 
@@ -139,8 +152,7 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   if (most == shares.between) return Finding::between_steps;
   if (most == shares.queue) return why_queued(a);
   if (one_rank) {
-    const bool starts_late = rank.later_start > std::max(0.0, rank.more_computing);
-    return starts_late ? Finding::late_starter : Finding::straggler;
+    return rank.starts_late ? Finding::late_starter : Finding::straggler;
   }
   if (is_crowded(a)) return why_queued(a);
   const double waiting = a.late + a.communication;

@@ -189,7 +189,7 @@ void Explanation::straggler() {
     // Others may compute as long only because they wait for cores.
     if (late_.more_computing > 0 && late_.usual_computing > 0) {
       say("Rank {} holds this run back: it computes {} a step, the others {} ({:+.0f} %); {}.",
-          late_.rank, time_text(late_.times->typical_computing), time_text(late_.usual_computing),
+          late_.rank, time_text(late_.times->computing), time_text(late_.usual_computing),
           100 * late_.more_computing / late_.usual_computing, waits_for_it());
     }
     predict(fmt::format("rank {} were as fast as the others", late_.rank),
@@ -206,8 +206,8 @@ void Explanation::straggler() {
 }
 
 void Explanation::late_starter() {
-  say("Rank {} holds this run back: it starts its steps {} later than the others; {}.", late_.rank,
-      time_text(late_.later_start), waits_for_it());
+  say("Rank {} holds this run back: it starts its steps {} later than the others on average; {}.",
+      late_.rank, time_text(late_.later_start), waits_for_it());
   predict(fmt::format("rank {} started with the others", late_.rank),
           replay_.with_usual_between(index_of_late_rank()).period());
   suggest(

@@ -14,8 +14,8 @@ inline constexpr std::size_t kFewestSteps = 8;
 // A rank that waits for a core for this share of the time is slower by as much in all it does.
 inline constexpr double kNotableQueue = 0.10;
 
-// The rank that others waited for most, and how it differs from the median of the others, in
-// microseconds a step.
+// The rank that others waited for most, and how its mean times differ from the median of the
+// others' means, in microseconds a step. A median over steps would hide work in every fourth step.
 struct LateRank {
   int rank = -1;
   double share = 0;                  // of the stall
@@ -23,6 +23,7 @@ struct LateRank {
   double usual_computing = 0;        // of the others
   double more_computing = 0;
   double later_start = 0;
+  bool starts_late = false;  // its time between steps costs more than its computing
 };
 
 // Of its gradients. Empty if the size of a bucket is not known.
