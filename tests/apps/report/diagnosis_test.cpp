@@ -272,6 +272,19 @@ TEST(Diagnosis, LongPausesDoNotCountAsSteps) {
   EXPECT_THAT(many.sentence, HasSubstr("75 % of the time passes in 1 long pause"));
 }
 
+// Rank 0 alone pauses for 90 ms after one of ten steps of 10 ms, as do the others, which wait for
+// it in the next step: 90 of 190 ms. Without pauses, steps take 10 ms.
+TEST(Diagnosis, APauseOfOneRankCostsTheOthersAsMuch) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.ranks = 4, .steps = 46, .between = [](int rank, int step) {
+                      return rank == 0 && step % 10 == 0 ? 91e3 : 1e3;
+                    }});
+  EXPECT_EQ(diagnosis.finding, Finding::pauses);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("47 % of the time passes in 4 long pauses"));
+  EXPECT_NEAR(prediction_of(diagnosis).before, 19e3, 1);
+  EXPECT_NEAR(prediction_of(diagnosis).after, 10e3, 1);
+}
+
 // Four workers that each need four steps for a batch.
 TEST(Diagnosis, ALoaderThatBlocksInEachFourthStepMakesNoPauses) {
   const auto job = [](int every, double blocked) {

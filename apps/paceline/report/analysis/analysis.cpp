@@ -44,28 +44,35 @@ double least_pause(const std::vector<Step>& steps, double usual) {
   return usual * (often ? kLongPause : kPause);
 }
 
+// Adds up the periods of some steps.
+struct Periods {
+  double sum = 0;
+  double count = 0;
+  void add(const Step& step) {
+    sum += step.period();
+    ++count;
+  }
+};
+
 // Leaves out the warm-up and pauses, and the step after each pause, in which others may wait for
-// the rank that made it.
+// the rank that made it. What these steps take longer than the others is the pause.
 void choose_steps(std::vector<Step> all, Analysis& analysis) {
   analysis.warm_up = std::min(kWarmUp, all.size() / 4);
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(analysis.warm_up));
   const double usual = median_period(all);
   const double least = least_pause(all, usual);
-  double whole = 0;
-  double paused = 0;
+  Periods kept;
+  Periods left_out;
   bool after_pause = false;
   for (Step& step : all) {
     const bool pause = is_pause(step, least);
-    whole += step.period();
-    if (pause) {
-      ++analysis.pauses;
-      paused += step.period() - usual;
-    } else if (!after_pause) {
-      analysis.steps.push_back(std::move(step));
-    }
+    if (pause) ++analysis.pauses;
+    (pause || after_pause ? left_out : kept).add(step);
+    if (!pause && !after_pause) analysis.steps.push_back(std::move(step));
     after_pause = pause;
   }
-  analysis.pause_share = part(paused, whole);
+  const double without = left_out.count * (kept.count > 0 ? kept.sum / kept.count : usual);
+  analysis.pause_share = part(std::max(0.0, left_out.sum - without), kept.sum + left_out.sum);
 }
 
 RankTimes times_of(int rank, std::size_t index, const std::vector<Step>& steps) {
