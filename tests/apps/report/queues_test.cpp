@@ -77,6 +77,56 @@ TEST(Diagnosis, ARankThatWaitsForItsCoreIsNotSlow) {
   EXPECT_EQ(diagnosis_of(job).finding, Finding::straggler);
 }
 
+// A rank's loader delivers late in each other step, after 8 ms of sleep; without that, steps take
+// 2 ms. The ranks compute alike.
+TEST(Diagnosis, LoadersThatTakeTurnsAreNoUnevenLoad) {
+  MadeJob job{.computing = [](int, int) { return 2000.0; },
+              .between = [](int rank, int step) { return step % 2 == rank ? 8000.0 : 0.0; },
+              .queued = never};
+  const Diagnosis diagnosis = diagnosis_of(job);
+  EXPECT_EQ(diagnosis.finding, Finding::between_steps);
+  // What comes before the first of the 34 steps is not known.
+  EXPECT_NEAR(prediction_of(diagnosis).before, 10000, 1);
+  EXPECT_NEAR(prediction_of(diagnosis).after, 2000, 8000.0 / 34 + 1);
+  // Nor too many ranks, as none of them waits for a core.
+  job.ranks = 4;
+  job.between = [](int rank, int step) { return step % 4 == rank ? 8000.0 : 0.0; };
+  auto traces = make_timelines(job);
+  for (RankTrace& trace : traces) trace.cores = 2;
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::between_steps);
+  // What they compute takes turns.
+  std::swap(job.computing, job.between);
+  traces = make_timelines(job);
+  for (RankTrace& trace : traces) trace.cores = 2;
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::uneven_load);
+}
+
+// Rank 0 sleeps 9 ms before five of six steps, rank 1 3 ms; before the sixth, rank 1 sleeps 9 ms.
+// Rank 0 causes 30 of 39 ms for which the other waits. If it slept as long as rank 1, steps would
+// take 6 ms instead of 11; if none slept, 2 ms.
+TEST(Diagnosis, ARankIsNoLateStarterIfOthersSleepAsWell) {
+  const auto between = [](int rank, int step) {
+    if (step % 6 == 0) return rank == 0 ? 0.0 : 9000.0;
+    return rank == 0 ? 9000.0 : 3000.0;
+  };
+  const MadeJob job{.steps = 42,
+                    .computing = [](int, int) { return 2000.0; },
+                    .between = between,
+                    .queued = never};
+  const Diagnosis diagnosis = diagnosis_of(job);
+  EXPECT_EQ(diagnosis.finding, Finding::between_steps);
+  EXPECT_THAT(diagnosis.why,
+              Contains(HasSubstr("Rank 0 causes 77 % of the time for which others wait")));
+  EXPECT_NEAR(prediction_of(diagnosis).before, 11000, 1);
+  EXPECT_NEAR(prediction_of(diagnosis).after, 2000, 9000.0 / 36);
+  // The others sleep 1.5 of 10.5 ms, and rank 0 for 5 ms more.
+  const MadeJob late{.computing = [](int, int) { return 4000.0; },
+                     .between = [](int rank, int) { return rank == 0 ? 6500.0 : 1500.0; },
+                     .queued = never};
+  EXPECT_EQ(diagnosis_of(late).finding, Finding::late_starter);
+  EXPECT_NEAR(prediction_of(diagnosis_of(late)).after, 5500, 1);
+}
+
 // The missing rank may be the one that all wait for, so that nothing can be replayed.
 TEST(Diagnosis, WithoutATimelineLongQueuesAreASign) {
   auto traces = make_timelines(preempted());

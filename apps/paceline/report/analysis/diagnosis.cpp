@@ -34,6 +34,9 @@ constexpr double kNotableFaults = 1;
 // time.
 constexpr double kDropsPages = 0.01;
 
+// A remedy that gains less than this part of the time does not explain why ranks wait.
+constexpr double kNextToNothing = 0.02;
+
 // By Finding.
 constexpr std::array<std::string_view, 15> kNames{
     "too_few_steps", "all_well",  "straggler",    "late_starter",  "too_many_ranks",
@@ -51,6 +54,10 @@ double median_of_others(const Analysis& a, int rank, double RankTimes::*what) {
 Replay replay_without_queue(const Analysis& a) {
   const Replay measured(a.steps);
   return a.replayed ? measured.without_queue() : measured;
+}
+
+std::size_t index_of(const Analysis& a, const LateRank& rank) {
+  return static_cast<std::size_t>(rank.times - a.ranks.data());
 }
 
 // Compares what the steps would save, since only a replay sees in which steps the others waited.
@@ -72,8 +79,7 @@ LateRank find_late_rank(const Analysis& a) {
   late.usual_computing = median_of_others(a, late.rank, &RankTimes::computing);
   late.more_computing = times->computing - late.usual_computing;
   late.later_start = times->between - median_of_others(a, late.rank, &RankTimes::between);
-  late.starts_late =
-      late.later_start > 0 && starts_late(a, static_cast<std::size_t>(times - a.ranks.begin()));
+  late.starts_late = late.later_start > 0 && starts_late(a, index_of(a, late));
   return late;
 }
 
@@ -137,6 +143,34 @@ bool is_slow_itself(const LateRank& rank) {
   return rank.times != nullptr && rank.times->queued.value_or(0) < kNotableQueue;
 }
 
+// Whether sleep between steps holds all ranks back, whichever is last: if the late rank slept no
+// longer than the others, the rest of the sleep would still cost as much, or half of that.
+bool all_sleep_between(const Analysis& a, const LateRank& rank) {
+  if (!a.replayed || rank.times == nullptr) return false;
+  const Replay replay = replay_without_queue(a);
+  const double period = replay.period();
+  const double usual = replay.with_usual_between(index_of(a, rank)).period();
+  const double rest = usual - replay.without_waiting_between().period();
+  return rest >= kNotable * period && 2 * rest >= period - usual;
+}
+
+// Of ranks that take turns to be late, each for one of several reasons.
+Finding why_uneven(const Analysis& a, const Shares& shares) {
+  const Replay replay = replay_without_queue(a);
+  const double computing = replay.period() - replay.with_even_computing().period();
+  const double between = replay.period() - replay.with_even_between().period();
+  const bool explained = std::max(computing, between) >= kNextToNothing * replay.period();
+  if (!explained && shares.queue > 0) return why_queued(a);
+  return between > computing ? Finding::between_steps : Finding::uneven_load;
+}
+
+// Whether ranks wait for each other because they wait for cores. If steps cannot be replayed, more
+// ranks than cores are reason enough.
+bool queue_explains_waits(const Analysis& a, const Shares& shares) {
+  const double left = a.settled.stall + a.settled.communication;
+  return !a.replayed || shares.queue > 0 || a.stall + a.communication - left >= kNotable;
+}
+
 Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   if (a.steps.size() < kFewestSteps) return Finding::too_few_steps;
   const Shares shares = notable_shares(a);
@@ -152,15 +186,16 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   if (most == shares.between) return Finding::between_steps;
   if (most == shares.queue) return why_queued(a);
   if (one_rank) {
+    if (rank.starts_late && all_sleep_between(a, rank)) return Finding::between_steps;
     return rank.starts_late ? Finding::late_starter : Finding::straggler;
   }
-  if (is_crowded(a)) return why_queued(a);
+  if (is_crowded(a) && queue_explains_waits(a, shares)) return why_queued(a);
   const double waiting = a.late + a.communication;
   if ((1 - waiting) * a.period < kShortStep && waiting >= kNotableSynchronisation &&
       waits_for_wake_ups(a)) {
     return Finding::short_steps;
   }
-  if (most == shares.late) return Finding::uneven_load;
+  if (most == shares.late) return why_uneven(a, shares);
   return explained_by_size(a) ? Finding::communication : Finding::delayed;
 }
 

@@ -23,6 +23,8 @@ constexpr double kLongest = 1.5;
 // the machine's other cores, in parts of the job's cores.
 constexpr double kNotableCores = 0.05;
 constexpr double kNotableElsewhere = 0.25;
+// The part of their time for which ranks must wait for late ranks to mention it.
+constexpr double kNotableStall = 0.10;
 
 class Explanation {
  public:
@@ -422,6 +424,12 @@ void Explanation::between_steps() {
   if (a_.waiting_between) {
     because("Threads neither run nor wait for a core in {} of this time.",
             share_text(*a_.waiting_between));
+  }
+  if (a_.settled.stall >= kNotableStall) {
+    because(
+        "The others wait for the last rank {} a step. Rank {} causes {} of the time for which "
+        "others wait for a late rank.",
+        time_text(a_.settled.stall_per_step), late_.rank, share_text(late_.share));
   }
   if (a_.replayed) {
     predict("they never waited for data", replay_.without_waiting_between().period());

@@ -199,12 +199,20 @@ Replay Replay::with_usual_between(std::size_t index) const {
   return with_usual(&BusyRank::between, index);
 }
 
-Replay Replay::with_even_computing() const {
-  return changed([](ModelStep& step) {
+Replay Replay::with_even(double BusyRank::*what) const {
+  return changed([=](ModelStep& step) {
     double sum = 0;
-    for (const BusyRank& rank : step.ranks) sum += rank.computing;
-    for (BusyRank& rank : step.ranks) rank.computing = mean(sum, step.ranks.size());
+    for (const BusyRank& rank : step.ranks) sum += rank.*what;
+    for (BusyRank& rank : step.ranks) rank.*what = mean(sum, step.ranks.size());
   });
+}
+
+Replay Replay::with_even_computing() const {
+  return with_even(&BusyRank::computing);
+}
+
+Replay Replay::with_even_between() const {
+  return with_even(&BusyRank::between);
 }
 
 Replay Replay::with_communication(double part) const {

@@ -35,8 +35,10 @@ class Replay {
   // If the rank at `index` computed as long as the others' median, or were as long between steps.
   Replay with_usual_computing(std::size_t index) const;
   Replay with_usual_between(std::size_t index) const;
-  // If all ranks computed equally long, as long as they do on average.
+  // If all ranks computed equally long, or were equally long between steps: as long as they are on
+  // average.
   Replay with_even_computing() const;
+  Replay with_even_between() const;
   Replay with_communication(double part) const;
   // If training threads never waited between steps, for data say.
   Replay without_waiting_between() const;
@@ -72,6 +74,7 @@ class Replay {
   template <typename Change>
   Replay changed(Change change) const;
   Replay with_usual(double BusyRank::*what, std::size_t index) const;
+  Replay with_even(double BusyRank::*what) const;
   double undisturbed_communication() const;
   double period_of(double modelled, double longest) const;
 
