@@ -43,6 +43,7 @@ ordered_json shares_json(const Analysis& a) {
           {"settled_communication", a.settled.communication},
           {"overlap", a.overlap},
           {"waiting_between", or_null(a.waiting_between)},
+          {"asleep_in_steps", or_null(a.asleep_in_steps)},
           {"reading_between", or_null(a.reading_between)}};
 }
 

@@ -127,6 +127,56 @@ TEST(Diagnosis, ARankIsNoLateStarterIfOthersSleepAsWell) {
   EXPECT_NEAR(prediction_of(diagnosis_of(late)).after, 5500, 1);
 }
 
+// Steps of 9 ms, of which the first 2 are in no forward: the thread sleeps, or computes.
+std::vector<RankTrace> make_late_forwards(std::int64_t cpu) {
+  auto traces = make_timelines({.queued = never});
+  for (RankTrace& trace : traces) {
+    for (Span& span : trace.spans) {
+      if (span.kind == Kind::forward) span.begin += std::chrono::milliseconds(2);
+    }
+    for (std::size_t i = 0; i < trace.thread.size(); ++i) {
+      trace.thread[i].cpu = cpu * static_cast<std::int64_t>((i + 1) / 2);
+    }
+  }
+  return traces;
+}
+
+TEST(Analysis, SleepOutsideOfForwardsIsTimeBetween) {
+  const Analysis asleep = analyse(merge(make_late_forwards(7000)));
+  EXPECT_NEAR(asleep.between, 2.0 / 9, 1e-3);
+  EXPECT_NEAR(asleep.computing, 7.0 / 9, 1e-3);
+  EXPECT_NEAR(asleep.asleep_in_steps.value(), 2.0 / 9, 1e-3);
+  EXPECT_NEAR(asleep.waiting_between.value(), 1, 1e-3);
+  const Analysis computing = analyse(merge(make_late_forwards(9000)));
+  EXPECT_NEAR(computing.between, 0, 1e-3);
+  EXPECT_NEAR(computing.computing, 1, 1e-3);
+  // A model on a device, whose backward sleeps.
+  auto traces = make_late_forwards(7000);
+  for (RankTrace& trace : traces) trace.device_spans = {trace.spans.front()};
+  EXPECT_NEAR(analyse(merge(traces)).between, 0, 1e-3);
+  // A forward may sleep as well, but no more than 2 ms are outside of it.
+  EXPECT_NEAR(analyse(merge(make_late_forwards(4000))).between, 2.0 / 9, 1e-3);
+}
+
+// 4 ms of sleep before a forward of 1 ms and a backward of 6.
+TEST(Diagnosis, SleepWithinStepsIsNotComputing) {
+  auto traces = make_timelines({.computing = [](int, int) { return 12e3; }, .queued = never});
+  for (RankTrace& trace : traces) {
+    for (Span& span : trace.spans) {
+      if (span.kind == Kind::forward) span.begin += std::chrono::milliseconds(4);
+    }
+    for (std::size_t i = 0; i < trace.thread.size(); ++i) {
+      trace.thread[i].cpu = 8000 * static_cast<std::int64_t>((i + 1) / 2);
+    }
+  }
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::between_steps);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("33 % of the time passes between steps"));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("4.00 ms a step is sleep within steps")));
+  EXPECT_NEAR(prediction_of(diagnosis).before, 12e3, 1);
+  EXPECT_NEAR(prediction_of(diagnosis).after, 8e3, 1);
+}
+
 // The missing rank may be the one that all wait for, so that nothing can be replayed.
 TEST(Diagnosis, WithoutATimelineLongQueuesAreASign) {
   auto traces = make_timelines(preempted());

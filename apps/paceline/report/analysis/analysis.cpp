@@ -33,7 +33,7 @@ double median_period(const std::vector<Step>& steps) {
 
 bool is_pause(const Step& step, double least) {
   return std::ranges::any_of(step.ranks, [&](const RankStep& rank) {
-    return rank.between - rank.thread_between.queued > least;
+    return rank.all_between() - rank.thread_between.queued > least;
   });
 }
 
@@ -84,7 +84,7 @@ RankTimes times_of(int rank, std::size_t index, const std::vector<Step>& steps) 
     times.computing += each * own.computing();
     times.late += each * own.late();
     times.communication += each * own.communication();
-    times.between += each * own.between;
+    times.between += each * own.all_between();
     std::vector<Interval> open;
     std::vector<Interval> waits;
     for (const OpenBucket& bucket : own.buckets) open.push_back(bucket.when);
@@ -239,6 +239,7 @@ void add_thread_figures(Analysis& analysis) {
   if (!analysis.thread_known || analysis.steps.empty()) return;
   double waiting = 0;
   double between = 0;
+  double within = 0;
   double preempted = 0;
   double faults = 0;
   double reading = 0;
@@ -247,10 +248,11 @@ void add_thread_figures(Analysis& analysis) {
     for (const RankStep& rank : step.ranks) {
       preempted += rank.thread.preempted;
       faults += rank.thread.faults;
-      between += rank.between;
+      between += rank.all_between();
+      within += rank.asleep;
       const double asleep =
           std::max(0.0, rank.between - rank.thread_between.cpu - rank.thread_between.queued);
-      waiting += asleep;
+      waiting += asleep + rank.asleep;
       reading += std::min(asleep, kSlowRead * rank.thread_between.faults);
       all += rank.period.length();
     }
@@ -259,6 +261,7 @@ void add_thread_figures(Analysis& analysis) {
   analysis.preempted = preempted / steps;
   analysis.faults = faults / steps;
   analysis.waiting_between = part(waiting, between);
+  analysis.asleep_in_steps = part(within, all);
   analysis.reading_between = part(reading, all);
 }
 

@@ -18,7 +18,7 @@ struct RankTimes {
   double computing = 0;
   double late = 0;           // waiting for ranks that had not published yet
   double communication = 0;  // waiting after all had published
-  double between = 0;        // in no forward, backward or step
+  double between = 0;        // in no forward, backward or step, or asleep between these in a step
   double under_way = 0;      // a bucket is published here and not yet reduced by all
   double hidden = 0;         // of that, within backward and not waiting
   // Waiting for a core, of the time in which it could run.
@@ -64,8 +64,10 @@ struct Analysis {
   // on are empty.
   bool thread_known = false;
   std::optional<double> waiting_between;  // of `between`, neither running nor able to
-  std::optional<double> preempted;        // context switches of all ranks a step, sched_yield's too
-  std::optional<double> faults;           // page faults that read from a disk, likewise
+  // The part of 1 of all ranks' time in which they slept within steps, which is part of `between`.
+  std::optional<double> asleep_in_steps;
+  std::optional<double> preempted;  // context switches of all ranks a step, sched_yield's too
+  std::optional<double> faults;     // page faults that read from a disk, likewise
   // The part of 1 of all ranks' time in which they waited for such pages between steps, at most.
   std::optional<double> reading_between;
   // Whether the steps were replayed without waits for cores, which takes these figures and the

@@ -25,6 +25,8 @@ constexpr double kNotableCores = 0.05;
 constexpr double kNotableElsewhere = 0.25;
 // The part of their time for which ranks must wait for late ranks to mention it.
 constexpr double kNotableStall = 0.10;
+// The part of the time that ranks must sleep within steps to mention it.
+constexpr double kNotableSleep = 0.05;
 
 class Explanation {
  public:
@@ -424,6 +426,12 @@ void Explanation::between_steps() {
   if (a_.waiting_between) {
     because("Threads neither run nor wait for a core in {} of this time.",
             share_text(*a_.waiting_between));
+  }
+  if (a_.asleep_in_steps.value_or(0) >= kNotableSleep) {
+    because(
+        "{} a step is sleep within steps, after one forward or backward and before the next: "
+        "between batches whose gradients accumulate, or forwards of which one needs a backward.",
+        time_text(*a_.asleep_in_steps * a_.period));
   }
   if (a_.settled.stall >= kNotableStall) {
     because(

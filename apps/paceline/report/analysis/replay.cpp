@@ -52,12 +52,14 @@ double Replay::ModelStep::queued_elsewhere() const {
   return sum;
 }
 
-// `before` is the step whose time between steps came before this one.
+// `before` is the step whose time between steps came before this one. Sleep within this one counts
+// as if it came before it, too.
 Replay::BusyRank Replay::busy_rank(const RankStep& step, const RankStep& before) {
-  BusyRank rank{.computing = std::max(0.0, step.computing()), .between = before.between};
-  rank.queued_between = std::min(before.thread_between.queued, rank.between);
+  BusyRank rank{.computing = std::max(0.0, step.computing()),
+                .between = before.between + step.asleep};
+  rank.queued_between = std::min(before.thread_between.queued, before.between);
   rank.waiting_between =
-      std::max(0.0, rank.between - rank.queued_between - before.thread_between.cpu);
+      step.asleep + std::max(0.0, before.between - rank.queued_between - before.thread_between.cpu);
   // While it waits for a late rank it may queue as well, unless it sleeps; nobody waits for that.
   const double queued = step.thread.queued - step.thread_between.queued;
   const double cpu = step.thread.cpu - step.thread_between.cpu;

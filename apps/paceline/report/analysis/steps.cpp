@@ -8,6 +8,9 @@
 namespace paceline::report {
 namespace {
 
+// Samples of a thread are no closer, in microseconds: sleep within shorter steps is not known.
+constexpr double kShortestSampled = 1000;
+
 // When the ranks published a bucket, or reached the collective calls before a forward.
 struct Publication {
   double last = -1;
@@ -123,8 +126,10 @@ class Collection {
                  : &steps[static_cast<std::size_t>(found - numbers.begin())];
     };
     std::vector<Interval> busy;
+    std::vector<Interval> named;
     for (const Span& span : trace.spans) {
       if (span.kind != Kind::wait && span.kind != Kind::bucket) busy.push_back(interval_of(span));
+      if (span.kind != Kind::step && span.kind != Kind::bucket) named.push_back(interval_of(span));
       if (span.model != model_ || span.kind == Kind::wait) continue;
       if (RankStep* const step = find(span.step)) add(*step, span);
     }
@@ -133,6 +138,7 @@ class Collection {
       if (step != nullptr) step->device.push_back({span.kind, interval_of(span), span.bucket});
     }
     const Intervals all_busy = united(std::move(busy));
+    const Intervals all_named = united(std::move(named));
     const ThreadSeries thread(trace.thread, origin_);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       RankStep& step = steps[i];
@@ -145,7 +151,23 @@ class Collection {
       step.thread_between = thread.within({step.step.end, step.period.end});
     }
     add_waits(trace, steps);
+    // The autograd engine runs backwards of a device in a thread of its own, also those under
+    // no_sync, which have no spans; the thread that trains sleeps meanwhile.
+    if (thread.known() && trace.device_spans.empty()) add_sleep(all_named, thread, steps);
     return steps;
+  }
+
+  // The thread may sleep in waits, all the time; other sleep is outside of the spans as far as
+  // there is time outside of them.
+  static void add_sleep(const Intervals& named, const ThreadSeries& thread,
+                        std::vector<RankStep>& steps) {
+    for (RankStep& step : steps) {
+      const double all = step.step.length();
+      if (all < kShortestSampled || !thread.covers(step.step)) continue;
+      const ThreadTimes awake = thread.within(step.step);
+      const double asleep = all - awake.cpu - awake.queued - step.late() - step.communication();
+      step.asleep = std::clamp(asleep, 0.0, all - length_in(named, step.step));
+    }
   }
 
   // Of most steps.

@@ -44,13 +44,17 @@ struct RankStep {
   Interval period;
   std::vector<Wait> waits;
   double between = 0;  // in no forward, backward or step
+  // Of the step, outside of forwards, backwards and waits, while the thread neither ran nor waited
+  // for a core: it counts as time between steps as well. 0 for a model on a device.
+  double asleep = 0;
   // Of the period, and of its part after the step.
   ThreadTimes thread;
   ThreadTimes thread_between;
 
   double late() const;
   double communication() const;
-  double computing() const { return period.length() - between - late() - communication(); }
+  double all_between() const { return between + asleep; }
+  double computing() const { return period.length() - all_between() - late() - communication(); }
 };
 
 struct Step {
