@@ -103,6 +103,7 @@ std::string report_json(const Job& job, const Analysis& a, const Diagnosis& diag
                                  {"warm_up", a.warm_up},
                                  {"pauses", a.pauses},
                                  {"period", a.period},
+                                 {"mean_period", a.mean_period},
                                  {"shares", shares_json(a)},
                                  {"machine", machine_json(a)},
                                  {"times", ranks_json(a)},

@@ -256,6 +256,32 @@ TEST(Diagnosis, TimePassesBetweenSteps) {
   EXPECT_THAT(diagnosis.sentence, HasSubstr("4.00 ms of 10.0 ms a step"));
 }
 
+// 4 ms after three of four steps of 6 ms, and 24 ms after the fourth: 9 of 15 ms on average. The
+// median step takes 10 ms.
+TEST(Diagnosis, TimesAreSharesOfTheMeanStep) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.steps = 46,
+                    .computing = [](int, int) { return 6000.0; },
+                    .between = [](int, int step) { return step % 4 == 0 ? 24e3 : 4e3; }});
+  EXPECT_EQ(diagnosis.finding, Finding::between_steps);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("60 % of the time passes between steps"));
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("9.00 ms of 15.0 ms a step"));
+}
+
+// 2 ms of reductions, and 12 ms in every fourth step: 4.5 ms a step, of 10.5 ms. The median step
+// takes 8 ms.
+TEST(Diagnosis, DelaysAreSharesOfTheMeanStep) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.steps = 46,
+                    .buckets = 1,
+                    .bytes = 1 << 10,
+                    .computing = [](int, int) { return 6000.0; },
+                    .delay = [](int step) { return step % 4 == 0 ? 10e3 : 0.0; },
+                    .reduction = 2000});
+  EXPECT_EQ(diagnosis.finding, Finding::delayed);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("they wait 4.50 ms a step"));
+}
+
 TEST(Diagnosis, LongPausesDoNotCountAsSteps) {
   const auto job = [](double pause) {
     return MadeJob{.between = [=](int, int step) { return step % 20 == 0 ? pause : 1000; }};

@@ -72,6 +72,7 @@ void choose_steps(std::vector<Step> all, Analysis& analysis) {
     after_pause = pause;
   }
   const double without = left_out.count * (kept.count > 0 ? kept.sum / kept.count : usual);
+  analysis.mean_period = part(kept.sum, kept.count);
   analysis.pause_share = part(std::max(0.0, left_out.sum - without), kept.sum + left_out.sum);
 }
 

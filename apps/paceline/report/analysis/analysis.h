@@ -48,7 +48,8 @@ struct Analysis {
   std::vector<Step> steps;  // the others
   std::size_t typical = 0;  // the index of the step with the median period
 
-  double period = 0;  // the median
+  double period = 0;       // the median
+  double mean_period = 0;  // shares are parts of it
   double computing = 0;
   double late = 0;
   double communication = 0;

@@ -86,14 +86,14 @@ LateRank find_late_rank(const Analysis& a) {
 // If the size is not known, what was measured stands: communication.
 bool explained_by_size(const Analysis& a) {
   const auto transfer = slow_transfer(a);
-  return !transfer || 2 * *transfer >= a.settled.communication * a.period;
+  return !transfer || 2 * *transfer >= a.settled.communication * a.mean_period;
 }
 
 // Whether ranks wait less to move bytes than to be woken.
 bool waits_for_wake_ups(const Analysis& a) {
   const auto transfer = slow_transfer(a);
   const double messages = static_cast<double>(a.buckets.size()) * kSlowMessage;
-  const double waiting = (a.late + a.communication) * a.period;
+  const double waiting = (a.late + a.communication) * a.mean_period;
   return transfer && 2 * (*transfer - messages) < waiting;
 }
 
@@ -191,7 +191,7 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   }
   if (is_crowded(a) && queue_explains_waits(a, shares)) return why_queued(a);
   const double waiting = a.late + a.communication;
-  if ((1 - waiting) * a.period < kShortStep && waiting >= kNotableSynchronisation &&
+  if ((1 - waiting) * a.mean_period < kShortStep && waiting >= kNotableSynchronisation &&
       waits_for_wake_ups(a)) {
     return Finding::short_steps;
   }

@@ -368,7 +368,7 @@ void Explanation::exposed_communication() {
 
 void Explanation::delayed() {
   const double transfer = *slow_transfer(a_);  // known, else this were communication
-  const double waited = a_.settled.communication * a_.period;
+  const double waited = a_.settled.communication * a_.mean_period;
   say("Ranks delay each other in reductions: they wait {} a step for gradients that all ranks have "
       "computed, {} of the time.",
       time_text(waited), share_text(a_.settled.communication));
@@ -410,7 +410,7 @@ void Explanation::suggest_buckets(const BucketTimes* worst) {
 
 void Explanation::short_steps() {
   say("The steps are too short: a step takes {}, and ranks wait for each other for {} of it.",
-      time_text(a_.period), share_text(a_.late + a_.communication));
+      time_text(a_.mean_period), share_text(a_.late + a_.communication));
   because("Waking a rank that sleeps takes tens of microseconds, however small the gradients.");
   predict_accumulation();
   suggest("Use a larger batch, so that each step computes more.");
@@ -419,7 +419,7 @@ void Explanation::short_steps() {
 
 void Explanation::between_steps() {
   say("{} of the time passes between steps, outside of forward and backward: {} of {} a step.",
-      share_text(a_.between), time_text(a_.between * a_.period), time_text(a_.period));
+      share_text(a_.between), time_text(a_.between * a_.mean_period), time_text(a_.mean_period));
   because(
       "Between the end of a backward and the next forward are the optimizer, the data loader, "
       "metrics and logging.");
@@ -431,7 +431,7 @@ void Explanation::between_steps() {
     because(
         "{} a step is sleep within steps, after one forward or backward and before the next: "
         "between batches whose gradients accumulate, or forwards of which one needs a backward.",
-        time_text(*a_.asleep_in_steps * a_.period));
+        time_text(*a_.asleep_in_steps * a_.mean_period));
   }
   if (a_.settled.stall >= kNotableStall) {
     because(
