@@ -311,6 +311,21 @@ TEST(Diagnosis, APauseOfOneRankCostsTheOthersAsMuch) {
   EXPECT_NEAR(prediction_of(diagnosis).after, 10e3, 1);
 }
 
+// Two updates of 2 ms after each rollout of 60 ms: of a pair, one step has a pause after it, and
+// the other one follows it.
+TEST(Diagnosis, PausesThatLeaveFewStepsArePauses) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.steps = 41,
+                    .computing = [](int, int) { return 2e3; },
+                    .between = [](int, int step) { return step % 2 == 1 ? 60e3 : 0.0; }});
+  EXPECT_EQ(diagnosis.finding, Finding::pauses);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("% of the time passes in 17 long pauses"));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("too few to judge")));
+  EXPECT_FALSE(diagnosis.remedies[0].prediction.has_value());
+  EXPECT_EQ(diagnosis_of({.steps = 7, .between = [](int, int) { return 90e3; }}).finding,
+            Finding::too_few_steps);
+}
+
 // Four workers that each need four steps for a batch.
 TEST(Diagnosis, ALoaderThatBlocksInEachFourthStepMakesNoPauses) {
   const auto job = [](int every, double blocked) {

@@ -172,8 +172,11 @@ bool queue_explains_waits(const Analysis& a, const Shares& shares) {
 }
 
 Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
-  if (a.steps.size() < kFewestSteps) return Finding::too_few_steps;
   const Shares shares = notable_shares(a);
+  if (a.steps.size() < kFewestSteps) {
+    const bool paused = shares.pauses > 0 && a.steps.size() + a.pauses >= kFewestSteps;
+    return paused ? Finding::pauses : Finding::too_few_steps;
+  }
   const double most = shares.most();
   const bool one_rank = rank.share >= kOneRank && rank.rank >= 0 && most == shares.late;
   const bool other_cause =

@@ -453,7 +453,11 @@ void Explanation::between_steps() {
 void Explanation::pauses() {
   say("{} of the time passes in {} long pause{} between steps.", share_text(a_.pause_share),
       a_.pauses, a_.pauses == 1 ? "" : "s");
-  if (a_.pause_share < 1) {
+  if (a_.steps.size() < kFewestSteps) {
+    because(
+        "Without pauses and the step after each, {} step{} of the run {} left, too few to judge.",
+        a_.steps.size(), a_.steps.size() == 1 ? "" : "s", a_.steps.size() == 1 ? "is" : "are");
+  } else if (a_.pause_share < 1) {
     predict("there were no pauses", replay_.period() / (1 - a_.pause_share), replay_.period());
   }
   suggest("Evaluate and save checkpoints less often, or on all ranks at once, each its share.");
@@ -477,6 +481,7 @@ void Explanation::add_figures() {
     because("The host of this virtual machine takes {:.1f} of the job's cores.",
             *a_.machine.stolen);
   }
+  if (a_.steps.empty()) return;
   because(
       "All ranks together spend {} of their time computing, {} waiting for late ranks, {} in "
       "communication that backward does not hide, and {} between steps.",
