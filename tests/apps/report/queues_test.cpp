@@ -185,6 +185,7 @@ TEST(Diagnosis, WithoutATimelineLongQueuesAreASign) {
   EXPECT_FALSE(a.replayed);
   EXPECT_FALSE(a.queue_gain.has_value());
   EXPECT_EQ(diagnose(a).finding, Finding::shared_cores);
+  for (const Remedy& remedy : diagnose(a).remedies) EXPECT_FALSE(remedy.prediction.has_value());
   // Of four ranks, three of which are here; rank 1 is slow and does not queue.
   MadeJob job{.ranks = 4,
               .computing = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; },
@@ -193,6 +194,16 @@ TEST(Diagnosis, WithoutATimelineLongQueuesAreASign) {
   traces.pop_back();
   EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::straggler);
   EXPECT_EQ(diagnose(analyse(merge(traces))).rank, 1);
+}
+
+// Rank 0 queues for 0.5 of the 1 ms in which it could run, and sleeps for 8 ms of 9.
+TEST(Diagnosis, WithoutATimelineQueuesArePartsOfAllTime) {
+  auto traces = make_timelines({.computing = [](int rank, int) { return rank == 1 ? 9e3 : 1e3; },
+                                .queued = [](int rank, int) { return rank == 0 ? 500.0 : 0.0; }});
+  traces.pop_back();
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.rank, 1);
 }
 
 // Another thread trains from the fifth step on, which is not sampled.

@@ -186,31 +186,39 @@ void count_cores(const Job& job, Analysis& analysis) {
 }
 
 // In the steps, or in the whole run if no more is known.
-std::optional<double> queued_part(const RankTrace& trace, std::size_t index,
-                                  const Analysis& analysis) {
+void add_queued(const RankTrace& trace, std::size_t index, Analysis& analysis) {
   ThreadTimes sum;
+  double all = 0;
   for (const Step& step : analysis.steps) {
     sum.cpu += step.ranks[index].thread.cpu;
     sum.queued += step.ranks[index].thread.queued;
+    all += step.ranks[index].period.length();
   }
-  if (!analysis.thread_known && trace.cpu.empty()) return std::nullopt;
+  if (!analysis.thread_known && trace.cpu.empty()) return;
   if (!analysis.thread_known) {
     sum.cpu = static_cast<double>(trace.cpu.back().running);
     sum.queued = static_cast<double>(trace.cpu.back().queued);
+    all = static_cast<double>(trace.cpu.back().wall);
   }
-  return part(sum.queued, sum.cpu + sum.queued);
+  analysis.ranks[index].queued = part(sum.queued, sum.cpu + sum.queued);
+  analysis.ranks[index].queued_of_all = part(sum.queued, all);
 }
 
 void add_cpu_use(const Job& job, Clock::time_point origin, Analysis& analysis) {
   double queued = 0;
+  double queued_of_all = 0;
   double known = 0;
   for (std::size_t i = 0; i < job.ranks.size(); ++i) {
-    analysis.ranks[i].queued = queued_part(job.ranks[i], i, analysis);
+    add_queued(job.ranks[i], i, analysis);
     if (!analysis.ranks[i].queued) continue;
     queued += *analysis.ranks[i].queued;
+    queued_of_all += *analysis.ranks[i].queued_of_all;
     ++known;
   }
-  if (known > 0) analysis.queued = queued / known;
+  if (known > 0) {
+    analysis.queued = queued / known;
+    analysis.queued_of_all = queued_of_all / known;
+  }
   Interval window;
   if (!analysis.steps.empty()) {
     window = {analysis.steps.front().ranks.front().period.begin,

@@ -21,8 +21,9 @@ struct RankTimes {
   double between = 0;        // in no forward, backward or step, or asleep between these in a step
   double under_way = 0;      // a bucket is published here and not yet reduced by all
   double hidden = 0;         // of that, within backward and not waiting
-  // Waiting for a core, of the time in which it could run.
+  // Waiting for a core, of the time in which it could run, and of all time.
   std::optional<double> queued;
+  std::optional<double> queued_of_all;
 };
 
 struct BucketTimes {
@@ -61,6 +62,7 @@ struct Analysis {
   double stall_per_step = 0;           // in microseconds
   std::map<int, double> stall_causes;  // by the last rank, parts of 1 of the stall
   std::optional<double> queued;        // the mean of the ranks'
+  std::optional<double> queued_of_all;
   // Whether all ranks have the kernel's figures of each step. If not, those from `waiting_between`
   // on are empty.
   bool thread_known = false;

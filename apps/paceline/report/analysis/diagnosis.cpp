@@ -133,14 +133,15 @@ Shares notable_shares(const Analysis& a) {
           .pauses = notable(a.pause_share, kNotableBetween)};
 }
 
-// If steps cannot be replayed, long queues are a sign.
+// If steps cannot be replayed, long queues are a sign: parts of all time, for a thread that mostly
+// sleeps loses little by them.
 bool queue_is_a_sign(const Analysis& a) {
-  return !a.replayed && a.queued.value_or(0) >= kNotableQueue && !is_crowded(a);
+  return !a.replayed && a.queued_of_all.value_or(0) >= kNotableQueue && !is_crowded(a);
 }
 
 // Whether this rank is known to be late for another reason than its own queue.
 bool is_slow_itself(const LateRank& rank) {
-  return rank.times != nullptr && rank.times->queued.value_or(0) < kNotableQueue;
+  return rank.times != nullptr && rank.times->queued_of_all.value_or(0) < kNotableQueue;
 }
 
 // Whether sleep between steps holds all ranks back, whichever is last: if the late rank slept no

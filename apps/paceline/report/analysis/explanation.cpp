@@ -36,58 +36,46 @@ class Explanation {
   }
 
   Diagnosis write() {
-    switch (d_.finding) {
-      case Finding::too_few_steps:
-        too_few_steps();
-        return std::move(d_);
-      case Finding::all_well:
-        all_well();
-        break;
-      case Finding::straggler:
-        straggler();
-        break;
-      case Finding::late_starter:
-        late_starter();
-        break;
-      case Finding::too_many_ranks:
-        too_many_ranks();
-        break;
-      case Finding::same_cores:
-        same_cores();
-        break;
-      case Finding::cpu_limit:
-        cpu_limit();
-        break;
-      case Finding::shared_cores:
-        shared_cores();
-        break;
-      case Finding::memory:
-        memory();
-        break;
-      case Finding::uneven_load:
-        uneven_load();
-        break;
-      case Finding::communication:
-        exposed_communication();
-        break;
-      case Finding::delayed:
-        delayed();
-        break;
-      case Finding::short_steps:
-        short_steps();
-        break;
-      case Finding::between_steps:
-        between_steps();
-        break;
-      case Finding::pauses:
-        pauses();
-        break;
-    }
-    add_figures();
+    describe();
+    if (d_.finding != Finding::too_few_steps) add_figures();
     return std::move(d_);
   }
 
  private:
+  void describe() {
+    switch (d_.finding) {
+      case Finding::too_few_steps:
+        return too_few_steps();
+      case Finding::all_well:
+        return all_well();
+      case Finding::straggler:
+        return straggler();
+      case Finding::late_starter:
+        return late_starter();
+      case Finding::too_many_ranks:
+        return too_many_ranks();
+      case Finding::same_cores:
+        return same_cores();
+      case Finding::cpu_limit:
+        return cpu_limit();
+      case Finding::shared_cores:
+        return shared_cores();
+      case Finding::memory:
+        return memory();
+      case Finding::uneven_load:
+        return uneven_load();
+      case Finding::communication:
+        return exposed_communication();
+      case Finding::delayed:
+        return delayed();
+      case Finding::short_steps:
+        return short_steps();
+      case Finding::between_steps:
+        return between_steps();
+      case Finding::pauses:
+        return pauses();
+    }
+  }
   template <typename... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) {
     d_.sentence = fmt::format(format, std::forward<Args>(args)...);
@@ -102,7 +90,14 @@ class Explanation {
   }
   void predict(std::string if_what, double before, double after) {
     gain_.reset();
-    if (after < before) gain_ = Prediction{std::move(if_what), before, after};
+    if (after < before && time_text(after) != time_text(before)) {
+      gain_ = Prediction{std::move(if_what), before, after};
+    }
+  }
+  // If no thread waited for a core, and a step had `share` times the work. Only a replay can tell.
+  void predict_without_queue(std::string if_what, double share = 1) {
+    gain_.reset();
+    if (a_.replayed) predict(std::move(if_what), share * replay_.without_queue().period());
   }
   template <typename... Args>
   void suggest(fmt::format_string<Args...> format, Args&&... args) {
@@ -242,20 +237,21 @@ void Explanation::too_many_ranks() {
   because(
       "A rank that waits for its turn on a core is late, or late with its part of a reduction.");
   const double share = static_cast<double>(a_.local_size) / a_.cores;
-  predict(fmt::format("{} ranks did the same work", a_.cores),
-          share * replay_.without_queue().period());
+  predict_without_queue(fmt::format("{} ranks did the same work", a_.cores), share);
   suggest("Start no more ranks than the cores that they may use, {}, with larger batches.",
           a_.cores);
   suggest_accumulation();
 }
 
 void Explanation::same_cores() {
-  say("Ranks {} are bound to the same cores, which are fewer: steps take {} instead of {}.",
-      fmt::join(a_.crowded, ", "), time_text(replay_.period()),
-      time_text(replay_.without_queue().period()));
+  say("Ranks {} are bound to the same cores, which are fewer.", fmt::join(a_.crowded, ", "));
+  predict_without_queue("each rank had a core for itself");
+  if (gain_) {
+    say("Ranks {} are bound to the same cores, which are fewer: steps take {} instead of {}.",
+        fmt::join(a_.crowded, ", "), time_text(gain_->before), time_text(gain_->after));
+  }
   because("Each rank waits for the others of its cores: {} of the time in which ranks could run.",
           queued());
-  predict("each rank had a core for itself", replay_.without_queue().period());
   suggest("Bind each rank to cores of its own, or do not bind them (taskset, cpusets).");
 }
 
@@ -266,7 +262,7 @@ void Explanation::cpu_limit() {
   because("In {} of its periods the job used up its limit.",
           share_text(a_.machine.throttled.value_or(0)));
   if (a_.machine.used) because("On average it uses {:.1f} cores.", *a_.machine.used);
-  predict("the limit were higher", replay_.without_queue().period());
+  predict_without_queue("the limit were higher");
   suggest("Raise the limit (cpu.max; of a container --cpus, or its cpu limit).");
   gain_.reset();
   suggest("Start fewer ranks or threads, no more than the limit has cores.");
@@ -294,7 +290,7 @@ void Explanation::shared_cores() {
       "ranks wait for a core {} of the time in which they could run, and wait for each other {} of "
       "all time",
       queued(), share_text(a_.late + a_.communication));
-  predict("the ranks had their cores for themselves", replay_.without_queue().period());
+  predict_without_queue("the ranks had their cores for themselves");
   const bool others = a_.machine.foreign.value_or(0) > kNotableCores * a_.cores;
   const bool all_used = a_.cores > 0 && a_.machine.used.value_or(0) >= kAllCores * a_.cores;
   if (!a_.machine.foreign && !a_.machine.used) {
