@@ -254,6 +254,8 @@ TEST(Diagnosis, TimePassesBetweenSteps) {
   EXPECT_EQ(diagnosis.finding, Finding::between_steps);
   EXPECT_THAT(diagnosis.sentence, HasSubstr("40 % of the time passes between steps"));
   EXPECT_THAT(diagnosis.sentence, HasSubstr("4.00 ms of 10.0 ms a step"));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("collective calls, in which ranks may wait")));
+  EXPECT_THAT(texts_of(diagnosis), Contains(HasSubstr("Look for collective calls between steps")));
 }
 
 // 4 ms after three of four steps of 6 ms, and 24 ms after the fourth: 9 of 15 ms on average. The

@@ -418,7 +418,7 @@ void Explanation::between_steps() {
       share_text(a_.between), time_text(a_.between * a_.mean_period), time_text(a_.mean_period));
   because(
       "Between the end of a backward and the next forward are the optimizer, the data loader, "
-      "metrics and logging.");
+      "metrics, logging, and collective calls, in which ranks may wait for a late one.");
   if (a_.waiting_between) {
     because("Threads neither run nor wait for a core in {} of this time.",
             share_text(*a_.waiting_between));
@@ -436,9 +436,13 @@ void Explanation::between_steps() {
         time_text(a_.settled.stall_per_step), late_.rank, share_text(late_.share));
   }
   if (a_.replayed) {
-    predict("they never waited for data", replay_.without_waiting_between().period());
+    predict("ranks never waited between steps, for data or each other",
+            replay_.without_waiting_between().period());
   }
   suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
+  suggest(
+      "Look for collective calls between steps, such as an all_reduce of a metric: call them less "
+      "often, and look at what the rank does that is last to them. Timelines do not contain them.");
   gain_.reset();
   suggest(
       "Time optimizer.step() by itself: if it takes most of this time, use larger batches, so that "
