@@ -1,6 +1,7 @@
 #include "trace/trace_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,14 +16,28 @@ namespace paceline::trace {
 namespace {
 
 constexpr std::size_t kChunk = 1 << 16;
+// Attempts to replace a file that other processes replace at the same time.
+constexpr int kAttempts = 10;
+
+// Makes a new file even if there is one: a process of another job may still write into that. It
+// writes into what is there if that is no regular file, such as a symbolic link, or if it may not
+// be removed.
+base::UniqueFd open_new(const std::filesystem::path& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_CLOEXEC;
+  for (int i = 0; i < kAttempts; ++i) {
+    struct stat status {};
+    const bool exists = ::lstat(path.c_str(), &status) == 0;
+    if (exists && (!S_ISREG(status.st_mode) || ::unlink(path.c_str()) != 0)) break;
+    base::UniqueFd fd(::open(path.c_str(), kFlags | O_EXCL, 0666));
+    if (fd || errno != EEXIST) return fd;
+  }
+  return base::UniqueFd(::open(path.c_str(), kFlags | O_TRUNC, 0666));
+}
 
 }  // namespace
 
 TraceFile::TraceFile(std::filesystem::path path, int rank, std::size_t max_bytes)
-    : path_(std::move(path)),
-      rank_(rank),
-      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)),
-      max_bytes_(max_bytes) {
+    : path_(std::move(path)), rank_(rank), fd_(open_new(path_)), max_bytes_(max_bytes) {
   if (!fd_) throw base::errno_error("cannot write " + path_.string());
 }
 

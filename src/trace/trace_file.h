@@ -21,7 +21,8 @@ class TraceFile {
   // Half a million spans of 100 to 150 bytes.
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
 
-  // Replaces an existing file. Throws Error.
+  // Replaces an existing file by a new one, so that a process that writes into the old one does not
+  // spoil it. Throws Error.
   TraceFile(std::filesystem::path path, int rank, std::size_t max_bytes = kMaxBytes);
 
   // `events` are made by format.h.

@@ -24,6 +24,7 @@
 #include "support/eventually.h"
 #include "support/temporary_directory.h"
 #include "support/thoroughness.h"
+#include "trace/format.h"
 #include "trace/timeline.h"
 #include "trace/trace_file.h"
 
@@ -429,6 +430,43 @@ TEST_F(TimelineTest, ReplacesTheFileOfAnEarlierRun) {
   Timeline::stop();
   EXPECT_EQ(report::read_timeline(file(0)).spans.at(0).step, 1U);
   EXPECT_EQ(report::read_timeline(file(1)).spans.at(0).step, 2U);
+}
+
+std::vector<Span> spans_of(std::uint64_t first, std::uint64_t count) {
+  std::vector<Span> spans;
+  for (std::uint64_t i = 0; i < count; ++i) spans.push_back(span_of(first + i));
+  return spans;
+}
+
+// The rank 0 of two jobs. The first one goes on to write, more than the second one.
+TEST_F(TimelineTest, AJobInTheSameDirectoryDoesNotSpoilTheFile) {
+  TraceFile first(file(0), 0);
+  first.write(job_event(0, 1));
+  first.write(spans_of(1, 5));
+  TraceFile second(file(0), 0);
+  second.write(job_event(0, 1));
+  second.write(spans_of(101, 5));
+  first.write(spans_of(6, 500));
+  second.write(spans_of(106, 5));
+  second.close();
+  first.close();
+  const report::RankTrace trace = report::read_timeline(file(0));
+  EXPECT_EQ(trace.foreign, 0U);
+  ASSERT_THAT(trace.spans, SizeIs(10));
+  EXPECT_EQ(trace.spans.front().step, 101U);
+  EXPECT_EQ(trace.spans.back().step, 110U);
+}
+
+// A symbolic link is no file of an earlier run.
+TEST_F(TimelineTest, WritesIntoTheTargetOfALink) {
+  const auto target = directory() / "elsewhere.json";
+  std::ofstream(target) << "old";
+  std::filesystem::create_symlink(target, file(0));
+  Timeline::start(directory(), 0, 1);
+  Timeline::current()->record(span_of(1));
+  Timeline::stop();
+  EXPECT_TRUE(std::filesystem::is_symlink(file(0)));
+  EXPECT_THAT(report::read_timeline(target).spans, SizeIs(1));
 }
 
 }  // namespace
