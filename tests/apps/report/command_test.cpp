@@ -176,7 +176,7 @@ TEST_F(Report, WritesNotesToThePageAndToStandardError) {
   auto command = report({directory().string()});
   EXPECT_EQ(command.wait(), 0);
   for (const char* note :
-       {"rank0.json is incomplete: its rank was killed, or is still running",
+       {"rank0.json is incomplete: its rank was killed, its disk was full, or it is still running",
         "rank2.json: not a timeline; expected a JSON array (at byte 0); it is ignored",
         "there is no timeline of rank 2 (of 3 ranks)"}) {
     EXPECT_THAT(command.err(), HasSubstr(note));

@@ -79,7 +79,8 @@ void note_gaps(const RankTrace& trace, std::vector<std::string>& notes) {
     notes.push_back(fmt::format("{} {}", trace.path, what));
   };
   if (trace.full) note("reached its size limit and ends before the run does");
-  if (trace.truncated) note("is incomplete: its rank was killed, or is still running");
+  if (trace.truncated)
+    note("is incomplete: its rank was killed, its disk was full, or it is still running");
   if (trace.dropped > 0) note(fmt::format("lacks {} spans that were dropped", trace.dropped));
   if (trace.foreign > 0) {
     note(fmt::format("has {} events that are invalid or not Paceline's", trace.foreign));
