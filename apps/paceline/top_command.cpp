@@ -15,6 +15,7 @@
 
 #include "base/errno_error.h"
 #include "base/parse.h"
+#include "base/printable.h"
 #include "help_formatter.h"
 #include "parse_seconds.h"
 #include "report/json.h"
@@ -149,7 +150,7 @@ class Top {
 
   std::string name() const {
     const top::JobKey& key = job_->key();
-    if (!key.name.empty()) return "job " + top::printable(key.name);
+    if (!key.name.empty()) return "job " + base::printable_line(key.name);
     return key.alone > 0 ? fmt::format("process {}", key.alone) : "job";
   }
 

@@ -125,23 +125,6 @@ std::string describe_others(const JobResult& result, int first) {
 
 }  // namespace
 
-std::string printable(std::string_view text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if (byte == 0xC2 && next < 0xA0) {
-      result += fmt::format("\\u{:04x}", next);
-      ++i;
-    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
-      result += fmt::format("\\x{:02x}", byte);
-    } else {
-      result += text[i];
-    }
-  }
-  return result;
-}
-
 std::string name_ranks(int first, int count) {
   if (count == 1) return fmt::format("rank {}", first);
   return fmt::format("ranks {} to {}", first, first + count - 1);

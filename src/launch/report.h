@@ -3,13 +3,12 @@
 #include <string>
 #include <string_view>
 
+#include "base/printable.h"
 #include "launch/job_result.h"
 
 namespace paceline::launch {
 
-// Text of another process, in which control characters are spelled out: a terminal would obey them.
-// `text` is UTF-8, where U+0080 to U+009F are C2 80 to C2 9F.
-std::string printable(std::string_view text);
+using base::printable;
 
 // "rank 3", "ranks 4 to 7".
 std::string name_ranks(int first, int count);

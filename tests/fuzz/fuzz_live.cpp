@@ -9,9 +9,9 @@
 #include <cstring>
 #include <vector>
 
+#include "base/printable.h"
 #include "report/analysis/diagnosis.h"
 #include "top/live_reader.h"
-#include "top/processes.h"
 #include "top/rank_window.h"
 #include "top/screen.h"
 #include "trace/live_memory.h"
@@ -69,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   top::RankWindow window;
   window.add(reader.read(), std::nullopt);
   window.forget_until(window.end_of_step(20).value_or(top::Clock::time_point::min()));
-  top::View view{.job = top::printable(reader.job()), .recent = {}};
+  top::View view{.job = base::printable_line(reader.job()), .recent = {}};
   view.recent.size = place->size;
   view.recent.ranks.push_back(window.trace());
   view.recent.ranks.back().rank = place->rank;

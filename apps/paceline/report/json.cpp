@@ -109,7 +109,8 @@ std::string report_json(const Job& job, const Analysis& a, const Diagnosis& diag
                                  {"times", ranks_json(a)},
                                  {"buckets", buckets_json(a)},
                                  {"notes", job.notes}};
-  return document.dump(2, ' ', false, ordered_json::error_handler_t::replace);
+  // A terminal may obey control characters beyond ASCII, so these are escaped.
+  return document.dump(2, ' ', true, ordered_json::error_handler_t::replace);
 }
 
 }  // namespace paceline::report

@@ -10,6 +10,7 @@
 
 #include <paceline/error.h>
 
+#include "base/printable.h"
 #include "launch/process_tree.h"
 
 namespace paceline::top {
@@ -22,7 +23,7 @@ JobKey key_of(const LiveProcess& process) {
 
 std::string describe(const std::vector<LiveProcess>& ranks) {
   const LiveProcess& first = ranks.front();
-  const std::string name = printable(first.reader->job());
+  const std::string name = base::printable_line(first.reader->job());
   return fmt::format("  {}process {} ({}), rank {} of {}",
                      name.empty() ? "" : fmt::format("--job {}: ", name), first.pid,
                      program_of(first.pid), first.place.rank, first.place.size);

@@ -16,7 +16,7 @@
 #include <paceline/error.h>
 
 #include "base/open_pidfd.h"
-#include "base/utf8.h"
+#include "base/printable.h"
 
 namespace paceline::top {
 namespace {
@@ -146,20 +146,7 @@ std::string program_of(pid_t process) {
   std::string name;
   std::ifstream file(proc(process, "comm"));
   std::getline(file, name);
-  return printable(name);
-}
-
-std::string printable(const std::string& text) {
-  std::string result = text;
-  const bool valid = base::is_utf8(text);
-  for (std::size_t i = 0; i < result.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // Beyond ASCII there are control characters too, of two bytes.
-    const bool is_c1 = valid && i > 0 && text[i - 1] == '\xc2' && byte < 0xa0;
-    if (is_c1) result[i - 1] = '?';
-    if (byte < 0x20 || byte == 0x7f || is_c1 || (byte >= 0x80 && !valid)) result[i] = '?';
-  }
-  return result;
+  return base::printable_line(name);
 }
 
 }  // namespace paceline::top

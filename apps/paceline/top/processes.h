@@ -41,7 +41,4 @@ std::optional<pid_t> process_of(pid_t thread);
 // The name of its program.
 std::string program_of(pid_t process);
 
-// Text of another process, without characters that a terminal would obey.
-std::string printable(const std::string& text);
-
 }  // namespace paceline::top

@@ -83,7 +83,6 @@ report::RankTrace WatchedJob::trace_of(const Rank& rank) const {
   trace.local_size = process.place.node.ranks;
   trace.cores = base::available_cores(process.pid);
   trace.affinity = {cores.begin(), cores.end()};
-  for (auto& [key, bucket] : trace.buckets) bucket.parameters = printable(bucket.parameters);
   return trace;
 }
 

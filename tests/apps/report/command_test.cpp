@@ -259,12 +259,14 @@ TEST_F(Report, SaysThatItsOutputIsLost) {
 TEST_F(Report, JsonHoldsHostileNames) {
   auto traces = test::make_timelines({.reduction = 3000});
   for (auto& trace : traces) {
-    for (auto& [key, bucket] : trace.buckets) bucket.parameters = "\"}\x01\n\\";
+    for (auto& [key, bucket] : trace.buckets) bucket.parameters = "\"}\x01\n\\\xc2\x9b";
   }
   test::write_timelines(directory(), traces);
   auto command = report({directory().string(), "--json"});
   EXPECT_EQ(command.wait(), 0);
-  EXPECT_EQ(nlohmann::json::parse(command.out())["buckets"][0]["parameters"], "\"}\x01\n\\");
+  EXPECT_EQ(nlohmann::json::parse(command.out())["buckets"][0]["parameters"],
+            "\"}\x01\n\\\xc2\x9b");
+  EXPECT_THAT(command.out(), Not(HasSubstr("\xc2\x9b")));  // a terminal would obey it
 }
 
 TEST_F(Report, NamesInvalidArguments) {

@@ -231,6 +231,15 @@ TEST(Diagnosis, OneLargeBucketShouldBeDivided) {
   EXPECT_THAT(texts_of(diagnosis), Contains(HasSubstr("Set a smaller bucket_cap_mb")));
 }
 
+TEST(Diagnosis, NamesOfParametersArePrintable) {
+  auto traces = make_timelines({.buckets = 1, .reduction = 3000});
+  for (RankTrace& trace : traces) {
+    for (auto& [key, bucket] : trace.buckets) bucket.parameters = "fc\x1b[2J\xc2\x9b.weight";
+  }
+  EXPECT_THAT(diagnose(analyse(merge(traces))).why,
+              Contains(HasSubstr("fc\\x1b[2J\\u009b.weight)")));
+}
+
 TEST(Diagnosis, StepsAreTooShort) {
   const auto diagnosis_with = [](double computing, std::uint64_t bytes) {
     return diagnosis_of({.buckets = 1,

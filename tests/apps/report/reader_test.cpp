@@ -46,6 +46,20 @@ void expect_corrupt(const std::string& text, const std::string& reason) {
                   AllOf(StartsWith("a/file: "), HasSubstr("at byte "), HasSubstr(reason))));
 }
 
+// A terminal obeys an escape, and U+009B, which is one in two bytes.
+TEST(TraceReader, QuotesNoControlCharacters) {
+  expect_corrupt("[\"\x1b[2J\"]", "<U+001B>");
+  expect_corrupt("[\x7f]", "last read '[\\x7f'");
+  expect_corrupt(
+      "[\"\xc2\x9b"
+      "2J\\x\"]",
+      "\\u009b2J");
+  expect_corrupt(
+      "[\"\x9b"
+      "2J\"]",
+      "\\x9b");
+}
+
 TEST(TraceReader, ReadsEvents) {
   const RankTrace trace = parse(whole());
   EXPECT_EQ(trace.rank, 1);

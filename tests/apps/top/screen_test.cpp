@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "base/printable.h"
 #include "support/made_timelines.h"
-#include "top/processes.h"
 #include "top/rank_window.h"
 #include "top/screen.h"
 
@@ -102,14 +102,16 @@ TEST(Screen, SaysThatNothingHappens) {
 }
 
 TEST(Screen, TextOfOtherProcessesIsPrintable) {
-  EXPECT_EQ(printable("a\x1b[2J\n\x7f"
-                      "b"),
-            "a?[2J??b");
-  EXPECT_EQ(printable("\xc3\xa9"), "\xc3\xa9");
-  EXPECT_EQ(printable("\xc2\x9b"
-                      "2J"),
-            "??2J");  // a control character of eight bits
-  EXPECT_EQ(printable("\xff\xc3\xa9"), "???");
+  EXPECT_EQ(base::printable_line("a\x1b[2J\n\x7f"
+                                 "b"),
+            "a\\x1b[2J\\x0a\\x7fb");
+  EXPECT_EQ(base::printable("a\tb\n\r"), "a\tb\n\\x0d");
+  EXPECT_EQ(base::printable("\xc3\xa9 \xe2\x82\xac"), "\xc3\xa9 \xe2\x82\xac");
+  EXPECT_EQ(base::printable("\xc2\x9b"
+                            "2J"),
+            "\\u009b2J");  // a control character of eight bits
+  // Bytes that are not UTF-8, of which a terminal may obey 9b.
+  EXPECT_EQ(base::printable("\xff\x9b\xc3\xa9\xe2\x82"), "\\xff\\x9b\xc3\xa9\\xe2\\x82");
 }
 
 Clock::time_point at_ms(int milliseconds) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/printable.h"
 #include "report/analysis/replay.h"
 #include "report/units.h"
 
@@ -23,9 +24,8 @@ constexpr double kLongest = 1.5;
 // the machine's other cores, in parts of the job's cores.
 constexpr double kNotableCores = 0.05;
 constexpr double kNotableElsewhere = 0.25;
-// The part of their time for which ranks must wait for late ranks to mention it.
+// Parts of the time from which on between_steps mentions waits for late ranks, and sleep in steps.
 constexpr double kNotableStall = 0.10;
-// The part of the time that ranks must sleep within steps to mention it.
 constexpr double kNotableSleep = 0.05;
 
 class Explanation {
@@ -123,7 +123,8 @@ class Explanation {
     std::string text = fmt::format("bucket {}", bucket.number);
     if (bucket.info.bytes == 0) return text;
     text += fmt::format(" ({}", bytes_text(bucket.info.bytes));
-    if (!bucket.info.parameters.empty()) text += ": " + bucket.info.parameters;
+    if (!bucket.info.parameters.empty())
+      text += ": " + base::printable_line(bucket.info.parameters);
     return text + ")";
   }
   std::size_t index_of_late_rank() const {

@@ -8,6 +8,8 @@
 
 #include <paceline/error.h>
 
+#include "base/printable.h"
+
 namespace paceline::report {
 namespace {
 
@@ -73,7 +75,8 @@ class EventHandler final : public nlohmann::json_sax<json> {
   bool parse_error(std::size_t position, const std::string& token,
                    const nlohmann::detail::exception& error) override {
     position_ = position;
-    const std::string got = token.substr(token.size() - std::min(token.size(), kMostOfToken));
+    const std::string got =
+        base::printable_line(token.substr(token.size() - std::min(token.size(), kMostOfToken)));
     reason_ = error.id == kOverflow
                   ? fmt::format("the number {} is too large; expected at most 2^53", got)
                   : fmt::format("invalid JSON, last read '{}'; expected an array of events", got);
