@@ -89,22 +89,52 @@ class Top {
   explicit Top(const TopOptions& options) : options_(options) {}
 
   int run() {
-    while (!job_) {
-      const auto key = top::find_job(options_.target);
-      if (key) job_.emplace(*key);
-      if (job_ && job_->has_ended()) job_.reset();
-      if (!job_ && !say_waits("a DistributedDataParallel")) return exit_code_;
+    while (find() && watch()) {
     }
-    next_ = Clock::now() + options_.interval;
-    for (;;) {
-      job_->poll();
-      if (job_->has_ended()) return finish();
-      if (Clock::now() >= next_ && show()) return 0;
-      if (!pause()) return exit_code_;
-    }
+    return exit_code_;
   }
 
  private:
+  // Waits for ranks. Returns false if there will be none, or if a signal ends the command.
+  bool find() {
+    while (!job_) {
+      if (watched_ && !may_start_again()) return finish();
+      if (const auto key = look()) job_.emplace(*key);
+      if (job_ && job_->has_ended()) job_.reset();
+      if (!job_ && !(watched_ ? pause() : say_waits("a DistributedDataParallel"))) return false;
+    }
+    watched_ = true;
+    next_ = Clock::now() + options_.interval;
+    return true;
+  }
+
+  // Between two attempts of a launcher, its processes may not be those of one job.
+  std::optional<top::JobKey> look() const {
+    try {
+      return top::find_job(options_.target);
+    } catch (const UsageError&) {
+      if (!watched_) throw;
+      return std::nullopt;
+    }
+  }
+
+  // Whether the process that was named is a launcher, which may start ranks again.
+  bool may_start_again() const {
+    const auto& process = options_.target.process;
+    return process && top::process_of(*process) && top::may_train(*process);
+  }
+
+  // Returns true once the ranks have ended, false if the command ends.
+  bool watch() {
+    for (;;) {
+      job_->poll();
+      if (job_->has_ended()) break;
+      if ((Clock::now() >= next_ && show()) || !pause()) return false;
+    }
+    job_.reset();
+    return true;
+  }
+
   // Returns false if a signal ends the command.
   bool pause() {
     const int signal = terminal_.wait(kBetweenPolls);
@@ -122,9 +152,11 @@ class Top {
     return pause();
   }
 
-  int finish() {
+  // Returns false.
+  bool finish() {
     std::fputs("paceline top: the job has ended\n", stderr);
-    return options_.once ? 1 : 0;
+    exit_code_ = options_.once ? 1 : 0;
+    return false;
   }
 
   // Returns true if that was the last judgement.
@@ -160,6 +192,7 @@ class Top {
   Clock::time_point next_{};
   int exit_code_ = 0;
   bool said_ = false;
+  bool watched_ = false;  // ranks were found
 };
 
 }  // namespace

@@ -33,9 +33,8 @@ ChildProcess top(std::vector<std::string> arguments) {
 // Two ranks, of which rank 1 is slow. The destructor ends them.
 class WatchedRanks {
  public:
-  explicit WatchedRanks(const std::string& name)
-      : job_({PACELINE_COMMAND, "run", "--nproc-per-node", "2", "--rdzv-id", name, TOP_RANK,
-              directory_.path().string()}) {
+  explicit WatchedRanks(const std::string& name, const std::vector<std::string>& flags = {})
+      : job_(command_of(name, flags, directory_.path())) {
     job_.wait_for("waits;");
   }
   ~WatchedRanks() {  // NOLINT(bugprone-exception-escape): a test may end by it
@@ -67,6 +66,16 @@ class WatchedRanks {
   }
 
  private:
+  static std::vector<std::string> command_of(const std::string& name,
+                                             const std::vector<std::string>& flags,
+                                             const std::filesystem::path& directory) {
+    std::vector<std::string> command{PACELINE_COMMAND, "run", "--nproc-per-node", "2",
+                                     "--rdzv-id",      name};
+    command.insert(command.end(), flags.begin(), flags.end());
+    command.insert(command.end(), {TOP_RANK, directory.string()});
+    return command;
+  }
+
   test::TemporaryDirectory directory_;
   ChildProcess job_;
   int marks_ = 0;
@@ -145,6 +154,25 @@ TEST(Top, RefreshesUntilTheJobEnds) {
   auto command = top({std::to_string(job.launcher()), "--interval", "0.1"});
   command.wait_for(kRankOneIsSlow);
   command.wait_for("\n\njob " + unique_name("ends"));
+  job.stop();
+  EXPECT_EQ(command.wait(), 0);
+  EXPECT_EQ(command.err(), "paceline top: the job has ended\n");
+}
+
+TEST(Top, GoesOnIfTheLauncherStartsTheRanksAgain) {
+  WatchedRanks job(unique_name("restarts"), {"--max-restarts", "1"});
+  job.train();
+  auto command = top({std::to_string(job.launcher()), "--interval", "0.1"});
+  command.wait_for(kRankOneIsSlow);
+  const pid_t first = job.ranks().at(0).pid;
+  ::kill(first, SIGKILL);
+  EXPECT_TRUE(test::eventually([&] {
+    const auto key = top::find_job({.process = job.launcher(), .job = {}});
+    return key && top::ranks_of(*key).size() == 2 && top::ranks_of(*key)[0].pid != first;
+  }));
+  // They record only for who watches.
+  const auto again = job.ranks();
+  EXPECT_TRUE(test::eventually([&] { return !again.at(0).reader->read().spans.empty(); }));
   job.stop();
   EXPECT_EQ(command.wait(), 0);
   EXPECT_EQ(command.err(), "paceline top: the job has ended\n");
