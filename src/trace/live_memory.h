@@ -15,7 +15,7 @@ namespace paceline::trace {
 // resizing, which the command opens through /proc/PID/fd.
 inline constexpr const char* kLiveName = "paceline-live";
 inline constexpr std::uint64_t kLiveMagic = 0x4556494c4c434150;  // "PACLLIVE"
-inline constexpr std::uint64_t kLiveVersion = 1;
+inline constexpr std::uint64_t kLiveVersion = 2;
 // A process that is watched for longer at a time than this is not watched: such a word is no lease.
 inline constexpr std::chrono::seconds kLongestLease{60};
 
@@ -35,8 +35,9 @@ struct LiveHeader {
 // kind | at | cpu | queued | preempted | faults. Times of the clock are in nanoseconds.
 inline constexpr std::uint64_t kThreadRecord = 100;
 using SpanRing = SharedRing<7, std::size_t{1} << 16>;
-// model | bucket | bytes | parameters, as `job`.
-using BucketRing = SharedRing<31, 512>;
+// model | bucket | bytes | parameters, as `job`. A viewer that starts late still finds all: large
+// models have more than a thousand, and pages that are not written use no memory.
+using BucketRing = SharedRing<31, 4096>;
 
 constexpr std::uint64_t pack(std::uint32_t low, std::uint32_t high) {
   return low | std::uint64_t{high} << 32;

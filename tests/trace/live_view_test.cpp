@@ -170,6 +170,17 @@ TEST_F(LiveViewTest, LostRecordsAreCounted) {
   EXPECT_EQ(reader->lost(), 100U);
 }
 
+// A viewer that starts after the buckets were planned, of a model with 4000.
+TEST_F(LiveViewTest, KeepsTheBucketsOfALargeModel) {
+  for (int bucket = 0; bucket < 4000; ++bucket) view().describe_bucket(5, bucket, 1234, "weight");
+  const auto reader = LiveViewTest::reader();
+  const auto buckets = reader->read().buckets;
+  for (int bucket = 0; bucket < 4000; ++bucket) EXPECT_TRUE(buckets.contains({5, bucket}));
+  EXPECT_EQ(reader->lost_buckets(), 0U);
+  for (int bucket = 0; bucket < 4000; ++bucket) view().describe_bucket(6, bucket, 1234, "weight");
+  EXPECT_GT(LiveViewTest::reader()->read().buckets.size(), 4000U);
+}
+
 TEST_F(LiveViewTest, AForkedChildHasItsOwn) {
   const auto reader = LiveViewTest::reader();
   LiveView* const inherited = LiveView::current();
@@ -325,7 +336,7 @@ TEST(LiveReaderTest, RejectsMemoryThatIsNotALiveView) {
   expect(MadeMemory(sizeof(LiveMemory) - 1), "that of another version of Paceline");
   MadeMemory newer;
   newer->header.version = kLiveVersion + 1;
-  expect(newer, "has version 2, expected 1: use the paceline that it was built with");
+  expect(newer, "has version 3, expected 2: use the paceline that it was built with");
   MadeMemory other;
   other->header.magic = 1;
   expect(other, "has version");

@@ -55,6 +55,8 @@ class LiveReader {
   LiveRecords read();
   // Records that were overwritten before they were read.
   std::uint64_t lost() const { return spans_->lost(); }
+  // The same, of descriptions of buckets.
+  std::uint64_t lost_buckets() const { return buckets_->lost(); }
 
  private:
   trace::LiveMemory* memory_;

@@ -8,7 +8,7 @@ namespace {
 
 // A bound for what a rank may make this process keep. It is far above what a window needs.
 constexpr std::size_t kMostSpans = std::size_t{1} << 18;
-constexpr std::size_t kMostBuckets = 4096;
+constexpr std::size_t kMostBuckets = trace::BucketRing::kCapacity;
 
 template <typename Records, typename IsOld>
 void drop_front(Records& records, IsOld is_old) {
@@ -40,6 +40,12 @@ void RankWindow::add(const LiveRecords& records, const std::optional<trace::CpuU
   bound(steps_);
   bound(thread_);
   bound(cpu_);
+}
+
+bool RankWindow::lacks_buckets() const {
+  return std::ranges::any_of(spans_, [&](const trace::Span& span) {
+    return span.kind == trace::Kind::bucket && !buckets_.contains({span.model, span.bucket});
+  });
 }
 
 void RankWindow::forget_until(Clock::time_point moment) {

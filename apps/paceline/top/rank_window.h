@@ -27,6 +27,8 @@ class RankWindow {
   std::optional<Rate> rate(std::uint64_t model) const;
   // Of the last step: its number, and when it ended.
   const trace::Span* last_step() const { return steps_.empty() ? nullptr : &steps_.back().span; }
+  // Whether it has spans of a bucket that is not described.
+  bool lacks_buckets() const;
   // Its spans and samples, without what does not come from records.
   report::RankTrace trace() const;
   std::uint64_t invalid() const { return invalid_; }

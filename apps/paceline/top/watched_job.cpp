@@ -100,6 +100,10 @@ std::vector<std::string> WatchedJob::notes() const {
     const std::uint64_t lost = rank.process.reader->lost();
     const std::uint64_t invalid = rank.window.invalid();
     if (lost > 0) notes.push_back(fmt::format("rank {}: {} spans were lost", number, lost));
+    // Descriptions of earlier worlds may be lost as well, which nobody needs.
+    if (rank.process.reader->lost_buckets() > 0 && rank.window.lacks_buckets()) {
+      notes.push_back(fmt::format("rank {}: sizes of some buckets are lost", number));
+    }
     if (invalid > 0) {
       notes.push_back(fmt::format("rank {}: {} records are invalid", number, invalid));
     }

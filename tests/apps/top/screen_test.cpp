@@ -162,6 +162,19 @@ TEST(RankWindow, CountsStepsAndSamples) {
   EXPECT_TRUE(std::isnan(window.rate(0)->samples));
 }
 
+TEST(RankWindow, NoticesBucketsThatAreNotDescribed) {
+  RankWindow window;
+  LiveRecords records = records_of_step(0);
+  records.spans[0].span.kind = trace::Kind::bucket;
+  records.spans[0].span.bucket = 3;
+  window.add(records, std::nullopt);
+  EXPECT_TRUE(window.lacks_buckets());
+  records = {};
+  records.buckets[{0, 3}] = {1234, "fc.weight"};
+  window.add(records, std::nullopt);
+  EXPECT_FALSE(window.lacks_buckets());
+}
+
 // A rank that never ends a step is not kept for ever.
 TEST(RankWindow, IsBounded) {
   RankWindow window;
