@@ -64,6 +64,24 @@ TEST(Diagnosis, OneRankBeginsEveryFourthStepLater) {
   }
 }
 
+// Rank 1 waits for 3 ms in another model's reductions, and begins its steps 2 us later.
+TEST(Diagnosis, ARankIsNoLateStarterIfThatCostsNothing) {
+  auto traces =
+      make_timelines({.computing = [](int rank, int) { return rank == 1 ? 9000.0 : 6000.0; },
+                      .between = [](int rank, int) { return rank == 1 ? 2.0 : 0.0; }});
+  const auto spans = traces[1].spans;
+  for (Span span : spans) {
+    if (span.kind != Kind::forward) continue;
+    span.kind = Kind::wait;
+    span.model = 7;
+    traces[1].spans.push_back(span);
+  }
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::straggler);
+  EXPECT_EQ(diagnosis.rank, 1);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("holds this run back: the others wait for it 3.00 ms"));
+}
+
 // 10 ms in every fourth forward.
 TEST(Diagnosis, OneRankComputesLongerInEveryFourthStep) {
   const Diagnosis diagnosis = diagnosis_of({.steps = 46, .computing = [](int rank, int step) {

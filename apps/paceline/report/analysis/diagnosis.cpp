@@ -60,10 +60,13 @@ std::size_t index_of(const Analysis& a, const LateRank& rank) {
   return static_cast<std::size_t>(rank.times - a.ranks.data());
 }
 
-// Compares what the steps would save, since only a replay sees in which steps the others waited.
+// Compares what the steps would save, since only a replay sees in which steps the others waited. If
+// that is next to nothing, the others wait for another reason.
 bool starts_late(const Analysis& a, std::size_t index) {
   const Replay replay = replay_without_queue(a);
-  return replay.with_usual_between(index).period() < replay.with_usual_computing(index).period();
+  const double usual = replay.with_usual_between(index).period();
+  return usual < replay.with_usual_computing(index).period() &&
+         usual < (1 - kNextToNothing) * replay.period();
 }
 
 LateRank find_late_rank(const Analysis& a) {
