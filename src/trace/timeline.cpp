@@ -12,7 +12,7 @@
 #include <paceline/error.h>
 
 #include "base/environment.h"
-#include "base/signals_blocked.h"
+#include "base/start_thread.h"
 #include "trace/format.h"
 #include "trace/trace_file.h"
 
@@ -55,9 +55,6 @@ void Timeline::start(const std::filesystem::path& directory, int rank, int size,
   } catch (const std::filesystem::filesystem_error& error) {
     throw UsageError(fmt::format("PACELINE_TIMELINE={}: cannot create this directory: {}",
                                  directory.string(), error.code().message()));
-  } catch (const std::system_error& error) {
-    throw UsageError(fmt::format("PACELINE_TIMELINE={}: cannot start a thread: {}",
-                                 directory.string(), error.what()));
   } catch (const Error& error) {
     throw UsageError(fmt::format("PACELINE_TIMELINE={}: {}", directory.string(), error.what()));
   }
@@ -83,9 +80,8 @@ Timeline::Timeline(const std::filesystem::path& path, int rank, int size, const 
   spans_.reserve(kCapacity);
   samples_.reserve(kMaxSamples);
   sample_batch_.reserve(kMaxSamples);
-  // SIGXFSZ, which would end the process where a file may not grow, is EFBIG then.
-  const base::SignalsBlocked blocked;
-  writer_ = std::thread([this] { write(); });
+  // Where a file may not grow, this thread gets EFBIG, and no SIGXFSZ, which would end the process.
+  writer_ = base::start_thread([this] { write(); });
 }
 
 Timeline::~Timeline() = default;

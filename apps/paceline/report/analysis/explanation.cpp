@@ -427,7 +427,7 @@ void Explanation::between_steps() {
   if (a_.asleep_in_steps.value_or(0) >= kNotableSleep) {
     because(
         "{} a step is sleep within steps, after one forward or backward and before the next: "
-        "between batches whose gradients accumulate, or forwards of which one needs a backward.",
+        "between batches that accumulate gradients, or between forwards without a backward.",
         time_text(*a_.asleep_in_steps * a_.mean_period));
   }
   if (a_.settled.stall >= kNotableStall) {
@@ -442,8 +442,8 @@ void Explanation::between_steps() {
   }
   suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
   suggest(
-      "Look for collective calls between steps, such as an all_reduce of a metric: call them less "
-      "often, and look at what the rank does that is last to them. Timelines do not contain them.");
+      "Look for collective calls between steps, such as an all_reduce of a metric, which timelines "
+      "do not contain: make fewer, and find the rank that comes to them last.");
   gain_.reset();
   suggest(
       "Time optimizer.step() by itself: if it takes most of this time, use larger batches, so that "
