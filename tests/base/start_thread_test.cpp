@@ -29,7 +29,7 @@ TEST(StartThread, BlocksSignalsThereOnly) {
 // As a thread constructor does that the system refuses.
 struct Refused {
   template <typename Body>
-  explicit Refused(Body&& /*body*/) {
+  explicit Refused(Body /*body*/) {
     throw std::system_error(EAGAIN, std::system_category());
   }
 };
