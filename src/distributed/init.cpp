@@ -137,7 +137,12 @@ void log_launcher(const distributed::Plan& plan) {
 
 void prepare(InitOptions& options) {
   distributed::check_forked_child();
-  ProcessState::instance().run_deferred_abort();
+  auto& state = ProcessState::instance();
+  state.run_deferred_abort();
+  {
+    const std::lock_guard lock(state.mutex);
+    if (!state.world) state.last_job.reset();  // its store may have the port of the next one
+  }
   options.timeout = distributed::checked_timeout(options.timeout);
 }
 

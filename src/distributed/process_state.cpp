@@ -111,6 +111,7 @@ std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
     std::ignore = world.release();
     return nullptr;
   }
+  if (!in_record()) last_job.reset();
   last_processes = {world->group->getRank(), world->group->getSize(), nullptr};
   try {
     const auto backend = world->group->getDefaultBackend();
@@ -164,10 +165,15 @@ void ProcessState::exit_record(const std::string& exception_text) noexcept {
 }
 
 // A process that fails after the end of its world is replaced, and others wait for it.
-void ProcessState::announce_end() noexcept {
-  if (!last_job || is_forked_within_record()) return;
+void ProcessState::end_job(bool has_failed) noexcept {
+  std::optional<ActiveWorld::Reconfigurable> job;
+  {
+    const std::lock_guard lock(mutex);
+    job = std::exchange(last_job, std::nullopt);
+    if (!job || has_failed || world || is_forked_within_record()) return;
+  }
   try {
-    finish_handle_exchange(last_job->handles, last_job->rank);
+    finish_handle_exchange(job->handles, job->rank);
   } catch (const std::exception& error) {
     base::log(LogLevel::debug, "reconfigure: {}", error.what());  // the store has ended
   }

@@ -61,7 +61,8 @@ class ProcessState {
   std::unique_ptr<ActiveWorld> world;
   std::mutex mutex;
   int inits = 0;
-  // That of the last world; kept after its end.
+  // That of the last world; within record, it outlives the world until the end or until another
+  // world. It keeps a store, which may serve others or have a file.
   std::optional<ActiveWorld::Reconfigurable> last_job;
   // Whether the last world numbers the ranks as the launcher does. If survivors form a world of
   // their own, its numbers differ, and the launcher must not take them for its own.
@@ -93,8 +94,9 @@ class ProcessState {
   // run_deferred_abort if the exception was caught instead.
   void enter_record();
   void exit_record(const std::string& exception_text) noexcept;
-  // At the end of the outermost record of a process that has not failed.
-  void announce_end() noexcept;
+  // Call at the end of the outermost record. If the process ends without a failure, and has ended
+  // its world, the other ranks of its job learn that they need not wait for it.
+  void end_job(bool has_failed) noexcept;
   bool in_record() const { return record_depth_ > 0; }
   // Whether the calling thread runs the outermost record.
   bool is_record_thread() const;

@@ -155,7 +155,6 @@ int record(const std::function<int()>& body) {
   try {
     code = run(body);
     state.exit_record("");
-    if (!state.in_record() && !launch::is_failure(W_EXITCODE(code, 0))) state.announce_end();
   } catch (...) {
     const std::string text = distributed::current_exception_text();
     // Before the other ranks fail because of it. They do not wait for print_error, which blocks if
@@ -164,6 +163,7 @@ int record(const std::function<int()>& body) {
     state.exit_record(text);
     print_error(text);
   }
+  if (!state.in_record()) state.end_job(launch::is_failure(W_EXITCODE(code, 0)));
   set_log_callback({});
   std::fflush(stdout);
   std::fflush(stderr);

@@ -12,12 +12,15 @@
 #include <vector>
 
 #include "base/errno_error.h"
+#include "base/printable.h"
 #include "launch/clip.h"
 #include "launch/signal_names.h"
 #include "launch/tail_buffer.h"
 
 namespace paceline::launch {
 namespace {
+
+using base::printable;
 
 constexpr std::size_t kMaxMessage = 4000;
 constexpr std::size_t kMaxSummary = 300;

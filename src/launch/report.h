@@ -3,12 +3,9 @@
 #include <string>
 #include <string_view>
 
-#include "base/printable.h"
 #include "launch/job_result.h"
 
 namespace paceline::launch {
-
-using base::printable;
 
 // "rank 3", "ranks 4 to 7".
 std::string name_ranks(int first, int count);

@@ -14,7 +14,7 @@
 
 #include "base/address.h"
 #include "base/errno_error.h"
-#include "launch/report.h"
+#include "base/printable.h"
 
 namespace paceline::nodes {
 namespace {
@@ -307,7 +307,7 @@ void NodeSession::check_joining() {
 void NodeSession::handle(const Message& message) {
   if (const auto* const refuse = std::get_if<Refuse>(&message)) {
     fail(fmt::format("the launcher at {} does not accept this node: {}", endpoint(),
-                     launch::printable(refuse->reason)));
+                     base::printable(refuse->reason)));
   } else if (const auto* const start = std::get_if<Start>(&message)) {
     start_ = *start;
     requests_.clear();

@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -154,6 +155,27 @@ TEST(Reconfigure, WaitsForNoRankThatHasFinished) {
     return std::string();
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+}
+
+TEST(Reconfigure, LeavesNoFileOfItsStore) {
+  const test::TemporaryDirectory directory;
+  const auto file = directory.path() / "store";
+  const auto ends = test::run_torch_ranks(2, "paceline", [&](const RankContext& given) {
+    RankContext context = reconfigurable(given);
+    context.init.store = nullptr;
+    context.init.init_method = "file://" + file.string();
+    context.init.rank = context.rank;
+    context.init.world_size = context.size;
+    EXPECT_EQ(record([&] {
+                const World world = init_process_group(context.init);
+                reconfigure();
+                barrier();
+              }),
+              0);
+    return std::string();
+  });
+  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 // Another process takes its place, here after a while.

@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "base/printable.h"
 #include "support/made_timelines.h"
 #include "top/rank_window.h"
 #include "top/screen.h"
@@ -99,19 +98,6 @@ TEST(Screen, SaysThatNothingHappens) {
   EXPECT_THAT(joined(draw(view, 0, 0)), HasSubstr("\nToo few steps to judge yet.\n"));
   view.recent.notes = {"1 of 3 ranks are on other machines"};
   EXPECT_THAT(joined(draw(view, 0, 0)), HasSubstr("\n1 of 3 ranks are on other machines.\n"));
-}
-
-TEST(Screen, TextOfOtherProcessesIsPrintable) {
-  EXPECT_EQ(base::printable_line("a\x1b[2J\n\x7f"
-                                 "b"),
-            "a\\x1b[2J\\x0a\\x7fb");
-  EXPECT_EQ(base::printable("a\tb\n\r"), "a\tb\n\\x0d");
-  EXPECT_EQ(base::printable("\xc3\xa9 \xe2\x82\xac"), "\xc3\xa9 \xe2\x82\xac");
-  EXPECT_EQ(base::printable("\xc2\x9b"
-                            "2J"),
-            "\\u009b2J");  // a control character of eight bits
-  // Bytes that are not UTF-8, of which a terminal may obey 9b.
-  EXPECT_EQ(base::printable("\xff\x9b\xc3\xa9\xe2\x82"), "\\xff\\x9b\xc3\xa9\\xe2\\x82");
 }
 
 Clock::time_point at_ms(int milliseconds) {
