@@ -91,10 +91,10 @@ std::vector<std::string> lines_of(const std::string& text, int rank) {
 
 TEST_F(Launcher, WorkersInheritOnlyTheirOwnDescriptors) {
   const base::UniqueFd stray(::dup(STDERR_FILENO));  // the launcher inherits it, its workers do not
-  auto job =
-      run(3,
-          "echo 0 1 2 $PACELINE_BOOTSTRAP_SOCKETS $PACELINE_STORE_FD | tr ', ' '\n\n' | sort;"
-          "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
+  auto job = run(3,
+                 "echo 0 1 2 $PACELINE_BOOTSTRAP_SOCKETS $PACELINE_STORE_FD $PACELINE_ERROR_FD | "
+                 "tr ', ' '\n\n' | sort;"
+                 "echo are; ls /proc/$$/fd; echo open; readlink /proc/$$/fd/*; exit 0");
   EXPECT_EQ(job.wait(), 0) << job.err();
   for (const int rank : {0, 1, 2}) {
     const auto lines = lines_of(job.out(), rank);
@@ -102,12 +102,13 @@ TEST_F(Launcher, WorkersInheritOnlyTheirOwnDescriptors) {
     const auto open = std::find(lines.begin(), lines.end(), "open");
     ASSERT_NE(open, lines.end()) << job.out();
     EXPECT_EQ(std::vector(lines.begin(), are), std::vector(are + 1, open));
-    EXPECT_EQ(std::distance(lines.begin(), are), rank == 0 ? 6 : 5);
+    EXPECT_EQ(std::distance(lines.begin(), are), rank == 0 ? 7 : 6);
     const auto sockets = std::count_if(open, lines.end(), [](const std::string& target) {
       return target.rfind("socket:", 0) == 0;
     });
     EXPECT_EQ(sockets, rank == 0 ? 2 : 1);
     EXPECT_THAT(lines, Contains(HasSubstr("memfd:paceline-store")));
+    EXPECT_THAT(lines, Contains(HasSubstr("memfd:paceline-error")));
   }
 }
 
