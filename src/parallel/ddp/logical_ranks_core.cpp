@@ -8,7 +8,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include <paceline/collectives.h>
@@ -26,31 +25,6 @@ namespace {
 
 // Whose logical ranks' random numbers the process's default generator has.
 std::atomic<const LogicalRanksCore*> open_loop = nullptr;
-
-// Numbers the models with logical ranks that this process has: each has the lowest free number.
-class ModelNumbers {
- public:
-  static int take() {
-    const std::lock_guard lock(mutex());
-    int number = 0;
-    while (!taken().insert(number).second) ++number;
-    return number;
-  }
-  static void give_back(int number) {
-    const std::lock_guard lock(mutex());
-    taken().erase(number);
-  }
-
- private:
-  static std::mutex& mutex() {
-    static auto* const instance = new std::mutex;
-    return *instance;
-  }
-  static std::set<int>& taken() {
-    static auto* const instance = new std::set<int>;
-    return *instance;
-  }
-};
 
 using Generators = std::vector<at::Generator>;
 
@@ -102,21 +76,12 @@ LogicalRanksCore::LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, Pro
   if (!enabled_) return;
   generators_ = {at::globalContext().defaultGenerator(at::kCPU)};
   if (!device.is_cpu()) generators_.push_back(at::globalContext().defaultGenerator(device));
-  const at::Tensor seed = at::empty({2}, at::kLong);
-  seed[0] = static_cast<std::int64_t>(generators_[0].current_seed());
-  number_ = ModelNumbers::take();
-  seed[1] = number_;
+  const at::Tensor seed = at::empty({1}, at::kLong);
+  seed.fill_(static_cast<std::int64_t>(generators_[0].current_seed()));
   if (get_world_size(group_) > 1) ddp::broadcast_from(0, {seed}, group_);
-  seed_ = static_cast<std::uint64_t>(seed[0].item<std::int64_t>());
-  // With the numbers of the first model, noise and dropout of two would be the same.
-  const auto number = static_cast<std::uint64_t>(seed[1].item<std::int64_t>());
-  if (number > 0) seed_ = base::splitmix(seed_ ^ base::splitmix(number));
+  seed_ = static_cast<std::uint64_t>(seed.item<std::int64_t>());
   for (int k = 0; k < range().count; ++k) random_.push_back(first_random(range().first + k));
   reducer.on_leaf_complete([this](int leaf) { end_backward(leaf); });
-}
-
-LogicalRanksCore::~LogicalRanksCore() {
-  if (number_ >= 0) ModelNumbers::give_back(number_);
 }
 
 ddp::Reducer& LogicalRanksCore::reducer() const {

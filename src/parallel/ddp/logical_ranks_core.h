@@ -23,7 +23,6 @@ class LogicalRanksCore {
   // `logical_ranks`: as in DdpOptions. `device`: the model's. Collective, unless it is 0.
   LogicalRanksCore(ddp::Reducer& reducer, int logical_ranks, ProcessGroup group,
                    std::vector<at::Tensor> buffers, at::Device device);
-  ~LogicalRanksCore();
   LogicalRanksCore(const LogicalRanksCore&) = delete;
   LogicalRanksCore& operator=(const LogicalRanksCore&) = delete;
 
@@ -85,8 +84,7 @@ class LogicalRanksCore {
   std::vector<at::Tensor> buffers_;
   // The process's, of the CPU and of the model's device if that is another one.
   std::vector<at::Generator> generators_{};
-  int number_ = -1;                 // among the models of this process that have logical ranks
-  std::uint64_t seed_ = 0;          // rank 0's, and of this model
+  std::uint64_t seed_ = 0;          // rank 0's
   std::vector<at::Tensor> random_;  // of this rank's logical ranks
   std::map<std::string, Registered> registered_;
   std::function<void()> before_loop_;

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <functional>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -275,9 +275,12 @@ TEST(LogicalRanks, StatesGoOnInAnotherModel) {
   });
 }
 
-TEST(LogicalRanks, OfTwoModelsDrawDifferentNumbers) {
+TEST(LogicalRanks, OfSeveralModelsDrawByTheSeedOfEach) {
   expect_torch_ranks(2, "paceline", [](int, int) {
-    const auto drawn_by = [](auto& model) {
+    const auto drawn_with_seed = [](std::uint64_t seed) {
+      auto net = make_net(at::kFloat);
+      torch::manual_seed(seed);
+      DistributedDataParallel model(net, {.logical_ranks = 4});
       std::vector<torch::Tensor> drawn;
       for (const int rank : model.logical_ranks()) {
         static_cast<void>(rank);
@@ -285,15 +288,9 @@ TEST(LogicalRanks, OfTwoModelsDrawDifferentNumbers) {
       }
       return torch::stack(drawn);
     };
-    const DdpOptions options{.logical_ranks = 4};
-    auto model =
-        std::make_unique<DistributedDataParallel<test::NetImpl>>(make_net(at::kFloat), options);
-    DistributedDataParallel other(make_net(at::kFloat), options);
-    const auto first = drawn_by(*model);
-    EXPECT_FALSE(first.equal(drawn_by(other)));
-    model.reset();
-    DistributedDataParallel third(make_net(at::kFloat), options);
-    EXPECT_TRUE(first.equal(drawn_by(third))) << "it has the number of the first";
+    const auto first = drawn_with_seed(1);
+    EXPECT_FALSE(drawn_with_seed(2).equal(first));
+    EXPECT_TRUE(drawn_with_seed(1).equal(first));
   });
 }
 
