@@ -50,13 +50,17 @@ struct Options {
   int slow_rank = -1;
   double slow = 0;  // milliseconds more that this rank computes in each forward
   int late_rank = -1;
-  double late = 0;    // milliseconds later that this rank begins its steps
-  double uneven = 0;  // batches of ranks differ by this share, up and down
+  double late = 0;     // milliseconds later that this rank begins its steps
+  int late_every = 1;  // only after this many steps
+  double uneven = 0;   // batches of ranks differ by this share, up and down
   int evaluate_every = 0;
-  double evaluate = 0;   // milliseconds
-  std::vector<int> pin;  // the core of each rank
-  std::string data;      // a file that each step reads from, mapped
-  int pages = 0;         // how many pages
+  double evaluate = 0;      // milliseconds
+  int evaluate_rank = -1;   // -1: all ranks
+  int accumulate = 1;       // batches of a step
+  double batch_loader = 0;  // milliseconds before each of them, asleep
+  std::vector<int> pin;     // the core of each rank
+  std::string data;         // a file that each step reads from, mapped
+  int pages = 0;            // how many pages
 };
 
 void parse(int argc, char** argv, Options& options) {
@@ -72,9 +76,13 @@ void parse(int argc, char** argv, Options& options) {
   app.add_option("--slow", options.slow);
   app.add_option("--late-rank", options.late_rank);
   app.add_option("--late", options.late);
+  app.add_option("--late-every", options.late_every);
   app.add_option("--uneven", options.uneven);
   app.add_option("--evaluate-every", options.evaluate_every);
   app.add_option("--evaluate", options.evaluate);
+  app.add_option("--evaluate-rank", options.evaluate_rank);
+  app.add_option("--accumulate", options.accumulate);
+  app.add_option("--batch-loader", options.batch_loader);
   app.add_option("--pin", options.pin)->delimiter(',');
   app.add_option("--data", options.data);
   app.add_option("--pages", options.pages);
@@ -196,16 +204,25 @@ class Training {
     const auto count = samples();
     if (data_) data_->read_some(options_.pages, random_);
     sgd_.zero_grad();
-    at::cross_entropy_loss(ddp_(batch_.input.narrow(0, 0, count)),
-                           batch_.target.narrow(0, 0, count))
-        .backward();
+    for (int batch = 1; batch <= options_.accumulate; ++batch) {
+      const auto guard = ddp_.no_sync(batch < options_.accumulate);
+      if (options_.batch_loader > 0) {
+        std::this_thread::sleep_for(Milliseconds(options_.batch_loader));
+      }
+      at::cross_entropy_loss(ddp_(batch_.input.narrow(0, 0, count)),
+                             batch_.target.narrow(0, 0, count))
+          .backward();
+    }
     sgd_.step();
   }
 
   void between(int step) {
     if (options_.loader > 0) std::this_thread::sleep_for(Milliseconds(options_.loader));
-    if (get_rank() == options_.late_rank) compute_for(options_.late);
+    if (get_rank() == options_.late_rank && step % options_.late_every == 0) {
+      compute_for(options_.late);
+    }
     if (options_.evaluate_every == 0 || step % options_.evaluate_every != 0) return;
+    if (options_.evaluate_rank >= 0 && options_.evaluate_rank != get_rank()) return;
     const torch::NoGradGuard no_grad;
     const auto end = Clock::now() + Milliseconds(options_.evaluate);
     while (Clock::now() < end) module_->forward(batch_.input);

@@ -248,7 +248,8 @@ class DistributedDataParallel(_TorchDDP):
         if now != before:
             raise ValueError(f"the module has {now} parameters and had {before} when it was wrapped: wrap it after it is complete")
         for (name, parameter), wrapped in zip(named, self._module_parameters):
-            if parameter is not wrapped:
+            # functional_call gives the module plain tensors for the time of a call.
+            if parameter is not wrapped and isinstance(parameter, nn.Parameter):
                 raise ValueError(f"parameter {name} is another tensor than when the module was wrapped: replace layers, or load with "
                                  "assign=True, before the module is wrapped")
         if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
