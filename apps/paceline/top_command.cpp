@@ -108,7 +108,7 @@ class Top {
     return true;
   }
 
-  // Between two attempts of a launcher, its processes may not be those of one job.
+  // Between two attempts, a launcher's processes may belong to two jobs.
   std::optional<top::JobKey> look() const {
     try {
       return top::find_job(options_.target);

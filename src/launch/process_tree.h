@@ -10,8 +10,7 @@ namespace paceline::launch {
 
 using Process = base::ProcessStat;
 
-// Whether /proc shows the processes that this one can signal, and not those of another PID
-// namespace, whose numbers mean others.
+// Whether /proc is of this process's PID namespace. If not, its numbers mean other processes here.
 bool sees_processes();
 
 // The children of `root`, their children and so on, as /proc shows them now; none without
