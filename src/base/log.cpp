@@ -1,36 +1,28 @@
 #include "base/log.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+
+#include "base/per_process.h"
 
 namespace paceline {
 namespace {
 
 struct Sink {
-  const pid_t process = ::getpid();
   std::mutex mutex{};
   LogCallback callback{};
 };
 
-// A forked child begins its own: another thread's call of its parent may hold the mutex for ever.
-// Then the child has no callback until it sets one. Never destroyed: a thread that outlives main
-// may still log.
+// A forked child has its parent's callback, unless a call of it was under way.
 Sink& sink() {
-  static std::atomic<Sink*> instance = new Sink;
-  Sink* current = instance;
-  if (current->process == ::getpid()) return *current;
-  auto own = std::make_unique<Sink>();
-  if (const std::unique_lock lock(current->mutex, std::try_to_lock); lock) {
-    own->callback = current->callback;
-  }
-  return instance.compare_exchange_strong(current, own.get()) ? *own.release() : *current;
+  static base::PerProcess<Sink> instance;
+  return instance.get([](Sink& before, Sink& own) {
+    const std::unique_lock lock(before.mutex, std::try_to_lock);
+    if (lock) own.callback = before.callback;
+  });
 }
 
 }  // namespace

@@ -2,30 +2,25 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <exception>
 #include <list>
-#include <memory>
 #include <mutex>
 #include <utility>
+
+#include "base/per_process.h"
 
 namespace paceline::base {
 namespace {
 
 struct Sources {
-  const pid_t process = ::getpid();
   std::mutex mutex{};
   std::list<const StateSource*> list{};
 };
 
-// Those that this process made. What a forked child inherits is its parent's: objects may be gone
-// there, and the mutex may be held for ever. Never destroyed: static objects may have sources.
+// What a forked child inherits is its parent's: objects may be gone there.
 Sources& all_sources() {
-  static std::atomic<Sources*> instance = new Sources;
-  Sources* current = instance;
-  if (current->process == ::getpid()) return *current;
-  auto own = std::make_unique<Sources>();
-  return instance.compare_exchange_strong(current, own.get()) ? *own.release() : *current;
+  static PerProcess<Sources> instance;
+  return instance.get();
 }
 
 }  // namespace

@@ -150,8 +150,7 @@ class CheckpointDirectory::Impl {
   static std::string failed(std::int64_t step) {
     return fmt::format("the checkpoint of step {} failed", step);
   }
-  // Empty if there is none. Throws if a file cannot be read: it may be as good as it was.
-  // Collective.
+  // Empty if there is none. Throws if a file cannot be read, which may be undamaged. Collective.
   std::string damage_of(const Place& place) const {
     std::string damage;
     const std::string error = attempt([&] {

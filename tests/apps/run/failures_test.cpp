@@ -38,40 +38,23 @@ TEST_F(Launcher, ReportsDeathBySignalByName) {
 
 TEST_F(Launcher, ReportsErrorFilesAndTheRankAtFault) {
   // Rank 0 is certainly gone first, and says that it was because of rank 1.
-  auto job = run(2, R"(
+  const std::string script = R"(
     if [ $RANK = 0 ]; then
-      printf '{"message": {"message": "lost", "extraInfo": {"blamed_ranks": [1]}}}' \
-        > $TORCHELASTIC_ERROR_FILE
+      printf '{"message": {"message": "lost", "extraInfo": {"blamed_ranks": [1]}}}' > $ERROR
       echo gone > $TMPDIR/go; exit 1
     fi
     until [ -e $TMPDIR/go ]; do :; done
     rm $TMPDIR/go
-    printf '{"message": {"message": "the real reason"}}' > $TORCHELASTIC_ERROR_FILE
-    exit 5)",
-                 {"--failure-grace", "60"});
-  EXPECT_EQ(job.wait(), 5) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr(rank_here(1) + " failed first: exited with code 5\n"
-                                                  "  error: the real reason\n"
-                                                  "  rank 0: exited with code 1: lost\n"));
-}
-
-// As if the disk were full. Rank 0 is gone first, and blames rank 1.
-TEST_F(Launcher, ReportsErrorsInMemoryInPlaceOfFiles) {
-  auto job = run(2, R"(
-    if [ $RANK = 0 ]; then
-      printf '{"message": {"message": "lost", "extraInfo": {"blamed_ranks": [1]}}}' \
-        > /proc/self/fd/$PACELINE_ERROR_FD
-      echo gone > $TMPDIR/go; exit 1
-    fi
-    until [ -e $TMPDIR/go ]; do :; done
-    rm $TMPDIR/go
-    printf '{"message": {"message": "no space left"}}' > /proc/self/fd/$PACELINE_ERROR_FD
-    exit 5)",
-                 {"--failure-grace", "60"});
-  EXPECT_EQ(job.wait(), 5) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr(rank_here(1) + " failed first: exited with code 5\n"
-                                                  "  error: no space left\n"
-                                                  "  rank 0: exited with code 1: lost\n"));
+    printf '{"message": {"message": "the real reason"}}' > $ERROR
+    exit 5)";
+  // The second one is for errors that cannot be written to the first.
+  for (const char* const place : {"$TORCHELASTIC_ERROR_FILE", "/proc/self/fd/$PACELINE_ERROR_FD"}) {
+    auto job = run(2, "ERROR=" + std::string(place) + script, {"--failure-grace", "60"});
+    EXPECT_EQ(job.wait(), 5) << job.err();
+    EXPECT_THAT(job.err(), HasSubstr(rank_here(1) + " failed first: exited with code 5\n"
+                                                    "  error: the real reason\n"
+                                                    "  rank 0: exited with code 1: lost\n"));
+  }
 }
 
 // Rank 1 is slow to end, long after rank 0's end would have had it stopped.

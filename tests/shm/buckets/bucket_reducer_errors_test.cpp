@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <iterator>
 #include <latch>
 #include <optional>
 #include <random>
@@ -13,6 +14,7 @@
 #include "shm/buckets/bucket_reducer.h"
 #include "support/bucket_steps.h"
 #include "support/cases.h"
+#include "support/skipped_bucket.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::shm {
@@ -217,30 +219,11 @@ TEST(BucketReducer, SkippingABucketThatASlowerRankUsesIsAMismatch) {
     run_thread_ranks(2, [&](auto region) {
       Group group(region);
       BucketReducer reducer(group, kBuckets, bucket_name);
-      const auto publish_others = [&] {
-        for (const std::size_t bucket : {1U, 2U}) reducer.publish(bucket);
+      const auto steps = [&] {
+        test::skip_a_bucket_that_others_use(reducer, region->rank(), std::size(kBuckets),
+                                            skips_again, ahead);
       };
-      for (const bool published : {true, false}) {
-        reducer.begin_step({.forwards = published ? 1U : 2U});
-        if (published) reducer.publish(0);
-        publish_others();
-        if (published) reducer.finish();
-      }
-      const auto go_on = [&] {
-        if (region->rank() == 0) {
-          while (!ahead) reducer.try_progress();
-          reducer.publish(0);
-          return reducer.finish();
-        }
-        reducer.skip(0);
-        reducer.finish();
-        reducer.begin_step({.forwards = 3});
-        skips_again ? reducer.skip(0) : reducer.publish(0);
-        ahead = true;
-        publish_others();
-        reducer.finish();
-      };
-      EXPECT_THAT(go_on, ThrowsMessage<Mismatch>(HasSubstr(
+      EXPECT_THAT(steps, ThrowsMessage<Mismatch>(HasSubstr(
                              "in step 2 of group test rank 1 skipped bucket 0 (layer0)")));
     });
   }

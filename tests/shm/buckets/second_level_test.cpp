@@ -18,6 +18,7 @@
 
 #include "shm/sync/doorbell.h"
 #include "support/second_level_steps.h"
+#include "support/skipped_bucket.h"
 
 namespace paceline::shm {
 namespace {
@@ -125,31 +126,12 @@ TEST(SecondLevel, SkippingABucketThatASlowerRankUsesIsAMismatch) {
       Group group(region);
       BucketReducer reducer(group, test::nodes::kBuckets, test::nodes::bucket_name,
                             {.between_nodes = network.level(node)});
-      const auto publish_from = [&](std::size_t first) {
-        for (std::size_t b = first; b < kCount; ++b) reducer.publish(b);
-      };
-      const auto run = [&] {
-        reducer.begin_step({.forwards = 1});
-        publish_from(0);
-        reducer.finish();
-        reducer.begin_step({.forwards = 2});
-        publish_from(1);
-        if (index != 1) {
-          while (index == 0 && !ahead) std::this_thread::yield();
-          reducer.publish(0);
-          return reducer.finish();
-        }
-        reducer.skip(0);
-        reducer.finish();
-        reducer.begin_step({.forwards = 3});
-        skips_again ? reducer.skip(0) : reducer.publish(0);
-        ahead = true;
-        publish_from(1);
-        reducer.finish();
+      const auto steps = [&] {
+        test::skip_a_bucket_that_others_use(reducer, index, kCount, skips_again, ahead);
       };
       // Of global ranks, which begin at 100 here. Node 1 learns less.
       const std::string text = node == 0 ? "rank 101 skipped bucket 0" : "rank 101";
-      EXPECT_THAT(run, ThrowsMessage<Mismatch>(HasSubstr(text)));
+      EXPECT_THAT(steps, ThrowsMessage<Mismatch>(HasSubstr(text)));
     });
   }
 }
