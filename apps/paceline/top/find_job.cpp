@@ -91,9 +91,9 @@ std::optional<JobKey> find_job(const Target& target) {
       if (one.reader->job() == *target.job) named.push_back(std::move(one));
     }
     if (!named.empty()) return only_job(std::move(named), "have this name");
+    if (is_started(*target.job)) return std::nullopt;
     throw UsageError(fmt::format(
-        "no job that trains on this machine has the name {}; a launcher gives it (--rdzv-id)",
-        *target.job));
+        "no job on this machine has the name {}; a launcher gives it (--rdzv-id)", *target.job));
   }
   std::erase_if(all, [](const LiveProcess& one) { return !one.is_this_users(); });
   if (!all.empty()) return only_job(std::move(all), "train");

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -45,6 +47,29 @@ pid_t last_number(pid_t process, std::string_view label) {
     for (pid_t number = 0; numbers >> number;) last = number;
   }
   return last;
+}
+
+// Of this machine, as far as they are visible.
+std::vector<pid_t> all_processes() {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    pid_t number = 0;
+    const auto read = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (read.ec == std::errc() && read.ptr == name.data() + name.size()) found.push_back(number);
+  }
+  return found;
+}
+
+// Each begins with a NUL. Empty if this user may not look.
+std::string variables_of(pid_t process) {
+  return '\0' + content_of(proc(process, "environ"));
+}
+
+std::string job_variable() {
+  return '\0' + std::string("TORCHELASTIC_RUN_ID=");
 }
 
 std::string owner_of(pid_t process) {
@@ -110,13 +135,9 @@ std::optional<LiveProcess> look_into(pid_t process) {
 
 std::vector<LiveProcess> all_live_processes() {
   std::vector<LiveProcess> found;
-  std::error_code error;
-  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.find_first_not_of("0123456789") != name.npos) continue;
+  for (const pid_t number : all_processes()) {
     try {
-      auto process = look_into(std::stoi(name));
+      auto process = look_into(number);
       if (process && !process->has_ended()) found.push_back(std::move(*process));
     } catch (const std::exception&) {
       continue;
@@ -126,14 +147,20 @@ std::vector<LiveProcess> all_live_processes() {
 }
 
 bool may_train(pid_t process) {
-  const std::string variables = '\0' + content_of(proc(process, "environ"));
-  if (variables.find(std::string("\0TORCHELASTIC_RUN_ID=", 21)) != variables.npos) return true;
+  if (variables_of(process).find(job_variable()) != std::string::npos) return true;
   std::error_code error;
   const fs::path program = fs::read_symlink(proc(process, "exe"), error);
   const std::string arguments = content_of(proc(process, "cmdline"));
   const bool is_viewer = arguments.find(std::string("\0top", 4)) != arguments.npos;
   return (program.filename() == "paceline" && !is_viewer) ||
          content_of(proc(process, "maps")).find("/libtorch_cpu.so") != std::string::npos;
+}
+
+bool is_started(const std::string& job) {
+  const std::string variable = job_variable() + job + '\0';
+  return std::ranges::any_of(all_processes(), [&](pid_t process) {
+    return process != ::getpid() && variables_of(process).find(variable) != std::string::npos;
+  });
 }
 
 std::optional<pid_t> process_of(pid_t thread) {
