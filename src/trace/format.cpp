@@ -120,6 +120,12 @@ std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_
                               bucket, bytes, json_text(parameters)));
 }
 
+std::string reduction_event(int rank, std::uint64_t model, const ReductionCost& cost) {
+  return metadata("paceline_reduction", rank, row_of(model),
+                  fmt::format("\"model\":{},\"latency\":{:.3f},\"rate\":{:.3f}", model,
+                              cost.latency, cost.rate));
+}
+
 std::string device_event(int rank, std::uint64_t model) {
   return metadata("thread_name", rank, row_of(model, -1, true),
                   fmt::format("\"name\":\"model {} on its device\"", model));

@@ -31,6 +31,13 @@ constexpr bool is_of_bucket(Kind kind) {
   return kind == Kind::bucket || kind == Kind::device_bucket;
 }
 
+// What the reduction of a bucket costs while nothing else runs: `latency` microseconds, and one for
+// each `rate` bytes. A rate of 0 is unknown.
+struct ReductionCost {
+  double latency = 0;
+  double rate = 0;
+};
+
 struct Span {
   Kind kind;
   std::uint64_t model;  // several may be trained in one process

@@ -107,7 +107,14 @@ void Timeline::sample_thread(Moment moment) noexcept {
 void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
                                std::string_view parameters) {
   if (current() != this) return;
-  const std::string event = bucket_event(rank_, model, bucket, bytes, parameters);
+  add_fact(bucket_event(rank_, model, bucket, bytes, parameters));
+}
+
+void Timeline::describe_reductions(std::uint64_t model, const ReductionCost& cost) {
+  if (current() == this) add_fact(reduction_event(rank_, model, cost));
+}
+
+void Timeline::add_fact(std::string_view event) {
   const std::lock_guard lock(mutex_);
   if (!open_) return;
   if (facts_.size() + event.size() > kMaxFacts) {

@@ -54,9 +54,12 @@ class Timeline {
   // Call for each bucket of a plan; replaces an earlier description of the bucket.
   void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
                        std::string_view parameters);
+  // The last call for a model counts.
+  void describe_reductions(std::uint64_t model, const ReductionCost& cost);
 
  private:
   Timeline(const std::filesystem::path& path, int rank, int size, const Node& node);
+  void add_fact(std::string_view event);
   void write();
   void close();
 

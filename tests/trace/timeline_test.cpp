@@ -95,6 +95,7 @@ TEST_F(TimelineTest, RecordedSpansRoundTrip) {
   timeline->record(wait);
   const std::string hostile = "a\"b\\c\n</script>\x01 \xc3\xa9";
   timeline->describe_bucket(3, 6, 1234, hostile);
+  timeline->describe_reductions(3, {.latency = 0.75, .rate = 8192.5});
   Timeline::stop();
   EXPECT_EQ(Timeline::current(), nullptr);
   timeline->record(span_of(6));
@@ -116,6 +117,8 @@ TEST_F(TimelineTest, RecordedSpansRoundTrip) {
   const report::BucketInfo& bucket = trace.buckets.at({3, 6});
   EXPECT_EQ(bucket.bytes, 1234U);
   EXPECT_EQ(bucket.parameters, hostile);
+  EXPECT_EQ(trace.reductions.at(3).latency, 0.75);
+  EXPECT_EQ(trace.reductions.at(3).rate, 8192.5);
 }
 
 TEST_F(TimelineTest, GivesADeviceRowsOfItsOwn) {

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "report/analysis/explanation.h"
+
 namespace paceline::report {
 namespace {
 
@@ -15,6 +17,11 @@ ordered_json or_null(int number) {
 
 ordered_json or_null(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json();
+}
+
+ordered_json expected_json(const Analysis& a) {
+  const auto expected = expected_communication(a);
+  return expected ? ordered_json(expected->sum()) : ordered_json();
 }
 
 ordered_json remedies_json(const Diagnosis& diagnosis) {
@@ -104,6 +111,7 @@ std::string report_json(const Job& job, const Analysis& a, const Diagnosis& diag
                                  {"pauses", a.pauses},
                                  {"period", a.period},
                                  {"mean_period", a.mean_period},
+                                 {"expected_communication", expected_json(a)},
                                  {"shares", shares_json(a)},
                                  {"machine", machine_json(a)},
                                  {"times", ranks_json(a)},

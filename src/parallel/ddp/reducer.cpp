@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/log.h"
+#include "parallel/ddp/reduction_cost.h"
 #include "parallel/with_error_context.h"
 
 namespace paceline::ddp {
@@ -37,6 +38,17 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
 
 Reducer::~Reducer() {
   if (std::uncaught_exceptions() <= exceptions_ && !called_) warn_never_called();
+}
+
+void Reducer::set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  buckets_.set_hook(std::move(hook));
+  recorder_.describe_reductions({});  // the hook's cost is not known
+}
+
+void Reducer::measure_reductions() {
+  std::size_t bytes = 0;
+  for (const NamedTensor& one : parameters_) bytes += one.tensor.nbytes();
+  recorder_.describe_reductions(reduction_cost(options_.process_group, bytes));
 }
 
 void Reducer::before_forward(bool synchronise, bool requires_backward, bool later) {

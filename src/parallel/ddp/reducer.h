@@ -98,9 +98,9 @@ class Reducer {
   // weights, all count the same.
   void set_weight(std::optional<double> weight) { weight_ = weight; }
   // Replaces the reduction. Collective; before the first backward.
-  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-    buckets_.set_hook(std::move(hook));
-  }
+  void set_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  // Measures what a bucket's reduction costs, for the timeline. Collective; outside a step.
+  void measure_reductions();
   // Notes that the parameters are now the same on all ranks, but that ranks may have accumulated
   // different gradients under no_sync.
   void end_join();

@@ -48,6 +48,10 @@ class StepRecorder {
 
   // Call for each bucket of a new plan.
   void describe_bucket(std::size_t bucket, std::size_t bytes, const std::string& parameters) const;
+  void describe_reductions(const trace::ReductionCost& cost) const {
+    auto* const timeline = trace::Timeline::current();
+    if (timeline != nullptr) timeline->describe_reductions(model_, cost);
+  }
   const DdpStats& stats() const { return stats_; }
 
  private:

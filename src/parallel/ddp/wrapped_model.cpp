@@ -193,19 +193,22 @@ bool WrappedModel::has_sync_batch_norm() const {
   return module_ != nullptr && sync_batch_norm::is_in(*module_);
 }
 
-std::uint64_t check_same_model(const WrappedModel& model, const DdpOptions& options,
-                               std::uint64_t number) {
+Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
+                           const Recording& recording) {
   const ProcessGroup& group = options.process_group;
   constexpr std::size_t kOptions = 2;
   const std::string own =
-      fmt::format("{}\n{}\n{}\n{}", number, describe_logical_ranks(options.logical_ranks),
-                  describe(options.average), fmt::join(describe(model), "\n"));
+      fmt::format("{}{}\n{}\n{}\n{}", recording.any ? '+' : '-', recording.number,
+                  describe_logical_ranks(options.logical_ranks), describe(options.average),
+                  fmt::join(describe(model), "\n"));
   auto texts = parallel::with_error_context(
       "comparing the ranks' models; construct it on all ranks of its group",
       [&] { return all_gather_bytes(own, {.group = group}); });
+  Recording agreed = recording;
   for (std::string& text : texts) {
     const std::size_t end = text.find('\n');
-    number = std::max<std::uint64_t>(number, std::stoull(text.substr(0, end)));
+    agreed.any |= text.front() == '+';
+    agreed.number = std::max<std::uint64_t>(agreed.number, std::stoull(text.substr(1, end)));
     text.erase(0, end + 1);
   }
   const auto global = [&](std::size_t rank) {
@@ -226,7 +229,7 @@ std::uint64_t check_same_model(const WrappedModel& model, const DdpOptions& opti
                           first[option], ranks.first, other[option], ranks.second);
     throw Mismatch(text, {ranks.second}, "DistributedDataParallel", 0);
   }
-  return number;
+  return agreed;
 }
 
 }  // namespace paceline::ddp

@@ -55,12 +55,18 @@ std::vector<std::string> split_lines(const std::string& text);
 std::string first_difference(std::span<const std::string> first, std::span<const std::string> other,
                              std::pair<int, int> ranks);
 
+// Of a model in timelines.
+struct Recording {
+  std::uint64_t number = 0;
+  bool any = false;  // whether a rank has a timeline
+};
+
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients, or if options differ that would give
-// wrong gradients: logical_ranks and average. Collective. Returns the model's number in timelines:
-// `number`, or what another rank gave if that is larger, as where a process took a lost one's
-// place.
-std::uint64_t check_same_model(const WrappedModel& model, const DdpOptions& options,
-                               std::uint64_t number);
+// wrong gradients: logical_ranks and average. Collective. Returns the highest number that a rank
+// has, as a process that took a lost one's place has wrapped fewer models, and whether any rank has
+// a timeline.
+Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
+                           const Recording& recording);
 
 }  // namespace paceline::ddp

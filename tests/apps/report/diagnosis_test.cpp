@@ -185,6 +185,34 @@ TEST(Diagnosis, TheNetworkTakesLongerForMoreRanks) {
   }
 }
 
+// 25 MiB, of which ranks wait 9 ms. Alone they were measured to need 3.28 ms, or 6.55 ms.
+TEST(Diagnosis, WhatTheMachineNeedsIsKnownWhereItWasMeasured) {
+  const auto job = [](double rate) {
+    auto traces = make_timelines({.buckets = 1, .reduction = 9000});
+    for (RankTrace& trace : traces) {
+      for (auto& [key, bucket] : trace.buckets) bucket.bytes = 25 << 20;
+      trace.reductions[0] = {.latency = 10, .rate = rate};
+    }
+    // It waited for the other rank, which was slower still.
+    traces[0].reductions[0] = {.latency = 500, .rate = rate / 2};
+    return diagnose(analyse(merge(traces)));
+  };
+  const Diagnosis delayed = job(8000);
+  EXPECT_EQ(delayed.finding, Finding::delayed);
+  EXPECT_THAT(
+      delayed.why,
+      Contains(HasSubstr("have 25.0 MiB. As measured before the first step, idle ranks reduce "
+                         "that in 3.39 ms, so their size does not explain 9.00 ms a step")));
+  EXPECT_THAT(prediction_of(delayed).if_what, HasSubstr("no longer than measured"));
+  EXPECT_NEAR(prediction_of(delayed).before - prediction_of(delayed).after, 9000 - 3387, 1);
+
+  const Diagnosis exposed = job(4000);
+  EXPECT_EQ(exposed.finding, Finding::communication);
+  EXPECT_THAT(exposed.why, Contains(HasSubstr("idle ranks reduce that in 6.66 ms.")));
+  // With a hook: a slow network.
+  EXPECT_EQ(job(0).finding, Finding::communication);
+}
+
 TEST(Diagnosis, SaysThatSizesAreNotKnown) {
   auto traces = make_timelines({.buckets = 2, .reduction = 4500});
   for (RankTrace& trace : traces) trace.buckets.erase({0, 0});

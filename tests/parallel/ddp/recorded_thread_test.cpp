@@ -62,5 +62,28 @@ TEST(RecordedThread, IsSampledAtTheBeginAndTheEndOfSteps) {
   });
 }
 
+// By the first rank alone, as where only one writes a timeline.
+TEST(Timelines, ContainWhatReductionsCost) {
+  for (const std::string backend : {"paceline", "gloo"}) {
+    expect_torch_ranks(2, backend, [](int rank, int size) {
+      const test::TemporaryDirectory directory;
+      if (rank == 0) trace::Timeline::start(directory.path(), rank, size);
+      auto pair = make_pair({1000}, {1000}, [](auto& self, const Tensor& x) { return x * self.v; });
+      DistributedDataParallel model(pair);
+      if (rank != 0) return;
+      trace::Timeline::stop();
+      std::ifstream file(directory.path() / "rank0.json");
+      int costs = 0;
+      for (const auto& event : nlohmann::json::parse(file)) {
+        if (event["name"] != "paceline_reduction") continue;
+        EXPECT_GT(event["args"]["latency"].get<double>(), 0);
+        EXPECT_GT(event["args"]["rate"].get<double>(), 0);
+        ++costs;
+      }
+      EXPECT_EQ(costs, 1);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace paceline

@@ -169,6 +169,18 @@ void add_buckets(const Job& job, Analysis& analysis) {
   }
 }
 
+// What the slower ranks measured contains waits for others.
+void add_reduction_cost(const Job& job, Analysis& analysis) {
+  for (const RankTrace& trace : job.ranks) {
+    const auto found = trace.reductions.find(analysis.model);
+    if (found == trace.reductions.end() || found->second.rate == 0) continue;
+    const trace::ReductionCost& cost = found->second;
+    if (!analysis.reduction) analysis.reduction = cost;
+    analysis.reduction->latency = std::min(analysis.reduction->latency, cost.latency);
+    analysis.reduction->rate = std::max(analysis.reduction->rate, cost.rate);
+  }
+}
+
 // With a quota a rank may use fewer cores than it may run on; the ranks of a machine mostly share
 // the quota.
 void count_cores(const Job& job, Analysis& analysis) {
@@ -331,6 +343,7 @@ Analysis analyse(const Job& job) {
   add_thread_figures(analysis);
   settle(analysis);
   add_buckets(job, analysis);
+  add_reduction_cost(job, analysis);
   return analysis;
 }
 

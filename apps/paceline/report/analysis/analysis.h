@@ -91,6 +91,8 @@ struct Analysis {
   std::vector<int> crowded;          // ranks that may only use fewer cores than they are, bound so
   std::vector<RankTimes> ranks;      // as in Job::ranks
   std::vector<BucketTimes> buckets;  // in ascending order
+  // As measured before the first step, by the rank that was fastest, since the others waited.
+  std::optional<trace::ReductionCost> reduction;
   // Who waited for which late rank, in microseconds a step.
   std::map<std::pair<int, int>, double> waits;
 };

@@ -25,9 +25,12 @@ constexpr double kShortStep = 1000;
 constexpr double kNotableSynchronisation = 0.20;
 // The part of the periods of a CPU limit, mostly 100 ms, in which it stops the job.
 constexpr double kThrottled = 0.5;
-// What even a slow network needs: 100 MB/s, and for each bucket a round of messages.
-constexpr double kSlowNetwork = 100;
+// What even a slow network needs: for each bucket a round of messages, and 100 MB/s.
 constexpr double kSlowMessage = 300;
+constexpr double kSlowNetwork = 100;
+// What it takes to wake a rank that sleeps, on a machine that is not idle. Ranks that measure what
+// a reduction costs do not sleep.
+constexpr double kWakeUp = 100;
 // Page faults of a step from which on lack of memory may slow it down.
 constexpr double kNotableFaults = 1;
 // The memory pressure from which such pages count as dropped. Below it, they are read for the first
@@ -88,16 +91,15 @@ LateRank find_late_rank(const Analysis& a) {
 
 // If the size is not known, what was measured stands: communication.
 bool explained_by_size(const Analysis& a) {
-  const auto transfer = slow_transfer(a);
-  return !transfer || 2 * *transfer >= a.settled.communication * a.mean_period;
+  const auto expected = expected_communication(a);
+  return !expected || 2 * expected->sum() >= a.settled.communication * a.mean_period;
 }
 
 // Whether ranks wait less to move bytes than to be woken.
 bool waits_for_wake_ups(const Analysis& a) {
-  const auto transfer = slow_transfer(a);
-  const double messages = static_cast<double>(a.buckets.size()) * kSlowMessage;
+  const auto expected = expected_communication(a);
   const double waiting = (a.late + a.communication) * a.mean_period;
-  return transfer && 2 * (*transfer - messages) < waiting;
+  return expected && 2 * expected->transfer < waiting;
 }
 
 bool is_crowded(const Analysis& a) {
@@ -231,12 +233,16 @@ std::optional<std::uint64_t> bytes_of_step(const Analysis& analysis) {
   return analysis.buckets.empty() ? std::nullopt : std::optional(bytes);
 }
 
-std::optional<double> slow_transfer(const Analysis& analysis) {
+std::optional<ExpectedCommunication> expected_communication(const Analysis& analysis) {
   const auto bytes = bytes_of_step(analysis);
   if (!bytes) return std::nullopt;
+  const auto size = static_cast<double>(*bytes);
+  const auto buckets = static_cast<double>(analysis.buckets.size());
+  if (const auto& cost = analysis.reduction) {
+    return ExpectedCommunication{buckets * (cost->latency + kWakeUp), size / cost->rate};
+  }
   const double sent = 2.0 * (analysis.size - 1) / analysis.size;  // of each byte, by each rank
-  return sent * static_cast<double>(*bytes) / kSlowNetwork +
-         static_cast<double>(analysis.buckets.size()) * kSlowMessage;
+  return ExpectedCommunication{buckets * kSlowMessage, sent * size / kSlowNetwork};
 }
 
 }  // namespace paceline::report

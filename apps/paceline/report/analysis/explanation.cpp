@@ -127,6 +127,13 @@ class Explanation {
       text += ": " + base::printable_line(bucket.info.parameters);
     return text + ")";
   }
+  // Only if the sizes of all buckets are known.
+  std::string expected_text() const {
+    return fmt::format("A step's gradients have {}. {} that in {}", bytes_text(*bytes_of_step(a_)),
+                       a_.reduction ? "As measured before the first step, idle ranks reduce"
+                                    : "Even a slow network moves",
+                       time_text(expected_communication(a_)->sum()));
+  }
   std::size_t index_of_late_rank() const {
     return static_cast<std::size_t>(late_.times - a_.ranks.data());
   }
@@ -357,6 +364,7 @@ void Explanation::exposed_communication() {
     because("Ranks wait longest for {}.", described(*bucket));
   }
   because("Backward hid {} of the communication.", share_text(a_.overlap));
+  if (a_.reduction && bytes_of_step(a_)) because("{}.", expected_text());
   if (!bytes_of_step(a_)) {
     because("Timelines lack the size of a bucket, so ranks may as well delay each other.");
   }
@@ -364,17 +372,15 @@ void Explanation::exposed_communication() {
 }
 
 void Explanation::delayed() {
-  const double transfer = *slow_transfer(a_);  // known, else this were communication
+  const double expected = expected_communication(a_)->sum();  // known, else this were communication
   const double waited = a_.settled.communication * a_.mean_period;
   say("Ranks delay each other in reductions: they wait {} a step for gradients that all ranks have "
       "computed, {} of the time.",
       time_text(waited), share_text(a_.settled.communication));
-  because(
-      "A step's gradients have {}. Even a slow network moves that in {}, so their size does not "
-      "explain {} a step.",
-      bytes_text(*bytes_of_step(a_)), time_text(transfer), time_text(waited));
-  predict("reductions took no longer than on a slow network",
-          replay_.with_communication(std::min(1.0, transfer / waited)).period());
+  because("{}, so their size does not explain {} a step.", expected_text(), time_text(waited));
+  predict(a_.reduction ? "reductions took no longer than measured before the first step"
+                       : "reductions took no longer than on a slow network",
+          replay_.with_communication(std::min(1.0, expected / waited)).period());
   suggest(
       "Look at what else runs on the ranks' cores: a rank may be late with its part of the sum.");
   suggest_accumulation();

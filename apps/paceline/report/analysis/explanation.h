@@ -29,8 +29,14 @@ struct LateRank {
 // Of its gradients. Empty if the size of a bucket is not known.
 std::optional<std::uint64_t> bytes_of_step(const Analysis& analysis);
 
-// What even a slow network needs for them, in microseconds.
-std::optional<double> slow_transfer(const Analysis& analysis);
+// What their reductions should take, in microseconds a step: by what was measured before the first
+// step, or, if nothing was, what even a slow network needs.
+struct ExpectedCommunication {
+  double messages;  // for the number of buckets
+  double transfer;  // for their bytes
+  double sum() const { return messages + transfer; }
+};
+std::optional<ExpectedCommunication> expected_communication(const Analysis& analysis);
 
 // `finding` in words: the sentence, reasons and remedies.
 Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late);

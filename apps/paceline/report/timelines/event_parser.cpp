@@ -22,7 +22,8 @@ constexpr std::array<std::string_view, kFields> kFieldNames{
     "cores",      "affinity",  "started", "boot",         "spans",
     "wall",       "used",      "running", "queued",       "at",
     "cpu",        "preempted", "faults",  "periods",      "throttled",
-    "busy",       "stolen",    "machine", "cpu_pressure", "memory_pressure"};
+    "busy",       "stolen",    "machine", "cpu_pressure", "memory_pressure",
+    "latency",    "rate"};
 // "out_of_range.406": a number that no double can hold.
 constexpr int kOverflow = 406;
 constexpr std::size_t kMostOfToken = 40;

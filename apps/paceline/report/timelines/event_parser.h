@@ -46,8 +46,10 @@ enum class Field {
   machine,
   cpu_pressure,
   memory_pressure,
+  latency,
+  rate,
 };
-inline constexpr std::size_t kFields = 35;
+inline constexpr std::size_t kFields = 37;
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // doubles are exact up to here
 
 // An event of the Trace Event Format.

@@ -98,6 +98,7 @@ class Collector {
   bool take_fact(const Event& event, std::string_view name) {
     if (name == "paceline_job") return take_job(event);
     if (name == "paceline_bucket") return take_bucket(event);
+    if (name == "paceline_reduction") return take_reduction(event);
     if (name == "paceline_lost") {
       trace_.dropped +=
           static_cast<std::uint64_t>(event.integer(Field::spans, 0, kMaxCount).value_or(0));
@@ -175,6 +176,15 @@ class Collector {
     if (!model || !bucket || !bytes) return false;
     trace_.buckets[{static_cast<std::uint64_t>(*model), static_cast<int>(*bucket)}] = {
         static_cast<std::uint64_t>(*bytes), std::string(event.text(Field::parameters))};
+    return true;
+  }
+
+  bool take_reduction(const Event& event) {
+    const auto model = event.integer(Field::model, 0, kMaxCount);
+    const double latency = event.number(Field::latency).value_or(-1);
+    const double rate = event.number(Field::rate).value_or(-1);
+    if (!model || !(latency >= 0) || !(rate >= 0)) return false;
+    trace_.reductions[static_cast<std::uint64_t>(*model)] = {latency, rate};
     return true;
   }
 

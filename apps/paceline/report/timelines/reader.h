@@ -41,6 +41,7 @@ struct RankTrace {
   std::vector<Span> spans;
   std::vector<Span> device_spans;  // of an accelerator
   std::map<BucketKey, BucketInfo> buckets;
+  std::map<std::uint64_t, trace::ReductionCost> reductions;  // by model
   // Both in the order of time. Files of earlier versions have none of a thread, and no times of
   // the others.
   std::vector<CpuUse> cpu;
