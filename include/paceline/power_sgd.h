@@ -31,7 +31,8 @@ struct PowerSgdOptions {
   /// Whether what compression leaves out of a gradient is added to the next one. This needs memory
   /// of the size of the gradients, and training rarely converges without.
   bool use_error_feedback = true;
-  /// Whether Q begins as in the step before, and not as random numbers.
+  /// Whether Q begins as in the step before, and not as random numbers. Columns of zeros, which a
+  /// gradient of zeros leaves behind, begin as random numbers again.
   bool warm_start = true;
   /// Added to the norms that vectors are divided by. Not negative. A vector of zeros stays zero
   /// even if this is 0; in PyTorch it then becomes NaN.

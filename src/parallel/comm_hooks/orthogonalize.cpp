@@ -20,9 +20,13 @@ void gram_schmidt(const at::Tensor& matrix, double epsilon) {
 }  // namespace
 
 // QR does not take 16 bits, and is faster for more than two columns only.
+bool keeps_zero_columns(const at::Tensor& matrix) {
+  return matrix.size(2) <= 2 || matrix.scalar_type() == at::kHalf ||
+         matrix.scalar_type() == at::kBFloat16;
+}
+
 void orthogonalize(const at::Tensor& matrix, double epsilon) {
-  const bool is_half = matrix.scalar_type() == at::kHalf || matrix.scalar_type() == at::kBFloat16;
-  if (matrix.size(2) <= 2 || is_half) return gram_schmidt(matrix, epsilon);
+  if (keeps_zero_columns(matrix)) return gram_schmidt(matrix, epsilon);
   matrix.copy_(std::get<0>(at::linalg_qr(matrix)));
 }
 

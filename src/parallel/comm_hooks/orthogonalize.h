@@ -9,4 +9,7 @@ namespace paceline::comm_hooks {
 // zeros, which stay zero.
 void orthogonalize(const at::Tensor& matrix, double epsilon);
 
+// Whether orthogonalize leaves columns of zeros as they are. A QR decomposition does not.
+bool keeps_zero_columns(const at::Tensor& matrix);
+
 }  // namespace paceline::comm_hooks

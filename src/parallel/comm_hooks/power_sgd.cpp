@@ -37,6 +37,11 @@ at::Tensor cut(const at::Tensor& flat, std::int64_t& begin, at::IntArrayRef shap
   return flat.narrow(0, begin - count, count).view(shape);
 }
 
+// On the CPU, whose random numbers are the same everywhere.
+at::Tensor random_like(const at::Tensor& q, const at::Generator& generator) {
+  return at::randn(q.sizes(), generator, at::device(at::kCPU).dtype(q.scalar_type()));
+}
+
 // Returns what `state` has by this name. Throws Error if it is not of the kind that `is` expects.
 template <typename Is>
 at::IValue member(const StateDict& state, const char* name, Is is) {
@@ -97,6 +102,7 @@ class PowerSgdState::Impl : public std::enable_shared_from_this<Impl> {
   struct Memory {
     at::Tensor error;  // in the gradient's shape as a matrix, 1 x n x m; undefined before the first
     at::Tensor q;      // 1 x m x r; the same
+    at::Tensor spare;  // random numbers for columns of zeros in q; undefined before their first use
   };
 
   // A gradient sent as P Q^T.
@@ -134,6 +140,7 @@ class PowerSgdState::Impl : public std::enable_shared_from_this<Impl> {
   bool pays(std::int64_t n, std::int64_t m, std::int64_t rank) const;
   void allocate(std::size_t bucket, Sending& sending);
   void begin_qs(const Sending& sending);
+  void replace_zero_columns(Memory& memory, const at::Tensor& q) const;
   void send_qs();
   void complete(const Sending& sending) const;
 
@@ -256,6 +263,18 @@ void PowerSgdState::Impl::allocate(std::size_t bucket, Sending& sending) {
   }
 }
 
+// A column of zeros would stay zero in P and Q whatever the later gradients are. A gradient of
+// zeros leaves such a Q behind. The spare columns are the same on all ranks, and in a resumed run.
+// There is no branch on q's values, which may be on a device that still computes.
+void PowerSgdState::Impl::replace_zero_columns(Memory& memory, const at::Tensor& q) const {
+  if (!keeps_zero_columns(q)) return;
+  if (!memory.spare.defined()) {
+    const auto generator = at::detail::createCPUGenerator(options_.random_seed);
+    memory.spare = random_like(q, generator).to(q.device());
+  }
+  q.copy_(at::where(q.eq(0).all(1, true), memory.spare, q));
+}
+
 // Each Q begins as in the step before, if all of the bucket's were there, or else as random numbers
 // that are the same on all ranks.
 void PowerSgdState::Impl::begin_qs(const Sending& sending) {
@@ -266,10 +285,10 @@ void PowerSgdState::Impl::begin_qs(const Sending& sending) {
   if (!is_warm) generator = at::detail::createCPUGenerator(random_.below_1e9());
   for (const LowRank& one : sending.low_rank) {
     if (generator) {
-      const auto type = at::device(at::kCPU).dtype(one.q.scalar_type());
-      one.q.copy_(at::randn(one.q.sizes(), generator, type));
-    } else if (one.memory->q.data_ptr() != one.q.data_ptr()) {
-      one.q.copy_(one.memory->q);
+      one.q.copy_(random_like(one.q, *generator));
+    } else {
+      if (one.memory->q.data_ptr() != one.q.data_ptr()) one.q.copy_(one.memory->q);
+      replace_zero_columns(*one.memory, one.q);
     }
     if (options_.warm_start) one.memory->q = one.q;
     orthogonalize(one.q, options_.orthogonalization_epsilon);

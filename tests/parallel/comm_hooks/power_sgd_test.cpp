@@ -213,6 +213,69 @@ TEST_P(PowerSgdWorlds, SendsGradientsOfRankOneExactly) {
   });
 }
 
+// Gradients of zeros in the first step, then of the rank that is sent; also in a run that resumes
+// between them.
+TEST(PowerSgd, AParameterTrainsOnAfterAGradientOfZeros) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    for (const int r : {1, 2, 3}) {
+      for (const auto type : {at::kDouble, at::kBFloat16}) {
+        SCOPED_TRACE(std::to_string(r) + c10::toString(type));
+        const PowerSgdOptions options{.matrix_approximation_rank = r, .start_power_sgd_iter = 0};
+        PowerSgdState state(options);
+        const auto expect_exact = [&](int first, int last) {
+          const auto weight = torch::zeros({16, 24}, type).requires_grad_();
+          DistributedDataParallel model(NamedTensors{{"w", weight}},
+                                        [&](const at::Tensor& factor) { return weight * factor; });
+          model.register_comm_hook(comm_hooks::power_sgd(state));
+          for (int step = first; step <= last; ++step) {
+            model.zero_grad();
+            auto expected = torch::zeros({16, 24}, at::kDouble);
+            for (int k = 0; step > 0 && k < r; ++k) {
+              expected +=
+                  torch::outer(pattern(16, 3 + k, step, 11, 8), pattern(24, 5 + k, step, 13, 4));
+            }
+            model(expected.to(type) * 2 * rank).sum().backward();
+            const double tolerance = type == at::kDouble ? 1e-12 : 0.1;
+            const auto error = (weight.grad().to(at::kDouble) - expected).norm().item<double>();
+            EXPECT_LE(error, tolerance * expected.norm().item<double>()) << step;
+          }
+        };
+        expect_exact(0, 3);
+        state = PowerSgdState(options);
+        expect_exact(0, 0);
+        const auto saved = state.state_dict();
+        const auto q = saved.toGenericDict().at("qs").toGenericDict().at(0).toTensor();
+        EXPECT_FALSE(q.any().item<bool>());
+        state = PowerSgdState(options);
+        state.load_state_dict(saved);
+        expect_exact(1, 3);
+      }
+    }
+  });
+}
+
+// The factor that begins as zeros leaves the other one without a gradient in the first step.
+TEST(PowerSgd, TrainsAFactorWhoseOtherFactorBeginsAsZeros) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    torch::manual_seed(0);
+    const auto a = torch::randn({8, 32}, at::kDouble).requires_grad_();
+    const auto b = torch::zeros({32, 8}, at::kDouble).requires_grad_();
+    const auto wanted = torch::outer(torch::randn({32}), torch::randn({32})).to(at::kDouble) / 8;
+    DistributedDataParallel model(NamedTensors{{"a", a}, {"b", b}}, [&](const at::Tensor& x) {
+      return (x.mm(a.t()).mm(b.t()) - x.mm(wanted)).square().mean();
+    });
+    model.register_comm_hook(comm_hooks::power_sgd(PowerSgdState({.start_power_sgd_iter = 0})));
+    torch::optim::SGD sgd({a, b}, 0.02);
+    for (int step = 0; step < 3; ++step) {
+      torch::manual_seed(10 * step + rank);
+      sgd.zero_grad();
+      model(torch::randn({16, 32}, at::kDouble)).backward();
+      EXPECT_EQ(a.grad().any().item<bool>(), step > 0) << step;
+      sgd.step();
+    }
+  });
+}
+
 // Also for 16 bits, a bias in a bucket of its own, and a step whose gradients are zero.
 TEST_P(PowerSgdWorlds, RanksGetTheSameBits) {
   expect_torch_ranks(GetParam(), [](int rank, int) {
