@@ -105,8 +105,10 @@ class PACELINE_API Stateful {
       // The larger ones of 64 bits are stored as negative numbers.
       constexpr bool kTakesAll =
           std::is_unsigned_v<Number> && sizeof(Number) == sizeof(std::int64_t);
-      if (!kTakesAll && !std::in_range<Number>(value.toInt())) throw_other_type(value);
-      number = static_cast<Number>(value.toInt());
+      const std::int64_t integer = value.toInt();
+      const auto converted = static_cast<Number>(integer);
+      if (!kTakesAll && static_cast<std::int64_t>(converted) != integer) throw_other_type(value);
+      number = converted;
     }
   }
 
@@ -170,7 +172,9 @@ struct ResumedCheckpoint {
 ///
 /// All members but the destructor are collective over the group, and throw on all ranks if one of
 /// them fails: Error that names the rank and the cause. One object of one job at a time may use a
-/// directory. Use it on one thread at a time, in a world.
+/// directory. Use it on one thread at a time, in a world. After paceline::reconfigure, construct it
+/// anew; otherwise members throw UsageError if that has changed this process's rank or their
+/// number.
 class PACELINE_API CheckpointDirectory {
  public:
   /// Makes the directory if needed. Throws Error if that fails, or for a negative option.
@@ -188,8 +192,12 @@ class PACELINE_API CheckpointDirectory {
   /// step is replaced. `metric`, that of rank 0, is what keep_best compares; one that is not finite
   /// counts as none. The name "random state" is in use.
   ///
-  /// With CheckpointOptions::asynchronous, first waits for the previous save, and throws if that
-  /// failed; and returns once the state is copied. Tensors that share memory are copied separately.
+  /// A rank that does not see what the others have written throws: the directory is not shared. If
+  /// an older checkpoint cannot be removed, that is logged as a warning.
+  ///
+  /// With CheckpointOptions::asynchronous, first waits for the previous save, and returns once the
+  /// state is copied. If the previous save failed, it throws that then. Tensors that share memory
+  /// are copied separately.
   void save(std::int64_t step, const States& states, std::optional<double> metric = std::nullopt);
   /// Returns when an asynchronous save is complete.
   void wait();

@@ -18,12 +18,14 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/log.h"
 #include "base/start_thread.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/checkpoint_place.h"
 #include "checkpoint/file_writer.h"
 #include "checkpoint/generic_dict.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/old_checkpoints.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
 #include "parallel/with_error_context.h"
@@ -69,8 +71,7 @@ class CheckpointDirectory::Impl {
                   fmt::format("keep_last is {} and keep_best is {}; they must not be negative",
                               options.keep_last, options.keep_best));
             }
-            if (!fs::create_directories(directory_) || !options.fsync) return;
-            checkpoint::sync_directory(fs::absolute(directory_).parent_path());
+            checkpoint::create_directories(directory_, options.fsync);
           }),
           "cannot be used");
   }
@@ -82,7 +83,8 @@ class CheckpointDirectory::Impl {
 
   void save(std::int64_t step, const States& states, std::optional<double> metric) {
     if (metric && !std::isfinite(*metric)) metric.reset();
-    wait();
+    check_ranks();
+    const std::string earlier = attempt([&] { wait(); });
     const Place place = begin_save(step, states);
     Part part{.place = place,
               .manifest = {.id = place.id,
@@ -104,9 +106,14 @@ class CheckpointDirectory::Impl {
     } else {
       complete(attempt([&] { write(std::move(part)); }));
     }
+    // Only now, as this may be the last save before the job ends.
+    if (!earlier.empty()) {
+      throw Error(fmt::format("{}; the checkpoint of step {} is being written", earlier, step));
+    }
   }
 
   void wait() {
+    check_ranks();
     if (writer_.joinable()) writer_.join();
     if (pending_) complete(std::exchange(writer_error_, ""));
   }
@@ -146,6 +153,16 @@ class CheckpointDirectory::Impl {
     GenericDict shared = empty_dict();
     GenericDict own = empty_dict();
   };
+
+  void check_ranks() const {
+    const int rank = get_rank(options_.group);
+    const int size = get_world_size(options_.group);
+    if (rank == rank_ && size == size_) return;
+    throw UsageError(fmt::format(
+        "CheckpointDirectory: it was constructed on rank {} of {}, which is now rank {} "
+        "of {}; construct it anew after reconfigure",
+        rank_, size_, rank, size));
+  }
 
   static std::string failed(std::int64_t step) {
     return fmt::format("the checkpoint of step {} failed", step);
@@ -249,17 +266,19 @@ class CheckpointDirectory::Impl {
   // Gives the pending checkpoint its name, if no rank has an error. Collective.
   void complete(const std::string& error) {
     const Place place = *std::exchange(pending_, std::nullopt);
-    const std::string problem = first_problem(error, options_.group);
-    if (!problem.empty()) {
-      if (rank_ == 0) attempt([&] { fs::remove_all(place.path); });
-      throw Error(fmt::format("{}: {}: {}", directory_.string(), failed(place.step), problem));
+    std::string problem = first_problem(error, options_.group);
+    if (problem.empty()) {
+      problem = first_problem(attempt([&] {
+                                if (rank_ != 0) return;
+                                checkpoint::check_visible(place, size_);
+                                publish(place);
+                                remove_old(place.step);
+                              }),
+                              options_.group);
     }
-    agree(attempt([&] {
-            if (rank_ != 0) return;
-            publish(place);
-            remove_old(place.step);
-          }),
-          failed(place.step));
+    if (problem.empty()) return;
+    attempt([&] { fs::remove_all(place.path); });  // on all ranks: it may be a directory of each
+    throw Error(fmt::format("{}: {}: {}", directory_.string(), failed(place.step), problem));
   }
 
   void publish(const Place& place) const {
@@ -283,44 +302,18 @@ class CheckpointDirectory::Impl {
     }
   }
 
-  // What is newer than `step` is of a run that began anew, or damaged: it does not count.
+  // The new checkpoint is complete, so it is no error if an old one cannot be removed.
   void remove_old(std::int64_t step) const {
-    std::vector<Place> named;
-    for (const Place& place : checkpoint::places_in(directory_)) {
-      if (place.is_hidden()) {
-        fs::remove_all(place.path);
-      } else if (place.step <= step) {
-        named.push_back(place);
+    const auto warn = [&](const std::string& problem) {
+      if (problem.empty()) return;
+      base::log(LogLevel::warning, "{}: an old checkpoint cannot be removed: {}",
+                directory_.string(), problem);
+    };
+    warn(attempt([&] {
+      for (const Place& place : checkpoint::old_places(directory_, step, options_)) {
+        warn(attempt([&] { checkpoint::remove(place); }));
       }
-    }
-    if (options_.keep_last == 0) return;
-    std::vector<std::pair<double, std::int64_t>> best;
-    for (const Place& place : named) {
-      const auto metric = metric_of(place);
-      if (metric) best.emplace_back(options_.lower_is_better ? *metric : -*metric, -place.step);
-    }
-    std::ranges::sort(best);
-    best.resize(std::min(best.size(), static_cast<std::size_t>(options_.keep_best)));
-    for (auto place =
-             named.begin() + std::min<std::ptrdiff_t>(options_.keep_last, std::ssize(named));
-         place != named.end(); ++place) {
-      if (std::ranges::find(best, -place->step, &std::pair<double, std::int64_t>::second) !=
-          best.end()) {
-        continue;
-      }
-      // First hidden, so that nobody sees a part of it.
-      const Place hidden = place_of(directory_, place->step, checkpoint::kReplaced);
-      fs::rename(place->path, hidden.path);
-      fs::remove_all(hidden.path);
-    }
-  }
-
-  static std::optional<double> metric_of(const Place& place) {
-    try {
-      return checkpoint::read_manifest(place, 0).metric;
-    } catch (const Error&) {
-      return std::nullopt;  // it is damaged
-    }
+    }));
   }
 
   ResumedCheckpoint load(const Place& place, const States& states,

@@ -11,7 +11,7 @@
 
 #include <paceline/error.h>
 
-#include "base/mapped_file.h"
+#include "base/input_file.h"
 #include "base/parse.h"
 #include "checkpoint/file_writer.h"
 
@@ -21,6 +21,20 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kStepPrefix = "step-";
+
+// Reads it, and does not map it: if the disk fails, a read is an error, and an access to mapped
+// memory is SIGBUS.
+std::uint32_t checksum_of(base::InputFile& file) {
+  constexpr std::size_t kChunk = std::size_t{1} << 20;
+  std::uint32_t crc32 = 0;
+  std::vector<std::uint8_t> chunk;
+  do {
+    chunk.clear();
+    file.read(chunk, kChunk);
+    crc32 = crc32_of({reinterpret_cast<const char*>(chunk.data()), chunk.size()}, crc32);
+  } while (!chunk.empty());
+  return crc32;
+}
 
 void check_exists(const fs::path& path) {
   if (!fs::exists(path)) throw CorruptFile(fmt::format("{}: is missing", path.string()));
@@ -66,8 +80,8 @@ std::string part_name(int rank, const char* extension) {
 
 Manifest read_manifest(const Place& place, int rank) {
   const fs::path path = place.path / part_name(rank, "json");
-  const base::MappedFile file(path);
-  return parse_manifest(file.content(), path.string());
+  const std::vector<std::uint8_t> text = base::read_file(path);
+  return parse_manifest({reinterpret_cast<const char*>(text.data()), text.size()}, path.string());
 }
 
 bool is_complete(const Place& place) {
@@ -79,6 +93,17 @@ bool is_complete(const Place& place) {
     return true;
   } catch (const std::exception&) {
     return false;
+  }
+}
+
+void check_visible(const Place& place, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    const fs::path manifest = place.path / part_name(rank, "json");
+    if (fs::exists(manifest)) continue;
+    throw Error(
+        fmt::format("{} is not there, which rank {} has written: all ranks must see the "
+                    "directory, which on several machines is in a shared file system",
+                    manifest.string(), rank));
   }
 }
 
@@ -101,13 +126,12 @@ void check_parts(const Place& place, int rank, int size) {
     }
     for (const auto& [name, expected_size, crc32] : manifest.files) {
       check_exists(place.path / name);
-      const base::MappedFile file(place.path / name);
-      if (file.content().size() != expected_size) {
+      base::InputFile file(place.path / name);
+      if (file.size() != expected_size) {
         throw CorruptFile(fmt::format("{}: has {} bytes in place of {}",
-                                      (place.path / name).string(), file.content().size(),
-                                      expected_size));
+                                      (place.path / name).string(), file.size(), expected_size));
       }
-      if (crc32_of(file.content()) != crc32) {
+      if (checksum_of(file) != crc32) {
         throw CorruptFile(
             fmt::format("{}: does not have its checksum", (place.path / name).string()));
       }

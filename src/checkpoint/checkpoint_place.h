@@ -35,6 +35,9 @@ constexpr const char* kSharedFile = "state.pt";  // rank 0's
 // Whether all ranks have written their parts, whatever these contain.
 bool is_complete(const Place& place);
 
+// Throws Error unless this rank sees the manifests that all `size` ranks have written.
+void check_visible(const Place& place, int size);
+
 // Throws CorruptFile unless the files of the ranks `rank`, `rank` + `size`, ... of the checkpoint
 // are there and undamaged, and another Error if one cannot be read.
 void check_parts(const Place& place, int rank, int size);

@@ -116,6 +116,17 @@ void sync_directory(const std::filesystem::path& path) {
   }
 }
 
+void create_directories(const std::filesystem::path& directory, bool fsync) {
+  std::vector<std::filesystem::path> parents;  // of what is new
+  std::filesystem::path path = std::filesystem::absolute(directory).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // "runs/1/"
+  for (; !std::filesystem::exists(path); path = path.parent_path())
+    parents.push_back(path.parent_path());
+  std::filesystem::create_directories(directory);
+  if (!fsync) return;
+  for (const std::filesystem::path& parent : parents) sync_directory(parent);
+}
+
 std::uint32_t crc32_of(std::string_view bytes, std::uint32_t crc32) {
   return static_cast<std::uint32_t>(
       ::crc32_z(crc32, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));

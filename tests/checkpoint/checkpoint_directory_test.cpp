@@ -34,6 +34,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::expect_torch_ranks;
+using test::names_in;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -121,15 +122,6 @@ void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tens
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_TRUE(torch::equal(got[i], expected[i])) << i << ": " << got[i] << expected[i];
   }
-}
-
-std::vector<std::string> names_in(const fs::path& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::ranges::sort(names);
-  return names;
 }
 
 class Checkpoints : public ::testing::Test {
@@ -469,6 +461,15 @@ TEST(Stateful, HasAllNumbersOf64Bits) {
     stateful.load_state_dict(state);
     EXPECT_EQ(variable, number);
   }
+}
+
+TEST(Stateful, HasCharacters) {
+  char character = 'a';
+  const Stateful stateful(character);
+  stateful.load_state_dict(std::int64_t{'b'});
+  EXPECT_EQ(character, 'b');
+  EXPECT_THROW(stateful.load_state_dict(std::int64_t{'b'} + 256), Error);
+  EXPECT_EQ(character, 'b');
 }
 
 TEST_F(Checkpoints, InvalidCallsAreRefused) {
