@@ -90,11 +90,13 @@ struct LoadOptions {
 /// does, which torch.load(weights_only=True) reads, otherwise as safetensors. The file appears, or
 /// replaces an earlier one, once it is complete.
 ///
-/// Tensors that share memory share it again after torch.load, and are written separately to a
-/// safetensors file. Throws UsageError for tensors that are not dense, or that share memory and
-/// have different types, in a .pt file; for types, names and texts that the format does not have:
-/// safetensors has complex64 only, and no name __metadata__; and Error if the file cannot be
-/// written. An earlier file stays as it is then.
+/// Tensors that share memory share it again after torch.load. A safetensors file has a tensor of
+/// several names once, as Python's save_model writes it, with its other names in the metadata;
+/// other tensors that share memory are written separately. Throws UsageError for tensors that are
+/// not dense, or that share memory and have different types, in a .pt file; for types, names and
+/// texts that the format does not have: safetensors has complex64 only, and no name __metadata__;
+/// and Error if the file cannot be written. An earlier file stays as it is then. If the process is
+/// killed meanwhile, a temporary file .NAME.12345678 is left.
 PACELINE_API void save(const StateDict& state, const std::filesystem::path& path,
                        const SaveOptions& options = {});
 /// The same for state_dict(module).

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -70,6 +71,14 @@ SafetensorsEntry describe(const std::string& name, const at::Tensor& tensor) {
   return entry;
 }
 
+bool is_same(const at::Tensor& one, const at::Tensor& other) {
+  return one.numel() > 0 && one.is_alias_of(other) &&
+         one.const_data_ptr() == other.const_data_ptr() &&
+         one.scalar_type() == other.scalar_type() && one.sizes() == other.sizes() &&
+         one.strides() == other.strides() && one.is_conj() == other.is_conj() &&
+         one.is_neg() == other.is_neg();
+}
+
 at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<base::MappedFile>& file,
                        const std::filesystem::path& path) {
   const auto* const found =
@@ -98,11 +107,26 @@ at::Tensor make_tensor(const SafetensorsEntry& entry, const std::shared_ptr<base
 void write_safetensors(const StateDict& state, const std::filesystem::path& path,
                        const SaveOptions& options) {
   std::vector<std::pair<SafetensorsEntry, at::Tensor>> tensors;
-  for (const auto& one : state) tensors.emplace_back(describe(one.key(), one.value()), one.value());
+  auto metadata = options.metadata;
+  // By storage: to compare each tensor with all others would take long.
+  std::multimap<const void*, std::string> names;
+  for (const auto& one : state) {
+    auto entry = describe(one.key(), one.value());
+    const auto [begin, end] = names.equal_range(one.value().storage().unsafeGetStorageImpl());
+    const auto same = std::find_if(begin, end, [&](const auto& other) {
+      return is_same(one.value(), state[other.second]);
+    });
+    if (same != end) {
+      metadata[one.key()] = same->second;
+      continue;
+    }
+    names.emplace(one.value().storage().unsafeGetStorageImpl(), one.key());
+    tensors.emplace_back(std::move(entry), one.value());
+  }
   // The larger elements first: then all are aligned.
   std::ranges::stable_sort(tensors, std::ranges::greater(),
                            [](const auto& one) { return bits_of(one.first.dtype); });
-  SafetensorsHeader header{{}, options.metadata};
+  SafetensorsHeader header{{}, std::move(metadata)};
   for (const auto& [entry, tensor] : tensors) header.tensors.push_back(entry);
   FileWriter file(path, {.fsync = options.fsync});
   file.write(make_safetensors_header(header));

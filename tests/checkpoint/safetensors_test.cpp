@@ -103,6 +103,25 @@ TEST_F(SafetensorsFiles, HaveBothNamesOfATensor) {
   EXPECT_TRUE(got["second"].is_alias_of(got["first"]));
 }
 
+TEST_F(SafetensorsFiles, HaveATensorOfSeveralNamesOnce) {
+  const at::Tensor tied = at::rand({64, 64});
+  StateDict state;
+  state.insert("embed", tied);
+  state.insert("part", tied.slice(0, 1));
+  state.insert("head", tied.view({64, 64}));
+  state.insert("transposed", tied.t());
+  state.insert("integers", tied.view(at::kInt));
+  state.insert("none", at::empty({0}));
+  state.insert("nothing", at::empty({0}));
+  paceline::save(state, path(), {.metadata = {{"format", "pt"}}});
+  EXPECT_LT(content().size(), 5 * tied.nbytes());
+  const StateDict got = paceline::load(path());
+  ASSERT_EQ(got.size(), state.size());
+  EXPECT_TRUE(got["head"].is_alias_of(got["embed"]));
+  EXPECT_FALSE(got["transposed"].is_alias_of(got["embed"]));
+  for (const auto& one : state) EXPECT_TRUE(got[one.key()].equal(one.value())) << one.key();
+}
+
 // The bytes of the format's description.
 TEST_F(SafetensorsFiles, HaveThePublishedFormat) {
   StateDict state;
