@@ -232,9 +232,11 @@ class MemberWriter {
     number = value.isTensor() ? value.toTensor().item().toLong() : value.toInt();
   }
   static void set(std::string& text, const at::IValue& value) { text = value.toStringRef(); }
+  // A program may have set a list in Python.
   template <typename... Numbers>
   static void set(std::tuple<Numbers...>& numbers, const at::IValue& value) {
-    const auto& elements = value.toTupleRef().elements();
+    const auto elements =
+        value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
     TORCH_CHECK(elements.size() == sizeof...(Numbers));
     auto next = elements.begin();
     std::apply([&](Numbers&... each) { (set(each, *next++), ...); }, numbers);

@@ -17,19 +17,24 @@ using torch::optim::AdamWParamState;
 using torch::optim::OptimizerParamGroup;
 
 void check_for_adamw(const at::Tensor& parameter) {
-  const auto reject = [&](const char* why) {
+  const auto reject = [&](const char* why, const char* remedy) {
     throw UsageError(
-        fmt::format("AdamW: a parameter of {} elements {}; use torch::optim::AdamW for it, or "
-                    "another optimizer",
-                    parameter.numel(), why));
+        fmt::format("AdamW: a parameter of {} elements {}; {}", parameter.numel(), why, remedy));
   };
   const at::Tensor& gradient = parameter.grad();
-  if (gradient.layout() != at::kStrided) reject("has a sparse gradient");
-  if (!parameter.is_floating_point()) reject("is not of a real floating-point type");
-  if (!parameter.is_non_overlapping_and_dense()) reject("is not dense in memory");
+  if (gradient.layout() != at::kStrided) {
+    reject("has a sparse gradient", "use torch::optim::SGD for it, or a dense gradient");
+  }
+  // torch::optim::AdamW drops the imaginary part.
+  if (!parameter.is_floating_point()) {
+    reject("is not of a real floating-point type",
+           "of a complex one, make view_as_real of it the parameter");
+  }
+  const char* const torchs = "use torch::optim::AdamW for it";
+  if (!parameter.is_non_overlapping_and_dense()) reject("is not dense in memory", torchs);
   if (gradient.scalar_type() != parameter.scalar_type() ||
       gradient.device() != parameter.device()) {
-    reject("has a gradient of another type or on another device");
+    reject("has a gradient of another type or on another device", torchs);
   }
 }
 

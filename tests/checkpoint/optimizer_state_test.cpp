@@ -124,6 +124,19 @@ TEST(OptimizerState, OfPythonIsTaken) {
                                                 .toTensor()));
 }
 
+// As it is of a program that gave a list.
+TEST(OptimizerState, WithBetasInAListIsTaken) {
+  const auto net = make_net();
+  Adam adam(net->parameters(), AdamOptions(0.5));
+  const auto state = state_dict(adam).toGenericDict();
+  const auto group = state.at("param_groups").toListRef()[0].toGenericDict();
+  c10::List<double> betas{0.25, 0.75};
+  group.insert_or_assign("betas", betas);
+  load_state_dict(adam, state);
+  EXPECT_EQ(dynamic_cast<AdamOptions&>(adam.param_groups()[0].options()).betas(),
+            std::make_tuple(0.25, 0.75));
+}
+
 // After its first inner iteration, Python's LBFGS has a number for H_diag, and no al.
 TEST(OptimizerState, OfPythonsLbfgsIsTaken) {
   const auto make = [] {

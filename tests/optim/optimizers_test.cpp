@@ -146,11 +146,12 @@ TEST(AdamW, RefusesParametersThatItCannotUpdate) {
     EXPECT_EQ(fine[0].item<float>(), 1);
     EXPECT_TRUE(adamw.state().empty());
   };
-  refused(torch::ones({2, 2}, at::requires_grad()), torch::eye(2).to_sparse(), "a sparse gradient");
+  refused(torch::ones({2, 2}, at::requires_grad()), torch::eye(2).to_sparse(),
+          "a sparse gradient; use torch::optim::SGD");
   const auto complex = torch::dtype(at::kComplexFloat).requires_grad(true);
-  refused(torch::ones({2}, complex), torch::ones({2}, at::kComplexFloat), "real floating-point");
+  refused(torch::ones({2}, complex), torch::ones({2}, at::kComplexFloat), "make view_as_real");
   const auto sparse_view = torch::ones({4, 4}).slice(1, 0, 2).requires_grad_();
-  refused(sparse_view, torch::ones({4, 2}), "is not dense in memory");
+  refused(sparse_view, torch::ones({4, 2}), "is not dense in memory; use torch::optim::AdamW");
 }
 
 TEST(Muon, RejectsInvalidOptionsAndParameters) {
