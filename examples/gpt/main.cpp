@@ -253,7 +253,7 @@ int train(const Options& options, const paceline::Config& config) {
   config.save(options.run / "config.yaml");
   log.info(std::to_string(train_set.tokens()) + " bytes to train with, on " +
            std::to_string(paceline::get_world_size()) + " ranks");
-  paceline::SummaryWriter writer(options.run, {.purge_step = step});
+  paceline::SummaryWriter writer(options.run, {.purge_step = step + 1});
   paceline::Preemption preemption;
 
   paceline::Metrics metrics;

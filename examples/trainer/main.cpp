@@ -148,7 +148,7 @@ int train(const Options& options, const paceline::Config& config) {
               " epochs, and so is its schedule: --fresh begins one of ", options.epochs);
   config.save(options.run / "config.yaml");
 
-  paceline::SummaryWriter writer(options.run, {.purge_step = step});
+  paceline::SummaryWriter writer(options.run, {.purge_step = step + 1});
   paceline::Preemption preemption;
   paceline::Metrics metrics;
   while (epoch < epochs) {

@@ -18,8 +18,8 @@ namespace paceline {
 /// Options of SummaryWriter.
 struct SummaryWriterOptions {
   /// For a run that goes on from an earlier step: TensorBoard discards the values that an earlier
-  /// process has written for this step and later ones. metrics.jsonl keeps them; the last line of a
-  /// step counts.
+  /// process has written for this step and later ones. After a checkpoint of `step`, whose values
+  /// are written, that is step + 1. metrics.jsonl keeps them; the last line of a step counts.
   std::optional<std::int64_t> purge_step = std::nullopt;
   /// The longest time that values wait in memory while others are added.
   std::chrono::milliseconds flush_interval = std::chrono::seconds(10);
