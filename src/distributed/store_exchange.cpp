@@ -11,6 +11,7 @@
 #include <chrono>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -18,6 +19,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/parse.h"
 #include "base/wait_report.h"
 #include "distributed/store_calls.h"
 #include "distributed/topology.h"
@@ -34,6 +36,11 @@ namespace {
 // How long after the loss of a rank its last blob may come, which says more: an exception that it
 // tells the others often ends it.
 constexpr auto kLastBlob = 500ms;
+
+// new_group numbers its groups. Others are of a parameter server, or of a split of a group.
+bool is_of_new_group(const std::string& name) {
+  return base::parse_number<int>(name, 0, std::numeric_limits<int>::max()).has_value();
+}
 
 // How a meeting of ranks ends.
 struct Verdict {
@@ -358,9 +365,10 @@ std::vector<std::string> StoreExchange::all_gather(const std::string& blob,
   throw Timeout(fmt::format("{} did not come to {} within the timeout of {} s; this is {}{}",
                             global_ranks.describe(missing), Gathering::place_of(request_),
                             deadline.budget().count() / 1000.0, own_name(),
-                            world ? ""
-                                  : "; all ranks of the world have to call new_group, in the same "
-                                    "order"),
+                            is_of_new_group(request_.group_name)
+                                ? "; all ranks of the world have to call new_group, in the same "
+                                  "order"
+                                : ""),
                 global_ranks.of(missing).list(), "connect", 0);
 }
 

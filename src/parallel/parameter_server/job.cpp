@@ -98,7 +98,7 @@ Announcement Announcement::decode(int rank, const std::string& text) {
   std::string endpoint;
   std::getline(stream, line);
   const auto number =
-      base::parse_number<std::int64_t>(line, 1, std::numeric_limits<std::int64_t>::max());
+      base::parse_number<std::int64_t>(line, 0, std::numeric_limits<std::int64_t>::max());
   std::getline(stream, line);
   const auto servers = base::parse_number<int>(line, 1, shm::kMaxWorldSize);
   for (int i = 0; i < kEndpointLines && std::getline(stream, line); ++i) endpoint += line + "\n";
@@ -138,7 +138,9 @@ std::int64_t Job::announce() {
 
 void Job::announce_end() noexcept {
   try {
-    store_->set(key_of(rank_), kEnded);
+    Announcement end = own_;
+    end.number = Announcement::kEnded;
+    store_->set(key_of(rank_), end.encode());
   } catch (const std::exception&) {
     base::log(LogLevel::debug, "leaving the parameter server's job: {}",
               distributed::current_exception_text());
@@ -158,8 +160,21 @@ std::optional<Announcement> Job::find(int rank) const {
   return text ? std::optional(decode(rank, *text)) : std::nullopt;
 }
 
-Announcement Job::decode(int rank, const std::string& text) {
-  if (text != kEnded) return Announcement::decode(rank, text);
+bool Job::has_ended(int rank) const {
+  const auto text = read(rank);
+  return text && Announcement::decode(rank, *text).number == Announcement::kEnded;
+}
+
+// Of two ranks that count the servers differently, one may not expect the other to come.
+Announcement Job::decode(int rank, const std::string& text) const {
+  auto found = Announcement::decode(rank, text);
+  if (found.servers != own_.servers) {
+    throw Mismatch(fmt::format("servers = {} on rank {} and servers = {} on rank {}: it must be "
+                               "the same on all ranks",
+                               own_.servers, rank_, found.servers, rank),
+                   {rank}, "ParameterServer", 0);
+  }
+  if (found.number != Announcement::kEnded) return found;
   throw PeerLost(fmt::format("rank {}, a server, has ended", rank), {rank}, "connect", 0);
 }
 

@@ -20,7 +20,9 @@ namespace paceline::parameter_server {
 
 // What a process says of itself in the store.
 struct Announcement {
-  std::int64_t number = 0;  // of the rank's processes, from 1
+  static constexpr std::int64_t kEnded = 0;
+
+  std::int64_t number = 0;  // of the rank's processes, from 1; kEnded: this server has ended
   int servers = 0;          // ParameterServerOptions::servers
   shm::Endpoint endpoint;
   distributed::Placement placement;
@@ -47,10 +49,11 @@ class Job {
   std::int64_t announce();
   // Says that this server has ended; workers that come later throw PeerLost.
   void announce_end() noexcept;
-  // The newest process of a rank; empty if none has come. Throws PeerLost if the rank has ended.
+  // The newest process of a rank; empty if none has come. Throws PeerLost if the rank has ended,
+  // and Mismatch if it was given another number of servers.
   std::optional<Announcement> find(int rank) const;
   // Whether the rank has called announce_end.
-  bool has_ended(int rank) const { return read(rank) == kEnded; }
+  bool has_ended(int rank) const;
   // Waits for it. Throws Timeout, and what `find` throws.
   Announcement await(int rank) const;
 
@@ -61,10 +64,8 @@ class Job {
                              const std::function<void()>& check) const;
 
  private:
-  static constexpr const char* kEnded = "ended";
-
   std::optional<std::string> read(int rank) const;
-  static Announcement decode(int rank, const std::string& text);
+  Announcement decode(int rank, const std::string& text) const;
 
   InitOptions options_;
   c10::intrusive_ptr<c10d::Store> store_;

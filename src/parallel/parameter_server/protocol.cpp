@@ -64,23 +64,20 @@ Tensors shard_of(const std::vector<ddp::NamedTensor>& parameters, const ddp::Ind
 
 std::string describe(const ddp::WrappedModel& model, const ParameterServerOptions& options) {
   const std::string staleness = options.staleness ? std::to_string(*options.staleness) : "unset";
-  return fmt::format("servers = {}\nstaleness = {}\n{}", options.servers, staleness,
-                     fmt::join(ddp::describe(model), "\n"));
+  return fmt::format("staleness = {}\n{}", staleness, fmt::join(ddp::describe(model), "\n"));
 }
 
 std::string compare(const std::string& server_text, int server, const std::string& worker_text,
                     int worker) {
   if (server_text == worker_text) return "";
-  constexpr std::size_t kOptionLines = 2;
   const auto first = ddp::split_lines(server_text);
   const auto other = ddp::split_lines(worker_text);
-  for (std::size_t i = 0; i < kOptionLines; ++i) {
-    if (first.at(i) == other.at(i)) continue;
+  if (first.at(0) != other.at(0)) {
     return fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks",
-                       first[i], server, other[i], worker);
+                       first[0], server, other[0], worker);
   }
-  return ddp::first_difference(std::span(first).subspan(kOptionLines),
-                               std::span(other).subspan(kOptionLines), {server, worker});
+  return ddp::first_difference(std::span(first).subspan(1), std::span(other).subspan(1),
+                               {server, worker});
 }
 
 }  // namespace paceline::parameter_server

@@ -37,7 +37,7 @@ std::vector<ddp::NamedTensor> served_parameters(const ddp::WrappedModel& model, 
 std::vector<ddp::Indices> shards_of(const std::vector<ddp::NamedTensor>& parameters, int servers);
 Tensors shard_of(const std::vector<ddp::NamedTensor>& parameters, const ddp::Indices& shard);
 
-// What a server and a worker must have in common, a line each.
+// What a server and a worker must have in common, a line each; see Job::find for `servers`.
 std::string describe(const ddp::WrappedModel& model, const ParameterServerOptions& options);
 // Names the first difference between two such texts; empty if there is none.
 std::string compare(const std::string& server_text, int server, const std::string& worker_text,

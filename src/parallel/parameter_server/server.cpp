@@ -100,6 +100,9 @@ void Server::take_in_workers() {
 std::optional<Announcement> Server::find(int worker) {
   try {
     return job_->find(rank_of(worker));
+  } catch (const Mismatch& error) {
+    if (updates_.presence(worker) == Presence::awaited) lose(worker, error.what());
+    return std::nullopt;
   } catch (const Error& error) {
     is_closed_ = true;
     base::log(LogLevel::warning, "server {}: no further process can come: {}", job_->rank(),

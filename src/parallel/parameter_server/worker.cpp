@@ -57,8 +57,6 @@ Worker::Worker(std::unique_ptr<Job> job, const std::vector<Tensors>& shards,
     peers_.back().received = FlatTensors(shards[i], [](std::size_t bytes) {
       return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
     });
-    // The next one may not be a server. This one names the difference.
-    if (static_cast<std::size_t>(process.servers) != shards.size()) break;
   }
   call("its constructor", [&] {
     introduce(description);

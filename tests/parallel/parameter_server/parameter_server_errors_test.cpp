@@ -8,6 +8,7 @@
 
 #include <paceline/error.h>
 
+#include "parallel/parameter_server/job.h"
 #include "parallel/parameter_server/jobs.h"
 
 namespace paceline {
@@ -16,6 +17,8 @@ namespace {
 using test::JobContext;
 using test::run_job;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 at::Tensor ones(std::vector<std::int64_t> shape = {2}) {
@@ -97,6 +100,61 @@ TEST(ParameterServerErrors, DifferentOptionsAreNamed) {
   EXPECT_THAT(difference({{"v", ones({2})}, {"w", ones({3})}},
                          [](auto& options) { options.staleness = 2; }),
               HasSubstr("staleness = 0 on rank 0 and staleness = 2 on rank 2"));
+}
+
+// Of three ranks, `other` counts two servers, and the others one. Within the timeout of a minute.
+std::vector<std::string> errors_of_two_servers_on(int other) {
+  const auto ends = run_job({.workers = 2}, [&](const JobContext& context) {
+    auto options = context.options;
+    if (context.rank == other) options.servers = 2;
+    try {
+      ParameterServer server({{"v", ones()}, {"w", ones()}}, test::sgd(1), options);
+      server.is_server() ? server.serve() : server.step();
+    } catch (const PeerError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  test::expect_clean(ends);
+  return {ends[0].report, ends[1].report, ends[2].report};
+}
+
+TEST(ParameterServerErrors, DifferentNumbersOfServersAreNamed) {
+  const auto names = [](int one, int servers, int other, int others) {
+    return HasSubstr(fmt::format("servers = {} on rank {} and servers = {} on rank {}: it must be",
+                                 servers, one, others, other));
+  };
+  EXPECT_THAT(errors_of_two_servers_on(0),
+              ElementsAre(names(0, 2, 2, 1), names(1, 1, 0, 2), names(2, 1, 0, 2)));
+  EXPECT_THAT(errors_of_two_servers_on(1), ElementsAre("no error", names(1, 2, 2, 1), "no error"));
+  EXPECT_THAT(errors_of_two_servers_on(2), ElementsAre("no error", "no error", names(2, 2, 0, 1)));
+}
+
+TEST(ParameterServerErrors, AWorkerThatDoesNotMeetItsServerIsNamed) {
+  const auto ends = run_job({.workers = 1}, [](const JobContext& context) {
+    if (context.rank == 1) {
+      parameter_server::Job job(context.options);
+      job.announce();
+      context.store->set("announced", "");
+      context.store->wait({"served"});
+      return std::string();
+    }
+    context.store->wait({"announced"});
+    auto options = context.options;
+    options.init.timeout = std::chrono::milliseconds(100);
+    ParameterServer server({{"w", ones()}}, test::sgd(1), options);
+    try {
+      server.serve();
+    } catch (const PeerLost& error) {
+      context.store->set("served", "");
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  });
+  test::expect_clean(ends);
+  EXPECT_THAT(ends[0].report,
+              EndsWith("rank 1 did not come to the rendezvous of group of server 0 and worker 1 "
+                       "within the timeout of 0.1 s; this is rank 0"));
 }
 
 TEST(ParameterServerErrors, CallsBelongToOneRole) {
