@@ -87,7 +87,7 @@ class PACELINE_API BatchStream {
 PACELINE_API void check_options(const DataLoaderOptions& options);
 // Whether to pin, which needs CUDA.
 PACELINE_API bool pins_memory(const DataLoaderOptions& options);
-// Gives the tensor pinned memory with the same content.
+// Replaces a tensor of a batch, which must not be const, by a copy in pinned memory.
 PACELINE_API void pin(const at::Tensor& tensor);
 // Throws UsageError if an option is set that a batch sampler stands for.
 PACELINE_API void check_options_beside_batch_sampler(const DataLoaderOptions& options);

@@ -51,8 +51,11 @@ bool pins_memory(const DataLoaderOptions& options) {
   return options.pin_memory;
 }
 
+// Not by set_data: the data set may have the same tensor, and put it into other batches, too.
 void pin(const at::Tensor& tensor) {
-  if (tensor.is_cpu() && !tensor.is_pinned()) tensor.set_data(tensor.pin_memory());
+  if (tensor.is_cpu() && !tensor.is_pinned()) {
+    const_cast<at::Tensor&>(tensor) = tensor.pin_memory();
+  }
 }
 
 void check_options_beside_batch_sampler(const DataLoaderOptions& options) {

@@ -71,6 +71,23 @@ TEST_F(CudaMemory, BatchesArePinned) {
   });
 }
 
+// It is in each batch, and the data set's own.
+TEST_F(CudaMemory, ATensorThatIsInEachBatchIsNotPinnedItself) {
+  expect_cuda_ranks(1, "paceline", [](int, int, at::Device) {
+    const at::Tensor mask = at::ones({3});
+    const data::TensorDataset set(at::arange(12, at::kFloat).view({12, 1}));
+    data::DataLoader loader(
+        set, data::SequentialSampler(set.size()),
+        {.batch_size = 2, .num_workers = 2, .pin_memory = true},
+        [&](const auto& samples) { return std::pair(data::DefaultCollate()(samples), mask); });
+    for (auto& [batch, ones] : loader.epoch(0)) {
+      EXPECT_TRUE(ones.is_pinned());
+      EXPECT_TRUE(ones.equal(mask));
+    }
+    EXPECT_FALSE(mask.is_pinned());
+  });
+}
+
 // What all processes use of the device, in bytes, as a new process sees it.
 std::int64_t used_by_all() {
   const auto ends = test::run_process_ranks(1, [](int, const shm::BootstrapSockets&) {
