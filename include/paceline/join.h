@@ -38,8 +38,8 @@ class PACELINE_API Joinable {
   /// Calls the collectives of one step. Called on a rank whose body has ended, once for each step
   /// of the other ranks.
   virtual void main_hook() = 0;
-  /// Called on every rank when all bodies have ended. `last`: the group rank of a rank that took
-  /// part in the last step, and so has the final state.
+  /// Called on every rank when all bodies have ended, but not with JoinOptions::enable = false.
+  /// `last`: the group rank of a rank that took part in the last step, and so has the final state.
   virtual void post_hook(int last) = 0;
 
  protected:

@@ -197,8 +197,10 @@ class Counter final : public Joinable {
     auto sum = torch::tensor({total});
     broadcast(sum, {.src = last});
     total = sum.item<int>();
+    ++post_hooks;
   }
   int total = 0;
+  int post_hooks = 0;
 };
 
 TEST(Join, AcceptsTheProgramsOwnJoinables) {
@@ -211,6 +213,22 @@ TEST(Join, AcceptsTheProgramsOwnJoinables) {
     counter.count(1);
     EXPECT_EQ(counter.total, 14 + 3);
   });
+}
+
+TEST(Join, CallsPostHooksInAnyWorldUnlessDisabled) {
+  for (const int ranks : {1, 2}) {
+    expect_torch_ranks(ranks, "paceline", [](int /*rank*/, int size) {
+      Counter one;
+      Counter two;
+      DistributedDataParallel model(make_net(at::kDouble));
+      join({one, two, model}, [&] { one.count(1); });
+      EXPECT_EQ(one.post_hooks, 1);
+      EXPECT_EQ(two.post_hooks, 1);
+      EXPECT_EQ(one.total, size);
+      join({one}, [&] { one.count(1); }, {.enable = false});
+      EXPECT_EQ(one.post_hooks, 1);
+    });
+  }
 }
 
 TEST(Join, RethrowsAnExceptionOfTheBody) {

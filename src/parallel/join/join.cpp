@@ -116,8 +116,11 @@ void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
       throw UsageError("join got joinables of different groups; they must be of one group");
     }
   }
-  if (!options.enable || get_world_size(joinables.front().get().join_process_group()) == 1) {
-    return body();
+  if (!options.enable) return body();
+  if (get_world_size(joinables.front().get().join_process_group()) == 1) {
+    body();
+    for (Joinable& one : joinables) one.post_hook(0);
+    return;
   }
   detail::JoinContext context(joinables, options);
   body();
