@@ -32,6 +32,7 @@ using test::RankContext;
 using test::WorldCase;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 // Ranks have different numbers of batches; the one in the middle has none.
 int steps_of(int rank, int size) {
@@ -227,6 +228,21 @@ TEST(Join, CallsPostHooksInAnyWorldUnlessDisabled) {
       EXPECT_EQ(one.total, size);
       join({one}, [&] { one.count(1); }, {.enable = false});
       EXPECT_EQ(one.post_hooks, 1);
+    });
+  }
+}
+
+TEST(Join, RejectsAJoinableGivenTwice) {
+  for (const int ranks : {1, 2}) {
+    expect_torch_ranks(ranks, "paceline", [](int /*rank*/, int /*size*/) {
+      Counter counter;
+      Counter other;
+      EXPECT_THAT(
+          [&] {
+            join({counter, other, counter}, [] {});
+          },
+          ThrowsMessage<UsageError>(HasSubstr("joinables 0 and 2 (counted from 0) are the "
+                                              "same")));
     });
   }
 }

@@ -116,6 +116,14 @@ void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
       throw UsageError("join got joinables of different groups; they must be of one group");
     }
   }
+  for (std::size_t i = 0; i < joinables.size(); ++i) {
+    for (std::size_t j = i + 1; j < joinables.size(); ++j) {
+      if (&joinables[i].get() != &joinables[j].get()) continue;
+      throw UsageError(fmt::format(
+          "join: joinables {} and {} (counted from 0) are the same; give each joinable once", i,
+          j));
+    }
+  }
   if (!options.enable) return body();
   if (get_world_size(joinables.front().get().join_process_group()) == 1) {
     body();
