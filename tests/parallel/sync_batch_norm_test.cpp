@@ -234,6 +234,28 @@ TEST(ConvertSyncBatchNorm, LeavesOtherModulesAndEvaluationUnchanged) {
   });
 }
 
+// Statistics of many batches may be collected without gradients. Inference mode excludes autograd's
+// kernels.
+TEST(ConvertSyncBatchNorm, NormalizesTheWholeBatchInInferenceMode) {
+  expect_torch_ranks(2, "paceline", [](int rank, int n) {
+    torch::nn::BatchNorm2d converted(kChannels);
+    torch::nn::BatchNorm2d reference(kChannels);
+    converted->to(at::kDouble);
+    reference->to(at::kDouble);
+    convert_sync_batchnorm(*converted);
+    const c10::InferenceMode inference;
+    const auto expected = reference(whole_input(n, 2, 0, at::kDouble));
+    expect_close(converted(input_of(rank, n, 2, 0, at::kDouble)), part_of(expected, rank, n), 1e-9);
+    for (std::size_t i = 0; i < reference->buffers().size(); ++i) {
+      expect_close(converted->buffers()[i], reference->buffers()[i], 1e-9);
+    }
+    converted->eval();
+    reference->eval();
+    const auto x = input_of(rank, n, 2, 1, at::kDouble);
+    expect_close(converted(x), reference(x), 1e-9);
+  });
+}
+
 // A module that trains a TorchScript module: it runs it and registers its tensors.
 struct ScriptedImpl : torch::nn::Module {
   ScriptedImpl() {

@@ -75,10 +75,12 @@ torch::Library* override_batch_norm(c10::DispatchKey key) {
   return library;
 }
 
-// Registers the kernel under autograd's dispatch keys: batch_norm has no kernel of its own there.
+// Registers the kernel under the dispatch keys of autograd, and of the backends, which
+// c10::InferenceMode dispatches to: batch_norm has no kernel of its own there.
 void override_batch_norm() {
-  static const std::array libraries{override_batch_norm(c10::DispatchKey::AutogradCPU),
-                                    override_batch_norm(c10::DispatchKey::AutogradCUDA)};
+  using enum c10::DispatchKey;
+  static const std::array libraries{override_batch_norm(AutogradCPU), override_batch_norm(CPU),
+                                    override_batch_norm(AutogradCUDA), override_batch_norm(CUDA)};
   static_cast<void>(libraries);
 }
 
