@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,6 +32,18 @@ using Clock = std::chrono::steady_clock;
 bool needs_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }
+
+// The same memory, which unlike a leaf's may be changed in place.
+class NonLeaf : public torch::autograd::Function<NonLeaf> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& leaf) {
+    return leaf.detach();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*context*/,
+                                                 const torch::autograd::variable_list& gradients) {
+    return gradients;
+  }
+};
 
 at::Device device_of(const torch::nn::Module& stage) {
   const auto parameters = stage.parameters();
@@ -158,7 +171,7 @@ class PipelineHandle::Impl {
  private:
   // A micro-batch between its forward and its backward.
   struct Microbatch {
-    Tensors inputs;
+    Tensors inputs;  // leaves, on all stages but the first
     Tensors outputs;
   };
   using Batches = std::vector<Tensors>;
@@ -177,7 +190,7 @@ class PipelineHandle::Impl {
   }
   Batches split(const Tensors& tensors, const char* what, bool evenly) const;
   Tensors inputs_of(std::int64_t microbatch, const Batches& batch);
-  void forward(std::int64_t microbatch, const Batches& inputs, const Batches& targets);
+  void forward(std::int64_t microbatch, const Batches& batch, const Batches& targets);
   void backward(std::int64_t microbatch);
   template <typename Body>
   void record(Action action, Body&& body);
@@ -283,12 +296,16 @@ auto PipelineHandle::Impl::inputs_of(std::int64_t microbatch, const Batches& bat
   return link_.recv(link_.stage() - 1, subject(Kind::forward, microbatch));
 }
 
-void PipelineHandle::Impl::forward(std::int64_t microbatch, const Batches& inputs,
+void PipelineHandle::Impl::forward(std::int64_t microbatch, const Batches& batch,
                                    const Batches& targets) {
   Microbatch& one = open_[static_cast<std::size_t>(microbatch)];
-  one.inputs = inputs_of(microbatch, inputs);
+  one.inputs = inputs_of(microbatch, batch);
   record({Kind::forward, microbatch}, [&] {
-    one.outputs = forward_(one.inputs);
+    Tensors inputs = one.inputs;
+    for (at::Tensor& input : inputs) {
+      if (!link_.is_first() && needs_gradient(input)) input = NonLeaf::apply(input);
+    }
+    one.outputs = forward_(inputs);
     if (!link_.is_last()) return;
     const at::Tensor loss =
         loss_(one.outputs, targets[static_cast<std::size_t>(microbatch)].front());

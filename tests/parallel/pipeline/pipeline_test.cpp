@@ -348,6 +348,24 @@ TEST(Pipeline, StagesAndLossesTakeVectors) {
   });
 }
 
+TEST(Pipeline, AStageMayChangeItsInputsInPlace) {
+  expect_torch_ranks(3, "paceline", [](int rank, int n) {
+    const auto make = [](int number) {
+      torch::nn::Sequential stage(torch::nn::ReLU(torch::nn::ReLUOptions(true)));
+      stage->extend(*stage_of(number));
+      return number == 0 ? stage_of(number) : stage;
+    };
+    Oracle oracle(n);
+    for (int i = 0; i < n; ++i) oracle.stage(i) = make(i);
+    const auto stage = make(rank);
+    Pipeline pipeline(stage, squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    oracle.step(x, target_of(x), 2);
+    EXPECT_EQ(bytes_of(state_of(stage)), bytes_of(state_of(oracle.stage(rank))));
+  });
+}
+
 TEST(Pipeline, RecordsWhenItComputed) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 4});
