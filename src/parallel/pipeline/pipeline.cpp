@@ -272,6 +272,9 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
   loss_sum_.reset();
   stats_.last.clear();
   begin_ = Clock::now();
+  // The link counts the bytes of evaluations too.
+  const std::int64_t sent_before = link_.bytes_sent();
+  const std::int64_t received_before = link_.bytes_received();
   const bool is_only = options_.n_microbatches == 1;
   abort_if_throws([&] {
     if (ddp_) ddp_->before_forward(true, is_only, !is_only);
@@ -285,8 +288,8 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
     link_.wait(calls_);
   });
   stats_.last_time = Clock::now() - begin_;
-  stats_.bytes_sent = link_.bytes_sent();
-  stats_.bytes_received = link_.bytes_received();
+  stats_.bytes_sent += link_.bytes_sent() - sent_before;
+  stats_.bytes_received += link_.bytes_received() - received_before;
   ++stats_.steps;
   return loss_sum_;
 }

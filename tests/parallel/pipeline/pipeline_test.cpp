@@ -366,6 +366,20 @@ TEST(Pipeline, AStageMayChangeItsInputsInPlace) {
   });
 }
 
+TEST(Pipeline, CountsTheBytesOfStepsOnly) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.evaluate(x);
+    for (const int steps : {1, 2}) {
+      pipeline.step(x, target_of(x));
+      EXPECT_EQ(pipeline.stats().bytes_sent, steps * static_cast<std::int64_t>(x.nbytes()));
+      EXPECT_EQ(pipeline.stats().bytes_received, pipeline.stats().bytes_sent);
+      pipeline.evaluate(x);
+    }
+  });
+}
+
 TEST(Pipeline, RecordsWhenItComputed) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 4});
