@@ -215,13 +215,13 @@ class Pipeline {
   /// sizes on the CPU. Collective. Returns the mean of the micro-batches' losses on the last stage,
   /// and an undefined tensor on the others. Gradients are added to .grad, as always.
   ///
-  /// Throws UsageError if the number of samples is not a multiple of n_microbatches, if the last
-  /// stage passes inputs with another number than its target has, or if the loss depends on nothing
-  /// that requires a gradient; PeerLost, Timeout or Mismatch if another stage fails or does
-  /// something else, and Mismatch if a stage before has another target. If a stage throws once its
-  /// step has begun, other stages wait for it: its group is aborted, they throw PeerLost with its
-  /// text, and the group is of no further use. Over other backends than paceline they learn of it
-  /// only once its World ends.
+  /// Throws UsageError if the number of samples is not a multiple of n_microbatches, on every stage
+  /// that passes a tensor, if the last stage passes inputs with another number than its target has,
+  /// or if the loss depends on nothing that requires a gradient; PeerLost, Timeout or Mismatch if
+  /// another stage fails or does something else, and Mismatch if a stage before has another target.
+  /// If a stage throws once its step has begun, other stages wait for it: its group is aborted,
+  /// they throw PeerLost with its text, and the group is of no further use. Over other backends
+  /// than paceline they learn of it only once its World ends.
   at::Tensor step(const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
     return handle_.step(inputs, target);
   }

@@ -188,7 +188,8 @@ class PipelineHandle::Impl {
     ++calls_;
     link_.begin_call(target);
   }
-  Batches split(const Tensors& tensors, const char* what, bool evenly) const;
+  void check_divided(const at::Tensor& tensor, const char* what) const;
+  Batches split(const Tensors& tensors, const char* what) const;
   Tensors inputs_of(std::int64_t microbatch, const Batches& batch);
   void forward(std::int64_t microbatch, const Batches& batch, const Batches& targets);
   void backward(std::int64_t microbatch);
@@ -212,9 +213,19 @@ class PipelineHandle::Impl {
   PipelineStats stats_;
 };
 
+// On every stage that has the tensor, so that none waits for one that refuses the batch. `what`:
+// for errors.
+void PipelineHandle::Impl::check_divided(const at::Tensor& tensor, const char* what) const {
+  const std::int64_t m = options_.n_microbatches;
+  if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) % m == 0) return;
+  throw UsageError(fmt::format(
+      "{} of a Pipeline has {} samples, which {} micro-batches do not divide: drop the last, "
+      "smaller batch (drop_last), or choose another n_microbatches",
+      what, tensor.size(0), m));
+}
+
 // By micro-batch. `what`: for errors.
-auto PipelineHandle::Impl::split(const Tensors& tensors, const char* what, bool evenly) const
-    -> Batches {
+auto PipelineHandle::Impl::split(const Tensors& tensors, const char* what) const -> Batches {
   const std::int64_t m = options_.n_microbatches;
   Batches batches(static_cast<std::size_t>(m));
   for (const at::Tensor& tensor : tensors) {
@@ -222,12 +233,6 @@ auto PipelineHandle::Impl::split(const Tensors& tensors, const char* what, bool 
       throw UsageError(fmt::format(
           "{} of a Pipeline is {}: it must be a tensor with the samples in its first dimension",
           what, tensor.defined() ? "a single number" : "undefined"));
-    }
-    if (evenly && tensor.size(0) % m != 0) {
-      throw UsageError(fmt::format(
-          "{} of a Pipeline has {} samples, which {} micro-batches do not divide: drop the last, "
-          "smaller batch (drop_last), or choose another n_microbatches",
-          what, tensor.size(0), m));
     }
     const auto parts = at::tensor_split(tensor, m);
     for (std::size_t i = 0; i < batches.size(); ++i) batches[i].push_back(parts[i]);
@@ -266,8 +271,10 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
     throw UsageError("Pipeline::step computes gradients, and grad mode is off: use evaluate");
   }
   if (link_.is_last()) check_same_samples(inputs, target);
-  const Batches parts = link_.is_first() ? split(inputs, "the input", true) : Batches();
-  const Batches targets = link_.is_last() ? split({target}, "the target", true) : Batches();
+  for (const at::Tensor& input : inputs) check_divided(input, "the input");
+  check_divided(target, "the target");
+  const Batches parts = link_.is_first() ? split(inputs, "the input") : Batches();
+  const Batches targets = link_.is_last() ? split({target}, "the target") : Batches();
   open_.assign(static_cast<std::size_t>(options_.n_microbatches), {});
   loss_sum_.reset();
   stats_.last.clear();
@@ -368,7 +375,7 @@ void PipelineHandle::Impl::backward(std::int64_t microbatch) {
 auto PipelineHandle::Impl::evaluate(const Tensors& inputs) -> Tensors {
   const at::NoGradGuard no_grad;
   begin_call({});
-  const Batches parts = link_.is_first() ? split(inputs, "the input", false) : Batches();
+  const Batches parts = link_.is_first() ? split(inputs, "the input") : Batches();
   std::vector<Tensors> outputs;  // of each micro-batch, by output
   const auto run = [&](std::int64_t microbatch) {
     Tensors passed = inputs_of(microbatch, parts);

@@ -198,6 +198,21 @@ std::vector<std::string> errors_with_targets(const std::array<at::Tensor, 3>& ta
   });
 }
 
+// So no stage waits for one that has refused the batch, and the pipeline can go on.
+TEST(PipelineErrors, EveryStageRefusesABatchThatIsNotDivided) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    const auto smaller = x.narrow(0, 0, 5);
+    const auto refused = ::testing::ThrowsMessage<UsageError>(
+        HasSubstr("has 5 samples, which 2 micro-batches do not divide"));
+    EXPECT_THAT([&] { pipeline.step(smaller, target_of(smaller)); }, refused);
+    EXPECT_THAT([&] { pipeline.step(rank == 0 ? smaller : at::Tensor(), target_of(smaller)); },
+                refused);
+    EXPECT_EQ(pipeline.step(x, target_of(x)).defined(), rank == 2);
+  });
+}
+
 TEST(PipelineErrors, AnotherTargetIsAMismatch) {
   const auto target = torch::ones({4, 3});
   const auto errors = errors_with_targets({target, target, target + 1});
