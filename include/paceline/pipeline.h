@@ -181,7 +181,8 @@ PipelineHandle::Loss loss_of_outputs(Loss loss) {
 ///
 /// The stage's forward takes and returns one tensor or several, at most 8: as arguments, or as a
 /// std::vector; as a vector, tuple, or what for_each_tensor finds. Each stage passes its outputs on
-/// to the next one's forward, also undefined ones. Sizes and types may change from step to step.
+/// to the next one's forward, also undefined ones, and in their memory format, such as
+/// channels_last. Sizes and types may change from step to step.
 ///
 /// After a step, gradients are the mean over micro-batches: bit for bit those of one process that
 /// runs `(loss(forward(x), y) / m).backward()` for one micro-batch after the other, with m of them.

@@ -18,14 +18,20 @@ namespace {
 constexpr int kTag = 0x5049;
 
 // A header of 64-bit words: the subject, the target's hash, the number of tensors, and for each its
-// type, whether it requires a gradient, the number of its dimensions, and their sizes.
+// type, whether it requires a gradient, its memory format, the number of its dimensions, and their
+// sizes.
 constexpr std::int64_t kMaxDimensions = 12;
 constexpr std::int64_t kSubjectWords = 6;
 constexpr std::int64_t kFirstTensor = kSubjectWords + 3;
-constexpr std::int64_t kTensorWords = 3 + kMaxDimensions;
+constexpr std::int64_t kTensorWords = 4 + kMaxDimensions;
 constexpr std::int64_t kUndefined = -1;  // in place of a type
 constexpr auto kWords =
     kFirstTensor + static_cast<std::int64_t>(detail::kMaxStageTensors) * kTensorWords;
+
+// A message's tensor: the memory of a dense one, whose format the header has.
+at::Tensor flat(const at::Tensor& dense) {
+  return dense.as_strided({dense.numel()}, {1});
+}
 
 at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject,
                      const TargetHash& target) {
@@ -51,8 +57,9 @@ at::Tensor header_of(const StageLink::Tensors& tensors, const Subject& subject,
     } else {
       word[0] = static_cast<std::int64_t>(tensor.scalar_type());
       word[1] = tensor.requires_grad() ? 1 : 0;
-      word[2] = tensor.dim();
-      std::ranges::copy(tensor.sizes(), word + 3);
+      word[2] = static_cast<std::int64_t>(tensor.suggest_memory_format());
+      word[3] = tensor.dim();
+      std::ranges::copy(tensor.sizes(), word + 4);
     }
     word += kTensorWords;
   }
@@ -111,7 +118,7 @@ void StageLink::send(const Tensors& tensors, int to_stage, const Subject& subjec
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
     bytes_sent_ += static_cast<std::int64_t>(tensor.nbytes());
-    start(tensor.detach().contiguous());
+    start(flat(tensor.detach().contiguous(tensor.suggest_memory_format())));
   }
 }
 
@@ -143,9 +150,11 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
   word += kFirstTensor;
   for (at::Tensor& tensor : tensors) {
     if (word[0] != kUndefined) {
-      tensor = at::empty(at::IntArrayRef(word + 3, static_cast<std::size_t>(word[2])),
-                         at::device(device_).dtype(static_cast<at::ScalarType>(word[0])));
-      if (tensor.numel() > 0) receive(tensor);
+      tensor = at::empty(at::IntArrayRef(word + 4, static_cast<std::size_t>(word[3])),
+                         at::device(device_)
+                             .dtype(static_cast<at::ScalarType>(word[0]))
+                             .memory_format(static_cast<at::MemoryFormat>(word[2])));
+      if (tensor.numel() > 0) receive(flat(tensor));
       bytes_received_ += static_cast<std::int64_t>(tensor.nbytes());
       tensor.requires_grad_(word[1] != 0);
     }

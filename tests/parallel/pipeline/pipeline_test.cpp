@@ -380,6 +380,47 @@ TEST(Pipeline, CountsTheBytesOfStepsOnly) {
   });
 }
 
+// Keeps the layouts of what it gets, and of the gradient of what it returns.
+struct LayoutsImpl : torch::nn::Module {
+  torch::nn::Conv2d conv{
+      register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 4, 3).padding(1)))};
+  std::vector<bool> are_channels_last;
+  at::Tensor forward(const at::Tensor& x) {
+    const auto note = [this](const at::Tensor& tensor) {
+      are_channels_last.push_back(tensor.is_contiguous(at::MemoryFormat::ChannelsLast));
+    };
+    note(x);
+    auto y = conv(x);
+    if (y.requires_grad()) y.register_hook([=](const at::Tensor& gradient) { note(gradient); });
+    return y;
+  }
+};
+TORCH_MODULE(Layouts);
+
+TEST(Pipeline, StagesPassOnTheMemoryFormat) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    for (const bool is_channels_last : {true, false}) {
+      const auto make = [](int number) {
+        torch::manual_seed(static_cast<std::uint64_t>(number));
+        return Layouts();
+      };
+      std::vector<Layouts> whole{make(0), make(1)};
+      const auto stage = make(rank);
+      torch::manual_seed(2);
+      const auto x = torch::randn({2, 4, 5, 7})
+                         .contiguous(is_channels_last ? at::MemoryFormat::ChannelsLast
+                                                      : at::MemoryFormat::Contiguous);
+      Pipeline pipeline(stage, squares);
+      pipeline.step(x, x.cos());
+      squares(whole[1](whole[0](x)), x.cos()).backward();
+      const auto& same = whole[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(stage->are_channels_last.at(0), is_channels_last);
+      EXPECT_EQ(stage->are_channels_last, same->are_channels_last);
+      EXPECT_TRUE(stage->conv->weight.grad().equal(same->conv->weight.grad()));
+    }
+  });
+}
+
 TEST(Pipeline, RecordsWhenItComputed) {
   expect_torch_ranks(2, "paceline", [](int rank, int) {
     Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 4});
