@@ -37,8 +37,9 @@ struct SyncBatchNormOptions {
 
 /// Batch normalization (Ioffe and Szegedy, ICML 2015) over the batches of all ranks together.
 /// Batches may differ in size, and be empty on some ranks. In evaluation, in a world of one and
-/// without a world it equals BatchNorm. Inputs are (N, C, ...), of floating type, on the CPU.
-/// Parameters and buffers have BatchNorm's names, so that checkpoints of either fit the other.
+/// without a world it equals BatchNorm. Inputs are (N, C, ...), of floating type, on the CPU or on
+/// CUDA devices. Parameters and buffers have BatchNorm's names, so that checkpoints of either fit
+/// the other.
 ///
 /// In training, a forward and the backward through it are collective over the group. Statistics are
 /// gathered in float64. Gradients are exact. The input's gradient is the same as in one process
@@ -56,7 +57,7 @@ class PACELINE_API SyncBatchNormImpl : public torch::nn::Module {
   /// Throws UsageError if num_features is not positive.
   explicit SyncBatchNormImpl(SyncBatchNormOptions options);
 
-  /// Normalizes `input`. Throws UsageError if its shape, type or device does not fit.
+  /// Normalizes `input`. Throws UsageError if its shape or type does not fit.
   at::Tensor forward(const at::Tensor& input);
   /// Resets running statistics, weights to 1 and biases to 0.
   void reset_parameters();
