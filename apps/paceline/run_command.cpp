@@ -100,6 +100,16 @@ class FilteredLogs {
   std::array<std::optional<launch::FilteredLog>, 2> logs_;
 };
 
+// A write that fails must not end the launcher. Handlers rather than SIG_IGN: the program of a
+// worker gets the default action, unless this process was started with SIG_IGN.
+void survive_failed_writes() {
+  for (const int signal : {SIGPIPE, SIGXFSZ}) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) ::signal(signal, [](int) {});
+  }
+}
+
 // Starts all processes once. `logs`: the directory of the run; empty: none is kept. `attempt`
 // counts the starts, of which some are no restart after a failure.
 launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attempt,
@@ -175,6 +185,7 @@ int run_command(const std::vector<std::string>& arguments) {
     if (!out.loss().empty()) throw Error(out.loss());
     return 0;
   }
+  survive_failed_writes();
   launch::JobSpec& spec = options->job;
   launch::find_program(spec.command.front());  // throws before anything is printed
   const RunCores chosen = choose_cores(*options, cores);

@@ -9,7 +9,6 @@
 #include <climits>
 #include <system_error>
 
-#include "base/errno_error.h"
 #include "base/write_without_blocking.h"
 
 namespace paceline::launch {
@@ -48,14 +47,14 @@ void NonBlockingWriter::write_some() {
         ::write(fd(), text_.data(), std::min<std::size_t>(text_.size(), PIPE_BUF));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
-    if (written < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-      // Lost output must not end the job.
+    if (written < 0) {
+      // Lost output must not end the job: the disk is full, the reader of the pipe has ended, or
+      // the terminal is gone.
       dropped_ += text_.size();
       dropped_for_ = errno;
       text_.clear();
       return;
     }
-    if (written < 0) throw base::errno_error(fmt::format("cannot write to {}", name_));
     text_.erase(0, static_cast<std::size_t>(written));
   }
 }

@@ -14,17 +14,17 @@ namespace paceline::launch {
 // terminal. Keeps what the descriptor does not take yet, so that no call waits for it.
 class NonBlockingWriter {
  public:
-  // `fd` is not owned; errors call it `name`.
+  // `fd` is not owned; loss() calls it `name`.
   NonBlockingWriter(int fd, const char* name);
 
   int fd() const { return terminal_ ? terminal_.get() : fd_; }
   // Whether text is left; call write_some() when fd() is writable.
   bool pending() const { return !text_.empty(); }
 
-  // Why text was dropped, if some was: the disk was full.
+  // How much text was dropped and why, if some was: the disk is full, or nobody can read it.
   std::string loss() const;
 
-  // These throw Error if the descriptor fails.
+  // What the descriptor refuses is dropped. The process must not die of SIGPIPE or SIGXFSZ then.
   void write(std::string_view text);
   void write_some();
   // Waits until everything is written, or until nothing could be written for `timeout`.

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "base/pipe.h"
@@ -125,6 +126,57 @@ TEST_F(Launcher, AFullDiskBehindItsOutputDoesNotEndTheJob) {
   auto job = run(2, "echo some output", {}, {}, {base::UniqueFd(), std::move(full)});
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("paceline: 42 bytes of standard output were lost: No space"));
+}
+
+class LostReader : public Launcher {
+ protected:
+  // Both streams of a job end in `out`, whose reader goes; then a signal asks for the end.
+  void expect_that_ranks_end_by_themselves(base::Pipe out, int signal) {
+    const auto saved = temporary_.path() / "saved";
+    const auto ready = temporary_.path() / "ready";
+    auto job = run(1,
+                   "trap 'echo saving; echo saving >&2; : > $TMPDIR/saved; exit 0' INT HUP; "
+                   ": > $TMPDIR/ready; while :; do sleep 0.01; done",
+                   {"--stop-grace", "60"}, {}, {base::UniqueFd(), std::move(out.write_end)}, true);
+    ASSERT_TRUE(eventually([&] { return std::filesystem::exists(ready); }));
+    out.read_end.reset();
+    job.signal(signal);
+    EXPECT_EQ(job.wait(), 128 + signal);
+    EXPECT_TRUE(std::filesystem::remove(saved));
+    std::filesystem::remove(ready);
+  }
+};
+
+// As Ctrl-C ends `paceline run ... 2>&1 | tee log`.
+TEST_F(LostReader, OfAPipeLeavesRanksTimeToEnd) {
+  expect_that_ranks_end_by_themselves(base::make_pipe(), SIGINT);
+}
+
+// As the end of an SSH connection does.
+TEST_F(LostReader, OfATerminalLeavesRanksTimeToEnd) {
+  auto terminal = test::open_terminal(72);
+  if (!terminal) GTEST_SKIP() << "no terminal: openpty: " << std::strerror(errno);
+  expect_that_ranks_end_by_themselves(std::move(*terminal), SIGHUP);
+}
+
+TEST_F(Launcher, GoesOnWithoutAReaderOfItsOutput) {
+  auto [reader, writer] = base::make_pipe();
+  reader.reset();
+  auto job = run(2, "echo some output; exit $((RANK * 4))", {"--failure-grace", "60"}, {},
+                 {base::UniqueFd(), std::move(writer)});
+  EXPECT_EQ(job.wait(), 4) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: 42 bytes of standard output were lost: Broken pipe"));
+}
+
+TEST_F(Launcher, GoesOnIfItsOutputReachesTheLimitOfAFile) {
+  const auto file = temporary_.path() / "out";
+  test::ChildProcess job(
+      {"sh", "-c", "ulimit -f 8; exec \"$0\" run sh -c 'seq 1 10000; exit 3' > " + file.string(),
+       PACELINE_COMMAND},
+      {{"TMPDIR", temporary_.path().string()}});
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("bytes of standard output were lost: File too large"));
+  std::filesystem::remove(file);
 }
 
 // The inodes identify the pipes of rank 0 that lead to the terminal.

@@ -78,6 +78,22 @@ TEST_F(Launcher, AsGlooReachesProgramsThatDoNotImportThePackage) {
   EXPECT_EQ(on.out(), "[rank0]: 1.\n");
 }
 
+// The launcher itself survives SIGPIPE and SIGXFSZ.
+TEST_F(Launcher, WorkersIgnoreTheSignalsThatTheLauncherWasStartedToIgnore) {
+  for (const std::string signals : {"", "PIPE", "PIPE XFSZ USR2"}) {
+    const std::string show = "grep SigIgn /proc/self/status";
+    test::ChildProcess job(
+        {"sh", "-c",
+         (signals.empty() ? "" : "trap '' " + signals + "; ") + show + "; exec \"$0\" run " + show,
+         PACELINE_COMMAND},
+        {{"TMPDIR", temporary_.path().string()}});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    const std::string& text = job.out();
+    const std::string own = text.substr(0, text.find('\n') + 1);
+    EXPECT_EQ(text, own + "[rank0]: " + own);
+  }
+}
+
 // The lines of one rank, without their prefix.
 std::vector<std::string> lines_of(const std::string& text, int rank) {
   std::vector<std::string> lines;
