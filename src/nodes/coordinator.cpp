@@ -408,7 +408,7 @@ void Coordinator::finish_if_all_reported() {
   const bool cannot_start = std::ranges::any_of(
       members_, [](const Member& member) { return member.result && !member.problem.empty(); });
   const bool has_stopped = std::ranges::any_of(result.ranks, [](const launch::RankResult& rank) {
-    return (rank.status != 0 && !rank.tolerated) || rank.lost;
+    return rank.stopped || (rank.status != 0 && !rank.tolerated) || rank.lost;
   });
   // What ends after the request to stop is no failure of its own.
   const bool regroups = regrouping_ && has_stopped;
